@@ -60,7 +60,7 @@ def plan_of(directory: Path, *, margin: float | None = None, ratio: float = 1.0)
     if not run.treatments:
         raise RecordError(f"{directory} holds one arm: a plan needs two arms to compare")
     judged, trials, limits = judge(run), len(run.trials), run.limits
-    rows = [_comparison_need(run, item, ratio) for item in judged.steady]
+    rows = [_comparison_need(run, item, ratio) for item in judged.compared.gated]
     targets = list(run.targets)
     if all(target.quantile is not None for target in targets):
         targets.append(SloTarget(key="error_pct", metric="error", quantile=None, limit=limits.max_error_pct))
@@ -75,7 +75,7 @@ def plan_of(directory: Path, *, margin: float | None = None, ratio: float = 1.0)
     ]
     if failed:
         notes.append(f"{', '.join(failed)} failed in the pilot: no length clears that, and its rows do not count.")
-    if any(item.machine_spread > 0 for item in judged.steady):
+    if any(item.machine_spread > 0 for item in judged.compared.gated):
         notes.append("Only more machines average out what differs between machines: more trials on the same do not.")
     deciding = [row for row in rows if row.arm not in failed] or rows
     trial_s = run.seconds / trials if trials >= TRIALS_FOR_T_TEST else None

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis.checks.check import ALL_KINDS, ESTIMATES, Check, Evidence, Rule
-from analysis.checks.generator import dropped_faults, known_accounts, lost_processes
-from analysis.records.placing import words_of
+from analysis.checks.generator import known_accounts, lost_processes
 from analysis.records.plain_values import mapping, number, text_of
 from analysis.run.run import Run
 from analysis.wording import counted
@@ -18,7 +17,7 @@ _MISSING_SHARE = 0.001
 
 def _damaged(seen: Evidence) -> Iterable[Check]:
     run, broken, repeated = seen.run, int(seen.run.requests.broken.sum()), seen.run.requests.repeated
-    faults = [*run.records.problems, *_unrecorded(run), *words_of(run.unplaced_requests, "request")]
+    faults = [*run.records.problems, *_unrecorded(run), *run.unplaced_requests]
     if not run.records.experiment and is_recorded_whole(run):
         faults.append("experiment.toml is missing or empty, so what the arms must hold is unknown")
     faults += [f"{counted(broken, 'request')} with times that are missing or run backwards"] if broken else []
@@ -64,7 +63,7 @@ DAMAGED = Rule(
 def _missing(seen: Evidence) -> Iterable[Check]:
     run = seen.run
     trials, accounts = [info for info in run.infos if info], known_accounts(run.records.generators)
-    faults = [*_missing_trials(run, trials), *lost_processes(accounts, trials), *dropped_faults(accounts)]
+    faults = [*_missing_trials(run, trials), *lost_processes(accounts, trials)]
     counts = {arm: int(run.of_arm(arm).sum()) for arm in run.arms}
     if run.in_turn:
         # Each arm had requests of its own, so that what a treatment lacks concerns no other.

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from analysis.checks.check import Check, Evidence, Rule
+from analysis.checks.check import ALL_KINDS, ESTIMATES, Check, Evidence, Rule
 from analysis.records.plain_values import mapping, number
 from analysis.run.pairs import lag_apart
 from analysis.run.run import Run
@@ -33,7 +33,9 @@ def _generator(seen: Evidence) -> Iterable[Check]:
     elif lag_ms is not None and lag_ms > limit_ms:
         faults = [f"p99 of the lag of requests is {lag_ms:.1f} ms, limit {limit_ms:g} ms", *faults]
     if is_kept or accounts:
-        yield GENERATOR.found(faults, value=lag_ms, limit=limit_ms)
+        dropped = list(dropped_faults(accounts))
+        opens = ALL_KINDS if dropped else ESTIMATES
+        yield GENERATOR.found([*dropped, *faults], value=lag_ms, limit=limit_ms, opens=opens)
     for arm in run.treatments:
         apart = [
             f"requests of {arm} were sent {lag:+.3g} ms after those of {run.control} {what}, limit {most:.3g} ms"
@@ -58,9 +60,9 @@ GENERATOR = Rule(
     name="load generator",
     find=_generator,
     sound="The load generator kept to its schedule.",
-    says="The load generator did not keep to its schedule: {}.",
-    remedy="Give the load generator its own cores or more workers (traffic.workers) near the master, or lower the "
-    "rate. Where one arm alone is late, look for what delays its connections.",
+    says="The load generator fell short: {}.",
+    remedy="Give the load generator its own cores or more workers (traffic.workers) near the master and a faster disk, "
+    "or lower the rate. Where one arm alone is late, look for what delays its connections.",
     by_step=True,
 )
 

@@ -7,14 +7,15 @@ disturbs a host. A difference that falls on an arm and the control alike, since 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
+from typing import NamedTuple
 
 from analysis.checks.check import ESTIMATES, MACHINES, Check, Evidence, Rule
 from analysis.records.schemas import RUN_HOST
 from analysis.run.machine_records import POWER_CAP, THROTTLES, Device, MachineRecords
-from analysis.run.references import CARD_FIGURES, FIGURES, HOST_FIGURES, WORK, Speed
+from analysis.run.references import CARD_FIGURES, WORK, Speed
 from analysis.wording import counted, digits, percent, sentence
 
 # By how much more than its machine's speed an arm's latency can change, in logarithms. What waits in a queue at half
@@ -58,41 +59,28 @@ def rows_of_rule(rule: Rule, arms: Sequence[str], found: Sequence[Disturbance] |
     worst = sorted(found, key=lambda item: -item.excess)
     of_all = {item.place for item in worst if item.arms is None or arms[0] in item.arms}
     for arm in (None, *arms[1:]):
-        own = [item for item in worst if (item.place in of_all) == (arm is None)]
-        own = [item for item in own if arm is None or arm in (item.arms or ())]
-        if own:
-            yield rule.row(
-                False,
-                f"{_sentence(own)}.",
-                arm=arm,
-                value=own[0].value,
-                limit=own[0].limit,
-                shift=_shift(own),
-                among_trials=all(item.among_trials for item in own),
-            )
-
-
-def _by_place(found: Iterable[Disturbance]) -> list[list[Disturbance]]:
-    places: dict[str, list[Disturbance]] = {}
-    for item in found:
-        places.setdefault(item.place, []).append(item)
-    return list(places.values())
-
-
-def _sentence(found: Iterable[Disturbance]) -> str:
-    """The worst of each place, with the number of other trials in which it was so."""
-    texts = []
-    for items in _by_place(found):
-        more = len({item.trial for item in items}) - 1
-        texts.append(items[0].text + (f", and in {counted(more, 'more trial')}" if more else ""))
-    return sentence(texts)
-
-
-def _shift(found: Sequence[Disturbance]) -> float | None:
-    """By how much all of it can have moved the logarithm of a ratio; None where that is unknown of one."""
-    if any(item.shift is None for item in found):
-        return None
-    return LEVER * sum(max(item.shift or 0.0 for item in items) for items in _by_place(found))
+        places: dict[str, list[Disturbance]] = {}
+        for item in worst:
+            if (arm is None) == (item.place in of_all) and (arm is None or arm in (item.arms or ())):
+                places.setdefault(item.place, []).append(item)
+        own = [item for items in places.values() for item in items]
+        if not own:
+            continue
+        texts = []
+        for first, *others in places.values():
+            more = len({item.trial for item in others} - {first.trial})
+            texts.append(first.text + (f", and in {counted(more, 'more trial')}" if more else ""))
+        shifts = [[item.shift for item in items if item.shift is not None] for items in places.values()]
+        unknown = any(item.shift is None for item in own)
+        yield rule.row(
+            False,
+            f"{sentence(texts)}.",
+            arm=arm,
+            value=own[0].value,
+            limit=own[0].limit,
+            shift=None if unknown else LEVER * sum(map(max, shifts)),
+            among_trials=all(item.among_trials for item in own),
+        )
 
 
 # --- Other work -------------------------------------------------------------------------------------------------------
@@ -101,17 +89,15 @@ def _shift(found: Sequence[Disturbance]) -> float | None:
 def foreign_work(machines: MachineRecords) -> list[Disturbance] | None:
     """Processes of others on an arm's device. Where these are hidden during the traffic, those that were there before
     the arms started are taken to have stayed. None where both are unknown."""
+    known = [device for device in machines.used if device.foreign_s is not None or device.held_before]
     found: list[Disturbance] = []
-    known = False
-    for device in machines.used:
-        if device.foreign_s is not None:
-            held = f" with {device.foreign_bytes / 2**30:.3g} GiB" if device.foreign_bytes else ""
-            who = f"{counted(device.foreign_processes, 'process')} of others{held}"
-            found += _for_too_long(device, device.foreign_s, f"{who} on {device.name}")
-        elif device.held_before:
+    for device in known:
+        if device.foreign_s is None:
             text = f"others held {device.name} before the arms started, and whether they stayed is unknown,"
-            found += _for_too_long(device, device.seconds, text)
-        known |= device.foreign_s is not None or device.held_before
+        else:
+            held = f" with {device.foreign_bytes / 2**30:.3g} GiB" if device.foreign_bytes else ""
+            text = f"{counted(device.foreign_processes, 'process')} of others{held} on {device.name}"
+        found += _for_too_long(device, device.seconds if device.foreign_s is None else device.foreign_s, text)
     return found if known else None
 
 
@@ -124,14 +110,8 @@ def _for_too_long(device: Device, seconds: float, text: str) -> Iterator[Disturb
             arms=device.arms or None,
             value=share,
             limit=_MOST_SHARE,
-            text=f"{text} {_how_long(device, seconds)}",
+            text=f"{text} for {digits(seconds)} s of the {digits(device.seconds)} s of trial {device.trial}",
         )
-
-
-def _how_long(device: Device, seconds: float) -> str:
-    if seconds > 0.99 * device.seconds:
-        return f"throughout trial {device.trial}"
-    return f"for {digits(seconds)} s of the {digits(device.seconds)} s of trial {device.trial}"
 
 
 def host_work(seen: Evidence) -> list[Disturbance] | None:
@@ -194,36 +174,40 @@ HOST: Rule = Rule(
 # --- Throttling -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gap:
-    """The logarithm of the ratio of an arm's to the control's device in one trial; infinite where it is unknown."""
+class Reading(NamedTuple):
+    """A figure of a device, or of its host, in one trial, as a logarithm."""
 
-    trial: int
-    place: str
-    apart: float
-    text: str = ""
+    value: float
+    where: str
+    card: str
 
 
-def unequal(arm: str, gaps: Sequence[Gap], limit: float, *, among_trials: bool = False) -> list[Disturbance]:
+Gaps = Mapping[int, tuple[Reading, Reading]]  # of the arm's and of the control's device, by trial
+
+
+def unequal(arm: str, what: str, gaps: Gaps, limit: float, *, part: str, momentary: bool = False) -> list[Disturbance]:
     """The gaps that are too wide, unless swapping devices balanced them: by the mean of the logarithms over trials the
     machines alone move the ratio of the arms."""
-    mean = fmean(gap.apart for gap in gaps) if gaps else 0.0
+    mean = fmean(own.value - other.value for own, other in gaps.values()) if gaps else 0.0
     if _lost(mean) <= limit:
         return []
-    return [
-        Disturbance(
-            place=gap.place,
-            trial=gap.trial,
-            arms=(arm,),
-            value=_lost(gap.apart),
-            limit=limit,
-            shift=abs(mean) if math.isfinite(mean) else None,
-            among_trials=among_trials,
-            text=gap.text,
-        )
-        for gap in gaps
-        if _lost(gap.apart) > limit
-    ]
+    found = []
+    for trial, (low, high) in ((trial, sorted(pair)) for trial, pair in gaps.items()):
+        if _lost(high.value - low.value) > limit:
+            share = _lost(high.value - low.value)
+            found.append(
+                Disturbance(
+                    place=f"{low.card} {part}",
+                    trial=trial,
+                    arms=(arm,),
+                    value=share,
+                    limit=limit,
+                    shift=abs(mean),
+                    among_trials=momentary,
+                    text=f"{what} was {percent(share)} lower on {low.where} than on {high.where} in trial {trial}",
+                )
+            )
+    return found
 
 
 def _lost(apart: float) -> float:
@@ -232,67 +216,71 @@ def _lost(apart: float) -> float:
 
 
 def throttling(machines: MachineRecords) -> list[Disturbance] | None:
-    """What other than its power cap held an arm's device back; None where no device reports it."""
-    if all(device.throttle_s is None for device in machines.used):
+    """What held an arm's device back; None where no device reports it. Its power cap counts where clocks are unknown:
+    where they are known they show what it did."""
+    if all(device.throttled_s is None for device in machines.used):
         return None
     found: list[Disturbance] = []
     for device in machines.used:
-        held = {name: took for name, took in (device.throttled_s or {}).items() if name != POWER_CAP}
+        held = dict(device.throttled_s or {})
+        seconds = device.throttle_s or 0.0
+        if device.mean_mhz is None:
+            seconds = max(seconds, held.get(POWER_CAP, 0.0))
+        else:
+            held.pop(POWER_CAP, None)
         why = ", ".join(THROTTLES[name] for name in sorted(held, key=lambda name: -held[name]))
-        found += _for_too_long(device, device.throttle_s or 0.0, f"{device.name} was throttled ({why})")
+        found += _for_too_long(device, seconds, f"{device.name} was throttled ({why})")
     return found
 
 
 def settings(seen: Evidence) -> list[Disturbance] | None:
     """Power limits and clocks that differ between an arm's device and the control's; None where no two were used."""
-    limit = seen.run.limits.max_machine_drift
     pairs_of = {arm: seen.machines.pairs(arm, seen.run.control) for arm in seen.run.treatments}
     if not any(pairs_of.values()):
         return None
     found: list[Disturbance] = []
     for arm, pairs in pairs_of.items():
-        limits = [_gap(*pair, "power_limit_w", "a power limit", "W") for pair in pairs]
-        clocks = [_gap(*pair, "free_mhz", "a highest clock under load", "MHz") for pair in pairs]
-        for gaps in (limits, clocks, _capped_clocks(pairs)):
-            found += unequal(arm, [gap for gap in gaps if gap is not None], limit)
+        for what, gaps in (
+            ("the power limit", _gaps(pairs, "power_limit_w")),
+            ("the highest clock under load", _gaps(pairs, "free_mhz")),
+            ("the mean clock under the power cap", _capped_clocks(pairs)),
+        ):
+            found += unequal(arm, what, gaps, seen.run.limits.max_machine_drift, part=what)
     return found
 
 
-def _gap(own: Device, other: Device, key: str, what: str, unit: str) -> Gap | None:
-    """The gap between a figure of two devices; None where it is not known of both."""
-    values = {device.name: getattr(device, key) or 0.0 for device in (own, other)}
-    low, high = sorted(values, key=lambda name: values[name])
-    if values[low] <= 0:
-        return None
-    text = f"{low} had {what} of {values[low]:,.0f} {unit} in trial {own.trial}, {high} of {values[high]:,.0f} {unit}"
-    apart = math.log(values[own.name] / values[other.name])
-    return Gap(trial=own.trial, place=f"{low} {what}", apart=apart, text=text)
+Pairs = Mapping[int, tuple[Device, Device]]
 
 
-def _capped_clocks(pairs: Sequence[tuple[Device, Device]]) -> list[Gap]:
-    """The gaps between mean clocks where the power cap bound on one of two devices for longer.
+def _gaps(pairs: Pairs, figure: str) -> Gaps:
+    """The gaps of a figure, where it is known of both devices."""
+    gaps = {}
+    for trial, pair in pairs.items():
+        if all((getattr(device, figure) or 0.0) > 0.0 for device in pair):
+            own, other = (Reading(math.log(getattr(device, figure)), device.name, device.card) for device in pair)
+            gaps[trial] = own, other
+    return gaps
+
+
+def _capped_clocks(pairs: Pairs) -> Gaps:
+    """The gaps between mean clocks, 0 where the power cap bound on both devices for as long.
 
     None where it followed the arm from card to card at one power limit: then the arm's own work draws the power.
     """
-    gaps: list[Gap] = []
-    held = []  # (whether it was the arm's device, its card) of each such trial
-    for own, other in pairs:
-        shares = [(device.throttled_s or {}).get(POWER_CAP, 0.0) / max(device.seconds, 1.0) for device in (own, other)]
-        if own.throttled_s is None or other.throttled_s is None:
-            continue
-        gap = Gap(trial=own.trial, place="", apart=0.0)
-        if abs(shares[0] - shares[1]) > _MOST_SHARE:
-            capped = own if shares[0] > shares[1] else other
-            held.append((capped is own, capped.card))
-            text = f"{capped.name} alone was at its power cap in trial {own.trial}, at unknown clocks"
-            unknown = replace(gap, place=f"{capped.name} power cap", apart=math.inf, text=text)
-            gap = _gap(own, other, "mean_mhz", "a mean clock under the power cap", "MHz") or unknown
-        gaps.append(gap)
-    watts = [device.power_limit_w for pair in pairs for device in pair if device.power_limit_w]
+    gaps = {}
+    held = []  # (whether it was the arm's device, its card) of each trial in which it bound on one for longer
+    for trial, (own, other) in _gaps(pairs, "mean_mhz").items():
+        one, two = (
+            (device.throttled_s or {}).get(POWER_CAP, 0.0) / max(device.seconds, 1.0) for device in pairs[trial]
+        )
+        gaps[trial] = (own, own) if abs(one - two) <= _MOST_SHARE else (own, other)
+        if abs(one - two) > _MOST_SHARE:
+            held.append((one > two, own.card if one > two else other.card))
+    watts = [device.power_limit_w for pair in pairs.values() for device in pair if device.power_limit_w]
     one_limit = max(watts, default=0.0) <= 1.01 * min(watts, default=0.0)
     sides, cards = {side for side, _ in held}, {card for _, card in held}
     follows_the_arm = len(held) == len(gaps) and len(sides) == 1 and len(cards) > 1 and one_limit
-    return [] if follows_the_arm else gaps
+    return {} if follows_the_arm else gaps
 
 
 THROTTLED: Rule = Rule(
@@ -330,18 +318,17 @@ def _changes(seen: Evidence) -> Iterator[Disturbance]:
     Arms that ran at the same time saw every speed in between: their mean is off by half of the change.
     """
     half = 0.5 if _is_shared(seen) else 1.0
-    groups: dict[tuple[str, str], list[Speed]] = {}
+    groups: dict[tuple[str, str, str], list[Speed]] = {}
     for item in seen.machines.speeds:
         if _concerned(seen.machines, item) != ():  # else no arm was on it
-            groups.setdefault((item.figure, item.card), []).append(item)
+            groups.setdefault((item.figure, item.size, item.card), []).append(item)
     for own in groups.values():
         fastest = max(own, key=lambda item: item.mean)
         for item in own:
             if len(item.logs) == 2:
                 change = item.logs[1] - item.logs[0]
                 when, other = ("after", "before") if change < 0 else ("before", "after")
-                text = f"{when} trial {item.trial} than {other} it"
-                yield _change(seen, item, item, abs(change), half, text)
+                yield _change(seen, item, item, abs(change), half, f"{when} trial {item.trial} than {other} it")
             if item.trial != fastest.trial:
                 text = f"in trial {item.trial} than in trial {fastest.trial}"
                 yield _change(seen, item, fastest, fastest.mean - item.mean, 1.0, text)
@@ -357,21 +344,21 @@ def _change(seen: Evidence, item: Speed, other: Speed, change: float, part: floa
         limit=seen.run.limits.max_machine_drift,
         shift=part * change,
         among_trials=True,
-        text=f"{WORK[item.figure]} ran {percent(_lost(change))} slower on {_where(item)} {text}",
+        text=f"{WORK[item.figure]} was {percent(_lost(change))} lower on {_where(item)} {text}",
     )
 
 
 def _concerned(machines: MachineRecords, item: Speed) -> tuple[str, ...] | None:
     """Whose gates a figure concerns: those of the arms on the device, or of all where it is of the host they share."""
-    if item.figure in HOST_FIGURES or not machines.placed.get(item.trial):
+    if item.figure not in CARD_FIGURES or not machines.placed.get(item.trial):
         return None
     return machines.arms_on(item.trial, item.device)
 
 
 def _where(item: Speed) -> str:
-    if item.figure in HOST_FIGURES:
-        return "the host" if item.device == "cpu" else f"the host of {item.device}"
-    return "the processor" if item.device == "cpu" else item.device
+    if item.figure in CARD_FIGURES:
+        return "the processor" if item.device == "cpu" else item.device
+    return "the host" if item.device == "cpu" else f"the host of {item.device}"
 
 
 def _apart(seen: Evidence) -> list[Disturbance] | None:
@@ -382,27 +369,22 @@ def _apart(seen: Evidence) -> list[Disturbance] | None:
     momentary, and in what trials differ by.
     """
     machines, limit = seen.machines, seen.run.limits.max_machine_drift
-    at = {(item.trial, item.device, item.figure): item for item in machines.speeds}
     found: list[Disturbance] = []
     measured = False
-    for figure in FIGURES:
-        of_card: dict[str, list[float]] = {}
-        for item in machines.speeds:
-            if item.figure == figure:
-                of_card.setdefault(item.card, []).append(item.mean)
+    for figure, size in dict.fromkeys((item.figure, item.size) for item in machines.speeds):
+        own = [item for item in machines.speeds if (item.figure, item.size) == (figure, size)]
+        at = {(item.trial, item.device): Reading(item.mean, _where(item), item.card) for item in own}
+        lasting = {card: fmean(item.mean for item in own if item.card == card) for card in {item.card for item in own}}
         for arm in seen.run.treatments:
-            gaps, stays = [], []
+            gaps = {}
             for trial, placed in machines.placed.items():
-                own, other = (at.get((trial, placed.get(name, ""), figure)) for name in (arm, seen.run.control))
-                if own is not None and other is not None and own.size == other.size:
-                    measured |= own is not other
-                    slower, faster = (own, other) if own.mean < other.mean else (other, own)
-                    text = f"{WORK[figure]} ran {percent(_lost(own.mean - other.mean))} slower on {_where(slower)}"
-                    text += f" than on {_where(faster)} in trial {trial}"
-                    place = f"{slower.card} {'host' if figure in HOST_FIGURES else 'apart'}"
-                    gaps.append(Gap(trial=trial, place=place, apart=own.mean - other.mean, text=text))
-                    stays.append(fmean(of_card[own.card]) - fmean(of_card[other.card]))
-            found += unequal(arm, gaps, limit, among_trials=bool(stays) and _lost(fmean(stays)) <= limit)
+                pair = [at.get((trial, placed.get(name, ""))) for name in (arm, seen.run.control)]
+                if pair[0] is not None and pair[1] is not None:
+                    gaps[trial] = pair[0], pair[1]
+                    measured |= pair[0] is not pair[1]
+            stays = fmean(lasting[one.card] - lasting[two.card] for one, two in gaps.values()) if gaps else 0.0
+            part = "apart" if figure in CARD_FIGURES else "host"
+            found += unequal(arm, WORK[figure], gaps, limit, part=part, momentary=_lost(stays) <= limit)
     return found if measured else None
 
 
@@ -417,7 +399,7 @@ def slow(machines: MachineRecords) -> list[Disturbance] | None:
             continue
         compared, share = True, math.exp(item.mean) / known
         if share < _LEAST_OF_KIND:
-            text = f"{WORK[item.figure]} ran on {item.device} in trial {item.trial} at {percent(share)} of the speed"
+            text = f"{WORK[item.figure]} on {item.device} in trial {item.trial} was {percent(share)} of that"
             found.append(
                 Disturbance(
                     place=item.card,
@@ -425,7 +407,7 @@ def slow(machines: MachineRecords) -> list[Disturbance] | None:
                     arms=_concerned(machines, item),
                     value=1.0 - share,
                     limit=1.0 - _LEAST_OF_KIND,
-                    text=f"{text} that {model} is known for",
+                    text=f"{text} which {model} is known for",
                 )
             )
     return found if compared else None

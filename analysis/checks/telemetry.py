@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from analysis.arrays import Ints
 from analysis.checks.check import ESTIMATES, Check, Evidence, Rule
 from analysis.checks.complete import into_compile
 from analysis.judging.gates.compiles import COMPILE_GATES, may_compile, replica_minutes, stall_values
-from analysis.records.placing import words_of
 from analysis.records.plain_values import mapping, number
 from analysis.run.client_stalls import UNKNOWN, ArmStalls, compile_windows, is_explained
 from analysis.run.run import Run
@@ -44,7 +44,7 @@ def _events(seen: Evidence, arm: str) -> Check:
     run, account, control = seen.run, seen.run.account(arm), arm == seen.run.control
     owners = (arm, None) if control else (arm,)
     unplaced = [item for item in run.unplaced_events if item.arm in owners]
-    faults = [f"{words} cannot be placed" for words in words_of(unplaced, "compile event")]
+    faults = [f"{item.text} cannot be placed" for item in unplaced]
     opens: tuple[str, ...] = ("recompile", *ESTIMATES) if unplaced or not control else ESTIMATES
     if not account.external:
         lost, vouched = lost_events(run, arm)
@@ -62,35 +62,39 @@ def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
     event, and is missing likewise. A trial that was stopped has no count.
     """
     faults: list[str] = []
-    vouched = bool(run.trials_of(arm))
+    counted_all = bool(run.trials_of(arm))
     ids: dict[tuple[int, str], set[str]] = defaultdict(set)
     for event in run.events:
         if event.arm == arm:
             ids[event.trial, event.replica or ""].add(event.event_id)
     dead = [death.get("replica") for death in run.account(arm).deaths]
     for trial in run.trials_of(arm):
-        final = mapping(trial.info.get("final"))
-        vouched &= bool(final)
+        counted_all &= bool(trial.info.get("final"))
         for replica in run.account(arm).replica_names(trial):
             own, known = ids[trial.number, replica], _count(trial, replica, "compile_events")
-            vouched &= known is not None
-            if known is None and final and replica not in dead:
+            counted_all &= known is not None
+            if known is None and trial.info.get("final") and replica not in dead:
                 faults.append(f"{replica} reported no counts at the end of trial {trial.number}")
-            if compiling := into_compile(mapping(final.get(replica)).get("compiling")):
+            if compiling := into_compile(_final(trial, replica).get("compiling")):
                 faults.append(f"{replica} was {compiling} when trial {trial.number} ended")
-            expected = max(int(known or 0), _numbered(own, replica))
-            if len(own) < expected:
-                faults.append(_fewer(replica, trial.number, expected, len(own), "compile event"))
-    return faults, vouched
+            faults += _fewer(trial, replica, "compile event", max(known or 0.0, _numbered(own, replica)), len(own))
+    return faults, counted_all
+
+
+def _final(trial: Trial, replica: str) -> Mapping[str, Any]:
+    """What the replica reported at the end of the trial."""
+    return mapping(mapping(trial.info.get("final")).get(replica))
 
 
 def _count(trial: Trial, replica: str, what: str) -> float | None:
     """What the replica counted up to the end of the trial; None where that is not recorded."""
-    return number(mapping(mapping(mapping(trial.info.get("final")).get(replica)).get("counters")).get(what))
+    return number(mapping(_final(trial, replica).get("counters")).get(what))
 
 
-def _fewer(replica: str, trial: int, expected: float, there: int, what: str) -> str:
-    return f"{replica} counted {counted(int(expected), what)} in trial {trial}, and {there} are recorded"
+def _fewer(trial: Trial, replica: str, what: str, expected: float, there: int) -> list[str]:
+    """The fault of recorded rows that are fewer than expected."""
+    words = f"{replica} counted {counted(int(expected), what)} in trial {trial.number}, and {there} are recorded"
+    return [words] if there < expected else []
 
 
 def _numbered(ids: Iterable[str], replica: str) -> int:
@@ -138,18 +142,18 @@ def _unexplained_requests(run: Run, arm: str) -> Ints:
 
 def _steps(run: Run, arm: str) -> Iterable[Check]:
     """Figures on padding rest on engine steps, and the share of steps that ran eagerly. Where nothing is left of a
-    replica that compiles, it is unknown whether it ran compiled code. Runs that were kept without steps are exempt."""
+    replica that compiles, it is unknown whether it ran compiled code. A run that was kept without steps is exempt."""
     steps = run.records.steps
     if steps is None:
         return
     there = Counter(zip(steps.column("trial").to_pylist(), steps.column("replica").to_pylist(), strict=True))
     faults, silent = [], False
-    for trial in (trial for trial in run.trials if trial.number not in run.records.stepless):
+    for trial in run.trials:
         for replica in run.account(arm).replica_names(trial):
-            count, recorded = _count(trial, replica, "steps"), there[trial.number, replica]
-            if count is not None and recorded < count:
-                faults.append(_fewer(replica, trial.number, count, recorded, "engine step"))
-                silent |= not recorded and run.account(arm).compiles
+            recorded = there[trial.number, replica]
+            lost = _fewer(trial, replica, "engine step", _count(trial, replica, "steps") or 0.0, recorded)
+            silent |= bool(lost) and not recorded and run.account(arm).compiles
+            faults += lost
     if faults:
         opens = (*ESTIMATES, "recompile") if silent else ("recompile",)
         yield TELEMETRY.found(faults, arm=arm, opens=opens, gates=() if silent else ("eager steps",))

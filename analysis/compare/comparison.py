@@ -62,7 +62,7 @@ def _speed(run: Run, *, same_machine: bool, trusted: bool) -> Check:
         reason = "The machines of both runs were equally fast."
         return SPEED.row(True, reason if apart else f"{reason[:-1]}, as is taken for granted.", **row)
     words = (
-        f"{WORK[figure]} ran {100.0 * abs(math.expm1(-value)):.1f} % {'slower' if value > 0 else 'faster'} on the "
+        f"{WORK[figure]} was {100.0 * abs(math.expm1(-value)):.1f} % {'lower' if value > 0 else 'higher'} on the "
         f"candidate's {'host' if figure in HOST_FIGURES else 'card'}"
         for figure, value in moved.items()
     )

@@ -1,69 +1,27 @@
-"""Which policy to ship at which load, as ranges of load and as sentences.
+"""Which policy to ship at which load, as sentences.
 
 What is said without "open" or "as seen" follows from a frontier, whose statements are all true at once but for a chance
-of `alpha`. At a load that one replica of two arms holds, both need one replica, and the simpler start is preferred: the
-control first, then whichever serves sooner.
+of `alpha`.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from statistics import median
 
 from analysis.frontier.holdings import Frontier
 from analysis.judging.gates import FAIL
 from analysis.judging.load_steps import FEWEST_STARTS, Holding, Step
-from analysis.run.startup import Start
 from analysis.wording import digits, listed
 
 _ALIKE = 1.05  # rates that differ by less are one load
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadRange:
-    """Loads of one replica, in requests/s, above `low_rps` up to `high_rps` (None: all above).
-
-    `pick` is the arm to ship there: of those that surely hold it and do not FAIL by their gates the one that starts
-    soonest; None where there is none.
-    """
-
-    low_rps: float
-    high_rps: float | None
-    holds: tuple[str, ...]
-    pick: str | None
-
-
-def by_start(frontier: Frontier, starts: Mapping[str, Start]) -> list[str]:
-    """The arms, the control first, then those that serve sooner; unknown starts come last."""
-    control, *others = frontier.arms
-
-    def seconds(arm: str) -> float:
-        known = starts[arm].serving_s if arm in starts else None
-        return math.inf if known is None else known
-
-    return [control, *sorted(others, key=seconds)]
-
-
-def load_ranges(frontier: Frontier, starts: Mapping[str, Start], *, failed: Collection[str] = ()) -> list[LoadRange]:
-    """All loads from nothing upwards, cut wherever what is known of an arm changes. No arm of `failed` is picked."""
-    cuts = {end for item in frontier.holdings for end in (item.low_rps, item.high_rps) if end is not None}
-    ranges = []
-    for low, high in itertools.pairwise([0.0, *sorted(cuts), None]):
-        assert low is not None
-        inside = math.nextafter(low, math.inf) if high is None else high
-        holds = tuple(arm for arm in by_start(frontier, starts) if frontier.of(arm).at(inside) == "holds")
-        pick = next((arm for arm in holds if arm not in failed), None)
-        ranges.append(LoadRange(low_rps=low, high_rps=high, holds=holds, pick=pick))
-    return ranges
-
-
 def to_ship(frontier: Frontier, objective: str, *, out: Collection[str], failed: Collection[str]) -> list[str]:
     """Which arm holds which load, and what to ship where one replica is not enough, a sentence each.
 
-    Nothing is claimed of the arms in `out`; those in `failed` are not to be shipped.
+    Nothing is claimed of the arms in `out`. Those in `failed` are not offered for any load.
     """
     control, *treatments = frontier.holdings
     floor = control.low_rps
@@ -73,14 +31,15 @@ def to_ship(frontier: Frontier, objective: str, *, out: Collection[str], failed:
             f"Up to {digits(floor)} requests/s a replica of {control.arm} holds {objective}: nothing is gained in "
             "load by compiling."
         ]
-    further = [(item.low_rps, item.arm) for item in treatments if (item.low_rps or 0.0) > (floor or 0.0)]
+    offered = [item for item in treatments if item.arm not in failed]
+    further = [(item.low_rps, item.arm) for item in offered if (item.low_rps or 0.0) > (floor or 0.0)]
     if further:
         (best_rps, best), *others = sorted(further, key=lambda pair: -(pair[0] or 0.0))
         start = "Up to" if floor is None else f"From {digits(floor)} to"
         more = "".join(f", {arm} to {digits(rps or 0.0)}" for rps, arm in others)
         what = objective if floor is None else "it"
         sentences.append(f"{start} {digits(best_rps or 0.0)} {best} holds {what}{more}.")
-    elif names := " or ".join(item.arm for item in treatments if item.arm not in out):
+    elif names := " or ".join(item.arm for item in offered if item.arm not in out):
         sentences.append(f"Beyond that nothing is shown to be held by {names}.")
     ends = [item.high_rps for item in frontier.holdings]
     if None not in ends:

@@ -129,7 +129,6 @@ def next_round(
     if not wanting:
         wanting = _returning(frontier, start_s, budget)
     remaining_s = budget.total_s - spent_s
-
     if not wanting:
         return Round(turns=(), left=tuple(left), stop="the answer is not open any more")
     # What is over after the last planned round goes on to the arms that are left.

@@ -8,16 +8,16 @@ from typing import Any
 
 from analysis.checks.applied import blocking
 from analysis.checks.check import MACHINES, Check
-from analysis.frontier.answer import at_one_load, at_the_load, load_ranges, still_open, to_ship
+from analysis.frontier.answer import at_one_load, at_the_load, still_open, to_ship
 from analysis.frontier.holdings import frontier_of
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.judging.judgement import Judgement
 from analysis.judging.load_steps import FEWEST_STARTS, is_search, latency_target, steps_of
 from analysis.records.plain_values import mapping, number, rows_of
 from analysis.run.run import Run
-from analysis.run.startup import start_of
+from analysis.run.startup import startup_row
 from analysis.settings.metrics import gate_label
-from analysis.settings.rollout import Rollout
+from analysis.settings.ramp_limits import Rollout
 from analysis.wording import digits
 
 
@@ -41,7 +41,6 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     # A replica's own load: replicas are taken to add up.
     steps = [replace(step, rate=step.rate / run.replicas(step.arm)) for step in steps_of(run)]
     frontier = frontier_of([step for step in steps if not by_arm[step.arm]], run.arms, alpha=run.limits.alpha)
-    starts = {arm: start_of(run, arm) for arm in run.arms}
     search = mapping(run.records.search)
     left = {arm: "was not tried: no trial of it was recorded" for arm in run.arms if not run.trials_of(arm)}
     left |= {str(row.get("arm")): str(row.get("reason")) for row in rows_of(search.get("left"))}
@@ -72,9 +71,8 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
         ],
         "highest": frontier.highest(),
         "failed": failed,
-        "arms": [asdict(item) | {"start": asdict(starts[item.arm])} for item in frontier.holdings],
+        "arms": [asdict(item) | {"start_s": startup_row(run, item.arm)["serving_s"]} for item in frontier.holdings],
         "pairs": [asdict(order) for order in frontier.orders],
-        "ranges": [asdict(item) for item in load_ranges(frontier, starts, failed=failed)],
         "blocked_by": whole,
         "blocked": blocked,
         "disturbed_by": sorted(disturbed),

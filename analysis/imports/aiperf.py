@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.imports.result import CLOSED_LOOP, Result, Row, offsets_ns, requests_table
+from analysis.imports.result import Result, Row, offsets_ns, requests_table
 from analysis.records.plain_values import rows_of
 from analysis.records.tables import RecordError
-from analysis.wording import counted
 
 TOOL = "AIPerf"
 SUMMARY = "aiperf_version"  # a key of the summary
@@ -47,7 +46,7 @@ def result_of(content: Sequence[Any], summary: Mapping[str, Any] | None = None) 
     return Result(
         tool=TOOL,
         requests=requests_table(content, lambda place, row: _columns(row, scheduled=open_loop is not False)),
-        pace=_pace(load, limit),
+        origin="when its rate limiter let a request go",
         open_loop=open_loop,
         concurrency=limit,
         sent=about.count("completed_request_count.avg"),
@@ -83,15 +82,3 @@ def _columns(row: Row, *, scheduled: bool) -> dict[str, Any]:
         "token_ns": offsets_ns(first / 1e3, [gap / 1e3 for gap in gaps]) if first and gaps is not None else None,
         "phase": "rampup" if row.text("metadata.benchmark_phase") == "warmup" else "measure",
     }
-
-
-def _pace(load: Mapping[str, Any], limit: int | None) -> str:
-    origin = f"{TOOL} keeps when its rate limiter let a request go, and latency counts from there"
-    under_way = counted(limit, "request") if limit else ""
-    if not load:
-        return f"{origin}; how the load was made is not known without the summary next to the records."
-    if load.get("type") in _OPEN:
-        kept = f"{TOOL} kept at most {under_way} under way, and not what others waited for room {CLOSED_LOOP}."
-        return kept if limit else f"{origin}."
-    how = f"kept {under_way} under way" if limit else "had users who waited for their answers"
-    return f"{TOOL} {how} and sent the next when one ended {CLOSED_LOOP}."

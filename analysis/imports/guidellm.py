@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.imports.result import CLOSED_LOOP, LAST_S, Result, Row, ns, requests_table
+from analysis.imports.result import LAST_S, Result, Row, ns, requests_table
 from analysis.records.plain_values import mapping, rows_of
 from analysis.records.tables import RecordError
 from analysis.wording import counted
@@ -18,11 +18,7 @@ from analysis.wording import counted
 TOOL = "GuideLLM"
 
 _STATUS = {"successful": "OK", "incomplete": "CANCELLED", "errored": "UNKNOWN"}
-_CLOSED = {
-    "synchronous": f"sent each request when the one before had ended {CLOSED_LOOP}",
-    "concurrent": f"kept {{limit}} under way and sent the next when one ended {CLOSED_LOOP}",
-    "throughput": "sent requests as fast as they were taken: they waited for each other, as in no traffic",
-}
+_CLOSED = ("synchronous", "concurrent", "throughput")
 _OPEN = ("constant", "poisson", "trace")
 _OF_LOAD = ("type_", "rate", "streams")
 _SENT = ("info.timings.request_start", "info.timings.resolve_start")
@@ -73,7 +69,7 @@ def result_of(document: Mapping[str, Any]) -> Result:
     return Result(
         tool=TOOL,
         requests=requests,
-        pace=f"{TOOL} {_how(kind, limit)}.",
+        origin="when a request was due" if kind in _OPEN else "when a request was sent",
         open_loop=False if kind in _CLOSED else True if kind in _OPEN else None,
         concurrency=limit if kind in _CLOSED else None,
         sent=about.count("metrics.request_totals.total"),
@@ -81,12 +77,3 @@ def result_of(document: Mapping[str, Any]) -> Result:
         load={key: strategy[key] for key in _OF_LOAD if strategy.get(key) is not None},
         problems=(f"has {shown} targeted before the run began, which were sent at once",) if early else (),
     )
-
-
-def _how(kind: str, limit: int | None) -> str:
-    """Return how requests were sent, in words that follow the tool's name."""
-    if kind in _CLOSED:
-        return _CLOSED[kind].format(limit=counted(limit, "request") if limit else "so many requests")
-    if kind in _OPEN:
-        return f"sent on schedule ({kind}), and latency counts from it"
-    return f'had a strategy "{kind}" that is not known here'

@@ -11,13 +11,18 @@ import pyarrow as pa
 
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordError
+from analysis.wording import counted
 
 SECOND = 1e9
 LAST_S = 3e9  # beyond any clock, and any sum of three is still a number of ns
-CLOSED_LOOP = "(closed loop), which hides the tail"
 
 _MOST_TOKENS = 2**31 - 1
 _LONGEST_ERROR = 200
+_PACES = {
+    True: "on a schedule (open loop)",
+    False: "as others ended (closed loop), which hides the tail",
+    None: "in a way that the file does not state",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +31,19 @@ class Result:
 
     tool: str
     requests: pa.Table  # schema REQUESTS; null is what the tool does not know, the arm and the trial among it
-    pace: str  # how they were sent, and where their latency counts from, in a sentence
+    origin: str  # where their latency counts from, in words
     open_loop: bool | None = None  # whether they were sent without waiting for answers; None if that is unknown
     concurrency: int | None = None  # that were kept under way, or that there could be at most
     sent: int | None = None  # requests, by the tool's own count
     model: str | None = None
     load: Mapping[str, Any] = field(default_factory=dict)  # settings in which two files of one comparison must agree
     problems: tuple[str, ...] = ()  # in words that follow the file's name
+
+    @property
+    def pace(self) -> str:
+        """How the requests were sent, and where their latency counts from, in a sentence."""
+        limit = f", with at most {counted(self.concurrency, 'request')} under way" if self.concurrency else ""
+        return f"{self.tool} sent requests {_PACES[self.open_loop]}{limit}; latency counts from {self.origin}."
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,19 +62,12 @@ def checksums(files: Sequence[Named]) -> list[int]:
 
 
 def _check_alike(one_path: Path, one: Result, other_path: Path, other: Result) -> None:
-    if one.tool != other.tool:
+    # Tools time requests in different ways.
+    loads = {"tool": one.tool, **one.load}, {"tool": other.tool, **other.load}
+    known = [(key, *(load.get(key, "none") for load in loads)) for key in sorted({*loads[0], *loads[1]})]
+    if differing := [f"{key} {first} and {second}" for key, first, second in known if first != second]:
         raise RecordError(
-            f"{one_path} is of {one.tool} and {other_path} of {other.tool}, which time requests in other ways: give "
-            "files of one tool"
-        )
-    differing = [
-        f"{key} {one.load.get(key, 'none')} and {other.load.get(key, 'none')}"
-        for key in sorted({*one.load, *other.load})
-        if one.load.get(key) != other.load.get(key)
-    ]
-    if differing:
-        raise RecordError(
-            f"{one_path} and {other_path} are of other loads ({'; '.join(differing)}): give runs of one load"
+            f"{one_path} and {other_path} differ ({'; '.join(differing)}): give runs of one load and tool"
         )
 
 
@@ -82,9 +75,10 @@ def _write_trial(folder: Path, number: int, arm: str, path: Path, result: Result
     folder.mkdir(parents=True)
     table = result.requests
     for name, value in (("arm", arm), ("trial", number)):
-        item = REQUESTS.field(name)
-        column = pa.repeat(pa.scalar(value, item.type), table.num_rows)
-        table = table.set_column(REQUESTS.get_field_index(name), item, column)
+        place = REQUESTS.get_field_index(name)
+        table = table.set_column(
+            place, REQUESTS.field(place), pa.array([value] * len(table), REQUESTS.field(place).type)
+        )
     pa.parquet.write_table(table, folder / "requests.parquet", compression="zstd")
     info: dict[str, Any] = {
         "trial": number,

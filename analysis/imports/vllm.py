@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.imports.result import CLOSED_LOOP, LAST_S, SECOND, Result, Row, ns, offsets_ns, requests_table
+from analysis.imports.result import LAST_S, SECOND, Result, Row, ns, offsets_ns, requests_table
 from analysis.records.plain_values import number, text_of
 from analysis.records.tables import RecordError
 from analysis.wording import counted
@@ -47,7 +47,7 @@ def result_of(document: Mapping[str, Any]) -> Result:
         raise RecordError(f"has lists of unequal lengths ({listed}): {_AGAIN}")
     contents = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
     requests = requests_table(contents, _columns)
-    pace, open_loop = _pace(document, requests)
+    open_loop = _is_open_loop(document, requests)
     if not open_loop:
         place = requests.schema.get_field_index("scheduled_ns")
         requests = requests.set_column(place, requests.schema.field(place), pa.nulls(len(requests), pa.int64()))
@@ -57,7 +57,7 @@ def result_of(document: Mapping[str, Any]) -> Result:
     return Result(
         tool=TOOL,
         requests=requests,
-        pace=pace,
+        origin="when its client took a request up" if document.get("queue_times") else "when a request was sent",
         open_loop=open_loop,
         concurrency=Row(document).count("max_concurrency") or None,
         sent=len(requests),
@@ -90,22 +90,14 @@ def _columns(place: int, row: Row) -> dict[str, Any]:
     }
 
 
-def _pace(document: Mapping[str, Any], requests: pa.Table) -> tuple[str, bool]:
-    """Return how requests were sent, and whether in an open loop. Without a schedule, latency counts from the send."""
+def _is_open_loop(document: Mapping[str, Any], requests: pa.Table) -> bool:
+    """Return whether requests were sent on a schedule, also one that the data set or a ramp gave."""
     limit = number(document.get("max_concurrency"))
-    under_way = "" if limit is None else counted(limit, "request")
     unpaced = number(document.get("request_rate")) is None and document.get("request_rate") != "trace"
     if unpaced and document.get("ramp_up_strategy") is None:
-        if limit is not None:
-            return f"{TOOL} kept {under_way} under way and sent the next when one ended {CLOSED_LOOP}.", False
         due = pc.min_max(pc.coalesce(requests.column("scheduled_ns"), requests.column("sent_ns"))).as_py()
         spread_s = ((due["max"] or 0) - (due["min"] or 0)) / SECOND
-        if spread_s < _AT_ONCE_SHARE * (number(document.get("duration")) or math.inf):
-            how = "sent every request at once (request_rate inf)"
-            return f"{TOOL} {how}: they waited for each other, as in no traffic.", False
-    if document.get("queue_times") is not None:
-        return f"{TOOL} sent on schedule and keeps none: latency counts from when its client took a request up.", True
-    if limit is not None:
-        how = f"kept at most {under_way} under way, and not what others waited for room"
-        return f"{TOOL} {how} {CLOSED_LOOP}.", False
-    return f"{TOOL} sent on schedule and keeps none: latency counts from when a request was sent.", True
+        if limit is not None or spread_s < _AT_ONCE_SHARE * (number(document.get("duration")) or math.inf):
+            return False
+    # A limit delays requests without a trace, unless the file says how long each waited.
+    return limit is None or document.get("queue_times") is not None

@@ -1,7 +1,4 @@
-"""From a run to what follows from it: every comparison, gate and check made, and the verdict on each arm.
-
-Here the numbers that the run holds meet the modules that judge them. Nothing is written and nothing is rounded.
-"""
+"""From a run to what follows from it: every comparison, gate and check made, and the verdict on each arm."""
 
 from __future__ import annotations
 
@@ -26,20 +23,16 @@ from analysis.run.client_stalls import ArmStalls, client_stalls
 from analysis.run.machine_records import MachineRecords
 from analysis.run.memory import Peaks, memory_of
 from analysis.run.run import Run
-from analysis.statistics.compare import Comparison
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
     """What follows from a run. Mappings are by arm."""
 
-    steady: tuple[Comparison, ...]  # those that gate
-    secondary: tuple[Comparison, ...]  # all others, of every phase
-    by_machine: tuple[Comparison, ...]  # those that gate, of each machine by itself where there are several
+    compared: Comparisons
     facts: Mapping[str, CompileFacts]
     stalls: Mapping[str, ArmStalls]  # of every arm, as clients see them
     memory: Mapping[str, Peaks]
-    slo: Mapping[str, tuple[Gate, ...]]  # of every arm, the control included, before the checks
     gates: tuple[Gate, ...]  # of the treatments, after the checks
     checks: tuple[Check, ...]
     machines: MachineRecords
@@ -66,7 +59,7 @@ def judge(run: Run, given: Sequence[Check] = (), *, at_end: bool = True) -> Judg
     facts = {arm: compile_facts(run, arm) for arm in run.arms}
     memory = memory_of(run)
     ramp = ramp_of(run)
-    slo = {arm: tuple(objective_gate(run, arm, target) for target in run.targets) for arm in run.arms}
+    objectives = {arm: [objective_gate(run, arm, target) for target in run.targets] for arm in run.arms}
     steps = steps_of(run) if search else []
     raw: list[Gate] = []
     for arm in run.treatments:
@@ -76,7 +69,7 @@ def judge(run: Run, given: Sequence[Check] = (), *, at_end: bool = True) -> Judg
         else:
             pairs = zip(compared.gated, compared.paths, strict=True)
             raw += [latency_gate(run, item, path) for item, path in pairs if item.arm == arm]
-            raw += slo[arm]
+            raw += objectives[arm]
             raw += goodput_gates(run, arm) if at_end else []
         raw += compile_gates(run, arm, stalls[arm])
         raw += [*eager_gates(run, arm), *refused_gates(run, arm)]
@@ -90,13 +83,10 @@ def judge(run: Run, given: Sequence[Check] = (), *, at_end: bool = True) -> Judg
     ]
     verdicts = {arm: combined([gate.verdict for gate in gates if gate.arm == arm]) for arm in run.treatments}
     return Judgement(
-        steady=compared.gated,
-        secondary=compared.secondary,
-        by_machine=compared.by_machine,
+        compared=compared,
         facts=facts,
         stalls=stalls,
         memory=memory,
-        slo=slo,
         gates=tuple(gates),
         checks=tuple(checks),
         machines=machines,
@@ -104,5 +94,10 @@ def judge(run: Run, given: Sequence[Check] = (), *, at_end: bool = True) -> Judg
         verdicts=verdicts,
         overall=combined(list(verdicts.values())),
         headline=headline(verdicts, gates, checks, run.control),
-        advice=advise(gates, checks),
+        advice=advise(
+            gates,
+            checks,
+            external=[arm for arm in run.arms if run.account(arm).external],
+            of_control=objectives[run.control],
+        ),
     )

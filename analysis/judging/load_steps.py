@@ -83,12 +83,6 @@ class Holding:
     steps: int
     thin: bool = False
 
-    def at(self, rps: float) -> Literal["holds", "open", "misses"]:
-        """Whether the arm surely holds the load, or surely does not."""
-        if self.low_rps is not None and rps <= self.low_rps:
-            return "holds"
-        return "misses" if self.high_rps is not None and rps > self.high_rps else "open"
-
 
 def is_search(run: Run) -> bool:
     """Whether the run's trials raised the load in steps to find what the arms hold."""

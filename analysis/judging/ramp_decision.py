@@ -1,11 +1,11 @@
 """What a ramp does next: stay, hold, go on to the next step, roll back, or end. Pure.
 
-A step is left upwards only by what is sure. Harm that is sure, or an alarm, rolls back from any step.
+A step is left upwards only by what is sure, and rolled back from anywhere by harm that is sure. Alarms roll back
+without a decision (`analysis.judging.alarms`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,16 +17,15 @@ Action = Literal["stay", "hold", "advance", "rollback", "promoted"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Where the ramp stands at a look. `step` counts from 0; `step_s` is how long it has lasted.
+    """Where the ramp stands at an interim analysis. `step` counts from 0; `step_s` is how long it has lasted.
 
-    `failed` is the reason of a gate that has failed for good, `alarms` what happened since the ramp began. `safe`: the
-    candidate is surely no slower than a step allows; `passed`: every gate with interim evidence has passed. `requests`
-    of the candidate were judged in the step; `uneven` says how its share differs from its weight.
+    `failed` is the reason of a gate that has failed for good. `safe`: the candidate is surely no slower than a step
+    allows; `passed`: every gate with interim evidence has passed. `requests` of the candidate were judged in the step;
+    `uneven` says how its share differs from its weight.
     """
 
     step: int
     step_s: float
-    alarms: Sequence[str] = ()
     failed: str | None = None
     safe: bool = False
     passed: bool = False
@@ -43,33 +42,30 @@ class Decision:
 
 
 def decide(standing: Standing, limits: RampLimits) -> Decision:
-    """What follows from the standing."""
-    if len(standing.alarms) > limits.failure_limit:
-        return Decision(action="rollback", why=standing.alarms[limits.failure_limit])
-    if standing.failed is not None and standing.step_s >= limits.initial_delay_s:
+    """Return what follows from the standing."""
+    if standing.failed is not None:
         return Decision(action="rollback", why=standing.failed)
-    last = standing.step == len(limits.steps) - 1
-    if standing.step_s < limits.least_step_s:
-        return Decision(action="stay", why=f"it lasts {limits.least_step_s:g} s at least")
-    if last:
+    if standing.step_s < limits.step_s:
+        return Decision(action="stay", why=f"it lasts {limits.step_s:g} s at least")
+    if standing.step == len(limits.steps) - 1:
         return Decision(action="promoted", why="it holds all of the traffic without an alarm")
-    lacking = lacks(standing, limits, to_whole=limits.steps[standing.step + 1] == 100.0)
+    share = limits.steps[standing.step + 1]
+    lacking = lacks(standing, limits, to_whole=share == 100.0)
     if lacking is None:
-        share = f"{limits.steps[standing.step + 1]:g} %"
-        return Decision(action="advance", why=f"nothing speaks against {share}")
+        return Decision(action="advance", why=f"nothing speaks against {share:g} %")
     if standing.step_s >= limits.most_step_s:
         return Decision(action=limits.on_inconclusive, why=f"still open after {limits.most_step_s:g} s: {lacking}")
     return Decision(action="stay", why=lacking)
 
 
 def lacks(standing: Standing, limits: RampLimits, *, to_whole: bool) -> str | None:
-    """What the next step lacks, `to_whole` where it is all of the traffic; None where it lacks nothing."""
+    """Return what the next step lacks, `to_whole` if it is all of the traffic; None if it lacks nothing."""
     if standing.requests < limits.least_requests:
         return f"the candidate had {standing.requests} of {counted(limits.least_requests, 'request')}"
     if standing.uneven is not None:
         return standing.uneven
     if to_whole:
         return None if standing.passed else "not every gate has passed, and beyond this step no control is left"
-    if not standing.safe:
-        return f"it is not sure that the candidate is at most {100.0 * limits.step_margin:g} % slower"
-    return None
+    return (
+        None if standing.safe else f"it is not sure that the candidate is at most {100 * limits.step_margin:g} % slower"
+    )

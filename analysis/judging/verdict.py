@@ -1,6 +1,7 @@
-"""What follows from the gates: the verdict on an arm, the outcome in plain words, and what would decide what is open.
+"""What follows from the gates: the verdict on an arm, the outcome in plain words, and what to do next.
 
-An arm passes when every gate passes (intersection-union, Berger 1982).
+An arm passes when every gate passes (intersection-union, Berger 1982). Of an open arm the headline has one reason, the
+worst failed check or the first open gate, and the advice has the length that would decide it.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from analysis.checks.applied import blocking
-from analysis.checks.check import OVERLOADED, TOO_SHORT, Check
+from analysis.checks.check import OVERLOADED, Check
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.settings.metrics import gate_label
-from analysis.wording import counted, duration_text
+from analysis.wording import duration_text
+
+# In the order in which failures are reported: what others may follow from comes first.
+_KINDS = ("parity", "recompile", "error", "noninferiority", "goodput", "slo", "memory", "ramp")
+KIND_ORDER = {kind: place for place, kind in enumerate(_KINDS)}
 
 
 def combined(verdicts: Sequence[str]) -> str:
@@ -22,190 +27,164 @@ def combined(verdicts: Sequence[str]) -> str:
     return PASS if verdicts and set(verdicts) == {PASS} else INCONCLUSIVE
 
 
-KIND_ORDER = {
-    "parity": -1,
-    "recompile": 0,
-    "error": 1,
-    "noninferiority": 2,
-    "goodput": 2,
-    "slo": 3,
-    "cold": 4,
-    "memory": 5,
-    "ramp": 6,
-}
+def _in_order(gates: Sequence[Gate]) -> list[Gate]:
+    return sorted(gates, key=lambda gate: KIND_ORDER[gate.kind])
+
+
+# --- The headline -----------------------------------------------------------------------------------------------------
 
 
 def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Check], control: str) -> str:
     """The outcome in plain words, worst arm first. `arms` maps each judged arm to its verdict."""
     if not arms:
         return f"There is no arm to judge against {control}."
-    open_arms = [arm for arm, verdict in arms.items() if verdict != PASS]
     # Whatever else is true of a run that overloaded its arms, it is true of an overload.
-    parts = [f"{check.reason} {check.remedy}" for check in checks if _is_overload(check, open_arms)]
-    of_arm = {
-        arm: sorted((gate for gate in gates if gate.arm == arm), key=lambda gate: KIND_ORDER[gate.kind]) for arm in arms
-    }
-    reasons = {arm: _open_reason(of_arm[arm], checks) for arm in arms if arms[arm] == INCONCLUSIVE}
-    for arm in sorted(arms, key=lambda name: ((FAIL, INCONCLUSIVE, PASS).index(arms[name]), list(arms).index(name))):
-        own = of_arm[arm]
-        if arms[arm] == FAIL:
-            first = next(gate for gate in own if gate.verdict == FAIL)
-            parts.append(f"{arm} must not replace {control}: {_clause(_plain(first))}.")
-        elif arms[arm] == PASS:
-            bounds = [bound for gate in own if (bound := _bound(gate)) is not None]
-            slower = f" (latency at most {max(bounds):.2f} times {control}'s, error bars included)" if bounds else ""
-            parts.append(f"{arm} may replace {control}: every gate passed{slower}.")
-        elif arm == next(iter(reasons)):
-            *others, last = reasons
-            whether = " or ".join(filter(None, (", ".join(others), last)))
-            parts += [f"This run cannot decide whether {whether} may replace {control}.", *_by_reason(reasons)]
-    return " ".join(filter(None, parts))
+    not_passed = [arm for arm, verdict in arms.items() if verdict != PASS]
+    parts = [f"{check.reason} {check.remedy}" for check in checks if _is_overload(check, not_passed)]
+    of_arm = {arm: _in_order([gate for gate in gates if gate.arm == arm]) for arm in arms}
+    for arm in _with(arms, FAIL):
+        first = next(gate for gate in of_arm[arm] if gate.verdict == FAIL)
+        reason = first.reason.replace(f" {first.allowance}", "") if first.allowance else first.reason
+        parts.append(f"{arm} must not replace {control}: {reason}")
+    undecided: dict[str, list[str]] = {}
+    for arm in _with(arms, INCONCLUSIVE):
+        undecided.setdefault(_open_reason(of_arm[arm], checks), []).append(arm)
+    for reason, own in undecided.items():
+        parts.append(f"This run cannot decide whether {' or '.join(own)} may replace {control}: {reason}")
+    for arm in _with(arms, PASS):
+        bounds = [
+            max((gate.high, *(gate.lasting or ())))
+            for gate in of_arm[arm]
+            if gate.kind == "noninferiority" and gate.high is not None
+        ]
+        slower = f" (latency at most {max(bounds):.2f} times {control}'s, error bars included)" if bounds else ""
+        parts.append(f"{arm} may replace {control}: every gate passed{slower}.")
+    return " ".join(parts)
 
 
-def _by_reason(reasons: Mapping[str, str]) -> list[str]:
-    """What leaves arms open, each reason once, behind the arms that it is of where there are several reasons."""
-    arms: dict[str, list[str]] = {}
-    for arm, reason in reasons.items():
-        arms.setdefault(reason, []).append(arm)
-    behind = len(arms) > 1
-    # A reason that begins with its arm says whose it is.
-    return [
-        f"{', '.join(own)}: {reason}" if behind and reason and not reason.startswith(f"{own[0]} ") else reason
-        for reason, own in arms.items()
-    ]
-
-
-def _bound(gate: Gate) -> float | None:
-    """What the ratio of a latency surely does not exceed; None where there is no such limit."""
-    if gate.kind != "noninferiority" or gate.high is None:
-        return None
-    return max(gate.high, gate.lasting[1] if gate.lasting else gate.high)
+def _with(arms: Mapping[str, str], verdict: str) -> list[str]:
+    return [arm for arm, own in arms.items() if own == verdict]
 
 
 def _is_overload(check: Check, arms: Collection[str]) -> bool:
     return check.rule.rank == OVERLOADED and not check.ok and bool(arms) and check.arm in (None, *arms)
 
 
-def _plain(gate: Gate) -> str:
-    """The gate's reason without what it allows for, which is shown with the gate."""
-    return gate.reason.replace(f" {gate.allowance}", "") if gate.allowance else gate.reason
-
-
-def _clause(reason: str) -> str:
-    """The sentence as the second half of another."""
-    inner = reason.rstrip(".")
-    return inner[0].lower() + inner[1:] if inner.startswith(("Compiles", "No ")) else inner
-
-
 def _open_reason(gates: Sequence[Gate], checks: Sequence[Check]) -> str:
+    """The reason of the worst failed check that keeps a gate open, else of the first open gate."""
     open_gates = [gate for gate in gates if gate.verdict == INCONCLUSIVE]
-    of_gates = [(gate, _blocking(gate, checks)) for gate in open_gates]
-    if found := [check for _, own in of_gates for check in own]:
-        return min(found, key=lambda check: (check.rule.rank, checks.index(check))).reason
-    if not open_gates:
-        return "No gate was judged."
-    return next((gate.reason for gate, own in of_gates if own or not gate.blocked_by), "")
+    found = [check for gate in open_gates for check in blocking(gate, checks)]
+    # An overload is reported before all arms.
+    others = [check for check in found if check.rule.rank != OVERLOADED]
+    if others:
+        return min(others, key=lambda check: (check.rule.rank, checks.index(check))).reason
+    if found:
+        return "The load was too high."
+    return open_gates[0].reason if open_gates else "No gate was judged."
 
 
-def _blocking(gate: Gate, checks: Sequence[Check]) -> list[Check]:
-    """The failed checks that keep the gate open, without an overload, which is reported before all arms."""
-    return [check for check in blocking(gate, checks) if check.rule.rank != OVERLOADED]
+# --- What to do next --------------------------------------------------------------------------------------------------
 
 
-# Below this many blocks the spread, and every length that follows from it, is known to a factor of several.
-FEW_BLOCKS = 6
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """What to do about `gates` of `arm`, which failed for one cause."""
+
+    arm: str
+    gates: tuple[str, ...]
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What would decide what is open; `needed_s` None where no run length would."""
+    """What would decide what is open, `needed_s` None where no run length would; and what to do about what failed."""
 
     needed_s: float | None
     text: str
+    remedies: tuple[Remedy, ...] = ()
 
 
 _LONG_S = 4 * 3600.0  # a gate that needs more is named by itself
 
-# What would decide a gate that no length of the run decides.
+# What would decide an open gate that no length of the run decides, by its kind.
 _STUCK = {
-    "compiles": "Record the compile events of every arm.",
-    "compiles unseen": "Clients cannot see whether {arms} compiles while serving: its own logs know.",
-    "cold": "More trials would decide {gates}: each starts cold once.",
+    "recompile": "Record the compile events of {arms}.",
     "memory": "More and longer trials would decide {gates}, with the machines watched ([bed]).",
-    "parity": "Run `tailgate parity` on the experiment until it passes: traffic cannot tell.",
-    "parity unseen": "What would decide the parity of {arms} stands in its gate's reason.",
-    "starts": "{count} runs of each arm would decide {gates}, each after a fresh start, if they are like these.",
-    "never": "No run of up to a week would decide {gates}.",
+    "parity": "Run `tailgate parity experiment.toml` until it passes: traffic cannot tell.",
+}
+_UNSEEN = "Clients cannot decide {gates}: its server's log may, as the reason of the gate says."
+_STARTS = "{count} runs of each arm would decide {gates}, each after a fresh start, if they are like these."
+_NEVER = "No run of up to a week would decide {gates}."
+
+_INSPECT = "`tailgate inspect experiment.toml --arm {arm}`"
+_LATENCY = "`tailgate frontier experiment.toml` finds which load each arm holds."
+# What to do about a failed gate: by its name, else by its kind.
+_REMEDIES = {
+    "parity": "`tailgate parity experiment.toml` measures it without traffic and names what departs.",
+    "recompile": f"{_INSPECT} shows, without traffic, which steps are not ready: warm them up (compile.warmup), or "
+    "plan the shapes (preset compiled-bucketed or compiled-dynamic).",
+    "refused": f"{_INSPECT} lists the shapes that it serves: widen its bounds or ladders, or admit less "
+    "(engine.max_prompt_tokens).",
+    "deaths": "The last lines of the replica that died are under logs/ in the trial's folder.",
+    "error": "The column `error` of the requests says what each met, and the arm's logs say why.",
+    "noninferiority": _LATENCY,
+    "goodput": _LATENCY,
+    "slo": _LATENCY,
+    "memory": "To hold less, take fewer slots (engine.slots) or fewer planned shapes, which hold CUDA graphs.",
+    "ramp": "The section on the ramp says at which share of the users it ended and why.",
+}
+_OF_BOTH = "The control misses it too: look at the objective and the load first."
+_OF_EXTERNAL = {
+    "parity": "Compare its weights, precision and sampling with the control's.",
+    "recompile": "Have its server warm up the lengths of this traffic before it is measured.",
 }
 
 
-def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
-    """How long a run would decide the open gates, and what must change first where length is not the trouble.
+def advise(
+    gates: Sequence[Gate], checks: Sequence[Check], *, external: Collection[str] = (), of_control: Sequence[Gate] = ()
+) -> Advice:
+    """What would decide the open gates, of arms that have not failed, and what to do about the failed ones.
 
-    Only of arms that have not failed: what else is open on an arm that failed decides nothing more.
+    `external` are external arms, `of_control` the control's own gates on objectives.
     """
     failed = sorted({gate.arm for gate in gates if gate.verdict == FAIL})
     open_gates = [gate for gate in gates if gate.verdict == INCONCLUSIVE and gate.arm not in failed]
-    arms = {gate.arm for gate in open_gates}
-    faults = [check for check in checks if any(blocking(gate, [check]) for gate in open_gates)]
-    # A longer run of the same load only makes the queues longer.
-    overloaded = [gate for gate in open_gates if any(_is_overload(check, arms) for check in blocking(gate, checks))]
-    timed = [gate for gate in open_gates if gate.needed_s is not None and gate not in overloaded]
-    sentences = list(dict.fromkeys(check.remedy for check in faults if check.remedy))
-    sentences += _lengths(timed, faults)
-    stuck: dict[str, list[Gate]] = {name: [] for name in _STUCK}
+    sentences: list[str] = []
+    timed: list[Gate] = []
+    stuck: dict[str, list[Gate]] = {}
     for gate in open_gates:
+        faults = blocking(gate, checks)
+        sentences += [check.remedy for check in faults if check.remedy]
         if gate.needed_s is None and not gate.blocked_by:
-            stuck[_why_stuck(gate)].append(gate)
-    for name, own in stuck.items():
-        if own:
-            named = {"arms": sorted({gate.arm for gate in own}), "gates": sorted(set(map(_name, own)))}
-            count = max(gate.needed_starts or 0 for gate in own)
-            texts = {key: ", ".join(value) for key, value in named.items()}
-            sentences.append(_STUCK[name].format(count=count, **texts))
+            sentence = _STUCK.get(gate.kind, _STARTS if gate.needed_starts else _NEVER)
+            stuck.setdefault(_UNSEEN if gate.unseen else sentence, []).append(gate)
+        elif gate.needed_s is not None and not any(check.rule.rank == OVERLOADED for check in faults):
+            timed.append(gate)  # a longer run of an overload only makes the queues longer
+    sentences += _lengths(timed)
+    for sentence, own in stuck.items():
+        count = max(gate.needed_starts or 0 for gate in own)
+        arms = ", ".join(sorted({gate.arm for gate in own}))
+        sentences.append(sentence.format(count=count, arms=arms, gates=_names(own)))
     if failed:
         sentences.append(f"A longer run will not clear {', '.join(failed)}.")
-    needed = max((gate.needed_s or 0.0 for gate in timed), default=None)
-    return Advice(needed_s=needed, text=" ".join(sentences) or "Nothing is open.")
+    return Advice(
+        needed_s=max((gate.needed_s or 0.0 for gate in timed), default=None),
+        text=" ".join(dict.fromkeys(sentences)) or "Nothing is open.",
+        remedies=_remedies(gates, external, {gate.gate for gate in of_control if gate.verdict == FAIL}),
+    )
 
 
-def _lengths(timed: Sequence[Gate], faults: Sequence[Check]) -> list[str]:
+def _lengths(timed: Sequence[Gate]) -> list[str]:
     """How long a run would decide the gates that a length decides."""
-    if not timed:
-        return []
     long = [gate for gate in timed if (gate.needed_s or 0.0) > _LONG_S]
     soon = [gate for gate in timed if gate not in long]
     sentences = []
     if soon:
         others = f"all open gates but {len(long)}" if long else "the open gates"
         sentences.append(f"A run of about {_length(soon)} would decide {others}, if the arms behave as they did here.")
-    short = [check for check in faults if check.rule.rank == TOO_SHORT and check.rule.mended_by_length]
-    few = min((check for check in short if (check.value or 0.0) < FEW_BLOCKS), key=_value, default=None)
-    if few:
-        # Hours by gate would be taken for more than the guess that they are.
-        sentences += [] if soon else ["The open gates would take hours, if the arms behave as they did here."]
-        blocks = counted(round(_value(few)), "block")
-        sentences.append(f"This estimate rests on {blocks}; {few.limit:.0f} give a better one.")
-    elif long:
-        first = min(long, key=lambda gate: gate.needed_s or 0.0)
-        more = f", and up to {_length(long)} {counted(len(long) - 1, 'more gate')}" if len(long) > 1 else ""
-        sentences.append(
-            f"About {_length([first])} would decide {_name(first)}, which is near its limit or varies much{more}."
-        )
+    if long:
+        sentences.append(f"About {_length(long)} would decide {_names(long)}: near the limit, or much varied.")
     return sentences
-
-
-def _why_stuck(gate: Gate) -> str:
-    if gate.kind in ("recompile", "parity"):
-        name = "compiles" if gate.kind == "recompile" else "parity"
-        return f"{name} unseen" if gate.unseen else name
-    if gate.kind in ("cold", "memory"):
-        return gate.kind
-    return "starts" if gate.needed_starts else "never"
-
-
-def _name(gate: Gate) -> str:
-    return f'"{gate_label(gate.gate)}" of {gate.arm}'
 
 
 def _length(gates: Sequence[Gate]) -> str:
@@ -215,5 +194,20 @@ def _length(gates: Sequence[Gate]) -> str:
     return f"{duration_text(max(gate.needed_s or 0.0 for gate in gates))}{over}"
 
 
-def _value(check: Check) -> float:
-    return check.value or 0.0
+def _names(gates: Sequence[Gate]) -> str:
+    return ", ".join(sorted({f'"{gate_label(gate.gate)}" of {gate.arm}' for gate in gates}))
+
+
+def _remedies(gates: Sequence[Gate], external: Collection[str], missed: Collection[str]) -> tuple[Remedy, ...]:
+    """One remedy for all gates of an arm that failed for one cause, in the order of arms and of `KIND_ORDER`.
+
+    `missed` are the objectives that the control misses too.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for arm in dict.fromkeys(gate.arm for gate in gates):
+        for gate in _in_order([gate for gate in gates if gate.arm == arm and gate.verdict == FAIL]):
+            text = _REMEDIES.get(gate.gate, _REMEDIES[gate.kind])
+            text = _OF_EXTERNAL.get(gate.kind, text) if arm in external else text
+            text = _OF_BOTH if gate.gate in missed else text
+            found.setdefault((arm, text.format(arm=arm)), []).append(gate.gate)
+    return tuple(Remedy(arm=arm, gates=tuple(names), text=text) for (arm, text), names in found.items())

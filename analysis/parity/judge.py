@@ -89,14 +89,10 @@ class Places:
         """The request of each position."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
-    def position(self, request: int, token: int) -> int:
-        """The row of the logits for that token of that request."""
-        return int(sum(self.lengths[:request])) + token
-
     def text(self, position: int) -> str:
         """Name the position, such as "request 3 (prompt of 57 tokens), token 5 of 24"; tokens count from 1."""
         request = int(self.request[position])
-        token = position - self.position(request, 0) + 1
+        token = position - int(sum(self.lengths[:request])) + 1
         asked = counted(self.prompts[request], "token")
         return f"request {request} (prompt of {asked}), token {token} of {self.lengths[request]}"
 
@@ -153,16 +149,15 @@ def _judge_control(task: _Task) -> list[Finding]:
     limit = 2.0 * math.sqrt(EPSILON[task.dtype])
     what = f"The p99 of the error of {name} against float64 in {task.dtype}"
     error = held_to(limit, p99(base.error), "control error", what, beyond=INCONCLUSIVE)
-    answered = enumerate(token for tokens in task.control.tokens for token in tokens)
-    taken = [*enumerate(base.top), *answered]
-    flips = _flips(
-        "control flips", name, task.reference, noise_bound(base, task.dtype), taken, task.place, INCONCLUSIVE
-    )
+    taken = [*enumerate(base.top), *enumerate(_answered(task.control))]
+    bound = noise_bound(base, task.dtype)
+    flips = _flips("control flips", name, task.reference, bound, taken, task.place, INCONCLUSIVE)
     return [error, _finite(name, base, task.place, INCONCLUSIVE), flips]
 
 
 def _judge_arm(task: _Task, arm: Answers) -> list[Finding]:
-    left, base, reference = departures(arm, task.control), task.base, task.reference
+    base, reference = task.base, task.reference
+    left = departures(task, arm)
     own = measure(arm.logits, task.control.logits if reference is None else reference)
     findings = [_finite(arm.name, own, task.place)]
     if task.dtype == "float32":
@@ -173,9 +168,8 @@ def _judge_arm(task: _Task, arm: Answers) -> list[Finding]:
     if base is None or reference is None:
         return findings
     # Up to where an answer leaves the control's both share every token, so the reference answers the same question.
-    departed = [(task.place.position(request, token), arm.tokens[request][token]) for request, token in left]
-    bound = noise_bound(base, task.dtype)
-    flips = _flips("flips", arm.name, reference, bound, [*enumerate(own.top), *departed], task.place)
+    taken = [*enumerate(own.top), *zip(left, _answered(arm)[left], strict=True)]
+    flips = _flips("flips", arm.name, reference, noise_bound(base, task.dtype), taken, task.place)
     return [*_errors(task, arm.name, own, base, "the control"), *findings, flips]
 
 
@@ -184,7 +178,7 @@ def _judge_quantised(task: _Task, arm: Answers, alike: Answers, accuracy: Accura
     policy adds."""
     control, place = task.control, task.place
     of, truth = ("float64", task.reference) if task.reference is not None else (control.name, control.logits)
-    own, left = measure(arm.logits, truth), dict(departures(arm, control))
+    own, left = measure(arm.logits, truth), departures(task, arm)
     lengths, source, divergence = accuracy.lengths, accuracy.source, own.divergence
     if lengths:
         given = accuracy.reference if task.reference is not None else control.texts
@@ -199,11 +193,10 @@ def _judge_quantised(task: _Task, arm: Answers, alike: Answers, accuracy: Accura
     if own.finite.all():
         # Up to the first token that leaves the control's, the engine must answer what the arm's own logits prefer. The
         # bound is the arm's own: a small difference between two steps may turn a number to the next quantised one.
-        taken = [
-            (place.position(request, token), tokens[token])
-            for request, tokens in enumerate(arm.tokens)
-            for token in range(min(len(tokens), left.get(request, len(tokens)) + 1))
-        ]
+        shared = np.ones(len(own.error), dtype=np.bool_)
+        for at in left:
+            shared[at + 1 :] &= place.request[at + 1 :] != place.request[at]
+        taken = [(position, token) for position, token in enumerate(_answered(arm)) if shared[position]]
         findings.append(_flips("answers", arm.name, arm.logits, noise_bound(own, task.dtype), taken, place))
         findings += judge_evenness(arm.name, own, task.base, place, task.dtype)
     if alike is not arm and task.reference is not None:
@@ -211,16 +204,18 @@ def _judge_quantised(task: _Task, arm: Answers, alike: Answers, accuracy: Accura
     return findings
 
 
-def departures(arm: Answers, control: Answers) -> list[tuple[int, int]]:
-    """Return (request, token) where an answer first leaves the control's. ValueError where lengths differ."""
-    places = []
-    for request, (own, due) in enumerate(zip(arm.tokens, control.tokens, strict=True)):
-        if len(own) != len(due):
-            raise ValueError(f"{arm.name} answered request {request} with {len(own)} tokens, not {len(due)}")
-        first = next((token for token, pair in enumerate(zip(own, due, strict=True)) if pair[0] != pair[1]), None)
-        if first is not None:
-            places.append((request, first))
-    return places
+def departures(task: _Task, arm: Answers) -> Ints:
+    """Return the positions at which an answer first leaves the control's. ValueError where lengths differ."""
+    for request, (tokens, length) in enumerate(zip(arm.tokens, task.place.lengths, strict=True)):
+        if len(tokens) != length:
+            raise ValueError(f"{arm.name} answered request {request} with {len(tokens)} tokens, not {length}")
+    others = np.flatnonzero(_answered(arm) != _answered(task.control))
+    return others[np.unique(task.place.request[others], return_index=True)[1]]
+
+
+def _answered(arm: Answers) -> Ints:
+    """The token of each position."""
+    return np.concatenate([np.asarray(tokens, dtype=np.int64) for tokens in arm.tokens])
 
 
 def _finite(name: str, measures: Measures, place: Places, beyond: str = FAIL) -> Finding:
@@ -230,18 +225,14 @@ def _finite(name: str, measures: Measures, place: Places, beyond: str = FAIL) ->
     return held_to(0.0, float(broken.size), "finite", what, where=where, beyond=beyond)
 
 
-def _same_tokens(task: _Task, arm: Answers, left: Sequence[tuple[int, int]]) -> Finding:
+def _same_tokens(task: _Task, arm: Answers, left: Ints) -> Finding:
     """Check that greedy answers are equal, as they must be in float32."""
-    where = ""
-    if left:
-        request, token = left[0]
-        due, taken = task.control.tokens[request][token], arm.tokens[request][token]
-        at = task.place.text(task.place.position(request, token))
-        where = f"first at {at}, where {task.control.name} takes {due} and {arm.name} {taken}"
-    what = (
-        f"The number of {arm.name}'s {len(arm.tokens)} greedy answers that are not {task.control.name}'s, in float32,"
-    )
-    return held_to(0.0, float(len(left)), "tokens", what, where=where)
+    where, control = "", task.control
+    if left.size:
+        due, taken = (_answered(item)[left[0]] for item in (control, arm))
+        where = f"first at {task.place.text(int(left[0]))}, where {control.name} takes {due} and {arm.name} {taken}"
+    what = f"The number of {len(arm.tokens)} greedy answers of {arm.name} in float32 that are not {control.name}'s"
+    return held_to(0.0, float(left.size), "tokens", what, where=where)
 
 
 def _flips(

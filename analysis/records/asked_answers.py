@@ -23,11 +23,6 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Candidates = Annotated[Mapping[str, Finite], BeforeValidator(_known)]
 
 
-def file_name(arm: str) -> str:
-    """Return the name of the arm's file."""
-    return PATTERN.replace("*", arm)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedAnswer:
     """One answer to the prompt that `digest` names.

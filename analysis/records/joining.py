@@ -316,9 +316,9 @@ def shown(value: Any) -> str:
     """Return the value of a setting as text."""
     if value is None:
         return "not given"
-    text = f"{value:g}" if type(value) is float else ", ".join(map(str, value)) if type(value) is list else str(value)
-    text = " ".join(text.split()) or "none"
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))[:_LONGEST_SHOWN] or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)[:_LONGEST_SHOWN] or "none"
 
 
 # --- Documents of all runs together -----------------------------------------------------------------------------------
@@ -344,10 +344,10 @@ def joined_parity(documents: Sequence[Mapping[str, Any] | None]) -> dict[str, An
     measured = sorted(filter(None, documents), key=_parity_rank)
     if len(measured) < len(documents):
         return None
-    worst: dict[str, Mapping[str, Any]] = {}
-    for row in sorted((row for document in measured for row in rows_of(document.get("arms"))), key=_parity_rank):
-        worst.setdefault(str(row.get("name")), row)
-    return {**measured[0], "arms": list(worst.values())}
+    rows = sorted(
+        (row for document in measured for row in rows_of(document.get("arms"))), key=_parity_rank, reverse=True
+    )
+    return {**measured[0], "arms": list({str(row.get("name")): row for row in rows}.values())}
 
 
 def _parity_rank(row: Mapping[str, Any]) -> int:

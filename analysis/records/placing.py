@@ -7,7 +7,7 @@ not counted, since its values cannot be trusted. It is reported, so that what it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +28,10 @@ _SHOWN = 40  # characters of a value that is repeated to the user
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unplaced:
-    """Rows that belong nowhere for one reason."""
+    """Compile events that belong nowhere for one reason, such as "5 compile events of an unknown kind ('x')"."""
 
     arm: str | None  # None if they do not state it
-    reason: str  # what follows "5 compile events"
-    rows: int
+    text: str
 
 
 def place_events(
@@ -51,23 +50,18 @@ def place_events(
         return table, ()
     spans = requests.spans()
 
+    known = {"arm": arms, "trial": trials, "kind": EVENT_KINDS, "phase": (*EVENT_PHASES, None, "")}
+
     def misplaced(row: Mapping[str, Any]) -> str | None:
-        arm, replica, trial, phase = row["arm"], row["replica"], row["trial"], row["phase"]
+        of_arm = {"replica": (*replicas[row["arm"]], None, "")} if row["arm"] in replicas else {}
+        for name, among in {**known, **of_arm}.items():
+            if row[name] not in among:
+                return f"of an unknown {name} ({_shown(row[name])})"
         start, end = row["start_ns"], row["end_ns"]
-        known: dict[str, tuple[Any, Collection[Any]]] = {
-            "arm": (arm, arms),
-            "trial": (trial, trials),
-            "replica": (replica, (*replicas[arm], None, "") if arm in replicas else (replica,)),
-            "kind": (row["kind"], EVENT_KINDS),
-            "phase": (phase, (*EVENT_PHASES, None, "")),
-        }
-        for name, (value, among) in known.items():
-            if value not in among:
-                return f"of an unknown {name} ({_shown(value)})"
         if start is None or end is None or end < start:
             return "with times that are missing or run backwards"
-        first, last = spans.get(trial, (start, end))
-        early = _SLACK_NS if phase == "serving" else _LONGEST_START_NS
+        first, last = spans.get(row["trial"], (start, end))
+        early = _SLACK_NS if row["phase"] == "serving" else _LONGEST_START_NS
         return "with times outside of the run" if start < first - early or end > last + _SLACK_NS else None
 
     rows = table.select(["arm", "trial", "replica", "kind", "phase", "start_ns", "end_ns"]).to_pylist()
@@ -77,28 +71,24 @@ def place_events(
         for row, reason in zip(rows, reasons, strict=True)
         if reason is not None
     )
-    unplaced = tuple(Unplaced(arm=arm, reason=reason, rows=count) for (arm, reason), count in lost.items())
-    return table.filter(pa.array([reason is None for reason in reasons])), unplaced
+    unplaced = (
+        Unplaced(arm=arm, text=f"{counted(count, 'compile event')} {reason}") for (arm, reason), count in lost.items()
+    )
+    return table.filter(pa.array([reason is None for reason in reasons])), tuple(unplaced)
 
 
-def misplaced_requests(table: pa.Table, *, arms: Collection[str], trials: Collection[int]) -> tuple[Unplaced, ...]:
-    """Return the requests that name no arm, or an arm, a trial or a phase that the run does not have. An empty
-    collection places every row."""
+def misplaced_requests(table: pa.Table, *, arms: Collection[str], trials: Collection[int]) -> tuple[str, ...]:
+    """Return a phrase for the requests that name no arm, and one for each arm, trial or phase that the run does not
+    have. An empty collection places every row."""
     unplaced = []
     if nameless := table.column("arm").null_count:
         # The client gave up or lost its connection before the splitter had answered.
-        unplaced.append(Unplaced(arm=None, reason="that ended before it was known whose they are", rows=nameless))
+        unplaced.append(f"{counted(nameless, 'request')} that ended before the arm was known")
     for what, known in (("arm", arms), ("trial", trials), ("phase", REQUEST_PHASES)):
         for item in pc.value_counts(table.column(what).combine_chunks()).to_pylist() if known else ():
             if item["values"] is not None and item["values"] not in known:
-                reason = f"of an unknown {what} ({_shown(item['values'])})"
-                unplaced.append(Unplaced(arm=None, reason=reason, rows=item["counts"]))
+                unplaced.append(f"{counted(item['counts'], 'request')} of an unknown {what} ({_shown(item['values'])})")
     return tuple(unplaced)
-
-
-def words_of(unplaced: Sequence[Unplaced], what: str) -> list[str]:
-    """Return one phrase for each reason: "5 compile events of an unknown kind (recompila)"."""
-    return [f"{counted(item.rows, what)} {item.reason}" for item in unplaced]
 
 
 def _shown(value: object) -> str:

@@ -58,7 +58,6 @@ class Requests:
     prompt_tokens: Codes  # -1 where unknown
     max_tokens: Codes  # -1 where unknown
     output_tokens: Codes
-    batch: Codes  # the server's id of the step that first ran it, -1 where unknown
     stall_ns: Codes  # what the server reported, negative where it did not
     gaps_ms: npt.NDArray[np.float32]  # every token gap, request after request
     gap_offsets: Ints  # request i owns gaps_ms[gap_offsets[i]:gap_offsets[i + 1]]
@@ -91,8 +90,6 @@ class Requests:
 
     def metric_ms(self, name: str) -> Floats:
         """The latencies called `name`, one of METRICS. NaN where undefined."""
-        if name not in METRICS:
-            raise RecordError(f'metric "{name}" is unknown: use {", ".join(METRICS[:-1])} or {METRICS[-1]}')
         latencies: Floats = getattr(self, f"{name}_ms")
         return latencies
 
@@ -169,7 +166,6 @@ def _columns(recorded: dict[str, Any]) -> dict[str, Any]:
         "max_tokens": integers(recorded.pop("max_tokens"), -1),
         "output_tokens": np.maximum(integers(counts, 0), 0),
         "uncounted": counts.is_null().to_numpy(),
-        "batch": integers(recorded.pop("batch_id"), -1),
         "stall_ns": integers(recorded.pop("compile_stall_ns"), -1),
         "gaps_ms": gaps,
         "gap_offsets": offsets,
@@ -250,7 +246,8 @@ def _latencies(
         has_gaps = np.diff(offsets) > 0
         max_itl[has_gaps] = np.maximum.reduceat(gaps, offsets[:-1][has_gaps])
         max_itl[~(ok | cut)] = math.nan
-    penalty = np.fmax(age[failed], deadline_ms) if deadline_ms is not None else np.full(failed.sum(), _longest(age))
+    longest = np.fmax.reduce(age, initial=math.nan)
+    penalty = np.fmax(age[failed], longest if deadline_ms is None else deadline_ms)
     e2e = age  # of those that completed it is their age
     for number in np.unique(arm[cut]).tolist():
         own = arm == number
@@ -272,10 +269,6 @@ def _sums(gaps: npt.NDArray[np.float32], offsets: Ints) -> Floats:
     has_gaps = np.diff(offsets) > 0
     sums[has_gaps] = np.add.reduceat(gaps, offsets[:-1][has_gaps], dtype=np.float64)
     return sums
-
-
-def _longest(age: Floats) -> float:
-    return float(np.fmax.reduce(age, initial=math.nan))
 
 
 def _when_long(age: Floats, completed: Floats) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ class RunRecords:
     parity: Mapping[str, Any] | None = None  # parity.json: measured before the first trial; None if it was not
     answers: tuple[dict[str, Any], ...] = ()  # of external arms to prompts that all were asked, a trial and an arm each
     search: Mapping[str, Any] | None = None  # frontier.json: how a search, or several, went on; None if none was made
-    stepless: frozenset[int] = frozenset()  # trials of runs that were kept without their engine steps
     weights: tuple[WeightChange, ...] = ()  # empty if they never changed
     runs: tuple[RecordedRun, ...] = ()  # that were read, in order of time; the one alone if none were joined
     differences: tuple[str, ...] = ()  # between joined runs, as they were accepted
@@ -63,7 +62,7 @@ def read_run(directory: Path) -> RunRecords:
     listed = read_run_list(directory)
     if listed is None:
         files = _Files(directory)
-        return _records_of(_documents(files), files)
+        return _records([(_documents(files), files)])
     opened = _opened(listed.directories)
     differences = joining.check_joinable([run for run, _ in opened], listed.accepted)
     return replace(_together(opened), directory=directory, differences=differences)
@@ -187,84 +186,60 @@ def _trial_number(folder: Path, position: int) -> int:
 def _together(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
     """Return the records of several runs, in order of time, as of one."""
     runs = joining.renumbered([run for run, _ in opened])
-    compiles = any(table_files(folder, "compile_events") for run in runs for folder in run.folders)
-    parts = [_records_of(run, files, compiles=compiles) for run, (_, files) in zip(runs, opened, strict=True)]
-    return RunRecords(
-        directory=runs[-1].directory,
-        experiment=joining.joined_experiment(runs),
-        environment=joining.joined_environment(runs),
-        trials=tuple(sorted((info for part in parts for info in part.trials), key=lambda info: info["trial"])),
-        generators=tuple(account for part in parts for account in part.generators),
-        requests=pa.concat_tables(part.requests for part in parts),
-        events=_concatenated(part.events for part in parts),
-        steps=_concatenated(part.steps for part in parts),
-        bed=_concatenated(part.bed for part in parts),
-        server_load=_concatenated(part.server_load for part in parts),
-        problems=tuple(problem for part in parts for problem in part.problems),
-        parity=joining.joined_parity([run.parity for run in runs]),
-        answers=tuple(document for part in parts for document in part.answers),
-        search=joining.joined_search([run.search for run in runs]),
-        stepless=frozenset(trial for part in parts for trial in part.stepless),
-        runs=runs,
-    )
+    return _records([(run, files) for run, (_, files) in zip(runs, opened, strict=True)])
 
 
-def _concatenated(tables: Iterable[pa.Table | None]) -> pa.Table | None:
-    known = [rows for rows in tables if rows is not None]
-    return pa.concat_tables(known) if known else None
-
-
-def _records_of(run: RecordedRun, files: _Files, *, compiles: bool = False) -> RunRecords:
-    """Return the records of one run. With `compiles` another run has tables of compile events."""
+def _records(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
+    """Return the records of a run, or of several with new numbers."""
     tables: dict[str, list[pa.Table]] = {stem: [] for stem in TABLES}
     infos: list[dict[str, Any]] = []
     generators: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
-    for number, info, folder in zip(run.numbers, run.infos, run.folders, strict=True):
-        trial = {"trial": run.trials[number]}
-        infos += [] if info is None else [{**info, **trial}]
-        accounts = {
-            path.stem.removeprefix("generator-"): account | trial
-            for path, account in files.all(folder, "generator-*.json")
-        }
-        for stem, found in tables.items():
-            for path in table_files(folder, stem):
-                rows = files.table(path, stem)
-                if (process := path.name.removeprefix("requests-").partition(".")[0]) in accounts:
-                    accounts[process]["rows"] = rows.num_rows
-                nameless = rows.column("trial").null_count
-                if stem == "requests" and nameless and info is not None:  # bare tables need not name their one trial
-                    files.add(path, f"has {counted(nameless, 'request')} without a trial")
-                found.append(run.with_own_names(rows, number))
-        generators += accounts.values()
-        answers += [document | trial for _, document in files.all(folder, ANSWERS)]
-        files.document(folder / "compiler.json")
+    weights: tuple[WeightChange, ...] = ()
+    for run, files in opened:
+        for number, info, folder in zip(run.numbers, run.infos, run.folders, strict=True):
+            trial = {"trial": run.trials[number]}
+            infos += [] if info is None else [{**info, **trial}]
+            accounts = {path.stem: account | trial for path, account in files.all(folder, "generator-*.json")}
+            for stem, found in tables.items():
+                for path in table_files(folder, stem):
+                    rows = files.table(path, stem)
+                    process = path.name.partition(".")[0].replace("requests-", "generator-")
+                    if process in accounts:
+                        accounts[process]["rows"] = rows.num_rows
+                    nameless = rows.column("trial").null_count
+                    if stem == "requests" and nameless and info is not None:  # bare tables need not name their trial
+                        files.add(path, f"has {counted(nameless, 'request')} without a trial")
+                    found.append(run.with_own_names(rows, number))
+            generators += accounts.values()
+            answers += [document | trial for _, document in files.all(folder, ANSWERS)]
+            files.document(folder / "compiler.json")
+        weights, problem = read_journal(run.directory)
+        files.add(run.directory / JOURNAL, problem)
+    runs = tuple(run for run, _ in opened)
     if not tables["requests"]:
-        raise _no_requests(run)
-    for folder in run.folders if tables["compile_events"] or compiles else ():
-        if not table_files(folder, "compile_events"):  # which would read as no compile in this trial
+        raise _no_requests(runs[0])
+    for files, folder in ((files, folder) for run, files in opened for folder in run.folders):
+        if tables["compile_events"] and not table_files(folder, "compile_events"):  # which would read as no compile
             files.add(folder, "holds no compile_events, as other trials do")
-    weights, problem = read_journal(run.directory)
-    files.add(run.directory / JOURNAL, problem)
+    known = {stem: pa.concat_tables(found) if found else None for stem, found in tables.items()}
     return RunRecords(
-        directory=run.directory,
-        experiment=dict(run.experiment),
-        environment=dict(run.environment),
+        directory=runs[-1].directory,
+        experiment=joining.joined_experiment(runs) if runs[0].place else dict(runs[0].experiment),
+        environment=joining.joined_environment(runs),
         trials=tuple(sorted(infos, key=lambda info: info["trial"])),
         generators=tuple(generators),
-        requests=_concatenated(tables["requests"]),
-        events=_concatenated(tables["compile_events"]),
-        steps=_concatenated(tables["steps"]),
-        bed=_concatenated(tables["bed"]),
-        server_load=_concatenated(tables["server_load"]),
-        problems=tuple(files.problems),
-        parity=run.parity,
+        requests=known["requests"],
+        events=known["compile_events"],
+        steps=known["steps"],
+        bed=known["bed"],
+        server_load=known["server_load"],
+        problems=tuple(problem for _, files in opened for problem in files.problems),
+        parity=joining.joined_parity([run.parity for run in runs]),
         answers=tuple(answers),
-        search=run.search,
-        # If one trial of a run has steps, those of its others are lost.
-        stepless=frozenset() if tables["steps"] else frozenset(run.trials.values()),
-        weights=weights,
-        runs=(run,),
+        search=joining.joined_search([run.search for run in runs]),
+        weights=() if runs[0].place else weights,
+        runs=runs,
     )
 
 

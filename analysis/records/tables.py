@@ -177,17 +177,10 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _kept_batches(path: Path, schema: pa.Schema) -> list[pa.RecordBatch]:
-    if not path.exists() or path.stat().st_size == 0:
-        return []
     problems: list[str] = []
-    try:
-        tables = list(_arrow_tables(path, None, problems))
-    except (pa.ArrowException, ValueError) as error:
-        raise RecordError(f"{path.name} cannot be continued ({one_line(error)}): write to another file") from error
-    if NOT_AS_WRITTEN in problems:
-        raise RecordError(f"{path.name} {NOT_AS_WRITTEN}, and it cannot be continued: write to another file")
-    if any(not table.schema.equals(schema) for table in tables):
-        raise RecordError(f"{path.name} holds other columns than those to append: write to another file")
+    tables = list(_arrow_tables(path, None, problems)) if path.exists() else []
+    if NOT_AS_WRITTEN in problems or any(not table.schema.equals(schema) for table in tables):
+        raise RecordError(f"{path.name} is damaged or holds other columns, so it is not continued: give another file")
     return [batch for table in tables for batch in table.to_batches()]
 
 
@@ -261,7 +254,8 @@ def _json_tables(path: Path, schema: pa.Schema, problems: list[str]) -> Iterator
             bad += others
             problems += [CUT_OFF] if torn else []
             present = [name for name in schema.names if any(name in row for row in rows)]
-            yield pa.table({name: pa.array([row.get(name) for row in rows]) for name in present})
+            if rows:
+                yield pa.table({name: pa.array([row.get(name) for row in rows]) for name in present})
     if bad:
         problems.append(f"has {counted(bad, 'line')} without a table of JSON")
 
@@ -308,4 +302,7 @@ def _cast(column: Any, kind: pa.DataType) -> Any:
         # Not-a-number and values beyond any clock are unknown, not zero.
         usable = pc.and_kleene(pc.is_finite(column), pc.less(pc.abs(column), _LARGEST_INT))
         column = pc.round(pc.if_else(usable, column, None))
-    return column.cast(pa.string()).dictionary_encode() if types.is_dictionary(kind) else column.cast(kind)
+    if not types.is_dictionary(kind):
+        return column.cast(kind)
+    # A cast to the type that the texts have takes as long as the encoding.
+    return (column if column.type == kind.value_type else column.cast(kind.value_type)).dictionary_encode()

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.report import frontier
-from analysis.report.values import DASH, at, count, interval, milliseconds, percent, quantity, seconds, span, text
+from analysis.frontier.summary_rows import asks_nothing
+from analysis.judging.gates import FAIL
+from analysis.report.values import DASH, count, interval, milliseconds, percent, quantity, seconds, span, text
 from analysis.settings.metrics import quantile_label
 from analysis.summary.model import Arm, Check, Gate, Summary
 from analysis.wording import counted
@@ -78,8 +79,7 @@ class Brief:
 
 def brief_of(summary: Summary) -> Brief:
     """The brief of a summary."""
-    search = summary.open_parts()
-    title = frontier.title(search)
+    title = _title(summary)
     return Brief(
         name=summary.name,
         run_id=summary.run_id,
@@ -92,11 +92,16 @@ def brief_of(summary: Summary) -> Brief:
         checks=tuple(sorted(summary.validity, key=lambda row: row.ok)),
         remedies=_remedies(summary),
         decider=summary.advice.text if _is_open(summary) else "",
-        answer=tuple(frontier.answer(search)),
+        answer=tuple((summary.frontier or {}).get("answer", ())),
     )
 
 
 _OUTCOMES = {"rollback": "rolled back", "hold": "held"}
+
+
+def _title(summary: Summary) -> str:
+    """The title of a search without verdicts, in place of one; empty elsewhere, and where an arm is FAIL."""
+    return "Which policy to ship" if asks_nothing(summary.frontier) and summary.overall != FAIL else ""
 
 
 def _notes(summary: Summary) -> Iterable[tuple[str, str]]:
@@ -126,15 +131,13 @@ def _notes(summary: Summary) -> Iterable[tuple[str, str]]:
 
 
 def _arm(summary: Summary, arm: Arm, index: int) -> ArmBrief:
-    search = summary.open_parts()
     gates = [gate for gate in summary.gates if gate.arm == arm.name]
     gates.sort(key=lambda gate: ORDER.index(gate.verdict))
-    held = frontier.held(search).get(arm.name)
     figures = [
-        *(() if held is None else _held(held)),
+        *_held(summary.frontier or {}, arm.name),
         *(_of_control(arm, summary) if arm.control else _of_gates(gates)),
     ]
-    judged = not arm.control and not frontier.title(search)
+    judged = not arm.control and not _title(summary)
     return ArmBrief(
         row=arm,
         index=index,
@@ -196,11 +199,13 @@ def _of_control(arm: Arm, summary: Summary) -> Iterable[tuple[str, str, str]]:
     yield "requests hit", percent(arm.compile.requests_hit_pct), ""
 
 
-def _held(held: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
-    """What load an arm holds, of a search."""
-    yield "surely holds", quantity(held.get("low_rps"), "rps"), ""
-    yield "as seen", quantity(held.get("seen_rps"), "rps"), ""
-    yield "start", seconds(at(held, "start", "serving_s")), ""
+def _held(frontier: Mapping[str, Any], arm: str) -> Iterable[tuple[str, str, str]]:
+    """What load an arm holds, of a search. Its latencies are those of overload: they say nothing of an arm."""
+    for row in frontier.get("arms", ()):
+        if row["arm"] == arm:
+            yield "surely holds", quantity(row["low_rps"], "rps"), ""
+            yield "as seen", quantity(row["seen_rps"], "rps"), ""
+            yield "start", seconds(row["start_s"]), ""
 
 
 def _leaning(arm: str, gates: Sequence[Gate]) -> str:

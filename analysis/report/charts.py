@@ -9,7 +9,6 @@ from typing import Any
 from pydantic_core import to_json
 
 from analysis.records.schemas import EVENT_KINDS
-from analysis.report.values import at, rows, text
 from analysis.summary.model import Bins, Histogram, Machines, Summary
 
 
@@ -60,22 +59,17 @@ def _machines(machines: Machines, index: Mapping[str, int]) -> dict[str, Any] | 
     series = machines.series
     served: dict[tuple[Any, ...], list[str]] = {(row.trial, row.host, row.name): row.arms for row in machines.devices}
     shown = []
-    for row in rows(series, "rows"):
+    for row in series.get("rows", ()):
         arms = served.get((row.get("trial"), row.get("host"), row.get("name")), [])
         name = str(row.get("name"))
         own = index.get(name) if row.get("kind") == "arm" else index.get(arms[0]) if arms else None
         shown.append({**row, "label": f"{name} ({', '.join(arms)})" if arms else name, "arm": own})
-    return {**{key: at(series, key) for key in ("bin_s", "stretch_s")}, "rows": shown} if shown else None
+    return {**series, "rows": shown} if shown else None
 
 
 def _knees(search: Mapping[str, Any] | None, index: Mapping[str, int]) -> dict[str, Any]:
     """Latency of each arm against load; empty where no search was made."""
-    if not at(search, "latency", "label"):
+    if not search or not search["latency"]["label"]:
         return {}
-    return {
-        "label": text(at(search, "latency", "label")),
-        "limit_ms": at(search, "latency", "limit_ms"),
-        "steps": [
-            {**row, "arm": index.get(str(row.get("arm")))} for row in rows(search, "steps") if row.get("ms") is not None
-        ],
-    }
+    steps = [{**row, "arm": index.get(row["arm"])} for row in search["steps"] if row["ms"] is not None]
+    return {**search["latency"], "steps": steps}

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from analysis.report import charts, comparing, frontier, machines
+from analysis.report import charts
 from analysis.report.brief import DEFINITION, MORE_IS_BETTER, ORDER, ArmBrief, brief_of
 from analysis.report.rendering import environment, template_text
 from analysis.settings.metrics import EMBED
@@ -48,7 +48,7 @@ def _digest(source: str) -> str:
 def html_report(document: Mapping[str, Any]) -> str:
     """The whole report.html for the summary in `document`."""
     summary = Summary.of(document)
-    brief, search = brief_of(summary), summary.open_parts()
+    brief = brief_of(summary)
     first, rest = _gate_groups(brief.arms)
     style, script = template_text("report.css"), bundle()
     return (
@@ -67,15 +67,6 @@ def html_report(document: Mapping[str, Any]) -> str:
             other_gates=rest,
             more_is_better=MORE_IS_BETTER,
             embeds=summary.task == EMBED,
-            grids=comparing.grids(summary),
-            frontier={
-                "answer": frontier.answer(search),
-                "latencies": frontier.latencies(search),
-                "holdings": frontier.holdings(search),
-                "steps": frontier.steps(search),
-                "objective": frontier.objective(search),
-            },
-            machines=machines.machine_section(summary.machines),
         )
     )
 

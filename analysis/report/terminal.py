@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from analysis.report import frontier
 from analysis.report.brief import DEFINITION, Brief, brief_of, limit_of, sentence_of, value_of
+from analysis.report.values import count, rate, seconds
 from analysis.summary.model import Summary
 
 _CHIPS = {
@@ -69,15 +69,15 @@ def verdict_table(document: Mapping[str, Any], *, width: int = 100) -> str:
 
 def _print_answer(console: Console, brief: Brief, summary: Summary) -> None:
     """Which policy to ship, after a search."""
-    search = summary.open_parts()
     for line in brief.answer:
         console.print(Text(line))
     table = _table("arm")
-    heads = ("Surely holds", "As seen", "Surely not above", "Start", "Starts", "Steps")
-    for head in heads:
-        table.add_column(head.lower(), justify="right")
-    for row in frontier.holdings(search).rows:
-        table.add_row(Text(row["Arm"]), *(row[head] for head in heads))
+    for head in ("surely holds", "as seen", "surely not above", "start", "starts", "steps"):
+        table.add_column(head, justify="right")
+    for row in summary.frontier["arms"] if summary.frontier else ():
+        loads = (rate(row[key]) for key in ("low_rps", "seen_rps", "high_rps"))
+        start = seconds(row["start_s"])
+        table.add_row(Text(row["arm"]), *loads, start, count(row["starts"]), count(row["steps"]))
     console.print(table)
 
 

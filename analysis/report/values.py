@@ -5,29 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
-from analysis.settings.metrics import METRIC_NAMES, quantile_label
 from analysis.wording import bytes_text, digits
 
-Row = Mapping[str, Any]
-
 DASH = "–"
-
-
-def at(source: object, *keys: str) -> Any:
-    """The value below `keys`, or None where any step is missing or not a table."""
-    for key in keys:
-        if not isinstance(source, Mapping):
-            return None
-        source = source.get(key)
-    return source
-
-
-def rows(source: object, *keys: str) -> list[Row]:
-    """The tables in the list below `keys`; an empty list where there is none."""
-    items = at(source, *keys)
-    return [row for row in items if isinstance(row, Mapping)] if isinstance(items, list | tuple) else []
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -145,9 +127,3 @@ def interval(low: object, high: object, unit: str = "ratio") -> str:
         return DASH
     shown = [quantity(value, unit).lstrip("×") for value in (low, high)]
     return f"[{', '.join(shown)}]"
-
-
-def metric_label(metric: object, quantile: object = None) -> str:
-    """ "p99 TTFT" for ("ttft", 0.99); the metric alone without a quantile."""
-    known = text(metric)
-    return quantile_label(known, quantile) if is_number(quantile) else METRIC_NAMES.get(known, known)

@@ -19,15 +19,14 @@ from analysis.arrays import Bools, Floats, Ints
 from analysis.records.requests import Requests
 from analysis.run.compile_events import CompileEvent, Windows, windows_of
 
-CAUSES = ("other", "in the backlog of one", "slowed by one", "queued behind a compile", "recompiled")
-OTHER, _BACKLOG, _SLOWED, _QUEUED, _RECOMPILED = range(5)
+CAUSES = ("other", "in the backlog of a compile", "during a compile")
+OTHER, _BACKLOG, _DURING = range(3)
 NO_REQUESTS = np.zeros(0, dtype=np.int64)
 
-_TOKEN_DELAY_NS = 50_000_000
 _SAMPLES = 601
 # The level to come back to is at most this quantile of a trial's levels, since a queue may have been there before.
 _LEVEL_QUANTILE = 0.25
-# A busy period lasts at most so many times as long as its compiles.
+# A busy period lasts at most so many times as long as its compiles: the queue of a server at 95 % load.
 _LONGEST = 20
 
 
@@ -49,29 +48,29 @@ def attribute(requests: Requests, events: Sequence[CompileEvent]) -> Attribution
     usable = ~requests.broken
     relevant = [event for event in events if event.serving and event.stalls]
     if not relevant and not (usable & (requests.stall_ns > 0)).any():
-        return _nothing_compiled(rows, len(events))
+        # One value for all rows takes no memory.
+        none, never, nothing = (np.broadcast_to(value, rows) for value in (0.0, False, np.int8(OTHER)))
+        empty = (NO_REQUESTS,) * len(events)
+        return Attribution(
+            stall_ms=none, most_ms=none, cause=nothing, hit=never, event_requests=empty, event_backlog=empty
+        )
     overlap = np.zeros(rows)
     touched: dict[int, Ints] = {}
     for server in _replicas(requests, relevant):
         windows = windows_of((event.start_ns, event.end_ns) for event in server.events)
         overlap[server.rows] = windows.overlap_ns(server.start_ns, server.end_ns)
         for event in server.events:
-            found = server.in_flight(event)
-            touched[id(event)] = np.union1d(touched[id(event)], found) if id(event) in touched else found
+            touched[id(event)] = np.union1d(touched.get(id(event), NO_REQUESTS), server.in_flight(event))
     reported = requests.stall_ns
     held = np.flatnonzero(usable & ((reported > 0) | ((reported < 0) & (overlap > 0))))
     # Most requests met no compile, and what is not written to takes no memory.
     stall = np.zeros(rows)
     stall[held] = np.where(reported[held] >= 0, reported[held], overlap[held]) / 1e6
-
-    ends_wait = np.where(requests.first_ns > 0, requests.first_ns, requests.end_ns)
-    triggered, behind = (np.zeros(rows, dtype=np.bool_) for _ in range(2))
+    hit = usable & (stall > 0)
     hits: dict[int, Ints] = {}
     for event, named in zip(relevant, _requests_named(requests, relevant), strict=True):
-        triggered[_own_batch(requests, event, named)] = True
+        hit[named] = True
         met = touched.get(id(event), NO_REQUESTS)
-        # The first token came after the compile began: the request was still waiting for it.
-        behind[met[ends_wait[met] > event.start_ns]] = True
         hits[id(event)] = np.union1d(met[stall[met] > 0], named)
     most, later = stall.copy(), np.zeros(rows, dtype=np.bool_)
     backlogs: dict[int, Ints] = {}
@@ -80,22 +79,20 @@ def attribute(requests: Requests, events: Sequence[CompileEvent]) -> Attribution
         if not stalling:
             continue
         server = _server(requests, _of_trial(requests, arm, trial), stalling)
-        periods = server.busy_periods()
+        periods, compiles = server.busy_periods()
         codes = requests.replica[server.rows]
         # What a compile keeps its replica from doing, the splitter spreads over all of them.
-        bound = periods.most_ns(server.start_ns, server.end_ns) / 1e6 / max(1, len(np.unique(codes[codes >= 0])))
+        bound = _most_ns(periods, compiles, server.start_ns, server.end_ns) / 1e6
+        bound /= max(1, len(np.unique(codes[codes >= 0])))
         later[server.rows] = bound > 0
         most[server.rows] = np.maximum(most[server.rows], bound)
         for event in stalling:
-            first, last = np.searchsorted(server.start_ns, (event.end_ns, periods.end_of(event.start_ns)))
+            period = int(np.searchsorted(periods.start_ns, event.start_ns, side="right")) - 1
+            first, last = np.searchsorted(server.start_ns, (event.end_ns, periods.end_ns[period]))
             backlogs[id(event)] = np.sort(server.rows[first:last])
-    overlapped = overlap > 0
-    hit = usable & (triggered | (stall > 0))
     cause = np.full(rows, OTHER, dtype=np.int8)
     cause[later] = _BACKLOG
-    cause[usable & (overlapped | hit)] = _SLOWED
-    cause[hit & (behind | ~overlapped)] = _QUEUED
-    cause[usable & triggered] = _RECOMPILED
+    cause[usable & ((overlap > 0) | hit)] = _DURING
     return Attribution(
         stall_ms=stall,
         most_ms=most,
@@ -103,19 +100,6 @@ def attribute(requests: Requests, events: Sequence[CompileEvent]) -> Attribution
         hit=hit,
         event_requests=tuple(hits.get(id(event), NO_REQUESTS) for event in events),
         event_backlog=tuple(backlogs.get(id(event), NO_REQUESTS) for event in events),
-    )
-
-
-def _nothing_compiled(rows: int, events: int) -> Attribution:
-    """What is attributed where no compile held up a request. One value for all rows takes no memory."""
-    none, never = np.broadcast_to(0.0, rows), np.broadcast_to(False, rows)
-    return Attribution(
-        stall_ms=none,
-        most_ms=none,
-        cause=np.broadcast_to(np.int8(OTHER), rows),
-        hit=never,
-        event_requests=(NO_REQUESTS,) * events,
-        event_backlog=(NO_REQUESTS,) * events,
     )
 
 
@@ -142,56 +126,43 @@ class _Server:
         begun = np.searchsorted(self.start_ns, at_ns, side="right")
         return np.asarray(begun - np.searchsorted(self.ends_ns, at_ns, side="right"))
 
-    def busy_periods(self) -> BusyPeriods:
-        """The busy periods that the events start, in order of time."""
+    def busy_periods(self) -> tuple[Windows, Windows]:
+        """The busy periods that the events start, and the compiles.
+
+        A busy period lasts from the start of a compile until the requests in flight are back to their level at that
+        start. A compile within it prolongs it, and the level stays that of the first. A level that does not come back
+        ends the period with the trial's last request, and at the latest after twenty times the seconds of its compiles.
+        """
         moments = np.linspace(int(self.start_ns[0]), int(self.start_ns[-1]), _SAMPLES).astype(np.int64)
         usual = float(np.quantile(self.level(moments), _LEVEL_QUANTILE))
-        windows = windows_of((event.start_ns, event.end_ns) for event in self.events)
+        compiles = windows_of((event.start_ns, event.end_ns) for event in self.events)
         periods: list[list[int]] = []
         level, held_ns = 0.0, 0
-        for start, end in zip(windows.start_ns.tolist(), windows.end_ns.tolist(), strict=True):
+        for start, end in zip(compiles.start_ns.tolist(), compiles.end_ns.tolist(), strict=True):
             if not periods or start > periods[-1][1]:
                 level, held_ns = min(usual, float(self.level(np.array([start]))[0])), 0
                 periods.append([start, end])
             held_ns += end - start
             last = min(end + _LONGEST * held_ns, int(max(end, self.ends_ns[-1])))
-            ends = self.ends_ns[slice(*np.searchsorted(self.ends_ns, (end, last)))]
-            ends = np.append(end, ends)
+            ends = np.append(end, self.ends_ns[slice(*np.searchsorted(self.ends_ns, (end, last)))])
             back = np.flatnonzero(self.level(ends) <= level)
             periods[-1][1] = int(ends[back[0]]) if back.size else last
         table = np.array(periods, dtype=np.int64).reshape(-1, 2)
-        return BusyPeriods(start_ns=table[:, 0], end_ns=table[:, 1], stalls=windows)
+        return Windows(start_ns=table[:, 0], end_ns=table[:, 1]), compiles
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BusyPeriods:
-    """Times from the start of a compile until the requests in flight are back to their level at that start.
+def _most_ns(periods: Windows, compiles: Windows, start_ns: Ints, end_ns: Ints) -> Floats:
+    """The most by which compiles delay what comes at `start_ns` within a busy period; 0 outside of all.
 
-    A compile within the busy period of an earlier one prolongs it, and the level stays that of the first. A level that
-    does not come back ends the period with the trial's last request, and at the latest after twenty times the seconds
-    of its compiles (the queue of a server at 95 % load), since load may rise by itself.
+    That is their seconds from the period's start on, and less after them: the queue drains at an even rate.
     """
-
-    start_ns: Ints
-    end_ns: Ints
-    stalls: Windows
-
-    def end_of(self, at_ns: int) -> int:
-        """The end of the busy period that began last."""
-        return int(self.end_ns[np.searchsorted(self.start_ns, at_ns, side="right") - 1])
-
-    def most_ns(self, start_ns: Ints, end_ns: Ints) -> Floats:
-        """The most by which compiles delay what comes at `start_ns` within a busy period; 0 outside of all.
-
-        That is their seconds from the period's start on, and less after them: the queue drains at an even rate.
-        """
-        place = np.maximum(np.searchsorted(self.start_ns, start_ns, side="right") - 1, 0)
-        inside = (start_ns > self.start_ns[place]) & (start_ns < self.end_ns[place])
-        compile_at = np.maximum(np.searchsorted(self.stalls.start_ns, start_ns, side="right") - 1, 0)
-        drains_ns = np.maximum(self.end_ns[place] - self.stalls.end_ns[compile_at], 1)
-        share = np.clip((self.end_ns[place] - start_ns) / drains_ns, 0.0, 1.0)
-        most = share * self.stalls.overlap_ns(np.where(inside, self.start_ns[place], start_ns), end_ns)
-        return np.where(inside, most, 0.0)
+    place = np.maximum(np.searchsorted(periods.start_ns, start_ns, side="right") - 1, 0)
+    inside = (start_ns > periods.start_ns[place]) & (start_ns < periods.end_ns[place])
+    compile_at = np.maximum(np.searchsorted(compiles.start_ns, start_ns, side="right") - 1, 0)
+    drains_ns = np.maximum(periods.end_ns[place] - compiles.end_ns[compile_at], 1)
+    share = np.clip((periods.end_ns[place] - start_ns) / drains_ns, 0.0, 1.0)
+    most = share * compiles.overlap_ns(np.where(inside, periods.start_ns[place], start_ns), end_ns)
+    return np.where(inside, most, 0.0)
 
 
 def _of_trial(requests: Requests, arm: str, trial: int) -> Ints:
@@ -236,8 +207,6 @@ def _replicas(requests: Requests, events: Sequence[CompileEvent]) -> list[_Serve
 def _requests_named(requests: Requests, events: Sequence[CompileEvent]) -> list[Ints]:
     """For each event, the requests that it names, on its own arm and trial."""
     names = sorted({name for event in events for name in event.request_ids})
-    if not names:
-        return [NO_REQUESTS] * len(events)
     index = pc.index_in(requests.request_ids, value_set=pa.array(names, pa.string()))
     index = np.asarray(pc.fill_null(index, -1).to_numpy(zero_copy_only=False), dtype=np.int64)
     rows_by_name: dict[str, list[int]] = {}
@@ -253,22 +222,3 @@ def _requests_named(requests: Requests, events: Sequence[CompileEvent]) -> list[
         ]
         named.append(np.unique(np.array(rows, dtype=np.int64)))
     return named
-
-
-def _own_batch(requests: Requests, event: CompileEvent, named: Ints) -> Ints:
-    """Which of the requests that an event names were in the batch that compiled; the others waited for it.
-
-    A prefill batch is known by its id. In the batch of a decode step are the requests that had their first token.
-    Where no request has a batch id, an event names its batch alone.
-    """
-    if not (requests.batch[named] >= 0).any():
-        return named
-    batch_id = event.row.get("batch_id")
-    if isinstance(batch_id, int) and batch_id >= 0:
-        same: Ints = named[requests.batch[named] == batch_id]
-        if same.size:
-            return same
-    # The client sees a first token a moment after the server has moved on to the next step.
-    slack = min(_TOKEN_DELAY_NS, (event.end_ns - event.start_ns) // 2)
-    first = requests.first_ns[named]
-    return np.asarray(named[(first > 0) & (first <= event.start_ns + slack)])

@@ -12,9 +12,8 @@ from analysis.arrays import Bools, Floats, Ints
 from analysis.records.requests import Requests
 from analysis.run.attribution import attribute
 from analysis.run.compile_events import BACKGROUND, CompileEvent, Windows, windows_of
-from analysis.run.partial_stalls import partial_stalls
 from analysis.run.run import Run
-from analysis.run.silences import FLOOR_NS, TOGETHER_NS, Server, Silences, servers_of, silences_of
+from analysis.run.silences import FLOOR_NS, TOGETHER_NS, Server, Silences, partial_stalls, servers_of, silences_of
 
 HOST, WORK, PART, UNKNOWN = "host", "work", "part", "unknown"
 
@@ -67,39 +66,44 @@ class ArmStalls:
 def client_stalls(requests: Requests, arms: Collection[str]) -> dict[str, ArmStalls]:
     """The stalls of each of `arms`."""
     servers = servers_of(requests)
-    found: dict[str, list[Stall]] = {arm: [] for arm in arms}
-    detectable_s: dict[str, list[float]] = {arm: [] for arm in arms}
-    witnesses: dict[str, list[int]] = {arm: [] for arm in arms}
-    for server, own in zip(servers, map(silences_of, servers), strict=True):
-        arm = requests.arms[server.arm]
-        if arm not in found:
-            continue
-        others = [other for other in servers if other is not server and other.trial == server.trial]
-        work = _explained_by_prompts(requests, server, own) if own.stall.any() else own.stall
-        for index in np.flatnonzero(own.stall).tolist():
-            start_ns, end_ns = int(own.start_ns[index]), int(own.end_ns[index])
-            cause = UNKNOWN
-            if work[index]:
-                cause = WORK
-            elif _silent_too(others, start_ns, end_ns):
-                cause = HOST
-            waited = server.rows[(server.sent_ns < end_ns) & (server.end_ns > start_ns)]
-            found[arm].append(_stall(requests, server, start_ns, end_ns, cause, waited))
-        whole = own.end_ns - own.start_ns >= FLOOR_NS
-        silent = Windows(start_ns=own.start_ns[whole], end_ns=own.end_ns[whole])
-        for gap in partial_stalls(requests, server.rows, server.sent_ns, silent):
-            found[arm].append(_stall(requests, server, gap.start_ns, gap.end_ns, PART, gap.requests))
-        detectable_s[arm].append(own.detectable_s)
-        witnesses[arm].append(len(others))
+    seen: dict[str, list[ArmStalls]] = {arm: [] for arm in arms}
+    for server in servers:
+        if (arm := requests.arms[server.arm]) in seen:
+            others = [other for other in servers if other is not server and other.trial == server.trial]
+            seen[arm].append(_of_server(requests, server, others))
     return {
         arm: ArmStalls(
             arm=arm,
-            stalls=tuple(sorted(found[arm], key=lambda stall: (stall.trial, stall.start_ns, stall.replica or ""))),
-            detectable_s=float(np.max(detectable_s[arm])) if detectable_s[arm] else math.nan,
-            witnesses=min(witnesses[arm], default=0),
+            stalls=tuple(
+                sorted(
+                    (stall for one in own for stall in one.stalls),
+                    key=lambda stall: (stall.trial, stall.start_ns, stall.replica or ""),
+                )
+            ),
+            detectable_s=float(np.max([one.detectable_s for one in own])) if own else math.nan,
+            witnesses=min((one.witnesses for one in own), default=0),
         )
-        for arm in arms
+        for arm, own in seen.items()
     }
+
+
+def _of_server(requests: Requests, server: Server, others: Sequence[Server]) -> ArmStalls:
+    own = silences_of(server)
+    arm, replica = requests.arms[server.arm], requests.replicas[server.replica] if server.replica >= 0 else None
+    work = _explained_by_prompts(requests, server, own) if own.stall.any() else own.stall
+    found = [(start_ns, end_ns, PART, rows) for start_ns, end_ns, rows in partial_stalls(requests, server, own)]
+    for index in np.flatnonzero(own.stall).tolist():
+        start_ns, end_ns = int(own.start_ns[index]), int(own.end_ns[index])
+        cause = WORK if work[index] else HOST if _silent_too(others, start_ns, end_ns) else UNKNOWN
+        in_flight = (server.sent_ns < end_ns) & (server.end_ns > start_ns)
+        found.append((start_ns, end_ns, cause, server.rows[in_flight]))
+    stalls = [
+        Stall(
+            arm=arm, trial=server.trial, replica=replica, start_ns=start_ns, end_ns=end_ns, cause=cause, requests=rows
+        )
+        for start_ns, end_ns, cause, rows in found
+    ]
+    return ArmStalls(arm=arm, stalls=tuple(stalls), detectable_s=own.detectable_s, witnesses=len(others))
 
 
 def is_explained(stall: Stall, events: Sequence[CompileEvent]) -> bool:
@@ -157,18 +161,6 @@ def _timed(event: CompileEvent, stalls: Sequence[Stall]) -> CompileEvent:
         return event
     longest = max(near, key=lambda stall: stall.seconds)
     return replace(event, start_ns=longest.start_ns, end_ns=longest.end_ns)
-
-
-def _stall(requests: Requests, server: Server, start_ns: int, end_ns: int, cause: str, waited: Ints) -> Stall:
-    return Stall(
-        arm=requests.arms[server.arm],
-        trial=server.trial,
-        replica=requests.replicas[server.replica] if server.replica >= 0 else None,
-        start_ns=start_ns,
-        end_ns=end_ns,
-        cause=cause,
-        requests=waited,
-    )
 
 
 def _silent_too(others: Sequence[Server], start_ns: int, end_ns: int) -> bool:

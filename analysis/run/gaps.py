@@ -23,9 +23,6 @@ class Gaps:
     end_ns: Ints
     failed: Bools  # the one gap that a failed request counts with
 
-    def __len__(self) -> int:
-        return len(self.ms)
-
     def of(self, kept: slice | Bools) -> Gaps:
         """Some of the gaps."""
         return Gaps(ms=self.ms[kept], row=self.row[kept], end_ns=self.end_ns[kept], failed=self.failed[kept])
@@ -44,19 +41,16 @@ def gaps_of(requests: Requests, rows: Ints, *, most: int | None = None) -> Gaps:
     if most is None or total <= most:
         return _gaps(requests, rows)
     step = math.ceil(total / most)
-    # Beside the gaps that are taken, memory holds all of some requests at a time.
-    parts = []
-    passed = 0
+    # Memory holds the gaps that are taken, and all of some requests at a time.
+    parts, passed = [], 0
     for first in range(0, len(rows), _CHUNK):
         part = _gaps(requests, rows[first : first + _CHUNK])
         parts.append(part.of(slice(-passed % step, None, step)))
-        passed += len(part)
-    return Gaps(
-        ms=np.concatenate([part.ms for part in parts]),
-        row=np.concatenate([part.row for part in parts]),
-        end_ns=np.concatenate([part.end_ns for part in parts]),
-        failed=np.concatenate([part.failed for part in parts]),
-    )
+        passed += len(part.ms)
+    columns = {
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in ("ms", "row", "end_ns", "failed")
+    }
+    return Gaps(**columns)
 
 
 def _never_came(requests: Requests, rows: Ints) -> Bools:

@@ -51,18 +51,13 @@ class Device:
     high_mhz: float | None
     mean_mhz: float | None  # while the device worked
     free_mhz: float | None  # the highest at a time when the device worked and nothing held it back
-    power_w: float | None  # median
     power_limit_w: float | None  # the lowest: it may change while a trial runs
-    temperature_c: float | None  # highest
-    utilisation_pct: float | None  # median
-    memory_bytes: float | None  # the most
     throttled_s: Mapping[str, float] | None  # by reason; None where the card does not report it
     throttle_s: float | None  # with a reason other than the power cap
     foreign_s: float | None  # with processes of others; None where that is unknown
     foreign_processes: int | None  # the most at once
     foreign_bytes: float | None
     held_before: bool  # whether others held it before the arms started
-    lock_command: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,13 +112,13 @@ class MachineRecords:
         """The arms that the run's host had on the device in the trial."""
         return tuple(arm for arm, name in self.placed.get(trial, {}).items() if name == device)
 
-    def pairs(self, arm: str, control: str) -> list[tuple[Device, Device]]:
-        """The devices of the arm and of the control, in the trials in which they are two."""
-        found = []
+    def pairs(self, arm: str, control: str) -> dict[int, tuple[Device, Device]]:
+        """The devices of the arm and of the control, by trial, where they are two."""
+        found = {}
         for trial in self.placed:
             of = {name: device for device in self.used if device.trial == trial for name in device.arms}
             if arm in of and control in of and of[arm] is not of[control]:
-                found.append((of[arm], of[control]))
+                found[trial] = of[arm], of[control]
         return found
 
 
@@ -161,11 +156,7 @@ def _device(trial: Trial, rows: Rows) -> Device:
         high_mhz=rows.level("sm_mhz", np.max),
         mean_mhz=float(clocks[working].mean()) if working.any() else None,
         free_mhz=float(free.max()) if free.size else None,
-        power_w=rows.level("power_w", np.median),
         power_limit_w=number(facts.get("power_limit_w")) if limit is None else limit,
-        temperature_c=rows.level("temperature_c", np.max),
-        utilisation_pct=rows.level("utilisation_pct", np.median),
-        memory_bytes=rows.level("memory_bytes", np.max),
         throttled_s=throttled if reported else None,
         throttle_s=float(weights[by_more].sum()) if reported else None,
         foreign_s=None if most is None else float(weights[foreign > 0].sum()),
@@ -174,7 +165,6 @@ def _device(trial: Trial, rows: Rows) -> Device:
         held_before=any(
             rows_of(row.get("processes")) or (number(row.get("memory_bytes")) or 0.0) > _MUCH_BYTES for row in before
         ),
-        lock_command=text_of(facts, "lock_command") or None,
     )
 
 

@@ -7,11 +7,9 @@ the servers did.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from statistics import fmean
-from typing import NamedTuple
 
 from analysis.records.plain_values import number, rows_of, text_of
 from analysis.records.schemas import RUN_HOST
@@ -19,11 +17,14 @@ from analysis.run.placement import identity_of
 from analysis.run.trials import Trial
 
 PYTHON = "python_ms"
-# Figures of the card, and those of its host, of which less is better.
-CARD_FIGURES = ("matmul_tflops", "read_gb_per_s")
-HOST_FIGURES = ("launch_us", PYTHON)
-FIGURES = (*CARD_FIGURES, *HOST_FIGURES)
-WORK = dict(zip(FIGURES, ("matrix products", "memory reads", "launches", "Python"), strict=True))
+WORK = {
+    "matmul_tflops": "the speed of matrix products",
+    "read_gb_per_s": "the speed of memory reads",
+    "launch_us": "the speed of launches",
+    PYTHON: "the speed of Python",
+}
+FIGURES = tuple(WORK)
+CARD_FIGURES, HOST_FIGURES = FIGURES[:2], FIGURES[2:]  # of the card, and of its host, of which less is better
 
 # The keys of a reference that say how large the work behind each figure was.
 _SIZES = {
@@ -62,51 +63,27 @@ class Speed:
 def speeds_of(trials: Iterable[Trial]) -> tuple[Speed, ...]:
     """All that was measured, in the order of trials and devices.
 
-    A figure whose work was not as large as mostly on the same device does not compare and is left out: a card whose
-    memory others hold is given a smaller read. Python ran on all processors of the host whichever device was measured,
-    so its time is the geometric mean over devices.
+    Only figures of work of one size compare: a card whose memory others hold is given a smaller read. Python ran on all
+    processors of the host whichever device was measured, so its time is the geometric mean over devices.
     """
-    measured = [item for trial in trials for item in _measured(trial)]
-    sizes: dict[tuple[str, str], Counter[str]] = {}
-    for item in measured:
-        sizes.setdefault((item.card, item.figure), Counter())[item.size] += 1
     python: dict[tuple[int, str], list[float]] = {}
-    known: dict[tuple[int, str, str], list[_Measured]] = {}
-    for item in measured:
-        if item.size == sizes[item.card, item.figure].most_common(1)[0][0]:
-            known.setdefault((item.trial, item.device, item.figure), []).append(item)
-            if item.figure == PYTHON:
-                python.setdefault((item.trial, item.when), []).append(math.log(item.value))
-    speeds = []
-    for (trial, device, figure), items in known.items():
-        values = {item.when: item.value for item in items}
+    known: dict[tuple[int, str, str, str, str], dict[str, float]] = {}
+    for trial, device, card, figure, size, when, value in (item for one in trials for item in _measured(one)):
+        known.setdefault((trial, device, card, figure, size), {})[when] = value
         if figure == PYTHON:
-            values = {when: math.exp(fmean(python[trial, when])) for when in values}
-        speeds.append(
-            Speed(
-                trial=trial,
-                device=device,
-                card=items[0].card,
-                figure=figure,
-                size=items[0].size,
-                before=values.get("before"),
-                after=values.get("after"),
-            )
-        )
+            python.setdefault((trial, when), []).append(math.log(value))
+    speeds = []
+    for (trial, device, card, figure, size), values in known.items():
+        both = {
+            when: math.exp(fmean(python[trial, when])) if figure == PYTHON and when in values else values.get(when)
+            for when in ("before", "after")
+        }
+        speeds.append(Speed(trial=trial, device=device, card=card, figure=figure, size=size, **both))
     return tuple(speeds)
 
 
-class _Measured(NamedTuple):
-    trial: int
-    device: str
-    card: str
-    figure: str
-    size: str
-    when: str
-    value: float
-
-
-def _measured(trial: Trial) -> Iterator[_Measured]:
+def _measured(trial: Trial) -> Iterator[tuple[int, str, str, str, str, str, float]]:
+    """(trial, device, card, figure, size, when, value) of each figure."""
     for row in rows_of(trial.info.get("references")):
         device, when = text_of(row, "device"), text_of(row, "when")
         card = identity_of(trial, RUN_HOST, device)
@@ -114,4 +91,4 @@ def _measured(trial: Trial) -> Iterator[_Measured]:
             value = number(row.get(figure))
             if value is not None and _LEAST < value < _MOST and when in ("before", "after"):
                 size = ", ".join(f"{key} {row.get(key)}" for key in _SIZES[figure])
-                yield _Measured(trial.number, device, card, figure, size, when, value)
+                yield trial.number, device, card, figure, size, when, value

@@ -48,7 +48,7 @@ class Run:
     requests: Requests
     events: tuple[CompileEvent, ...]
     unplaced_events: tuple[Unplaced, ...]  # compile events that belong nowhere, and are not in `events`
-    unplaced_requests: tuple[Unplaced, ...]
+    unplaced_requests: tuple[str, ...]  # in words
     attribution: Attribution
     trials: tuple[Trial, ...]
     machines: Machines
@@ -240,11 +240,6 @@ class Run:
     def of_arm(self, name: str) -> Bools:
         """Which requests went to the arm: a mask, shape (requests,)."""
         return self.requests.of_arm(name)
-
-    @property
-    def machine(self) -> Ints | None:
-        """The machine of each request, as its place among `machines`; None where there is one for all."""
-        return self.machines.codes(self.requests.trial) if len(self.machines) > 1 else None
 
     def answered(self, arm: str) -> Ints:
         """The rows of the arm's completed answers that are judged: indices of requests, rising."""

@@ -1,13 +1,14 @@
-"""When a server had work in flight and showed no sign of life, and which of these silences are stalls.
+"""When a server, or some of its requests, had work in flight and showed no sign of life, and which silences are stalls.
 
 Signs of life are first tokens, further tokens where their times are recorded, and the ends of answers. A silence is the
-time between two of them while a request is in flight. It is a stall when many more signs were due in it than the
-server's other silences make likely.
+time between two of them while a request is in flight. That of a server is a stall when many more signs were due in it
+than its other silences make likely, that of some requests when others were answered meanwhile.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,15 @@ _FEWEST = 50  # silences that show what is usual
 _FEWEST_OF_A_LEVEL = 30  # the same for one number of requests in flight
 _CHANCE = 0.01  # that a server which never stalls shows one silence that counts as a stall
 _LEAST_SLOPE = 0.5  # of the tail: an exponential one has 1, that of steps of one length hardly any
+
+_PARTIAL_NS = 500_000_000  # two requests or more that stalled at once, at least as long
+_ALONE_NS = 1_000_000_000  # a single one, which a lost packet can delay too
+_SAME_NS = 100_000_000  # gaps whose begins and ends differ by less are one
+_EDGE_NS = 50_000_000  # clocks, networks and a step under way
+_OVERTAKING = 2  # requests that came later and were answered earlier
+_WAITING = 3  # that waited together for their first token; one or two may have waited for reasons of their own
+_NEAREST, _ROOM = 30, 1.5  # a wait that is half as long again as nearly all of the prompts about as long
+_MOST = 200  # candidates: the longest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -237,3 +247,75 @@ def _detectable_s(server: Server, limits: Floats) -> float:
         if float((seconds * (rate + 0.5 * server.waiting_rate * more) > limit).mean()) >= 0.9:
             return float(seconds)
     return math.inf
+
+
+# --- Some requests of a server, while it answered others --------------------------------------------------------------
+
+Stretch = tuple[int, int, Ints]  # from, to, the requests that stalled
+
+
+def partial_stalls(requests: Requests, server: Server, silences: Silences) -> list[Stretch]:
+    """When requests of the server stalled while it answered others, in order of time; those that overlap are one.
+
+    One server with one loop has none. Where several servers share one address and name no replica, the answers of the
+    others hide a stall of one, but not from the requests that it delayed.
+    """
+    joined: list[Stretch] = []
+    found = [*_between_tokens(requests, server.rows), *_before_the_first(requests, server, silences)]
+    for start, end, rows in sorted(found, key=lambda item: item[0]):
+        if joined and start < joined[-1][1]:
+            earlier, last, others = joined.pop()
+            start, end, rows = earlier, max(last, end), np.union1d(others, rows)
+        joined.append((start, end, rows))
+    return joined
+
+
+def _between_tokens(requests: Requests, rows: Ints) -> Iterator[Stretch]:
+    """Gaps in which the tokens of others left no hole of half as long."""
+    if not len(requests.gaps_ms):
+        return
+    rows = rows[requests.first_ns[rows] > 0]
+    long = gaps_of(requests, rows[requests.max_itl_ms[rows] >= _PARTIAL_NS / 1e6])
+    long = long.of((long.ms >= _PARTIAL_NS / 1e6) & ~long.failed)
+    starts = long.end_ns - (long.ms.astype(np.float64) * 1e6).astype(np.int64)
+    lengths = long.end_ns - starts
+    places = np.stack((starts // _SAME_NS, long.end_ns // _SAME_NS))
+    group = np.unique(places, axis=1, return_inverse=True)[1].ravel()
+    groups = [np.flatnonzero(group == number) for number in range(int(group.max(initial=-1)) + 1)]
+    groups = [some for some in groups if some.size > 1 or lengths[some].max() >= _ALONE_NS]
+    for some in sorted(groups, key=lambda some: -int(lengths[some].max()))[:_MOST]:
+        start, end = int(starts[some].min()), int(long.end_ns[some].max())
+        others = rows[(requests.first_ns[rows] < start) & (requests.end_ns[rows] > start)]
+        theirs = gaps_of(requests, others[~np.isin(others, long.row[some])])
+        inside = (theirs.end_ns > start + _EDGE_NS) & (theirs.end_ns < end - _EDGE_NS) & ~theirs.failed
+        holes = np.diff(np.concatenate(([start], np.sort(theirs.end_ns[inside]), [end])))
+        if 2 * int(holes.max()) < end - start:
+            yield start, end, long.row[some]
+
+
+def _before_the_first(requests: Requests, server: Server, silences: Silences) -> Iterator[Stretch]:
+    """Waits of three requests or more at once for their first token, each half as long again as nearly all prompts of
+    its length, while others that were sent later got theirs earlier."""
+    answered = (requests.first_ns[server.rows] > 0) & requests.ok[server.rows]
+    rows, sent = server.rows[answered], server.sent_ns[answered]
+    first = requests.first_ns[rows]
+    # A silence of the whole server is no sign of a second one.
+    whole = silences.end_ns - silences.start_ns >= FLOOR_NS
+    silent = Windows(start_ns=silences.start_ns[whole], end_ns=silences.end_ns[whole])
+    waited = first - sent - silent.overlap_ns(sent, first)
+    long = np.flatnonzero(waited >= _PARTIAL_NS)
+    long = np.sort(long[np.argsort(-waited[long], kind="stable")][:_MOST])
+    lengths = requests.prompt_tokens[rows]
+    by_length = np.argsort(lengths, kind="stable")
+    overtaken = []
+    for index in long.tolist():
+        later = slice(*np.searchsorted(sent, [sent[index] + _EDGE_NS, first[index]]))
+        place = int(np.searchsorted(lengths, lengths[index], sorter=by_length)) - _NEAREST // 2
+        alike = by_length[max(0, min(place, len(rows) - _NEAREST)) :][:_NEAREST]
+        usual = _ROOM * quantile(waited[alike], 0.9)
+        if np.count_nonzero(first[later] < first[index] - _PARTIAL_NS) >= _OVERTAKING and waited[index] > usual:
+            overtaken.append(index)
+    starts, ends = sent[overtaken], first[overtaken]
+    together = (np.minimum(ends[:, None], ends) - np.maximum(starts[:, None], starts) >= _PARTIAL_NS).sum(axis=1)
+    for place in np.flatnonzero((together >= _WAITING) & (ends - starts >= _ALONE_NS)).tolist():
+        yield int(starts[place]), int(ends[place]), rows[[overtaken[place]]]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.records.requests import Requests
-from analysis.run.attribution import CAUSES, NO_REQUESTS, OTHER, Attribution
+from analysis.run.attribution import CAUSES, OTHER, Attribution
 from analysis.run.compile_events import CompileEvent
 from analysis.statistics.quantiles import quantile, quantiles
 
@@ -35,138 +35,89 @@ class Spike:
 
 
 def find_spikes(
-    requests: Requests,
-    attribution: Attribution,
-    events: Sequence[CompileEvent],
-    *,
-    control: str,
-    machine: Ints | None = None,
+    requests: Requests, attribution: Attribution, events: Sequence[CompileEvent], *, control: str
 ) -> list[Spike]:
-    """Excursions of E2E on every arm, worst first, at most 200; each attributed.
+    """Stretches of excursions of E2E on every arm, worst first, at most 200; each attributed.
 
-    What a request should have taken is the arm's own compile-quiet median TTFT plus its median TPOT for each further
-    token. A request is an excursion when the excess over that lies beyond what quiet requests show in both senses:
-    in ms (upper quartile plus six interquartile ranges, at least half the quiet median) and as a ratio (upper quartile
-    plus two interquartile ranges of its log), so that neither a long answer nor a short one is taken for a stall.
-    Excursions in flight less than a second apart are one spike. An arm with fewer than eight quiet requests borrows
-    the control's baseline. With `machine`, the number of each request's, each machine has baselines of its own.
+    Excursions in flight less than a second apart are one spike. A compile that explains less than half of the excess is
+    no cause.
     """
     spikes: list[Spike] = []
-    for name in requests.arms:
-        beyond = excursions(requests, attribution, arm=name, control=control, machine=machine)
-        for trial in np.unique(requests.trial[beyond.rows]).tolist():
-            of_trial = requests.trial[beyond.rows] == trial
-            rows, excess = beyond.rows[of_trial], beyond.excess_ms[of_trial]
-            spikes.extend(_merged(requests, attribution, events, name, trial, rows, excess))
+    for arm in requests.arms:
+        excess = excess_ms(requests, attribution, arm=arm, control=control)
+        own = [
+            (event, np.union1d(hit, behind))
+            for event, hit, behind in zip(events, attribution.event_requests, attribution.event_backlog, strict=True)
+            if event.arm == arm and hit.size + behind.size
+        ]
+        for group in _stretches(requests, np.flatnonzero(excess)):
+            over = excess[group]
+            explained = 100.0 * float(np.minimum(attribution.most_ms[group], over).sum() / over.sum())
+            spikes.append(
+                Spike(
+                    arm=arm,
+                    trial=int(requests.trial[group[0]]),
+                    start_ns=int(requests.start_ns[group].min()),
+                    end_ns=int(requests.end_ns[group].max()),
+                    peak_ms=float(requests.e2e_ms[group].max()),
+                    requests=int(group.size),
+                    cause=CAUSES[int(attribution.cause[group].max()) if explained >= 50.0 else OTHER],
+                    event_ids=tuple(event.event_id for event, met in own if np.isin(group, met).any()),
+                    explained_pct=explained,
+                )
+            )
     spikes.sort(key=lambda spike: (-spike.peak_ms, spike.arm, spike.trial, spike.start_ns))
     return spikes[:_MOST_SPIKES]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Excursions:
-    """Requests that took much longer than their length explains, and by how much; both of shape (n,)."""
-
-    rows: Ints
-    excess_ms: Floats
-
-
-def excursions(
-    requests: Requests, attribution: Attribution, *, arm: str, control: str, machine: Ints | None = None
-) -> Excursions:
-    """The arm's excursions of E2E as `find_spikes` defines them, request by request."""
-    if machine is None:
-        return _excursions(requests, attribution, np.ones(len(requests), dtype=np.bool_), arm, control)
-    found = [_excursions(requests, attribution, machine == place, arm, control) for place in np.unique(machine)]
-    rows = np.concatenate([part.rows for part in found] or [NO_REQUESTS])
-    order = np.argsort(rows, kind="stable")
-    excess = np.concatenate([part.excess_ms for part in found] or [np.zeros(0)])
-    return Excursions(rows=rows[order], excess_ms=excess[order])
+def _stretches(requests: Requests, rows: Ints) -> Iterator[Ints]:
+    """The rows of each trial that were in flight less than a second apart."""
+    for trial in np.unique(requests.trial[rows]).tolist():
+        own = rows[requests.trial[rows] == trial]
+        own = own[np.argsort(requests.start_ns[own], kind="stable")]
+        latest = np.maximum.accumulate(requests.end_ns[own])
+        yield from np.split(own, np.flatnonzero(requests.start_ns[own][1:] > latest[:-1] + _MERGE_NS) + 1)
 
 
-def _excursions(requests: Requests, attribution: Attribution, among: Bools, arm: str, control: str) -> Excursions:
-    quiet = requests.ok & (attribution.cause == OTHER) & among
-    baselines = (_baseline(requests, quiet & requests.of_arm(name)) for name in (arm, control))
-    baseline = next((known for known in baselines if known is not None), None)
-    own = np.flatnonzero(requests.of_arm(arm) & ~np.isnan(requests.e2e_ms) & among)
-    if baseline is None:
-        return Excursions(rows=own[:0], excess_ms=np.zeros(0))
-    expected, took = baseline.expected_ms(requests.output_tokens[own]), requests.e2e_ms[own]
-    excess = took - expected
-    beyond = (excess > baseline.threshold_ms) & (took > baseline.threshold_ratio * expected)
-    return Excursions(rows=own[beyond], excess_ms=excess[beyond])
+def excess_ms(requests: Requests, attribution: Attribution, *, arm: str, control: str) -> Floats:
+    """By how much each excursion of the arm took longer than its length explains, shape (requests,); 0 for the rest.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Baseline:
-    ttft_ms: float
-    tpot_ms: float
-    threshold_ms: float = 0.0
-    threshold_ratio: float = 1.0
-
-    def expected_ms(self, output_tokens: Ints) -> Floats:
-        return self.ttft_ms + self.tpot_ms * np.maximum(output_tokens - 1, 0).astype(np.float64)
+    What a request should have taken is the arm's own compile-quiet median TTFT in its trial plus its median TPOT for
+    each further token. A request is an excursion when the excess over that lies beyond what quiet requests show in both
+    senses: in ms (upper quartile plus six interquartile ranges, at least half the quiet median) and as a ratio (upper
+    quartile plus two interquartile ranges of its log), so that neither a long answer nor a short one is taken for a
+    stall. An arm with fewer than eight quiet requests in a trial borrows the control's.
+    """
+    excess = np.zeros(len(requests))
+    for trial in np.unique(requests.trial).tolist():
+        in_trial = requests.trial == trial
+        for name in (arm, control):
+            quiet = requests.ok & (attribution.cause == OTHER) & in_trial & requests.of_arm(name)
+            expected = normal_e2e_ms(requests, quiet)
+            if expected is not None:
+                over = requests.e2e_ms - expected
+                shortest, ratio = _thresholds(requests.e2e_ms[quiet], expected[quiet])
+                beyond = (over > shortest) & (requests.e2e_ms > ratio * expected) & in_trial & requests.of_arm(arm)
+                excess[beyond] = over[beyond]
+                break
+    return excess
 
 
 def normal_e2e_ms(requests: Requests, quiet: Bools) -> Floats | None:
     """What each request should take by its length, from the quiet requests; None when fewer than eight are quiet."""
-    baseline = _baseline(requests, quiet)
-    return None if baseline is None else baseline.expected_ms(requests.output_tokens)
-
-
-def _baseline(requests: Requests, quiet: Bools) -> _Baseline | None:
     if int(quiet.sum()) < _FEWEST_QUIET:
         return None
-    rows = np.flatnonzero(quiet)
-    ttft = quantile(requests.ttft_ms[rows], 0.5)
-    tpot = quantile(requests.tpot_ms[rows], 0.5)
-    e2e = requests.e2e_ms[rows]
+    ttft, tpot = quantile(requests.ttft_ms[quiet], 0.5), quantile(requests.tpot_ms[quiet], 0.5)
     # An answer without tokens, such as a vector, is there at once: its end is its beginning.
-    first = quantile(e2e, 0.5) if math.isnan(ttft) else ttft
-    shape = _Baseline(ttft_ms=first, tpot_ms=0.0 if math.isnan(tpot) else tpot)
-    expected = shape.expected_ms(requests.output_tokens[rows])
-    known = (expected > 0) & (e2e > 0)
-    lower, upper = quantiles(e2e - expected, (0.25, 0.75))
-    low, high = quantiles(np.log(e2e[known] / expected[known]), (0.25, 0.75))
+    first = quantile(requests.e2e_ms[quiet], 0.5) if math.isnan(ttft) else ttft
+    further = np.maximum(requests.output_tokens - 1, 0).astype(np.float64)
+    return np.asarray(first + (0.0 if math.isnan(tpot) else tpot) * further)
+
+
+def _thresholds(e2e_ms: Floats, expected_ms: Floats) -> tuple[float, float]:
+    """The excess in ms, and the ratio, that quiet requests do not show."""
+    known = (expected_ms > 0) & (e2e_ms > 0)
+    lower, upper = quantiles(e2e_ms - expected_ms, (0.25, 0.75))
+    low, high = quantiles(np.log(e2e_ms[known] / expected_ms[known]), (0.25, 0.75))
     ratio = 1.0 if math.isnan(low) else math.exp(high + 2.0 * (high - low))
-    threshold = max(float(upper + 6.0 * (upper - lower)), 0.5 * quantile(e2e, 0.5))
-    return replace(shape, threshold_ms=threshold, threshold_ratio=ratio)
-
-
-def _merged(
-    requests: Requests,
-    attribution: Attribution,
-    events: Sequence[CompileEvent],
-    arm: str,
-    trial: int,
-    rows: Ints,
-    excess: Floats,
-) -> list[Spike]:
-    order = np.argsort(requests.start_ns[rows], kind="stable")
-    rows, excess = rows[order], excess[order]
-    latest = np.maximum.accumulate(requests.end_ns[rows])
-    breaks = np.flatnonzero(requests.start_ns[rows][1:] > latest[:-1] + _MERGE_NS) + 1
-    spikes = []
-    own_events = [
-        (event, np.union1d(hit, behind))
-        for event, hit, behind in zip(events, attribution.event_requests, attribution.event_backlog, strict=True)
-        if event.arm == arm and event.trial == trial and hit.size + behind.size
-    ]
-    for group, over in zip(np.split(rows, breaks), np.split(excess, breaks), strict=True):
-        explained = 100.0 * float(np.minimum(attribution.most_ms[group], over).sum() / over.sum())
-        members = [event.event_id for event, hit in own_events if np.isin(group, hit, assume_unique=True).any()]
-        # A compile that explains less than half of the excess is a bystander, not the cause.
-        cause = int(attribution.cause[group].max()) if explained >= 50.0 else OTHER
-        spikes.append(
-            Spike(
-                arm=arm,
-                trial=trial,
-                start_ns=int(requests.start_ns[group].min()),
-                end_ns=int(requests.end_ns[group].max()),
-                peak_ms=float(requests.e2e_ms[group].max()),
-                requests=int(group.size),
-                cause=CAUSES[cause],
-                event_ids=tuple(members),
-                explained_pct=explained,
-            )
-        )
-    return spikes
+    return max(float(upper + 6.0 * (upper - lower)), 0.5 * quantile(e2e_ms, 0.5)), ratio

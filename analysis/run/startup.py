@@ -25,23 +25,6 @@ _WARMUP = "warmup"
 _COMPILING = ("compile", "recompile", "limit_hit")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """What one start of one replica costs; None where it is not recorded. `memory_bytes` is the peak on the device."""
-
-    serving_s: float | None = None
-    memory_bytes: float | None = None
-
-
-def start_of(run: Run, arm: str) -> Start:
-    """What a start of the arm cost in this run."""
-    row = startup_row(run, arm)
-    memory = mapping(row["memory_bytes"])
-    peak = number(memory.get("device_peak")) or number(memory.get("device_reserved"))
-    # That of all replicas together.
-    return Start(serving_s=row["serving_s"], memory_bytes=None if peak is None else peak / run.replicas(arm))
-
-
 def startup_row(run: Run, arm: str) -> dict[str, Any]:
     """One start of the arm: the mean over trials, the slowest replica of each. None where nothing was recorded."""
     startups = run.account(arm).startups

@@ -32,8 +32,8 @@ class GateLimits(Settings):
     max_requests_hit_pct: float = Field(default=1.0, ge=0.0, le=100.0)
     margin: float = Field(default=0.10, ge=0.0, le=10.0)  # by which a quantile may exceed the control's
     margins: Mapping[str, Annotated[float, Field(ge=0.0, le=10.0)]] = {}  # by metric, where it is not `margin`
-    metrics: Annotated[tuple[str, ...], Listed] = ("ttft", "e2e")
-    quantiles: Annotated[tuple[Annotated[float, Field(ge=0.5, le=0.9999)], ...], Listed] = (0.99,)
+    metrics: Annotated[tuple[str, ...], Listed, Field(min_length=1)] = ("ttft", "e2e")
+    quantiles: Annotated[tuple[Annotated[float, Field(ge=0.5, le=0.9999)], ...], Listed, Field(min_length=1)] = (0.99,)
     alpha: float = Field(default=0.05, ge=0.0001, le=0.5)
     max_error_pct: float = Field(default=0.5, ge=0.001, le=100.0)  # no finite run shows that none fails
     # Of an arm that compiles: steps that ran as plain Python, and requests whose shape it refused.
@@ -60,15 +60,12 @@ class GateLimits(Settings):
 
     @model_validator(mode="after")
     def _names_fit(self) -> Self:
-        if not self.metrics:
-            raise ValueError(f"gates.metrics is empty: name one or more of {', '.join(JUDGED_METRICS)}")
+        for key, values in (("metrics", self.metrics), ("quantiles", self.quantiles)):
+            if len(set(values)) < len(values):
+                raise ValueError(f"gates.{key} is {list(values)}: name each once")
         for metric in self.metrics:
             if metric not in JUDGED_METRICS:
                 raise ValueError(f"gates.metrics holds {metric!r}: use {', '.join(JUDGED_METRICS)}")
-        if len(set(self.metrics)) < len(self.metrics):
-            raise ValueError(f"gates.metrics is {list(self.metrics)}: name each metric once")
-        if not self.quantiles or len(set(self.quantiles)) < len(self.quantiles):
-            raise ValueError(f"gates.quantiles is {list(self.quantiles)}: name one or more, each once, such as 0.99")
         for metric in self.margins:
             if metric not in self.metrics:
                 raise ValueError(f"gates.margins.{metric} is for a metric that is not in gates.metrics: add it there")
@@ -98,7 +95,7 @@ class Goodput(Settings):
     @property
     def limits(self) -> dict[str, float]:
         """The limit of each metric that has one."""
-        return {name: limit for name in METRICS if (limit := getattr(self, name)) is not None}
+        return {name: limit for name in METRICS if (limit := getattr(self, name, None)) is not None}
 
     @property
     def attainment(self) -> float | None:

@@ -33,7 +33,7 @@ class Settings(BaseModel):
             raise RecordError(f"{key} is unknown: the closest is {cls.table}.{closest}")
         if found["type"] == "value_error":
             raise RecordError(str(found["ctx"]["error"]))
-        raise RecordError(f"{key} is {found['input']!r}: it {found['msg'].removeprefix('Input ')}")
+        raise RecordError(f"{key} is {found['input']!r}: {found['msg'][:1].lower()}{found['msg'][1:]}")
 
     @classmethod
     def recorded(cls, table: Mapping[str, Any]) -> Self:

@@ -23,7 +23,7 @@ from analysis.settings.gate_limits import RESTART_SPREAD
 from analysis.settings.metrics import quantile_label
 from analysis.statistics.dependence import FEWEST_GROUPS, Dependence, dependence_of, groups_of
 from analysis.statistics.distributions import t_quantile, t_sf
-from analysis.statistics.machines import Part, lasting_reach, mean_over_trials
+from analysis.statistics.machines import Part, error_over_trials, lasting_reach
 from analysis.statistics.quantiles import quantiles
 from analysis.statistics.slow_counts import Logs
 from analysis.statistics.windows import Windows, ratios_by_group, tail_of_group, typical_ratio, window_limits
@@ -326,17 +326,17 @@ def _by_trials(item: Comparison, ratios: Floats, machine: Ints) -> Comparison:
     """Return the comparison with Student's t over the log ratios of trials [1]; where they ran on several machines, the
     wider of that and what machines allow (`analysis.statistics.machines`)."""
     mean, trials, alpha = float(ratios.mean()), len(ratios), item.alpha
-    known = mean_over_trials(ratios, machine)
+    over_machines, between = error_over_trials(ratios, machine)
     parts = [
         Part(variance=float(ratios.var(ddof=1)) / trials, degrees=trials - 1.0),
-        Part(variance=known.reach[1] ** 2, degrees=known.reach[0]),
+        over_machines,
     ]
     reaches = [float(t_quantile(1.0 - alpha, part.degrees)) * math.sqrt(part.variance) for part in parts]
     wider = int(reaches[1] > reaches[0])
     lasting = max(*reaches, lasting_reach(ratios, alpha))
     return replace(
         Estimate(effect=mean, part=parts[wider]).of(item),
-        machine_spread=math.sqrt(known.between) if wider else 0.0,
+        machine_spread=math.sqrt(between) if wider else 0.0,
         lasting=(math.exp(mean - lasting), math.exp(mean + lasting)),
     )
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from analysis.arrays import Floats, Ints
+from analysis.arrays import Floats
 from analysis.statistics.distributions import f_quantile, t_sf
 
 # In log rate. No server is taken to be steadier than 3 % from step to step.
@@ -99,11 +99,10 @@ def knee_profile(rates: Sequence[float], held: Sequence[bool], starts: Sequence[
     profile = np.full(len(grid), -np.inf)
     for drag, spread in itertools.product(_DRAGS, _SPREADS):
         each = special.log_ndtr(np.where(kept, 1.0, -1.0) * (grid[:, None] - steps - drag * behind) / spread)
-        by_start = _by_start(each, start)
+        by_start = [each[:, start == number].sum(axis=1) for number in np.unique(start)]
         for start_spread in _START_SPREADS:
-            profile = np.maximum(
-                profile, sum((_smoothed(row, start_spread, grid) for row in by_start), np.zeros(len(grid)))
-            )
+            likelihoods = [_smoothed(row, start_spread, grid) for row in by_start]
+            profile = np.maximum(profile, sum(likelihoods, np.zeros(len(grid))))
     return KneeProfile(
         grid=grid,
         likelihood=profile,
@@ -111,11 +110,6 @@ def knee_profile(rates: Sequence[float], held: Sequence[bool], starts: Sequence[
         missed=int((~kept).sum()),
         starts=len(np.unique(start)),
     )
-
-
-def _by_start(each: Floats, start: Ints) -> list[Floats]:
-    """The log likelihood of the steps of each start, over the grid."""
-    return [each[:, start == number].sum(axis=1) for number in np.unique(start)]
 
 
 def _smoothed(likelihood: Floats, start_spread: float, grid: Floats) -> Floats:

@@ -46,44 +46,22 @@ def summed(parts: Sequence[Part]) -> Part:
     return Part(variance=total, degrees=total**2 / uncertain if uncertain > 0 else math.inf)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeanOverTrials:
-    """The mean of one log ratio a trial, as far as trials and machines know it.
+def error_over_trials(ratios: Floats, machine: Ints) -> tuple[Part, float]:
+    """The variance of the mean of the trials' log ratios, and what of it machines add; `machine` numbers that of each.
 
-    `within` is the variance of the mean that trials of one machine show, None where no machine has two; `between` is
-    what machines add to it.
+    Trials of one machine show the rest; where no machine has two, nothing does.
     """
-
-    mean: float
-    trials: int
-    machines: int
-    within: float | None
-    between: float
-
-    @property
-    def reach(self) -> tuple[float, float]:
-        """The degrees of freedom [4], at least 1, and the standard error of the mean."""
-        within = Part(variance=self.within or 0.0, degrees=max(1.0, self.trials - self.machines))
-        between = Part(variance=self.between, degrees=max(1.0, self.machines - 1.0))
-        whole = summed([within, between])
-        return max(1.0, whole.degrees) if whole.variance > 0 else 1.0, math.sqrt(whole.variance)
-
-
-def mean_over_trials(ratios: Floats, machine: Ints) -> MeanOverTrials:
-    """The mean of the trials' log ratios; `machine` numbers that of each. One trial or more."""
     numbers, place, counts = np.unique(machine, return_inverse=True, return_counts=True)
     trials, machines = len(ratios), len(numbers)
     means = np.bincount(place, ratios) / counts
-    within = None
-    if trials > machines:
-        within = float(((ratios - means[place]) ** 2).sum()) / (trials - machines) / trials
-    return MeanOverTrials(
-        mean=float(ratios.mean()),
-        trials=trials,
-        machines=machines,
-        within=within,
-        between=between_machines(means, counts / trials, within=within or 0.0, degrees=trials - machines),
-    )
+    degrees = trials - machines
+    within = float(((ratios - means[place]) ** 2).sum()) / degrees / trials if degrees else 0.0
+    between = between_machines(means, counts / trials, within=within, degrees=degrees)
+    parts = [
+        Part(variance=within, degrees=max(1.0, degrees)),
+        Part(variance=between, degrees=max(1.0, machines - 1.0)),
+    ]
+    return summed(parts), between
 
 
 def lasting_reach(ratios: Floats, alpha: float) -> float:

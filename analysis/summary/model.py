@@ -382,15 +382,10 @@ class MachineDevice(Row):
     arms: list[str] = []
     low_mhz: Annotated[Number, Field(description="the SM clock")] = None
     high_mhz: Number = None
-    power_w: Annotated[Number, Field(description="median")] = None
     power_limit_w: Annotated[Number, Field(description="lowest")] = None
-    temperature_c: Annotated[Number, Field(description="highest")] = None
-    utilisation_pct: Annotated[Number, Field(description="median")] = None
-    memory_bytes: Annotated[Number, Field(description="the most")] = None
     throttled_s: Annotated[dict[str, float] | None, Field(description="by reason")] = None
     foreign_s: Annotated[Number, Field(description="with processes of others")] = None
     foreign_processes: Count = None
-    lock_command: str | None = None
 
 
 class MachineSpeed(Row):
@@ -455,10 +450,6 @@ class Summary(Row):
     def metric_names(self) -> dict[str, str]:
         """What a reader calls each latency that the run's requests have, in order."""
         return {key: name for key, name in METRIC_NAMES.items() if key in EMBED_METRICS or self.task != EMBED}
-
-    def open_parts(self) -> dict[str, Any]:
-        """The parts that have no model, with what their readers need of the others."""
-        return {"frontier": self.frontier, "overall": self.overall, "control": self.control}
 
     def document(self) -> dict[str, Any]:
         """The summary in JSON's own types."""

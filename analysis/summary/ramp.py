@@ -11,10 +11,8 @@ from analysis.run.run import Run
 def ramp_row(run: Run) -> dict[str, Any] | None:
     """The `ramp` part of the summary; None where the run was none."""
     account = ramp_of(run)
-    if account is None:
-        return None
-    names = ("candidate", "outcome", "exposed", "hurt", "rollback_s")
-    return {**{name: getattr(account, name) for name in names}, "reason": account.why}
+    names = ("candidate", "outcome", "exposed", "hurt", "rollback_s", "reason")
+    return None if account is None else {name: getattr(account, name) for name in names}
 
 
 def weight_rows(run: Run) -> list[dict[str, Any]]:

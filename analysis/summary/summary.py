@@ -20,7 +20,6 @@ from analysis.frontier.summary_rows import summary_rows as frontier_rows
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.gates.latency import noninferiority_name
 from analysis.judging.judgement import Judgement, judge
-from analysis.judging.remedies import Evidence, remedies
 from analysis.records.documents import write_json
 from analysis.records.plain_values import mapping, number
 from analysis.records.run_records import RunRecords, read_run
@@ -86,9 +85,8 @@ def exit_code(summary: Mapping[str, Any]) -> int:
 
 def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     frontier = frontier_rows(run, judgement)
-    evidence = Evidence(run=run, slo=judgement.slo[run.control])
     run_id = run.records.directory.resolve().name
-    spikes = find_spikes(run.requests, run.attribution, run.events, control=run.control, machine=run.machine)
+    spikes = find_spikes(run.requests, run.attribution, run.events, control=run.control)
     return {
         "schema": SCHEMA,
         "name": str(run.records.experiment.get("name") or run_id),
@@ -101,15 +99,15 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "control": run.control,
         "arms": [arm_row(run, arm, judgement) for arm in run.arms],
         "comparisons": [
-            *(_comparison_row(item, _gate_of(item, judgement.gates)) for item in judgement.steady),
-            *(_comparison_row(item, None) for item in judgement.secondary),
+            *(_comparison_row(item, _gate_of(item, judgement.gates)) for item in judgement.compared.gated),
+            *(_comparison_row(item, None) for item in judgement.compared.secondary),
         ],
         "gates": [_gate_row(gate) for gate in judgement.gates],
         "validity": [_check_row(check, judgement) for check in judgement.checks],
         "advice": {
             "needed_s": judgement.advice.needed_s,
             "text": judgement.advice.text,
-            "remedies": [asdict(item) for item in remedies(evidence, judgement.gates) if not asks_nothing(frontier)],
+            "remedies": [asdict(item) for item in judgement.advice.remedies if not asks_nothing(frontier)],
         },
         "design": _design(run),
         "spikes": [_spike_row(run, spike) for spike in spikes],

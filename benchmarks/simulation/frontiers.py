@@ -15,11 +15,9 @@ from functools import partial
 import numpy as np
 
 from analysis.arrays import Floats
-from analysis.frontier.answer import by_start, load_ranges
 from analysis.frontier.holdings import Frontier, frontier_of
 from analysis.frontier.search import Budget, Left, Turn, first_turns, next_round
 from analysis.judging.load_steps import Step, holding_of, to_search
-from analysis.run.startup import Start
 from benchmarks.simulation.calibration import means
 from benchmarks.simulation.table import Table
 from loadtests.traffic.rate_steps import closer, staircase
@@ -132,25 +130,8 @@ def wrong(frontier: Frontier, knees: Mapping[str, float]) -> bool:
     return of_loads or any(order.surely and knees[order.more] <= knees[order.less] for order in frontier.orders)
 
 
-def picks(frontier: Frontier, knees: Mapping[str, float]) -> Floats:
-    """For a load halfway up to each knee from the one below: whether the simplest arm that holds it is the pick."""
-    starts = {arm: Start(serving_s=START_S[arm]) for arm in knees}
-    ranges = load_ranges(frontier, starts)
-    ordered = sorted(knees.values())
-    loads = [
-        ordered[0] / math.sqrt(1.2),
-        *(math.sqrt(low * high) for low, high in itertools.pairwise(ordered)),
-    ]
-    right = []
-    for load in loads:
-        truth = next(arm for arm in by_start(frontier, starts) if knees[arm] >= load)
-        shown = next(item for item in ranges if item.high_rps is None or load <= item.high_rps)
-        right.append(shown.pick == truth)
-    return np.array(right, dtype=np.float64)
-
-
 def promise(knees: Mapping[str, float], kind: Kind, seed: int, *, budget: Budget = BUDGET) -> Floats:
-    """(any statement false, the arm that holds most named, share of the budget taken, share of right picks)."""
+    """(any statement false, the arm that holds most named, share of the budget taken)."""
     outcome = search(knees, kind, seed, budget=budget)
     highest = max(knees, key=lambda arm: knees[arm])
     return np.array(
@@ -158,7 +139,6 @@ def promise(knees: Mapping[str, float], kind: Kind, seed: int, *, budget: Budget
             wrong(outcome.frontier, knees),
             outcome.frontier.highest() == highest,
             outcome.spent_s / budget.total_s,
-            picks(outcome.frontier, knees).mean(),
         ],
         dtype=np.float64,
     )
@@ -191,5 +171,4 @@ def frontiers_table(table: Table) -> None:
                 # What the budget is enough for; the others are shown.
                 least = 0.8 if name == "steady" else None
                 table.add(f"frontier: the arm that holds most is named, {name}, {label}", shares[1], least=least)
-                table.add(f"  the simplest arm that holds a load is picked, {name}, {label}", shares[3])
             table.add(f"  share of the budget, {name}, {label}", shares[2], most=1.0)

@@ -136,7 +136,7 @@ def judge_run(
         unasked = asks_nothing(frontier)
         if unasked:
             line = {key: value for key, value in line.items() if key not in _OF_VERDICTS} | {"verdict": None}
-        line |= {key: frontier.get(key) for key in ("answer", "highest", "ranges", "search")}
+        line |= {key: frontier.get(key) for key in ("answer", "highest", "search")}
     text = verdict_table(summary, width=stdout.columns())
     stdout.write(f"{text}\nreport: {report}", line, as_json=as_json)
     return code

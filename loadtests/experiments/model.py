@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal
 
 from analysis.settings.gate_limits import GateLimits, Goodput
-from analysis.settings.ramp_limits import RampLimits
-from analysis.settings.rollout import Rollout
+from analysis.settings.ramp_limits import RampLimits, Rollout
 from loadtests.experiments.users import UsersConfig
 from loadtests.experiments.whole_checks import check_whole
 from loadtests.external.addresses import ExternalConfig

@@ -100,9 +100,7 @@ def _failures(
     of_gate: bool,
 ) -> list[str]:
     """What surely happened, the most urgent first."""
-    found = []
-    if len(evidence.alarms) > evidence.limits.failure_limit:
-        found += [alarm.why for alarm in evidence.alarms[evidence.limits.failure_limit :]]
+    found = [alarm.why for alarm in evidence.alarms]
     if evidence.rolled_back:
         found.append(f"the run has rolled it back: {evidence.rolled_back}")
     if of_gate:

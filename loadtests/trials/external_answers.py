@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from analysis.records.asked_answers import file_name
+from analysis.records.asked_answers import PATTERN
 from analysis.records.documents import write_document
 from loadtests.experiments.model import Experiment, ExternalArm
 from loadtests.external.answers import ALTERNATIVES, Answer, Asking, ask
@@ -68,7 +68,7 @@ class ExternalAnswers:
             askings = self._askings(arm)
             document = self._documents.setdefault(arm.name, self._document(arm, askings))
             document["answers"][when] = [self._round(arm, document, askings, number) for number in (0, 1)]
-            write_document(trial.folder / file_name(arm.name), document)
+            write_document(trial.folder / PATTERN.replace("*", arm.name), document)
         trial.status.phase = ""
 
     def _askings(self, arm: ExternalArm) -> list[Asking]:

@@ -32,7 +32,7 @@ from analysis.records.documents import write_document
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.run.run import Run
-from analysis.run.startup import start_of
+from analysis.run.startup import startup_row
 from loadtests.experiments.model import Experiment
 from loadtests.monitor.gpus import device_name
 from loadtests.traffic.rate_steps import closer
@@ -425,7 +425,7 @@ def earlier_starts(run_dirs: Sequence[Path]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for run in (Run.of(read_run(run_dir)) for run_dir in run_dirs):
         for arm in run.arms:
-            if (serving_s := start_of(run, arm).serving_s) is not None:
+            if (serving_s := startup_row(run, arm)["serving_s"]) is not None:
                 found.setdefault(arm, []).append(serving_s)
     return found
 

@@ -89,9 +89,8 @@ class RampControl:
         if self._last.action == "rollback":
             return  # decided once, whether or not the splitter has taken it
         alarms = self._alarms(trial)
-        if len(alarms) > self._limits.failure_limit:
-            cause = alarms[self._limits.failure_limit]
-            self._act(trial, Decision(action="rollback", why=cause.why), cause_ns=cause.at_ns)
+        if alarms:
+            self._act(trial, Decision(action="rollback", why=alarms[0].why), cause_ns=alarms[0].at_ns)
             self._tell(trial, splitter)
             return
         if self._limits.on_inconclusive == "rollback" and self._is_over(trial):
@@ -103,12 +102,12 @@ class RampControl:
             return
         look = self._judge.last()
         if look is None or int(look["number"]) == self._looked:
-            self._act_unseen(trial, splitter, [alarm.why for alarm in alarms])
+            self._act_unseen(trial, splitter)
             return
         self._looked, self._looked_ns = int(look["number"]), now_ns()
         if int(look["at_ns"]) < self._began_ns:
             return  # it was begun before the step, and counts the requests of the one before
-        self._act(trial, decide(self._standing(look, [alarm.why for alarm in alarms]), self._limits))
+        self._act(trial, decide(self._standing(look), self._limits))
         self._tell(trial, splitter)
 
     def _is_over(self, trial: Steered) -> bool:
@@ -116,14 +115,13 @@ class RampControl:
         facts = trial.context.facts
         return facts.start_ns is not None and now_ns() >= facts.start_ns + round(facts.duration_s * 1e9) - _LAST_NS
 
-    def _standing(self, look: Mapping[str, Any], alarms: Sequence[str]) -> Standing:
+    def _standing(self, look: Mapping[str, Any]) -> Standing:
         outlook = look["arms"][self._candidate]
         step = look.get("step") or {}
         failed = outlook["reason"] if outlook["decision"] == FAIL else step.get("failed")
         return Standing(
             step=self._step,
             step_s=(now_ns() - self._began_ns) / 1e9,
-            alarms=alarms,
             failed=failed,
             safe=bool(step.get("safe")),
             passed=outlook["decision"] == PASS,
@@ -131,17 +129,15 @@ class RampControl:
             uneven=step.get("uneven"),
         )
 
-    def _act_unseen(self, trial: Steered, splitter: Splitter, alarms: Sequence[str]) -> None:
+    def _act_unseen(self, trial: Steered, splitter: Splitter) -> None:
         """A step that nobody looks at ends by its longest time all the same: nothing about it is sure. The last one,
         which would be promoted by its time alone, waits."""
         unseen_ns, step_s = now_ns() - max(self._looked_ns, self._began_ns), (now_ns() - self._began_ns) / 1e9
         is_last = self._step == len(self._limits.steps) - 1
-        if is_last or unseen_ns < _UNSEEN_NS or step_s < max(self._limits.most_step_s, self._limits.least_step_s):
+        if is_last or unseen_ns < _UNSEEN_NS or step_s < self._limits.most_step_s:
             return
         why = f"nobody has looked at the run for {unseen_ns / 1e9:.0f} s"
-        standing = Standing(
-            step=self._step, step_s=step_s, alarms=alarms, requests=self._limits.least_requests, uneven=why
-        )
+        standing = Standing(step=self._step, step_s=step_s, requests=self._limits.least_requests, uneven=why)
         self._act(trial, decide(standing, self._limits))
         self._tell(trial, splitter)
 

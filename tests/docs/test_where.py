@@ -29,7 +29,8 @@ Edit = tuple[str, str, str]  # file, old text, new text
 GATE = '''def cut_gate(run: Run, arm: str) -> Gate:
     """Few enough requests were under way at the end."""
     cut, most = float(run.requests.cut[run.of_arm(arm)].sum()), float(run.limits.max_cut)
-    return _count_gate(arm, "cut", cut, most, "count", f"{cut:.0f} requests of {arm} were cut, limit {most:.0f}.")
+    reason = f"{cut:.0f} requests of {arm} were cut, limit {most:.0f}."
+    return count_gate(arm, "cut", "error", cut, most, "count", reason)
 
 
 def death_gates('''
@@ -94,7 +95,8 @@ def test_a_metric_a_gate_and_an_event_kind_are_added_in_the_files_that_the_page_
     metric = [
         (requests, f"METRICS = {metrics})", f'METRICS = {metrics}, "decode")'),
         (requests, "    max_itl_ms: Floats\n", "    max_itl_ms: Floats\n    decode_ms: Floats\n"),
-        (requests, "        max_itl_ms=max_itl,\n", "        max_itl_ms=max_itl,\n        decode_ms=e2e - ttft,\n"),
+        (requests, '"max_itl_ms": max_itl}', '"max_itl_ms": max_itl, "decode_ms": e2e - ttft}'),
+        ("analysis/settings/metrics.py", '"max_itl", "itl"]', '"max_itl", "itl", "decode"]'),
         (
             "analysis/settings/metrics.py",
             '    "max_itl": "max ITL",\n',

@@ -18,7 +18,7 @@ from analysis.compare.comparison import compare_runs
 from analysis.parity.measures import LEAST_TEXTS, mean_interval
 from analysis.run.slo import judge_share
 from analysis.statistics.compare import Sample, decide
-from analysis.statistics.machines import lasting_reach, mean_over_trials
+from analysis.statistics.machines import error_over_trials, lasting_reach
 from analysis.statistics.quantiles import ordered_interval
 from analysis.statistics.unpaired import compare_separate
 from benchmarks.simulation import kinds
@@ -85,9 +85,9 @@ def test_limits_over_machines_keep_their_level(machines: int, trials: int, betwe
     for _ in range(2000):
         ratios = between * rng.standard_normal(machines)[machine] + rng.standard_normal(len(machine))
         plain = ratios.mean() + stats.t.ppf(0.95, len(ratios) - 1) * ratios.std(ddof=1) / math.sqrt(len(ratios))
-        known = mean_over_trials(ratios, machine)
-        degrees, spread = known.reach
-        below += max(plain, known.mean + float(stats.t.ppf(0.95, degrees)) * spread) < 0
+        error, _ = error_over_trials(ratios, machine)
+        reach = float(stats.t.ppf(0.95, error.degrees)) * math.sqrt(error.variance)
+        below += max(plain, ratios.mean() + reach) < 0
     assert below / 2000 <= 0.08
 
 
@@ -317,7 +317,7 @@ def test_intervals_hold_the_true_knee(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["steady", "dragging"])
 def test_no_statement_on_equal_arms_is_false(name: str) -> None:
-    false, named, spent, _ = means(partial(promise, EQUAL, KINDS[name], budget=SHORT), RUNS)
+    false, named, spent = means(partial(promise, EQUAL, KINDS[name], budget=SHORT), RUNS)
     assert false <= most(0.08)
     assert named <= most(0.05)
     assert spent <= 1.0
@@ -325,7 +325,7 @@ def test_no_statement_on_equal_arms_is_false(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["steady", "dragging"])
 def test_the_arm_that_holds_a_fifth_more_is_named(name: str) -> None:
-    false, named, spent, _ = means(partial(promise, FIFTHS, KINDS[name]), RUNS)
+    false, named, spent = means(partial(promise, FIFTHS, KINDS[name]), RUNS)
     assert false <= most(0.08)
     assert named >= least(0.8)
     assert spent <= 1.0

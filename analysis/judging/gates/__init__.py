@@ -54,3 +54,17 @@ def status(low: float | None, high: float | None, limit: float, *, at_least: boo
     if broken is not None and (broken < limit if at_least else broken > limit):
         return FAIL
     return INCONCLUSIVE
+
+
+def count_gate(arm: str, name: str, kind: str, value: float | None, limit: float, unit: str, reason: str) -> Gate:
+    """Return a gate on what happened, which needs no error bars; INCONCLUSIVE if the value is unknown."""
+    return Gate(
+        arm=arm,
+        gate=name,
+        kind=kind,
+        value=value,
+        limit=limit,
+        unit=unit,
+        verdict=status(value, value, limit),
+        reason=reason,
+    )

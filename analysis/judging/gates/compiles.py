@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, status
+from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, count_gate
 from analysis.records.plain_values import mapping
 from analysis.run.client_stalls import PART, UNKNOWN, ArmStalls, Stall
 from analysis.run.compile_events import RECOMPILE_KINDS, held_s
@@ -117,7 +117,6 @@ def reported_gates(arm: str, facts: CompileFacts, limits: GateLimits) -> list[Ga
     gates = []
     for (name, unit, key, sentence), value in zip(COMPILE_GATES, values, strict=True):
         limit = float(getattr(limits, key))
-        verdict = status(value, value, limit)
         reason = sentence.format(
             value=value,
             short=digits(value, 2),
@@ -128,28 +127,11 @@ def reported_gates(arm: str, facts: CompileFacts, limits: GateLimits) -> list[Ga
             requests=facts.requests,
         )
         if not facts.known:
-            verdict, reason = INCONCLUSIVE, "No compile events were recorded for this arm, so nothing is known."
-        elif verdict == PASS and not facts.requests:
-            verdict = INCONCLUSIVE
-        known = value if facts.known else None
-        gates.append(_gate(arm, name, unit, known, limit, verdict, reason))
+            reason = "No compile events were recorded for this arm, so nothing is known."
+        gate = count_gate(arm, name, "recompile", value if facts.known else None, limit, unit, reason)
+        is_open = gate.verdict == PASS and not facts.requests
+        gates.append(replace(gate, verdict=INCONCLUSIVE) if is_open else gate)
     return gates
-
-
-def _gate(
-    arm: str, name: str, unit: str, value: float | None, limit: float, verdict: str, reason: str, unseen: bool = False
-) -> Gate:
-    return Gate(
-        arm=arm,
-        gate=name,
-        kind="recompile",
-        value=value,
-        limit=limit,
-        unit=unit,
-        verdict=verdict,
-        reason=reason,
-        unseen=unseen,
-    )
 
 
 # --- As clients see it ------------------------------------------------------------------------------------------------
@@ -184,13 +166,12 @@ def client_gates(
     maybe = [stall for stall in seen.stalls if may_compile(stall)]
     longest = max((stall.seconds for stall in maybe), default=0.0)
     times = f"{counted(len(maybe), 'time')}, up to {digits(longest, 2)} s"
+    shown = "" if math.isnan(seen.detectable_s) else f" of {digits(seen.detectable_s, 2)} s or more"
     gates = []
-    for (name, unit, key, _), value in zip(
-        COMPILE_GATES, stall_values(maybe, requests=requests, minutes=minutes), strict=True
-    ):
-        limit = float(getattr(limits, key))
+    values = stall_values(maybe, requests=requests, minutes=minutes)
+    for (name, unit, key, _), value in zip(COMPILE_GATES, values, strict=True):
+        limit, known = float(getattr(limits, key)), None
         must_show_s = limit if name == "longest stall" else _MUST_SHOW_S
-        verdict, reason = INCONCLUSIVE, ""
         if value > limit:
             reason = f"{seen.arm} stalled {times}, as a whole or for some requests, and may compile: its own logs know."
         elif not has_log and (requests < _FEWEST_REQUESTS or not seen.detectable_s <= must_show_s):
@@ -199,12 +180,11 @@ def client_gates(
                 "times, or send more requests at once."
             )
         elif maybe:
-            verdict, reason = PASS, f"Unexplained stalls ({times}) stay within the limit even if they were compiles."
+            known, reason = value, f"Unexplained stalls ({times}) stay within the limit even if they were compiles."
         else:
-            shown = "" if math.isnan(seen.detectable_s) else f" of {digits(seen.detectable_s, 2)} s or more"
-            verdict, reason = PASS, f"Clients saw no stall{shown} that could be a compile."
-        is_open = verdict == INCONCLUSIVE
-        gates.append(_gate(seen.arm, name, unit, None if is_open else value, limit, verdict, reason, unseen=is_open))
+            known, reason = value, f"Clients saw no stall{shown} that could be a compile."
+        gate = count_gate(seen.arm, name, "recompile", known, limit, unit, reason)
+        gates.append(replace(gate, unseen=known is None))
     return gates
 
 
@@ -224,9 +204,9 @@ def eager_gates(run: Run, arm: str) -> list[Gate]:
 
 def eager_gate(arm: str, most: CompiledSteps | None, limit_pct: float) -> Gate:
     """At most so many of the arm's steps ran as plain Python, of the kind of step with the largest share."""
-    if most is None:
-        reason = "No step of this arm was recorded, so nothing is known."
-        return _gate(arm, "eager steps", "pct", None, limit_pct, INCONCLUSIVE, reason)
-    share, eager = most.eager_pct, most.steps - most.compiled
-    reason = f"{eager} of {most.steps} {most.kind} steps ran eagerly ({percent(share / 100.0)}), limit {limit_pct:g} %."
-    return _gate(arm, "eager steps", "pct", share, limit_pct, status(share, share, limit_pct), reason)
+    share, reason = None, "No step of this arm was recorded, so nothing is known."
+    if most is not None:
+        share = most.eager_pct
+        ran = f"{most.steps - most.compiled} of {most.steps} {most.kind} steps ran eagerly"
+        reason = f"{ran} ({percent(share / 100.0)}), limit {limit_pct:g} %."
+    return count_gate(arm, "eager steps", "recompile", share, limit_pct, "pct", reason)

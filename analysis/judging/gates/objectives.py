@@ -15,7 +15,7 @@ import numpy as np
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.judging.comparisons import blocks_at
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, status
+from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, count_gate
 from analysis.judging.gates.latency import whole_s
 from analysis.judging.paths import share_path, share_tests
 from analysis.records.plain_values import mapping
@@ -26,7 +26,7 @@ from analysis.settings.metrics import METRIC_NAMES
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.distributions import t_quantile
 from analysis.statistics.planning import share_needed_s
-from analysis.statistics.share_evidence import bunching, design_effect_of
+from analysis.statistics.share_evidence import design_effect_of
 from analysis.wording import counted, percent
 
 _DAYS = 4  # as many days and starts as what is taken for granted of them counts as
@@ -153,14 +153,13 @@ class Used:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """The arm's share of good requests over the control's, with its limits, and the judged shares of those that were
-    not good. `own` is judged at what a PASS allows."""
+    """The limits of the ratio of good requests to the control's. `own` is the share that was not good, by what a PASS
+    allows."""
 
     low: float
     high: float
     verdict: str
     own: ShareResult
-    control: ShareResult
 
 
 def judge_goodput(
@@ -168,11 +167,9 @@ def judge_goodput(
 ) -> Goodput:
     """Judge whether the arm's share of good requests is surely at least `least` times the control's.
 
-    Each share has half of the risk. A PASS allows for the slow requests of either arm, since both had the same traffic.
+    Each share has half of the risk. A PASS allows for the slow requests of the control too, which had the same traffic.
     `reach` is by how much equal arms may differ, in logarithms of their ratio.
     """
-    seen = float((control.share <= 1.0).mean()) if len(control.share) else 0.0
-    level = min(max(1.0 - least * seen, 0.01), 0.5)
 
     def judged(side: Used, allowed: float, effect: float = 1.0) -> ShareResult:
         return judge_share(
@@ -187,16 +184,14 @@ def judge_goodput(
             tests=tests,
         )
 
-    base = judged(control, level)
-    bunched = max(bunching(side.share, side.block, allowed=level) for side in (own, control))
-    safe = judged(own, 1.0 - least * math.exp(reach) * (1.0 - base.low), bunched)
+    base = judged(control, min(max(1.0 - least * float((control.share <= 1.0).mean()), 0.01), 0.5))
+    safe = judged(own, 1.0 - least * math.exp(reach) * (1.0 - base.low), base.design_effect)
     harm = judged(own, 1.0 - least * math.exp(-reach) * (1.0 - base.high))
     return Goodput(
         low=math.exp(-reach) * (1.0 - safe.high) / (1.0 - base.low) if base.low < 1.0 else 0.0,
         high=math.exp(reach) * (1.0 - harm.low) / (1.0 - base.high) if base.high < 1.0 else math.inf,
         verdict=safe.verdict if safe.verdict == PASS else FAIL if harm.verdict == FAIL else INCONCLUSIVE,
         own=safe,
-        control=base,
     )
 
 
@@ -219,32 +214,27 @@ def goodput_gates(run: Run, arm: str) -> list[Gate]:
         return [gate]
     used = limit_used(run.requests, run.goodput_targets)
     sides = [_used(run, name, used) for name in (arm, run.control)]
-    good, of_control = (float((side.share <= 1.0).mean()) if len(side.share) else 0.0 for side in sides)
-    if not of_control or not len(sides[0].share):
+    if not len(sides[0].share) or not (sides[1].share <= 1.0).any():
         return [replace(gate, reason="Goodput cannot be compared: one of the arms has no good request.")]
-    spread = math.hypot(run.limits.day_spread, start_spread(run, arm)) * math.sqrt(2.0) if run.separate else 0.0
+    days = t_quantile(1.0 - run.limits.alpha, _DAYS) * math.hypot(run.limits.day_spread, start_spread(run, arm))
     found = judge_goodput(
         *sides,
         least=least,
         alpha=run.limits.alpha,
         least_blocks=run.limits.min_blocks,
-        reach=float(t_quantile(1.0 - run.limits.alpha, _DAYS)) * spread,
+        reach=float(days) * math.sqrt(2.0) if run.separate else 0.0,
         tests=share_tests(run),
     )
-    shares = f"{percent(good)} of {counted(found.own.requests, 'request')} were good, {percent(of_control)} of"
-    limits = f"between {found.low:.3f} and {found.high:.3f}"
-    needed_s = _needed_s(run, arm, found.own)
-    return [
-        replace(
-            gate,
-            value=good / of_control,
-            verdict=found.verdict,
-            reason=f"{shares} {run.control}'s: {good / of_control:.3f} times as many ({limits}), limit {least:g}"
-            f"{_missing(found.own)}.",
-            interval=(found.low, found.high if math.isfinite(found.high) else None),
-            needed_s=needed_s if found.verdict == INCONCLUSIVE else None,
-        )
-    ]
+    good, of_control = (float((side.share <= 1.0).mean()) for side in sides)
+    reason = (
+        f"{percent(good)} of {found.own.requests} requests were good, {percent(of_control)} of {run.control}'s: "
+        f"{good / of_control:.3f} times as many (between {found.low:.3f} and {found.high:.3f}), limit {least:g}"
+        f"{_missing(found.own)}."
+    )
+    needed_s = _needed_s(run, arm, found.own) if found.verdict == INCONCLUSIVE else None
+    high = found.high if math.isfinite(found.high) else None
+    value, interval = good / of_control, (found.low, high)
+    return [replace(gate, value=value, verdict=found.verdict, reason=reason, interval=interval, needed_s=needed_s)]
 
 
 def _used(run: Run, arm: str, used: Floats) -> Used:
@@ -267,7 +257,7 @@ def death_gates(run: Run, arm: str) -> list[Gate]:
     if account.external or (not run.trials_of(arm) and not deaths):
         return []
     reason = f"{arm} died {counted(deaths, 'time')} under load, limit 0." if deaths else f"{arm} stayed up."
-    return [_count_gate(arm, "deaths", float(deaths), 0.0, "count", reason)]
+    return [count_gate(arm, "deaths", "error", float(deaths), 0.0, "count", reason)]
 
 
 def refused_gates(run: Run, arm: str) -> list[Gate]:
@@ -281,18 +271,4 @@ def refused_gates(run: Run, arm: str) -> list[Gate]:
     share = refused / requests if requests else None
     seen = f"{refused} of {requests} requests were refused, since no graph fitted their step"
     reason = f"{seen} ({percent(share or 0.0)}), limit {limit:g} %."
-    return [_count_gate(arm, "refused", None if share is None else 100.0 * share, limit, "pct", reason)]
-
-
-def _count_gate(arm: str, name: str, value: float | None, limit: float, unit: str, reason: str) -> Gate:
-    """A gate on what happened, which needs no error bars."""
-    return Gate(
-        arm=arm,
-        gate=name,
-        kind="error",
-        value=value,
-        limit=limit,
-        unit=unit,
-        verdict=status(value, value, limit),
-        reason=reason,
-    )
+    return [count_gate(arm, "refused", "error", None if share is None else 100.0 * share, limit, "pct", reason)]

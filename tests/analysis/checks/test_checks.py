@@ -291,6 +291,7 @@ def whole_run(directory: Path) -> tuple[Path, dict[str, Any]]:
         ({}, None),
         ({"finished": 10**6}, "complete"),
         ({"loop_lag_ms": {"p99": 51.0}}, "load generator"),
+        ({"records": {"dropped": 3}}, "load generator"),
     ],
 )
 def test_a_run_whose_generator_fell_short_does_not_pass(

@@ -70,10 +70,7 @@ def test_an_equal_run_of_another_day_passes_and_what_differs_is_listed(baseline:
 
 def test_runs_with_schedules_of_their_own_are_held_to_their_plans(baseline: Path, tmp_path: Path) -> None:
     """Mean lengths of two seeds differ by chance."""
-    work = checks(compare_runs(baseline, later(tmp_path)))["equal work"]
-    assert work["ok"]
-    assert "percent of the planned answer tokens" in work["reason"]
-    assert "prompt tokens" not in work["reason"]
+    assert checks(compare_runs(baseline, later(tmp_path)))["equal work"]["ok"]
 
 
 def test_a_slower_run_fails(baseline: Path, tmp_path: Path) -> None:
@@ -102,12 +99,12 @@ def test_what_the_earlier_run_did_fails_no_gate(tmp_path: Path) -> None:
             1.03,
             0.8,
             "PASS",
-            "slower on the candidate's host",
+            "lower on the candidate's host",
         ),  # far from the margin, whatever a machine 3 % slower explains
-        (1.2, 1.2, "INCONCLUSIVE", "slower on the candidate's card"),
-        (1.2, 0.8, "PASS", "slower"),  # equal in spite of a slower machine
-        (1 / 1.2, 0.8, "INCONCLUSIVE", "faster on the candidate's card"),
-        (1 / 1.2, 1.2, "FAIL", "faster"),  # slower in spite of a faster machine
+        (1.2, 1.2, "INCONCLUSIVE", "lower on the candidate's card"),
+        (1.2, 0.8, "PASS", "lower"),  # equal in spite of a slower machine
+        (1 / 1.2, 0.8, "INCONCLUSIVE", "higher on the candidate's card"),
+        (1 / 1.2, 1.2, "FAIL", "higher"),  # slower in spite of a faster machine
     ],
 )
 def test_what_a_machine_of_another_speed_explains_is_open(

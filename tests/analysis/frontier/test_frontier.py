@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.frontier.answer import gpus_for, load_ranges, still_open, to_ship
+from analysis.frontier.answer import gpus_for, still_open, to_ship
 from analysis.frontier.holdings import Frontier, Order, frontier_of
 from analysis.frontier.search import (
     FEWEST_STEPS,
@@ -26,7 +26,6 @@ from analysis.frontier.summary_rows import error_of
 from analysis.judging.load_steps import Held, Holding, Step, holding_of, steps_of
 from analysis.records.run_records import read_run
 from analysis.run.run import Run
-from analysis.run.startup import Start
 from tests.analysis.judging.test_load_steps import write_search
 
 
@@ -53,8 +52,7 @@ def test_every_arm_holds_loads_below_its_knee_and_misses_loads_above() -> None:
     frontier = frontier_of(steady(KNEES), list(KNEES))
     for arm, knee in KNEES.items():
         own = frontier.of(arm)
-        assert (own.at(knee / 2), own.at(knee), own.at(knee * 2)) == ("holds", "open", "misses")
-        assert own.low_rps < knee < own.high_rps  # type: ignore[operator]
+        assert knee / 2 < own.low_rps < knee < own.high_rps < knee * 2  # type: ignore[operator]
         assert own.seen_rps == pytest.approx(knee, rel=0.1)
         assert (own.starts, own.steps) == (4, 16)
 
@@ -81,7 +79,6 @@ def test_one_start_decides_nothing() -> None:
     frontier = frontier_of(steady(KNEES, starts=1), list(KNEES))
     assert all((item.low_rps, item.high_rps) == (None, None) for item in frontier.holdings)
     assert all(order.p is None and not order.surely for order in frontier.orders)
-    assert all(item.at(1e-9) == "open" for item in frontier.holdings)
     assert frontier.of("bucketed").seen_rps == pytest.approx(40, rel=0.1), "what was seen is shown all the same"
 
 
@@ -192,13 +189,6 @@ def test_a_turn_has_no_more_steps_than_time_is_left_for() -> None:
     assert fitted(planned, start_s=START_S["padded"], budget=BUDGET, left_s=40.0 + 20.0 + 2.9 * 30.0) is None
 
 
-STARTS = {
-    "eager": Start(serving_s=5.0, memory_bytes=2.0**32),
-    "bucketed": Start(serving_s=110.0, memory_bytes=2.0**32 + 1.1 * 2**30),
-    "dynamic": Start(serving_s=60.0, memory_bytes=2.0**32),
-}
-
-
 def holding(arm: str, low: float | None, high: float | None, starts: int = 4) -> Holding:
     return Holding(arm=arm, low_rps=low, seen_rps=low, high_rps=high, starts=starts, steps=8 * starts)
 
@@ -247,7 +237,7 @@ def test_the_gpus_for_a_load_carry_the_interval() -> None:
     ("more", "words", "absent"),
     [
         ({}, ("Up to 9 requests/s", "From 9 to 41 bucketed", "Above 44", "every other arm, 1.14 times"), "FAIL"),
-        ({"failed": ["bucketed"]}, ("bucketed surely holds more", "is FAIL"), "holds, bucketed"),
+        ({"failed": ["bucketed"]}, ("From 9 to 33 dynamic", "bucketed surely holds more", "is FAIL"), "41 bucketed"),
         ({"out": ["bucketed"]}, ("holds, dynamic: it surely holds more than every other arm that stayed",), "FAIL"),
     ],
     ids=["clear", "failed", "left"],
@@ -256,17 +246,6 @@ def test_the_answer_names_the_arm_for_each_load(more: Any, words: tuple[str, ...
     text = said(CLEAR, **more)
     assert [word for word in words if word not in text] == []
     assert absent not in text
-
-
-@pytest.mark.parametrize(
-    ("failed", "picks"), [((), ["eager", "dynamic", "bucketed"]), (["dynamic"], ["eager", "bucketed"])]
-)
-def test_the_pick_of_a_load_is_the_arm_that_starts_soonest_of_those_that_hold_it(
-    failed: Sequence[str], picks: list[str]
-) -> None:
-    ranges = load_ranges(CLEAR, STARTS, failed=failed)
-    assert list(dict.fromkeys(item.pick for item in ranges if item.pick)) == picks
-    assert ranges[-1].pick is None
 
 
 def test_an_arm_without_a_missed_step_is_open_above_and_one_start_decides_nothing() -> None:

@@ -297,7 +297,7 @@ def test_another_load_another_tool_or_the_same_run_twice_is_refused(
 ) -> None:
     for name, content, words in (
         ("faster.json", results.vllm(traffic(30), request_rate=8.0), "request_rate 4.0 and 8.0"),
-        ("g.json", results.guidellm(traffic(30)), "time requests in other ways"),
+        ("g.json", results.guidellm(traffic(30)), "tool vLLM bench serve and GuideLLM"),
         ("copy.json", results.vllm(traffic(30, seed=1)), "the same run"),
     ):
         second = ("other", write(tmp_path / name, content))

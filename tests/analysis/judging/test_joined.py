@@ -73,7 +73,7 @@ def test_a_fault_of_one_run_concerns_all_and_names_its_trial(tmp_path):
     assert any("compiled-0 counted 9 compile events in trial 3" in reason for reason in lost)
 
 
-def test_lost_steps_are_missing_unless_the_whole_run_was_kept_without_steps(tmp_path):
+def test_lost_steps_are_missing_unless_every_run_was_kept_without_steps(tmp_path):
     compiling = replace(RUN, arms=(EAGER, FakeArm(name="compiled")))
     folder = joined(tmp_path, replace(compiling, trials=2), compiling)
     for path in tmp_path.glob("run-*/trial-*/trial.json"):
@@ -81,16 +81,15 @@ def test_lost_steps_are_missing_unless_the_whole_run_was_kept_without_steps(tmp_
         counters = {arm: {"counters": {"compile_events": 0, "steps": 20}} for arm in ("eager-0", "compiled-0")}
         counters["compiled-0"]["counters"]["compile_events"] = 1
         path.write_text(json.dumps(info | {"final": counters}))
-    lost = [tmp_path / "run-0" / f"trial-0{number}" / "steps.arrow" for number in (1, 2)]
-    lost[0].unlink()
+    (tmp_path / "run-0" / "trial-01" / "steps.arrow").unlink()
     _, judgement = judged(folder)
     reasons = [item.reason for item in judgement.checks if item.check == "telemetry" and not item.ok]
     assert len(reasons) == 2
     assert all("-0 counted 20 engine steps in trial 1, and 0 are recorded." in reason for reason in reasons)
     assert judgement.overall == "INCONCLUSIVE"
 
-    lost[1].unlink()
-    assert read_run(folder).stepless == {1, 2}
+    for path in tmp_path.glob("run-*/trial-*/steps.arrow"):
+        path.unlink()
     _, judgement = judged(folder)
     assert all(item.ok for item in judgement.checks if item.check == "telemetry")
     assert judgement.overall == "PASS"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.records.asked_answers import AFTER, BEFORE, answers_in, file_name
+from analysis.records.asked_answers import AFTER, BEFORE, answers_in
 from analysis.records.documents import parse_json
 from analysis.records.placing import misplaced_requests
 from analysis.records.requests import codes, groups, requests_of
@@ -110,7 +110,7 @@ class TestLatency:
         table = table_of([row(0), row(1) | {"arm": None}])
         assert len(requests_of(table)) == 1
         (unplaced,) = misplaced_requests(table, arms=(), trials=())
-        assert (unplaced.rows, unplaced.arm) == (1, None)
+        assert unplaced.startswith("1 request that ended before")
 
     def test_requests_of_which_none_names_an_arm_are_refused(self):
         with pytest.raises(RecordError, match="1 request names no arm"):
@@ -201,7 +201,6 @@ def test_answers_are_read_twice_with_what_was_asked() -> None:
     assert (answer.digest, answer.asked, answer.tokens, answer.log_probs) == ("ab", 2, ("a", " b"), (-0.1, -2.0))
     assert answer.likeliest[1] == {" b": -2.0, "c": -3.0}
     assert answers_in(document(FULL), AFTER) is None
-    assert file_name("eager") == "answers-eager.json"
 
 
 @pytest.mark.parametrize(

@@ -59,15 +59,14 @@ def test_disturbed_machines_name_each_trouble_and_what_it_leaves_open(
 ) -> None:
     text = read_page(html_report(made(DISTURBED))).text
     assert "cuda:1 was throttled (heat, by the hardware) for 36 s of the 120 s of trial 1" in text
-    for part in ("2 for 24 s", "-lgc 1980,1980"):
-        assert part in text
+    assert "2 for 24 s" in text
 
 
-def test_references_show_the_change(made: Make) -> None:
+def test_references_show_the_change(made: Make, read_page: Callable[[str], Any]) -> None:
     slower = (Trouble(what="slow_after", size=0.9),)
-    report = html_report(made(FakeBed(card_noise=0.0, host_noise=0.0, troubles=slower)))
-    for part in ("790 → 711 TFLOP/s (−10.0 %)", "790 → 790 TFLOP/s (+0.0 %)"):
-        assert part in report
+    text = read_page(html_report(made(FakeBed(card_noise=0.0, host_noise=0.0, troubles=slower)))).text
+    for part in ("matrix product, TFLOP/s 790 711 −10.0 %", "matrix product, TFLOP/s 790 790 +0.0 %"):
+        assert part in text
 
 
 def test_names_of_machines_are_data_and_no_markup(made: Make, read_page: Callable[[str], Any]) -> None:

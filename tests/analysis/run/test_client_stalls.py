@@ -12,12 +12,11 @@ import pytest
 from analysis.records.requests import Requests, requests_of
 from analysis.records.schemas import REQUESTS
 from analysis.run.client_stalls import HOST, UNKNOWN, WORK, ArmStalls, Stall, client_stalls, is_explained
-from analysis.run.compile_events import CompileEvent, windows_of
-from analysis.run.partial_stalls import partial_stalls
+from analysis.run.compile_events import CompileEvent
+from analysis.run.silences import partial_stalls, servers_of, silences_of
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S
-NEVER = windows_of([])
 
 
 def at(seconds: float) -> int:
@@ -131,8 +130,8 @@ def test_requests_that_stop_while_others_continue_are_a_partial_stall(third_held
         row |= {"end_ns": T0 + int(came[-1] * S), "token_ns": (came * S).astype(int).tolist()}
         rows.append(row)
     made = table_of(rows)
-    gaps = partial_stalls(made, np.arange(3), made.start_ns, NEVER)
-    assert [gap.requests.size for gap in gaps] == [2] * found
+    (server,) = servers_of(made)
+    assert [rows.size for *_, rows in partial_stalls(made, server, silences_of(server))] == [2] * found
 
 
 def stall(start_s: float = 10.0, seconds: float = 2.0, **changes: Any) -> Stall:

@@ -125,4 +125,4 @@ def test_a_figure_of_smaller_work_is_not_compared():
     full = {"read_gb_per_s": 4200.0, "read_bytes": 1 << 32}
     rows = [reference(f"cuda:{card}", when, **full) for card in (0, 1) for when in ("before", "after")]
     rows[3] |= {"read_gb_per_s": 3000.0, "read_bytes": 1 << 28}
-    assert [found[2:] for found in speeds(rows)] == [(4200.0, 4200.0), (4200.0, None)]
+    assert [found[2:] for found in speeds(rows)] == [(4200.0, 4200.0), (4200.0, None), (None, 3000.0)]

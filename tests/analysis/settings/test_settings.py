@@ -11,8 +11,7 @@ import pytest
 from analysis.records.tables import RecordError
 from analysis.settings.gate_limits import GateLimits, Goodput
 from analysis.settings.model import Settings
-from analysis.settings.ramp_limits import RampLimits
-from analysis.settings.rollout import Rollout
+from analysis.settings.ramp_limits import RampLimits, Rollout
 from analysis.settings.slo_targets import merged, parse_slo
 from tests.fakes.processes import refusal
 
@@ -21,15 +20,15 @@ from tests.fakes.processes import refusal
     ("key", "value", "words"),
     [
         *(("margin", value, f"gates.margin is {value!r}") for value in ("wide", True, math.nan)),
-        ("margin", -0.1, "gates.margin is -0.1: it should be greater than or equal to 0"),
+        ("margin", -0.1, "gates.margin is -0.1: input should be greater than or equal to 0"),
         ("max_recompiles", math.inf, "gates.max_recompiles"),
         ("max_error_pct", 101.0, "gates.max_error_pct is 101"),
-        ("max_error_pct", 0.0, "gates.max_error_pct is 0.0: it should be greater than or equal to 0.001"),
+        ("max_error_pct", 0.0, "gates.max_error_pct is 0.0: input should be greater than or equal to 0.001"),
         ("alpha", 0.0, "gates.alpha"),
         *(("metrics", value, "gates.metrics") for value in ("ttft", [], ["e2e", "e2e"])),
         ("metrics", ["speed"], "gates.metrics holds 'speed': use ttft"),
         *(("quantiles", value, f"gates.quantiles is {value}") for value in ([], [0.9, 0.9])),
-        ("quantiles", [0.3], "gates.quantiles is 0.3: it should be greater than or equal to 0.5"),
+        ("quantiles", [0.3], "gates.quantiles is 0.3: input should be greater than or equal to 0.5"),
         ("min_blocks", 1, "gates.min_blocks"),
         ("margins", {"ttft": -1.0}, "gates.margins.ttft is -1"),
         ("margins", {"tpot": 0.1}, "gates.margins.tpot"),
@@ -45,7 +44,7 @@ def test_every_number_has_a_range() -> None:
             if field.annotation in (int, float, float | None):
                 value = -1 if field.annotation is int else -1.0
                 assert refusal(RecordError, model.read, {key: value}).startswith(
-                    f"{model.table}.{key} is {value}: it should be gr"
+                    f"{model.table}.{key} is {value}: input should be gr"
                 )
 
 
@@ -85,7 +84,7 @@ def test_a_rollout_has_a_load_and_the_gpus_of_a_replica() -> None:
     ],
 )
 def test_a_value_of_the_rollout_that_cannot_be_used_is_refused(key: str, value: Any) -> None:
-    assert refusal(RecordError, Rollout.read, {key: value}).startswith(f"rollout.{key} is {value!r}: it should be ")
+    assert refusal(RecordError, Rollout.read, {key: value}).startswith(f"rollout.{key} is {value!r}: input should be ")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from analysis.statistics.dependence import (
     group_count,
     groups_of,
 )
-from analysis.statistics.machines import Part, between_machines, disagreement, lasting_reach, mean_over_trials, summed
+from analysis.statistics.machines import Part, between_machines, disagreement, error_over_trials, lasting_reach, summed
 from analysis.statistics.unpaired import Level, difference, level_of, trials_needed
 
 
@@ -170,27 +170,27 @@ def test_machines_that_agree_widen_nothing():
 def test_machines_that_agree_add_nothing_and_one_machine_never_does():
     assert between_machines(np.array([0.1, 0.1]), np.array([0.5, 0.5]), within=1e-4, degrees=4) == 0.0
     assert between_machines(np.array([0.1]), np.array([1.0]), within=0.0, degrees=0) == 0.0
-    known = mean_over_trials(np.array([0.01, 0.03, 0.02]), np.zeros(3, dtype=int))
-    assert (known.between, known.machines) == (0.0, 1)
-    assert known.reach == pytest.approx((2.0, 0.01 / math.sqrt(3)))
+    error, between = error_over_trials(np.array([0.01, 0.03, 0.02]), np.zeros(3, dtype=int))
+    assert between == 0.0
+    assert (error.degrees, error.variance) == pytest.approx((2.0, 0.01**2 / 3))
 
 
 def test_trials_that_are_each_on_a_machine_of_their_own_are_the_t_test_over_trials():
     ratios = np.array([0.02, -0.03, 0.05, 0.01])
-    degrees, spread = mean_over_trials(ratios, np.arange(4)).reach
-    assert degrees == pytest.approx(3.0)
-    assert spread == pytest.approx(ratios.std(ddof=1) / 2.0)
+    error, _ = error_over_trials(ratios, np.arange(4))
+    assert error.degrees == pytest.approx(3.0)
+    assert error.variance == pytest.approx(ratios.var(ddof=1) / 4.0)
 
 
 def test_machines_apart_leave_the_freedom_of_their_number():
     ratios = np.array([0.100, 0.101, -0.100, -0.101, 0.0, 0.001])
-    degrees, spread = mean_over_trials(ratios, np.repeat([0, 1, 2], 2)).reach
-    assert degrees == pytest.approx(2.0, abs=0.01)
-    assert spread == pytest.approx(0.1 / math.sqrt(3) / math.sqrt(stats.f.ppf(0.5, 2, 3)), rel=0.01)
+    error, _ = error_over_trials(ratios, np.repeat([0, 1, 2], 2))
+    assert error.degrees == pytest.approx(2.0, abs=0.01)
+    assert error.variance == pytest.approx(0.1**2 / 3 / stats.f.ppf(0.5, 2, 3), rel=0.01)
 
 
 def test_trials_that_are_all_alike_have_no_error():
-    assert mean_over_trials(np.full(4, 0.1), np.array([0, 0, 1, 1])).reach == (1.0, 0.0)
+    assert error_over_trials(np.full(4, 0.1), np.array([0, 0, 1, 1]))[0].variance == 0.0
 
 
 def test_cochran_q_is_chi_square_over_machines_that_share_a_ratio():

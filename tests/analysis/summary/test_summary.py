@@ -155,7 +155,7 @@ def test_compiles_are_kept_out_of_steady_and_explain_the_spikes(tmp_path):
     assert all(event["requests_hit"] > 0 for event in events)
     assert events[0]["offset_s"] == pytest.approx(55)
     worst = summary["spikes"][0]
-    assert (worst["arm"], worst["cause"]) == ("naive", "recompiled")
+    assert (worst["arm"], worst["cause"]) == ("naive", "during a compile")
     assert worst["explained_pct"] > 90
     assert set() < set(worst["event_ids"]) <= {event["event_id"] for event in events}
     naive = arms_of(summary)["naive"]

@@ -207,7 +207,7 @@ def test_bad_runs_are_refused_in_a_line(runs, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert "empty holds no requests*.arrow" in refused(capsys, "analyze", runs[0], tmp_path / "empty")
     alone = refused(capsys, "analyze", tmp_path / "empty", "--out", tmp_path / "x")
-    assert "empty holds no requests*.arrow, .parquet or .jsonl: give another run" in alone
+    assert "empty holds no requests*.arrow, .parquet or .jsonl: give the directory of a run" in alone
     assert not (tmp_path / "x").exists()
 
 
@@ -272,7 +272,6 @@ def test_equal_servers_under_a_schedule_pass_and_a_much_slower_one_fails(tool: s
     assert (code, summary["overall"], summary["control"]) == (0, "PASS", "eager")
     assert summary["design"]["design"] == "separate"
     assert checks(summary)["open loop"]["ok"]
-    assert "latency counts from" in checks(summary)["open loop"]["reason"]
     assert gates(summary)["recompiles"]["reason"].startswith("Clients saw no stall")
     much_slower = results_of(tool, tmp_path, slower=2.0)
     code, summary = judged_with_gates(capsys, tmp_path / "slower", *much_slower)
@@ -292,7 +291,7 @@ def test_latency_stays_open_where_it_is_unknown_how_the_load_was_made(tmp_path: 
         (tmp_path / f"{seed}.json").unlink()
     code, summary = judged_with_gates(capsys, tmp_path / "run", *given)
     assert (code, summary["overall"]) == (3, "INCONCLUSIVE")
-    assert "how the load was made is not known" in checks(summary)["open loop"]["reason"]
+    assert "in a way that the file does not state" in checks(summary)["open loop"]["reason"]
     assert gates(summary)["noninferiority p90_ttft"]["blocked_by"] == ["open loop"]
     assert gates(summary)["errors"]["verdict"] == "PASS"
     assert gates(summary)["recompiles"]["verdict"] == "PASS"
@@ -301,12 +300,12 @@ def test_latency_stays_open_where_it_is_unknown_how_the_load_was_made(tmp_path: 
 @pytest.mark.parametrize("tool", list(CLOSED))
 def test_closed_loop_says_nothing_of_tails(tool: str, tmp_path: Path, capsys) -> None:
     files = [CLOSED[tool](tmp_path / f"{seed}.json", in_turn(traffic(seed=seed))) for seed in (1, 2)]
-    arguments = [f"eager={files[0]}", f"compiled={files[1]}", "--slo", "p99_ttft_ms <= 5000"]
+    arguments = [f"eager={files[0]}", f"compiled={files[1]}", "--slo", "p99_ttft_ms=5000"]
     code, summary = judged(capsys, *arguments, "--out", tmp_path / "run")
     assert (code, summary["overall"]) == (3, "INCONCLUSIVE")
     open_loop = checks(summary)["open loop"]
     assert not open_loop["ok"]
-    assert "kept 2 requests under way" in open_loop["reason"]
+    assert "closed loop" in open_loop["reason"]
     for name in ("noninferiority p99_ttft", "noninferiority p99_e2e", "slo p99_ttft_ms"):
         assert "open loop" in gates(summary)[name]["blocked_by"]
         assert gates(summary)[name]["verdict"] == "INCONCLUSIVE"

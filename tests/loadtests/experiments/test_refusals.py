@@ -133,7 +133,7 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
         ({"gates": {"min_goodput_ratio": 0.9}}, ("gates.min_goodput_ratio",)),
         ({"gates": {"margins": {"tpot": 0.1}}}, ("gates.margins.tpot",)),
         ({"gates": {"metrics": ["speed"]}}, ("gates.metrics holds 'speed'",)),
-        ({"gates": {"metrics": []}}, ("gates.metrics is empty",)),
+        ({"gates": {"metrics": []}}, ("gates.metrics is []: tuple should have at least 1 item",)),
         ({"trials": {"count": 0}}, ("trials.count is 0",)),
         ({"trials": {"compile_cache": "hot"}}, ("trials.compile_cache is 'hot'",)),
         ({"bed": {"sample_s": 0.01}}, ("bed.sample_s is 0.01", "0.05")),
