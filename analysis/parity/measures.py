@@ -41,7 +41,6 @@ class Measures:
     divergence: Floats  # KL(reference ‖ logits) in nats
     spread: Floats  # standard deviation over the vocabulary of logits − reference
     top: Ints  # the token that the logits prefer
-    lead: Floats  # by how much the reference prefers its own token to that one; 0 where they agree
     peak: Floats  # size of the reference's largest logit
     finite: Bools
 
@@ -56,19 +55,18 @@ def measure(logits: Matrix, reference: Matrix) -> Measures:
         _measure_row(np.asarray(own, dtype=np.float64), np.asarray(true, dtype=np.float64))
         for own, true in zip(logits, reference, strict=True)
     ]
-    error, divergence, spread, top, lead, peak, finite = (np.array(column) for column in zip(*rows, strict=True))
-    return Measures(error=error, divergence=divergence, spread=spread, top=top, lead=lead, peak=peak, finite=finite)
+    error, divergence, spread, top, peak, finite = (np.array(column) for column in zip(*rows, strict=True))
+    return Measures(error=error, divergence=divergence, spread=spread, top=top, peak=peak, finite=finite)
 
 
-def _measure_row(logits: Floats, reference: Floats) -> tuple[float, float, float, int, float, float, bool]:
+def _measure_row(logits: Floats, reference: Floats) -> tuple[float, float, float, int, float, bool]:
     top = int(np.argmax(np.where(np.isnan(logits), -np.inf, logits)))
     best = float(reference.max())
-    lead = best - float(reference[top])
     known = np.isfinite(reference)
     if not known.all():
         logits, reference = logits[known], reference[known]
     if not np.isfinite(logits).all():
-        return math.inf, math.inf, math.inf, top, lead, abs(best), False
+        return math.inf, math.inf, math.inf, top, abs(best), False
     delta = logits - reference
     size = float(np.linalg.norm(reference))
     error = float(np.linalg.norm(delta)) / size if size else math.inf
@@ -78,7 +76,7 @@ def _measure_row(logits: Floats, reference: Floats) -> tuple[float, float, float
     offset = delta - float(weights @ delta) / total
     divergence = math.log1p(float(weights @ np.expm1(offset)) / total) if offset.max() < 500.0 else math.inf
     # rounding may take it a hair below the least that a divergence can be
-    return error, max(0.0, divergence), float(delta.std()), top, lead, abs(best), True
+    return error, max(0.0, divergence), float(delta.std()), top, abs(best), True
 
 
 def noise_bound(control: Measures, dtype: str) -> Floats:

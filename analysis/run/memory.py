@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.records.schemas import RUN_HOST
 from analysis.run.machine_samples import Rows, Samples
-from analysis.run.placement import alone_on, devices_of
+from analysis.run.placement import devices_of
 from analysis.run.run import Run
 from analysis.run.trials import Trial
 
@@ -33,7 +32,6 @@ class Figure:
 # In the order in which they are compared.
 FIGURES = {
     "device": Figure(kind="process", column="device_memory_bytes", name="device memory of the process", on_device=True),
-    "card": Figure(kind="device", column="memory_bytes", name="memory in use on its card", on_device=True),
     "reserved": Figure(
         kind="allocator", column="reserved_bytes", name="memory that the allocator keeps", on_device=True
     ),
@@ -55,12 +53,9 @@ def memory_of(run: Run) -> dict[str, Peaks]:
     arms: dict[str, Peaks] = {}
     for arm in run.arms:
         figures = {} if run.account(arm).external else FIGURES
-        known = {
-            name: peaks for name, figure in figures.items() if (peaks := _peaks(arm, figure, samples[figure.kind]))
-        }
-        if arm in on_card or any(FIGURES[name].on_device for name in known):
-            known = {name: peaks for name, peaks in known.items() if FIGURES[name].on_device}
-        arms[arm] = known
+        known = {name: _peaks(arm, figure, samples[figure.kind]) for name, figure in figures.items()}
+        of_card = arm in on_card or any(known[name] and FIGURES[name].on_device for name in known)
+        arms[arm] = {name: peaks for name, peaks in known.items() if peaks and (FIGURES[name].on_device or not of_card)}
     return arms
 
 
@@ -72,24 +67,17 @@ def shared_figure(own: Peaks, other: Peaks) -> str | None:
 def _peaks(arm: str, figure: Figure, samples: Sequence[tuple[Trial, Rows]]) -> dict[int, float]:
     peaks: dict[int, float] = {}
     for trial, rows in samples:
-        of_card = rows.host == RUN_HOST and rows.name == alone_on(trial, arm)
-        if of_card if figure.kind == "device" else rows.arm == arm:
-            peak = peak_of(rows, figure, trial)
-            if peak is not None:
-                peaks[trial.number] = max(peak, peaks.get(trial.number, 0.0))
+        peak = peak_of(rows, figure, trial) if rows.arm == arm else None
+        if peak is not None:
+            peaks[trial.number] = max(peak, peaks.get(trial.number, 0.0))
     return peaks
 
 
 def peak_of(rows: Rows, figure: Figure, trial: Trial) -> float | None:
-    """The most that was held during the traffic; None where the samples begin late or end early, or show none.
-
-    A card that other processes use too says nothing of the arm.
-    """
+    """The most that was held during the traffic; None where the samples begin late or end early, or show none."""
     start, end = trial.start_ns, trial.end_ns
     at_ns, values = rows.known(figure.column, start, end)
     slack = _UNWATCHED * (end - start)
     if not values.size or at_ns[0] > start + slack or at_ns[-1] < end - slack:
-        return None
-    if figure.kind == "device" and rows.known("foreign_processes", start, end)[1].any():
         return None
     return float(values.max()) or None

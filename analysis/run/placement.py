@@ -42,14 +42,3 @@ def devices_of(trial: Trial) -> dict[str, str]:
             name = first or ("cpu" if name == "auto" and not product else _FIRST)
         devices[str(arm)] = name
     return devices
-
-
-def alone_on(trial: Trial, arm: str) -> str | None:
-    """The card that the arm had to itself among all that the trial started; None where it had none, or shared it.
-
-    A part of a card (MIG) is not a card: what the card reports is of all its parts.
-    """
-    devices = devices_of(trial)
-    device = devices.get(arm, "")
-    shared = described(trial, RUN_HOST, device).get("mig") is True or list(devices.values()).count(device) != 1
-    return device if device.startswith("cuda") and not shared else None

@@ -61,10 +61,10 @@ def test_arms_on_cards_are_compared_by_memory_of_the_cards(tmp_path):
     for arm in CARDS:
         sample(run, "allocator", f"{arm}-0", {"reserved_bytes": 2 * GIB}, arm=arm)
     assert compared(run) == "reserved"
-    for arm, card in CARDS.items():
-        sample(run, "device", card, {"memory_bytes": 3 * GIB, "foreign_processes": 0})
-        assert seen(run)[arm]["card"] == {1: 3 * GIB}
-    assert compared(run) == "card"
+    for arm in CARDS:
+        sample(run, "process", f"{arm}-1", {"device_memory_bytes": 3 * GIB}, arm=arm)
+        assert seen(run)[arm]["device"] == {1: 3 * GIB}
+    assert compared(run) == "device"
 
 
 def test_the_process_that_listens_for_an_external_arm_shows_no_memory_of_its_server(tmp_path):
@@ -73,21 +73,6 @@ def test_the_process_that_listens_for_an_external_arm_shows_no_memory_of_its_ser
         sample(run, "process", f"{arm}-0", {"memory_bytes": GIB}, arm=arm)
     assert list(seen(run)["eager"]) == ["process"]
     assert (seen(run)["compiled"], compared(run)) == ({}, None)
-
-
-@pytest.mark.parametrize(
-    ("facts", "foreign"),
-    [
-        ({"devices": ONE_CARD}, 0),
-        ({"devices": CARDS}, 1),
-        ({"devices": CARDS, "bed": {"devices": {"cuda:0": {"mig": True}}}}, 0),
-    ],
-    ids=["by another arm", "by other processes", "a part of a card"],
-)
-def test_a_card_that_is_shared_says_nothing_of_the_arm(facts, foreign, tmp_path):
-    run = run_in(tmp_path, **facts)
-    sample(run, "device", "cuda:0", {"memory_bytes": 3 * GIB, "foreign_processes": foreign})
-    assert seen(run)["eager"] == {}
 
 
 def samples(*, arm="vllm", replica="vllm-0", trial=1, **columns):

@@ -20,7 +20,6 @@ from analysis.records.tables import RecordError
 from analysis.records.weight_journal import BY_HAND, WeightChange, append
 from analysis.run.compile_events import stall_windows
 from analysis.run.machines import Machines
-from analysis.run.placement import alone_on
 from analysis.run.run import Run
 from analysis.run.trials import Trial
 from analysis.summary.summary import analyze
@@ -108,13 +107,6 @@ def test_bad_limits_are_refused_by_name(text, words, tmp_path):
 
 def trial(**info):
     return Trial(number=1, info=info, start_ns=0, first_ns=0, seconds=60.0, blocks=2, first_block=0)
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "alone"), [("cuda", "cuda:0", None), ("cuda", "cuda:1", "cuda:0"), ("cpu", "cuda:1", None)]
-)
-def test_two_names_of_one_card_are_one_card(one, other, alone):
-    assert alone_on(trial(devices={"a": one, "b": other}), "a") == alone
 
 
 @pytest.mark.parametrize(
