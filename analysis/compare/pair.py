@@ -114,8 +114,8 @@ def chosen_arms(text: str, baseline: RecordedRun, candidate: RecordedRun) -> tup
         judged = [arm for arm in shared if not (known[0][arm] or known[1][arm])] or shared
         if len(judged) != 1:
             raise RecordError(
-                f"the baseline has {', '.join(known[0])}, the candidate {', '.join(known[1])}: choose an arm with --arm "
-                "NAME, or two with --arm BASELINE=CANDIDATE"
+                f"the baseline has {', '.join(known[0])}, the candidate {', '.join(known[1])}: choose an arm with "
+                "--arm NAME, or two with --arm BASELINE=CANDIDATE"
             )
         return judged[0], judged[0]
     pair = (name, other if mapped else name)

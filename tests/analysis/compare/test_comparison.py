@@ -215,7 +215,7 @@ def test_the_arm_is_the_one_that_both_runs_have_or_the_named_one(
             "",
             ("padded",),
             ("buckets",),
-            "the baseline has padded, the candidate buckets: choose an arm with --arm NAME",
+            "the baseline has padded, the candidate buckets: choose an arm",
         ),
         ("", ("eager", "a", "b"), ("eager", "a", "b"), "the candidate eager, a, b: choose an arm with --arm NAME"),
         ("dark", ("eager", "padded"), ("eager", "padded"), 'the baseline has no arm "dark": use eager, padded'),
