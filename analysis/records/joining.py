@@ -316,9 +316,9 @@ def shown(value: Any) -> str:
     """Return the value of a setting as text."""
     if value is None:
         return "not given"
-    text = f"{value:g}" if type(value) is float else ", ".join(map(str, value)) if type(value) is list else str(value)
-    text = " ".join(text.split()) or "none"
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))[:_LONGEST_SHOWN] or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)[:_LONGEST_SHOWN] or "none"
 
 
 # --- Documents of all runs together -----------------------------------------------------------------------------------
