@@ -62,20 +62,18 @@ def compile_alarms(
     recompiles = 0
     for event in ours:
         recompiles += event.over
-        shape = f" for {event.shape}" if event.shape else ""
+        at_ns, did = event.end_ns, ""
         if not event.over:
             if event.seconds >= stall_limit_s and not has_event(event):
-                reached_ns = event.end_ns - round((event.seconds - stall_limit_s) * 1e9)
-                why = f"{arm} has been compiling for {event.seconds:.1f} s while serving{shape}"
-                found.append(Alarm(at_ns=reached_ns, why=why))
+                at_ns -= round((event.seconds - stall_limit_s) * 1e9)
+                did = f"has been compiling for {event.seconds:.1f} s"
         elif event.seconds >= stall_limit_s:
-            found.append(
-                Alarm(at_ns=event.end_ns, why=f"{arm} compiled for {event.seconds:.1f} s while serving{shape}")
-            )
+            did = f"compiled for {event.seconds:.1f} s"
         elif recompiles > max_recompiles:
-            found.append(
-                Alarm(at_ns=event.end_ns, why=f"{arm} recompiled {counted(recompiles, 'time')} while serving{shape}")
-            )
+            did = f"recompiled {counted(recompiles, 'time')}"
+        if did:
+            shape = f" for {event.shape}" if event.shape else ""
+            found.append(Alarm(at_ns=at_ns, why=f"{arm} {did} while serving{shape}"))
     return found
 
 

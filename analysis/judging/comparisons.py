@@ -14,6 +14,7 @@ from analysis.arrays import Ints
 from analysis.judging.paths import Path, exchange_of, with_evidence
 from analysis.run.gaps import gaps_of
 from analysis.run.machines import Machines
+from analysis.run.pairs import in_pairs
 from analysis.run.run import Run
 from analysis.run.trials import block_numbers
 from analysis.run.variance import start_spread
@@ -190,7 +191,7 @@ def _rows(run: Run, arm: str, phase: str) -> _Rows:
         else:
             selected.append(np.flatnonzero(mask & run.cold if phase == "cold" else mask))
     paired = run.copied and all(len(rows) > 0 and (run.requests.pair[rows] >= 0).all() for rows in selected)
-    treatment, control = _in_pairs(run, selected) if paired else selected
+    treatment, control = in_pairs(run.requests.pair, *selected) if paired else selected
     # Sequential evidence exchanges requests where shares are uneven; other comparisons draw as many of each arm.
     uneven = not (paired or run.limits.sequential or run.separate or run.in_turn) and (
         exchange_of(run, arm) == "requests"
@@ -199,23 +200,12 @@ def _rows(run: Run, arm: str, phase: str) -> _Rows:
     return _Rows(treatment=treatment, control=control, paired=paired, uneven=uneven)
 
 
-def _in_pairs(run: Run, arms: Sequence[Ints]) -> list[Ints]:
-    """The rows of each arm whose copy is among the other's."""
-    pair = run.requests.pair
-    present = np.ones(int(pair.max()) + 1 if len(pair) else 0, dtype=np.bool_)
-    for rows in arms:
-        own = np.zeros_like(present)
-        own[pair[rows]] = True
-        present &= own
-    return [rows[present[pair[rows]]] for rows in arms]
-
-
 def _samples(run: Run, metric: str, rows: _Rows, *, segments: int = 1) -> tuple[Sample, Sample]:
     """The values of the metric where it is defined, of a request and its copy alike, by so many segments of a block."""
-    known = [_known(run, metric, own) for own in (rows.treatment, rows.control)]
-    if rows.paired and all(len(own) for own in known):
-        known = _in_pairs(run, known)
-    treatment, control = leveled(run.machines, *(_sample(run, metric, own, segments) for own in known))
+    own, base = (_known(run, metric, arm) for arm in (rows.treatment, rows.control))
+    if rows.paired and len(own) and len(base):
+        own, base = in_pairs(run.requests.pair, own, base)
+    treatment, control = leveled(run.machines, *(_sample(run, metric, arm, segments) for arm in (own, base)))
     if rows.uneven:
         return as_many(treatment, control, rng=run.rng(5, JUDGED_METRICS.index(metric)))
     return treatment, control

@@ -36,12 +36,11 @@ class Copies:
     unequal: Mapping[str, int]  # by what was asked for: "prompt tokens", "answer tokens asked for"
 
 
-def in_pairs(run: Run, arm: str, mask: Bools) -> tuple[Ints, Ints]:
-    """(rows of the arm, rows of their copies on the control), both within `mask`; the last copy where there are two."""
-    pair = run.requests.pair
-    rows, base = (np.flatnonzero(run.of_arm(name) & mask & (pair >= 0)) for name in (arm, run.control))
-    partner = np.full(int(pair.max(initial=-1)) + 1, -1, dtype=np.int64)
+def in_pairs(pair: Codes, rows: Ints, base: Ints) -> tuple[Ints, Ints]:
+    """(those of the rows that have a copy in `base`, their copies); the last copy where there are two."""
+    partner = np.full(int(pair.max(initial=-1)) + 2, -1, dtype=np.int64)  # the last place is of rows without a pair
     partner[pair[base]] = base
+    partner[-1] = -1
     copies = partner[pair[rows]]
     both = copies >= 0
     return rows[both], copies[both]
@@ -53,7 +52,7 @@ def copies_of(run: Run, arm: str, *, allowed_ms: float) -> Copies:
     pair = requests.pair
     arms = [run.of_arm(name) for name in (arm, run.control)]
     counts = [_rows_of_pairs(pair, own) for own in arms]
-    rows, copies = in_pairs(run, arm, np.ones(len(requests), dtype=np.bool_))
+    rows, copies = in_pairs(pair, *(np.flatnonzero(own) for own in arms))
     apart_ms = np.zeros(0)
     if run.reported_open_loop is not False:  # the copies of a closed loop start when each arm's own user is free
         timed = requests.scheduled & ~requests.broken

@@ -241,11 +241,6 @@ class Run:
         """Which requests went to the arm: a mask, shape (requests,)."""
         return self.requests.of_arm(name)
 
-    @property
-    def machine(self) -> Ints | None:
-        """The machine of each request, as its place among `machines`; None where there is one for all."""
-        return self.machines.codes(self.requests.trial) if len(self.machines) > 1 else None
-
     def answered(self, arm: str) -> Ints:
         """The rows of the arm's completed answers that are judged: indices of requests, rising."""
         return np.flatnonzero(self.of_arm(arm) & self.usable & self.requests.ok)

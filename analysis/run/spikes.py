@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,12 +35,7 @@ class Spike:
 
 
 def find_spikes(
-    requests: Requests,
-    attribution: Attribution,
-    events: Sequence[CompileEvent],
-    *,
-    control: str,
-    machine: Ints | None = None,
+    requests: Requests, attribution: Attribution, events: Sequence[CompileEvent], *, control: str
 ) -> list[Spike]:
     """Stretches of excursions of E2E on every arm, worst first, at most 200; each attributed.
 
@@ -49,15 +44,14 @@ def find_spikes(
     """
     spikes: list[Spike] = []
     for arm in requests.arms:
-        beyond = excursions(requests, attribution, arm=arm, control=control, machine=machine)
+        excess = excess_ms(requests, attribution, arm=arm, control=control)
         own = [
             (event, np.union1d(hit, behind))
             for event, hit, behind in zip(events, attribution.event_requests, attribution.event_backlog, strict=True)
             if event.arm == arm and hit.size + behind.size
         ]
-        excess = dict(zip(beyond.rows.tolist(), beyond.excess_ms.tolist(), strict=True))
-        for group in _stretches(requests, beyond.rows):
-            over = np.array([excess[row] for row in group.tolist()])
+        for group in _stretches(requests, np.flatnonzero(excess)):
+            over = excess[group]
             explained = 100.0 * float(np.minimum(attribution.most_ms[group], over).sum() / over.sum())
             spikes.append(
                 Spike(
@@ -85,72 +79,45 @@ def _stretches(requests: Requests, rows: Ints) -> Iterator[Ints]:
         yield from np.split(own, np.flatnonzero(requests.start_ns[own][1:] > latest[:-1] + _MERGE_NS) + 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Excursions:
-    """Requests that took much longer than their length explains, and by how much; both of shape (n,)."""
+def excess_ms(requests: Requests, attribution: Attribution, *, arm: str, control: str) -> Floats:
+    """By how much each excursion of the arm took longer than its length explains, shape (requests,); 0 for the rest.
 
-    rows: Ints
-    excess_ms: Floats
-
-
-def excursions(
-    requests: Requests, attribution: Attribution, *, arm: str, control: str, machine: Ints | None = None
-) -> Excursions:
-    """The arm's excursions of E2E, request by request.
-
-    What a request should have taken is the arm's own compile-quiet median TTFT plus its median TPOT for each further
-    token. A request is an excursion when the excess over that lies beyond what quiet requests show in both senses:
-    in ms (upper quartile plus six interquartile ranges, at least half the quiet median) and as a ratio (upper quartile
-    plus two interquartile ranges of its log), so that neither a long answer nor a short one is taken for a stall. An
-    arm with fewer than eight quiet requests borrows the control's baseline. With `machine`, the number of each
-    request's, each machine has baselines of its own.
+    What a request should have taken is the arm's own compile-quiet median TTFT in its trial plus its median TPOT for
+    each further token. A request is an excursion when the excess over that lies beyond what quiet requests show in both
+    senses: in ms (upper quartile plus six interquartile ranges, at least half the quiet median) and as a ratio (upper
+    quartile plus two interquartile ranges of its log), so that neither a long answer nor a short one is taken for a
+    stall. An arm with fewer than eight quiet requests in a trial borrows the control's.
     """
     excess = np.zeros(len(requests))
-    quiet = requests.ok & (attribution.cause == OTHER)
-    own = requests.of_arm(arm) & ~np.isnan(requests.e2e_ms)
-    for place in (None,) if machine is None else np.unique(machine).tolist():
-        on_it = np.ones(len(requests), dtype=np.bool_) if place is None else machine == place
-        baselines = (_baseline(requests, quiet & on_it & requests.of_arm(name)) for name in (arm, control))
-        if (baseline := next(filter(None, baselines), None)) is not None:
-            rows = np.flatnonzero(own & on_it)
-            expected, took = baseline.expected_ms(requests.output_tokens[rows]), requests.e2e_ms[rows]
-            beyond = (took - expected > baseline.threshold_ms) & (took > baseline.threshold_ratio * expected)
-            excess[rows[beyond]] = (took - expected)[beyond]
-    rows = np.flatnonzero(excess > 0)
-    return Excursions(rows=rows, excess_ms=excess[rows])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Baseline:
-    ttft_ms: float
-    tpot_ms: float
-    threshold_ms: float = 0.0
-    threshold_ratio: float = 1.0
-
-    def expected_ms(self, output_tokens: Ints) -> Floats:
-        return self.ttft_ms + self.tpot_ms * np.maximum(output_tokens - 1, 0).astype(np.float64)
+    for trial in np.unique(requests.trial).tolist():
+        in_trial = requests.trial == trial
+        for name in (arm, control):
+            quiet = requests.ok & (attribution.cause == OTHER) & in_trial & requests.of_arm(name)
+            expected = normal_e2e_ms(requests, quiet)
+            if expected is not None:
+                over = requests.e2e_ms - expected
+                shortest, ratio = _thresholds(requests.e2e_ms[quiet], expected[quiet])
+                beyond = (over > shortest) & (requests.e2e_ms > ratio * expected) & in_trial & requests.of_arm(arm)
+                excess[beyond] = over[beyond]
+                break
+    return excess
 
 
 def normal_e2e_ms(requests: Requests, quiet: Bools) -> Floats | None:
     """What each request should take by its length, from the quiet requests; None when fewer than eight are quiet."""
-    baseline = _baseline(requests, quiet)
-    return None if baseline is None else baseline.expected_ms(requests.output_tokens)
-
-
-def _baseline(requests: Requests, quiet: Bools) -> _Baseline | None:
     if int(quiet.sum()) < _FEWEST_QUIET:
         return None
-    rows = np.flatnonzero(quiet)
-    ttft = quantile(requests.ttft_ms[rows], 0.5)
-    tpot = quantile(requests.tpot_ms[rows], 0.5)
-    e2e = requests.e2e_ms[rows]
+    ttft, tpot = quantile(requests.ttft_ms[quiet], 0.5), quantile(requests.tpot_ms[quiet], 0.5)
     # An answer without tokens, such as a vector, is there at once: its end is its beginning.
-    first = quantile(e2e, 0.5) if math.isnan(ttft) else ttft
-    shape = _Baseline(ttft_ms=first, tpot_ms=0.0 if math.isnan(tpot) else tpot)
-    expected = shape.expected_ms(requests.output_tokens[rows])
-    known = (expected > 0) & (e2e > 0)
-    lower, upper = quantiles(e2e - expected, (0.25, 0.75))
-    low, high = quantiles(np.log(e2e[known] / expected[known]), (0.25, 0.75))
+    first = quantile(requests.e2e_ms[quiet], 0.5) if math.isnan(ttft) else ttft
+    further = np.maximum(requests.output_tokens - 1, 0).astype(np.float64)
+    return np.asarray(first + (0.0 if math.isnan(tpot) else tpot) * further)
+
+
+def _thresholds(e2e_ms: Floats, expected_ms: Floats) -> tuple[float, float]:
+    """The excess in ms, and the ratio, that quiet requests do not show."""
+    known = (expected_ms > 0) & (e2e_ms > 0)
+    lower, upper = quantiles(e2e_ms - expected_ms, (0.25, 0.75))
+    low, high = quantiles(np.log(e2e_ms[known] / expected_ms[known]), (0.25, 0.75))
     ratio = 1.0 if math.isnan(low) else math.exp(high + 2.0 * (high - low))
-    threshold = max(float(upper + 6.0 * (upper - lower)), 0.5 * quantile(e2e, 0.5))
-    return replace(shape, threshold_ms=threshold, threshold_ratio=ratio)
+    return max(float(upper + 6.0 * (upper - lower)), 0.5 * quantile(e2e_ms, 0.5)), ratio

@@ -50,10 +50,9 @@ def work_of(run: Run, arm: str) -> Work:
     if run.in_turn and not run.separate:
         # Each got requests of its own, and what is answered past the knee is no fair share of them.
         return Work(arm=arm, control=control, other=tuple(other))
+    own, base = run.answered(arm), run.answered(control)
     if paired:
-        own, base = in_pairs(run, arm, run.usable & requests.ok)
-    else:
-        own, base = run.answered(arm), run.answered(control)
+        own, base = in_pairs(requests.pair, own, base)
     if not own.size or not base.size:
         return Work(arm=arm, control=control, other=tuple(other))
     answers, asked = requests.output_tokens, requests.max_tokens

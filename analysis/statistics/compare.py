@@ -187,9 +187,9 @@ def compare(
     equal there is no test, and `obstacle` says so. Where the tail is too thin for a typical block, `ratio` is that of
     the whole run.
     """
-    shared = in_shared_blocks(treatment, control)
-    blocks, trials = len(shared.trial), np.unique(shared.trial)
-    by_trial, group = len(trials) >= TRIALS_FOR_T_TEST, groups_of(shared.trial)
+    own, other, _, trial = in_shared_blocks(treatment, control)
+    blocks, trials = len(trial), np.unique(trial)
+    by_trial, group = len(trials) >= TRIALS_FOR_T_TEST, groups_of(trial)
     base = Comparison(
         quantile=0.5,
         margin=margin,
@@ -203,13 +203,13 @@ def compare(
     )
     if base.obstacle is not None:
         return _wholes(base, treatment, control, qs)
-    arms = tuple(Logs.of(sample.values, sample.block) for sample in (shared.treatment, shared.control))
-    machine = np.array([(machines or {}).get(trial, 0) for trial in shared.trial.tolist()], dtype=np.int64)
+    arms = tuple(Logs.of(sample.values, sample.block) for sample in (own, other))
+    machine = np.array([(machines or {}).get(number, 0) for number in trial.tolist()], dtype=np.int64)
     differences = arms[0].means(blocks) - arms[1].means(blocks)
-    dependence = dependence_of(differences, group, shared.trial, restart_spread=restart_spread, machine=machine)
-    first = np.searchsorted(shared.trial, trials)
+    dependence = dependence_of(differences, group, trial, restart_spread=restart_spread, machine=machine)
+    first = np.searchsorted(trial, trials)
     if by_trial:  # trials are apart in time, and the variance of their starts is in what they differ by
-        group = np.searchsorted(trials, shared.trial)
+        group = np.searchsorted(trials, trial)
     else:
         base = replace(
             base,
@@ -219,7 +219,7 @@ def compare(
         )
     return [
         item if item.ratio is None else _tested(item, arms[0], arms[1], group, dependence, machine[first])
-        for item in _wholes(base, shared.treatment, shared.control, qs)
+        for item in _wholes(base, own, other, qs)
     ]
 
 
@@ -281,24 +281,14 @@ def _tested(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """Two samples in the blocks that both have, numbered from 0. `block` and `trial` are the number that each such
-    block had, and its trial."""
-
-    treatment: Sample
-    control: Sample
-    block: Ints
-    trial: Ints
-
-
-def in_shared_blocks(treatment: Sample, control: Sample) -> Shared:
-    """The requests of both samples in blocks that both have."""
+def in_shared_blocks(treatment: Sample, control: Sample) -> tuple[Sample, Sample, Ints, Ints]:
+    """The requests of both samples in blocks that both have, numbered from 0, and of each such block the number that it
+    had, and its trial."""
     samples = (treatment, control)
     if not len(treatment) or not len(control):
         none = np.zeros(0, dtype=np.int64)
         nothing = Sample(values=np.zeros(0), block=none, trial=none)
-        return Shared(treatment=nothing, control=nothing, block=none, trial=none)
+        return nothing, nothing, none, none
     lowest = min(int(sample.block.min()) for sample in samples)
     # Blocks are counters, so a table of all between the lowest and the highest is small.
     span = max(int(sample.block.max()) for sample in samples) - lowest + 1
@@ -309,7 +299,7 @@ def in_shared_blocks(treatment: Sample, control: Sample) -> Shared:
     own, base = (replace(sample, block=number[sample.block - lowest]) for sample in (own, base))
     trial = np.zeros(int(both.sum()), dtype=np.int64)
     trial[base.block] = base.trial
-    return Shared(treatment=own, control=base, block=np.flatnonzero(both) + lowest, trial=trial)
+    return own, base, np.flatnonzero(both) + lowest, trial
 
 
 def _obstacle(treatment: Sample, control: Sample, blocks: int) -> str | None:

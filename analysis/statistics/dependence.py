@@ -106,23 +106,29 @@ def dependence_of(
     arms start, so a ratio has it √2 times. It counts as four starts, and those of the run are added to it. Below eight
     blocks nothing is known but that allowance.
     """
-    numbers, first = np.unique(trial, return_index=True)
+    first, which, sizes = np.unique(trial, return_index=True, return_inverse=True, return_counts=True)[1:]
     known = len(differences) >= _FEWEST_BLOCKS
-    ran_on = np.zeros(len(numbers), dtype=np.int64) if machine is None else machine[first]
-    inner = differences.copy()
-    for number in numbers:
-        inner[trial == number] -= differences[trial == number].mean()
+    ran_on = np.zeros(len(first), dtype=np.int64) if machine is None else machine[first]
+    means = np.bincount(which, differences) / sizes
+    inner = differences - means[which]
     drift = _drift(inner, group) if known else 0.0
-    means = np.array([differences[trial == number].mean() for number in numbers])
     # What blocks predict of a trial's mean is no start-to-start variance.
-    within = (float(inner.var()) / max(1, len(inner)) + drift) * len(numbers)
+    within = (float(inner.var()) / max(1, len(inner)) + drift) * len(means)
     restart = restart_variance(means, ran_on, within, restart_spread)
+    machines, counts = np.unique(ran_on, return_inverse=True, return_counts=True)[1:]
+    trials = max(1, len(means))
+    between = between_machines(
+        np.bincount(machines, means) / counts,
+        counts / trials,
+        within=(within + restart) / trials,
+        degrees=PRIOR_DEGREES + trials - len(counts),
+    )
     return Dependence(
         drift=drift,
         restart=math.sqrt(restart),
-        trials=max(1, len(numbers)),
-        machine=_machine_variance(means, ran_on, within + restart),
-        machines=max(1, len(np.unique(ran_on))),
+        trials=trials,
+        machine=between,
+        machines=max(1, len(counts)),
         correlation=group_correlation(inner, group) if known else None,
     )
 
@@ -149,18 +155,6 @@ def restart_variance(means: Floats, machine: Ints, within: float, restart_spread
     apart = means - (np.bincount(machines, means) / np.bincount(machines))[machines]
     between = max(0.0, float((apart**2).sum()) / degrees - within)
     return (PRIOR_DEGREES * allowed + degrees * between) / (PRIOR_DEGREES + degrees)
-
-
-def _machine_variance(means: Floats, machine: Ints, within: float) -> float:
-    """The variance of the mean over trials that machines add to that of trials, `within` each."""
-    machines, counts = np.unique(machine, return_inverse=True, return_counts=True)[1:]
-    trials = max(1, len(means))
-    return between_machines(
-        np.bincount(machines, means) / counts,
-        counts / trials,
-        within=within / trials,
-        degrees=PRIOR_DEGREES + trials - len(counts),
-    )
 
 
 def cosine_variance(series: Floats, cosines: int) -> float:

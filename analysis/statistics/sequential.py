@@ -188,24 +188,24 @@ def groups_for(
     of one arm's log latency over starts that is taken for granted. With `apart` above 1 the evidence is against a ratio
     that many times beyond the margin, what lasts longer than a group is not allowed for, and blocks are segments.
     """
-    shared = in_shared_blocks(treatment, control)
-    arms = [Logs.of(sample.values, sample.block) for sample in (shared.treatment, shared.control)]
-    size = len(shared.block)
+    *samples, block, trial = in_shared_blocks(treatment, control)
+    arms = [Logs.of(sample.values, sample.block) for sample in samples]
+    size = len(block)
     counts = np.sum([np.bincount(logs.block, minlength=size) for logs in arms], axis=0)
     sums = np.sum([np.bincount(logs.block, logs.values, size) for logs in arms], axis=0)
     enough = _ENOUGH if apart == 1.0 else _ENOUGH_APART
-    group = _grouped(counts * (1.0 - q), sums / counts, shared.trial, least=blocks, enough=enough)
+    group = _grouped(counts * (1.0 - q), sums / counts, trial, least=blocks, enough=enough)
     ends = np.flatnonzero((group >= 0) & (np.diff(group, append=-1) != 0))
     number = len(ends)
     one, other = (SortedGroups.of(logs, group, number) for logs in arms)
-    trial, lasting = shared.trial[ends], np.zeros(number)
+    lasting = np.zeros(number)
     if apart == 1.0 and number:
         doubt = _DOUBT if exchange == "requests" else 0.0
-        lasting = _lasting(one.means() - other.means(), trial, restart_spread, doubt=doubt)
+        lasting = _lasting(one.means() - other.means(), trial[ends], restart_spread, doubt=doubt)
     return Groups(
         treatment=one,
         control=other,
-        last_block=shared.block[ends],
+        last_block=block[ends],
         lasting=lasting,
         whole=np.exp(_wholes(one, q) - _wholes(other, q)),
         q=q,

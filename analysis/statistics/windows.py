@@ -15,7 +15,6 @@ References
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -155,12 +154,14 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
 
     def limit(direction: int) -> float | None:
         """The first shift from the fit outwards that the test rejects; None without one."""
-        step = first_rejected(
-            lambda step: -direction * distance(fitted + direction * step) < reach,
-            guess=round(2.0 * spread / width),
-            farthest=round(FARTHEST / width),
-        )
-        return None if step is None else (centre + direction * step) * width
+        inner, outer = 0, round(FARTHEST / width)
+        if -direction * distance(fitted + direction * outer) < reach:
+            return None
+        while outer - inner > 1:
+            middle = (inner + outer) // 2
+            kept = -direction * distance(fitted + direction * middle) < reach
+            inner, outer = (middle, outer) if kept else (inner, middle)
+        return (centre + direction * outer) * width
 
     at_bound, low, high = distance(round(bound / width)), limit(-1), limit(1)
     # Shifts are whole bins: where a limit lies within one of the bound, the p-value says on which side.
@@ -193,17 +194,3 @@ def _balance(windows: Windows, group: Ints) -> tuple[Ints, Ints]:
             low, high = np.where(fewer, low, middle), np.where(fewer, middle, high)
         found.append(high)
     return found[0], found[1]
-
-
-def first_rejected(kept: Callable[[int], bool], *, guess: int, farthest: int) -> int | None:
-    """The fewest steps outwards that a test does not keep, by doubling from `guess` and halving; None up to `farthest`
-    without one."""
-    inner, step = 0, max(1, guess)
-    while kept(step):
-        if step >= farthest:
-            return None
-        inner, step = step, min(2 * step, farthest)
-    while step - inner > 1:
-        middle = (inner + step) // 2
-        inner, step = (middle, step) if kept(middle) else (inner, middle)
-    return step

@@ -20,7 +20,7 @@ from analysis.run.compile_events import BACKGROUND, JIT, held_s
 from analysis.run.run import Run
 from analysis.run.server_load import server_load
 from analysis.run.slo import meets_all
-from analysis.run.spikes import excursions
+from analysis.run.spikes import excess_ms
 from analysis.run.startup import compiled_steps, compiler_facts, most_eager, startup_row
 from analysis.statistics.quantiles import quantiles
 
@@ -147,16 +147,16 @@ def _compile_row(run: Run, arm: str, facts: CompileFacts) -> dict[str, Any]:
 def _causes(run: Run, arm: str) -> dict[str, dict[str, Any]]:
     """What compiles did to the arm's requests, and what the requests that took much too long are put down to."""
     own = np.flatnonzero(run.of_arm(arm) & ~run.requests.broken)
-    beyond = excursions(run.requests, run.attribution, arm=arm, control=run.control, machine=run.machine)
+    excess = excess_ms(run.requests, run.attribution, arm=arm, control=run.control)
     rows = {}
     for code, cause in reversed(list(enumerate(CAUSES))):
         held = own[run.attribution.cause[own] == code]
-        slow = run.attribution.cause[beyond.rows] == code
+        slow = excess[(excess > 0) & (run.attribution.cause == code)]
         rows[cause] = {
             "requests": int(held.size),
             "seconds": float(run.attribution.stall_ms[held].sum()) / 1e3,
-            "excursions": int(slow.sum()),
-            "excess_s": float(beyond.excess_ms[slow].sum()) / 1e3,
+            "excursions": int(slow.size),
+            "excess_s": float(slow.sum()) / 1e3,
         }
     return rows
 

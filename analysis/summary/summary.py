@@ -86,7 +86,7 @@ def exit_code(summary: Mapping[str, Any]) -> int:
 def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     frontier = frontier_rows(run, judgement)
     run_id = run.records.directory.resolve().name
-    spikes = find_spikes(run.requests, run.attribution, run.events, control=run.control, machine=run.machine)
+    spikes = find_spikes(run.requests, run.attribution, run.events, control=run.control)
     return {
         "schema": SCHEMA,
         "name": str(run.records.experiment.get("name") or run_id),
