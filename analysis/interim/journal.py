@@ -44,15 +44,16 @@ def row_of(interim: Interim, run: Run, *, count: int, at_ns: int) -> dict[str, A
 def _gate(gate: Gate) -> dict[str, Any]:
     """Value, limit and interval are in one unit: of an objective all are shares of requests, as its interval is."""
     path = gate.path
+    is_share = path is not None and gate.kind in ("slo", "error")
     last: dict[str, float | None] = {"value": None, "low": gate.low, "high": gate.high, "harm": None, "safety": None}
     if path is not None and len(path.at_s):
         last = {name: _finite(getattr(path, name)[-1]) for name in last}
     return {
         **{name: getattr(gate, name) for name in ("arm", "gate", "kind", "verdict", "reason")},
-        "unit": "pct" if gate.is_share else gate.unit,
+        "unit": "pct" if is_share else gate.unit,
         "limit": gate.limit if path is None else path.limit,
         **last,
-        "value": last["value"] if gate.is_share else gate.value,
+        "value": last["value"] if is_share else gate.value,
         **{name: getattr(path, name, None) for name in ("decided_s", "outlook_s")},
         **{name: None if path is None else _finite(getattr(path, name)) for name in ("needed", "needed_safety")},
     }

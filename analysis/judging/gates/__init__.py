@@ -37,11 +37,6 @@ class Gate:
     unseen: bool = False  # open because only clients saw the arm
     path: Path | None = None  # how its evidence grew, where interim analyses decide
 
-    @property
-    def is_share(self) -> bool:
-        """Whether its evidence is on the share of requests that miss or fail, in percent, whatever its value is."""
-        return self.path is not None and self.kind in ("slo", "error")
-
 
 def status(low: float | None, high: float | None, limit: float, *, at_least: bool = False) -> str:
     """Return PASS if all of the interval keeps the limit, FAIL if none of it does, else INCONCLUSIVE.
