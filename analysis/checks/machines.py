@@ -93,10 +93,10 @@ def foreign_work(machines: MachineRecords) -> list[Disturbance] | None:
     found: list[Disturbance] = []
     for device in known:
         if device.foreign_s is None:
-            text = f"others held {device.name} before the arms started, and whether they stayed is unknown,"
+            text = f"{device.name} was held by others before the arms started, and perhaps"
         else:
             held = f" with {device.foreign_bytes / 2**30:.3g} GiB" if device.foreign_bytes else ""
-            text = f"{counted(device.foreign_processes, 'process')} of others{held} on {device.name}"
+            text = f"{device.name} had {counted(device.foreign_processes, 'process')} of others{held}"
         found += _for_too_long(device, device.seconds if device.foreign_s is None else device.foreign_s, text)
     return found if known else None
 
@@ -399,7 +399,7 @@ def slow(machines: MachineRecords) -> list[Disturbance] | None:
             continue
         compared, share = True, math.exp(item.mean) / known
         if share < _LEAST_OF_KIND:
-            text = f"{WORK[item.figure]} on {item.device} in trial {item.trial} was {percent(share)} of that"
+            text = f"{WORK[item.figure]} on {item.device} in trial {item.trial} was {percent(share)} of what"
             found.append(
                 Disturbance(
                     place=item.card,
@@ -407,7 +407,7 @@ def slow(machines: MachineRecords) -> list[Disturbance] | None:
                     arms=_concerned(machines, item),
                     value=1.0 - share,
                     limit=1.0 - _LEAST_OF_KIND,
-                    text=f"{text} which {model} is known for",
+                    text=f"{text} {model} is known for",
                 )
             )
     return found if compared else None

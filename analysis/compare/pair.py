@@ -112,13 +112,11 @@ def chosen_arms(text: str, baseline: RecordedRun, candidate: RecordedRun) -> tup
     if not text:
         shared = [arm for arm in known[0] if arm in known[1]]
         judged = [arm for arm in shared if not (known[0][arm] or known[1][arm])] or shared
-        if not judged:
+        if len(judged) != 1:
             raise RecordError(
-                f"the runs share no arm: {', '.join(known[0])} in the baseline, {', '.join(known[1])} in the "
-                "candidate: map them with --arm BASELINE=CANDIDATE"
+                f"the baseline has {', '.join(known[0])}, the candidate {', '.join(known[1])}: choose an arm with "
+                "--arm NAME, or two with --arm BASELINE=CANDIDATE"
             )
-        if len(judged) > 1:
-            raise RecordError(f"the runs share {', '.join(judged)}: choose one with --arm NAME")
         return judged[0], judged[0]
     pair = (name, other if mapped else name)
     for arm, side, own in zip(pair, (BASELINE, CANDIDATE), known, strict=True):

@@ -165,7 +165,7 @@ EVENT_KINDS: Final[Mapping[str, str]] = {
 }
 
 # What judging reads of a request; a name that many requests share is kept once.
-_UNREAD = ("server_recv_ns", "server_end_ns")
+_UNREAD = ("batch_id", "server_recv_ns", "server_end_ns")
 _SHARED_NAMES = ("arm", "replica", "status", "error", "phase")
 JUDGED_REQUESTS = pa.schema(
     field.with_type(pa.dictionary(pa.int32(), pa.string())) if field.name in _SHARED_NAMES else field

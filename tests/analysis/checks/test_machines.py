@@ -102,8 +102,8 @@ def capped(*cards, **more):
     [
         ([replace(FOREIGN, size=2)], "other work", "compiled", ("2 processes", "4 GiB", "cuda:1")),
         ([replace(FOREIGN, place="cuda:0")], "other work", None, ("cuda:0",)),
-        ([BLIND, FOREIGN], "other work", "compiled", ("cuda:1 before the arms started", "trial 1")),
-        ([BLIND, Trouble(what="held", size=30.0)], "other work", "compiled", ("cuda:1 before the arms started",)),
+        ([BLIND, FOREIGN], "other work", "compiled", ("cuda:1 was held by others before the arms started", "trial 1")),
+        ([BLIND, Trouble(what="held", size=30.0)], "other work", "compiled", ("cuda:1 was held by others before",)),
         ([Trouble(what="throttle", share=0.3, trials=(2,))], "throttling", "compiled", ("18 s of the 60 s", "heat")),
         (capped(1, trials=(1,)), "throttling", "compiled", ("power cap was 30 % lower on cuda:1 than on cuda:0",)),
         (
