@@ -62,13 +62,6 @@ def binomial_test(count: int, total: int, share: float) -> float:
     return min(1.0, float(chances[chances <= chances[count] * (1 + 1e-7)].sum()))
 
 
-def exact_share(count: int, total: int, *, confidence: float) -> tuple[float, float]:
-    """Return the limits of a share by Clopper and Pearson, equal tails."""
-    tail = (1.0 - confidence) / 2.0
-    low = float(beta_quantile(tail, count, total - count + 1)) if count else 0.0
-    return low, float(beta_quantile(1.0 - tail, count + 1, total - count)) if count < total else 1.0
-
-
 def hypergeometric_sf(count: int, population: int, marked: int, drawn: int) -> float:
     """Return the probability that more than `count` of `drawn` from `population` are among `marked`."""
     share = marked / population
