@@ -68,7 +68,7 @@ bench: $(VENV)/installed
 # benchmarks/results/README.md. Numbers from one quick pass, each run once: exit code 1 when a goal was missed.
 bench-load: $(VENV)/installed
 	$(BIN)/python benchmarks/splitter.py --repeats 10
-	$(BIN)/python benchmarks/generator.py $(or $(ARGS),server streams short open stall recorder --repeats 1 --window 4 --recorder-seconds 10)
+	$(BIN)/python benchmarks/generator.py $(or $(ARGS),server streams short open stall --repeats 1 --window 4)
 
 # Whether the statistics hold, on made-up servers whose truth is known, and how long a million requests take.
 bench-judging: $(VENV)/installed-dev

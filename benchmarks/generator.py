@@ -7,8 +7,8 @@ repeat: stock (Locust, synchronous grpcio, gevent), bare (tailgate's client alon
 loadtests/chat.py that replays a schedule and records).
 
 Sections: server (what the null server itself can do), streams (1,000 streams of 20 and 50 tokens/s), short (answers of
-one token, as many as go), open (open loop at 1,000, 3,000 and 10,000 requests/s), stall (the server is silent for 3 s
-of 25), recorder (records at 10,000 requests/s). Progress and tables go to stderr, each result at once, also to --out;
+one token, as many as go), open (open loop at 1,000, 3,000 and 10,000 requests/s) and stall (the server is silent for
+3 s of 25). Progress and tables go to stderr, each result at once, also to --out;
 the last line on stdout is one JSON object with everything. Exit code: 0 all measured and every goal reached, 1
 something failed or missed its goal, 2 bad usage.
 """
@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,8 +32,7 @@ if not __package__:  # as a script: the repository is importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.command import BenchmarkParser, command_line, end_in_order, one_of, run_command, several
-from benchmarks.contest import CONTESTANTS, ContestError, Cores, NullProcess, Outcome, Work, run
-from benchmarks.environment import ROOT, child_environment
+from benchmarks.contest import CONTESTANTS, Cores, NullProcess, Outcome, Work, run
 from benchmarks.frames import literal
 from benchmarks.lag import completions_per_s, own_error, stalled_latencies, stream_figures
 from benchmarks.ledger import Ledger, Row
@@ -48,7 +45,7 @@ from servers.address import host_port
 from servers.fields import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
 
-SECTIONS: Final = ("server", "streams", "short", "open", "stall", "recorder")
+SECTIONS: Final = ("server", "streams", "short", "open", "stall")
 STREAMS: Final = 1000
 # Tokens/s of a stream, and the goals: share delivered, p99 lag and p99 error of a gap in ms.
 STREAM_GOALS: Final = {20.0: (0.995, 5.0, 5.0), 50.0: (0.99, 10.0, math.inf)}
@@ -72,8 +69,6 @@ def parser() -> BenchmarkParser:
                         help="seconds that count in each (default %(default)s)")  # fmt: skip
     parser.add_argument("--rates", type=several(real(1, 1e6, "rate"), "1000,10000"), default=(1e3, 3e3, 1e4),
                         help="open: requests/s (default 1000,3000,10000)")  # fmt: skip
-    parser.add_argument("--recorder-seconds", dest="recorder_s", metavar="SECONDS", type=real(5, 3600), default=60.0,
-                        help="recorder: how long (default %(default)s)")  # fmt: skip
     parser.add_argument("--nice", type=int, default=0, help="of all processes; below 0 where neighbours are noisy")
     parser.add_argument("--keep", default="", help="keep what every run left behind in this new folder")
     return parser
@@ -241,23 +236,6 @@ class Bench:
             rows = self._rows("stall", f"{STALL_S:g} s of {STALL_RUN_S:g} s", name, outcomes, figures)
             errors = [abs(row["error"]) for row in rows if "error" in row]
             self.ledger.reach(f"stall, {name}: |p99 ÷ truth − 1|", max(errors, default=None), 0.1)
-
-    def recorder(self) -> None:
-        """Records at 10,000 requests/s for a minute: all of them, in how much of a core, in how much memory."""
-        seconds = self.settings.recorder_s
-        command = [sys.executable, str(ROOT / "benchmarks" / "recorder.py"), "--rate", "10000"]
-        command += ["--seconds", f"{seconds:g}"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=self.folder, env=child_environment())
-        if done.returncode:
-            last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-            raise ContestError(f"benchmarks/recorder.py ended with {done.returncode}: {last[0]}")
-        row: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-        memory = row["rss_mib"]
-        growth = memory[-1] / memory[len(memory) // 3] - 1 if len(memory) > 2 else None
-        self.ledger.add("recorder", **{key: value for key, value in row.items() if key != "benchmark"})
-        self.ledger.reach("recorder: records lost", row["lost"], 0)
-        self.ledger.reach("recorder: share of a core", row["recorder_cpu_share"], 0.1)
-        self.ledger.reach("recorder: growth of memory after the first third", growth, 0.02)
 
     def _rows(
         self, section: str, what: str, name: str, outcomes: Sequence[Outcome], figures: Callable[[Outcome], Row]
