@@ -89,13 +89,19 @@ def with_evidence(
     decision = evidence.decision(alpha=item.alpha, gates=gates, to_the_end=True)
     decided = _decided(decision, at_s)
     # Starts that differ by as much as the nulls lie apart would decide by themselves.
+    limits = groups.limits(alpha=item.alpha)
     if sooner and _STARTS * math.sqrt(2.0) * spread < math.log(APART):
-        early = groups_for(*samples, q=item.quantile, blocks=1, exchange=exchange, apart=APART).evidence(item.margin)
+        segments = groups_for(*samples, q=item.quantile, blocks=1, exchange=exchange, apart=APART)
+        early = segments.evidence(item.margin)
+        early_s = judged_s(run, early.last_block // SEGMENTS)
         decision = early.decision(alpha=item.alpha, gates=gates, to_the_end=True)
-        decided = first_decided(decided, _decided(decision, judged_s(run, early.last_block // SEGMENTS)))
+        decided = first_decided(decided, _decided(decision, early_s))
+        counted = early.may_pass
+        narrower = tuple(side[counted] for side in segments.limits(alpha=item.alpha))
+        limits = _narrowed(limits, at_s, narrower, early_s[counted])
     path = _path(
         evidence,
-        groups.limits(alpha=item.alpha),
+        limits,
         decided,
         at_s=at_s,
         alpha=item.alpha,
@@ -120,6 +126,15 @@ def with_evidence(
         verdict=path.outcome or "INCONCLUSIVE",
     )
     return replace(seen, reason=_reason(seen, path)), path
+
+
+def _narrowed(
+    limits: tuple[Floats, Floats], at_s: Floats, others: tuple[Floats, ...], others_s: Floats
+) -> tuple[Floats, Floats]:
+    """Return the limits at the times `at_s`, narrowed by the last of the `others` until then."""
+    latest = np.searchsorted(others_s, at_s, side="right")
+    low, high = (np.concatenate(([none], side))[latest] for side, none in zip(others, (0.0, math.inf), strict=True))
+    return np.maximum(limits[0], low), np.minimum(limits[1], high)
 
 
 def _path(

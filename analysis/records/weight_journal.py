@@ -28,8 +28,8 @@ Instant = Annotated[int, Field(strict=True, gt=-(2**63), lt=2**63)]  # ns since 
 class WeightChange:
     """The weights from `at_ns` on.
 
-    `action` is start, advance, rollback, promoted, hold, resume (of a ramp whose controller was gone), again (the
-    splitter had started anew), set (asked for through the run), BY_HAND or BY_OTHERS. Between `at_ns` and `done_ns`
+    `action` is start, advance, rollback, promoted, hold, again (the splitter had started anew), set (asked for through
+    the run), BY_HAND or BY_OTHERS. Between `at_ns` and `done_ns`
     some requests may still follow the weights before.
     """
 

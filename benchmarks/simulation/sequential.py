@@ -75,6 +75,14 @@ def errors(kind: Kind, seed: int, *, ratio: float = 1.0, slower: float = 1.0, me
     return np.array([found is not None and found[0] == word for word in ("PASS", "FAIL")], dtype=np.float64)
 
 
+def limits_hold(kind: Kind, seed: int, *, ratio: float) -> float:
+    """1 if the limits by segments hold the ratio of p99 E2E after `SOON_MINUTES` minutes, else 0."""
+    trials = pair(replace(kind, duration_s=SOON_MINUTES * MINUTE_S), np.random.default_rng([seed, 8]))
+    one, other = samples(trials, "e2e_ms", ratio=ratio, block_s=BLOCK_S / SEGMENTS)
+    low, high = groups_for(one, other, q=0.99, blocks=1, apart=APART).limits(alpha=ALPHA)
+    return float(low[-1] <= ratio <= high[-1])
+
+
 def objective_errors(
     limit_ms: float, kind: Kind, seed: int, *, allowed: float, minutes: float, sequential: bool
 ) -> Floats:
@@ -188,6 +196,8 @@ def sequential_table(table: Table) -> None:
             table.add(
                 f"p99 e2e, {name}, {words}, {ratio:g} times: minutes until half are decided", _minutes(found), most=most
             )
+            held = table.over_seeds(partial(limits_hold, offered(KINDS[name]), ratio=ratio))
+            table.add(f"  limits after {SOON_MINUTES:g} minutes hold the truth", float(np.mean(held)), least=0.92)
     uneven = replace(KINDS["split"], rate=8.0, slots=32, kept=1.0 / 9.0)
     for metric in ("e2e", "ttft"):
         wrong = table.over_seeds(partial(errors, uneven, ratio=1.0 + MARGIN, metric=metric))

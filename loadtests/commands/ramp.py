@@ -12,19 +12,17 @@ from loadtests.commands.command_line import (
     add_set,
     add_slo,
     duration,
-    run_directory,
     seed,
 )
 from loadtests.commands.judged_run import add_page, page_of, run_and_judge
 from loadtests.experiments.model import Experiment
-from loadtests.experiments.reading import from_table, load, load_table
+from loadtests.experiments.reading import from_table, load_table
 from loadtests.experiments.toml_limits import table_of
 from loadtests.experiments.users import of_users
 from loadtests.trials.progress import Status
 from loadtests.trials.ramp import RampRun, ramped
 from loadtests.trials.run import ARM_COMMAND, Orchestrator
-from loadtests.trials.users_ramp import UsersRamp, resumed
-from servers.fields import ConfigError
+from loadtests.trials.users_ramp import UsersRamp
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -35,16 +33,16 @@ def add_arguments(parser: CommandParser) -> None:
         "by what is sure alone; a death, a compile while serving or a burst of errors rolls back to 0 % at once.\n"
         "weights.jsonl says who had what since when, and why.\n\n"
         "With --admin the traffic is that of users, behind a `tailgate split --request-log FILE` that runs already.\n"
-        "It goes on when the ramp has ended or was killed; --resume goes on with a ramp that was.\n\n"
+        "Traffic and weights stay as they are once the ramp has ended or was killed. A new ramp begins at the step\n"
+        "whose share the candidate has.\n\n"
         "Exit codes: 0 promoted and every gate passed, 3 held or open, 99 rolled back, 2 bad usage or configuration,\n"
         "1 the run broke or was interrupted.",
         "  tailgate ramp canary.toml\n"
         "  tailgate ramp demo --set ramp.candidate=compiled-padded --set ramp.step_s=60\n"
         "  tailgate ramp canary.toml --set ramp.steps=[5,50,100] --at-most 2h\n"
-        "  tailgate ramp canary.toml --admin 127.0.0.1:9901\n"
-        "  tailgate ramp --resume runs/20260101T120000Z-canary",
+        "  tailgate ramp canary.toml --admin 127.0.0.1:9901",
     )
-    add_experiment(parser, nargs="?")
+    add_experiment(parser)
     add_set(parser, "ramp.step_s=600")
     parser.add_argument("--trace", default="", metavar="FILE", help="replay the times and lengths of this trace")
     parser.add_argument("--out", default="runs", metavar="DIR", help="folder for run directories (default %(default)s)")
@@ -54,7 +52,6 @@ def add_arguments(parser: CommandParser) -> None:
         metavar="HOST:PORT or PATH",
         help="ramp users' traffic, split by the `tailgate split` with this admin address",
     )
-    parser.add_argument("--resume", metavar="RUN_DIR", help="go on with the ramp of users' traffic in this directory")
     parser.add_argument("--seed", type=seed, metavar="N", help="replaces the experiment's seed")
     parser.add_argument("--at-most", type=duration, metavar="TIME", help="the traffic ends by then, such as 60m or 2h")
     add_page(parser)
@@ -64,13 +61,12 @@ def add_arguments(parser: CommandParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Ramps and judges; the exit code."""
-    before = _run_to_resume(options)
-    experiment = _experiment(options, before)
+    experiment = _experiment(options)
     status = Status()
     page = page_of(options.page, status)
     ramp: Orchestrator
     if experiment.ramp.load == "none":
-        ramp = UsersRamp(experiment, out=Path(options.out), status=status, page=page, resumed=before)
+        ramp = UsersRamp(experiment, out=Path(options.out), status=status, page=page)
     else:
         ramp = RampRun(
             experiment,
@@ -83,24 +79,8 @@ def main(options: argparse.Namespace) -> int:
     return run_and_judge(ramp, status, page, metrics=options.metrics, as_json=options.json)
 
 
-def _run_to_resume(options: argparse.Namespace) -> Path | None:
-    if options.resume is None:
-        if options.experiment is None:
-            raise ConfigError("no experiment is given: name a TOML file, or a run directory with --resume")
-        return None
-    told = options.experiment, options.seed, options.at_most
-    if any(item is not None for item in told) or options.settings or options.trace or options.slo or options.admin:
-        raise ConfigError(
-            "--resume goes on with the experiment as it was: leave out EXPERIMENT, --set, --trace, --slo, --admin, "
-            "--seed and --at-most"
-        )
-    return run_directory(options.resume, "tailgate ramp")
-
-
-def _experiment(options: argparse.Namespace, before: Path | None) -> Experiment:
+def _experiment(options: argparse.Namespace) -> Experiment:
     """What is ramped, and how."""
-    if before is not None:
-        return resumed(load(before / "experiment.toml"), before)
     of_none = (
         [*options.settings, "ramp.load=none", f"users.admin={options.admin}"] if options.admin else options.settings
     )

@@ -7,7 +7,7 @@ that the splitter did not take is told again until it does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,9 @@ _UNSEEN_NS = 120_000_000_000  # without a look, after which a step whose time is
 
 
 class RampControl:
-    """The ramp of one trial, whose steps begin with the traffic. The journal is in `run_dir`.
+    """The ramp of one trial, which begins with the traffic, at step `step`. The journal is in `run_dir`.
 
-    `before` are the changes of a controller that is gone: its last step begins anew. Weights that somebody else sets
-    are left as they are, written down, and end the ramp: two hands must not pull at one lever.
+    Weights that another program sets are recorded, stay as they are, and end the ramp.
     """
 
     moves_weights = True
@@ -48,7 +47,7 @@ class RampControl:
         gates: GateLimits,
         control: str,
         judge: Judge,
-        before: Sequence[WeightChange] = (),
+        step: int = 0,
     ) -> None:
         self._run_dir = run_dir
         self._limits, self._gates = limits, gates
@@ -58,11 +57,8 @@ class RampControl:
         self._end_ns: int | None = None  # when the load ends, once the ramp has
         self._looked = self._looked_ns = 0
         self._failed_before = self._finished_before = 0
-        own = [change for change in before if change.step is not None]
-        self._step = own[-1].step or 0 if own else 0
-        self._last: WeightChange | None = own[-1] if own else None
-        self._resumes = bool(own)
-        self._perhaps = _perhaps_in_force(own, nothing_to=self._candidate)
+        self._step = step
+        self._last: WeightChange | None = None
         self._due: WeightChange | None = None  # written down, and not taken by the splitter yet
         self._read_ns = 0
         self._held = True  # by the last reading
@@ -81,9 +77,7 @@ class RampControl:
             self._end(trial)
             return
         if self._last is None:
-            self._change(trial, "start", f"step 1 of {len(self._limits.steps)}")
-        elif self._resumes and not self._resume(trial, splitter, self._last):
-            return
+            self._change(trial, "start", f"step {self._step + 1} of {len(self._limits.steps)}")
         self._tell(trial, splitter)
         assert self._last is not None
         if self._last.action == "rollback":
@@ -187,22 +181,6 @@ class RampControl:
         if load is not None:
             self._failed_before, self._finished_before = load.failed, load.finished
 
-    def _resume(self, trial: Steered, splitter: Splitter, last: WeightChange) -> bool:
-        """Whether the ramp goes on: the step of the controller that is gone begins anew, or what it had decided last is
-        done. Not while the splitter does not answer, nor where somebody else has set the weights meanwhile."""
-        if (read := self._read(trial, splitter)) is None:
-            return False
-        weights, up_s = read
-        if not (_started_since(last, up_s) or any(_gives(weights, perhaps) for perhaps in self._perhaps)):
-            self._yield(trial, weights, since_ns=last.done_ns or last.at_ns + 1)
-            return False
-        self._resumes = False
-        if last.action == "rollback":
-            self._due = last
-        else:
-            self._change(trial, "resume", f"step {self._step + 1} of {len(self._limits.steps)} begins anew")
-        return True
-
     def _tell(self, trial: Steered, splitter: Splitter) -> None:
         """What is due is done, and the journal says since when. A splitter that does not answer is told again."""
         due = self._due
@@ -298,14 +276,3 @@ def _gives(weights: Mapping[str, int], change: Mapping[str, int]) -> bool:
 def _started_since(change: WeightChange, up_s: float) -> bool:
     """Whether a splitter that has been up for so long started after it was told the change."""
     return up_s < (now_ns() - (change.done_ns or change.at_ns)) / 1e9
-
-
-def _perhaps_in_force(changes: Sequence[WeightChange], *, nothing_to: str) -> list[Mapping[str, int]]:
-    """What a splitter may have after these changes: what it was told last, and what was written down since and perhaps
-    never told. Before the first change the arm `nothing_to` has nothing."""
-    found: list[Mapping[str, int]] = []
-    for change in reversed(changes):
-        found.append(change.weights)
-        if change.done_ns is not None:
-            return found
-    return [*found, {nothing_to: 0}]

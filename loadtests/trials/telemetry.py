@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from analysis.judging.alarms import ServedCompile
 from analysis.records.documents import write_document
 from analysis.records.schemas import BED, COMPILE_EVENTS, STEPS
-from analysis.records.tables import RecordWriter, read_table
+from analysis.records.tables import RecordWriter
 from loadtests.trials.channels import arm_channel
 from loadtests.trials.progress import ReplicaState, Status
 from loadtests.trials.under_way import UnderWay
@@ -62,8 +62,8 @@ class Collector:
     skips and blind spots of each replica.
 
     `status` shows each replica's progress and compiles. `failure` is the line to show when records cannot be written,
-    or when more than `most_waiting` rows of a table wait for the disk. Files that are there are gone on with; a replica
-    may start anew in between. Steps and compiles while serving that ended before `since_ns` are left out.
+    or when more than `most_waiting` rows of a table wait for the disk. A replica may start
+    anew in between. Steps and compiles while serving that ended before `since_ns` are left out.
     """
 
     def __init__(
@@ -77,8 +77,6 @@ class Collector:
         self._lock = threading.Lock()
         schemas = {"compile_events": COMPILE_EVENTS, "steps": STEPS, "bed-arms": BED}
         self._rows: dict[str, list[dict[str, Any]]] = {table: [] for table in schemas}
-        # What is recorded: the start of each compile event, and the end of each replica's last step.
-        self._events, self._last_steps_ns = _recorded(folder)
         self._writers = {table: RecordWriter(folder / f"{table}.arrow", schema) for table, schema in schemas.items()}
         self._facts: dict[str, dict[str, Any]] = {}
         self._facts_path = folder / "compiler.json"
@@ -96,7 +94,6 @@ class Collector:
     def follow(self, *, arm: str, replica: str, target: str, token: str = "") -> None:
         """The telemetry of `replica` at host:port `target` is being recorded, from its beginning."""
         follower = _Follower(arm=arm, replica=replica, channel=arm_channel(target, token=token))
-        follower.last_step_ns = self._last_steps_ns.get(replica, -1)
         self._status.replicas.setdefault(replica, ReplicaState())
         follower.thread = threading.Thread(target=self._follow, args=(follower,), name=f"watch-{replica}", daemon=True)
         self._followers[replica] = follower
@@ -208,9 +205,7 @@ class Collector:
             identity = f"{self._trial}-{follower.replica}-{key[0]}"
             if self._since_ns:
                 identity = f"{identity}-{key[1]}"  # a replica that lived before and may start anew counts from there
-            if self._events.setdefault(identity, -1) == -1:
-                self._events[identity] = key[1]
-                self._append("compile_events", {**row, "event_id": identity})
+            self._append("compile_events", {**row, "event_id": identity})
         elif kind == "steps":
             for step in event.steps.records:
                 if step.end_ns > max(follower.last_step_ns, self._since_ns):
@@ -289,16 +284,6 @@ class Collector:
             write()
         except OSError as error:
             self.failure = self.failure or f"telemetry cannot be written: {unwritten(error)} and run again"
-
-
-def _recorded(folder: Path) -> tuple[dict[str, int], dict[str, int]]:
-    events, steps = (
-        read_table(path, schema)[0] if (path := folder / f"{name}.arrow").exists() else schema.empty_table()
-        for name, schema in (("compile_events", COMPILE_EVENTS), ("steps", STEPS))
-    )
-    starts = zip(events["event_id"].to_pylist(), events["start_ns"].to_pylist(), strict=True)
-    last = steps.group_by("replica").aggregate([("end_ns", "max")])
-    return dict(starts), dict(zip(last["replica"].to_pylist(), last["end_ns_max"].to_pylist(), strict=True))
 
 
 def _row(schema: pa.Schema, message: Message, trial: int, follower: _Follower) -> dict[str, Any]:

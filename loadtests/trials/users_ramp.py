@@ -1,16 +1,15 @@
-"""A ramp of users' traffic: servers and splitter run already, and outlive whoever moves the weights.
+"""A ramp of users' traffic: servers and splitter run already, and outlive the program that moves the weights.
 
-A controller that is killed leaves the splitter with the weights that it had. The next one goes on from the records.
+A controller that is killed leaves the splitter with its weights. The next ramp begins with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from analysis.records.documents import content_of
-from analysis.records.plain_values import number
-from analysis.records.weight_journal import BY_HAND, BY_OTHERS, WeightChange, append, read_weights
+from analysis.records.weight_journal import BY_OTHERS, WeightChange, append
+from analysis.settings.ramp_limits import RampLimits
 from loadtests.experiments.model import Experiment
 from loadtests.traffic.schedule import SCHEDULE, Schedule
 from loadtests.trials.context import TrialContext
@@ -34,8 +33,7 @@ _READ_NS = 1_000_000_000
 
 
 class UsersRamp(Orchestrator):
-    """Ramps the experiment that `ramped` has made, whose requests users send. `resumed` is the run directory of a ramp
-    whose controller is gone."""
+    """Ramps the experiment that `ramped` has made, whose requests users send."""
 
     def __init__(
         self,
@@ -44,13 +42,12 @@ class UsersRamp(Orchestrator):
         out: Path,
         status: Status | None = None,
         page: LivePage | None = None,
-        resumed: Path | None = None,
     ) -> None:
         super().__init__(experiment, out=out, status=status, page=page)
-        self._resumed = resumed
         self._splitter: Splitter | None = None
         self._log = ""
         self._arms: dict[str, tuple[str, ...]] = {}
+        self._step = 0
 
     def prepare(self) -> None:
         """The splitter answers, splits over both arms and tells what is needed. Otherwise ConfigError."""
@@ -73,11 +70,8 @@ class UsersRamp(Orchestrator):
             raise ConfigError(
                 "the split writes no request log: start it with --request-log FILE, or give users.access_log"
             )
-        if users.moved_by == "others" or self._resumed is not None:
-            return
-        candidate = self.experiment.ramp.candidate
-        if share := weights[candidate]:
-            raise ConfigError(f"{candidate} has weight {share} already: set it to 0 first, or go on with --resume")
+        if users.moved_by == "tailgate":
+            self._step = step_of(weights, self.experiment.ramp, control=self.experiment.control.name)
 
     def _ask_envoy(self, admin: Admin) -> None:
         """What the split itself knows, where the experiment does not say it."""
@@ -99,16 +93,13 @@ class UsersRamp(Orchestrator):
                 f"--weight {candidate}=0, so that a restart gives it nothing"
             )
 
-    def _directory(self) -> Path:
-        return super()._directory() if self._resumed is None else self._resumed
-
     def _run_trials(self, run_dir: Path) -> None:
         folder = run_dir / "trial-01"
         context = TrialContext(
             experiment=self.experiment,
             number=1,
             folder=folder,
-            facts=self._facts(folder),
+            facts=self._facts(),
             status=self.status,
             check=self._check,
         )
@@ -117,7 +108,7 @@ class UsersRamp(Orchestrator):
             log=Path(self._log),
             admin=self.experiment.users.admin,
             arms=self._arms,
-            since_ns=context.facts.start_ns or now_ns(),
+            since_ns=now_ns(),
         )
         steering = self._steering(context)
         assert steering is not None
@@ -129,8 +120,8 @@ class UsersRamp(Orchestrator):
         finally:
             trial.close(hurry=not clean)
 
-    def _facts(self, folder: Path) -> TrialFacts:
-        """What was planned, which is nothing, and how it went until now."""
+    def _facts(self) -> TrialFacts:
+        """What is planned, which is nothing."""
         traffic = self.experiment.traffic
         nothing = Schedule(
             table=SCHEDULE.empty_table(),
@@ -148,11 +139,6 @@ class UsersRamp(Orchestrator):
             {**row, "replicas": [f"{row['name']}-{index}" for index in range(len(self._arms.get(row["name"], ())))]}
             for row in facts.arms
         ]
-        if before := content_of(folder / "trial.json"):
-            facts.start_ns = before.get("start_ns")
-            before_s = number(before.get("duration_s"))
-            facts.duration_s = (before_s or facts.duration_s) + _lost_s(read_weights(folder.parent), now_ns())
-            facts.deaths = list(before.get("deaths", ()))
         return facts
 
     def _steering(self, context: TrialContext) -> Steering | None:
@@ -166,7 +152,7 @@ class UsersRamp(Orchestrator):
             gates=self.experiment.gates,
             control=control,
             judge=self._judge,
-            before=read_weights(run_dir),
+            step=self._step,
         )
 
 
@@ -202,22 +188,15 @@ class Onlooker:
             )
 
 
-def _lost_s(changes: Sequence[WeightChange], at_ns: int) -> float:
-    """Seconds of the step that a controller was killed in: it begins anew, however long nobody moved the weights."""
-    began = [
-        change.done_ns or change.at_ns for change in changes if change.step is not None and change.action != "hold"
-    ]
-    return max(0.0, (at_ns - began[-1]) / 1e9) if began else 0.0
+def step_of(weights: Mapping[str, int], limits: RampLimits, *, control: str) -> int:
+    """Return the step that a ramp begins at, from 0: the last whose share is no more than the candidate's.
 
-
-def resumed(experiment: Experiment, run_dir: Path) -> Experiment:
-    """The experiment of the ramp in `run_dir`, which can go on. ConfigError for one that has ended."""
-    changes = read_weights(run_dir)
-    if not changes:
-        raise ConfigError(f'"{run_dir}" is no ramp that began: it has no weights.jsonl')
-    if experiment.ramp.load != "none":
-        raise ConfigError(f'"{run_dir}" was a ramp of its own traffic, whose arms ended with it: run it anew')
-    last = changes[-1]
-    if last.action in ("promoted", BY_HAND) or (last.action == "rollback" and last.done_ns is not None):
-        raise ConfigError(f'the ramp in "{run_dir}" has ended ({last.action}: {last.why}): start a new one')
-    return experiment
+    Raises ConfigError where the candidate has everything: the last step is judged before it begins, against a control.
+    """
+    candidate = weights[limits.candidate]
+    share = 100.0 * candidate / max(1, candidate + weights[control])
+    if share == 100.0:
+        raise ConfigError(
+            f"{limits.candidate} has all of the traffic, and {control} none to compare with: set its weight to 0 first"
+        )
+    return max(0, sum(step <= share for step in limits.steps) - 1)

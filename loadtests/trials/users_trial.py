@@ -34,7 +34,7 @@ _LATE_NS = 2_000_000_000
 
 class UsersTrial:
     """Records what passes the splitter of `observed`, and what its replicas tell, until `steering` ends it or its time
-    is over. A trial whose folder is there goes on."""
+    is over."""
 
     def __init__(
         self, context: TrialContext, *, observed: Observed, splitter: Splitter | None, steering: Steering

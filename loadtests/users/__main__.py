@@ -46,7 +46,7 @@ def main() -> int:
         time.sleep(_LAST_S)
         observer.close(time.time_ns())
     except OSError as error:
-        print(f"users' requests cannot be recorded: {unwritten(error)}, then --resume", file=sys.stderr)
+        print(f"users' requests cannot be recorded: {unwritten(error)}, then ramp again", file=sys.stderr)
         return 1
     return 0
 

@@ -1,8 +1,7 @@
 """Reads the lines of an access log as they are written, and has it begun anew before it fills the disk.
 
 A log that has grown large is moved aside, Envoy is told to open a new one, and what it still writes into the old one is
-read. An empty file with the number of the old log then says so: a process that goes on for one that was killed knows
-which log it reads, and nothing is lost or read twice.
+read before it is removed.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ _AT_ONCE = 1 << 20
 
 
 class Line(NamedTuple):
-    """A whole line and where it lies: the number of the log, counted from 0 over all that were begun, and the bytes
-    before it."""
+    """A whole line and where it lies: the number of the log, from 0, and the bytes before it."""
 
     log: int
     offset: int
@@ -25,12 +23,9 @@ class Line(NamedTuple):
 
 
 class LogFollower:
-    """The lines of the log at `path` from the beginning of log number `log` on. `reopen` has Envoy open the path anew;
-    without it the log grows for ever."""
+    """The lines of the log at `path`. `reopen` has Envoy open the path anew; without it the log grows for ever."""
 
-    def __init__(
-        self, path: Path, *, log: int = 0, reopen: Callable[[], object] | None = None, largest: int = LARGEST_BYTES
-    ) -> None:
+    def __init__(self, path: Path, *, reopen: Callable[[], object] | None = None, largest: int = LARGEST_BYTES) -> None:
         self._path = path
         self._aside = path.with_name(path.name + ".old")
         self._reopen, self._largest = reopen, largest
@@ -38,7 +33,7 @@ class LogFollower:
         self._rest = b""
         self._offset = 0
         self._moved = self._aside.exists()  # by a process that was killed before it had read it
-        self.log = max([log, *(number + 1 for number in self._read_logs())])
+        self._log = 0
 
     def lines(self) -> Iterator[Line]:
         """Every whole line that was written since the last call. Raises OSError where the log cannot be read."""
@@ -72,7 +67,7 @@ class LogFollower:
             *whole, self._rest = (self._rest + piece).split(b"\n")
             for text in whole:
                 offset, self._offset = self._offset, self._offset + len(text) + 1
-                yield Line(self.log, offset, text.decode(errors="replace"))
+                yield Line(self._log, offset, text.decode(errors="replace"))
 
     def _ended(self) -> bool:
         """Whether the log that was read is one that was moved aside, and will not grow; the next one follows."""
@@ -88,21 +83,7 @@ class LogFollower:
             self._file.seek(-1, 1)
             return True  # Envoy wrote the end of it before it began the new one
         self.close()
-        earlier = self._read_logs()
-        self._aside.rename(self._mark(self.log))
-        with self._mark(self.log).open("wb"):
-            pass  # its content is read
-        for number in earlier:
-            self._mark(number).unlink(missing_ok=True)
+        self._aside.unlink()
         self._moved, self._rest, self._offset = False, b"", 0
-        self.log += 1
+        self._log += 1
         return True
-
-    def _mark(self, log: int) -> Path:
-        """The file that says that the log of this number was read."""
-        return self._path.with_name(f"{self._path.name}.read-{log}")
-
-    def _read_logs(self) -> list[int]:
-        """The numbers of the logs that were read, as far as they are known."""
-        names = (path.name.rpartition("-")[2] for path in self._path.parent.glob(f"{self._path.name}.read-*"))
-        return [int(name) for name in names if name.isascii() and name.isdigit()]

@@ -5,27 +5,23 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-
-from analysis.records.documents import content_of, write_document
+from analysis.records.documents import write_document
 from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordWriter, read_table
+from analysis.records.tables import RecordWriter
 from loadtests.generator.arm_tally import ArmTally
 from loadtests.generator.record import RequestRecord
 from loadtests.generator.record_batches import request_batch
 from loadtests.users.log_follower import LogFollower
 from loadtests.users.observed import Observed
 from loadtests.users.under_way import UnderWay
-from loadtests.users.user_records import place_of, request_id, user_record
+from loadtests.users.user_records import request_id, user_record
 from servers.splitter.access_log import LoggedRequest, parse_line
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.statistics import SAME_START_S, read_statistics
 
 _RECENT_NS = 10_000_000_000
 _REQUESTS, _ACCOUNT, _PROGRESS = "requests-0.arrow", "generator-0.json", "progress-0.json"
-_IDENTITIES = pa.schema([REQUESTS.field("request_id")])
 
 
 @dataclass(slots=True)
@@ -59,27 +55,18 @@ class _Source:
 
 
 class Observer:
-    """Follows the requests of `observed` into `folder`. One that was killed goes on from its records: nothing is
-    written twice, and what ended meanwhile is written then."""
+    """Follows the requests of `observed` into `folder`."""
 
     def __init__(self, folder: Path, observed: Observed) -> None:
         self._folder, self._observed = folder, observed
         self._until_ns: int | None = None  # what comes then or later is not recorded
         self._admin = Admin(observed.admin) if observed.admin else None
         self._tallies = {arm: ArmTally() for arm in observed.arms}
-        account = content_of(folder / _ACCOUNT)
-        # As it was when the log that is read now was begun: it is read from there again.
-        begun = account.get("log") or {}
-        self._counts = _Counts(**begun.get("counts", {}))
-        self._under_way = UnderWay(longest_ns=int(observed.timeout_s * 1e9), known=begun.get("under_way", ()))
-        self._log = LogFollower(
-            Path(observed.log), log=int(begun.get("number", 0)), reopen=None if self._admin is None else self._reopen
-        )
-        self._begun = self._beginning()
-        self._recorded = _last_place(folder / _REQUESTS)
+        self._counts = _Counts()
+        self._under_way = UnderWay(longest_ns=int(observed.timeout_s * 1e9))
+        self._log = LogFollower(Path(observed.log), reopen=None if self._admin is None else self._reopen)
         self._writer = RecordWriter(folder / _REQUESTS, REQUESTS)
-        source = account.get("splitter")
-        self._source = _Source(**{key: source[key] for key in _Source.__slots__}) if source else None
+        self._source: _Source | None = None
 
     def step(self, now_ns: int, *, complete: bool = False) -> None:
         """What was logged until now is in the records, and both accounts say so. Raises OSError."""
@@ -87,8 +74,6 @@ class Observer:
         if not complete:
             self._count_at_the_source()  # before the lines are read, so that they hold what was counted
         for line in self._log.lines():
-            if line.log != self._begun["number"]:
-                self._begun = self._beginning()
             logged = parse_line(line.text)
             if logged is None or logged.copy:
                 continue
@@ -105,8 +90,7 @@ class Observer:
             self._under_way.ended(logged.start_ns, logged.connection, logged.arm)
             if (record := self._record(logged, request_id(line.log, line.offset))) is not None:
                 self._tallies[logged.arm].add(record)
-                if (line.log, line.offset) > self._recorded:
-                    rows.append(record)
+                rows.append(record)
         if rows:
             self._writer.append_batch(request_batch(rows))
         self._write(now_ns, complete=complete)
@@ -142,10 +126,6 @@ class Observer:
         # Not by its own name: replicas that were started apart may have the same one.
         replica = self._observed.arms[logged.arm].get(logged.address, logged.address)
         return user_record(logged, identity, replica=replica)
-
-    def _beginning(self) -> dict[str, Any]:
-        """How things stood when the log was begun, to read it again from there."""
-        return {"number": self._log.log, "counts": asdict(self._counts), "under_way": self._under_way.starts()}
 
     def _count_at_the_source(self) -> None:
         """What the splitter has counted is known. What was under way in one that is gone is not waited for."""
@@ -184,7 +164,6 @@ class Observer:
             # what has lasted for too long to be waited for, and may be hurt
             "unfinished": {arm: self._under_way.at(arm, until_ns=late_ns) for arm in self._observed.arms},
             "clock": {"same": True},
-            "log": self._begun,
             "splitter": None if self._source is None else {**asdict(self._source), "count": self._source.count},
             "error": None,
             "complete": complete,
@@ -206,12 +185,3 @@ class Observer:
             "histograms": {arm: tally.histograms() for arm, tally in self._tallies.items()},
         }
         write_document(self._folder / _PROGRESS, progress)
-
-
-def _last_place(path: Path) -> tuple[int, int]:
-    """Where the last request lies that is in the file; before all where there is none."""
-    if not path.exists():
-        return (-1, -1)
-    rows, _ = read_table(path, _IDENTITIES)
-    places = map(place_of, rows.column("request_id").to_pylist())
-    return max((place for place in places if place is not None), default=(-1, -1))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from typing import Any
 
 # A line is in the file half a second after the event at the latest, and a disk may take its time.
 _LATE_NS = 2_000_000_000
@@ -13,11 +11,9 @@ _LATE_NS = 2_000_000_000
 class UnderWay:
     """Requests that came and have not ended. One that has lasted `longest_ns` is not waited for any more."""
 
-    def __init__(self, *, longest_ns: int, known: Iterable[Sequence[Any]] = ()) -> None:
+    def __init__(self, *, longest_ns: int) -> None:
         self._longest_ns = longest_ns
         self._arms: OrderedDict[tuple[int, int], list[str]] = OrderedDict()
-        for start_ns, connection, arm in known:
-            self.begun(start_ns, connection, arm)
 
     def __len__(self) -> int:
         return sum(map(len, self._arms.values()))
@@ -50,7 +46,3 @@ class UnderWay:
         """All that came before this instant has ended and been read, as far as it was waited for."""
         waited = (start_ns for start_ns, _ in self._arms if start_ns > now_ns - self._longest_ns)
         return min(min(waited, default=now_ns), now_ns - _LATE_NS)
-
-    def starts(self) -> list[list[Any]]:
-        """[start_ns, connection, arm] of each, to go on from."""
-        return [[*key, arm] for key, arms in self._arms.items() for arm in arms]

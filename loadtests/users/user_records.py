@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import re
-
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
 from servers.splitter.access_log import LoggedRequest
 
-_ID = re.compile(r"user-([0-9]{1,18})-([0-9]{1,18})")
 # The figures of a replica whose columns have other names, or that are no columns.
 _NAMES = {"recv_ns": "server_recv_ns", "end_ns": "server_end_ns"}
 
 
 def request_id(log: int, offset: int) -> str:
-    """The id of the request whose end lies there: so that what was recorded says how far the log was read."""
+    """Return the id of the request whose end lies there."""
     return f"user-{log}-{offset}"
-
-
-def place_of(identity: str) -> tuple[int, int] | None:
-    """(log, offset) of an id that `request_id` made; None for another."""
-    match = _ID.fullmatch(identity)
-    return (int(match[1]), int(match[2])) if match is not None else None
 
 
 def user_record(logged: LoggedRequest, identity: str, *, replica: str) -> RequestRecord:

@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -31,7 +32,6 @@ from servers.config import ArmConfig
 from servers.engine.device import serve_engine
 from servers.engine.messages import Progress, Shutdown
 from servers.fields import ConfigError
-from servers.front.credentials import server_credentials
 from servers.front.decode_check import DecodeCheck
 from servers.front.front import Front
 from servers.front.metrics import FrontMetrics
@@ -174,14 +174,18 @@ def _listen(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None
     """The port that the server listens on. Raises ConfigError when `port` cannot be had."""
     try:
         address = joined(host, port)
-        bound: int = (
-            server.add_secure_port(address, server_credentials(tls)) if tls else server.add_insecure_port(address)
-        )
+        bound: int = server.add_secure_port(address, _credentials(tls)) if tls else server.add_insecure_port(address)
         return bound
     except RuntimeError:
         raise ConfigError(
             f"port {port} on {host} is in use or not allowed: choose another --port, or 0 for a free one"
         ) from None
+
+
+def _credentials(tls: ServerTls) -> grpc.ServerCredentials:
+    key, certificate = Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes()
+    authority = Path(tls.client_ca).read_bytes() if tls.client_ca else None
+    return grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=authority is not None)
 
 
 def _metrics_port(text: str) -> str:

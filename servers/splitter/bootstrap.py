@@ -37,22 +37,18 @@ WEIGHT_KEYS = "tailgate.weight"
 SHADOW_KEYS = "tailgate.shadow"
 # "No limit" where Envoy wants a number: the largest that fits its signed 32-bit fields.
 _UNLIMITED = 2**31 - 1
-_LISTENER_PAIR, _LISTENER_CA = "envoy-certificate", "envoy-client-ca"
-_UPSTREAM_PAIR, _UPSTREAM_CA = "envoy-upstream-certificate", "envoy-upstream-ca"
 
 
-def bootstrap(config: SplitterConfig, *, admin_socket: str = "", folder: str = "") -> dict[str, Any]:
+def bootstrap(config: SplitterConfig, *, admin_socket: str = "") -> dict[str, Any]:
     """The Envoy bootstrap (JSON-ready) that splits gRPC traffic as `config` says.
 
     The admin interface is at `admin_socket`, which its owner alone may open, or at a port of loopback where that is
-    empty. With `folder`, the documents of `secrets` lie there.
+    empty.
 
     Durations are off, limits are out of reach and nothing is retried: a proxy that cuts, queues or repeats a request
     would be measured as the model server's doing.
     """
     return {
-        # Envoy wants a name before it reads secrets.
-        "node": {"id": LISTENER, "cluster": LISTENER},
         "admin": {"address": _admin_address(config, admin_socket)},
         "layered_runtime": {
             "layers": [
@@ -78,35 +74,15 @@ def bootstrap(config: SplitterConfig, *, admin_socket: str = "", folder: str = "
         ],
         "static_resources": {
             "listeners": [
-                _listener(config, folder),
+                _listener(config),
                 *(_shadow_listener(arm, config) for arm in _possible_shadows(config)),
             ],
             "clusters": [
-                *(_cluster(arm, config, folder) for arm in config.arms),
+                *(_cluster(arm, config) for arm in config.arms),
                 *map(_shadow_cluster, _possible_shadows(config)),
             ],
         },
     }
-
-
-def secrets(config: SplitterConfig) -> dict[str, dict[str, Any]]:
-    """The documents by which Envoy finds the certificates that `config` names: NAME.json in the folder of `bootstrap`.
-
-    They hold names of files, which Envoy reads anew when a file is renamed into one of their folders, and only then.
-    What a bootstrap itself names is read once.
-    """
-    tls, upstream = config.tls, config.upstream_tls
-    found: dict[str, dict[str, Any]] = {}
-    if tls is not None:
-        found[_LISTENER_PAIR] = {"tls_certificate": _pair(tls.certificate, tls.key)}
-        if tls.client_ca:
-            found[_LISTENER_CA] = {"validation_context": _authority(tls.client_ca)}
-    if upstream is not None:
-        found[_UPSTREAM_CA] = {"validation_context": _authority(upstream.ca)}
-        if upstream.certificate:
-            found[_UPSTREAM_PAIR] = {"tls_certificate": _pair(upstream.certificate, upstream.key)}
-    kind = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
-    return {name: {"resources": [{"@type": kind, "name": name, **secret}]} for name, secret in found.items()}
 
 
 def _possible_shadows(config: SplitterConfig) -> list[ArmTarget]:
@@ -147,7 +123,7 @@ def _http2() -> dict[str, Any]:
     }
 
 
-def _listener(config: SplitterConfig, folder: str) -> dict[str, Any]:
+def _listener(config: SplitterConfig) -> dict[str, Any]:
     failed = ", replica %UPSTREAM_HOST%: %LOCAL_REPLY_BODY%"
     manager = _manager(
         LISTENER,
@@ -173,7 +149,7 @@ def _listener(config: SplitterConfig, folder: str) -> dict[str, Any]:
         "filter_chains": [
             {
                 "filters": [manager],
-                **({"transport_socket": _listener_tls(config.tls, folder)} if config.tls is not None else {}),
+                **({"transport_socket": _listener_tls(config.tls)} if config.tls is not None else {}),
             }
         ],
     }
@@ -243,19 +219,19 @@ def _shadow_name(arm: ArmTarget) -> str:
     return f"shadow@{arm.name}"  # "@" is in no arm's name
 
 
-def _listener_tls(tls: ServerTls, folder: str) -> dict[str, Any]:
-    trusted = _trusted(_LISTENER_CA, tls.client_ca, {}, folder) if tls.client_ca else {}
-    common = {**_common_tls(_LISTENER_PAIR, tls.certificate, tls.key, folder), **trusted}
+def _listener_tls(tls: ServerTls) -> dict[str, Any]:
+    trusted = {"validation_context": {"trusted_ca": _file(tls.client_ca)}} if tls.client_ca else {}
+    common = {**_common_tls(tls.certificate, tls.key), **trusted}
     return _tls("Downstream", common_tls_context=common, require_client_certificate=bool(tls.client_ca))
 
 
-def _cluster_tls(tls: UpstreamTls, hosts: Collection[str], folder: str) -> dict[str, Any]:
+def _cluster_tls(tls: UpstreamTls, hosts: Collection[str]) -> dict[str, Any]:
     names = [tls.name] if tls.name else sorted(set(hosts))
     # A trusted signature alone would let any server of the same authority stand in for an arm.
     carried = [{"san_type": "IP_ADDRESS" if is_ip(name) else "DNS", "matcher": {"exact": name}} for name in names]
     common = {
-        **_common_tls(_UPSTREAM_PAIR, tls.certificate, tls.key, folder),
-        **_trusted(_UPSTREAM_CA, tls.ca, {"match_typed_subject_alt_names": carried}, folder),
+        **_common_tls(tls.certificate, tls.key),
+        "validation_context": {"trusted_ca": _file(tls.ca), "match_typed_subject_alt_names": carried},
     }
     # The name in the hello picks the certificate where a server has several; an address is never sent as one.
     hello = next((name for name in names if not is_ip(name)), "")
@@ -266,48 +242,18 @@ def _tls(side: str, **fields: Any) -> dict[str, Any]:
     return _extension("transport_sockets.tls", f"transport_sockets.tls.v3.{side}TlsContext", **fields)
 
 
-def _common_tls(secret: str, certificate: str, key: str, folder: str) -> dict[str, Any]:
-    shown: dict[str, Any] = {}
-    if certificate and folder:
-        shown = {"tls_certificate_sds_secret_configs": [_watched(secret, folder)]}
-    elif certificate:
-        shown = {"tls_certificates": [_pair(certificate, key)]}
+def _common_tls(certificate: str, key: str) -> dict[str, Any]:
+    pair = {"certificate_chain": _file(certificate), "private_key": _file(key)}
     return {
         # Without ALPN a gRPC client closes the connection.
         "alpn_protocols": ["h2"],
         "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
-        **shown,
+        **({"tls_certificates": [pair]} if certificate else {}),
     }
-
-
-def _trusted(secret: str, ca: str, more: dict[str, Any], folder: str) -> dict[str, Any]:
-    """The authority `ca` is trusted, for certificates that are as `more` says."""
-    if not folder:
-        return {"validation_context": {**_authority(ca), **more}}
-    watched = _watched(secret, folder)
-    return {
-        "combined_validation_context": {
-            "default_validation_context": more,
-            "validation_context_sds_secret_config": watched,
-        }
-    }
-
-
-def _watched(secret: str, folder: str) -> dict[str, Any]:
-    path = {"path": str(Path(folder).absolute() / f"{secret}.json")}
-    return {"name": secret, "sds_config": {"path_config_source": path, "resource_api_version": "V3"}}
-
-
-def _pair(certificate: str, key: str) -> dict[str, Any]:
-    return {"certificate_chain": _file(certificate), "private_key": _file(key)}
-
-
-def _authority(ca: str) -> dict[str, Any]:
-    return {"trusted_ca": _file(ca)}
 
 
 def _file(path: str) -> dict[str, str]:
-    # Absolute: whoever runs a printed configuration may stand elsewhere. Links stay: new files come by new links.
+    # Absolute: a printed configuration may be run in another folder.
     return {"filename": str(Path(path).absolute())}
 
 
@@ -379,7 +325,7 @@ def _route_options(config: SplitterConfig) -> dict[str, Any]:
     return options
 
 
-def _cluster(arm: ArmTarget, config: SplitterConfig, folder: str) -> dict[str, Any]:
+def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
     addresses = [split_address(backend) for backend in arm.backends]
     hosts = [host for host, _ in addresses]
     tls = config.upstream_tls
@@ -417,7 +363,7 @@ def _cluster(arm: ArmTarget, config: SplitterConfig, folder: str) -> dict[str, A
             }
         ],
         "outlier_detection": _ejection(),
-        **({"transport_socket": _cluster_tls(tls, hosts, folder)} if tls is not None else {}),
+        **({"transport_socket": _cluster_tls(tls, hosts)} if tls is not None else {}),
         # Statistics of every replica, not of the arm alone.
         "track_cluster_stats": {"per_endpoint_stats": True},
     }

@@ -26,7 +26,7 @@ from servers.fields import ConfigError
 from servers.launcher import launched
 from servers.splitter.access_log import FLUSH_MS
 from servers.splitter.admin import Admin, SplitterError
-from servers.splitter.bootstrap import LISTENER, bootstrap, secrets
+from servers.splitter.bootstrap import LISTENER, bootstrap
 from servers.splitter.envoy_config import SplitterConfig
 from servers.temporary_folder import TemporaryFolder
 
@@ -95,9 +95,8 @@ class Envoy:
         private, process = TemporaryFolder("tailgate-envoy-", for_sockets=True), None
         try:
             socket = "" if config.admin_port else str(private.path / "admin")
-            document = bootstrap(config, admin_socket=socket, folder=str(work_dir))
-            for name, content in {"envoy": document, **secrets(config)}.items():
-                (work_dir / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
+            document = bootstrap(config, admin_socket=socket)
+            config_path.write_text(json.dumps(document, indent=2) + "\n")
             process = _spawn(arguments, log_path)
             deadline = time.monotonic() + timeout_s
             while True:

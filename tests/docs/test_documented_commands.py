@@ -269,7 +269,7 @@ def test_tailgate_accepts_what_is_written(there: Path, stopping: None, capsys: p
         if arguments[0] in ENDS and not item.named:
             continue
         said = unparsed(arguments)
-        parsed_alone = item.named and (arguments[0] in (*ENDS, "provider") or "--resume" in arguments)
+        parsed_alone = item.named and arguments[0] in (*ENDS, "provider")
         if not said and not parsed_alone:
             said = refusal(arguments, capsys)
         left_out = (*(MISSING if item.named else ()), *NOT_HERE)

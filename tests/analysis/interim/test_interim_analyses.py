@@ -106,7 +106,10 @@ def test_a_large_effect_is_decided_in_three_minutes_of_steady_traffic(
     assert (latency.verdict, look.arms[0].decision) == (decision, decision), look.arms[0].reason
     assert latency.path is not None
     assert (latency.path.decided_s or 999) <= 210
-    assert (latency.low, latency.high)[decision == PASS] == pytest.approx(1.1)
+    low, high = latency.low, latency.high
+    assert low is not None
+    assert high is not None
+    assert ratio / 2 < low < ratio < high < ratio * 2
 
 
 @pytest.mark.parametrize(("gates", "verdict"), [({}, PASS), ({"min_blocks": 30}, "INCONCLUSIVE")])

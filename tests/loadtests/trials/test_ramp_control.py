@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ import pytest
 from analysis.interim.journal import JOURNAL
 from analysis.interim.journal import append as append_look
 from analysis.judging.alarms import ServedCompile, compile_alarms
-from analysis.records.weight_journal import BY_HAND, WeightChange, append, read_weights
+from analysis.records.weight_journal import BY_HAND, read_weights
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.ramp_limits import RampLimits
 from loadtests.page import tails
@@ -27,12 +27,15 @@ from loadtests.trials.pulse import Pulse
 from loadtests.trials.ramp_control import RampControl
 from loadtests.trials.steering import Steered
 from loadtests.trials.under_way import UnderWay
+from loadtests.trials.users_ramp import step_of
+from servers.fields import ConfigError
 from servers.splitter.admin import SplitterError
-from tests.fakes.processes import wait_for
+from tests.fakes.processes import refusal, wait_for
 
 START_NS = 10**18 + 10**12
 FIRST, HALF, BACK = {"eager": 9900, "new": 100}, {"eager": 5000, "new": 5000}, {"eager": 10_000, "new": 0}
 CONFIGURED = {"eager": 1, "new": 0}
+LIMITS = RampLimits(candidate="new", steps=(1.0, 50.0, 100.0), step_s=1.0)
 
 
 class FakeSplitter:
@@ -86,29 +89,22 @@ class Ramp:
                 end_load=self.ends.append,
             ),
         )
-        self.control = self.controller(())
+        self.control = self.controller()
 
     def now_ns(self) -> int:
         self.clock_ns += 1000
         return self.clock_ns
 
-    def controller(self, before: Sequence[WeightChange], **limits: Any) -> RampControl:
-        """One that goes on after these changes."""
+    def controller(self, *, step: int = 0, **limits: Any) -> RampControl:
+        """One that begins at the step."""
         return RampControl(
             self.folder,
-            limits=RampLimits(candidate="new", steps=(1.0, 50.0, 100.0), step_s=1.0, **limits),
+            limits=LIMITS.model_copy(update=limits),
             gates=GateLimits(),
             control="eager",
             judge=cast(Judge, SimpleNamespace(last=lambda: self.look)),
-            before=before,
+            step=step,
         )
-
-    def resume(self, *changes: WeightChange, kept: Mapping[str, int]) -> None:
-        """Another controller goes on from a journal of these changes, with a splitter that has the weights `kept`."""
-        for change in changes:
-            append(self.folder, change)
-        self.splitter.kept = dict(kept)
-        self.control = self.controller(read_weights(self.folder))
 
     def poll(self, times: int = 1, *, after_s: float = 0.0) -> None:
         self.clock_ns += int(after_s * 1e9)
@@ -207,7 +203,7 @@ def test_an_open_step_is_held_or_rolled_back(
     ramp: Ramp, on_inconclusive: str, share: int, duration_s: float, waits_s: tuple[int, int], why: tuple[str, ...]
 ) -> None:
     limits = {"most_step_s": 60.0} if why else {}
-    ramp.control = ramp.controller((), on_inconclusive=on_inconclusive, **limits)
+    ramp.control = ramp.controller(on_inconclusive=on_inconclusive, **limits)
     ramp.facts.duration_s = duration_s
     ramp.poll(2)
     ramp.poll(2, after_s=waits_s[0])
@@ -219,51 +215,23 @@ def test_an_open_step_is_held_or_rolled_back(
 
 
 def test_the_last_step_is_not_promoted_without_an_interim_analysis(ramp: Ramp) -> None:
-    whole = {"eager": 0, "new": 10_000}
-    ramp.resume(START, of("advance", whole, 2, done=True, at_ns=10**18 + 10**9), kept=whole)
+    ramp.control = ramp.controller(step=2)
     ramp.poll(2)
     ramp.poll(3, after_s=10_000)
-    assert ramp.actions[-1] == "resume"
-
-
-def of(action: str, weights: Mapping[str, int], step: int, *, done: bool, at_ns: int) -> WeightChange:
-    """A change of a controller that is gone."""
-    done_ns = at_ns + 1000 if done else None
-    return WeightChange(at_ns=at_ns, weights=weights, why="a test", action=action, step=step, done_ns=done_ns)
-
-
-START = of("start", FIRST, 0, done=True, at_ns=10**18)
-
-
-def advance(*, done: bool) -> WeightChange:
-    return of("advance", HALF, 1, done=done, at_ns=10**18 + 10**9)
+    assert ramp.actions == ["start"]
 
 
 @pytest.mark.parametrize(
-    ("changes", "kept"),
-    [
-        pytest.param([of("start", FIRST, 0, done=False, at_ns=10**18)], CONFIGURED, id="killed before the first"),
-        pytest.param([START], FIRST, id="killed in a step"),
-        pytest.param([START, advance(done=False)], FIRST, id="killed before the splitter took a step"),
-        pytest.param([START, advance(done=False)], HALF, id="killed after the splitter took a step"),
-        pytest.param(
-            [START, advance(done=False), of("resume", HALF, 1, done=False, at_ns=10**18 + 2 * 10**9)],
-            FIRST,
-            id="killed twice before the splitter took a step",
-        ),
-        pytest.param(
-            [START, of("rollback", BACK, 0, done=False, at_ns=10**18 + 10**9)], FIRST, id="killed in a rollback"
-        ),
-    ],
+    ("weights", "step"),
+    [(CONFIGURED, 0), ({"eager": 995, "new": 5}, 0), (FIRST, 0), ({"eager": 60, "new": 40}, 0), (HALF, 1)],
 )
-def test_what_was_decided_is_done_by_the_next_controller(
-    ramp: Ramp, changes: Sequence[WeightChange], kept: Mapping[str, int]
-) -> None:
-    ramp.resume(*changes, kept=kept)
-    decided = changes[-1].action
-    ramp.poll(3 if decided == "rollback" else 1)
-    assert ramp.actions[-1] == ("rollback" if decided == "rollback" else "resume")
-    assert ramp.splitter.kept == changes[-1].weights
+def test_a_ramp_begins_at_the_last_step_whose_share_the_candidate_has(weights: Mapping[str, int], step: int) -> None:
+    assert step_of(weights, LIMITS, control="eager") == step
+
+
+def test_a_ramp_of_a_candidate_that_has_everything_is_refused() -> None:
+    said = refusal(ConfigError, step_of, {"eager": 0, "new": 7}, LIMITS, control="eager")
+    assert "new has all of the traffic" in said
 
 
 def look(**arms: str | None) -> dict[str, Any]:

@@ -12,19 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from analysis.records.documents import write_document
 from analysis.records.weight_journal import BY_HAND, WeightChange, append, read_weights
-from loadtests.experiments.model import Experiment
-from loadtests.experiments.reading import from_table, load_table
-from loadtests.experiments.users import UsersConfig, of_users
-from loadtests.trials import run, users_ramp, weight_watch
+from loadtests.experiments.users import UsersConfig
+from loadtests.trials import weight_watch
 from loadtests.trials.asked_weights import AskedWeights
 from loadtests.trials.progress import Status
-from loadtests.trials.ramp import ramped
 from loadtests.trials.splitters import EnvoySplitter, RouteSplitter, Splitter, splitter_of
 from loadtests.trials.telemetry import Restart
-from loadtests.trials.trial_facts import TrialFacts
-from loadtests.trials.users_ramp import UsersRamp
 from loadtests.trials.users_trial import is_known
 from loadtests.trials.weight_watch import WeightWatch, in_words
 from servers.clock import now_ns
@@ -154,56 +148,7 @@ def test_a_change_that_the_run_recorded_or_announced_is_not_one_by_hand(
     assert changed(watch, admin).at_ns > read_weights(tmp_path)[0].at_ns
 
 
-HOUR_S, SECOND, NOW_NS = 3600.0, 1_000_000_000, 1_800_000_000 * 10**9
-WEIGHTS = {"eager": 9500, "compiled-padded": 500}
-
-
-def experiment(**users: str) -> Experiment:
-    settings = ["ramp.load=none", "ramp.candidate=compiled-padded"]
-    settings += [f"users.{key}={value}" for key, value in users.items()]
-    return ramped(from_table(of_users(load_table("demo", settings=settings, needs_traffic=False))))
-
-
-class FakeTrial:
-    """Ends at once, and keeps what it was given."""
-
-    given: TrialFacts
-
-    def __init__(self, context: Any, **_: object) -> None:
-        FakeTrial.given = context.facts
-
-    def run(self) -> None:
-        pass
-
-    def close(self, *, hurry: bool) -> None:
-        pass
-
-
-@pytest.fixture
-def killed_ramp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory of a ramp of an hour whose controller was killed a day ago, ten minutes after its start."""
-    splitter = SimpleNamespace(weights=lambda: dict(WEIGHTS))
-    monkeypatch.setattr(users_ramp, "now_ns", lambda: NOW_NS)
-    monkeypatch.setattr(users_ramp, "splitter_of", lambda *_: splitter)
-    monkeypatch.setattr(users_ramp, "UsersTrial", FakeTrial)
-    judge = SimpleNamespace(failure=lambda: None, stop=lambda: None)
-    monkeypatch.setattr(run, "Judge", lambda _: judge)
-    (tmp_path / "trial-01").mkdir()
-    start_ns = NOW_NS - 24 * 3600 * SECOND
-    write_document(tmp_path / "trial-01" / "trial.json", {"start_ns": start_ns, "duration_s": HOUR_S, "deaths": []})
-    for action, minutes in (("start", 0), ("advance", 6), ("hold", 9)):
-        at_ns, step = start_ns + minutes * 60 * SECOND, int(action != "start")
-        append(tmp_path, WeightChange(at_ns=at_ns, weights=WEIGHTS, why="", action=action, step=step, done_ns=at_ns))
-    return tmp_path
-
-
-def test_a_resumed_ramp_has_the_time_that_was_left_at_the_kill(killed_ramp: Path) -> None:
-    route = experiment(route="models/tailgate", api="127.0.0.1:1", access_log="requests.log")
-    UsersRamp(route, out=killed_ramp.parent, resumed=killed_ramp).run()
-    facts = FakeTrial.given
-    assert facts.start_ns is not None
-    # Its step begins again, six minutes after the start.
-    assert facts.start_ns / SECOND + facts.duration_s - NOW_NS / SECOND == pytest.approx(54 * 60)
+SECOND = 1_000_000_000
 
 
 def test_a_new_process_whose_predecessor_was_not_reported_dead_is_a_death() -> None:

@@ -1,4 +1,4 @@
-"""Records of users' requests, from a log as Envoy writes it: whole, once, and gone on with after a kill."""
+"""Records of users' requests, from a log as Envoy writes it: whole, and once."""
 
 from __future__ import annotations
 
@@ -127,16 +127,6 @@ def test_pinned_foreign_and_earlier_requests_are_counted_and_not_compared(house:
     assert house.rows("scheduled_ns") == [(SINCE + 5 * S,)]
 
 
-def test_one_that_was_killed_goes_on_and_writes_nothing_twice(house: House) -> None:
-    house.observer(begun(1), ended(1), begun(2)).step(SINCE + 4 * S)  # and is killed
-    more = (ended(2, status=14, flags="UF"), begun(3), ended(3, arm="compiled", host="127.0.0.1:2"))
-    observer = house.observer(*more)
-    observer.step(SINCE + 8 * S)
-    observer.close(SINCE + 9 * S)
-    assert house.rows("arm", "status") == [("eager", "OK"), ("eager", "UNAVAILABLE"), ("compiled", "OK")]
-    assert house.account("finished", "failed", "complete") == [3, 1, True]
-
-
 def lines(follower: LogFollower) -> list[tuple[int, int, str]]:
     return [tuple(line) for line in follower.lines()]
 
@@ -161,39 +151,23 @@ def test_a_large_log_is_begun_anew_and_no_line_is_lost(tmp_path: Path) -> None:
     assert not aside.exists()
 
 
-@pytest.mark.parametrize(
-    ("left", "log", "expected"),
-    [
-        ({"log.old": "old\n"}, 3, [(3, 0, "old"), (4, 0, "new")]),
-        # The records hold nothing of log 1 yet, so that they name log 0.
-        ({"log.read-0": "old\n"}, 0, [(1, 0, "new")]),
-        ({"log.read-0": ""}, 0, [(1, 0, "new")]),
-    ],
-    ids=["killed before the mark", "with the mark", "after it was emptied"],
-)
-def test_one_that_goes_on_knows_its_log(tmp_path: Path, left: dict[str, str], log: int, expected: list[Any]) -> None:
-    for name, text in {**left, "log": "new\n"}.items():
-        write(tmp_path / name, text)
-    follower = LogFollower(tmp_path / "log", log=log, reopen=lambda: None)
-    assert lines(follower) == expected
-    assert follower.log == expected[-1][0]
+def test_a_log_that_a_killed_process_moved_aside_is_read_first_and_removed(tmp_path: Path) -> None:
+    write(tmp_path / "log.old", "old\n")
+    write(tmp_path / "log", "new\n")
+    follower = LogFollower(tmp_path / "log", reopen=lambda: None)
+    assert lines(follower) == [(0, 0, "old"), (1, 0, "new")]
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
-def test_one_mark_is_kept_and_it_is_empty(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    follower = LogFollower(log, reopen=lambda: log.write_text(""), largest=1)
-    for number in range(3):
-        write(log, f"{number}\n")
-        assert (number, 0, str(number)) in lines(follower)
-        assert follower.rotate()
-        assert lines(follower) == []
-    assert follower.log == 3
-    (mark,) = tmp_path.glob("log.read-*")
-    assert (mark.name, mark.stat().st_size) == ("log.read-2", 0)
+def under_way(*begun: tuple[int, int, str]) -> UnderWay:
+    requests = UnderWay(longest_ns=60 * S)
+    for one in begun:
+        requests.begun(*one)
+    return requests
 
 
 def test_what_is_settled_waits_for_the_oldest_request_that_is_under_way_and_not_for_ever() -> None:
-    requests = UnderWay(longest_ns=60 * S, known=[[50 * S, 1, "eager"], [70 * S, 1, "eager"]])
+    requests = under_way((50 * S, 1, "eager"), (70 * S, 1, "eager"))
     for ended_s, connection, now_s, settled_s in (
         (None, 1, 100, 50),
         (50, 1, 100, 70),
@@ -208,8 +182,8 @@ def test_what_is_settled_waits_for_the_oldest_request_that_is_under_way_and_not_
 
 
 def test_two_of_the_same_instant_and_connection_both_count() -> None:
-    requests = UnderWay(longest_ns=60 * S, known=[[50 * S, 1, "eager"], [50 * S, 1, "compiled"]])
+    requests = under_way((50 * S, 1, "eager"), (50 * S, 1, "compiled"))
     requests.ended(50 * S, 1, "eager")
-    assert requests.starts() == [[50 * S, 1, "compiled"]]
+    assert (requests.at("eager"), requests.at("compiled")) == (0, 1)
     assert [requests.at("compiled", until_ns=at_s * S) for at_s in (50, 51)] == [0, 1]
     assert (requests.lost(), len(requests)) == (1, 0)

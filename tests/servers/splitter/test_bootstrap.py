@@ -18,7 +18,7 @@ from loadtests.commands.split import split_config
 from servers.fields import ConfigError
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.security import ServerTls
-from servers.splitter.bootstrap import bootstrap, secrets
+from servers.splitter.bootstrap import bootstrap
 from servers.splitter.envoy import Envoy, envoy_path
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, UpstreamTls
 from tests.fakes.credentials import Certificates, make_certificates
@@ -113,17 +113,6 @@ def test_envoy_accepts_the_written_bootstrap(tmp_path: Path) -> None:
         assert "deprecated" not in outcome.stderr.lower()
 
 
-def test_files_behind_links_stay_links_so_that_a_mounted_secret_can_change(pem: Certificates, tmp_path: Path) -> None:
-    """Kubernetes replaces a link to a folder, in the folder that is mounted."""
-    link = tmp_path / "tls.crt"
-    link.symlink_to(pem.certificate)
-    settings = config(tls=ServerTls(certificate=str(link), key=pem.key))
-    chain = {"filename": str(link)}
-    (resource,) = secrets(settings)["envoy-certificate"]["resources"]
-    assert resource["tls_certificate"]["certificate_chain"] == chain
-    assert json.dumps(chain) in json.dumps(bootstrap(settings))
-
-
 def test_a_printed_configuration_names_files_and_holds_no_secret(pem: Certificates) -> None:
     command = [sys.executable, "-m", "loadtests.commands.main", "split", "--arm", "eager=10.0.0.7:50051"]
     command += ["--tls-certificate", pem.certificate, "--tls-key", pem.key, "--upstream-ca", pem.ca]
@@ -161,12 +150,6 @@ def channel_to(envoy: Envoy, ca: bytes) -> grpc.Channel:
     return grpc.secure_channel(envoy.target.removeprefix("https://"), grpc.ssl_channel_credentials(ca), own)
 
 
-def replace(old: str, new: str) -> None:
-    fresh = Path(f"{old}.tmp")
-    fresh.write_bytes(Path(new).read_bytes())
-    fresh.rename(old)
-
-
 def test_a_token_passes_from_a_tls_client_to_a_tls_arm_that_checks_it(pem: Certificates, tmp_path: Path) -> None:
     """Client certificates on both hops, and health checks without a token."""
     upstream = UpstreamTls(ca=pem.ca, certificate=pem.client_certificate, key=pem.client_key)
@@ -184,40 +167,6 @@ def test_a_token_passes_from_a_tls_client_to_a_tls_arm_that_checks_it(pem: Certi
             assert status(channel, SECRET) == "UNAVAILABLE"
     for path in tmp_path.iterdir():
         assert SECRET.encode() not in path.read_bytes(), path
-
-
-def test_new_connections_use_a_new_certificate_and_streams_go_on(tmp_path: Path) -> None:
-    for name in ("old", "new"):
-        (tmp_path / name).mkdir()
-    old, new = (make_certificates(tmp_path / name) for name in ("old", "new"))
-    before, after = (Path(pem.ca).read_bytes() for pem in (old, new))
-    tls = ServerTls(certificate=old.certificate, key=old.key)
-    with (
-        grpc_peer("aio", token_s=0.05) as arm,
-        envoy_before(arm, tmp_path, tls=tls) as envoy,
-        channel_to(envoy, before) as early,
-    ):
-        envoy.wait_ready(PATIENCE_S)
-        stream = call(early, tokens=1000, timeout=60)
-        next(stream)
-        replace(old.certificate, new.certificate)  # its key is still the old one
-        with channel_to(envoy, before) as channel:
-            assert status(channel) == "OK"
-        replace(old.key, new.key)
-
-        def is_met() -> bool:
-            with channel_to(envoy, after) as channel:
-                return status(channel) == "OK"
-
-        wait_for(is_met)
-        with channel_to(envoy, before) as channel:
-            assert status(channel) == "UNAVAILABLE"
-        next(stream)
-        assert stream.is_active()
-        assert status(early) == "OK"  # on its first connection
-        stream.cancel()
-    for path in tmp_path.iterdir():
-        assert path.is_dir() or b"PRIVATE KEY" not in path.read_bytes(), path
 
 
 @pytest.mark.parametrize("wrong", ["name", "authority", "plaintext"])
