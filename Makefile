@@ -60,15 +60,15 @@ test-gpu: $(VENV)/installed-dev
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
 # About a minute on two processors. On a GPU see benchmarks/results/README.md, or give the whole command line in ARGS.
-BENCH := floor quiet decode mixed --arm compiled-padded --workload small --set engine.threads=1 --batch 1,4 --through engine,grpc
+BENCH := --arm compiled-padded --batch 1,4 --prompt-tokens 16 --set engine.threads=1 --set engine.slots=4 --set engine.max_prompt_tokens=64
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/engine.py $(or $(ARGS),$(BENCH))
 
-# The load generator and the splitter beside their peers, about six minutes on two quiet processors; see
-# benchmarks/results/README.md. Numbers from one quick pass, each run once: exit code 1 when a goal was missed.
+# The load generator beside its client alone and the splitter beside bare Envoy, about two minutes on two quiet
+# processors; see benchmarks/results/README.md. Numbers from one quick pass: exit code 1 when a goal was missed.
 bench-load: $(VENV)/installed
 	$(BIN)/python benchmarks/splitter.py --repeats 10
-	$(BIN)/python benchmarks/generator.py $(or $(ARGS),server streams short open stall --repeats 1 --window 4)
+	$(BIN)/python benchmarks/generator.py $(or $(ARGS),--repeats 1 --window 4)
 
 # Whether the statistics hold, on made-up servers whose truth is known, and how long a million requests take.
 bench-judging: $(VENV)/installed-dev

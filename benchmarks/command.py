@@ -27,7 +27,6 @@ class BenchmarkParser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self.add_argument("--repeats", type=count, default=repeats, help="measured repeats (default %(default)s)")
-        self.add_argument("--out", default="", help="append each result to this JSON Lines file as soon as it is there")
         self.add_argument("--seed", type=int, default=0, help="for what is drawn (default %(default)s)")
 
     def error(self, message: str) -> NoReturn:

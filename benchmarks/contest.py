@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -22,10 +22,8 @@ from loadtests.traffic.schedule import SCHEDULE, Schedule
 from loadtests.trials.load import locust_command
 from loadtests.trials.processes import Child
 from servers.clock import ANCHOR_NS
-from servers.fields import ConfigError
 
-CONTESTANTS: Final = ("stock", "bare", "tailgate")
-_PEERS: Final = Path(__file__).resolve().parent / "peers"
+CONTESTANTS: Final = ("bare", "tailgate")
 _PATIENCE_S: Final = 60.0
 AHEAD_S: Final = 6.0
 
@@ -36,33 +34,24 @@ class ContestError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cores:
-    """Where the processes run (None: wherever the kernel puts them), and their niceness."""
+    """Where the processes run; None: wherever the kernel puts them."""
 
     server: int | None
     load: int | None
-    nice: int = 0
 
     @classmethod
-    def of_this_machine(cls, *, nice: int = 0) -> Cores:
+    def of_this_machine(cls) -> Cores:
         """The last usable core for the server, the first for the load; nothing where there is one or no choice."""
         usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         if len(usable) < 2:
-            return cls(server=None, load=None, nice=nice)
-        return cls(server=usable[-1], load=usable[0], nice=nice)
+            return cls(server=None, load=None)
+        return cls(server=usable[-1], load=usable[0])
 
-    def settle(self, pid: int, core: int | None) -> None:
-        """A process that has one thread so far runs on `core` with this niceness, and so do all threads to come."""
-        try:
-            if self.nice:
-                os.setpriority(os.PRIO_PROCESS, pid, self.nice)
-                # Linux may weigh whole sessions against each other first, and a priority only within one.
-                group = Path(f"/proc/{pid or 'self'}/autogroup")
-                if group.exists():
-                    group.write_text(str(self.nice))
-        except PermissionError:
-            raise ConfigError(f"--nice {self.nice} is not allowed here: give 0 or more, or run as root") from None
-        if core is not None:
-            os.sched_setaffinity(pid, {core})
+
+def settle(pid: int, core: int | None) -> None:
+    """A process that has one thread so far runs on `core`, and so do all threads to come."""
+    if core is not None:
+        os.sched_setaffinity(pid, {core})
 
 
 class Process(Child):
@@ -74,15 +63,12 @@ class Process(Child):
         command: Sequence[str],
         *,
         folder: Path,
-        cores: Cores,
         core: int | None,
-        variables: Mapping[str, str] | None = None,
         commands: bool = False,
     ) -> None:
-        environment = {**child_environment(), **(variables or {})}
         log = folder / f"{name}.log"
-        super().__init__(name, command, log_path=log, environment=environment, folder=folder, commands=commands)
-        cores.settle(self.pid, core)
+        super().__init__(name, command, log_path=log, environment=child_environment(), folder=folder, commands=commands)
+        settle(self.pid, core)
 
     def __enter__(self) -> Self:
         return self
@@ -111,7 +97,7 @@ class NullProcess(Process):
 
     def __init__(self, options: Sequence[str], *, folder: Path, cores: Cores) -> None:
         command = [sys.executable, "-m", "benchmarks.null_server", *options]
-        super().__init__("null-server", command, folder=folder, cores=cores, core=cores.server, commands=True)
+        super().__init__("null-server", command, folder=folder, core=cores.server, commands=True)
         self.address = f"127.0.0.1:{self._answer()['port']}"
 
     def request(self, command: str) -> dict[str, Any]:
@@ -139,72 +125,54 @@ def process_cpu_s(pid: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a contestant is given to do; the counted window begins `settle_s` after all of it runs."""
+    """What a load process is given to do; the counted window begins `settle_s` after all of it runs."""
 
     plan: Plan  # `address` and `out` are filled in here
     server: tuple[str, ...] = ()
     window_s: float = 10.0
-    settle_s: float = 1.0
-    cap: int = 0  # tailgate: max_concurrency
-    stall_s: tuple[float, float] | None = None  # after the first request, for so long
+    settle_s: float = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One contestant's run: what it saw, what was sent, the window that counts, and the use of both cores in it."""
+    """One run: what the load process saw, what was sent, the window that counts, and the use of its core in it."""
 
-    work: Work
     seen: Observed
     sent: Emitted
     start_ns: int
     end_ns: int
     load_core: float
-    server_core: float
     server: dict[str, Any]
-    generator: dict[str, Any]  # tailgate's own account, empty for others
-
-    @property
-    def window(self) -> dict[str, int]:
-        """The window as the arguments of what counts in it."""
-        return {"start_ns": self.start_ns, "end_ns": self.end_ns}
 
 
 def run(contestant: str, work: Work, *, folder: Path, cores: Cores) -> Outcome:
     """Run it once in `folder`."""
     folder.mkdir(parents=True)
-    out = folder / ("requests-0.arrow" if contestant == "tailgate" else "notes.npz")
+    out = folder / ("requests-0.arrow" if contestant == "tailgate" else "calls.npz")
     with NullProcess(work.server, folder=folder, cores=cores) as server:
-        if work.stall_s is not None:
-            server.request("stall {} {}".format(*work.stall_s))
         plan = dataclasses.replace(work.plan, address=server.address, out=str(out))
-        with start(contestant, plan, work, folder=folder, cores=cores) as load:
+        command = _tailgate(plan, work, folder) if contestant == "tailgate" else _bare(plan, folder)
+        with Process(contestant, command, folder=folder, core=cores.load) as load:
             _wait_for_load(server, load, plan)
             time.sleep(work.settle_s)
-            before = time.monotonic_ns(), load.cpu_s(), server.cpu_s()
+            before = time.monotonic_ns(), load.cpu_s()
             time.sleep(work.window_s)
-            after = time.monotonic_ns(), load.cpu_s(), server.cpu_s()
-            if contestant == "tailgate":  # its schedule has an end
-                load.finish(_PATIENCE_S)
-            else:
+            after = time.monotonic_ns(), load.cpu_s()
+            if contestant == "bare":  # tailgate's schedule has an end
                 load.check()
                 time.sleep(0.3)
                 load.ask_to_stop()
-                load.finish(_PATIENCE_S)
+            load.finish(_PATIENCE_S)
         report = server.request(f"report {folder / 'server.npz'}")
     if not out.exists():
         raise ContestError(f"{contestant} left nothing: {load.log_tail()}")
-    account = folder / "generator-0.json"
-    seconds = (after[0] - before[0]) / 1e9
     return Outcome(
-        work=work,
-        seen=Observed.of_records(out) if contestant == "tailgate" else Observed.of_notes(out),
+        seen=Observed.of_records(out) if contestant == "tailgate" else Observed.of_calls(out),
         sent=Emitted.read(folder / "server.npz"),
         start_ns=ANCHOR_NS + before[0],
         end_ns=ANCHOR_NS + after[0],
-        load_core=(after[1] - before[1]) / seconds,
-        server_core=(after[2] - before[2]) / seconds,
+        load_core=(after[1] - before[1]) / (after[0] - before[0]) * 1e9,
         server=report,
-        generator=json.loads(account.read_text()) if account.exists() else {},
     )
 
 
@@ -214,7 +182,7 @@ def _wait_for_load(server: NullProcess, load: Process, plan: Plan) -> None:
     most, since = 0, time.monotonic()
     while time.monotonic() < deadline:
         status = server.request("status")
-        if status["streaming"] >= plan.streams if plan.mode == "streams" else status["requests"]:
+        if status["streaming"] >= plan.streams if plan.streams else status["requests"]:
             return
         if status["streaming"] > most:
             most, since = status["streaming"], time.monotonic()
@@ -225,47 +193,29 @@ def _wait_for_load(server: NullProcess, load: Process, plan: Plan) -> None:
     raise ContestError(f"{load.name} sent nothing within {_PATIENCE_S:g} s: {load.log_tail()}")
 
 
-def start(contestant: str, plan: Plan, work: Work, *, folder: Path, cores: Cores) -> Process:
-    """The contestant's process."""
+def _bare(plan: Plan, folder: Path) -> list[str]:
+    """tailgate's client by itself."""
     path = folder / "plan.json"
     path.write_text(json.dumps(dataclasses.asdict(plan)))
-    if contestant == "tailgate":
-        command = _tailgate(plan, work, folder)
-    elif contestant == "stock":
-        users = {"streams": plan.streams, "closed": plan.users, "open": 1}[plan.mode]
-        command = [sys.executable, "-P", "-m", "locust", "-f", str(_PEERS / "stock.py"), "--headless", "--only-summary"]
-        command += ["-u", str(users), "-r", str(max(1.0, users / plan.ramp_s))]
-    else:
-        command = [sys.executable, "-m", "benchmarks.peers.bare", str(path)]
-    variables = {"BENCHMARK_PLAN": str(path)}
-    return Process(contestant, command, folder=folder, cores=cores, core=cores.load, variables=variables)
+    return [sys.executable, "-m", "benchmarks.bare_client", str(path)]
 
 
 def _tailgate(plan: Plan, work: Work, folder: Path) -> list[str]:
     """A real Locust process with loadtests/chat.py that replays a schedule and records."""
     write_schedule(plan, work, folder / "schedule.arrow")
-    closed = plan.mode == "closed"
-    TrialConfig(
-        targets={"*": plan.address},
-        timeout_s=600.0,
-        max_concurrency=work.cap,
-        concurrency=plan.users if closed else 0,
-        duration_s=work.settle_s + work.window_s + 0.5 if closed else 0.0,
-    ).write(folder / "generator.json")
+    TrialConfig(targets={"*": plan.address}, timeout_s=600.0).write(folder / "generator.json")
     return locust_command(
         schedule=folder / "schedule.arrow", trial_config=folder / "generator.json", records=folder, workers=1
     )
 
 
 def write_schedule(plan: Plan, work: Work, path: Path) -> None:
-    """The plan as a schedule: streams start evenly over the ramp, open-loop requests by a Poisson process."""
+    """Write the plan as a schedule: streams start evenly over the ramp, open-loop requests by a Poisson process."""
     rng = np.random.default_rng(plan.seed)
     # tailgate encodes requests seconds ahead: they must not run out before the window ends, or it would have less to do
-    seconds = plan.seconds or work.settle_s + work.window_s + AHEAD_S
-    if plan.mode == "streams":
+    seconds = work.settle_s + work.window_s + AHEAD_S
+    if plan.streams:
         offsets = np.linspace(0, plan.ramp_s, plan.streams, endpoint=False)
-    elif plan.mode == "closed":
-        offsets = np.linspace(0, seconds, 4096, endpoint=False)  # they come round and round
     else:
         offsets = np.cumsum(rng.exponential(1 / plan.rate, int(plan.rate * seconds * 1.2) + 100))
         offsets = offsets[offsets < seconds]

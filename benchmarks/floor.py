@@ -26,14 +26,6 @@ class StepBytes:
         """Bytes of a step: weights once, keys and values of `positions` read, those of `batch` new ones written."""
         return self.weights + self.position * (positions + batch)
 
-    def bytes_a_token(self, *, batch: int, positions: float) -> float:
-        """Bytes of a step for each token that it makes."""
-        return self.total(batch=batch, positions=positions) / batch
-
-    def quantised_share(self, *, batch: int, positions: float) -> float:
-        """The share of a step's bytes, and so of its floor, that quantised weights are."""
-        return self.quantised / self.total(batch=batch, positions=positions)
-
     def floor_tokens_per_s(self, *, batch: int, positions: float, bytes_per_s: float) -> float:
         """Tokens per second of a step that does nothing but move its bytes."""
         return batch * bytes_per_s / self.total(batch=batch, positions=positions)

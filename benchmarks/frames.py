@@ -5,31 +5,19 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
-
 from loadtests.clients.frames import DATA, END_HEADERS, END_STREAM, HEAD, HEADERS, UINT32, frame
 
 FIXED64 = struct.Struct("<Q")
 
-_HUFFMAN = [f"{code:0{length}b}" for code, length in zip(REQUEST_CODES, REQUEST_CODES_LENGTH, strict=True)]
 
-
-def text(value: bytes, *, huffman: bool) -> bytes:
-    """A header's name or value of at most 126 bytes (RFC 7541, section 5.2).
-
-    gRPC's own library writes metadata without Huffman coding, a proxy such as Envoy writes it with.
-    """
-    if huffman:
-        bits = "".join([_HUFFMAN[byte] for byte in value])
-        size = -(-len(bits) // 8)
-        if size < len(value):
-            return bytes((0x80 | size,)) + int(bits.ljust(8 * size, "1"), 2).to_bytes(size, "big")
+def text(value: bytes) -> bytes:
+    """A header's name or value of at most 126 bytes, not Huffman coded, as gRPC writes it (RFC 7541, section 5.2)."""
     return bytes((len(value),)) + value
 
 
-def literal(name: bytes, value: bytes, *, huffman: bool = False) -> bytes:
+def literal(name: bytes, value: bytes) -> bytes:
     """One header that leaves no trace in the peer's table (RFC 7541, section 6.2.2)."""
-    return b"\x00" + text(name, huffman=huffman) + text(value, huffman=huffman)
+    return b"\x00" + text(name) + text(value)
 
 
 def token_head(stream_id: int, token: int) -> bytes:
@@ -64,15 +52,13 @@ _TRAILERS: Final = {
 class Answers:
     """Response headers and trailers of gRPC answers whose trailing metadata are those of a tailgate server."""
 
-    def __init__(self, *, huffman: bool) -> None:
-        self._huffman = huffman
+    def __init__(self) -> None:
         # static table: ":status: 200"
-        self._head = b"\x88" + literal(b"content-type", b"application/grpc", huffman=huffman)
+        self._head = b"\x88" + literal(b"content-type", b"application/grpc")
         self._open = frame(HEADERS, END_HEADERS, 0, self._head)[:5]  # all but the stream
-        self._alike = b"".join(literal(name, value, huffman=huffman) for name, value in _TRAILERS.items())
+        self._alike = b"".join(literal(name, value) for name, value in _TRAILERS.items())
         self._tokens, self._recv, self._end = (
-            b"\x00" + text(name, huffman=huffman)
-            for name in (b"tailgate-output-tokens", b"tailgate-recv-ns", b"tailgate-end-ns")
+            b"\x00" + text(name) for name in (b"tailgate-output-tokens", b"tailgate-recv-ns", b"tailgate-end-ns")
         )
 
     def opening(self, stream_id: int) -> bytes:
@@ -81,16 +67,9 @@ class Answers:
 
     def ending(self, stream_id: int, *, tokens: int, recv_ns: int, end_ns: int) -> bytes:
         """The trailers that end a good answer."""
-        block = self.trailers(tokens=tokens, recv_ns=recv_ns, end_ns=end_ns)
+        count, recv, end = text(b"%d" % tokens), text(b"%d" % recv_ns), text(b"%d" % end_ns)
+        block = b"".join((self._alike, self._tokens, count, self._recv, recv, self._end, end))
         return frame(HEADERS, END_HEADERS | END_STREAM, stream_id, block)
-
-    def trailers(self, *, tokens: int, recv_ns: int, end_ns: int) -> bytes:
-        """The header block of `ending`."""
-        huffman = self._huffman
-        count, recv = text(b"%d" % tokens, huffman=huffman), text(b"%d" % recv_ns, huffman=huffman)
-        return b"".join(
-            (self._alike, self._tokens, count, self._recv, recv, self._end, text(b"%d" % end_ns, huffman=huffman))
-        )
 
     def healthy(self, stream_id: int) -> bytes:
         """A whole answer of grpc.health.v1: SERVING."""

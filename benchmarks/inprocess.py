@@ -1,4 +1,4 @@
-"""The engine alone: an arm loaded into this process and driven as its own device loop drives it, without the wire.
+"""An arm in this process, without the wire: requests in, steady decode and prefill out.
 
 Importing this file imports no torch, so that the compiler's cache directory can still be chosen.
 """
@@ -6,56 +6,38 @@ Importing this file imports no torch, so that the compiler's cache directory can
 from __future__ import annotations
 
 import gc
-import itertools
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.measure import Answer, Session
-from benchmarks.traffic import Request
+import numpy as np
+
 from servers.clock import now_ns
 from servers.compiler.events import CompileEvent
 from servers.config import ArmConfig
 from servers.engine.engine import Arrivals, Engine
-from servers.engine.messages import Cancel, StepOutput, Submit
+from servers.engine.messages import StepOutput, Submit
 
 
-class Line:
-    """What a feed sends through: requests and cancellations go to the engine, and it knows what is still running."""
-
-    def __init__(self, arrivals: Arrivals) -> None:
-        self.live: dict[str, None] = {}  # in the order of sending
-        self.sent: dict[str, Answer] = {}
-        self._arrivals = arrivals
-        self._numbers = itertools.count()
-
-    def send(self, request: Request, *, due_ns: int = 0) -> None:
-        """Submit the request now; its latencies count from `due_ns`, or from now."""
-        at_ns = now_ns()
-        name = f"r{next(self._numbers)}"
-        self.sent[name] = Answer(prompt_tokens=len(request.prompt), due_ns=due_ns or at_ns, token_ns=[])
-        self.live[name] = None
-        self._arrivals.put(
-            Submit(
-                request_id=name,
-                prompt=request.prompt,
-                max_tokens=request.max_tokens,
-                recv_ns=at_ns,
-                ignore_eos=True,
-            )
-        )
-
-    def cancel(self, name: str) -> None:
-        """The client of `name` has gone."""
-        self.live.pop(name, None)
-        self.sent[name].status = "CANCELLED"
-        self._arrivals.put(Cancel(request_id=name))
+class MeasurementError(RuntimeError):
+    """A measurement cannot be trusted; the message says why."""
 
 
-# Called before every turn of the loop; sends what is due and says whether more may come.
-Feed = Callable[[Line], bool]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteadyDecode:
+    """Decode while every row was busy: `steps` steps of `batch` rows in `seconds`, attending to `positions` each."""
+
+    batch: int
+    steps: int
+    seconds: float
+    step_ms: float  # the median step
+    positions: float  # cache positions read by a step, summed over its rows; mean over the steps
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second over the steady steps."""
+        return self.batch * self.steps / self.seconds
 
 
 class InProcess:
@@ -92,101 +74,81 @@ class InProcess:
         return int(self.runner.vocab_size)
 
     def close(self) -> None:
-        """The recorder's taps are out of the compiler again."""
+        """Remove the recorder's taps from the compiler."""
         self.recorder.remove()
         gc.unfreeze()
 
-    @contextmanager
-    def recording(self, on: bool) -> Iterator[None]:
-        """Inside, the compile recorder is installed, or not."""
-        if on:
-            yield
-            return
-        self.recorder.remove()
-        try:
-            yield
-        finally:
-            self.recorder.install()
+    def decode(self, prompts: Sequence[list[int]], new_tokens: int) -> SteadyDecode:
+        """Measure decode of `prompts` together, `new_tokens` each."""
+        _, outputs = self._serve(prompts, new_tokens)
+        lengths = {str(number): len(prompt) for number, prompt in enumerate(prompts)}
+        return steady_decode(outputs, lengths, len(prompts))
 
-    def serve(self, requests: Sequence[Request]) -> Session:
-        """All `requests` at once, until the last is answered."""
+    def prefill_tokens_per_s(self, prompts: Sequence[list[int]]) -> float:
+        """Measure prompt tokens per second from the arrival of all `prompts` to the last first token."""
+        start_ns, outputs = self._serve(prompts, 1)
+        last_ns = max(output.emit_ns for output in outputs if output.tokens)
+        return sum(map(len, prompts)) / ((last_ns - start_ns) / 1e9)
 
-        def feed(line: Line) -> bool:
-            if not line.sent:
-                for request in requests:
-                    line.send(request)
-            return False
-
-        return self.run(feed)
-
-    def replay(self, requests: Sequence[Request]) -> tuple[Session, list[float]]:
-        """`requests` when they are due, whatever the engine does (open loop); also how late each was sent, in ms.
-
-        A thread feeds them, as one does behind the wire, so that a request may arrive in the middle of a step.
-        """
-        lags: list[float] = []
-        feeder: threading.Thread | None = None
-        done = threading.Event()
-
-        def send_all(line: Line, start_ns: int) -> None:
-            try:
-                for request in requests:
-                    due_ns = start_ns + request.offset_ns
-                    while (left_ns := due_ns - now_ns()) > 0:
-                        time.sleep(left_ns / 1e9)
-                    line.send(request, due_ns=due_ns)
-                    lags.append((now_ns() - due_ns) / 1e6)
-            finally:
-                done.set()
-
-        def feed(line: Line) -> bool:
-            nonlocal feeder
-            if feeder is None:
-                feeder = threading.Thread(target=send_all, args=(line, now_ns()), name="feeder", daemon=True)
-                feeder.start()
-            return not done.is_set()
-
-        return self.run(feed), lags
-
-    def run(self, feed: Feed) -> Session:
-        """Steps until `feed` says that nothing more comes and everything is answered."""
+    def _serve(self, prompts: Sequence[list[int]], new_tokens: int) -> tuple[int, list[StepOutput]]:
+        """(start, outputs) of `prompts` at once. Raises MeasurementError for a failed request or a compile event."""
         engine = Engine(self.arm, self.runner, self.recorder.drain)
         engine.eos_ids = self.runner.eos_ids
         arrivals = Arrivals()
-        line = Line(arrivals)
         outputs: list[StepOutput] = []
-        events: list[CompileEvent] = []
         self.recorder.drain()
+        events: list[CompileEvent] = []
         start_ns = now_ns()
-        while True:
-            more = feed(line)  # asked first: what was sent before a last "no" is taken below
-            arrivals.take(engine)
-            ended = engine.expire(now_ns())
-            fresh = [StepOutput(emit_ns=now_ns(), finished=ended)] if ended else []
+        for number, prompt in enumerate(prompts):
+            arrivals.put(
+                Submit(
+                    request_id=str(number),
+                    prompt=prompt,
+                    max_tokens=new_tokens,
+                    recv_ns=start_ns,
+                    ignore_eos=True,
+                )
+            )
+        arrivals.take(engine)
+        while not engine.idle:
             stepped, happened = engine.advance(arrivals)
-            fresh += stepped
+            outputs += stepped
             events += happened
-            outputs += fresh
-            for output in fresh:
-                for finished in output.finished:
-                    line.live.pop(finished.request_id, None)
-            if engine.idle:
-                if not more:
-                    break
-                arrivals.wait(0.05)
-        end_ns = now_ns()
         events += self.recorder.drain()
-        return Session(
-            start_ns=start_ns, end_ns=end_ns, answers=_fold(line.sent, outputs), outputs=outputs, events=events
-        )
+        ended = Counter(finished.status for output in outputs for finished in output.finished)
+        if ended != {"OK": len(prompts)}:
+            raise MeasurementError(f"of {len(prompts)} requests, {dict(ended)}")
+        if events:
+            kinds = dict(Counter(event.kind for event in events))
+            raise MeasurementError(f"the compiler worked after the warm-up: {kinds}")
+        return start_ns, outputs
 
 
-def _fold(answers: dict[str, Answer], outputs: Sequence[StepOutput]) -> dict[str, Answer]:
-    """`answers` with the token times and endings that `outputs` tell."""
+def steady_decode(outputs: Sequence[StepOutput], prompt_tokens: dict[str, int], batch: int) -> SteadyDecode:
+    """Measure the decode steps with `batch` rows that followed on another such step, from emission to emission.
+
+    prompt_tokens: prompt length by request id. A step that waited behind a prefill, or that follows on a step with
+    fewer or more rows, does not count. Raises MeasurementError when there is none.
+    """
+    emitted: Counter[str] = Counter()
+    durations: list[int] = []
+    positions: list[int] = []
+    last_ns: int | None = None  # when the step before was emitted, if that was a full decode step
     for output in outputs:
-        for name, _ in output.tokens:
-            answers[name].token_ns.append(output.emit_ns)
-        for finished in output.finished:
-            if not answers[finished.request_id].status:
-                answers[finished.request_id].status = finished.status
-    return answers
+        full = output.step is not None and output.step.kind == "decode" and output.step.batch == batch
+        full = full and len(output.tokens) == batch
+        if full and last_ns is not None:
+            durations.append(output.emit_ns - last_ns)
+            positions.append(sum(prompt_tokens[name] + emitted[name] for name, _ in output.tokens))
+        if output.step is not None:
+            last_ns = output.emit_ns if full else None
+        emitted.update(name for name, _ in output.tokens)
+    if not durations:
+        raise MeasurementError(f"no decode step had {batch} rows twice in a row: ask for more new tokens")
+    return SteadyDecode(
+        batch=batch,
+        steps=len(durations),
+        seconds=sum(durations) / 1e9,
+        step_ms=float(np.median(durations)) / 1e6,
+        positions=float(np.mean(positions)),
+    )

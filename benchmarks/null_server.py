@@ -1,12 +1,11 @@
 """A Generate server that is never the bottleneck: no model, no library, frames made ahead and written in batches.
 
-    python -m benchmarks.null_server --tokens-per-s 20          # every stream gets 20 tokens/s
-    python -m benchmarks.null_server --service-ms 50            # every answer comes whole, 50 ms after its request
+    python -m benchmarks.null_server --tokens-per-s 20     # every stream gets 20 tokens/s
+    python -m benchmarks.null_server                       # every answer comes whole, at once
 
-It prints {"port": …} and then takes commands on stdin, one a line, each with a JSON line for an answer: `stall AFTER
-FOR` (seconds: after the first request, nothing is answered for that long; requests are read all the while), `status`
-(how many requests came and how many streams are on) and `report FILE.npz` (what was sent when, and how late this server
-was itself). It ends with its stdin. Times are servers.clock's, so a parent that passes its anchor on reads one clock.
+It prints {"port": …} and then takes commands on stdin, one a line, each with a JSON line for an answer: `status` (how
+many requests came and how many streams are on) and `report FILE.npz` (what was sent when, and how late this server was
+itself). It ends with its stdin. Times are servers.clock's, so a parent that passes its anchor on reads one clock.
 
 A token's emit_ns, and tailgate-end-ns in the trailers, are taken right before the bytes go to the socket: what a client
 stamps later than that is the wire's and the client's own lag. Whatever the client cannot take (its window, its
@@ -138,22 +137,19 @@ class _Group:
 
 
 class NullServer:
-    """Serves on `port` until `run` returns. `tokens_per_s` 0: answers come whole, `service_s` after the request."""
+    """Serves on `port` until `run` returns. `tokens_per_s` 0: answers come whole, at once."""
 
-    def __init__(self, *, tokens_per_s: float, service_s: float, huffman: bool) -> None:
+    def __init__(self, *, tokens_per_s: float) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
-        self._answers = Answers(huffman=huffman)
+        self._answers = Answers()
         self._pace = Pace(tokens_per_s, base_ns=now_ns()) if tokens_per_s else None
-        self._service_ns = round(service_s * 1e9)
         self._peers: dict[int, _Peer] = {}
         self._phases: list[dict[_Peer, _Group]] = [{} for _ in range(self._pace.phases)] if self._pace else []
         self._tick = 0
         self._streaming = 0
-        self._waiting: deque[tuple[int, _Peer, int, int, int]] = deque()  # (due, peer, stream, tokens, recv)
-        self._stall_after: tuple[int, int] | None = None
-        self._stall: tuple[int, int] | None = None
+        self._waiting: deque[tuple[_Peer, int, int, int]] = deque()  # (peer, stream, tokens, recv)
         # the account
         self._ticks, self._emits = array("q"), array("q")
         self._late, self._bursts = array("q"), array("q")
@@ -191,21 +187,10 @@ class NullServer:
             self._bursts.append(now_ns() - began_ns)
 
     def _patience(self) -> float | None:
-        """Seconds until something is due by itself."""
-        due: list[int] = []
-        if self._pace is not None and self._streaming:
-            due.append(self._pace.due_ns(self._tick))
-        if self._waiting:
-            due.append(self._waiting[0][0])
-        if not due:
+        """Seconds until a token is due."""
+        if self._pace is None or not self._streaming:
             return None
-        soonest = max(min(due), self._stalled_until(now_ns()))
-        return max(0, soonest - now_ns()) / 1e9
-
-    def _stalled_until(self, at_ns: int) -> int:
-        """The end of the stall that `at_ns` lies in, or 0."""
-        stall = self._stall
-        return stall[1] if stall is not None and stall[0] <= at_ns < stall[1] else 0
+        return max(0, self._pace.due_ns(self._tick) - now_ns()) / 1e9
 
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -226,7 +211,7 @@ class NullServer:
         for phase in self._phases:
             phase.pop(peer, None)
         self._streaming -= len(peer.live)
-        self._waiting = deque(item for item in self._waiting if item[1] is not peer)
+        self._waiting = deque(item for item in self._waiting if item[0] is not peer)
         peer.sock.close()
 
     def _read(self, peer: _Peer) -> None:
@@ -299,9 +284,6 @@ class NullServer:
         if message == _HEALTH_CHECK:
             peer.send(self._answers.healthy(stream_id))
             return
-        if not self._requests and self._stall_after is not None:
-            after, length = self._stall_after
-            self._stall = (recv_ns + after, recv_ns + after + length)
         self._requests += 1
         request = GenerateRequest.FromString(message)
         tokens = request.max_tokens or 1
@@ -310,8 +292,8 @@ class NullServer:
             self._refused += 1
             peer.send(self._answers.refused(stream_id, f"{tokens} tokens are more than the stream's window"))
         elif self._pace is None:
-            self._waiting.append((recv_ns + self._service_ns, peer, stream_id, tokens, recv_ns))
-            if not self._service_ns and len(self._waiting) >= _TOGETHER:
+            self._waiting.append((peer, stream_id, tokens, recv_ns))
+            if len(self._waiting) >= _TOGETHER:
                 self._answer()
         else:
             peer.send(self._answers.opening(stream_id))
@@ -340,7 +322,7 @@ class NullServer:
         while pace is not None and self._streaming:
             tick, at_ns = self._tick, now_ns()
             due_ns = pace.due_ns(tick)
-            if at_ns < due_ns or self._stalled_until(at_ns):
+            if at_ns < due_ns:
                 return
             self._tick = tick + 1
             self._ticks.append(tick)
@@ -358,19 +340,17 @@ class NullServer:
                     peer.send(self._answers.ending(stream_id, tokens=tokens, recv_ns=recv_ns, end_ns=at_ns))
 
     def _answer(self) -> None:
-        """Every whole answer that is due has been sent, some at a time, each lot with a stamp of its own."""
+        """Every whole answer has been sent, some at a time, each lot with a stamp of its own."""
         waiting = self._waiting
         while waiting:
             at_ns = now_ns()
-            if waiting[0][0] > at_ns or self._stalled_until(at_ns):
-                return
             lots: dict[_Peer, list[bytes]] = {}
             used: dict[_Peer, int] = {}
             stamp = FIXED64.pack(at_ns)
             for _ in range(_TOGETHER):
-                if not waiting or waiting[0][0] > at_ns or max(used.values(), default=0) > _LOT_BYTES:
+                if not waiting or max(used.values(), default=0) > _LOT_BYTES:
                     break
-                _, peer, stream_id, tokens, recv_ns = waiting.popleft()
+                peer, stream_id, tokens, recv_ns = waiting.popleft()
                 lot = lots.setdefault(peer, [])
                 used[peer] = used.get(peer, 0) + tokens * TOKEN_WINDOW
                 lot.append(self._answers.opening(stream_id))
@@ -389,10 +369,7 @@ class NullServer:
         for line in lines:
             name, *values = line.decode().split()
             answer: dict[str, object] = {}
-            if name == "stall":
-                after_s, for_s = map(float, values)
-                self._stall_after = (round(after_s * 1e9), round(for_s * 1e9))
-            elif name == "status":
+            if name == "status":
                 answer = {"requests": self._requests, "streaming": self._streaming}
             elif name == "report":
                 answer = self.report(Path(values[0]))
@@ -418,7 +395,6 @@ class NullServer:
             "burst_ms": _quantiles(self._bursts),
             "cpu_s": round(time.process_time() - self._cpu_s, 3),
             "wall_s": round((now_ns() - self._started_ns) / 1e9, 3),
-            "stall_ns": self._stall,
         }
 
 
@@ -435,10 +411,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m benchmarks.null_server", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--tokens-per-s", type=float, default=0.0, help="of each stream; 0: answers come whole")
-    parser.add_argument("--service-ms", type=float, default=0.0, help="from a request to its whole answer")
-    parser.add_argument("--huffman", action="store_true", help="write headers as Envoy does, not as gRPC does")
     options = parser.parse_args(arguments)
-    server = NullServer(tokens_per_s=options.tokens_per_s, service_s=options.service_ms / 1e3, huffman=options.huffman)
+    server = NullServer(tokens_per_s=options.tokens_per_s)
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -1,14 +1,12 @@
-"""What a load process saw of its requests, and what the null server says it sent: the same columns for every peer."""
+"""What a load process saw, what the null server says it sent, and how late the load process was. Pure but for files."""
 
 from __future__ import annotations
 
 import json
-from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,24 +16,23 @@ from analysis.records.requests import integers
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
 
+if TYPE_CHECKING:
+    from loadtests.clients.call import Call
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a peer is asked to do, as a JSON file.
+    """What a load process is asked to do, as a JSON file: `streams` over `ramp_s`, or Poisson arrivals at `rate`.
 
-    mode: `streams` starts that many over `ramp_s` and keeps them until SIGTERM; `open` sends Poisson arrivals at `rate`
-    for `seconds`; `closed` keeps `users` requests in flight for `seconds`. Each request asks for `tokens` tokens.
+    Each request asks for `tokens` tokens.
     """
 
-    mode: str
-    address: str
-    out: str
+    address: str = ""
+    out: str = ""
     tokens: int = 1
     streams: int = 0
     ramp_s: float = 2.0
     rate: float = 0.0
-    users: int = 0
-    seconds: float = 0.0
     seed: int = 0
 
     @classmethod
@@ -44,64 +41,31 @@ class Plan:
         return cls(**json.loads(path.read_text()))
 
 
-@dataclass(slots=True, kw_only=True)
-class Note:
-    """A peer's own record of one request; `stamps` are its tokens' times. Times are 0 where it has not ended."""
-
-    name: str
-    scheduled: int
-    sent: int
-    stamps: array[int] = field(default_factory=partial(array, "q"))
-    end: int = 0
-    recv: int = 0
-    answer: int = 0
-    ok: bool = False
-
-    def ended(self, *, end_ns: int, ok: bool, trailing: Mapping[str, Any]) -> None:
-        """The request ended with these trailing metadata."""
-        self.end, self.ok = end_ns, ok
-        self.recv = int(trailing.get("tailgate-recv-ns", 0))
-        self.answer = int(trailing.get("tailgate-end-ns", 0))
-
-
-def write_notes(notes: Sequence[Note], path: Path) -> None:
-    """The file holds all of them, whole or not at all."""
-    partly = path.with_name("partial-" + path.name)
-    numbers = ("scheduled", "sent", "end", "recv", "answer", "ok")
-    columns: dict[str, Any] = {key: np.array([getattr(note, key) for note in notes], np.int64) for key in numbers}
-    columns["names"] = np.array([note.name for note in notes], dtype=np.str_)
-    columns["stamps"] = np.concatenate([np.zeros(0, np.int64), *(np.array(note.stamps) for note in notes)])
-    columns["counts"] = np.array([len(note.stamps) for note in notes], np.int64)
-    np.savez(partly, **columns)
-    partly.replace(path)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """One row a request in every column; `stamps` holds the tokens' times of all, `counts` how many are whose.
 
-    recv and answer are the server's times of receipt and answer; 0 where a request has not ended.
+    answer: the server's time of the answer. `end` and `answer` are 0 where a request has not ended.
     """
 
     names: npt.NDArray[np.str_]
     scheduled: Ints
     sent: Ints
     end: Ints
-    recv: Ints
     answer: Ints
     ok: Ints
     stamps: Ints
     counts: Ints
 
     @classmethod
-    def of_notes(cls, path: Path) -> Self:
-        """What a peer noted."""
+    def of_calls(cls, path: Path) -> Self:
+        """Read what `write_calls` wrote."""
         with np.load(path) as kept:
             return cls(**{name: kept[name] for name in cls.__slots__})
 
     @classmethod
     def of_records(cls, path: Path) -> Self:
-        """What tailgate recorded: requests-N.arrow. A torn tail is left out."""
+        """Read what tailgate recorded: requests-N.arrow."""
         table = read_table(path, REQUESTS)[0]
 
         def column(name: str) -> Ints:
@@ -116,12 +80,28 @@ class Observed:
             scheduled=column("scheduled_ns"),
             sent=sent,
             end=np.where(status == "CANCELLED", 0, column("end_ns")),
-            recv=column("server_recv_ns"),
             answer=column("server_end_ns"),
             ok=(status == "OK").astype(np.int64),
             stamps=np.asarray(times.flatten(), np.int64) + np.repeat(sent, counts),
             counts=counts,
         )
+
+
+def write_calls(calls: Sequence[Call], path: Path) -> None:
+    """Write the columns of `Observed`, whole or not at all. A call's tag is its name and when it was scheduled."""
+    partly = path.with_name("partial-" + path.name)
+    columns: dict[str, Any] = {
+        "names": np.array([call.tag[0] for call in calls], dtype=np.str_),
+        "scheduled": [call.tag[1] for call in calls],
+        "sent": [call.sent_ns for call in calls],
+        "end": [call.end_ns if call.status else 0 for call in calls],
+        "answer": [int(call.trailing_metadata.get("tailgate-end-ns", 0)) if call.status else 0 for call in calls],
+        "ok": [int(call.status == "OK") for call in calls],
+        "stamps": np.concatenate([np.zeros(0, np.int64), *(np.array(call.token_ns, np.int64) for call in calls)]),
+        "counts": [len(call.token_ns) for call in calls],
+    }
+    np.savez(partly, **columns)
+    partly.replace(path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +117,7 @@ class Emitted:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """What the server's `report` wrote."""
+        """Read what the server's `report` wrote."""
         with np.load(path) as kept:
             columns = {name: kept[name] for name in cls.__slots__ if name != "phases"}
             return cls(**columns, phases=int(kept["phases"]))
@@ -148,3 +128,65 @@ class Emitted:
             return np.zeros(len(ticks), np.int64)
         place = np.searchsorted(self.ticks, ticks).clip(max=len(self.ticks) - 1)
         return np.where(self.ticks[place] == ticks, self.emits[place], 0)
+
+
+class TooLittleError(Exception):
+    """There is nothing to judge; the message says what is missing."""
+
+
+def stream_figures(seen: Observed, sent: Emitted, *, start_ns: int, end_ns: int) -> dict[str, float]:
+    """Delivered share and lag (ms) over the window.
+
+    delivered: tokens stamped in the window ÷ tokens sent in the window, at most 1 (a client that catches up does not
+    deliver more). Lag: stamp − send of the tokens sent in the window; one that has not come has the lag that it had
+    reached when the window ended.
+    """
+    rows = {name: row for row, name in enumerate(sent.names)}
+    stream = np.array([rows.get(name, -1) for name in seen.names], np.int64)
+    if ((stream < 0) & (seen.counts > 0)).any():
+        raise TooLittleError("a client saw tokens of streams that the server does not know: names do not match")
+    first = np.where(stream < 0, 0, sent.first_ticks[stream])
+    starts = np.concatenate([[0], np.cumsum(seen.counts)[:-1]]).astype(np.int64)
+    order = np.arange(len(seen.stamps)) - np.repeat(starts, seen.counts)
+    emits = sent.at(np.repeat(first, seen.counts) + order * sent.phases)  # 0: the stamp is newer than the log
+    came = int(((seen.stamps >= start_ns) & (seen.stamps < end_ns)).sum())
+    lags = [(seen.stamps - emits)[(emits > 0) & (emits >= start_ns) & (emits < end_ns)]]
+    received = np.zeros(len(sent.names), np.int64)
+    received[stream[stream >= 0]] = seen.counts[stream >= 0]
+    left = 0
+    for begin, count, got in zip(sent.first_ticks, sent.tokens, received, strict=True):
+        at = sent.at(begin + np.arange(count) * sent.phases)
+        inside = (at >= start_ns) & (at < end_ns)
+        left += int(inside.sum())
+        missing = at[got:][inside[got:]]
+        if len(missing):
+            lags.append(end_ns - missing)
+    lag = np.concatenate(lags) / 1e6
+    if not left or not came:
+        raise TooLittleError("no token was sent in the window and came")
+    return {
+        "sent": left,
+        "delivered": min(1.0, came / left),
+        "p50_lag_ms": float(np.quantile(lag, 0.5)),
+        "p99_lag_ms": float(np.quantile(lag, 0.99)),
+        "max_lag_ms": float(lag.max()),
+    }
+
+
+def own_error(seen: Observed, *, start_ns: int, end_ns: int) -> dict[str, float]:
+    """The load process's share of the latency (ms) of answers that were due in the window.
+
+    late: sent − scheduled. delivery: the client's stamp of the end − the server's. own: both together.
+    """
+    due = (seen.scheduled >= start_ns) & (seen.scheduled < end_ns)
+    good = due & (seen.ok > 0) & (seen.answer > 0)
+    if not good.any():
+        raise TooLittleError("no request of the window was answered")
+    late = (seen.sent - seen.scheduled)[good] / 1e6
+    delivery = (seen.end - seen.answer)[good] / 1e6
+    figures = {"due": float(due.sum()), "answered": float(good.sum() / due.sum())}
+    for name, values in (("late", late), ("delivery", delivery), ("own", late + delivery)):
+        figures[f"p50_{name}_ms"] = float(np.quantile(values, 0.5))
+        figures[f"p99_{name}_ms"] = float(np.quantile(values, 0.99))
+    figures["max_own_ms"] = float((late + delivery).max())
+    return figures

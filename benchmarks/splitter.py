@@ -2,11 +2,10 @@
 
     python benchmarks/splitter.py --repeats 30
 
-Every repeat measures all ways in turn, in a new order: direct, envoy (the least of a configuration), tailgate (Envoy as
-servers/splitter/bootstrap.py configures it).
-unary: the p50 of calls one after the other. token: the p50 of how late tokens of paced streams are. busy: many calls at
-once, for the processor time of a call. What a way adds is its p50 less that of direct in the same repeat; ratios are
-medians over repeats. Progress and tables go to stderr, the last line on stdout is one JSON object. Exit code: 0 all
+Every repeat measures three ways in turn, in a new order: direct, envoy (the least of a configuration), tailgate (Envoy
+as servers/splitter/bootstrap.py configures it). call: the p50 of calls one after the other. token: the p50 of how late
+tokens of paced streams are. What a way adds is its p50 less that of direct in the same repeat; ratios are medians over
+repeats. Results go to stderr as soon as they are there, the last line on stdout is one JSON object. Exit code: 0 all
 measured and the goal reached, 1 something failed or missed it, 2 bad usage.
 """
 
@@ -16,13 +15,17 @@ import argparse
 import contextlib
 import gc
 import itertools
+import socket
+import subprocess
 import sys
 import tempfile
+import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import gevent
 import numpy as np
@@ -32,48 +35,130 @@ if not __package__:  # as a script: the repository is importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from analysis.arrays import Ints
-from benchmarks.command import BenchmarkParser, command_line, end_in_order, one_of, run_command, several
-from benchmarks.contest import ContestError, Cores, NullProcess
-from benchmarks.ledger import Ledger, Row
-from benchmarks.measure import paired_ratio, spread
+from benchmarks.command import BenchmarkParser, command_line, end_in_order, run_command
+from benchmarks.contest import ContestError, Cores, NullProcess, Process, process_cpu_s, settle
+from benchmarks.ledger import Ledger, Row, paired_ratio, spread
 from benchmarks.observed import Emitted
-from benchmarks.proxies import PATHS, Way, envoy_version, opened
 from loadtests.clients.call import Call
 from loadtests.clients.inference import InferenceClient
 from loadtests.trials.environment import describe_environment
-from servers.clock import now_ns
+from servers.address import host_port
 from servers.rpc.inference_pb2 import GenerateRequest
+from servers.splitter.envoy import Envoy, envoy_path
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 
-SECTIONS: Final = ("unary", "token", "busy")
+WAYS: Final = ("direct", "envoy", "tailgate")
 GOAL: Final = 1.1  # what tailgate adds ÷ what bare Envoy adds
 CALLS: Final = 200  # one after the other, in each turn of a way
 STREAMS, TOKENS_PER_S, STREAM_S = 100, 20.0, 1.5
-BUSY, BUSY_S = 32, 1.0
 
 T = TypeVar("T")
 
 
-def parser() -> BenchmarkParser:
-    """The command line."""
-    parser = BenchmarkParser("splitter.py", __doc__, repeats=20)
-    parser.add_argument("sections", nargs="*", type=one_of(SECTIONS), metavar="SECTION",
-                        help=f"{', '.join(SECTIONS)} (default: all)")  # fmt: skip
-    parser.add_argument("--ways", type=several(one_of(PATHS), "envoy,tailgate"), default=PATHS,
-                        help=f"which ones; direct always is (default {','.join(PATHS)})")  # fmt: skip
-    parser.add_argument("--nice", type=int, default=0, help="of all processes; below 0 where neighbours are noisy")
-    return parser
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One way to the server. `cpu_s` is the processor time of what stands in between, 0 for nothing."""
+
+    address: str
+    cpu_s: Callable[[], float]
+
+
+def envoy_version() -> str:
+    """Which Envoy is measured, in its own words."""
+    command = [str(envoy_path()), "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    return done.stdout.partition("version:")[2].strip()
+
+
+@contextmanager
+def opened(name: str, target: str, *, folder: Path, cores: Cores) -> Iterator[Way]:
+    """The way `name` to the server at `target`, ready for calls."""
+    if name == "direct":
+        yield Way(address=target, cpu_s=lambda: 0.0)
+        return
+    if name == "tailgate":
+        config = SplitterConfig(arms=(ArmTarget(name="null", backends=(target,)),))
+        with Envoy.start(config, log_path=folder / "tailgate.log", work_dir=folder) as envoy:
+            for task in Path(f"/proc/{envoy.pid}/task").glob("*"):
+                settle(int(task.name), cores.server)
+            envoy.wait_ready(20.0)
+            pid = envoy.pid
+            yield Way(address=envoy.target, cpu_s=lambda: process_cpu_s(pid))
+        return
+    (host, backend), port = host_port(target), _free_port()
+    path = folder / "bare.yaml"
+    path.write_text(BARE.format(port=port, host=host, backend=backend))
+    workers = str(SplitterConfig.__dataclass_fields__["workers"].default)
+    command = [str(envoy_path()), "--config-path", str(path), "--concurrency", workers]
+    command += ["--log-level", "warning", "--disable-hot-restart"]
+    with Process(name, command, folder=folder, core=cores.server) as process:
+        address = f"127.0.0.1:{port}"
+        _wait_for(address, process)
+        yield Way(address=address, cpu_s=process.cpu_s)
+
+
+# The least of a configuration with which Envoy forwards gRPC: one listener, one route, one cluster.
+BARE: Final = """
+static_resources:
+  listeners:
+  - address: {{socket_address: {{address: 127.0.0.1, port_value: {port}}}}}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: bare
+          codec_type: HTTP2
+          route_config:
+            virtual_hosts:
+            - name: all
+              domains: ["*"]
+              routes: [{{match: {{prefix: /}}, route: {{cluster: server, timeout: 0s}}}}]
+          http_filters:
+          - name: envoy.filters.http.router
+            typed_config: {{"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}
+  clusters:
+  - name: server
+    type: STATIC
+    load_assignment:
+      cluster_name: server
+      endpoints:
+      - lb_endpoints:
+        - endpoint: {{address: {{socket_address: {{address: {host}, port_value: {backend}}}}}}}
+    typed_extension_protocol_options:
+      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+        "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+        explicit_http_config: {{http2_protocol_options: {{}}}}
+"""
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_for(address: str, process: Process) -> None:
+    """Something listens."""
+    deadline = time.monotonic() + 20.0
+    while time.monotonic() < deadline:
+        process.check()
+        with contextlib.suppress(OSError), socket.create_connection(host_port(address), timeout=1.0):
+            return
+        time.sleep(0.05)
+    raise ContestError(f"{process.name} does not listen on {address} after 20 s: {process.log_tail()}")
 
 
 @contextmanager
 def served(
-    ways: Sequence[str], options: Sequence[str], *, folder: Path, cores: Cores
-) -> Iterator[tuple[NullProcess, dict[str, Any]]]:
+    options: Sequence[str], *, folder: Path, cores: Cores
+) -> Iterator[tuple[NullProcess, dict[str, tuple[Way, InferenceClient]]]]:
     """A null server and a connected client on every way to it, with the way itself."""
     folder.mkdir()
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(NullProcess(options, folder=folder, cores=cores))
         clients: dict[str, tuple[Way, InferenceClient]] = {}
-        for name in ways:
+        for name in WAYS:
             place = folder / name
             place.mkdir()
             way = stack.enter_context(opened(name, server.address, folder=place, cores=cores))
@@ -83,7 +168,7 @@ def served(
             if reason:
                 raise ContestError(f"no connection by {name}: {reason}")
             clients[name] = way, client
-        cores.settle(0, cores.load)  # after the children, which would inherit it
+        settle(0, cores.load)  # after the children, which would inherit it
         yield server, clients
 
 
@@ -94,7 +179,7 @@ def body_of(name: str, tokens: int) -> bytes:
 
 def call_in_turn(client: InferenceClient, count: int) -> Ints:
     """The times (ns) of `count` calls, one after the other."""
-    body, took, ended = body_of("unary", 1), array("q"), Event()
+    body, took, ended = body_of("call", 1), array("q"), Event()
 
     def done(_: Call) -> None:
         ended.set()
@@ -124,59 +209,35 @@ def stream(client: InferenceClient, prefix: str) -> dict[str, Call]:
     return calls
 
 
-def hammer(client: InferenceClient) -> tuple[int, float]:
-    """(calls, seconds) of a closed loop of many."""
-    body, until_ns, ended, left, count = body_of("busy", 1), now_ns() + int(BUSY_S * 1e9), Event(), BUSY, 0
-    run_callback: Any = gevent.get_hub().loop.run_callback
-
-    def start() -> None:
-        client.start(body, timeout_s=30.0, on_done=done)
-
-    def done(call: Call) -> None:
-        nonlocal left, count
-        count += call.status == "OK"
-        if now_ns() < until_ns:
-            run_callback(start)
-            return
-        left -= 1
-        if not left:
-            ended.set()
-
-    began_ns = now_ns()
-    for _ in range(BUSY):
-        start()
-    ended.wait()
-    return count, (now_ns() - began_ns) / 1e9
-
-
 class Bench:
     """All ways, measured in turn."""
 
-    def __init__(self, ways: Sequence[str], options: argparse.Namespace, folder: Path, ledger: Ledger) -> None:
-        self.ways = ways
+    def __init__(self, options: argparse.Namespace, folder: Path, ledger: Ledger) -> None:
         self.repeats = options.repeats
         self.ledger = ledger
         self._folder = folder
-        self._cores = Cores.of_this_machine(nice=options.nice)
+        self._cores = Cores.of_this_machine()
         self._rng = np.random.default_rng(options.seed)
 
-    def unary(self) -> None:
+    def call(self) -> None:
         """Calls one after the other."""
-        with served(self.ways, (), folder=self._folder / "unary", cores=self._cores) as (_, clients):
+        with served((), folder=self._folder / "call", cores=self._cores) as (_, clients):
 
-            def one(name: str) -> float:
-                return float(np.quantile(call_in_turn(clients[name][1], CALLS), 0.5)) / 1e6
+            def one(name: str) -> tuple[float, float]:
+                way, client = clients[name]
+                before = way.cpu_s()
+                p50_ms = float(np.quantile(call_in_turn(client, CALLS), 0.5)) / 1e6
+                return p50_ms, (way.cpu_s() - before) / CALLS * 1e6
 
-            for name in self.ways:
+            for name in WAYS:
                 one(name)
-            p50s_ms = self._in_turn(one)
-        self._added("unary", p50s_ms, {})
+            self._added("call", self._in_turn(one))
 
     def token(self) -> None:
         """Paced streams: the server's send time against the client's stamp."""
         options = ("--tokens-per-s", str(TOKENS_PER_S))
         numbers = itertools.count()
-        with served(self.ways, options, folder=self._folder / "token", cores=self._cores) as (server, clients):
+        with served(options, folder=self._folder / "token", cores=self._cores) as (server, clients):
 
             def one(name: str) -> tuple[dict[str, Call], float]:
                 way, client = clients[name]
@@ -189,59 +250,44 @@ class Bench:
             report = server.request(f"report {log}")
             sent = Emitted.read(log)
         first = dict(zip(sent.names, sent.first_ticks, strict=True))
-        p50s_ms = {
-            name: [float(np.quantile(lags(calls, first, sent), 0.5)) / 1e6 for calls, _ in some]
-            for name, some in turns.items()
-        }
         self.ledger.note(f"the server itself was late by {report['tick_lag_ms']}")
-        self._added("token", p50s_ms, {name: [cpu_us for _, cpu_us in some] for name, some in turns.items()})
-
-    def busy(self) -> None:
-        """Many calls at once, for the processor time of a call in the proxy."""
-        with served(self.ways, (), folder=self._folder / "busy", cores=self._cores) as (_, clients):
-
-            def one(name: str) -> tuple[float, float]:
-                way, client = clients[name]
-                before = way.cpu_s()
-                count, seconds = hammer(client)
-                return count / seconds, (way.cpu_s() - before) / max(1, count) * 1e6
-
-            turns = self._in_turn(one)
-        for name, some in turns.items():
-            row = {"calls_s": spread([per_s for per_s, _ in some])}
-            if name != "direct":
-                row["cpu_us_a_call"] = spread([cpu_us for _, cpu_us in some])
-            self.ledger.add("busy", way=name, **row)
+        self._added(
+            "token",
+            {
+                name: [(float(np.quantile(lags(calls, first, sent), 0.5)) / 1e6, cpu_us) for calls, cpu_us in some]
+                for name, some in turns.items()
+            },
+        )
 
     def _in_turn(self, one: Callable[[str], T]) -> dict[str, list[T]]:
         """What `one` gave for each way: a list a way, equal in length."""
-        turns: dict[str, list[T]] = {name: [] for name in self.ways}
+        turns: dict[str, list[T]] = {name: [] for name in WAYS}
         for repeat in range(self.repeats):
-            for name in self._rng.permutation(self.ways):
+            for name in self._rng.permutation(WAYS):
                 turns[str(name)].append(one(str(name)))
             if repeat % 5 == 0:
                 self.ledger.note(f"repeat {repeat + 1} of {self.repeats}")
         return turns
 
-    def _added(self, section: str, p50s_ms: dict[str, list[float]], cpu_us: dict[str, list[float]]) -> None:
-        added = {
-            name: [p50 - direct for p50, direct in zip(some, p50s_ms["direct"], strict=True)]
-            for name, some in p50s_ms.items()
-        }
-        for name, some in p50s_ms.items():
-            row: Row = {"p50_ms": spread(some)}
+    def _added(self, section: str, turns: dict[str, list[tuple[float, float]]]) -> None:
+        """Keep a row for each way, from its (p50 in ms, processor time in µs) of each repeat, and the ratio."""
+        direct = [p50_ms for p50_ms, _ in turns["direct"]]
+        added: dict[str, list[float]] = {}
+        for name, some in turns.items():
+            p50s_ms = [p50_ms for p50_ms, _ in some]
+            added[name] = [p50_ms - least_ms for p50_ms, least_ms in zip(p50s_ms, direct, strict=True)]
+            row: Row = {"p50_ms": spread(p50s_ms)}
             if name != "direct":
                 row["added_ms"] = spread(added[name])
-                if name in cpu_us:
-                    row["cpu_us_a_token"] = spread(cpu_us[name])
-            if name == "tailgate" and "envoy" in added:
-                # A repeat in which bare Envoy seemed to add nothing says nothing about a ratio.
-                pairs = [(a, b) for a, b in zip(added[name], added["envoy"], strict=True) if b > 0]
-                if pairs:
-                    ratio = row["over_bare"] = paired_ratio([a for a, _ in pairs], [b for _, b in pairs])
-                    if ratio["median"] > GOAL:
-                        self.ledger.missed.append(f"{section}: tailgate adds {ratio['median']:.3f} × bare Envoy")
+                row["cpu_us"] = spread([cpu_us for _, cpu_us in some])
             self.ledger.add(section, way=name, **row)
+        # A repeat in which bare Envoy seemed to add nothing says nothing about a ratio.
+        pairs = [(one, other) for one, other in zip(added["tailgate"], added["envoy"], strict=True) if other > 0]
+        if not pairs:
+            raise ContestError(f"{section}: bare Envoy added nothing in any repeat")
+        ratio = paired_ratio([one for one, _ in pairs], [other for _, other in pairs])
+        self.ledger.add(section, way="tailgate ÷ envoy", added_ms=ratio)
+        self.ledger.reach(f"{section}: what tailgate adds ÷ what bare Envoy adds", ratio["median"], GOAL)
 
 
 def lags(calls: dict[str, Call], first: dict[str, int], sent: Emitted) -> Ints:
@@ -255,23 +301,16 @@ def lags(calls: dict[str, Call], first: dict[str, int], sent: Emitted) -> Ints:
 
 def measure(arguments: Sequence[str]) -> Row:
     """What the command line asks for, as one JSON object."""
-    options = parser().parse_args(arguments)
-    ways = tuple(dict.fromkeys(["direct", *options.ways]))
-    ledger = Ledger("null", out=Path(options.out) if options.out else None)
-    about = {
-        "command": command_line("splitter.py", arguments),
-        "machine": {**describe_environment(), "envoy": envoy_version()},
-    }
-    ledger.head(**about, ways=ways)
+    options = BenchmarkParser("splitter.py", __doc__, repeats=20).parse_args(arguments)
+    ledger = Ledger()
     gc.collect()
     gc.freeze()
     with tempfile.TemporaryDirectory(prefix="tailgate-bench-") as scratch:
-        bench = Bench(ways, options, Path(scratch), ledger)
-        sections = [section for section in SECTIONS if section in (options.sections or SECTIONS)]
-        complete = ledger.run((section, getattr(bench, section)) for section in sections)
-    return ledger.result(
-        "splitter", complete=complete, about={**about, "seed": options.seed, "repeats": options.repeats}
-    )
+        bench = Bench(options, Path(scratch), ledger)
+        bench.call()
+        bench.token()
+    machine = {**describe_environment(), "envoy": envoy_version()}
+    return ledger.result("splitter", about={"command": command_line("splitter.py", arguments), "machine": machine})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

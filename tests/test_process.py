@@ -27,13 +27,9 @@ ALLOWED = {
     "servers/front/serve.py": PIPE,
     "servers/engine/device.py": PIPE,
     "servers/engine/outbox.py": PIPE,
-    "servers/compiler/internals.py": "asks torch's own pickler what torch sends to its own compile workers, over pipes",
     "benchmarks/analysis.py": POOL,
-    "benchmarks/baselines.py": POOL,
     "benchmarks/damage.py": POOL,
     "benchmarks/simulation/table.py": POOL,
-    "benchmarks/startup.py": POOL,
-    "benchmarks/wire.py": POOL,
 }
 
 

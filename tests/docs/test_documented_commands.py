@@ -208,7 +208,7 @@ Say `tailgate run --seed
 ```
 # the first
 tailgate run demo       # it takes a while
-python benchmarks/engine.py floor \\
+python benchmarks/engine.py \\
     --batch 1,32
 ```
 
@@ -227,7 +227,7 @@ tailgate = "no command"
 def test_blocks_steps_indented_lines_and_sentences_are_collected() -> None:
     assert [(item.line, item.text, item.named) for item in commands_in(PAGE, "page.md")] == [
         (8, "tailgate run demo       # it takes a while", False),
-        (9, "python benchmarks/engine.py floor --batch 1,32", False),
+        (9, "python benchmarks/engine.py --batch 1,32", False),
         (20, "tailgate run canary.toml || [ $? -eq 3 ]", False),
         (13, "make day", False),
         (3, "tailgate run --seed 4", True),
