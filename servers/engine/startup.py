@@ -36,13 +36,8 @@ def memory_peaks(segments: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
     `segments` are those of torch.cuda.memory_snapshot(): graphs draw from pools of their own.
     """
-    pools = graph_pools(segments)
+    pools = sum(item["total_size"] for item in segments if tuple(item.get("segment_pool_id", (0, 0))) != (0, 0))
     return {
         "process_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         **({"graph_pools": pools} if pools else {}),
     }
-
-
-def graph_pools(segments: Iterable[Mapping[str, Any]]) -> int:
-    """What CUDA graphs hold of the device's memory, as in `memory_peaks`."""
-    return sum(item["total_size"] for item in segments if tuple(item.get("segment_pool_id", (0, 0))) != (0, 0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from servers.engine.messages import startup_groups
 from servers.engine.shapes import StepShape
-from servers.inspect.inspection import Inspection, Outcome, Visit
+from servers.inspect.inspection import Inspection, Outcome
 from servers.inspect.listed_shapes import listed, size_of
 
 # How each outcome reads, and its colour.
@@ -78,7 +77,7 @@ def _shape_table(inspection: Inspection) -> Table:
     table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1), pad_edge=False)
     for name in ("shape", "padded to", "planned", "met"):
         table.add_column(name, no_wrap=True)
-    for name in ("first", "again", *(("peak", "graphs") if inspection.has_allocator else ("resident",))):
+    for name in ("first", "again"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("why", overflow="fold")
     for visit in inspection.visits:
@@ -91,24 +90,9 @@ def _shape_table(inspection: Inspection) -> Table:
             Text(word, style),
             _seconds(visit.first_s),
             _seconds(visit.again_s),
-            *_memory(visit, on_device=inspection.has_allocator),
             Text(first + (f" (and {len(more.splitlines())} more)" if more else "")),
         )
     return table
-
-
-def _memory(visit: Visit, *, on_device: bool) -> Sequence[str]:
-    """What the shape takes beside what is always there, its warm-up and its run now together: on a device the most
-    that tensors took at once while it ran as it serves and what its CUDA graphs keep, else what the host's memory grew.
-    """
-    both = [growth for growth in (visit.warmed, visit.memory) if growth is not None]
-    if not on_device:
-        return (_grown(sum(growth.resident_bytes or 0 for growth in both)),)
-    return (_grown(visit.memory.peak_bytes or 0), _grown(sum(growth.graph_bytes or 0 for growth in both)))
-
-
-def _grown(count: int) -> str:
-    return _size(count) if count > 0 else "–"
 
 
 def _graph_table(inspection: Inspection) -> Table:
@@ -121,8 +105,6 @@ def _graph_table(inspection: Inspection) -> Table:
     tuned = any(graph.autotune_ns for graph in graphs)
     if tuned:
         table.add_column("tuning", justify="right", no_wrap=True)
-    for name in (*(("kept",) if inspection.has_allocator else ()), "resident"):
-        table.add_column(name, justify="right", no_wrap=True)
     for graph in graphs:
         table.add_row(
             graph.compile_id,
@@ -136,10 +118,6 @@ def _graph_table(inspection: Inspection) -> Table:
             _seconds((graph.end_ns - graph.start_ns) / 1e9),
             _seconds(graph.backend_ns / 1e9),
             *([_seconds(graph.autotune_ns / 1e9)] if tuned else []),
-            *(
-                _grown(size)
-                for size in inspection.footprints.get(graph.compile_id, (0, 0))[not inspection.has_allocator :]
-            ),
         )
     return table
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,10 +18,8 @@ from servers.engine.warmup import WARMUP_CALLS, warmup_plan
 from servers.inspect.listed_shapes import listed, size_of, unplanned_shapes
 
 if TYPE_CHECKING:
-    from servers.compiler.footprint import Held
     from servers.compiler.recorder import CompileRecorder
     from servers.engine.encoder import EncoderRunner
-    from servers.engine.memory import Growth, GrowthMeter
     from servers.engine.runner import ModelRunner
 
 EXIT_COMPILES = 99
@@ -43,8 +41,6 @@ class Visit:
     reason: str
     first_s: float  # the first call, compiles included
     again_s: float  # the last call
-    memory: Growth  # what running it took now, as it serves
-    warmed: Growth | None  # what its warm-up took, CUDA graphs included; None where it had none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +53,6 @@ class Inspection:
     visits: tuple[Visit, ...]
     graphs: tuple[CompileEvent, ...]  # one for each compile that ended with a graph
     facts: CompilerFacts
-    footprints: Mapping[str, Held]  # what each compiled region left in memory, by compile id
-    warmed: Mapping[str, Growth]  # by shape, in the order of the warm-up
     memory_bytes: dict[str, int]
     startup_ns: dict[str, int]
 
@@ -71,16 +65,6 @@ class Inspection:
     def exit_code(self) -> int:
         """0 when every shape was ready."""
         return EXIT_COMPILES if self.unready else 0
-
-    def footprint(self, graph: CompileEvent) -> tuple[int, ...]:
-        """Bytes that the graph's region left: in tensors, where the device has an allocator, and on the host."""
-        on_device, resident = self.footprints.get(graph.compile_id, (0, 0))
-        return (on_device, resident) if self.has_allocator else (resident,)
-
-    @property
-    def has_allocator(self) -> bool:
-        """Whether the device has memory of its own."""
-        return self.device != "cpu"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, in JSON's own types."""
@@ -109,12 +93,9 @@ class Inspection:
                     "autotune_s": graph.autotune_ns / 1e9,
                     "in_warmup": graph.phase == "warmup",
                     "reason": graph.reason,
-                    "kept_bytes": self.footprint(graph)[0] if self.has_allocator else None,
-                    "resident_bytes": self.footprint(graph)[-1],
                 }
                 for graph in self.graphs
             ],
-            "warmed": [{"shape": shape, **asdict(growth)} for shape, growth in self.warmed.items()],
             "graph_breaks": self.facts.graph_breaks,
             "cudagraph_skips": self.facts.cudagraph_skips,
             "blind_spots": list(self.facts.blind_spots),
@@ -130,9 +111,7 @@ def inspect_arm(arm: ArmConfig, shapes: Sequence[StepShape], *, report: Callable
     """
     entered_ns = now_ns()
     report(f"loading {arm.model.id}")
-    from servers.compiler.footprint import CompileFootprint
     from servers.compiler.recorder import CompileRecorder
-    from servers.engine.memory import GrowthMeter, held_in_all
     from servers.engine.runners import runner_for
 
     imported_ns = now_ns()
@@ -142,9 +121,7 @@ def inspect_arm(arm: ArmConfig, shapes: Sequence[StepShape], *, report: Callable
     with contextlib.ExitStack() as installed:
         installed.callback(recorder.remove)
         runner.load()
-        footprint = installed.enter_context(CompileFootprint(lambda: held_in_all(runner.device)))
-        warming = WarmUpMemory(runner, report)
-        runner.warm_up(warming.begin)
+        runner.warm_up(lambda done, total, detail: report(f"warm-up {done}/{total}: {detail}"))
         startup_ns = itemised(
             runner.startup_ns,
             started_ns=process_started_ns(os.getpid()),
@@ -155,18 +132,12 @@ def inspect_arm(arm: ArmConfig, shapes: Sequence[StepShape], *, report: Callable
         warm = recorder.drain()
         planned = warmup_plan(arm)
         visits: list[Visit] = []
-        highest = warming.highest
         events = list(warm)
         for number, shape in enumerate(shapes or dict.fromkeys([*planned, *unplanned_shapes(arm)])):
             report(f"shape {number + 1}: {listed(shape)}")
-            meter = GrowthMeter(runner.device)
-            visit, caused = _visit(runner, recorder, shape, planned, events, meter, warming.shapes)
+            visit, caused = _visit(runner, recorder, shape, planned, events)
             visits.append(visit)
             events += caused
-            highest = max(highest, meter.highest)
-    memory = runner.memory_bytes()
-    if "device_peak" in memory:
-        memory["device_peak"] = highest  # each measurement began a peak of its own
     return Inspection(
         arm=arm,
         device=runner.device_name(),
@@ -174,33 +145,9 @@ def inspect_arm(arm: ArmConfig, shapes: Sequence[StepShape], *, report: Callable
         visits=tuple(visits),
         graphs=tuple(event for event in events if event.kind in ("compile", "recompile")),
         facts=recorder.facts,
-        footprints=footprint.grown,
-        warmed=warming.shapes,
-        memory_bytes=memory,
+        memory_bytes=runner.memory_bytes(),
         startup_ns=startup_ns,
     )
-
-
-class WarmUpMemory:
-    """What the warm-up of each shape adds to memory, and a line of progress for each."""
-
-    def __init__(self, runner: ModelRunner | EncoderRunner, report: Callable[[str], None]) -> None:
-        self.shapes: dict[str, Growth] = {}
-        self.highest = 0  # in tensors on the device at once
-        self._runner = runner
-        self._report = report
-        self._under_way: tuple[str, GrowthMeter] | None = None
-
-    def begin(self, done: int, total: int, detail: str) -> None:
-        """`detail` begins, or what is no shape; the shape before it has been warmed."""
-        from servers.engine.memory import GrowthMeter
-
-        if self._under_way is not None:
-            shape, meter = self._under_way
-            self.shapes[shape] = meter.stop()
-            self.highest = max(self.highest, meter.highest)
-        self._report(f"warm-up {done}/{total}: {detail}")
-        self._under_way = (detail, GrowthMeter(self._runner.device)) if done < total else None
 
 
 def _visit(
@@ -209,8 +156,6 @@ def _visit(
     shape: StepShape,
     planned: Sequence[StepShape],
     before: Sequence[CompileEvent],
-    meter: GrowthMeter,
-    warmed: Mapping[str, Growth],
 ) -> tuple[Visit, list[CompileEvent]]:
     """The shape has run as often as graph capture needs: under graph trees the second or third call records."""
     import torch
@@ -248,8 +193,6 @@ def _visit(
         reason=reason,
         first_s=seconds[0],
         again_s=seconds[-1],
-        memory=meter.stop(),
-        warmed=warmed.get(str(padded)),
     )
     return visit, caused
 

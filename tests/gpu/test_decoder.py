@@ -19,7 +19,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from servers import artifact
 from servers.compiler.events import CompileEvent
-from servers.compiler.footprint import CompileFootprint
 from servers.compiler.policy import compile_step, configure_compiler
 from servers.compiler.recorder import CompileRecorder, Trigger
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
@@ -31,8 +30,6 @@ from servers.engine.quantisation import is_quantised, stored_bytes
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Job
 from servers.fields import ConfigError
-from servers.inspect.inspection import inspect_arm
-from servers.inspect.listed_shapes import parse_shapes
 from servers.presets import RANDOM_PRESETS
 from servers.reference import Reference, Sizes
 from tests.servers.compiler.test_policy import Gated, distance
@@ -318,41 +315,6 @@ def test_a_graph_that_is_garbage_does_not_break_the_recording_of_another() -> No
     del garbage
     (product,) = CapturedStep(collecting, [values], (), None)([values])
     assert product.tolist() == [100_000.0] * 4
-
-
-def test_an_inspection_measures_the_memory_of_shapes_and_of_their_graphs() -> None:
-    reset_compiler()
-    engine = replace(ENGINE, max_prompt_tokens=512)
-    arm = ArmConfig(model=FLOAT32, engine=engine)
-    eager = inspect_arm(arm, parse_shapes("prefill 1x500, prefill 1x5", arm), report=print)
-    long, short = (visit.memory.peak_bytes or 0 for visit in eager.visits)
-    assert long > 10 * short > 0
-    assert all(visit.memory.graph_bytes == 0 for visit in eager.visits)
-    known = eager.memory_bytes
-    assert known["device_peak"] >= known["weights"] + known["kv_cache"] + long, "of all, whatever ran last"
-    reset_compiler()
-    policy = CompileConfig(enabled=True, dynamic=False, fullgraph=True, backend="eager", regional=True, capture=True)
-    arm = ArmConfig(model=FLOAT32, shapes=ShapeConfig(kind="buckets"), compile=policy, engine=engine)
-    captured = inspect_arm(arm, parse_shapes("prefill 1x500, decode 1@20", arm), report=print)
-    reset_compiler()
-    assert [visit.outcome for visit in captured.visits] == ["ready", "ready"]
-    kept = sum(growth.graph_bytes or 0 for growth in captured.warmed.values())
-    assert 0 < kept <= captured.memory_bytes["graph_pools"]
-    assert (captured.visits[0].memory.peak_bytes or 0) < long / 4, "what a captured step needs lies in its pool"
-
-
-def test_regions_on_a_gpu_have_what_their_compiles_and_recordings_left() -> None:
-    reset_compiler()
-    device = torch.device("cuda", 0)
-    double = torch.compile(lambda values: (values * 2).relu() @ values, mode="reduce-overhead", dynamic=False)
-    values = torch.ones(1024, 1024, device=device)
-    with torch.no_grad(), CompileFootprint(lambda: memory.held_in_all(device)) as footprint:
-        for _ in range(4):
-            torch.compiler.cudagraph_mark_step_begin()
-            double(values)
-    reset_compiler()
-    assert list(footprint.grown) == ["0/0"]
-    assert footprint.grown["0/0"][1] > 0
 
 
 SMALL_ARM = ("--device", "cuda", "--slots", "2", "--max-prompt-tokens", "64", "--max-new-tokens", "16")

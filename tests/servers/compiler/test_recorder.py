@@ -14,7 +14,6 @@ from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handl
 
 from servers.clock import now_ns
 from servers.compiler.events import CompileEvent, CompilerFacts, CompileUnderWay
-from servers.compiler.footprint import CompileFootprint
 from servers.compiler.recorder import CompileRecorder, EagerCanary, Trigger
 
 _OPTIONS = inductor.save_config_portable()  # as torch brings them: this module is imported before any arm compiles
@@ -302,21 +301,3 @@ def test_a_recorder_that_is_removed_after_another_was_installed_stops_and_the_ot
         assert recorder.drain() == []
     finally:
         second.remove()
-
-
-def test_each_region_has_the_memory_that_its_compiles_and_recordings_added() -> None:
-    held = [(0, 100)]
-    with CompileFootprint(lambda: held[0]) as footprint:
-        for trigger, region, after in (
-            (CallbackTrigger.DYNAMO, "0/0", (0, 150)),
-            (CallbackTrigger.DYNAMO, "1/0", (0, 155)),
-            (CallbackTrigger.CUDAGRAPH_RECORDING, "0/0", (30, 157)),
-        ):
-            with callback_handler.install_callbacks(trigger, region):
-                held[0] = after
-        held[0] = (99, 999)  # between compiles
-        with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "1/1"):
-            pass
-    with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "2/0"):
-        held[0] = (0, 0)
-    assert footprint.grown == {"0/0": (30, 52), "1/0": (0, 5), "1/1": (0, 0)}
