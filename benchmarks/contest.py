@@ -15,14 +15,15 @@ from typing import Any, Final, Self
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.environment import child_environment
 from benchmarks.observed import Emitted, Observed, Plan
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.schedule import SCHEDULE, Schedule
 from loadtests.trials.load import locust_command
 from loadtests.trials.processes import Child
-from servers.clock import ANCHOR_NS
+from servers.clock import ANCHOR_NS, anchored_environment
 
+# Children find the packages here where nothing is installed.
+ROOT: Final = Path(__file__).resolve().parent.parent
 CONTESTANTS: Final = ("bare", "tailgate")
 _PATIENCE_S: Final = 60.0
 AHEAD_S: Final = 6.0
@@ -52,6 +53,12 @@ def settle(pid: int, core: int | None) -> None:
     """A process that has one thread so far runs on `core`, and so do all threads to come."""
     if core is not None:
         os.sched_setaffinity(pid, {core})
+
+
+def child_environment() -> dict[str, str]:
+    """This process's environment, with its clock and the path of the packages."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, **anchored_environment()}
 
 
 class Process(Child):

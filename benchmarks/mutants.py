@@ -31,7 +31,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Queue
-from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (
@@ -43,7 +42,7 @@ PACKAGES = (
     "loadtests/trials",
     "servers/splitter",
 )
-DEFAULT = ("analysis", "golden", "loadtests", "servers")  # the folders of `make test`
+DEFAULT = tuple(f"tests/{name}" for name in ("analysis", "golden", "loadtests", "servers"))  # of `make test`
 COPIED = ("analysis", "benchmarks", "deploy", "docs", "loadtests", "proto", "servers", "tests")
 _COMPARISONS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -256,37 +255,14 @@ def copy_of(root: Path, folder: Path) -> Path:
     return folder
 
 
-def within(files: Sequence[str], durations: Path, limit_s: float) -> list[str]:
-    """Return the first test files, as many as took `limit_s` together by a JUnit report of the whole suite."""
-    took: dict[str, float] = collections.defaultdict(float)
-    for row in ElementTree.parse(durations).iter("testcase"):
-        name = row.get("classname", "").split(".")
-        while name and not name[-1].startswith("test_"):
-            name.pop()  # the class
-        took["/".join(name) + ".py"] += float(row.get("time", 0))
-    chosen: list[str] = []
-    total_s = 0.0
-    for file in files:
-        total_s += took[file]
-        if total_s > limit_s and chosen:
-            break
-        chosen.append(file)
-    return chosen
-
-
 def run(options: argparse.Namespace) -> int:
     """Run all mutants and print a line for each package; exit code 0."""
     root = Path(options.root).resolve()
     mutants = drawn(root, options.count, options.seed, options.package or PACKAGES)
-    if options.only:
-        names = {json.loads(line)["name"] for line in Path(options.only).read_text().splitlines()}
-        mutants = [mutant for mutant in mutants if mutant.name in names]
     can_load = loadable(root, options.tests)
     tests = {
         path: [file for file in files if file in can_load] for path, files in importers(root, options.tests).items()
     }
-    if options.durations:
-        tests = {path: within(files, options.durations, options.limit) for path, files in tests.items()}
     left: set[str] = set()
     with tempfile.TemporaryDirectory() as folder, Path(options.out).open("a", encoding="utf-8") as out:
         trees: Queue[Path] = Queue()
@@ -345,12 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--package", action="append", choices=PACKAGES)
-    parser.add_argument("--only", metavar="FILE", help="only the mutants in a result")
-    parser.add_argument(
-        "--tests", nargs="+", default=["tests/analysis", "tests/golden", "tests/loadtests", "tests/servers"]
-    )
-    parser.add_argument("--durations", type=Path, metavar="JUNIT", help="a report of the suite, for --limit")
-    parser.add_argument("--limit", type=float, default=150.0, help="seconds of test files a mutant, by --durations")
+    parser.add_argument("--tests", nargs="+", default=DEFAULT)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds a mutant may take; longer is killed")
     parser.add_argument("--out", default="mutants.jsonl", help="results as JSON Lines (default: mutants.jsonl)")

@@ -18,9 +18,8 @@ import pytest
 import torch
 
 from benchmarks.command import run_command
-from benchmarks.contest import Cores, NullProcess, Work, run
+from benchmarks.contest import ROOT, Cores, NullProcess, Work, run
 from benchmarks.damage import DAMAGES, attempts
-from benchmarks.environment import ROOT
 from benchmarks.null_server import Pace
 from benchmarks.observed import Emitted, Observed, Plan, own_error, stream_figures
 from benchmarks.planted_arm import plant, planted_in

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from analysis.compare.comparison import compare_runs
 from analysis.summary.summary import analyze
-from benchmarks.compare import Plan, compared, run_dir
 from loadtests.commands.main import build_parser
 from loadtests.trials import replicas
 from loadtests.trials.frontier import FrontierSearch
@@ -274,21 +274,39 @@ def test_a_server_names_its_address_on_stderr(
     assert (code, lines) == (0, []), err
 
 
-@pytest.mark.timeout(600)
-def test_planted_decode_time_fails_and_an_equal_run_passes(tmp_path: Path) -> None:
-    plan = Plan(
-        folder=tmp_path,
-        trials=3,
-        seconds=6.0,
-        rate=6.0,
-        lag_ms=5000.0,  # the arms sleep, so that a busy machine changes little
-        arm_command=(sys.executable, str(FAKE_ARM), "--token-s", "0.04"),
-        more="[bed]\nsample_s = 0\nreference_s = 0\n",
-        margin=0.25,
-        trust_machines=True,
+def released(out: Path, seed: int) -> Path:
+    """Run one build of arms that sleep, so that a busy machine changes little; return the run directory."""
+    build = experiment(
+        seed=seed,
+        engine={"max_prompt_tokens": 192, "max_new_tokens": 48, "threads": 1},
+        arms=[
+            {"name": "eager", "preset": "eager", "control": True},
+            {"name": "padded", "preset": "eager-padded"},
+        ],
+        traffic={"duration_s": 6, "rate": 6, "length_scale": 0.06, "block_s": 3, "timeout_s": 60},
+        trials={"count": 3, "starting_at_once": 2},
+        slo={"p99_e2e_ms": 6000},
+        gates={
+            "metrics": ["tpot"],
+            "quantiles": [0.5],
+            "margin": 0.25,
+            "cold_s": 0,
+            "min_blocks": 2,
+            "max_generator_lag_ms": 5000,
+        },
+        bed={"sample_s": 0},
+        parity={"served": False},
     )
-    baseline = run_dir(plan, "baseline", seed=1000, planted="")
-    for seed, (planted, verdict) in enumerate({"decode=1.5": "FAIL", "": "PASS"}.items()):
-        candidate = run_dir(plan, f"candidate-{seed}", seed=2000 + seed, planted=planted)
-        rows = [row for row in compared(plan, baseline, candidate)["gates"] if row["kind"] == "noninferiority"]
+    outcome, _ = run(build, out, "--token-s", "0.04")
+    return outcome.run_dir
+
+
+@pytest.mark.timeout(600)
+def test_planted_decode_time_fails_and_an_equal_run_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    baseline = released(tmp_path / "baseline", 1000)
+    for seed, (planted, verdict) in enumerate({"decode=1.5": "FAIL", "": "PASS"}.items(), 2000):
+        monkeypatch.setenv("PLANTED", planted)
+        candidate = released(tmp_path / f"candidate-{seed}", seed)
+        gates = compare_runs(baseline, candidate, arm="padded", trust_machines=True)["gates"]
+        rows = [row for row in gates if row["kind"] == "noninferiority"]
         assert [row["verdict"] for row in rows] == [verdict], rows
