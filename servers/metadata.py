@@ -14,7 +14,6 @@ INFERENCE_SERVICE = "tailgate.v1.Inference"
 ARM_HEADER = "x-tailgate-arm"
 SESSION_HEADER = "x-tailgate-session"
 # Carried to the arm and to its shadows, so that the splitter's log knows a request and its copies as one.
-REQUEST_ID_HEADER = "x-request-id"
 
 # How a call ended, by the number of its gRPC status.
 STATUS_NAMES: Final = (

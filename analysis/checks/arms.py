@@ -114,7 +114,7 @@ EQUAL_WORK = Rule(
 
 def _token_stream(seen: Evidence) -> Iterable[Check]:
     run = seen.run
-    if not run.embeds and run.design != "shadow":
+    if not run.embeds:
         control, judged = token_times(run, run.control), gates_on_gaps(run)
         yield from (token_stream(token_times(run, arm), control, judged=judged) for arm in run.treatments)
 

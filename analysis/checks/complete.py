@@ -73,7 +73,7 @@ def _missing(seen: Evidence) -> Iterable[Check]:
             yield MISSING.found(lacking, arm=None if arm == run.control else arm, remedy=go_on)
     else:
         closed = run.reported_open_loop is False and not run.planned
-        alike = run.copied and not run.copied_in_part and not closed
+        alike = run.copied and not closed
         faults += missing_requests(counts, run.planned, mirrored=alike, ended=run.ended_arms)
     yield MISSING.found(faults)
 

@@ -187,7 +187,7 @@ Gaps = Mapping[int, tuple[Reading, Reading]]  # of the arm's and of the control'
 
 def unequal(arm: str, what: str, gaps: Gaps, limit: float, *, part: str, momentary: bool = False) -> list[Disturbance]:
     """The gaps that are too wide, unless swapping devices balanced them: by the mean of the logarithms over trials the
-    machines alone move the ratio of the arms."""
+    machines alone move the ratio of the arms. `part` of a card is what they are of; empty: its speed."""
     mean = fmean(own.value - other.value for own, other in gaps.values()) if gaps else 0.0
     if _lost(mean) <= limit:
         return []
@@ -197,7 +197,7 @@ def unequal(arm: str, what: str, gaps: Gaps, limit: float, *, part: str, momenta
             share = _lost(high.value - low.value)
             found.append(
                 Disturbance(
-                    place=f"{low.card} {part}",
+                    place=f"{low.card} {part}".strip(),
                     trial=trial,
                     arms=(arm,),
                     value=share,
@@ -383,19 +383,17 @@ def _apart(seen: Evidence) -> list[Disturbance] | None:
                     gaps[trial] = pair[0], pair[1]
                     measured |= pair[0] is not pair[1]
             stays = fmean(lasting[one.card] - lasting[two.card] for one, two in gaps.values()) if gaps else 0.0
-            part = "apart" if figure in CARD_FIGURES else "host"
+            part = "" if figure in CARD_FIGURES else "host"
             found += unequal(arm, WORK[figure], gaps, limit, part=part, momentary=_lost(stays) <= limit)
     return found if measured else None
 
 
 def slow(machines: MachineRecords) -> list[Disturbance] | None:
     """Devices far below what their kind is known for; None where nothing is known of the kind."""
-    models = {(device.trial, device.name): device.model or "" for device in machines.used}
     found: list[Disturbance] = []
     compared = False
     for item in machines.speeds:
-        model = models.get((item.trial, item.device), "")
-        if (known := _KNOWN.get(model, {}).get(item.figure)) is None:
+        if (known := _KNOWN.get(item.model, {}).get(item.figure)) is None:
             continue
         compared, share = True, math.exp(item.mean) / known
         if share < _LEAST_OF_KIND:
@@ -407,7 +405,7 @@ def slow(machines: MachineRecords) -> list[Disturbance] | None:
                     arms=_concerned(machines, item),
                     value=1.0 - share,
                     limit=1.0 - _LEAST_OF_KIND,
-                    text=f"{text} {model} is known for",
+                    text=f"{text} {item.model} is known for",
                 )
             )
     return found if compared else None

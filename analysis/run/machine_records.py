@@ -43,7 +43,6 @@ class Device:
     host: str
     name: str  # cuda:0
     card: str  # what identifies it in all trials
-    model: str | None  # of a whole card
     arms: tuple[str, ...]  # those that it served
     seconds: float  # of the traffic that were sampled
     known: bool  # whether what must be known of it was sampled almost throughout
@@ -148,7 +147,6 @@ def _device(trial: Trial, rows: Rows) -> Device:
         host=rows.host,
         name=rows.name,
         card=identity_of(trial, rows.host, rows.name),
-        model=None if facts.get("mig") is True else text_of(facts, "name") or None,
         arms=tuple(arm for arm, name in devices_of(trial).items() if (rows.host, rows.name) == (RUN_HOST, name)),
         seconds=rows.seconds,
         known=sampled and all(rows.reported(name) >= LEAST_SAMPLED for name in _NEEDED),

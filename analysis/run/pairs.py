@@ -61,13 +61,11 @@ def copies_of(run: Run, arm: str, *, allowed_ms: float) -> Copies:
     unequal = {"prompt tokens": requests.prompt_tokens, "answer tokens asked for": requests.max_tokens}
     if run.account(arm).external or run.account(run.control).external:
         del unequal["prompt tokens"]  # external servers count with tokenizers of their own
-    # Of a shadow that gets a share, most requests of the control have no copy.
-    missing = 0 if run.copied_in_part else ((counts[1] > 0) & (counts[0] == 0)).sum()
     return Copies(
         arm=arm,
         control=run.control,
         pairs=len(rows),
-        lonely=int(((counts[0] > 0) & (counts[1] == 0)).sum() + missing),
+        lonely=int(((counts[0] > 0) != (counts[1] > 0)).sum()),
         repeated=int(sum(np.maximum(own - 1, 0).sum() for own in counts)),
         unpaired=int(sum((own & (pair < 0)).sum() for own in arms)),
         other_instant=int((apart_ms > allowed_ms).sum()),

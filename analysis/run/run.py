@@ -155,22 +155,13 @@ class Run:
 
     @property
     def copied(self) -> bool:
-        """Whether requests went to every arm at once: sent to each, or copied by the splitter."""
-        return self.design in ("mirrored", "shadow")
+        """Whether each request went to every arm at once."""
+        return self.design == "mirrored"
 
     @property
     def separate(self) -> bool:
         """Whether each arm had runs by itself, so that the arms share no stretch of time."""
         return self.design == "separate"
-
-    @property
-    def copied_in_part(self) -> bool:
-        """Whether only a share of the requests was copied."""
-        given = number(table(self.records.experiment, "traffic").get("shadow_pct"))
-        shares = [100.0 if given is None else given]
-        for change in self.records.weights:
-            shares += [change.shadows.get(arm, 0.0) for arm in self.treatments]
-        return self.design == "shadow" and min(shares) < 100
 
     @property
     def blocks(self) -> int:

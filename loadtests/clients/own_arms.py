@@ -8,7 +8,7 @@ from urllib.parse import quote
 from loadtests.clients.metadata import encode_metadata
 from loadtests.traffic.schedule import PlannedRequest
 from servers.config import Task
-from servers.metadata import ARM_HEADER, REQUEST_ID_HEADER, SESSION_HEADER
+from servers.metadata import ARM_HEADER, SESSION_HEADER
 from servers.rpc.inference_pb2 import EmbedRequest, GenerateRequest, Sampling
 
 
@@ -26,13 +26,11 @@ class OwnEncoder:
         ignore_eos: bool,
         text: Callable[[PlannedRequest], str | None] | None = None,
         task: Task = "generate",
-        id_header: bool = False,
     ) -> None:
         self._prompt_ids = prompt_ids
         self._text = text  # the prompt as text, where that is what is to be sent
         self._ignore_eos = ignore_eos
         self._task = task
-        self._id_header = id_header  # the id goes out as a header too, for a splitter that writes it down
         self._plan: PlannedRequest | None = None
         self._body = b""
         self._session = b""
@@ -57,8 +55,6 @@ class OwnEncoder:
             if pin is None:
                 pin = self._pins[arm] = encode_metadata([(ARM_HEADER, arm)])
             headers += pin
-        if self._id_header:
-            headers += encode_metadata([(REQUEST_ID_HEADER, request_id)])
         return _string_field(1, request_id) + self._body, headers
 
     def _request(self, plan: PlannedRequest) -> GenerateRequest | EmbedRequest:

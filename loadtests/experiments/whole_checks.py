@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from analysis.records.tables import RecordError
-from analysis.run.work import GAP_METRICS
 from analysis.settings.slo_targets import parse_slo
 from analysis.wording import counted
 from loadtests.experiments.config_errors import as_config_error
@@ -160,10 +159,10 @@ def _check_design(experiment: Experiment) -> None:
                 )
     # How many machines stand behind the address of an external arm is unknown.
     sizes = {arm.replicas for arm in experiment.own_arms}
-    if traffic.design in ("mirrored", "shadow") and len(sizes) > 1:
+    if traffic.design == "mirrored" and len(sizes) > 1:
         raise ConfigError(
             f"arms have {', '.join(f'{arm.name}: {arm.replicas}' for arm in experiment.own_arms)} replicas, "
-            f"but a {traffic.design} design gives each arm the same requests: "
+            "but a mirrored design gives each arm the same requests: "
             'make them equal, or use design = "split"'
         )
     ports = {"splitter.port": experiment.splitter.port, "splitter.admin_port": experiment.splitter.admin_port}
@@ -182,8 +181,6 @@ def _check_design(experiment: Experiment) -> None:
             f"traffic.direct is true but arms have up to {max(sizes)} replicas, which only the splitter balances: "
             "remove direct, or give each arm one replica"
         )
-    if traffic.design == "shadow":
-        _check_shadow(experiment)
     if traffic.design == "switchback":
         needed = len(arms) * traffic.block_s
         if traffic.duration_s < needed:
@@ -196,17 +193,6 @@ def _check_design(experiment: Experiment) -> None:
                 f"gates.block_s is {experiment.gates.block_s:g} but the switchback has blocks of traffic.block_s = "
                 f"{traffic.block_s:g}: remove gates.block_s"
             )
-
-
-def _check_shadow(experiment: Experiment) -> None:
-    """Nothing is asked of a shadow that the splitter cannot see: it sees the first and the last byte of an answer."""
-    metrics = {target.metric for target in parse_slo(experiment.slo)}
-    gaps = sorted(GAP_METRICS & {*experiment.gates.metrics, *metrics, *experiment.goodput.limits})
-    if gaps:
-        raise ConfigError(
-            f'{gaps[0]} is judged but traffic.design is "shadow", whose copies have no time for each token: judge by '
-            'ttft and e2e, or use design = "mirrored"'
-        )
 
 
 def _check_carried(experiment: Experiment) -> None:
@@ -262,9 +248,9 @@ def _check_external(experiment: Experiment) -> None:
         return
     name = external[0].name
     design = experiment.traffic.design
-    if design in ("split", "shadow"):
+    if design == "split":
         raise ConfigError(
-            f'traffic.design is "{design}" but arm "{name}" is external, and the splitter has only tailgate\'s own '
+            f'traffic.design is "split" but arm "{name}" is external, and the splitter has only tailgate\'s own '
             'arms behind it: use design = "mirrored" or "switchback", or judge your own gateway\'s split by its '
             "records (tailgate analyze)"
         )

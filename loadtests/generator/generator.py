@@ -59,7 +59,6 @@ def _routes(config: TrialConfig) -> dict[str, Route]:
         text=source.plain,
         ignore_eos=config.ignore_eos,
         task=config.task,
-        id_header=bool(config.copied_from),
     )
     lanes: dict[str, Lane] = {}
     routes: dict[str, Route] = {}
@@ -361,8 +360,6 @@ class Generator:
             limit -= 1
             call, copy, at_ns = self._ended.popleft()
             record = self._record_of(call, copy, self._config.trial, at_ns)
-            if record.arm is None and self._config.copied_from:
-                record = record._replace(arm=self._config.copied_from)
             self._log.ended(record, copy.arm)
             if self._recorder is not None:
                 self._guarded(partial(self._recorder.append, record))

@@ -28,8 +28,7 @@ class TrialConfig:
     each arm, over all processes; 0 or null is no cap. `concurrency` above 0 makes it a closed loop of `duration_s`,
     in which so many are in flight to each arm over all processes; `num_prompts` above 0 sends the schedule once.
     `prompts` "text" and "chat" are made with the `tokenizer` of that path or id. `sample_s` is how often a load worker
-    on another host has that host sampled; 0 is never. Where the splitter copies what the arm `copied_from`
-    answers, the id of a request goes out as a header too.
+    on another host has that host sampled; 0 is never.
 
     Once all was sent, the calls under way are cut as soon as none of them can be in time any more: each is past
     `ttft_limit_ms` and past `e2e_limit_ms`, of which 0 sets no limit. Where both are 0 they have `drain_s`.
@@ -58,7 +57,6 @@ class TrialConfig:
     seed: int = 0
     sample_s: Annotated[float, Range(0, 60)] = 0.0
     security: SecurityConfig = OPEN
-    copied_from: str = ""
     keepalive_s: Annotated[float, Range(0, 1e6)] = 0.0
     keepalive_timeout_s: Annotated[float, Range(0.001, 1e6)] = 20.0
 

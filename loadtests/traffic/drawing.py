@@ -197,7 +197,7 @@ def _arm_column(
 ) -> Any:
     if config.design == "mirrored":
         return _named([EVERY_ARM], np.zeros(len(offsets), dtype=np.int64))
-    if config.design in ("split", "shadow"):
+    if config.design == "split":
         return pa.nulls(len(offsets), pa.string())
     block_ns = round(config.block_s * 1e9)
     order = switchback_order(-(-duration_ns // block_ns), len(arms), rng=rng)

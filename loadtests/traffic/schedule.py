@@ -116,10 +116,10 @@ class Schedule:
 
     @property
     def planned(self) -> dict[str, int]:
-        """Requests planned for each arm; under split and shadow, all of them under "*"; a closed loop plans none."""
+        """Requests planned for each arm; under split all of them under "*"; a closed loop plans none."""
         if self.loop == "closed":
             return {}
-        if self.design in ("split", "shadow"):
+        if self.design == "split":
             return {EVERY_ARM: len(self)}
         if self.design == "mirrored":
             return dict.fromkeys(self.arms, len(self))

@@ -16,7 +16,7 @@ from loadtests.traffic.traces import TimeUnit
 from servers.address import host_port
 from servers.fields import ConfigError, Range, check_fields, check_range
 
-Design = Literal["mirrored", "split", "switchback", "shadow"]
+Design = Literal["mirrored", "split", "switchback"]
 Arrivals = Literal["poisson", "gamma", "trace", "piecewise", "ramp", "steps", "saturation", "closed", "users"]
 Workload = Literal["conversation", "code", "long-context", "sentences", "trace", "conversations"]
 
@@ -28,8 +28,7 @@ _OF_TRACE = ("trace", "trace_time_unit", "trace_block_tokens")
 class TrafficConfig:
     """Which traffic one trial sends. Settings that contradict each other, or would have no effect, raise ConfigError.
 
-    `rate` is in requests/s: to each arm when mirrored, to the control when shadow (the others get copies of
-    `shadow_pct` percent), in all when split or switchback. It is 0 (not given) when the
+    `rate` is in requests/s: to each arm when mirrored, in all when split or switchback. It is 0 (not given) when the
     times come from `rates` or a trace. A trial lasts `duration_s`; its first `rampup_s` carry a load that rises from
     nothing and are marked "rampup". `rates` is [[start_s, rate], ...] for piecewise, [first, last] for ramp,
     [rate, rate, ...] for steps, which share the duration equally, and [lowest, highest] for a saturation search, whose
@@ -39,7 +38,6 @@ class TrafficConfig:
     """
 
     design: Design = "mirrored"
-    shadow_pct: Annotated[float, Range(0.0001, 100)] = 100.0
     duration_s: Annotated[float, Range(0.001, 1e7)] = 60.0
     rampup_s: Annotated[float, Range(0, 1e7)] = 0.0
     arrivals: Arrivals = "poisson"
@@ -208,16 +206,11 @@ class TrafficConfig:
         no_times = "a closed loop has no times to pin to blocks"
         pinned = closed and self.design == "switchback"
         leave_out(pinned, no_times, 'use design = "mirrored" or "split"', "design")
-        copied = closed and self.design == "shadow"
-        leave_out(copied, "the control alone would set the pace of a closed loop", 'use design = "mirrored"', "design")
         singles = f"{arrivals} keeps concurrency = {self.concurrency} single requests under way"
         leave_out(closed, singles, "remove {key}", "turns_mean", "max_concurrency")
 
         pinning = 'remove {key} or use design = "mirrored" or "switchback"'
         leave_out(self.design == "split", 'design = "split" needs the splitter to choose the arm', pinning, "direct")
-        shadow = self.design == "shadow"
-        leave_out(shadow, 'design = "shadow" needs the splitter to copy requests', pinning, "direct")
-        leave_out(not shadow, "only shadows get copies", 'remove {key} or use design = "shadow"', "shadow_pct")
         partly = self.design == "switchback" and abs(math.remainder(self.rampup_s, self.block_s)) > 1e-9
         whole = "give a multiple of it, so that no block is part ramp-up"
         leave_out(partly, f"a switchback has blocks of block_s = {self.block_s}", whole, "rampup_s")

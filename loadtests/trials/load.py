@@ -169,7 +169,6 @@ def trial_config(trial: TrialContext, targets: Mapping[str, str], *, vocab_sizes
         seed=experiment.seed,
         sample_s=experiment.bed.sample_s,
         security=experiment.security,
-        copied_from=experiment.control.name if traffic.design == "shadow" else "",
     )
 
 

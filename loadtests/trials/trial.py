@@ -34,17 +34,15 @@ from loadtests.trials.served_parity import (
 )
 from loadtests.trials.server_load import ServerLoads
 from loadtests.trials.server_logs import ServerLogs
-from loadtests.trials.shadow_rows import REQUEST_LOG, ShadowRows
 from loadtests.trials.splitters import EnvoySplitter, Splitter
 from loadtests.trials.steering import Steering
 from loadtests.trials.telemetry import Collector
-from loadtests.trials.trial_facts import planned_for
 from loadtests.trials.weight_watch import WeightWatch, in_words
 from servers.security import server_tls
 from servers.splitter.admin import SplitterError
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
-from servers.splitter.weights import Shares, reshare
+from servers.splitter.weights import Shares
 
 _POLL_S = 0.1
 _ENVOY_READY_S = 30.0
@@ -82,7 +80,6 @@ class Trial:
         self._envoy: Envoy | None = None
         self._weights: WeightWatch | None = None
         self._load: LoadGenerator | None = None
-        self._shadows = ShadowRows(context) if context.experiment.traffic.design == "shadow" else None
 
     def run(self) -> None:
         """The trial's traffic was sent and recorded."""
@@ -119,7 +116,6 @@ class Trial:
         take_all(
             lambda: self._end_records(hurry=hurry),
             lambda: self._stop_splitter(hurry=hurry),
-            lambda: self._shadows.close() if self._shadows is not None else None,
             self._replicas.stop,
             self._bed.stop,
             lambda: shutil.rmtree(self._fresh_cache, ignore_errors=True),
@@ -153,7 +149,7 @@ class Trial:
         self._envoy = envoy = Envoy.start(config, log_path=context.logs / "envoy.log", work_dir=context.folder)
         self._bed.name("splitter", envoy.pid)
         watched = self._steering is None or not self._steering.moves_weights
-        if experiment.traffic.design in ("split", "shadow") and watched:
+        if experiment.traffic.design == "split" and watched:
             shares = Shares(weights=config.weights, shadows=config.shadows)
             self._weights = WeightWatch(context.folder.parent, trial=context.number, configured=shares)
         if context.metrics:
@@ -181,8 +177,6 @@ class Trial:
             load.show()
             self._watch()
             self._turns.poll()
-            if self._shadows is not None:
-                self._shadows.poll()
             self._watch_weights()
             if self._steering is not None:
                 self._steering.poll(self)
@@ -221,16 +215,9 @@ class Trial:
             facts.duration_s = min(facts.duration_s, (at_ns - facts.start_ns) / 1e9)
         arms = {arm: int(row["at_ns"]) for arm, row in (facts.ended_arms or {}).items()}
         self._load.end(at_ns, arms)
-        if context.experiment.traffic.design == "shadow":
-            ended = dict.fromkeys(arms, 0.0)
-            if arms and self._envoy is not None and self._weights is not None:
-                self._weights.expect(ended)
-                reshare(self._envoy.admin, shadows=ended)
-            arms = {}  # what shadows get is what the splitter copies
-        planned = self._schedule.planned_before(
+        facts.planned = self._schedule.planned_before(
             int(facts.duration_s * 1e9), arms={arm: at - facts.start_ns for arm, at in arms.items()}
         )
-        facts.planned = planned_for(context.experiment, planned)
         context.status.planned = sum(facts.planned.values())
         context.write_facts()
 
@@ -253,18 +240,11 @@ class Trial:
         take_all(
             lambda: self._load.stop() if self._load is not None else None,
             self._turns.stop,
-            lambda: self._settle_shadows(hurry=hurry),
             lambda: self._hear_out(hurry=hurry),
             lambda: self._server_logs.stop(hurry=hurry),
             lambda: self._server_loads.stop() if self._server_loads is not None else None,
             self._collector.stop,
         )
-
-    def _settle_shadows(self, *, hurry: bool) -> None:
-        """Copies that outlive their requests have ended, within the time that a request has."""
-        if self._shadows is not None and self._envoy is not None and self._load is not None:
-            timeout_s = 1.0 if hurry else self._context.experiment.traffic.timeout_s
-            self._shadows.settle(self._envoy, timeout_s=timeout_s)
 
     def _hear_out(self, *, hurry: bool) -> None:
         """What replicas still had to say after the load is in the records and the facts."""
@@ -328,24 +308,14 @@ def take_all(*steps: Callable[[], object]) -> None:
 def splitter_config(experiment: Experiment, targets: dict[str, tuple[str, ...]], *, logs: Path) -> SplitterConfig:
     """The splitter in front of the replicas at `targets`."""
     settings, traffic = experiment.splitter, experiment.traffic
-    shadow = traffic.design == "shadow"
     return SplitterConfig(
-        arms=tuple(
-            ArmTarget(
-                name=arm.name,
-                backends=targets[arm.name],
-                weight=int(arm.control) if shadow else arm.weight,
-                shadow_percent=traffic.shadow_pct if shadow and not arm.control else 0.0,
-            )
-            for arm in experiment.arms
-        ),
+        arms=tuple(ArmTarget(name=arm.name, backends=targets[arm.name], weight=arm.weight) for arm in experiment.arms),
         # Requests of workers on other hosts come to the address that the workers themselves come to.
         host=traffic.master[0] if traffic.remote_workers else "127.0.0.1",
         port=settings.port,
         admin_port=settings.admin_port,
         workers=settings.workers,
         stickiness=settings.stickiness,
-        request_log=str((logs / REQUEST_LOG).resolve()) if shadow else "",
         access_log=str((logs / "access.log").resolve()) if settings.access_log else "",
         tls=server_tls(settings.tls_certificate, settings.tls_key, settings.tls_client_ca),
     )

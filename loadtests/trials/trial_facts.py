@@ -78,7 +78,7 @@ class TrialFacts:
             prompts=dict(schedule.prompts),
             devices={arm.name: arm.config.model.device for arm in experiment.own_arms},
             weights={arm.name: arm.weight for arm in experiment.arms},
-            planned=planned_for(experiment, schedule.planned),
+            planned=schedule.planned,
             dropped=dict(schedule.dropped),
         )
 
@@ -93,13 +93,6 @@ def known_before(experiment: Experiment) -> dict[str, Any]:
     """What of every trial's facts the experiment and this version alone decide: its arms as they are resolved, and
     which compile events hold requests up."""
     return {"arms": [_arm(arm) for arm in experiment.arms], "stalling_kinds": list(STALLING_KINDS)}
-
-
-def planned_for(experiment: Experiment, planned: Mapping[str, int]) -> Mapping[str, int]:
-    """What a schedule plans, by arm: of a shadow design all of it for the control, as its splitter copies the rest."""
-    if experiment.traffic.design != "shadow":
-        return planned
-    return {experiment.control.name: sum(planned.values())}
 
 
 def _arm(arm: ExperimentArm) -> dict[str, Any]:

@@ -7,7 +7,6 @@ moment, or their change looks like a fault of the split.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from analysis.records.weight_journal import BY_HAND, WeightChange, append, read_weights
@@ -32,11 +31,6 @@ class WeightWatch:
         self._seen_ns = now_ns()  # when they were surely in force
         self._start_ns = self._seen_ns
         self._next_ns = 0
-
-    def expect(self, shadows: Mapping[str, float]) -> None:
-        """These shadows are the run's own change."""
-        merged = {**self._seen.shadows, **shadows}
-        self._seen = replace(self._seen, shadows={arm: percent for arm, percent in merged.items() if percent})
 
     def poll(self, admin: Admin) -> WeightChange | None:
         """The change that was just written down; None where there was none, or where nobody answered."""

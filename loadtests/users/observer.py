@@ -75,7 +75,7 @@ class Observer:
             self._count_at_the_source()  # before the lines are read, so that they hold what was counted
         for line in self._log.lines():
             logged = parse_line(line.text)
-            if logged is None or logged.copy:
+            if logged is None:
                 continue
             if logged.ended and logged.start_ns + logged.end_ns >= self._observed.since_ns:
                 self._counts.passed += logged.arm in self._observed.arms

@@ -1,8 +1,7 @@
 """What Envoy writes of each request that it has passed on: lines of JSON in the splitter's request log, read back.
 
-Envoy writes a line when a request comes and one when it ends, for copies that a shadow got too, whose answers nobody
-else sees: copies pass a listener of their own (bootstrap.py), and its log knows of the copy what the other one knows of
-the request. Both lines of a request have its start and its connection.
+Envoy writes a line when a request comes and one when it ends, and none for copies to a shadow. Both lines of a request
+have its start and its connection.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Any, Final
 from servers.metadata import (
     ARM_HEADER,
     INFERENCE_SERVICE,
-    REQUEST_ID_HEADER,
     SESSION_HEADER,
     STATUS_NAMES,
     trailing_key,
@@ -48,8 +46,6 @@ class LoggedRequest:
     ended: bool
     connection: int
     arm: str
-    copy: bool  # one that a shadow got
-    request_id: str  # "" where the client sent none
     session_id: str
     pinned: bool
     replica: str  # by its own name, or by its address where it did not say
@@ -58,7 +54,7 @@ class LoggedRequest:
     start_ns: int
     first_ns: int | None
     end_ns: int
-    status: str  # as STATUS_NAMES has it; CANCELLED where the client, or Envoy for a copy, went away
+    status: str  # as STATUS_NAMES has it; CANCELLED where the client went away
     error: str  # what the replica or Envoy said of a status that is not OK
     figures: Mapping[str, int]  # of FIGURES, those that came
 
@@ -68,14 +64,12 @@ class LoggedRequest:
         return self.path.startswith(f"/{INFERENCE_SERVICE}/")
 
 
-def log_format(*, copy: bool) -> dict[str, Any]:
+def log_format() -> dict[str, Any]:
     """The JSON format of a line, for Envoy's configuration."""
     return {
         "event": "%ACCESS_LOG_TYPE%",
         "connection": "%CONNECTION_ID%",
-        "copy": "1" if copy else "0",
         "arm": "%UPSTREAM_CLUSTER_RAW%",
-        "request_id": f"%REQ({REQUEST_ID_HEADER})%",
         "session": f"%REQ({SESSION_HEADER})%",
         "pinned": f"%REQ({ARM_HEADER})%",
         "replica": f"%TRAILER({trailing_key('replica')})%",
@@ -115,8 +109,6 @@ def parse_line(line: str) -> LoggedRequest | None:
             ended=row["event"] == _ENDED,
             connection=int(row["connection"] or 0),
             arm=str(row["arm"] or ""),
-            copy=str(row["copy"]) == "1",
-            request_id=str(row.get("request_id") or ""),
             session_id=str(row.get("session") or ""),
             pinned=bool(row.get("pinned")),
             replica=str(row.get("replica") or row.get("replica_of_headers") or row.get("host") or ""),

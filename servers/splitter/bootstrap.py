@@ -75,7 +75,7 @@ def bootstrap(config: SplitterConfig, *, admin_socket: str = "") -> dict[str, An
         "static_resources": {
             "listeners": [
                 _listener(config),
-                *(_shadow_listener(arm, config) for arm in _possible_shadows(config)),
+                *map(_shadow_listener, _possible_shadows(config)),
             ],
             "clusters": [
                 *(_cluster(arm, config) for arm in config.arms),
@@ -134,7 +134,7 @@ def _listener(config: SplitterConfig) -> dict[str, Any]:
                 for flag, text in (("UH", " has no healthy replica: see its log"), ("UF", failed), ("UC", failed))
             ]
         },
-        access_log=[*_access_log(config), *_request_log(config, copy=False)],
+        access_log=[*_access_log(config), *_request_log(config)],
         # A request that is under way would be unknown until it ends, and the slowest are under way the longest.
         **({"access_log_options": {"flush_access_log_on_new_request": True}} if config.request_log else {}),
     )
@@ -179,7 +179,7 @@ def _manager(name: str, routes: list[dict[str, Any]], **more: Any) -> dict[str, 
     )
 
 
-def _shadow_listener(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
+def _shadow_listener(arm: ArmTarget) -> dict[str, Any]:
     """Where the copies for an arm pass: a listener inside of Envoy.
 
     Envoy sends copies straight to their cluster, past its HTTP filters, and grpc_stats runs nowhere else: without this
@@ -196,7 +196,7 @@ def _shadow_listener(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
         "name": name,
         "internal_listener": {},
         "per_connection_buffer_limit_bytes": 64 * 2**20,
-        "filter_chains": [{"filters": [_manager(name, [route], access_log=_request_log(config, copy=True))]}],
+        "filter_chains": [{"filters": [_manager(name, [route])]}],
     }
 
 
@@ -435,9 +435,9 @@ def _access_log(config: SplitterConfig) -> list[dict[str, Any]]:
     return [{**logger, "filter": {"log_type_filter": {"types": ["DownstreamEnd"]}}} for logger in loggers]
 
 
-def _request_log(config: SplitterConfig, *, copy: bool) -> list[dict[str, Any]]:
+def _request_log(config: SplitterConfig) -> list[dict[str, Any]]:
     """For `access_log.parse_line`."""
-    return _json_lines(config.request_log, log_format(copy=copy))
+    return _json_lines(config.request_log, log_format())
 
 
 def _json_lines(path: str, fields: dict[str, Any]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ import pytest
 
 from analysis.checks.check import Evidence
 from analysis.checks.machine_verdict import machine_verdict
-from analysis.checks.machines import HOST, LEVER, SPEED
+from analysis.checks.machines import HOST, LEVER, SLOW, SPEED
 from analysis.checks.table import RULES
 from analysis.judging.comparisons import Comparisons
 from analysis.records.run_records import read_run
@@ -185,6 +185,14 @@ def test_cards_far_below_the_speed_of_their_model_open_all():
     faulty = bed(*(Trouble(what="slow", place=f"cuda:{card}", size=0.6) for card in (0, 1)))
     assert opened(faulty) == {("machine speed", None)}
     assert "NVIDIA H200" in line(faulty)
+    unsampled = checks_of(*facts_of(faulty, trials=2))
+    assert any(check.rule is SLOW and not check.ok for check in unsampled), "its model is known without samples"
+
+
+def test_a_card_that_slows_down_beside_a_steady_one_counts_once():
+    slowing = FakeBed(troubles=(Trouble(what="slow_after", size=0.8),), swap=False, card_noise=0.0, host_noise=0.0)
+    (found,) = apart_of(slowing, trials=2)
+    assert found.shift == pytest.approx(-LEVER * 0.5 * math.log(0.8))
 
 
 @pytest.mark.parametrize("reason", ["hw_thermal_slowdown", "hw_power_brake_slowdown", "sync_boost"])

@@ -175,8 +175,6 @@ def test_unreachable_arm_gives_records_and_leaves_the_other_alone(targets: dict[
     assert run.statuses("eager") == ["OK"] * 3
     assert run.statuses("compiled") == ["UNAVAILABLE"] * 3
     assert all("refused" in (record.error or "") for record in run.records if record.arm == "compiled")
-    # Behind a splitter that copies, an answer without an arm is that of the arm whose answers are copied.
-    assert Run(schedule([0], arm=None), targets={"*": closed}, copied_from="eager").statuses("eager") == ["UNAVAILABLE"]
 
 
 def test_a_replica_that_refuses_or_is_slow_gets_few_requests(targets: dict[str, str], closed: str) -> None:

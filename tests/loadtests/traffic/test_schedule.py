@@ -98,7 +98,7 @@ def test_a_damaged_schedule_is_refused_and_no_offset_leads_out_of_it(tmp_path: P
 @given(
     seed=st.integers(0, 2**63),
     trial=st.integers(0, 50),
-    design=st.sampled_from(["mirrored", "split", "switchback", "shadow"]),
+    design=st.sampled_from(["mirrored", "split", "switchback"]),
     turns_mean=st.sampled_from([1.0, 2.5]),
     over_limit=st.sampled_from(["clip", "drop"]),
 )
@@ -242,7 +242,7 @@ def test_every_traffic_key_is_documented() -> None:
         ({}, "traffic.rate is 0"),
         ({"rate": -1}, "traffic.rate is -1"),
         ({"rate": 1, "duration_s": 0}, "traffic.duration_s is 0"),
-        ({"rate": 1, "design": "both"}, "use one of mirrored, split, switchback, shadow"),
+        ({"rate": 1, "design": "both"}, "use one of mirrored, split, switchback"),
         ({"rate": 1, "over_limit": "cut"}, "use one of clip, drop, fail"),
         ({"rate": 1, "rampup_s": 60}, "lower rampup_s"),
         ({"rate": 1, "turns_mean": 0.5}, "traffic.turns_mean is 0.5"),
@@ -282,9 +282,6 @@ def test_every_traffic_key_is_documented() -> None:
         ({"rate": 1, "trace_start_s": 2}, "does not replay"),
         ({"rate": 1, "design": "split", "direct": True}, "remove direct"),
         ({"rate": 1, "design": "switchback", "rampup_s": 10}, "give a multiple"),
-        ({"rate": 1, "shadow_pct": 5}, "only shadows get copies"),
-        ({"rate": 1, "design": "shadow", "direct": True}, "needs the splitter to copy requests"),
-        ({"design": "shadow", "arrivals": "closed", "concurrency": 2}, "the control alone would set the pace"),
         ({"rate": 1, "workload": "conversations"}, "conversations is empty"),
         ({"rate": 1, "conversations": "a.json"}, "does not use it"),
         ({"rate": 1, "workload": "conversations", "conversations": "a", "turns_mean": 2}, "brings its own turns"),

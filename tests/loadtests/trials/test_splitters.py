@@ -140,9 +140,6 @@ def test_a_change_that_the_run_recorded_or_announced_is_not_one_by_hand(
     assert watch.poll(admin) is None  # the splitter has not got it yet
     reshare(admin, weights=own)
     assert watch.poll(admin) is None
-    watch.expect({"dark": 0.0})
-    reshare(admin, shadows={"dark": 0})
-    assert watch.poll(admin) is None
     assert len(read_weights(tmp_path)) == 1
     reshare(admin, weights={"compiled": 0})
     assert changed(watch, admin).at_ns > read_weights(tmp_path)[0].at_ns

@@ -1,4 +1,4 @@
-"""A trial: its processes and how it ends them, what its load is given, its devices, and rows of shadows."""
+"""A trial: its processes and how it ends them, what its load is given, and its devices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from analysis.records.schemas import REQUESTS
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table
 from loadtests.trials.bed_watch import BedWatch
@@ -16,12 +15,10 @@ from loadtests.trials.device_rotation import devices_of, in_trial
 from loadtests.trials.load import trial_config, why_it_ended
 from loadtests.trials.processes import Child, child_environment, describe_exit, log_tail
 from loadtests.trials.replicas import Replicas
-from loadtests.trials.shadow_rows import shadow_row
 from loadtests.trials.telemetry import Collector
 from loadtests.trials.trial import Trial, take_all
 from loadtests.trials.trial_schedule import TrialSchedules
 from servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
-from servers.splitter.access_log import LoggedRequest
 from tests.fakes.processes import PATIENCE_S, wait_for
 from tests.fakes.whole_run import trial_context
 
@@ -181,33 +178,3 @@ def test_devices_do_not_rotate_where_it_is_off_or_all_are_alike(devices: list[st
 
 MS = 1_000_000
 START = 1_700_000_000_000 * MS
-
-
-def request() -> dict[str, Any]:
-    """A request as its client saw it: sent 1 ms late, its first token after 20 ms, its end after 100 ms."""
-    row: dict[str, Any] = dict.fromkeys(REQUESTS.names)
-    row |= {"request_id": "1-7", "pair_id": "1-7", "session_id": "s", "trial": 1, "arm": "eager"}
-    row |= {"scheduled_ns": START, "sent_ns": START + MS, "first_token_ns": START + 20 * MS, "status": "OK"}
-    return row | {"end_ns": START + 100 * MS, "max_tokens": 8, "output_tokens": 8, "phase": "measure"}
-
-
-def logged(arm: str, first_ms: int, end_ms: int) -> LoggedRequest:
-    """The splitter's line about the request, or about its copy."""
-    names: dict[str, Any] = {"address": "127.0.0.1:50051", "arm": arm, "replica": f"{arm}-0", "copy": arm != "eager"}
-    names |= {"request_id": "1-7", "session_id": "s", "path": "/tailgate.v1.Inference/Generate"}
-    times = {"start_ns": START, "first_ns": first_ms * MS, "end_ns": end_ms * MS}
-    figures = {"output_tokens": 8, "batch_id": 5, "recv_ns": 77}
-    outcome: dict[str, Any] = {"status": "OK", "error": "", "figures": figures, "ended": True, "pinned": False}
-    return LoggedRequest(connection=1, **names, **times, **outcome)
-
-
-ORIGINAL = logged("eager", 18, 97)
-
-
-def test_a_copy_is_later_than_its_request_by_the_splitter_s_times() -> None:
-    row = shadow_row(request(), ORIGINAL, logged("dark", 28, 137))
-    assert (row["first_token_ns"], row["end_ns"]) == (START + 30 * MS, START + 140 * MS)
-    assert (row["arm"], row["replica"], row["status"], row["error"]) == ("dark", "dark-0", "OK", None)
-    assert (row["pair_id"], row["scheduled_ns"], row["sent_ns"]) == ("1-7", START, START + MS)
-    assert (row["output_tokens"], row["batch_id"], row["server_recv_ns"]) == (8, 5, 77)
-    assert row.keys() <= set(REQUESTS.names)

@@ -27,7 +27,7 @@ PATH = "/tailgate.v1.Inference/Generate"
 def begun(at_s: float, connection: int = 1, **changes: Any) -> dict[str, Any]:
     start = SINCE + int(at_s * S)
     row = {"event": "DownstreamStart", "connection": connection, "start_s": f"{start // S}.{start % S:09d}"}
-    return row | {"path": PATH, "duration_ms": 0, "copy": "0", "arm": None} | changes
+    return row | {"path": PATH, "duration_ms": 0, "arm": None} | changes
 
 
 def ended(at_s: float, connection: int = 1, **changes: Any) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def test_what_the_splitter_counts_goes_on_over_its_restart(house: House, monkeyp
 
 def test_pinned_foreign_and_earlier_requests_are_counted_and_not_compared(house: House) -> None:
     foreign = ended(3, path="/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
-    rows = (ended(-1), ended(1, pinned="eager"), ended(2, arm=None), foreign, ended(4, copy="1"), ended(5))
+    rows = (ended(-1), ended(1, pinned="eager"), ended(2, arm=None), foreign, ended(5))
     house.observer(*rows).step(SINCE + 9 * S)
     assert house.account("finished", "pinned", "others", "passed") == [1, 1, 2, 3]
     assert house.rows("scheduled_ns") == [(SINCE + 5 * S,)]

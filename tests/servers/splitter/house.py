@@ -16,7 +16,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from servers.address import host_port
-from servers.metadata import ARM_HEADER, INFERENCE_SERVICE, REQUEST_ID_HEADER, SESSION_HEADER
+from servers.metadata import ARM_HEADER, INFERENCE_SERVICE, SESSION_HEADER
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, stat_name
@@ -135,9 +135,8 @@ async def ask(
     tokens: int = 1,
     arm: str = "",
     session: str = "",
-    request_id: str = "",
 ) -> Answer:
-    headers = ((ARM_HEADER, arm), (REQUEST_ID_HEADER, request_id), (SESSION_HEADER, session))
+    headers = ((ARM_HEADER, arm), (SESSION_HEADER, session))
     request = inference_pb2.GenerateRequest(text=prompt, max_tokens=tokens)
     stub = inference_pb2_grpc.InferenceStub(channel)
     call = stub.Generate(request, metadata=tuple(item for item in headers if item[1]), timeout=PATIENCE_S)
