@@ -23,7 +23,6 @@ import os
 import select
 import socket
 import sys
-import time
 from array import array
 from collections import deque
 from collections.abc import Sequence
@@ -152,11 +151,10 @@ class NullServer:
         self._waiting: deque[tuple[_Peer, int, int, int]] = deque()  # (peer, stream, tokens, recv)
         # the account
         self._ticks, self._emits = array("q"), array("q")
-        self._late, self._bursts = array("q"), array("q")
+        self._late = array("q")
         self._names: list[str] = []
         self._first_ticks, self._lengths = array("q"), array("q")
         self._requests = self._answered = self._refused = 0
-        self._cpu_s, self._started_ns = time.process_time(), now_ns()
         self._commands = b""
 
     def run(self) -> None:
@@ -167,7 +165,6 @@ class NullServer:
             sources = [self._listener.fileno(), stdin, *self._peers]
             full = [number for number, peer in self._peers.items() if peer.out]
             readable, writable, _ = select.select(sources, full, [], self._patience())
-            began_ns = now_ns()
             for number in writable:
                 self._peers[number].drain()
             # The pace first: a burst of requests must not make a token late.
@@ -184,7 +181,6 @@ class NullServer:
             self._answer()
             for number in [number for number, peer in self._peers.items() if peer.closed]:
                 self._forget(number)
-            self._bursts.append(now_ns() - began_ns)
 
     def _patience(self) -> float | None:
         """Seconds until a token is due."""
@@ -377,7 +373,7 @@ class NullServer:
         return True
 
     def report(self, path: Path) -> dict[str, object]:
-        """`path` holds what was sent when; the answer says how late this server was, in ms, and what it used."""
+        """`path` holds what was sent when; the answer says how late this server was, in ms."""
         np.savez(
             path,
             ticks=np.array(self._ticks),
@@ -392,9 +388,6 @@ class NullServer:
             "answered": self._answered,
             "refused": self._refused,
             "tick_lag_ms": _quantiles(self._late),
-            "burst_ms": _quantiles(self._bursts),
-            "cpu_s": round(time.process_time() - self._cpu_s, 3),
-            "wall_s": round((now_ns() - self._started_ns) / 1e9, 3),
         }
 
 
