@@ -249,6 +249,7 @@ def _flips(
     for position, token in dict.fromkeys((int(position), int(token)) for position, token in taken):
         row = np.asarray(logits[position], dtype=np.float64)
         share = float(row[~np.isneginf(row)].max() - row[token]) / float(bound[position])
+        share = math.inf if math.isnan(share) else share  # no number explains no token
         if share > worst:
             worst, where = share, f"at {place.text(position)}, where it takes {token}"
     what = f"The largest lead over a token that {arm} takes, as a share of what noise can turn,"

@@ -158,3 +158,12 @@ class TestQuantisedArm:
         parity = self.outcome(arm, reference)
         assert parity.verdict == "FAIL"
         assert parity.to_dict()["arms"][0]["findings"][1]["verdict"] == "FAIL"
+
+    def test_a_control_that_computes_no_number_explains_no_answer(self, reference):
+        """Texts of their own say nothing of the answers."""
+        given = logits_of(seed=3, texts=40)
+        control = self.answers(blurred(reference, 0.0003), "eager", texts=given)
+        control.logits[9, 3] = math.nan
+        arm = self.answers(blurred(reference, 0.1), texts=blurred(given, 0.01))
+        parity = self.outcome(arm, reference, control, float64=False, lengths=[TOKENS] * 40, source="own.jsonl")
+        assert {item.name: item.verdict for item in parity.arms[0].findings}["answers"] == "FAIL"
