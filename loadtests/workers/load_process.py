@@ -68,7 +68,7 @@ class LoadProcess:
         gevent.spawn(self._forget_history)
 
     def _forget_history(self) -> None:
-        """Drop what Locust notes every five seconds for its charts, which stay empty under a schedule: tens of MiB."""
+        """Drop what Locust notes for its charts, which stay empty under a schedule and would take tens of MiB a day."""
         while True:
             gevent.sleep(60.0)
             if self.options.schedule:
