@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
 
 from loadtests.commands.arm_flags import ARM_FLAGS, add_arm_flags, become, preset_arm
 from loadtests.commands.command_line import CommandParser, add_experiment, add_set, flag_of
+from loadtests.commands.trace_forecast import add_trace_flags, given_trace_flags, show_forecast
 from loadtests.experiments.model import OwnArm
 from loadtests.experiments.reading import load
 from loadtests.trials.preflight import check_arm
@@ -22,19 +22,22 @@ def add_arguments(parser: CommandParser) -> None:
         "the graphs (guards, nodes, kernels, graph breaks), memory and the cost of the start. No traffic is sent.\n\n"
         "A shape is a step before padding: `prefill ROWSxTOKENS`, `decode ROWS@CONTEXT`, or for later chunks of\n"
         "prompts `extend ROWSxTOKENS@CONTEXT`. Without --shapes: every planned shape and a few that are not.\n\n"
+        "With --trace nothing is loaded. It says of each compile policy how many graphs and compiles the prompt\n"
+        "lengths of a trace need, how much they pad, and which buckets pad least.\n\n"
         "Exit codes: 0 every shape is ready, 99 some are not, 2 bad usage or configuration, 1 it broke or was\n"
         "interrupted.",
         "  tailgate inspect demo --arm compiled-naive\n"
         "  tailgate inspect --arm compiled-bucketed --model random:llama-3.2-1b --max-prompt-tokens 2048\n"
         '  tailgate inspect --arm compiled-dynamic --shapes "prefill 1x128, prefill 1x129, decode 8@200"\n'
-        "  tailgate inspect canary.toml --arm buckets --set arms.buckets.compile.mode=max-autotune",
+        "  tailgate inspect canary.toml --arm buckets --set arms.buckets.compile.mode=max-autotune\n"
+        "  tailgate inspect --trace conv.csv --max-prompt-tokens 8192 --compile-seconds 20",
     )
     add_experiment(parser, nargs="?", default="")
     parser.add_argument(
         "--arm",
         "--preset",
         dest="arm",
-        required=True,
+        default="",
         metavar="NAME",
         help=f"an arm of EXPERIMENT; without one a preset: {', '.join(PRESETS)}",
     )
@@ -42,13 +45,31 @@ def add_arguments(parser: CommandParser) -> None:
     add_arm_flags(parser)
     add_set(parser, "compile.mode=max-autotune, or as `run` takes it with EXPERIMENT")
     parser.add_argument("--cache-dir", default="", metavar="DIR", help="keep compiled code here (default: nowhere)")
+    add_trace_flags(parser)
 
 
-def main(options: argparse.Namespace) -> NoReturn:
-    """This process becomes the one that inspects."""
+def main(options: argparse.Namespace) -> int:
+    """Forecast a trace, or become the process that inspects an arm; return the exit code."""
+    if options.trace is not None:
+        _check_alone(options)
+        return show_forecast(options)
+    if given := given_trace_flags(options):
+        raise ConfigError(f"{flag_of(next(iter(given)))} is for a trace: add --trace TRACE, or leave it out")
+    if not options.arm:
+        raise ConfigError("no arm is given: name one with --arm, or a trace with --trace")
     arm = inspected_arm(options)
     check_arm(arm)
     become("servers.inspect", arm, options.cache_dir, ["--shapes", options.shapes, *(["--json"] * options.json)])
+
+
+def _check_alone(options: argparse.Namespace) -> None:
+    """Check that --trace goes without what describes an arm. Otherwise ConfigError."""
+    if options.experiment:
+        raise ConfigError(f'EXPERIMENT "{options.experiment}" has no effect with --trace: leave it out')
+    names = ["arm", "shapes", "cache_dir", *(name for name, *_ in ARM_FLAGS if name != "max_prompt_tokens")]
+    given = [flag_of(name) for name in names if getattr(options, name)] + ["--set"] * bool(options.settings)
+    if given:
+        raise ConfigError(f"{given[0]} has no effect with --trace: leave it out")
 
 
 def inspected_arm(options: argparse.Namespace) -> ArmConfig:

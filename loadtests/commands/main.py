@@ -1,6 +1,6 @@
 """The console script `tailgate`: run | ramp | provider | frontier | parity | inspect | serve | precompile | split |
-worker | analyze | compare | forecast | plan. Each command is a module of this package;
-only that of the command in hand is imported.
+worker | analyze | compare | plan. Each command is a module of this package; only that of the command in hand is
+imported.
 
 Exit codes of run, parity, analyze and compare: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run
 itself broke or was interrupted. Results go to stdout, as `servers.stdout` says: words for a person at a terminal,
@@ -30,14 +30,13 @@ COMMANDS = {
     "provider": "answer for a run's candidate where Argo Rollouts or Flagger moves the traffic",
     "frontier": "find out which policy to ship at which load",
     "parity": "say whether the arms of an experiment compute the same",
-    "inspect": "list the graphs of an arm and the shapes that will recompile",
+    "inspect": "list the graphs of an arm and the shapes that will recompile, or forecast them from a trace",
     "serve": "serve one arm over gRPC",
     "precompile": "compile an arm once, for starts that find its code ready",
     "split": "split traffic over arms with Envoy, in the foreground",
     "worker": "drive load from this host for a run on another one",
     "analyze": "judge a run again, or several runs as one",
     "compare": "compare two runs over time, such as last week's release and this",
-    "forecast": "say from a trace alone what each compile policy will pay",
     "plan": "say how long a run must be",
 }
 
@@ -84,7 +83,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         "  tailgate inspect --arm compiled-naive   what will recompile, before any load\n"
         "  tailgate analyze runs/20260101T120000Z-canary\n"
         "  tailgate compare baselines/main runs/20260108T120000Z-canary\n"
-        "  tailgate forecast conv.csv              how many compiles, how much padding, before any GPU time\n"
+        "  tailgate inspect --trace conv.csv       how many compiles, how much padding, before any GPU time\n"
         "  tailgate plan runs/20260101T120000Z-my  how long a run must be\n"
         "\n"
         "`tailgate COMMAND --help` says more.",

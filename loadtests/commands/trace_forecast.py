@@ -1,16 +1,29 @@
-"""What the prompt lengths of a trace will do to each compile policy, before any GPU time."""
+"""`tailgate inspect --trace`: what the prompt lengths of a trace will do to each compile policy. Nothing is run."""
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from analysis.statistics.exposure import Padding, best_ladder, first_seen, padding, unseen_probability
+from analysis.statistics.exposure import (
+    ExposureError,
+    Padding,
+    best_ladder,
+    first_seen,
+    padding,
+    unseen_probability,
+)
 from analysis.wording import counted
-from loadtests.traffic.traces import Trace
+from loadtests.commands.command_line import flag_of, real, several, whole
+from loadtests.commands.terminal_table import aligned
+from loadtests.experiments.config_errors import as_config_error
+from loadtests.traffic.traces import KNOWN, Trace, read_trace
+from servers import stdout
 from servers.fields import ConfigError
 from servers.ladders import default_lengths
 
@@ -24,7 +37,7 @@ class Forecast:
 
     A prompt longer than `max_prompt_tokens` is left out (0: the longest of the trace is the limit). `graphs` buckets,
     each a multiple of `multiple`, are what the best ladder may have. `recompile_limit` is the compiler's: more shapes
-    than that run eagerly. `compile_s` is what one compile takes, for the stalls; 0 when unknown.
+    than that run eagerly. `compile_seconds` is what one compile takes, for the stalls; 0 when unknown.
     """
 
     max_prompt_tokens: int = 0
@@ -32,7 +45,83 @@ class Forecast:
     multiple: int = 1
     ladder: tuple[int, ...] = ()
     recompile_limit: int = 8
-    compile_s: float = 0.0
+    compile_seconds: float = 0.0
+
+
+_MOST_TOKENS = 2**31 - 1
+_FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
+    ("graphs", whole(1, 1024), "N", "steps of the best ladder (default 8)"),
+    ("multiple", whole(1, _MOST_TOKENS), "N", "its steps are multiples of this (default 1)"),
+    ("ladder", several(whole(1, _MOST_TOKENS)), "LIST", "a ladder of your own to compare, such as 256,1024,4096"),
+    ("recompile_limit", whole(1, 100_000), "N", "the compiler's (default 8)"),
+    ("compile_seconds", real(0, 86_400), "S", "what one compile takes, for the stalls"),
+)
+
+
+def add_trace_flags(parser: argparse.ArgumentParser) -> None:
+    """Add --trace and what goes with it, all None where they are not given."""
+    group = parser.add_argument_group("a trace instead of an arm")
+    group.add_argument("--trace", metavar="TRACE", help=KNOWN)
+    group.add_argument("--time-unit", choices=("s", "ms"), help="of JSON Lines that do not show it")
+    for name, kind, metavar, text in _FLAGS:
+        group.add_argument(flag_of(name), type=kind, metavar=metavar, help=text)
+
+
+def given_trace_flags(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of a forecast that the command line has."""
+    names = ["time_unit", *(name for name, *_ in _FLAGS)]
+    return {name: value for name in names if (value := getattr(options, name)) is not None}
+
+
+def show_forecast(options: argparse.Namespace) -> int:
+    """Print the forecast of `options.trace`; return the exit code."""
+    given = given_trace_flags(options)
+    unit = given.pop("time_unit", "")
+    settings = Forecast(max_prompt_tokens=options.max_prompt_tokens or 0, **given)
+    with as_config_error(ExposureError):
+        figures = forecast(read_trace(options.trace, blocks=False, time_unit=unit), settings)
+    stdout.write(forecast_text(figures), figures, as_json=options.json)
+    return 0
+
+
+def forecast_text(figures: dict[str, Any]) -> str:
+    """The forecast for people."""
+    trace = figures["trace"]
+    tokens = trace["prompt_tokens"]
+    lines = [
+        trace["account"],
+        f"prompt tokens p50 {tokens['p50']:,.0f}, p90 {tokens['p90']:,.0f}, p99 {tokens['p99']:,.0f}, max "
+        f"{tokens['max']:,}",
+    ]
+    if trace["too_long"]:
+        lines.append(f"{trace['too_long']:,} longer than {trace['max_prompt_tokens']:,} tokens are left out")
+    seen = figures["lengths"]
+    growth = ", ".join(f"{count:,} after {int(mark):,}" for mark, count in seen["after"].items())
+    hourly = seen["new_per_hour"]
+    lines += [
+        "",
+        f"never-seen prompt length: {growth}{', ' if growth else ''}{seen['distinct']:,} after all {seen['steps']:,} "
+        "steps",
+        f"  new share: {seen['first_tenth_new_share']:.1%} of the first tenth, {seen['last_tenth_new_share']:.1%} of "
+        f"the last; the next one is new with {seen['next_is_new']:.1%}"
+        + (f", {hourly:,.0f} an hour" if hourly is not None else ""),
+    ]
+    rows = [["prefill policy", "graphs before", "compiles serving", "padded/true", ""]]
+    seconds = any(row["warm_up_s"] is not None for row in figures["policies"])
+    if seconds:
+        rows[0][3:3] = ["warm-up", "stalled"]
+    for row in figures["policies"]:
+        cells = [
+            row["policy"],
+            f"{row['graphs_before_serving']:,}",
+            f"{row['compiles_while_serving']:,}",
+            f"{row['padded_over_true']:.2f} ×",
+            row["note"],
+        ]
+        if seconds:
+            cells[3:3] = [f"{row['warm_up_s']:,.0f} s", f"{row['stalled_s']:,.0f} s"]
+        rows.append(cells)
+    return "\n".join([*lines, "", *aligned(rows)])
 
 
 def forecast(trace: Trace, settings: Forecast) -> dict[str, Any]:
@@ -134,7 +223,7 @@ def _row(settings: Forecast, name: str, before: int, serving: int, factor: float
         "graphs_before_serving": before,
         "compiles_while_serving": serving,
         "padded_over_true": factor,
-        "warm_up_s": before * settings.compile_s if settings.compile_s else None,
-        "stalled_s": serving * settings.compile_s if settings.compile_s else None,
+        "warm_up_s": before * settings.compile_seconds if settings.compile_seconds else None,
+        "stalled_s": serving * settings.compile_seconds if settings.compile_seconds else None,
         "note": note,
     }

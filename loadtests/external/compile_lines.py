@@ -129,19 +129,8 @@ class CompileLog:
             yield from self._once(waiting.compile, waiting.engine, waiting.process)
 
     @property
-    def tells(self) -> str:
-        """Which compiles such a log tells of, in words."""
-        known = {
-            "vllm": "torch.compile, and kernels of Triton, CuTeDSL and TileLang",
-            "sglang": "CUDA graph captures and DeepGEMM",
-            "torch": "recompiles of Dynamo",
-        }
-        return "; ".join(known[name] for name in known if name in self._known()) or "nothing that is known"
-
-    @property
     def blind_spots(self) -> list[str]:
-        """What compiles may have been without a line, in sentences; empty where the log tells of all that `tells`
-        says."""
+        """What compiles may have been without a line, in sentences; empty where the log has all."""
         known = self._known()
         spots = []
         if "vllm" in known:

@@ -441,7 +441,7 @@ def _json_source(
     if not unit:
         raise ConfigError(
             f'trace "{name}" does not show whether its timestamps count s or ms: set traffic.trace_time_unit to "s" or '
-            '"ms" (tailgate forecast: --time-unit)'
+            '"ms" (tailgate inspect: --time-unit)'
         )
     block = block_tokens or (known if hashed else _MOONCAKE_BLOCK if sessions else 0)
     if blocks and hashed and not block:

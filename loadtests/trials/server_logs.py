@@ -87,10 +87,7 @@ class _Log:
             spots.append("no line of it came during the trial")
         if self.ended:
             spots.append(self.ended)
-        return {
-            **{"replica": self.replica, "lines": self.told.lines, "events": self.events},
-            **{"tells": self.told.tells, "blind_spots": spots},
-        }
+        return {"replica": self.replica, "lines": self.told.lines, "events": self.events, "blind_spots": spots}
 
 
 class ServerLogs:

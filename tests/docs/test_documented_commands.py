@@ -48,7 +48,7 @@ NOT_RUN = {
     "openssl": "makes a secret",
 }
 SHELL = frozenset(("echo", "sleep", "mkdir", "chmod", "printf", "["))
-ENDS = frozenset(["analyze", "compare", "forecast", "plan"])
+ENDS = frozenset(["analyze", "compare", "plan"])
 # Where a command has checked all that it can check without starting something.
 STARTS = (
     "run.run_and_judge",
@@ -289,7 +289,7 @@ def unparsed(arguments: list[str]) -> str:
     return ""
 
 
-def test_tailgate_judges_plans_and_forecasts(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tailgate_judges_and_plans(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Commands that look at records run to their end."""
     wrong: list[str] = []
     ended: set[tuple[str, ...]] = set()

@@ -184,7 +184,6 @@ ENDING: dict[str, tuple[str, ...]] = {
     "analyze": ("RUN",),
     "compare": ("EARLIER", "RUN"),
     "plan": ("RUN",),
-    "forecast": ("TRACE",),
     "inspect": ("--arm", "eager", "--slots", "2", "--shapes", "prefill 1x12, decode 2@30"),
 }
 

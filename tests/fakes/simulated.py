@@ -90,7 +90,7 @@ def write_logged(folder: Path, events: Sequence[Mapping[str, Any]], *, blind_spo
     experiment = (folder / "experiment.toml").read_text()
     arm = f'name = "{TREATMENT}"\n'
     (folder / "experiment.toml").write_text(experiment.replace(arm, f'{arm}telemetry = {{ log = ["vllm.log"] }}\n'))
-    log = {"replica": None, "lines": 99, "events": len(events), "tells": "kernels", "blind_spots": list(blind_spots)}
+    log = {"replica": None, "lines": 99, "events": len(events), "blind_spots": list(blind_spots)}
     arms = [{"name": CONTROL}, {"name": TREATMENT, "kind": "openai", "told": {"logs": [log]}}]
     arms[1]["external"] = {"telemetry": {"log": ["vllm.log"]}}
     (folder / "trial.json").write_text(json.dumps({"trial": 1, "complete": True, "arms": arms}))

@@ -9,11 +9,10 @@ import pytest
 
 from analysis.planning import plan_of
 from loadtests.commands import frontier_plan as planning
-from loadtests.commands.forecast import forecast_text
 from loadtests.commands.frontier_plan import STANDARD, asks_for_verdicts, frontier_plan
 from loadtests.commands.main import main
 from loadtests.commands.plan import plan_text
-from loadtests.commands.trace_forecast import Forecast, forecast
+from loadtests.commands.trace_forecast import Forecast, forecast, forecast_text
 from loadtests.traffic.traces import Trace, read_trace
 from servers.config import ArmConfig
 from servers.fields import ConfigError
@@ -90,8 +89,8 @@ def test_the_forecast_begins_with_what_was_read(tmp_path: Path, capsys: pytest.C
     path = tmp_path / "own.jsonl"
     row = '{{"timestamp": {}.0, "input_length": 9, "output_length": 5, "hash_ids": [0]}}\n'
     path.write_text(row.format(0) + row.format(60))
-    assert "--time-unit" in refused(capsys, "forecast", path)
-    assert main(["forecast", str(path), "--time-unit", "s"]) == 0
+    assert "--time-unit" in refused(capsys, "inspect", "--trace", path)
+    assert main(["inspect", "--trace", str(path), "--time-unit", "s"]) == 0
     assert capsys.readouterr().out.startswith(f"{path}: 2 requests in 60 s, read as mooncake (times in s)\n")
 
 
@@ -103,12 +102,20 @@ def test_the_forecast_begins_with_what_was_read(tmp_path: Path, capsys: pytest.C
         (["--ladder", "5" + ",6" * 1024], "argument --ladder: it has 1025 values: give up to 1024"),
         (["--graphs", "0"], "argument --graphs: '0' is no number: give 1 to 1024"),
         (["--ladder", "2"], "no request fits the ladder"),
+        (["--arm", "eager"], "--arm has no effect with --trace"),
+        (["--set", "compile.mode=default"], "--set has no effect with --trace"),
+        (["demo"], 'EXPERIMENT "demo" has no effect with --trace'),
     ],
 )
 def test_bad_questions_are_one_line(
     flags: list[str], message: str, trace: Trace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert message in refused(capsys, "forecast", trace.name, *flags)
+    assert message in refused(capsys, "inspect", "--trace", trace.name, *flags)
+
+
+def test_flags_of_a_trace_need_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--graphs is for a trace: add --trace" in refused(capsys, "inspect", "--arm", "eager", "--graphs", "2")
+    assert "name one with --arm, or a trace with --trace" in refused(capsys, "inspect")
 
 
 ALONE = """

@@ -292,9 +292,6 @@ def test_a_log_of_vllm_tells_all_that_it_watches_where_it_was_started_to() -> No
     assert spots(TRITON_LINE, before=(VERBOSE, MONITOR)) == [ONCE]  # whatever it says, this line has no details
     assert spots(IN_DETAIL, before=(VERBOSE, MONITOR)) == []
     assert spots(before=(VERBOSE, MONITOR), format="vllm") == []
-    log = CompileLog()
-    log.learn(VERBOSE)
-    assert log.tells == "torch.compile, and kernels of Triton, CuTeDSL and TileLang"
 
 
 def test_a_log_of_vllm_that_warns_once_or_that_began_too_late_tells_too_little() -> None:

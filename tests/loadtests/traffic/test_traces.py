@@ -256,7 +256,7 @@ def test_the_format_says_unit_and_block_and_failed_rows_are_counted(
 @pytest.mark.parametrize(
     ("times", "tokens", "size", "more", "words"),
     [
-        ((0.0, 3000.0), (1024, 1025), 512, {}, 'trace_time_unit to "s" or "ms" (tailgate forecast'),
+        ((0.0, 3000.0), (1024, 1025), 512, {}, 'trace_time_unit to "s" or "ms" (tailgate inspect'),
         ((0, 3), (1024, 1025), 512, {}, "trace_time_unit"),
         ((0, 3000), (100, 200), 512, {}, "trace_time_unit"),
         ((0, 3000), (32, 33), 16, {}, "trace_time_unit"),
