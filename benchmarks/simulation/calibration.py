@@ -6,7 +6,7 @@ that tailgate uses stand the two that people use: Mann and Whitney's over reques
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +17,7 @@ from analysis.arrays import Floats
 from analysis.checks.data import autocorrelation
 from analysis.statistics.compare import Comparison, Sample, compare, decide
 from benchmarks.simulation.scenario import Scenario, joined, run, sample
-from benchmarks.simulation.table import Table, over_seeds
+from benchmarks.simulation.table import Table
 
 QUANTILES = (0.5, 0.95, 0.99)
 MARGIN = 0.10
@@ -31,12 +31,6 @@ HEAVY = Scenario(rate=8.0, cox=0.2)  # the slots are busy 80 % of the time and q
 SEPARATE = Scenario(design="separate", cox=0.2)
 LONG_NOISE = Scenario(lasting_s=60.0)
 LONG_S = 1200.0
-
-
-def means(measure: Callable[[int], Floats], count: int, *, processes: int = 1) -> Floats:
-    """The mean of what the measurement gives for seeds 0 to count − 1."""
-    shares = over_seeds(measure, range(count), processes=processes)
-    return np.asarray(np.mean(np.array(shares, dtype=np.float64), axis=0))
 
 
 def compared(
@@ -138,37 +132,33 @@ def restarts(scenario: Scenario, seed: int, *, spread: float = 0.03, trials: int
 
 def calibration_table(table: Table) -> None:
     """All rows."""
-
-    def measured(measure: Callable[[int], Floats]) -> Floats:
-        return means(measure, table.seeds, processes=table.processes)
-
     labels = [f"p{100 * q:g}" for q in QUANTILES]
     for name, scenario in (("mirrored Poisson", MIRRORED), ("split", SPLIT), ("heavy load", HEAVY)):
-        wrong = measured(partial(equal_arms, scenario))
+        wrong = table.means(partial(equal_arms, scenario))
         for label, share in zip(labels, wrong[:3], strict=True):
             table.add(f"A/A false positives, {name}, {label}, 600 s", share, most=0.08)
-        request = measured(partial(request_tests, scenario))
+        request = table.means(partial(request_tests, scenario))
         table.add(f"  Mann–Whitney over requests, {name}", request[0])
         for label, share in zip(labels, request[1:], strict=True):
             table.add(f"  plain bootstrap of requests, {name}, {label}", share)
     for name, scenario in (("separate hosts", SEPARATE), ("noise that lasts a minute", LONG_NOISE)):
-        wrong = measured(partial(equal_arms, scenario))
+        wrong = table.means(partial(equal_arms, scenario))
         after = [""] * 3 + [", after the check of autocorrelation"] * 3
         for label, share, checked in zip(labels * 2, wrong, after, strict=True):
             table.add(f"  A/A false positives, {name}, {label}{checked}", share)
     for ratio in (1.0, 1.1, 1.2):
-        held = measured(partial(known_ratio, MIRRORED, ratio))
+        held = table.means(partial(known_ratio, MIRRORED, ratio))
         for label, share in zip(labels, held, strict=True):
             table.add(f"95 % interval holds {ratio:.1f}, {label}, 600 s", share, least=0.92)
     long = replace(MIRRORED, duration_s=LONG_S)
-    at_margin, equal, slow = (measured(partial(verdicts, long, ratio)) for ratio in (1.0 + MARGIN, 1.0, 1.2))
+    at_margin, equal, slow = (table.means(partial(verdicts, long, ratio)) for ratio in (1.0 + MARGIN, 1.0, 1.2))
     table.add("false PASS at the margin, 1,200 s", at_margin[0], most=0.08)
     table.add("PASS at a ratio of 1.00, 1,200 s", equal[0], least=0.80)
     table.add("FAIL at a ratio of 1.20, 1,200 s", slow[1], least=0.75)
-    any_of = measured(partial(any_of_three, MIRRORED))
+    any_of = table.means(partial(any_of_three, MIRRORED))
     table.add("any of three arms falsely FAILs, with Holm", any_of[0], most=0.07)
     table.add("  the same without Holm", any_of[1])
-    lucky = measured(partial(restarts, MIRRORED))
+    lucky = table.means(partial(restarts, MIRRORED))
     for label, share in zip(labels, lucky[:3], strict=True):
         table.add(f"restarts of 3 %, six trials, {label}", share, most=0.10)
     for label, share in zip(labels, lucky[3:], strict=True):

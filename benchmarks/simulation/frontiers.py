@@ -18,7 +18,6 @@ from analysis.arrays import Floats
 from analysis.frontier.holdings import Frontier, frontier_of
 from analysis.frontier.search import Budget, Left, Turn, first_turns, next_round
 from analysis.judging.load_steps import Step, holding_of, to_search
-from benchmarks.simulation.calibration import means
 from benchmarks.simulation.table import Table
 from loadtests.traffic.rate_steps import closer, staircase
 
@@ -161,11 +160,11 @@ def frontiers_table(table: Table) -> None:
     """All rows."""
     for name, kind in KINDS.items():
         for starts in (2, 4):
-            (share,) = means(partial(inside, kind, starts), table.seeds, processes=table.processes)
+            (share,) = table.means(partial(inside, kind, starts))
             table.add(f"95 % interval of a knee holds the truth, {name}, {starts} starts", share, least=0.92)
     for name, kind in KINDS.items():
         for label, knees in (("equal", EQUAL), ("two pairs of twins", TWINS), ("20 % apart", FIFTHS)):
-            shares = means(partial(promise, knees, kind), table.seeds, processes=table.processes)
+            shares = table.means(partial(promise, knees, kind))
             table.add(f"frontier: any statement false, {name}, {label}", shares[0], most=0.08)
             if knees is FIFTHS:
                 # What the budget is enough for; the others are shown.

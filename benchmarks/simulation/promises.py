@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from analysis.arrays import Floats
 from analysis.statistics.compare import Comparison, as_many, compare, decide
-from benchmarks.simulation.calibration import believed, covers, means
+from benchmarks.simulation.calibration import believed, covers
 from benchmarks.simulation.kinds import KINDS, Kind, pair, samples
 from benchmarks.simulation.table import Table
 
@@ -68,24 +67,20 @@ POWER = {"calm": 0.85, "jams": 0.50, "drift": 0.80, "static": 0.70}
 
 def promises_table(table: Table) -> None:
     """All rows of all kinds."""
-
-    def mean(measure: Callable[[int], Floats]) -> Floats:
-        return means(measure, table.seeds, processes=table.processes)
-
     for name, kind in KINDS.items():
-        for metric, share in zip(METRICS, mean(partial(coverage, kind)), strict=True):
+        for metric, share in zip(METRICS, table.means(partial(coverage, kind)), strict=True):
             table.add(f"{name}: 95 % interval of p99 {metric} of a typical block holds the truth", share, least=0.92)
-        at_margin = mean(partial(outcome, kind, ratio=1.0 + MARGIN))
+        at_margin = table.means(partial(outcome, kind, ratio=1.0 + MARGIN))
         for metric, passed, failed in zip(METRICS, at_margin[:2], at_margin[2:4], strict=True):
             table.add(f"{name}: false PASS of p99 {metric} at the margin", passed, most=0.08)
             table.add(f"{name}: false FAIL of p99 {metric} at the margin", failed, most=0.08)
         for place, metric in enumerate(METRICS):
             if (name, metric) in AT_MARGIN:
-                shares = mean(partial(outcome, kind, slower=AT_MARGIN[name, metric]))
+                shares = table.means(partial(outcome, kind, slower=AT_MARGIN[name, metric]))
                 check = f"{name}: false PASS of p99 {metric} where slower steps put it at the margin"
                 table.add(check, shares[place], most=0.08)
         for ratio in (0.8, 1.0, 1.2, 1.5):
-            shares = mean(partial(outcome, kind, ratio=ratio))
+            shares = table.means(partial(outcome, kind, ratio=ratio))
             least = POWER.get(name) if ratio == 1.0 else None
             most = 0.08 if ratio <= 1.0 else None
             table.add(f"{name}: PASS of both gates at a ratio of {ratio:g}", shares[4], least=least)
@@ -94,7 +89,7 @@ def promises_table(table: Table) -> None:
     for rate in (8.0, 16.0):
         uneven = replace(KINDS["split"], rate=rate, slots=int(4 * rate), kept=1.0 / 9.0)
         for ratio, most in ((1.0 + MARGIN, 0.08), (0.8, None), (1.0, None)):
-            shares = mean(partial(outcome, uneven, ratio=ratio))
+            shares = table.means(partial(outcome, uneven, ratio=ratio))
             for metric, passed in zip(METRICS, shares[:2], strict=True):
                 table.add(
                     f"shares of 1 to 9, {rate:g}/s: PASS of p99 {metric} at a ratio of {ratio:g}", passed, most=most

@@ -6,7 +6,6 @@ prints the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +16,7 @@ from analysis.settings.gate_limits import DAY_SPREAD, RESTART_SPREAD
 from analysis.statistics.compare import Comparison, Sample, decide
 from analysis.statistics.unpaired import compare_separate
 from analysis.wording import counted
-from benchmarks.simulation.calibration import covers, means
+from benchmarks.simulation.calibration import covers
 from benchmarks.simulation.kinds import KINDS, Kind, pair, samples
 from benchmarks.simulation.promises import ALPHA, MARGIN, METRICS
 from benchmarks.simulation.table import Table
@@ -66,21 +65,17 @@ def verdicts(kind: Kind, seed: int, *, ratio: float) -> Floats:
 
 def separate_table(table: Table) -> None:
     """All rows."""
-
-    def mean(measure: Callable[[int], Floats]) -> Floats:
-        return means(measure, table.seeds, processes=table.processes)
-
     labels = [f"p{100 * q:g} {metric}" for metric in METRICS for q in QUANTILES]
     for name, kind in SEPARATE.items():
         for trials in (1, 3):
             many = replace(kind, trials=trials)
             front = f"{name}, {counted(trials, 'separate run')} of each arm"
-            for label, share in zip(labels, mean(partial(coverage, many)), strict=True):
+            for label, share in zip(labels, table.means(partial(coverage, many)), strict=True):
                 table.add(f"{front}: 95 % interval of {label} holds the truth", share, least=0.92)
-            for label, share in zip(labels, mean(partial(verdicts, many, ratio=1.0 + MARGIN)), strict=True):
+            for label, share in zip(labels, table.means(partial(verdicts, many, ratio=1.0 + MARGIN)), strict=True):
                 table.add(f"{front}: false PASS of {label} at the margin", share[0], most=0.08)
                 table.add(f"{front}: false FAIL of {label} at the margin", share[1], most=0.08)
             for ratio in (1.0, 1.5):
-                for label, share in zip(labels, mean(partial(verdicts, many, ratio=ratio)), strict=True):
+                for label, share in zip(labels, table.means(partial(verdicts, many, ratio=ratio)), strict=True):
                     table.add(f"{front}: PASS of {label} at a ratio of {ratio:g}", share[0])
                     table.add(f"{front}: FAIL of {label} at a ratio of {ratio:g}", share[1])

@@ -141,8 +141,7 @@ def _goodput_rows(table: Table) -> None:
     for name, kind, kept in [*((name, kind, 1.0) for name, kind in KINDS.items()), ("split of 1 to 9", uneven, 1 / 9)]:
         for good in (0.99, 0.9):
             limits_ms = met_by_all_but(1.0 - good * LEAST_GOODPUT, kind), met_by_all_but(1.0 - good, kind)
-            wrong = table.over_seeds(partial(goodput_errors, limits_ms, kind, kept=kept))
-            passed, failed = np.mean(wrong, axis=0)
+            passed, failed = table.means(partial(goodput_errors, limits_ms, kind, kept=kept))
             what = f"goodput at {LEAST_GOODPUT:g} of {100 * good:g} %, {name}, once after 20 min"
             table.add(f"{what}: PASS", passed, most=0.08)
             table.add("  the same: FAIL", failed, most=0.08)
@@ -163,10 +162,9 @@ def objectives_table(table: Table) -> None:
                 ("once after 20 min", 20.0, False),
                 ("once after 9 min", 9.0, False),
             ):
-                wrong = table.over_seeds(
+                passed, failed = table.means(
                     partial(objective_errors, limit_ms, kind, allowed=allowed, minutes=minutes, sequential=most)
                 )
-                passed, failed = np.mean(wrong, axis=0)
                 table.add(f"{what}, {name}, exactly at its limit, {how}: PASS", passed, most=0.08)
                 table.add("  the same: FAIL", failed, most=0.08)
 
@@ -175,12 +173,10 @@ def sequential_table(table: Table) -> None:
     """All rows."""
     for name, kind in KINDS.items():
         for metric in ("e2e", "ttft"):
-            wrong = table.over_seeds(partial(errors, kind, ratio=1.0 + MARGIN, metric=metric))
-            passed, failed = np.mean(wrong, axis=0)
+            passed, failed = table.means(partial(errors, kind, ratio=1.0 + MARGIN, metric=metric))
             table.add(f"p99 {metric}, {name}, latencies at the margin: PASS or FAIL", passed + failed, most=0.08)
     for (name, metric), slower in AT_MARGIN.items():
-        wrong = table.over_seeds(partial(errors, KINDS[name], slower=slower, metric=metric))
-        passed, failed = np.mean(wrong, axis=0)
+        passed, failed = table.means(partial(errors, KINDS[name], slower=slower, metric=metric))
         table.add(f"p99 {metric}, {name}, steps slow up to the margin: PASS", passed, most=0.08)
         table.add("  the same: FAIL", failed)
     for (name, ratio), most in TO_BEAT.items():
@@ -200,11 +196,9 @@ def sequential_table(table: Table) -> None:
             table.add(f"  limits after {SOON_MINUTES:g} minutes hold the truth", float(np.mean(held)), least=0.92)
     uneven = replace(KINDS["split"], rate=8.0, slots=32, kept=1.0 / 9.0)
     for metric in ("e2e", "ttft"):
-        wrong = table.over_seeds(partial(errors, uneven, ratio=1.0 + MARGIN, metric=metric))
-        table.add(
-            f"p99 {metric}, shares of 1 to 9, latencies at the margin: PASS", np.mean(wrong, axis=0)[0], most=0.08
-        )
-        table.add("  the same: FAIL", np.mean(wrong, axis=0)[1], most=0.08)
+        passed, failed = table.means(partial(errors, uneven, ratio=1.0 + MARGIN, metric=metric))
+        table.add(f"p99 {metric}, shares of 1 to 9, latencies at the margin: PASS", passed, most=0.08)
+        table.add("  the same: FAIL", failed, most=0.08)
 
 
 def _minutes(found: list[tuple[Outcome, float] | None]) -> float:

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import TypeVar
 
+import numpy as np
+
+from analysis.arrays import Floats
+
 T = TypeVar("T")
 
 
@@ -59,6 +63,10 @@ class Table:
         """What `measure` gives for each of the seeds."""
         return over_seeds(measure, range(self.seeds), processes=self.processes)
 
+    def means(self, measure: Callable[[int], Floats]) -> Floats:
+        """The mean over the seeds of each figure that `measure` gives."""
+        return means(measure, self.seeds, processes=self.processes)
+
 
 def over_seeds(measure: Callable[[int], T], seeds: Sequence[int], *, processes: int = 1) -> list[T]:
     """What `measure` gives for each seed, in order; for several `processes` it must be named at the top level."""
@@ -66,3 +74,10 @@ def over_seeds(measure: Callable[[int], T], seeds: Sequence[int], *, processes: 
         return [measure(seed) for seed in seeds]
     with get_context("fork").Pool(processes) as pool:
         return pool.map(measure, seeds, chunksize=4)
+
+
+def means(measure: Callable[[int], Floats], count: int, *, processes: int = 1) -> Floats:
+    """The mean of each figure that `measure` gives for seeds 0 to count − 1."""
+    return np.asarray(
+        np.mean(np.array(over_seeds(measure, range(count), processes=processes), dtype=np.float64), axis=0)
+    )

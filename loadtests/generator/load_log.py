@@ -28,9 +28,9 @@ class LoadLog:
     concurrency cap do not count), the loop lag (how late a waiting greenlet ran, the error of every token time), CPU
     (of the whole process, and second by second of the thread that keeps the schedule), time spent collecting garbage,
     how many records are in the file or were dropped, and the instant before which all that was due has ended and is in
-    the file, on this process's clock. progress-<worker>.json holds live quantiles: "arms" over the last 10 s, "overall"
-    over the newest answers, both with counts since the start, and "histograms" of all answers. Counts are of requests
-    as sent: a mirrored request is one for each arm.
+    the file, on this process's clock. progress-<worker>.json holds live quantiles over the last 10 s with counts since
+    the start ("arms"), and "histograms" of all answers. Counts are of requests as sent: a mirrored request is one for
+    each arm.
 
     `on_write` is given both contents each time. `clock` is how this process's clock compares with the master's, `bed`
     what was seen of a host that is not the master's.
@@ -129,7 +129,6 @@ class LoadLog:
             "failed": self.failed,
             "t_s": 0.0 if self.start_ns is None else round(max(0, at_ns - self.start_ns) / 1e9, 3),
             "arms": {arm: tally.summary(at_ns - self.RECENT_NS) for arm, tally in self._arms.items()},
-            "overall": {arm: tally.summary(0) for arm, tally in self._arms.items()},
             "histograms": {arm: tally.histograms() for arm, tally in self._arms.items()},
         }
 

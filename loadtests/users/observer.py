@@ -181,7 +181,6 @@ class Observer:
                 arm: {**tally.summary(since_ns), "inflight": self._under_way.at(arm)}
                 for arm, tally in self._tallies.items()
             },
-            "overall": {arm: tally.summary(0) for arm, tally in self._tallies.items()},
             "histograms": {arm: tally.histograms() for arm, tally in self._tallies.items()},
         }
         write_document(self._folder / _PROGRESS, progress)

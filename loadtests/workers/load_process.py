@@ -7,7 +7,6 @@ import itertools
 import logging
 import signal
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
@@ -19,7 +18,6 @@ from locust.runners import LocalRunner
 from loadtests.generator.generator import Generator
 from loadtests.generator.goodput import Goodput
 from loadtests.generator.load_log import LoadLog
-from loadtests.generator.locust_counts import LocustCounts
 from loadtests.generator.record import RequestRecord
 from loadtests.generator.recorder import RequestRecorder, record_file
 from loadtests.generator.spool import OnWritten
@@ -67,16 +65,14 @@ class LoadProcess:
         self.launched = self.booked = 0
         self.users = itertools.count()
         self.requests = itertools.count()
-        self.counts = LocustCounts(environment)
-        gevent.spawn(self._show_counts)
+        gevent.spawn(self._forget_history)
 
-    def _show_counts(self) -> None:
+    def _forget_history(self) -> None:
+        """Drop what Locust notes for its charts, which stay empty under a schedule and would take tens of MiB a day."""
         while True:
-            gevent.sleep(1.0)
-            self.counts.flush()
-            options = self.options
-            if options.schedule and options.headless and not options.html_file:  # nobody looks at Locust's charts
-                self.counts.forget(time.time())
+            gevent.sleep(60.0)
+            if self.options.schedule:
+                self.environment.stats.history.clear()
 
     @classmethod
     def of(cls, environment: Environment) -> Self:
@@ -127,7 +123,6 @@ class LoadProcess:
         generator, self.generator = self.generator, None
         if generator is not None:
             generator.stop()
-            self.counts.flush()
 
     def close(self) -> None:
         """As `end`, and the record file has its end mark."""
@@ -157,8 +152,8 @@ class LoadProcess:
         return bool(0 < self.options.num_prompts <= self.launched)
 
     def count_in_locust(self, record: RequestRecord) -> None:
-        """Locust's statistics count this request, unless the end of the test cut it off."""
-        if record.status == "CANCELLED":
+        """Count the request in Locust's statistics, unless a schedule sent it or the end of the test cut it off."""
+        if self.options.schedule or record.status == "CANCELLED":
             return
         suffix = f" [{record.arm}]" if record.arm else ""
         protocol = "HTTP" if (record.arm or "*") in self.over_http else "gRPC"
@@ -166,10 +161,6 @@ class LoadProcess:
         rows = [(f"{what} e2e{suffix}", record.e2e_ms, record.output_tokens or 0)]
         if record.ok and (ttft_ms := record.ttft_ms) is not None:
             rows.append((f"{what} ttft{suffix}", ttft_ms, 0))
-        if record.ok and self.counts.alone:
-            for row in rows:
-                self.counts.add(protocol, *row)
-            return
         fire: Any = self.environment.events.request.fire
         for name, response_ms, length in rows:
             fire(

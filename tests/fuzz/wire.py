@@ -291,7 +291,7 @@ _SINCE_NS = 1_800_000_000_000_000_000
 
 
 def _log(folder: Path) -> list[bytes]:
-    common = {"connection": 4, "copy": "0", "session": "s1", "request_id": "1-7", "host": "127.0.0.1:1"}
+    common = {"connection": 4, "session": "s1", "host": "127.0.0.1:1"}
     common["path"] = "/tailgate.v1.Inference/Generate"
     rows: list[dict[str, Any]] = []
     for second in range(2):
@@ -308,25 +308,10 @@ def _observed(folder: Path, content: bytes, draws: random.Random) -> None:
         path.unlink()
     log = folder / "requests.log"
     log.write_bytes(content)
-    for _ in range(draws.choice((1, 1, 2))):  # a second one continues what the first wrote
-        _observe(folder, log, {"eager": {"127.0.0.1:1": "eager-0"}, "compiled": {}})
-
-
-def _observe(folder: Path, log: Path, arms: dict[str, dict[str, str]]) -> None:
+    arms = {"eager": {"127.0.0.1:1": "eager-0"}, "compiled": {}}
     observer = Observer(folder, Observed(log=str(log), admin="", arms=arms, timeout_s=60.0, since_ns=_SINCE_NS))
     observer.step(_SINCE_NS + 10**10)
     observer.close(_SINCE_NS + 10**10)
-
-
-def _account_seeds(folder: Path) -> list[bytes]:
-    _observed(folder, _log(folder)[0], random.Random(0))
-    return [(folder / "generator-0.json").read_bytes()]
-
-
-def _account(folder: Path, content: bytes, draws: random.Random) -> None:
-    """An observer continues from a damaged account."""
-    (folder / "generator-0.json").write_bytes(content)
-    _observe(folder, folder / "no.log", {"eager": {}})
 
 
 class _FixedAdmin(Admin):
@@ -383,6 +368,5 @@ WIRE = (
     Reader(name="telemetry", seeds=_telemetry_seeds, read=_telemetry),
     Reader(name="snapshot", seeds=_snapshot_seeds, read=_snapshot, refuses=(ConfigError,)),
     Reader(name="request log", seeds=_log, read=_observed),
-    Reader(name="account of an observer", seeds=_account_seeds, read=_account),
     Reader(name="pages of the splitter", seeds=_page_seeds, read=_pages, refuses=(SplitterError,)),
 )

@@ -22,13 +22,13 @@ from analysis.statistics.machines import error_over_trials, lasting_reach
 from analysis.statistics.quantiles import ordered_interval
 from analysis.statistics.unpaired import compare_separate
 from benchmarks.simulation import kinds
-from benchmarks.simulation.calibration import means
 from benchmarks.simulation.frontiers import BUDGET, EQUAL, FIFTHS, KINDS, inside, promise, search
 from benchmarks.simulation.greedy import BF16, TOKENS, Server
 from benchmarks.simulation.greedy import judged as judged_greedily
 from benchmarks.simulation.machines import BLOCKS, REQUESTS, samples, verdicts
 from benchmarks.simulation.promises import outcome
 from benchmarks.simulation.sequential import met_by_all_but, objective_errors
+from benchmarks.simulation.table import means
 from tests.analysis.judging.test_comparisons import sample as latencies
 from tests.analysis.judging.test_external import judged_answers
 from tests.analysis.statistics import test_quantiles, test_sequential

@@ -21,7 +21,6 @@ from benchmarks.simulation.calibration import (
     any_of_three,
     equal_arms,
     known_ratio,
-    means,
     request_tests,
     restarts,
     verdicts,
@@ -45,7 +44,7 @@ from benchmarks.simulation.planning import replanned
 from benchmarks.simulation.promises import AT_MARGIN, METRICS, POWER, coverage, outcome
 from benchmarks.simulation.promises import MARGIN as MARGIN_PROMISES
 from benchmarks.simulation.scenario import Scenario, run
-from benchmarks.simulation.table import Row
+from benchmarks.simulation.table import Row, means
 
 RUNS = 30
 

@@ -301,7 +301,6 @@ def test_locust_and_the_goodput_count_what_ended_by_itself_and_failures_as_such(
     load.goodput = Goodput({"ttft": 200.0})
     for status in ("OK", "CANCELLED", "UNAVAILABLE"):
         load.take(record(status=status))
-    load.counts.flush()
     entries: Any = load.environment.stats.entries.items()
     counts = {name: (entry.num_requests, entry.num_failures) for (name, _), entry in entries}
     assert counts == {"Generate e2e [eager]": (2, 1), "Generate ttft [eager]": (1, 0)}
