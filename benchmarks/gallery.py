@@ -176,7 +176,7 @@ def command(entry: Entry) -> str:
 def pictures(entry: Entry) -> dict[str, str]:
     """Its pictures: of the first screen, and of a part of the page where one is named."""
     first = {f"{entry.name}.png": ""}
-    return first if entry.is_case else first | {f"{entry.name}-weights.png": "interim"}
+    return first if entry.is_case else first | {f"{entry.name}-weights.png": "weights"}
 
 
 def index() -> str:

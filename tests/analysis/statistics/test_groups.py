@@ -186,7 +186,7 @@ def test_machines_apart_leave_the_freedom_of_their_number():
     ratios = np.array([0.100, 0.101, -0.100, -0.101, 0.0, 0.001])
     error, _ = error_over_trials(ratios, np.repeat([0, 1, 2], 2))
     assert error.degrees == pytest.approx(2.0, abs=0.01)
-    assert error.variance == pytest.approx(0.1**2 / 3 / stats.f.ppf(0.5, 2, 3), rel=0.01)
+    assert error.variance == pytest.approx(0.1**2 / 3 / stats.f.ppf(0.5, 2, 3), rel=0.02)
 
 
 def test_trials_that_are_all_alike_have_no_error():
