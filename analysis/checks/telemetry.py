@@ -209,7 +209,7 @@ def unknown_stalls(run: Run, seen: ArmStalls) -> Check:
     # Their number is known: the server counts its compiles.
     gates = tuple(
         name
-        for (name, _, key, _), value in zip(COMPILE_GATES[1:], values[1:], strict=True)
+        for (name, _, key, _, _), value in zip(COMPILE_GATES[1:], values[1:], strict=True)
         if value > getattr(limits, key) and (name == _LONGEST or len(stalls) >= _SEVERAL)
     )
     if not gates:

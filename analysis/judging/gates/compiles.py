@@ -24,7 +24,7 @@ from analysis.run.startup import CompiledSteps, compiled_steps, most_eager
 from analysis.settings.gate_limits import GateLimits
 from analysis.wording import counted, digits, percent
 
-# Name, unit, limit and reason of each gate.
+# Name, unit, limit, reason, and reason where the value is 0.
 COMPILE_GATES = (
     (
         "recompiles",
@@ -32,14 +32,28 @@ COMPILE_GATES = (
         "max_recompiles",
         "{value:.0f} {recompiles} while serving in one trial, longest {longest_s:.1f} s, limit {limit:g}; {hit} of "
         "{requests} requests were delayed.",
+        "No recompile while serving, limit {limit:g}.",
     ),
-    ("longest stall", "s", "max_stall_s", "Compiles delayed one request by {short} s at most, limit {limit:g} s."),
-    ("stall per minute", "s", "max_stall_s_per_min", "Compiles took {short} s of each minute, limit {limit:g} s."),
+    (
+        "longest stall",
+        "s",
+        "max_stall_s",
+        "Compiles delayed one request by {short} s at most, limit {limit:g} s.",
+        "Compiles delayed no request, limit {limit:g} s.",
+    ),
+    (
+        "stall per minute",
+        "s",
+        "max_stall_s_per_min",
+        "Compiles took {short} s of each minute, limit {limit:g} s.",
+        "Compiles took no time while serving, limit {limit:g} s of each minute.",
+    ),
     (
         "requests hit",
         "pct",
         "max_requests_hit_pct",
         "{hit} of {requests} requests were delayed by a compile ({value:.3g} %), limit {limit:g} %.",
+        "0 of {requests} requests were delayed by a compile, limit {limit:g} %.",
     ),
 )
 SHORTEST_COMPILE_S = 0.5  # garbage collections are shorter; tracing one shape takes 0.7 s or more
@@ -115,9 +129,9 @@ def reported_gates(arm: str, facts: CompileFacts, limits: GateLimits) -> list[Ga
     """The four gates by what was reported."""
     values = (float(facts.most_in_a_trial), facts.longest_stall_s, facts.stall_s_per_min, facts.hit_pct)
     gates = []
-    for (name, unit, key, sentence), value in zip(COMPILE_GATES, values, strict=True):
+    for (name, unit, key, sentence, nothing), value in zip(COMPILE_GATES, values, strict=True):
         limit = float(getattr(limits, key))
-        reason = sentence.format(
+        reason = (sentence if value else nothing).format(
             value=value,
             short=digits(value, 2),
             limit=limit,
@@ -169,7 +183,7 @@ def client_gates(
     shown = "" if math.isnan(seen.detectable_s) else f" of {digits(seen.detectable_s, 2)} s or more"
     gates = []
     values = stall_values(maybe, requests=requests, minutes=minutes)
-    for (name, unit, key, _), value in zip(COMPILE_GATES, values, strict=True):
+    for (name, unit, key, _, _), value in zip(COMPILE_GATES, values, strict=True):
         limit, known = float(getattr(limits, key)), None
         must_show_s = limit if name == "longest stall" else _MUST_SHOW_S
         if value > limit:
