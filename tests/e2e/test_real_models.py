@@ -252,7 +252,8 @@ def test_parity_of_the_real_model_from_the_command_line(tmp_path: Path, capsys: 
     outcome = json.loads(Path(line["report"]).read_text())
     assert outcome["facts"]["eager"] == outcome["facts"]["eager-padded"]
     assert outcome["facts"]["eager"]["dtypes"] == "bfloat16"
-    assert 0.001 < outcome["control"]["figures"]["error"]["median"] < 0.1
+    (error,) = [item for item in outcome["control"]["findings"] if item["name"] == "control error"]
+    assert 0.001 < error["value"] < error["limit"]
 
 
 @pytest.mark.timeout(900)
@@ -266,7 +267,8 @@ def test_encoders_are_measured_by_the_engine_and_judged_by_their_vectors(tmp_pat
     assert (outcome["verdict"], outcome["exit_code"], outcome["width"]) == ("PASS", 0, 128)
     assert outcome["rows"] > 2 * outcome["texts"] > 0
     (arm,) = outcome["arms"]
-    assert arm["figures"]["cosine"]["least"] > 0.9999
+    (cosine,) = [item for item in arm["findings"] if item["name"] == "cosine"]
+    assert cosine["value"] > 0.9999
     assert not list(tmp_path.rglob("vectors.npy"))
 
 
@@ -281,11 +283,11 @@ def test_a_padded_or_bucketed_arm_has_parity(preset: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("preset", ["eager", "compiled-bucketed"])
-def test_an_arm_with_eight_bits_a_weight_is_accurate_with_other_tokens(preset: str) -> None:
+def test_an_arm_with_eight_bits_a_weight_is_accurate(preset: str) -> None:
     outcome = accuracy_of(quantised(preset))
     assert outcome.verdict == "PASS", outcome.arms[0].reasons
-    figures = outcome.arms[0].figures
-    assert figures["answers_same"] < figures["answers"] == figures["texts"] == 41
+    (loss,) = [finding for finding in outcome.arms[0].findings if finding.name == "kl"]
+    assert 0.0 < (loss.value or 0.0) < (loss.limit or 0.0)
 
 
 @pytest.mark.parametrize("is_control", [False, True])

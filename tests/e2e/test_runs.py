@@ -66,7 +66,10 @@ def test_a_run_until_decided_ends_when_it_is_decided(tmp_path: Path) -> None:
     blocking = {check["check"] for check in summary_of(run_dir)["validity"] if not check["ok"]}
     assert not blocking & {"complete", "arms", "cut requests", "pairs", "blocks"}
     looks = [json.loads(text) for text in (run_dir / "interim.jsonl").read_text().splitlines()]
-    assert looks[-1]["decided"]
+    assert {name: arm["decision"] for name, arm in looks[-1]["arms"].items()} == {
+        "compiled-padded": "PASS",
+        "compiled-naive": "FAIL",
+    }
     assert "SIGKILL" not in (run_dir / "interim.log").read_text()
 
 
