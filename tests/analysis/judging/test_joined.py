@@ -133,18 +133,18 @@ def test_a_slow_machine_does_not_make_the_ratio_of_all(tmp_path):
     assert apart == {"a": pytest.approx(1.0, abs=0.06), "b": pytest.approx(1.5, abs=0.09)}
 
 
-def test_machines_that_differ_in_the_ratio_widen_it_and_machines_that_differ_in_speed_do_not(tmp_path):
+@pytest.mark.parametrize(
+    ("key", "values", "least", "most"),
+    [("slower", (1.0, 2.0, 0.7), 0.0, 1.5), ("ratio", (0.9, 1.0, 1.1), 2.5, math.inf)],
+)
+def test_machines_that_differ_in_the_ratio_widen_it_and_in_speed_do_not(tmp_path, key, values, least, most):
     def width(folder: Path) -> float:
         (item,) = comparisons(Run.of(read_run(folder))).gated
         return math.log((item.high or math.inf) / (item.low or 0.01))
 
     alike = width(joined(tmp_path / "alike", *(on(name) for name in "abc")))
-    speeds = zip("abc", (1.0, 2.0, 0.7), strict=True)
-    in_speed = width(joined(tmp_path / "speed", *(on(name, slower=slower) for name, slower in speeds)))
-    ratios = zip("abc", (0.9, 1.0, 1.1), strict=True)
-    in_ratio = width(joined(tmp_path / "ratio", *(on(name, ratio=ratio) for name, ratio in ratios)))
-    assert in_speed < 1.5 * alike
-    assert in_ratio > 2.5 * alike
+    differing = (on(name, **{key: value}) for name, value in zip("abc", values, strict=True))
+    assert least * alike < width(joined(tmp_path / "differing", *differing)) < most * alike
 
 
 @pytest.mark.parametrize(
