@@ -242,7 +242,7 @@ def test_every_status_is_counted_in_headers_and_in_trailers_for_arm_and_shadow(b
 def test_streams_of_a_replica_that_dies_are_lost_and_counted(build: Build) -> None:
     house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 100}, relayed=True)
     held = house.hold(7)
-    wait_for(lambda: house.replicas["dark"][0].active == 7)
+    wait_for(lambda: [replica.active for replica in house.all] == [7, 7])
     assert read_statistics(house.envoy.admin)["dark"].active == 7
     for replica in house.all:
         house.loop.run(replica.stop())
