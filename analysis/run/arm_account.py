@@ -57,16 +57,16 @@ class ArmAccount:
         spots = []
         for info in self.infos if self.tells_compiles else ():
             rows = [row for row in rows_of(info.get("arms")) if row.get("name") == self.arm]
-            logs = [log for row in rows for log in rows_of(mapping(row.get("told")).get("logs"))]
+            logs = [log for row in rows for log in rows_of(mapping(row.get("reported")).get("logs"))]
             spots += [str(spot) for log in logs for spot in _listed(log.get("blind_spots"))]
             if takes_part(info, self.arm) and not logs:
-                spots.append(f"trial {info.get('trial')} does not say what its log told")
+                spots.append(f"trial {info.get('trial')} does not say what its log reported")
         return list(dict.fromkeys(spots))
 
     @property
     def scrapes(self) -> list[Mapping[str, Any]]:
         """How often each of the arm's pages for Prometheus answered, trial by trial."""
-        return [page for row in self.rows for page in rows_of(mapping(row.get("told")).get("metrics"))]
+        return [page for row in self.rows for page in rows_of(mapping(row.get("reported")).get("metrics"))]
 
     @property
     def counts_tokens(self) -> bool:

@@ -34,7 +34,7 @@ _SETTLE_S = 1.2  # the driver's utilisation is of up to the last second
 
 
 def main() -> int:
-    """Sample until told to stop, close the table and return the exit code."""
+    """Sample until stdin closes or SIGTERM comes, close the table and return the exit code."""
     parser = argparse.ArgumentParser(prog="monitor", description="Sample a host, its GPUs and the processes of a run.")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--trial", type=int, default=1)

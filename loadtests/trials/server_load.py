@@ -57,7 +57,7 @@ class ServerLoads:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._rows: list[dict[str, Any]] = []
-        self._told = ""  # why records cannot be written, where a note says so
+        self._noted = ""  # why records cannot be written, where a note says so
         self._pages: list[_Page] = []
         for place, arm in enumerate(trial.experiment.arms):
             if not isinstance(arm, ExternalArm):
@@ -88,7 +88,7 @@ class ServerLoads:
         self._guarded_flush(last=True)
         for page in self._pages:
             arm = self._trial.facts.arms[page.place]
-            arm.setdefault("told", {}).setdefault("metrics", []).append(page.facts())
+            arm.setdefault("reported", {}).setdefault("metrics", []).append(page.facts())
             if page.failed:
                 asked = page.answered + page.failed
                 self._trial.status.note(f"{page.address} failed {page.failed} of {asked} times: {page.why}")
@@ -126,9 +126,9 @@ class ServerLoads:
             self._writer.flush()
             if last:
                 self._writer.close()
-            self._told = ""
+            self._noted = ""
         except OSError as error:
             text = f"the load of external arms cannot be recorded: {unwritten(error)}"
-            if text != self._told:  # once, and not with each second of a full disk
+            if text != self._noted:  # once, and not with each second of a full disk
                 self._trial.status.note(text)
-            self._told = text
+            self._noted = text

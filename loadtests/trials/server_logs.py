@@ -75,19 +75,19 @@ class _Log:
     replica: str | None
     name: str
     source: _Lines
-    told: CompileLog
+    compiles: CompileLog
     events: int = 0
     ended: str = ""
     thread: threading.Thread | None = None
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def facts(self) -> dict[str, Any]:
-        spots = list(self.told.blind_spots)
-        if not self.told.lines:
+        spots = list(self.compiles.blind_spots)
+        if not self.compiles.lines:
             spots.append("no line of it came during the trial")
         if self.ended:
             spots.append(self.ended)
-        return {"replica": self.replica, "lines": self.told.lines, "events": self.events, "blind_spots": spots}
+        return {"replica": self.replica, "lines": self.compiles.lines, "events": self.events, "blind_spots": spots}
 
 
 class ServerLogs:
@@ -114,14 +114,14 @@ class ServerLogs:
                     replica=replica,
                     name=name,
                     source=self._open(arm.name, name, source),
-                    told=CompileLog(format=telemetry.log_format),
+                    compiles=CompileLog(format=telemetry.log_format),
                 )
                 log.thread = threading.Thread(target=self._follow, args=(log,), name=f"log-{name}", daemon=True)
                 log.thread.start()
                 self._logs.append(log)
 
     def stop(self, *, hurry: bool) -> None:
-        """No log is followed, and trial.json says what each told. A second call does nothing."""
+        """Stop following the logs and write what each reported to trial.json. A second call does nothing."""
         logs, self._logs = self._logs, []
         for log in logs:
             log.stopping.wait(0 if hurry else _LAST_WORDS_S / len(logs))
@@ -135,7 +135,7 @@ class ServerLogs:
             with suppress(OSError):
                 log.source.close()
             arm = self._trial.facts.arms[log.place]
-            arm.setdefault("told", {}).setdefault("logs", []).append(log.facts())
+            arm.setdefault("reported", {}).setdefault("logs", []).append(log.facts())
             for spot in log.facts()["blind_spots"]:
                 self._trial.status.note(f"the log of {log.name} does not tell of every compile: {spot}")
 
@@ -158,16 +158,16 @@ class ServerLogs:
     def _follow(self, log: _Log) -> None:
         try:
             for line in log.source.before():
-                log.told.learn(line)
+                log.compiles.learn(line)
             first = self._first_lines(log) if isinstance(log.source, _Command) else []
             while True:
                 last = log.stopping.is_set()  # read first: what comes before it is read
                 ended = log.source.ended()
                 for line, arrived_ns in chain(first, ((line, now_ns()) for line in log.source.lines())):
-                    for compile in log.told.take(line, arrived_ns):
+                    for compile in log.compiles.take(line, arrived_ns):
                         self._record(log, compile)
                 first = []
-                for compile in log.told.rest(None if last or ended else now_ns()):
+                for compile in log.compiles.rest(None if last or ended else now_ns()):
                     self._record(log, compile)
                 if last or ended:
                     log.ended = "" if last else ended
@@ -185,7 +185,7 @@ class ServerLogs:
         while not log.stopping.is_set() and not log.source.ended():
             for line in log.source.lines():
                 lines.append((line, now_ns()))
-                log.told.set_clock(*lines[-1])
+                log.compiles.set_clock(*lines[-1])
                 heard_s = time.monotonic()
             rested_s = time.monotonic() - heard_s
             if rested_s > (_REST_S if lines else _FIRST_LINE_S) or time.monotonic() - began_s > _HISTORY_S:

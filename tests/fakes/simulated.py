@@ -91,7 +91,7 @@ def write_logged(folder: Path, events: Sequence[Mapping[str, Any]], *, blind_spo
     arm = f'name = "{TREATMENT}"\n'
     (folder / "experiment.toml").write_text(experiment.replace(arm, f'{arm}telemetry = {{ log = ["vllm.log"] }}\n'))
     log = {"replica": None, "lines": 99, "events": len(events), "blind_spots": list(blind_spots)}
-    arms = [{"name": CONTROL}, {"name": TREATMENT, "kind": "openai", "told": {"logs": [log]}}]
+    arms = [{"name": CONTROL}, {"name": TREATMENT, "kind": "openai", "reported": {"logs": [log]}}]
     arms[1]["external"] = {"telemetry": {"log": ["vllm.log"]}}
     (folder / "trial.json").write_text(json.dumps({"trial": 1, "complete": True, "arms": arms}))
     with RecordWriter(folder / "compile_events.arrow", COMPILE_EVENTS) as writer:

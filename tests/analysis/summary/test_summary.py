@@ -311,7 +311,8 @@ def test_the_load_of_an_external_server_is_in_its_notes(tmp_path):
             row = {"trial": 1, "arm": TREATMENT, "replica": None, "at_ns": start_ns + second * SECOND}
             writer.append(row | {"running": float(second % 7), "waiting": 2.0, "preemptions": preemptions})
     page = {"answered": 289, "failed": 11, "why": "HTTPError: 503"}
-    arms = [{"name": CONTROL}, {"name": TREATMENT, "kind": "openai", "told": {"metrics": [{"replica": None, **page}]}}]
+    reported = {"metrics": [{"replica": None, **page}]}
+    arms = [{"name": CONTROL}, {"name": TREATMENT, "kind": "openai", "reported": reported}]
     write_document(folder / "trial.json", {"trial": 1, "complete": True, "arms": arms})
     summary = analyze(folder)
     notes = " ".join(arms_of(summary)[TREATMENT]["external"]["notes"])

@@ -229,7 +229,7 @@ def sampled(folder: Path, answer: Callable[[int], str | int], other: str, *, row
         wait_for(lambda: path.exists() and read_table(path, SERVER_LOAD)[0].num_rows >= rows)
         loads.stop()
     notes = [note.replace(page, "PAGE") for note in trial.status.notes]
-    return trial.facts.arms[1]["told"]["metrics"], notes
+    return trial.facts.arms[1]["reported"]["metrics"], notes
 
 
 def test_failed_answers_of_a_page_cost_those_samples_alone_and_are_counted(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def followed(trial: TrialContext, during: Callable[[ServerLogs], None]) -> tuple
         logs.stop(hurry=True)
         logs.stop(hurry=True)
         collector.stop()
-    [facts] = trial.facts.arms[1]["told"]["logs"]
+    [facts] = trial.facts.arms[1]["reported"]["logs"]
     return read_table(trial.folder / "compile_events.arrow", COMPILE_EVENTS)[0].to_pylist(), facts
 
 
