@@ -40,7 +40,7 @@ block_s = 1
 {traffic}
 [trials]
 starting_at_once = 2
-[bed]
+[machines]
 reference_s = 0
 """
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from analysis.interim.journal import append
 from analysis.records.documents import write_document, write_json
-from analysis.records.schemas import BED, COMPILE_EVENTS, REQUESTS, STEPS
+from analysis.records.schemas import COMPILE_EVENTS, MACHINES, REQUESTS, STEPS
 from analysis.records.tables import RecordWriter
 from analysis.records.weight_journal import WeightChange
 from analysis.records.weight_journal import append as append_weights
@@ -50,7 +50,7 @@ class WatchedRun:
         (self.folder / "experiment.toml").write_text(head + "[gates]\nmax_generator_lag_ms = 50.0\n" + tables)
         self.writers = {
             name: RecordWriter(self.trial / f"{name}.arrow", schema)
-            for name, schema in (("compile_events", COMPILE_EVENTS), ("steps", STEPS), ("bed", BED))
+            for name, schema in (("compile_events", COMPILE_EVENTS), ("steps", STEPS), ("machines", MACHINES))
         }
         self.at_s = 0
 
@@ -111,7 +111,7 @@ class WatchedRun:
             "cpu_s": at * (5 + wave),
         }
         memory = {"memory_bytes": int((40 + wave) * GIB), "memory_limit_bytes": 128 * GIB}
-        self.writers["bed"].append({**shared, **host, **memory, "steal_s": at * 0.01})
+        self.writers["machines"].append({**shared, **host, **memory, "steal_s": at * 0.01})
         for number in range(2):
             hot = number == 1 and 200 < at % 400 < 260
             device = {
@@ -121,7 +121,7 @@ class WatchedRun:
                 **{"memory_bytes": 61 * GIB, "memory_limit_bytes": 80 * GIB},
                 **{"throttle": ["sw_thermal_slowdown"] if hot else [], "foreign_processes": 0},
             }
-            self.writers["bed"].append({**shared, **device})
+            self.writers["machines"].append({**shared, **device})
 
     def compiled(self, seconds: float, *, phase: str = "serving", arm: str = "") -> None:
         """Write that the third arm, or `arm`, compiled something until now."""
