@@ -18,6 +18,7 @@ from analysis.records.tables import RecordError
 from analysis.run.client_stalls import with_lengths
 from analysis.run.run import Run
 from analysis.run.settled import settled, settled_s
+from analysis.settings.metrics import gate_label
 
 JOURNAL = "interim.jsonl"
 PREVIEW = "preview.jsonl"  # analyses by which nothing is decided
@@ -50,6 +51,7 @@ def _gate(gate: Gate) -> dict[str, Any]:
         last = {name: _finite(getattr(path, name)[-1]) for name in last}
     return {
         **{name: getattr(gate, name) for name in ("arm", "gate", "kind", "verdict", "reason")},
+        "label": gate_label(gate.gate),
         "unit": "pct" if is_share else gate.unit,
         "limit": gate.limit if path is None else path.limit,
         **last,

@@ -10,7 +10,7 @@ from loadtests.commands.command_line import CommandParser
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
 from loadtests.commands.parity import show_parity
 from loadtests.trials.exporter import exporting
-from loadtests.trials.live_page import DEFAULT, OFF, LivePage, PageAddress
+from loadtests.trials.live_page import DEFAULT, OFF, LivePage, page_address
 from loadtests.trials.progress import Display, Status
 from loadtests.trials.run import Orchestrator
 from loadtests.trials.run_directory import has_requests
@@ -28,8 +28,8 @@ def add_page(parser: CommandParser) -> None:
 
 def page_of(address: str, status: Status) -> LivePage | None:
     """Return the live page at the address of --page, or None for `off`."""
-    parsed = PageAddress.of(address)
-    return None if parsed is None else LivePage(parsed, status)
+    parsed = page_address(address)
+    return None if parsed is None else LivePage(*parsed, status)
 
 
 def run_and_judge(

@@ -11,7 +11,7 @@ import time
 from analysis.wording import counted
 from loadtests.commands.command_line import CommandParser, duration, run_directory
 from loadtests.commands.exits import stopping
-from loadtests.page.access import FEWEST_CHARACTERS, is_loopback
+from loadtests.page.serving import FEWEST_CHARACTERS, is_loopback
 from loadtests.provider.observed import Observed
 from loadtests.provider.server import JUDGEMENT, ProviderServer
 from servers import stdout

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from importlib.resources import files
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-STYLES = ("report.css", "page.css")
-SCRIPTS = ("plot.js", "curves.js", "tiles.js", "sections.js", "weights.js", "page.js")
+from analysis.records.schemas import EVENT_KINDS
+from analysis.settings.metrics import METRIC_NAMES
+
+_STYLES = ("report.css", "page.css")
+_SCRIPTS = ("plot.js", "state.js", "curves.js", "tiles.js", "sections.js", "page.js")
 
 
 def template_text(name: str) -> str:
@@ -21,7 +25,7 @@ def template_text(name: str) -> str:
 
 
 def page() -> tuple[bytes, str]:
-    """(the page, the Content-Security-Policy to send with it). It holds nothing of any run."""
+    """Return (the page, the Content-Security-Policy to send with it). It holds nothing of any run."""
     environment = Environment(
         loader=FunctionLoader(template_text),
         autoescape=select_autoescape(default=True, default_for_string=True),
@@ -29,8 +33,10 @@ def page() -> tuple[bytes, str]:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style = "\n".join(map(template_text, STYLES))
-    script = '(() => {\n"use strict";\n' + "\n".join(map(template_text, SCRIPTS)) + "})();\n"
+    style = "\n".join(map(template_text, _STYLES))
+    names = {"kinds": dict(EVENT_KINDS), "metrics": {key: METRIC_NAMES[key] for key in ("ttft", "e2e")}}
+    body = "\n".join(map(template_text, _SCRIPTS))
+    script = f'(() => {{\n"use strict";\nconst data = {json.dumps(names)};\n{body}}})();\n'
     text = environment.get_template("page.html").render(style=Markup(style), script=Markup(script))
     policy = (
         f"default-src 'none'; img-src data:; connect-src 'self'; style-src '{_digest(style)}'; "

@@ -15,7 +15,7 @@ from analysis.records.tables import RecordError
 from analysis.records.weight_journal import WeightChange, read_weights
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.ramp_limits import RampLimits
-from loadtests.page.tails import DocumentsTail, TableTail
+from loadtests.page.tails import LinesTail, TableTail
 from loadtests.provider.counts import COLUMNS, Counts
 from loadtests.provider.judgement import Evidence
 from loadtests.provider.question import Question
@@ -70,7 +70,7 @@ class _Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._experiment: Mapping[str, Any] = {}
-        self._looks = DocumentsTail(folder / "interim.jsonl")
+        self._looks = LinesTail(folder / "interim.jsonl")
         self._look: Mapping[str, Any] | None = None
         self._tables: dict[Path, TableTail] = {}
         self._counts = Counts()

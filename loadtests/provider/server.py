@@ -4,20 +4,16 @@ webhooks, `/healthz` for whoever starts it. Every question reads what is new in 
 from __future__ import annotations
 
 import json
-import socket
-import socketserver
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from analysis.records.documents import parse_json
 from analysis.records.plain_values import mapping
-from loadtests.page.access import Access
+from loadtests.page.serving import Handler, Server
 from loadtests.provider.flagger import GOAL_OF, TELLS, answered
 from loadtests.provider.judgement import Evidence, Judgement, judge
 from loadtests.provider.observed import Observed
@@ -32,7 +28,6 @@ _LARGEST_BODY = 64 << 10
 _MOST_PARAMETERS = 16
 _LONGEST_NAME = 253  # of anything in Kubernetes
 _IDLE_S = 10.0  # that a connection may say nothing
-_MOST_AT_ONCE = 64
 _MOST_REMEMBERED = 256
 _OF_HOOKS = ("arm", "gate", "window", "inconclusive")  # what a hook is for, it says itself
 _JSON, _TEXT = "application/json; charset=utf-8", "text/plain; charset=utf-8"
@@ -40,31 +35,20 @@ _JSON, _TEXT = "application/json; charset=utf-8", "text/plain; charset=utf-8"
 Note = Callable[[str], None]
 
 
-class ProviderServer(socketserver.ThreadingTCPServer):
+class ProviderServer(Server):
     """Listens on (host, port) from now on, and answers from `observed` once `serve_forever` runs.
 
     Without a `token` only this machine is answered, under its own names. `note` gets a line for each answer that is not
     as the one before it.
     """
 
-    allow_reuse_address = True
-    daemon_threads = True
-    request_queue_size = 64
-
     def __init__(self, observed: Observed, host: str, port: int, *, token: str, note: Note = lambda line: None) -> None:
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        super().__init__((host, port), _Handler)
-        self.access = Access(token, port=self.port)
-        self.places = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        super().__init__(host, port, _Handler, token=token)
         self._observed = observed
         self._note = note
         self._asking = threading.Lock()
         self._told: dict[tuple[str, ...], str] = {}
         self._increased: set[tuple[str, ...]] = set()  # (run, namespace, canary) that got their first traffic
-
-    @property
-    def port(self) -> int:
-        return int(self.server_address[1])
 
     @property
     def address(self) -> str:
@@ -94,40 +78,21 @@ class ProviderServer(socketserver.ThreadingTCPServer):
             self._told[asked] = answer
             self._note(one_line(f"{' '.join(filter(None, asked))}: {words}"))
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """As any threading server, with so many at once; the next ones wait for a place in the queue of the socket."""
-        self.places.acquire()
-        try:
-            super().process_request(request, client_address)
-        except BaseException:
-            self.places.release()
-            raise
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self.places.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away in the middle is no error, and others are told where they happen."""
-
-
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     server: ProviderServer
-    server_version = "tailgate"
-    sys_version = ""
     timeout = _IDLE_S
 
-    def do_GET(self) -> None:
+    def get(self) -> None:
         self._handle(self._get)
 
-    def do_POST(self) -> None:
+    def post(self) -> None:
+        self.close_connection = True  # of what was refused the body was not read
         self._handle(self._post)
 
     def _handle(self, answer: Callable[[str, str], None]) -> None:
         address = urlsplit(self.path)
-        if not self.server.access.knows_host(self.headers.get("Host")):
+        if not self.server.knows_host(self.headers.get("Host", "")):
             self._refuse(HTTPStatus.FORBIDDEN, "this is served to this machine alone, under its own names")
             return
         try:
@@ -186,8 +151,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(HTTPStatus.OK if yes else HTTPStatus.CONFLICT, _TEXT, one_line(str(found)) + "\n")
 
     def _is_allowed(self, token: str = "") -> bool:
-        access = self.server.access
-        if access.is_token(token) or access.allows(cookie=None, authorization=self.headers.get("Authorization")):
+        authorization = self.headers.get("Authorization", "")
+        if self.server.is_token(token) or self.server.allows(authorization=authorization):
             return True
         self._refuse(HTTPStatus.UNAUTHORIZED, "the bearer token is missing or wrong: send Authorization: Bearer TOKEN")
         return False
@@ -218,23 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(status, _TEXT, one_line(why) + "\n")
 
     def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
-        body = text.encode()
-        self.send_response(status)
-        headers = {
-            "Content-Type": kind,
-            "Content-Length": str(len(body)),
-            "Cache-Control": "no-store",
-            "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-            "X-Content-Type-Options": "nosniff",
-        }
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        with suppress(OSError):
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Requests are not logged: `note` says what changed."""
+        self.answer(status, text, Content_Type=kind)
 
 
 def _parameters(query: str) -> dict[str, str]:

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
-import socketserver
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
 from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import quote, unquote, urlsplit
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from loadtests.page.serving import Handler, Server
 from loadtests.trials.progress import MetricsPage, Status
 from loadtests.trials.run_metrics import RunCollector
 from servers.address import host_port, joined
@@ -30,21 +27,25 @@ from servers.splitter.admin import open_connection
 
 METRICS, TARGETS, RUN = "/metrics", "/targets", "run"
 _PAGE_S: Final = 5.0
-_CLIENT_S: Final = 10.0
 _JSON = "application/json; charset=utf-8"
 
 Answer = tuple[HTTPStatus, str, bytes]  # status, content type, body
+
+
+class _Server(Server):
+    def __init__(self, status: Status, host: str, port: int) -> None:
+        super().__init__(host, port, _Handler)
+        self.status = status
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(RunCollector(status))
 
 
 class Exporter:
     """While entered, the run behind `status` is shown at `host`:`port`. ConfigError where nothing can listen there."""
 
     def __init__(self, status: Status, host: str, port: int) -> None:
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(RunCollector(status))
         try:
-            server = _Server6 if ":" in host else _Server
-            self._server = server((host, port), partial(_Handler, partial(answer, status, registry)))
+            self._server = _Server(status, host, port)
         except OSError as error:
             raise ConfigError(
                 f"--metrics {joined(host, port)} cannot be used ({error.strerror or error}): give another address"
@@ -54,7 +55,7 @@ class Exporter:
     @property
     def port(self) -> int:
         """The port that it listens on."""
-        return int(self._server.server_address[1])
+        return self._server.port
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -109,31 +110,9 @@ def _fetched(page: MetricsPage) -> Answer:
         connection.close()
 
 
-class _Server(socketserver.ThreadingTCPServer):  # http.server's own asks the name server for its name
-    allow_reuse_address = True
-    daemon_threads = True
+class _Handler(Handler):
+    server: _Server
 
-
-class _Server6(_Server):
-    address_family = socket.AF_INET6
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """GET alone."""
-
-    timeout = _CLIENT_S
-
-    def __init__(self, answer: Callable[[str, str], Answer], *args: Any) -> None:
-        self._answer = answer
-        super().__init__(*args)
-
-    def do_GET(self) -> None:
-        status, kind, body = self._answer(self.path, self.headers.get("Host", ""))
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the terminal shows the run."""
+    def get(self) -> None:
+        status, kind, body = answer(self.server.status, self.server.registry, self.path, self.headers.get("Host", ""))
+        self.answer(status, body, Content_Type=kind)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.interim.journal import JOURNAL
-from loadtests.page.tails import DocumentsTail
+from loadtests.page.tails import LinesTail
 from loadtests.trials.processes import Child, child_environment
 
 _COMMAND = (sys.executable, "-P", "-m", "analysis.interim")
@@ -19,7 +19,7 @@ class Judge:
     """Has the run in `run_dir` analysed after every block until `stop`. A process that ends early leaves a note."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._rows = DocumentsTail(run_dir / JOURNAL)  # a day has thousands: no line is read twice
+        self._rows = LinesTail(run_dir / JOURNAL)  # a day has thousands: no line is read twice
         self._child = Child(
             "interim",
             [*_COMMAND, str(run_dir.resolve())],

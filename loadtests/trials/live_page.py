@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from analysis.records.documents import write_document
-from loadtests.page.access import TOKEN_VARIABLE, page_token
+from loadtests.page.serving import TOKEN_VARIABLE, page_token
 from loadtests.trials.processes import Child, child_environment, describe_exit
 from loadtests.trials.progress import Status
 from servers.address import host_port
@@ -32,33 +32,22 @@ OFF = "off"
 DEFAULT = "127.0.0.1:0"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageAddress:
-    """Where the page listens; port 0 takes a free one."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def of(cls, text: str) -> PageAddress | None:
-        """Return the address in HOST:PORT; None for `off`. Raises ConfigError."""
-        if text == OFF:
-            return None
-        wrong = f'--page "{text}" is not HOST:PORT: give one such as 127.0.0.1:8080, port 0 for a free one, or {OFF}'
-        host, port = host_port(text, wrong, lowest=0)
-        return cls(host=host, port=port)
+def page_address(text: str) -> tuple[str, int] | None:
+    """Return (host, port) of --page, port 0 for a free one; None for `off`. Raises ConfigError."""
+    wrong = f'--page "{text}" is not HOST:PORT: give one such as 127.0.0.1:8080, port 0 for a free one, or {OFF}'
+    return None if text == OFF else host_port(text, wrong, lowest=0)
 
 
 class LivePage:
-    """The page of the run whose `status` is given, served from `open` until `close`.
+    """The page of the run whose `status` is given, served at `host`:`port` from `open` until `close`.
 
     Raises ConfigError for a token that cannot be used.
     """
 
-    def __init__(self, address: PageAddress, status: Status) -> None:
-        self._address = address
+    def __init__(self, host: str, port: int, status: Status) -> None:
+        self._address = ("--host", host, "--port", str(port))
         self._status = status
-        self._token, self._is_new_token = page_token(address.host)
+        self._token, self._is_new_token = page_token(host)
         self._run_dir = Path()
         self._child: Child | None = None
         self._began_ns = now_ns()
@@ -73,7 +62,7 @@ class LivePage:
         Call it from a thread that lives as long as the run.
         """
         self._run_dir = run_dir
-        command = [*_COMMAND, str(run_dir.resolve()), "--host", self._address.host, "--port", str(self._address.port)]
+        command = [*_COMMAND, str(run_dir.resolve()), *self._address]
         environment = child_environment() | ({TOKEN_VARIABLE: self._token} if self._token else {})
         try:
             self._child = Child("page", command, log_path=run_dir / "logs" / "page.log", environment=environment)
@@ -137,7 +126,7 @@ class LivePage:
                 name: {
                     "stage": state.stage,
                     "text": state.text(),
-                    "compiles": state.compiles,
+                    "running": state.running(now_ns()),
                     "compiling": asdict(compiling) if (compiling := state.compiling) is not None else None,
                 }
                 for name, state in dict(status.replicas).items()

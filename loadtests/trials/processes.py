@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, cast
 
-from loadtests.page.access import TOKEN_VARIABLE as PAGE_TOKEN_VARIABLE
+from loadtests.page.serving import TOKEN_VARIABLE as PAGE_TOKEN_VARIABLE
 from loadtests.workers.channel_token import TOKEN_VARIABLE
 from servers.clock import anchored_environment
 from servers.config import ArmConfig

@@ -23,6 +23,7 @@ from servers.clock import now_ns
 
 PLAIN_EVERY_S = 5.0
 LIVE_EVERY_S = 0.25
+_IDLE_NS = 5_000_000_000  # after which a last step says nothing of now
 
 
 @dataclass(slots=True)
@@ -35,6 +36,8 @@ class ReplicaState:
     detail: str = ""
     compiles: int = 0
     compiling: UnderWay | None = None  # while it serves
+    step_rows: int | None = None  # requests in its last step
+    step_ns: int = 0  # when that ended
 
     def text(self) -> str:
         """Such as "warm-up 2/5 4x64"."""
@@ -45,6 +48,10 @@ class ReplicaState:
             return f"warm-up{counted} {self.detail}".rstrip()
         names = {"load": "loading", "serving": "ready"}
         return names.get(self.stage, self.stage)
+
+    def running(self, at_ns: int) -> int | None:
+        """Return how many requests run at `at_ns`; None before the first step."""
+        return 0 if self.step_rows is not None and at_ns - self.step_ns > _IDLE_NS else self.step_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -211,6 +211,8 @@ class Collector:
                 if step.end_ns > max(follower.last_step_ns, self._since_ns):
                     follower.last_step_ns = step.end_ns
                     self._append("steps", _row(STEPS, step, self._trial, follower))
+                    state = self._status.replicas[follower.replica]
+                    state.step_rows, state.step_ns = step.batch, step.end_ns
         elif kind == "memory":
             if event.memory.at_ns > follower.last_memory_ns:
                 follower.last_memory_ns = event.memory.at_ns

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from tests.fakes.screens import Browser, Tab
 from tests.fakes.whole_run import environment, experiment, start_locust, tailgate
 from tests.loadtests.page.conftest import Serve
 
+STATE = (("analysis.report", "plot.js"), ("loadtests.page", "state.js"))
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "demo" / "summary.json"
 HOSTILE = "</script><img src=x onerror=\"document.title='pwned'\"><b>bold</b>\"'`&amp;"
 LONG = "an-arm-whose-name-has-as-many-characters-as-a-name-may-have-here"
@@ -39,7 +41,7 @@ MakeRun = Callable[..., WatchedRun]
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run writes only when its test does: that is no silence."""
-    monkeypatch.setattr("loadtests.page.state._LONGEST_SILENCE_S", 3600.0)
+    monkeypatch.setattr("loadtests.page.updates._LONGEST_SILENCE_S", 3600.0)
 
 
 @pytest.fixture
@@ -90,6 +92,84 @@ def test_the_page_shows_the_state_of_the_run(make_run: MakeRun, open_page: Open)
     assert tab.text("#notes").endswith("see nvidia-smi, and one ` alone")
     assert (tab.text("#notes code"), tab.text("#checks code")) == ("nvidia-smi", "tailgate plan")
     assert tab.complaints == []
+
+
+SCRIPTS = [(files(package) / "templates" / name).read_text() for package, name in STATE]
+
+
+def known(browser: Browser, *messages: dict[str, Any]) -> dict[str, Any]:
+    """What the page's script knows after the messages."""
+    script = "".join(SCRIPTS)
+    tab = browser.open("about:blank")
+    result = (
+        f"const {{ seen, learn }} = knowledge(); {json.dumps(messages)}.forEach(learn); return JSON.stringify(seen)"
+    )
+    seen: dict[str, Any] = json.loads(tab.evaluate(f"(() => {{ const data = {{}};\n{script}\n{result}; }})()"))
+    return seen
+
+
+ARMS = {"arms": [{"name": "eager", "control": True}, {"name": "a"}, {"name": "b"}]}
+
+
+def test_all_arms_must_pass_and_one_failure_decides(browser: Browser) -> None:
+    for decisions, decided in ((("PASS", "FAIL"), "FAIL"), (("PASS", "PASS"), "PASS"), (("PASS", None), None)):
+        arms = {name: {"decision": each} for name, each in zip("ab", decisions, strict=True)}
+        analysis = {"number": 1, "arms": {"eager": None, **arms}}
+        assert known(browser, {"run": ARMS, "interim": [analysis], "now": {}})["now"]["decided"] == decided
+        assert known(browser, {"run": ARMS, "preview": [analysis], "now": {}})["now"]["decided"] is None
+
+
+def test_a_phase_is_part_of_a_state(browser: Browser) -> None:
+    phases = ("measuring the machines", "traffic", "waiting for the last answers", "judging", "stopping")
+    states = [known(browser, {"now": {"phase": phase}})["now"]["state"] for phase in phases]
+    assert states == ["starting", "load", "load", "judging", "closing"]
+    assert known(browser, {"now": {"phase": phases[0], "load": {"t_s": 60}}})["now"]["state"] == "closing"
+
+
+def test_compiles_of_warm_ups_are_counted_alone(browser: Browser) -> None:
+    row = {"arm": "a", "start_ns": 0, "hit": 2}
+    events = [
+        row | {"phase": "warmup", "end_ns": 20e9},
+        *(row | {"phase": "serving", "end_ns": s * 1e9} for s in (4, 2)),
+    ]
+    seen = known(browser, {"events": events})
+    assert [event["seconds"] for event in seen["series"]["events"]] == [4, 2]
+    counts = {"warmup": 1, "warmup_s": 20, "serving": 2, "serving_s": 6, "longest_s": 4, "hit": 4}
+    assert seen["compiles"] == {"a": counts}
+
+
+def test_a_host_is_busy_from_its_second_sample_on(browser: Browser) -> None:
+    rows = [
+        {"kind": "host", "name": "run", "at_ns": s * 1e9, "cpus": 2, "cpu_s": 1.5 * s, "steal_s": 0} for s in (1, 2)
+    ]
+    samples = known(browser, {"machines": rows})["series"]["machines"]
+    assert [sample["things"]["run"]["busy_pct"] for sample in samples] == [None, 75]
+
+
+def test_an_arm_of_a_search_that_ran_without_a_judged_step_was_tried(browser: Browser) -> None:
+    held = [{"arm": arm, "starts": 0, "steps": 0} for arm in ("eager", "a", "b")]
+    lines = [{"arms": [arm], "held": held} for arm in ("eager", "a")]
+    standings = [arm["standing"] for arm in known(browser, {"search": lines})["search"]["held"]]
+    assert standings == ["waits", "tried now", "not tried yet"]
+    lines.append({"arms": [], "held": held, "stop": "the budget was spent"})
+    assert [arm["standing"] for arm in known(browser, {"search": lines})["search"]["held"]] == [
+        "tried",
+        "tried",
+        "not tried",
+    ]
+
+
+def test_a_day_of_samples_stays_a_bounded_series_with_the_newest_and_starts_anew_with_a_connection(
+    browser: Browser,
+) -> None:
+    load = [{"at_ns": s * 1e9} for s in range(86_400)]
+    times = [one["at_ns"] / 1e9 for one in known(browser, {"load": load})["series"]["load"]]
+    assert 450 <= len(times) <= 900
+    assert (times[0], times[-1]) == (0, 86_399)
+    gaps = {after - before for before, after in pairwise(times[:-1])}
+    assert len(gaps) == 1
+    seen = known(browser, {"load": load[:9]}, {"first": True, "load": load[:2]})
+    assert len(seen["series"]["load"]) == 2
 
 
 def test_values_that_no_axis_holds_are_left_out(run: WatchedRun, open_page: Open) -> None:
@@ -191,11 +271,11 @@ def test_a_silent_run_is_not_shown_as_live(run: WatchedRun, open_page: Open) -> 
 def test_a_page_that_is_not_answered_says_so_and_recovers(
     run: WatchedRun, browser: Browser, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loadtests.page.feed.MOST_LISTENERS", 0)
+    monkeypatch.setattr("loadtests.page.server._MOST_BROWSERS", 0)
     tab = browser.open(serve(run.folder).url("127.0.0.1"))
     tab.wait_for_text("h1", "No connection")
     assert tab.text(".link") == "no connection"
-    monkeypatch.setattr("loadtests.page.feed.MOST_LISTENERS", 1)
+    monkeypatch.setattr("loadtests.page.server._MOST_BROWSERS", 1)
     tab.wait_for_text("h1", "Under load")
     assert tab.text(".link") == "live"
 
@@ -339,7 +419,7 @@ def test_five_browsers_see_the_run_and_then_its_report(run: WatchedRun, browser:
     for tab in tabs:
         tab.wait_for(READY)
         assert tab.text("h1") == "Under load"
-    assert server.feed.listeners == 5
+    assert server.browsers == 5
     run.end(html_report(json.loads(GOLDEN.read_text(encoding="utf-8"))))
     finishing = threading.Thread(target=server.finish, args=(60.0,))
     finishing.start()

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from loadtests.commands.main import build_parser
-from loadtests.page.access import TOKEN_VARIABLE as PAGE_VARIABLE
+from loadtests.page.serving import TOKEN_VARIABLE as PAGE_VARIABLE
 from servers.address import host_port
 from servers.config import ArmConfig
 from tests.fakes.credentials import OTHER, TLS, TOKENS, Tap, Watched, give, search, start

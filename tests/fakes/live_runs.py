@@ -11,10 +11,11 @@ from typing import Any
 
 from analysis.interim.journal import append
 from analysis.records.documents import write_document, write_json
-from analysis.records.schemas import COMPILE_EVENTS, MACHINES, REQUESTS, STEPS
+from analysis.records.schemas import COMPILE_EVENTS, MACHINES, REQUESTS
 from analysis.records.tables import RecordWriter
 from analysis.records.weight_journal import WeightChange
 from analysis.records.weight_journal import append as append_weights
+from analysis.settings.metrics import gate_label
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "demo" / "summary.json"
 SECOND = 1_000_000_000
@@ -50,7 +51,7 @@ class WatchedRun:
         (self.folder / "experiment.toml").write_text(head + "[gates]\nmax_generator_lag_ms = 50.0\n" + tables)
         self.writers = {
             name: RecordWriter(self.trial / f"{name}.arrow", schema)
-            for name, schema in (("compile_events", COMPILE_EVENTS), ("steps", STEPS), ("machines", MACHINES))
+            for name, schema in (("compile_events", COMPILE_EVENTS), ("machines", MACHINES))
         }
         self.at_s = 0
 
@@ -59,8 +60,10 @@ class WatchedRun:
 
     def status(self, phase: str = "traffic", detail: str = "", ended: Mapping[str, Any] | None = None) -> None:
         states: dict[str, dict[str, Any]] = {
-            f"{arm}-0": {"stage": "serving", "text": "ready", "compiles": 0, "compiling": None} for arm in self.arms
+            f"{arm}-0": {"stage": "serving", "text": "ready", "running": None, "compiling": None} for arm in self.arms
         }
+        for index, arm in enumerate(self.arms if self.at_s else ()):
+            states[f"{arm}-0"]["running"] = 4 + index
         if self.compiling is not None:
             start_ns = self.now_ns() - int(self.compiling * SECOND)
             under_way = {"arm": self.naive, "shape": self.text or "prefill 4×50", "start_ns": start_ns}
@@ -93,8 +96,6 @@ class WatchedRun:
                 **{"ttft_p50_ms": first[0], "ttft_p99_ms": first[1]},
                 **{"e2e_p50_ms": base * 5, "e2e_p99_ms": base * 9 * (1 + stall / 6)},
             }
-            step = {"trial": 1, "arm": arm, "replica": f"{arm}-0", "step_id": at, "kind": "decode", "batch": 4 + index}
-            self.writers["steps"].append({**step, "start_ns": self.now_ns() - 10**7, "end_ns": self.now_ns()})
         self._append("load", {"at_ns": self.now_ns(), "trial": 1, "t_s": float(at), "arms": arms})
         self._machines(at, math.sin(at / 11))
         if at > 30 and at % 95 == 0:
@@ -182,8 +183,10 @@ class WatchedRun:
         checks[0] |= {"ok": number > 9, "remedy": "Let it run on; `tailgate plan` says how long."}
         checks[1] |= {"remedy": "Give the load more processors."}
         checks[2] |= {"arm": self.naive}
+        for gate in gates:
+            gate["label"] = gate_label(gate["gate"])
         line = {
-            **{"number": number, "at_ns": self.now_ns(), "trial": 1, "seconds": number * 60.0, "groups": number},
+            **{"number": number, "at_ns": self.now_ns(), "trial": 1, "seconds": number * 60.0},
             **{"sequential": True, "arms": arms, "gates": gates, "checks": checks, "latency": {}},
         }
         self._append("interim", line)

@@ -1,25 +1,25 @@
-// Takes what the run tells, draws what changed, says aloud what changed for good, and becomes the report at the end.
+// Take each message, draw what changed, announce what changed for good, and become the report at the end.
 
-const seen = { run: null, now: null, look: null, search: null, compiles: null, notes: null, lost: false, series: { looks: [], load: [], events: [], machines: [], weights: [] } };
+const { seen, learn } = knowledge();
 const EVERY_MS = 2000; // a chart is drawn again at most so often
-const LOST_MS = 4000; // without a word from the run
+const LOST_MS = 4000; // without a message
 
 const parts = [
-  { on: ["now", "look", "search", "run", "load"], every: 0, draw: () => spoken(showState(seen)) },
-  { on: ["now", "look", "search", "run", "load", "compiles", "weights"], every: 0, draw: showCards },
-  { on: ["looks", "look", "run"], every: 0, draw: withIndex(gateTiles(at("[data-tiles]"))) },
-  { on: ["look"], every: 0, draw: showChecks },
-  { on: ["search", "looks", "run"], every: 0, draw: withIndex(searchTiles(at("[data-tiles]"))) },
+  { on: ["now", "interim", "search", "run", "load"], every: 0, draw: () => spoken(showState(seen)) },
+  { on: ["now", "interim", "search", "run", "load", "events", "weights"], every: 0, draw: showCards },
+  { on: ["interim", "run"], every: 0, draw: withIndex(gateTiles(at("[data-tiles]"))) },
+  { on: ["interim"], every: 0, draw: showChecks },
+  { on: ["search", "run"], every: 0, draw: withIndex(searchTiles(at("[data-tiles]"))) },
   { on: ["load", "events", "run"], every: EVERY_MS, draw: latencyChart() },
-  { on: ["events", "compiles", "run"], every: 0, draw: showCompiles },
+  { on: ["events", "run"], every: 0, draw: showCompiles },
   { on: ["now", "run"], every: 0, draw: showUnderWay },
   { on: ["load", "run"], every: EVERY_MS, draw: loadCharts() },
   { on: ["load", "weights", "run"], every: EVERY_MS, draw: weightParts() },
   { on: ["machines"], every: EVERY_MS, draw: showMachines },
-  { on: ["notes"], every: 0, draw: showNotes },
+  { on: ["now"], every: 0, draw: showNotes },
   { on: ["run"], every: 0, draw: showRun },
   { on: ["now"], every: 0, draw: showLocust },
-  { on: ["look"], every: 0, draw: showLooks },
+  { on: ["interim"], every: 0, draw: showInterims },
 ].map((part) => ({ ...part, waits: false, drawnAt: -Infinity }));
 
 function withIndex(draw) {
@@ -35,27 +35,25 @@ function showRun({ run }) {
 
 // A page that listens on all addresses of its machine is reached under the name under which this one is.
 function showLocust({ now }) {
-  at("[data-locust]").hidden = !now.locust_page;
-  if (now.locust_page) at("[data-locust] a").href = now.locust_page.replace("//*", `//${location.hostname}`);
+  const known = /^https?:\/\/[!-~]+$/.test(now.locust_page ?? "");
+  at("[data-locust]").hidden = !known;
+  if (known) at("[data-locust] a").href = now.locust_page.replace("//*", `//${location.hostname}`);
 }
 
-function showLooks({ look }) {
-  const said = look.look ? `Look ${count(look.look)}, after ${span(look.seconds)} of judged traffic${look.groups ? ` in ${count(look.groups)} ${look.groups === 1 ? "group" : "groups"}` : ""}.` : "";
-  const valid = look.sequential && !look.decides ? " Intervals hold however often somebody looks. The run itself is judged once, at its end, by intervals that are narrower." : look.sequential ? " Intervals and decisions hold however often somebody looks." : " These figures decide nothing yet.";
-  at("[data-looks]").textContent = said ? said + valid : "";
+function showInterims({ interim }) {
+  const which = `Interim analysis ${count(interim.number)}, after ${span(interim.seconds)} of judged traffic.`;
+  let valid = "These figures decide nothing yet.";
+  if (interim.sequential) valid = "Intervals and decisions are valid at every interim analysis.";
+  if (interim.sequential && !interim.decides)
+    valid = "Intervals are valid at every interim analysis. The run itself is judged once, at its end, by narrower intervals.";
+  at("[data-interims]").textContent = interim.number ? `${which} ${valid}` : "";
 }
 
 function take(message) {
-  const changed = new Set();
-  for (const name of ["run", "now", "look", "search", "compiles", "notes"])
-    if (name in message) {
-      seen[name] = message[name];
-      changed.add(name);
-    }
-  for (const [name, [from, items]] of Object.entries(message.series ?? {})) {
-    seen.series[name].splice(from, Infinity, ...items);
-    if (items.length) changed.add(name);
-  }
+  redraw(learn(message));
+}
+
+function redraw(changed) {
   for (const part of parts) part.waits ||= part.on.some((name) => changed.has(name));
   requestAnimationFrame(drawn); // not while the page is hidden
 }
@@ -84,12 +82,12 @@ function drawn() {
   document.documentElement.dataset.ready = "yes";
 }
 
-// --- what is said aloud: changes of state, and nothing that changes each second ---------------------------------------
+// --- what a screen reader hears: changes of state, and nothing that changes each second -------------------------------
 
 let saidState = "";
 function spoken(state) {
-  const { now, look } = seen;
-  const troubled = (look?.checks ?? []).filter((check) => standing(check) !== "ok").map((check) => check.check);
+  const { now, interim } = seen;
+  const troubled = (interim?.checks ?? []).filter((check) => standing(check) !== "ok").map((check) => check.check);
   const dead = deadOf(now);
   const key = JSON.stringify([state.word, now?.decided, now?.state, troubled, dead]);
   document.title = `${now?.state === "load" && !now.decided && isNumber(now.t_s) ? clock(now.t_s) : state.word} · ${seen.run?.name ?? "run"} · tailgate`;
@@ -131,7 +129,7 @@ function listen() {
 function lose() {
   seen.lost = true;
   linked("lost");
-  take({ now: seen.now });
+  redraw(new Set(["now"]));
 }
 
 // The report is fetched while the run still serves it, and shown from the browser's own copy.

@@ -1,4 +1,4 @@
-// The parts of the page beside the tiles. Each is given what is known and changes its own place.
+// The parts of the page besides the tiles. Each takes what is known and changes its own place.
 
 const at = (selector) => document.querySelector(selector);
 const fact = (name, value, note) => el("div", {}, el("dt", {}, name), el("dd", {}, value, note ? el("small", {}, ` ${note}`) : null));
@@ -37,10 +37,10 @@ const WORDS = { starting: "Starting", load: "Under load", closing: "Stopping", j
 const TONES_OF = { PASS: "pass", FAIL: "fail", INCONCLUSIVE: "inconclusive" };
 
 // { word, tone, icon, line } of the run as it is.
-function stateOf({ now, look, search, run, lost }) {
+function stateOf({ now, interim, search, run, lost }) {
   const gone = "The run does not answer: it may have ended, or have been killed.";
   if (!now && lost) return { word: "No connection", tone: "none", icon: "lost", line: gone };
-  if (!now) return { word: "Connecting", tone: "none", icon: "running", line: "The run has not said anything yet." };
+  if (!now) return { word: "Connecting", tone: "none", icon: "running", line: "The run has not reported anything yet." };
   if (now.ended) {
     const { verdict, headline, error, interrupted, report } = now.ended;
     if (verdict) return { word: verdict, tone: TONES_OF[verdict], icon: verdict, line: headline || "The run has ended." };
@@ -48,10 +48,10 @@ function stateOf({ now, look, search, run, lost }) {
     return { word: error ? "Broke" : "Ended", tone: error ? "fail" : "none", icon: error ? "FAIL" : "running", line: `The run has ended. ${why}` };
   }
   if (lost)
-    return { word: "No connection", tone: "none", icon: "lost", line: `${gone} What is below is as it was last known.` };
+    return { word: "No connection", tone: "none", icon: "lost", line: `${gone} The figures below are the last known ones.` };
   if (isNumber(now.silent_s))
-    return { word: "Silent", tone: "none", icon: "lost", line: `The run has said nothing for ${span(now.silent_s)}: it may be stopped, or its machine too busy. What is below is as it was last known.` };
-  const line = [search && now.state !== "judging" ? searching(search, now) : traffic(now), deaths(now), decisions(look, run), now.decided ? "" : failing(look)].filter(Boolean).join(" ");
+    return { word: "Silent", tone: "none", icon: "lost", line: `The run has reported nothing for ${span(now.silent_s)}: it may be stopped, or its machine too busy. The figures below are the last known ones.` };
+  const line = [search && now.state !== "judging" ? searching(search, now) : traffic(now), deaths(now), decisions(interim, run), now.decided ? "" : failing(interim)].filter(Boolean).join(" ");
   if (now.decided)
     return { word: now.decided, tone: TONES_OF[now.decided], icon: now.decided, line: `${WORDS[now.state]}: ${line}` };
   return { word: WORDS[now.state] ?? "Running", tone: "running", icon: "running", line };
@@ -74,15 +74,15 @@ function searching(search, now) {
   return `${time} Trial ${count(search.trial)} tries ${search.arms.join(" and ")} at ${search.rates.map(figure).join(", ")} requests/s. ${traffic(now)}`;
 }
 
-function decisions(look, run) {
+function decisions(interim, run) {
   const controls = new Set((run?.arms ?? []).filter((arm) => arm.control).map((arm) => arm.name));
-  const arms = Object.entries(look?.arms ?? {}).filter(([name]) => !controls.has(name));
+  const arms = Object.entries(interim?.arms ?? {}).filter(([name]) => !controls.has(name));
   if (!arms.length) return "";
   const decided = arms.filter(([, arm]) => arm.decision === "PASS" || arm.decision === "FAIL");
   const failed = decided.filter(([, arm]) => arm.decision === "FAIL").map(([name]) => name);
   const open = arms.filter(([, arm]) => arm.decision !== "PASS" && arm.decision !== "FAIL").map(([, arm]) => arm.outlook_s);
   const outlooks = open.filter(isNumber);
-  if (!look.decides) return "It is judged once, at its end.";
+  if (!interim.decides) return "It is judged once, at its end.";
   const said = [`${decided.length} of ${arms.length} arms decided${failed.length ? `, ${failed.join(" and ")} failed` : ""}.`];
   if (open.length && outlooks.length === open.length) said.push(`Likely decided in about ${span(Math.max(...outlooks))}.`);
   return said.join(" ");
@@ -95,9 +95,9 @@ function deaths(now) {
 }
 
 // Which arms fail gates as things stand, where nothing is decided.
-function failing(look) {
+function failing(interim) {
   const failed = new Map();
-  for (const gate of look?.gates ?? []) if (gate.verdict === "FAIL") failed.set(gate.arm, (failed.get(gate.arm) ?? 0) + 1);
+  for (const gate of interim?.gates ?? []) if (gate.verdict === "FAIL") failed.set(gate.arm, (failed.get(gate.arm) ?? 0) + 1);
   return failed.size ? `As it stands, ${[...failed].map(([arm, number]) => `${arm} fails ${number} ${number > 1 ? "gates" : "gate"}`).join(", ")}.` : "";
 }
 
@@ -127,9 +127,9 @@ function showState(seen) {
   return state;
 }
 
-function showFacts({ now, look, search, run, series }) {
+function showFacts({ now, interim, search, run, series }) {
   const inflight = Object.values(last(series.load)?.arms ?? {}).reduce((sum, arm) => sum + (arm.inflight ?? 0), 0);
-  const outlooks = Object.values(look?.arms ?? {}).filter((arm) => !arm.decision).map((arm) => arm.outlook_s).filter(isNumber);
+  const outlooks = Object.values(interim?.arms ?? {}).filter((arm) => !arm.decision).map((arm) => arm.outlook_s).filter(isNumber);
   const late = isNumber(now.lag_ms) && isNumber(run?.max_lag_ms) && now.lag_ms > run.max_lag_ms;
   renew(
     at("[data-facts]"),
@@ -138,20 +138,18 @@ function showFacts({ now, look, search, run, series }) {
     fact("Requests", count(now.finished), now.planned ? `of ${count(now.planned)}${now.failed ? `, ${count(now.failed)} failed` : ""}` : now.failed ? `${count(now.failed)} failed` : ""),
     fact("In flight", count(inflight)),
     fact("Generator lag", ms(now.lag_ms), isNumber(run?.max_lag_ms) ? `p99, ${late ? "over" : "of"} ${ms(run.max_lag_ms)}` : "p99"),
-    search ? fact("Time left", span(search.budget_s - spent(search, now)), `of ${span(search.budget_s)}`) : likely(now, look, run, outlooks),
+    search ? fact("Time left", span(search.budget_s - spent(search, now)), `of ${span(search.budget_s)}`) : likely(now, interim, run, outlooks),
   );
 }
 
-// When the run is likely decided: as its looks foretell, or at its end where it is judged once.
-function likely(now, look, run, outlooks) {
-  const looked = isNumber(look?.seconds) ? `look ${count(look.look)} at ${clock(look.seconds)}` : "";
-  if (now.decided) return fact("Decision", now.decided, looked);
-  if (!run?.judged_once) return fact("Likely decision", outlooks.length ? `in ${span(Math.max(...outlooks))}` : DASH, looked);
+// When the run is likely decided: as its interim analyses predict, or at its end where it is judged once.
+function likely(now, interim, run, outlooks) {
+  const analysed = isNumber(interim?.seconds) ? `interim analysis ${count(interim.number)} at ${clock(interim.seconds)}` : "";
+  if (now.decided) return fact("Decision", now.decided, analysed);
+  if (!run?.judged_once) return fact("Likely decision", outlooks.length ? `in ${span(Math.max(...outlooks))}` : DASH, analysed);
   const left = now.duration_s * (now.trials - now.trial + 1) - (now.t_s ?? 0);
   return fact("Decision", now.state === "load" && left > 0 ? `in ${span(left)}` : "at the end", "once, when the traffic has ended");
 }
-
-const last = (list) => (list?.length ? list[list.length - 1] : null);
 
 // Whether answers have first tokens, as far as any answer shows: a vector has none.
 function streaming(series) {
@@ -159,16 +157,10 @@ function streaming(series) {
   return arms.some((arm) => isNumber(arm.ttft_p99_ms)) || !arms.some((arm) => isNumber(arm.e2e_p99_ms));
 }
 
-// Replicas are called after their arms, of which one may be called as another begins: compiled, compiled-padded.
-function armOf(replica, arms) {
-  const names = arms.map((arm) => arm.name).filter((name) => replica === name || replica.startsWith(`${name}-`));
-  return names.sort((a, b) => b.length - a.length)[0];
-}
-
 // --- arms at a glance -------------------------------------------------------------------------------------------------
 
 function showCards(seen) {
-  const { run, now, look, compiles, series } = seen;
+  const { run, now, interim, compiles, series } = seen;
   if (!run?.arms.length || !now) return;
   const load = last(series.load),
     shares = sharesOf(weightsNow(seen));
@@ -177,7 +169,7 @@ function showCards(seen) {
     run.arms.map((arm, index) => {
       const own = load?.arms?.[arm.name] ?? {},
         built = compiles?.[arm.name],
-        decided = look?.arms?.[arm.name],
+        decided = interim?.arms?.[arm.name],
         standing = seen.search?.held.find((one) => one.arm === arm.name)?.standing;
       const runs = now.running?.[arm.name],
         waits = isNumber(own.inflight) && isNumber(runs) ? Math.max(0, own.inflight - runs) : null;
@@ -213,7 +205,7 @@ function showCards(seen) {
 
 // Seconds since the first traffic; trials stand one after the other.
 const sinceStart = (series) => {
-  const first = series.load[0]?.at_ns ?? series.looks[0]?.at_ns ?? 0;
+  const first = series.load[0]?.at_ns ?? series.interims[0]?.at_ns ?? 0;
   return (ns) => (ns - first) / 1e9;
 };
 
@@ -255,7 +247,7 @@ function latencyChart() {
     const key = JSON.stringify([streams, armNames(seen)]);
     if (key !== offered) {
       offered = key;
-      const choices = Object.entries(run?.metrics ?? {}).filter(([name]) => streams || name === "e2e");
+      const choices = Object.entries(data.metrics).filter(([name]) => streams || name === "e2e");
       controls.replaceChildren(
         segments("Metric", choices, metric, (value) => {
           metric = value;
@@ -270,9 +262,9 @@ function latencyChart() {
     const values = (name, quantile) => series.load.map((one) => [since(one.at_ns), one.arms?.[name]?.[`${metric}_${quantile}_ms`]]);
     const names = armNames(seen),
       newest = last(series.load)?.arms ?? {};
-    const told = names.map((name) => `${name} p50 ${ms(newest[name]?.[`${metric}_p50_ms`])}, p99 ${ms(newest[name]?.[`${metric}_p99_ms`])}`);
+    const current = names.map((name) => `${name} p50 ${ms(newest[name]?.[`${metric}_p50_ms`])}, p99 ${ms(newest[name]?.[`${metric}_p99_ms`])}`);
     overTime(chart, seen, {
-      label: `${run?.metrics?.[metric] ?? metric} by arm over time, now ${told.join("; ")}`,
+      label: `${data.metrics[metric]} by arm over time, now ${current.join("; ")}`,
       none: "no answer yet",
       parts: (name) => [
         { points: values(name, "p50"), faint: true, apart, show: ms },
@@ -297,14 +289,50 @@ function loadCharts() {
     inflight ??= curves(at('[data-chart="inflight"]'), { height: 180, xText: clock, y: { zero: true, whole: true, format: count } });
     const trials = new Map(series.load.map((one) => [since(one.at_ns), one.trial]));
     const newest = last(series.load)?.arms ?? {};
-    const told = armNames(seen).map((name) => {
+    const current = armNames(seen).map((name) => {
       const runs = now?.running?.[name];
       return `${name} ${count(newest[name]?.inflight)}${isNumber(runs) ? `, of which ${count(runs)} run` : ""}`;
     });
     overTime(inflight, seen, {
-      label: `Requests in flight by arm over time, now ${told.join("; ")}`,
+      label: `Requests in flight by arm over time, now ${current.join("; ")}`,
       none: "no traffic yet",
       parts: (name) => [{ points: series.load.map((one) => [since(one.at_ns), one.arms?.[name]?.inflight]), apart: (a, b) => trials.get(a[0]) !== trials.get(b[0]), show: count }],
+    });
+  };
+}
+
+const sharesOf = (weights) => {
+  const total = Object.values(weights ?? {}).reduce((sum, weight) => sum + (weight ?? 0), 0);
+  return Object.fromEntries(Object.entries(weights ?? {}).map(([name, weight]) => [name, total ? (100 * (weight ?? 0)) / total : null]));
+};
+
+// The weights now: the last that were set, or those of the experiment where weights decide.
+function weightsNow({ run, series }) {
+  if (series.weights.length) return last(series.weights).weights;
+  return run?.design === "split" ? Object.fromEntries(run.arms.map((arm) => [arm.name, arm.weight ?? 1])) : {};
+}
+
+function weightParts() {
+  let chart = null;
+  return (seen) => {
+    const { series } = seen,
+      since = sinceStart(series);
+    at("[data-weights]").hidden = !series.weights.length;
+    if (!series.weights.length) return;
+    chart ??= curves(at('[data-chart="weights"]'), { height: 140, xText: clock, y: { zero: true, format: pct } });
+    const newest = last(series.weights),
+      end = Math.max(since(last(series.load)?.at_ns ?? newest.at_ns), since(newest.at_ns)),
+      shares = series.weights.map((one) => [since(one.at_ns), sharesOf(one.weights)]);
+    const current = Object.entries(sharesOf(newest.weights)).map(([name, share]) => `${name} ${pct(share)}`).join("; ");
+    const why = `Since ${clock(since(newest.at_ns))}: ${newest.why || "no reason is known"}.`.replace(/\.\.$/, ".");
+    at("[data-weight-why]").textContent = why;
+    overTime(chart, seen, {
+      label: `Shares of the traffic by arm over time, now ${current}. ${why}`,
+      parts: (name) => {
+        const points = shares.map(([at, share]) => [at, share[name]]);
+        return [{ points: [...points, [end, last(points)[1]]], steps: true, show: pct }];
+      },
+      at: (points, x) => points.findLast((point) => point[0] <= x)?.[1],
     });
   };
 }
@@ -369,7 +397,7 @@ function showCompiles(seen) {
             {},
             el("td", { class: "num" }, clock(since(event.at_ns))),
             el("th", { scope: "row" }, armTag(Math.max(0, names.indexOf(event.arm)), event.arm)),
-            el("td", {}, event.kind),
+            el("td", {}, kindName(event.kind)),
             el("td", { class: "num" }, sec(event.seconds)),
             el("td", { class: "num" }, count(event.hit)),
             el("td", { class: "reason" }, el("code", {}, event.shape || DASH)),
@@ -438,9 +466,9 @@ function checkRows(checks, caption) {
   );
 }
 
-function showChecks({ look }) {
-  if (!look?.checks?.length) return;
-  const all = look.checks.map((check) => [standing(check), check]);
+function showChecks({ interim }) {
+  if (!interim?.checks?.length) return;
+  const all = interim.checks.map((check) => [standing(check), check]);
   const order = ["limits", "near"];
   const bad = order.flatMap((stands) => all.filter((one) => one[0] === stands)),
     good = all.filter((one) => one[0] === "ok"),
@@ -455,7 +483,7 @@ function showChecks({ look }) {
 function spark(values) {
   const known = values.filter(isNumber);
   if (known.length < 3) return null;
-  // A tenth of what there is fills the height at least: what hardly moves looks as if it hardly moved.
+  // A tenth of what there is fills the height at least: what hardly moves is drawn as hardly moving.
   const high = Math.max(...known),
     low = Math.min(...known, high - 0.1 * Math.abs(high || 1));
   const x = scale([0, values.length - 1], [1, 95]),
@@ -485,7 +513,7 @@ function showMachines({ series }) {
   renew(
     at("[data-machines]"),
     cells(
-      [["Machine"], ["Clock", "num"], ["Busy", "num"], ["Power", "num"], ["Memory", "num"], ["Temperature", "num"], ["Held back"]],
+      [["Machine"], ["Clock", "num"], ["Busy", "num"], ["Power", "num"], ["Memory", "num"], ["Temperature", "num"], ["Slowed by"]],
       [
         el(
           "tbody",
@@ -494,7 +522,7 @@ function showMachines({ series }) {
             const own = newest[name],
               device = own.kind === "device";
             const held = device
-              ? [...own.throttle.map((reason) => reason.replaceAll("_", " ")), ...(own.foreign ? [`${count(own.foreign)} ${own.foreign === 1 ? "process" : "processes"} of others`] : [])]
+              ? [...own.throttle.map((reason) => reason.replaceAll("_", " ")), ...(own.foreign_processes ? [`${count(own.foreign_processes)} ${own.foreign_processes === 1 ? "process" : "processes"} of others`] : [])]
               : isNumber(own.steal_pct) && own.steal_pct >= 1 ? [`${pct(own.steal_pct)} stolen`] : [];
             return el(
               "tr",
@@ -505,7 +533,7 @@ function showMachines({ series }) {
               cell(name, "power_w", watts, "power_limit_w"),
               cell(name, "memory_bytes", bytes, "memory_limit_bytes"),
               cell(name, "temperature_c", degrees),
-              el("td", { class: held.length ? "warned" : "" }, held.join(", ") || "no"),
+              el("td", { class: held.length ? "warned" : "" }, held.join(", ") || "nothing"),
             );
           }),
         ),
@@ -518,7 +546,7 @@ function showMachines({ series }) {
 
 // --- notes ------------------------------------------------------------------------------------------------------------
 
-function showNotes({ notes }) {
+function showNotes({ now: { notes } }) {
   if (!notes?.length) return;
   renew(at("[data-notes]"), notes.slice().reverse().map((note) => el("li", {}, withCode(note))));
 }

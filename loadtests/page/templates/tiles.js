@@ -36,9 +36,10 @@ function tile(index) {
   return {
     node,
     update(gate, points) {
+      const label = gate.label ?? gate.gate;
       const show = (number) => quantity(number, gate.unit);
       node.className = `tile tile-${(gate.verdict ?? "none").toLowerCase()}`;
-      name.textContent = gate.label;
+      name.textContent = label;
       renew(verdict, chip(gate.verdict, gate.standing));
       value.textContent = show(gate.value);
       const bounded = isNumber(gate.low) || isNumber(gate.high);
@@ -58,7 +59,7 @@ function tile(index) {
         last = points.length ? points.at(-1)[0] : 1;
       const banded = points.filter((point) => isNumber(point[2]) || isNumber(point[3]));
       drawing.update({
-        label: `${gate.label}: ${value.textContent} ${interval.textContent}, ${limit.textContent || "no limit"}, ${gate.standing ?? gate.verdict ?? "not judged"}, over ${points.length} looks`,
+        label: `${label}: ${value.textContent} ${interval.textContent}, ${limit.textContent || "no limit"}, ${gate.standing ?? gate.verdict ?? "not judged"}, over ${points.length} interim analyses`,
         x: [first === last ? 0 : first, last],
         xs: points.map((point) => point[0]),
         lines: [{ arm: index, parts: partsOf(known) }],
@@ -68,17 +69,17 @@ function tile(index) {
         lowest: isNumber(gate.value) && isNumber(gate.limit) && (gate.verdict === "PASS" ? gate.value > gate.limit : gate.verdict === "FAIL" && gate.value < gate.limit),
         tip: (at) => {
           const here = points.find((point) => point[0] === at);
-          return here ? [tip.row(index, gate.label, show(here[1])), el("div", { class: "tip-row" }, el("span", {}, "interval"), el("b", {}, `[${show(here[2])}, ${show(here[3])}]`.replaceAll("×", "")))] : [];
+          return here ? [tip.row(index, label, show(here[1])), el("div", { class: "tip-row" }, el("span", {}, "interval"), el("b", {}, `[${show(here[2])}, ${show(here[3])}]`.replaceAll("×", "")))] : [];
         },
       });
     },
   };
 }
 
-// (arm, gate) => [[seconds, value, low, high], …] over all looks.
-function lookedAt(series) {
+// (arm, gate) => [[seconds, value, low, high], …] over all interim analyses.
+function analysedAt(series) {
   const points = new Map();
-  for (const one of series.looks) {
+  for (const one of series.interims) {
     if (!isNumber(one.seconds)) continue;
     for (const [arm, gate, ...rest] of one.gates) {
       const key = JSON.stringify([arm, gate]);
@@ -104,7 +105,7 @@ function searchTiles(host) {
       for (const node of document.querySelectorAll('#checks, nav a[href="#checks"]')) node.hidden = true; // they are made at the end
       at('nav a[href="#gates"]').textContent = "What holds";
     }
-    const points = lookedAt(series);
+    const points = analysedAt(series);
     for (const held of search.held) {
       if (!tiles.has(held.arm)) {
         const made = tile(indexOf(held.arm));
@@ -119,11 +120,11 @@ function searchTiles(host) {
 function gateTiles(host) {
   const groups = new Map(); // of arms
   return (seen, indexOf) => {
-    const { look, series } = seen;
-    if (!look?.gates?.length) return;
+    const { interim, series } = seen;
+    if (!interim?.gates?.length) return;
     if (!groups.size) host.replaceChildren();
-    const points = lookedAt(series);
-    for (const gate of look.gates) {
+    const points = analysedAt(series);
+    for (const gate of interim.gates) {
       const index = indexOf(gate.arm);
       if (!groups.has(gate.arm)) {
         const head = el("h3", {}),
@@ -141,7 +142,7 @@ function gateTiles(host) {
       group.tiles.get(gate.gate).update(gate, points(gate.arm, gate.gate));
     }
     for (const [arm, group] of groups) {
-      const decided = look.arms?.[arm] ?? {};
+      const decided = interim.arms?.[arm] ?? {};
       renew(group.head, armTag(indexOf(arm), arm), chip(decided.decision, decided.decision ?? "not decided"));
       group.said.textContent = [outlook(decided), decided.reason].filter(Boolean).join(" ");
       group.said.hidden = !group.said.textContent;

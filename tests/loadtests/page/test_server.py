@@ -14,14 +14,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPResponse
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from loadtests.page.access import TOKEN_VARIABLE, Access, page_token
-from loadtests.page.feed import Feed, Listener
 from loadtests.page.server import PageServer
-from loadtests.page.state import RunState
+from loadtests.page.serving import TOKEN_VARIABLE, Handler, Server, page_token
 from servers.fields import ConfigError
 from tests.fakes.live_runs import WatchedRun
 from tests.loadtests.page.conftest import Serve
@@ -105,7 +102,7 @@ def test_events_are_a_stream_that_ends_with_the_run(run: WatchedRun, serve: Serv
         assert answer.readline() == b"retry: 1000\n"
         assert answer.readline() == b"\n"
         first = json.loads(answer.readline()[6:])
-        assert first["now"]["finished"] == 720
+        assert first["now"]["load"]["finished"] == 720
         run.end()
         finishing = threading.Thread(target=server.finish, args=(20.0,))
         finishing.start()
@@ -148,17 +145,17 @@ def test_what_is_no_address_is_answered_and_complains_of_nothing(
 
 def test_a_browser_that_stops_reading_is_let_go(run: WatchedRun, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loadtests.page.server._Handler.timeout", 0.2)
+    monkeypatch.setattr("loadtests.page.server._EVERY_S", 0.01)
     server = serve(run.folder)
     run.notes = ["x" * 2000] * 60
     with socket.create_connection(("127.0.0.1", server.port)) as stuck:
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stuck.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         deadline = time.monotonic() + 60
-        while server._feed is None or not server.feed.listeners:
+        while not server.browsers:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        server.feed._every_s = 0.01
-        while server.feed.listeners:
+        while server.browsers:
             run.notes = [f"{time.monotonic()} {'x' * 1900}"] * 60
             run.status()
             assert time.monotonic() < deadline
@@ -170,7 +167,7 @@ def test_until_a_browser_comes_only_the_server_is_imported() -> None:
         "import sys; import loadtests.page.__main__\n"
         "heavy = {'pyarrow', 'numpy', 'jinja2', 'torch', 'locust', 'gevent', 'grpc', 'scipy'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
-        "import loadtests.page.document, loadtests.page.feed\n"
+        "import loadtests.page.document, loadtests.page.updates\n"
         "print(sorted((heavy - {'pyarrow', 'numpy', 'jinja2'}) & set(sys.modules)))\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -196,41 +193,24 @@ def test_a_token_that_protects_nothing_or_that_no_cookie_holds_is_refused(token:
     assert token not in str(refused.value)
 
 
+@contextmanager
+def listening(token: str) -> Iterator[Server]:
+    with Server("127.0.0.1", 0, Handler, token=token) as server:
+        yield server
+
+
 def test_the_token_comes_as_a_cookie_or_as_a_bearer() -> None:
-    access = Access(ACCESS_TOKEN, port=8080)
-    cookie = access.set_cookie()
-    assert {"HttpOnly", "SameSite=Strict"} <= set(cookie.split("; "))
-    assert access.allows(cookie=f"other=1; {cookie.partition(';')[0]}", authorization=None)
-    assert access.allows(cookie=None, authorization=f"Bearer {ACCESS_TOKEN}")
-    assert not access.allows(cookie=None, authorization=None)
-    assert not access.allows(cookie=f"tailgate_page_8080={ACCESS_TOKEN}x", authorization=f"Basic {ACCESS_TOKEN}")
-    assert not access.allows(cookie=Access(ACCESS_TOKEN, port=8081).set_cookie(), authorization=None)
-    assert not access.allows(cookie="tailgate_page_8080=é", authorization="Bearer ü")
-    assert not Access("", port=1).is_token("")
-
-
-def next_of(listener: Listener | None) -> dict[str, Any]:
-    assert listener is not None
-    message = listener.next(20.0)
-    assert message is not None
-    assert message.startswith(b"data: ")
-    assert message.endswith(b"\n\n")
-    assert message.count(b"\n") == 2
-    told: dict[str, Any] = json.loads(message[6:])
-    return told
-
-
-def test_what_cannot_be_read_ends_no_feed(run: WatchedRun, capsys: pytest.CaptureFixture[str]) -> None:
-    class Broken(RunState):
-        def refresh(self) -> None:
-            raise RuntimeError("no such thing")
-
-    feed = Feed(Broken(run.folder), every_s=0.01)
-    with feed.listening() as listener:
-        for _ in range(3):
-            next_of(listener)
-    assert capsys.readouterr().err.count("RuntimeError: no such thing") == 1
-    assert threading.active_count() > 1
+    with listening(ACCESS_TOKEN) as access, listening(ACCESS_TOKEN) as other, listening("") as open_to_all:
+        cookie = access.set_cookie()
+        assert {"HttpOnly", "SameSite=Strict"} <= set(cookie.split("; "))
+        assert access.allows(cookie=f"other=1; {cookie.partition(';')[0]}", authorization="")
+        assert access.allows(authorization=f"Bearer {ACCESS_TOKEN}")
+        assert not access.allows(authorization="")
+        assert not access.allows(cookie=f"tailgate_page_{access.port}={ACCESS_TOKEN}x", authorization="")
+        assert not access.allows(authorization=f"Basic {ACCESS_TOKEN}")
+        assert not access.allows(cookie=other.set_cookie(), authorization="")
+        assert not access.allows(cookie=f"tailgate_page_{access.port}=é", authorization="Bearer ü")
+        assert not open_to_all.is_token("")
 
 
 @pytest.mark.parametrize("host", ["127.9.9.9", "::1", "LOCALHOST"])
@@ -239,11 +219,12 @@ def test_this_machine_alone_needs_no_token(host: str) -> None:
 
 
 def test_only_names_of_this_machine_are_answered_without_a_token() -> None:
-    known = {host: Access("", port=80).knows_host(host) for host in ("127.0.0.1:8080", "LOCALHOST:1", "[::1]:9")}
-    assert all(known.values()), known
-    for host in (None, "", "evil.example:80", "127.0.0.1.evil.example", "[::2]:80", "localhost.evil"):
-        assert not Access("", port=80).knows_host(host), host
-    assert Access(TOKEN, port=80).knows_host("bench-host:80")
+    with listening("") as server, listening(TOKEN) as closed:
+        for host in ("127.0.0.1:8080", "LOCALHOST:1", "[::1]:9"):
+            assert server.knows_host(host), host
+        for host in ("", "evil.example:80", "127.0.0.1.evil.example", "[::2]:80", "localhost.evil"):
+            assert not server.knows_host(host), host
+        assert closed.knows_host("bench-host:80")
 
 
 def test_the_page_runs_its_own_script_alone_and_is_not_framed(run: WatchedRun, serve: Serve) -> None:
@@ -261,7 +242,7 @@ def test_the_page_runs_its_own_script_alone_and_is_not_framed(run: WatchedRun, s
 def test_more_connections_than_the_limit_are_closed(
     run: WatchedRun, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loadtests.page.server._MOST_CONNECTIONS", 4)
+    monkeypatch.setattr("loadtests.page.serving._MOST_CONNECTIONS", 4)
     server = serve(run.folder)
     with ExitStack() as crowd:
         for _ in range(4):

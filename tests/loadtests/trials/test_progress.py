@@ -16,10 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from analysis.records.documents import content_of
 from loadtests.generator.load_log import LoadLog
-from loadtests.page.access import TOKEN_VARIABLE
+from loadtests.page.serving import TOKEN_VARIABLE
 from loadtests.trials import live_page
 from loadtests.trials.exporter import Exporter, exporting
-from loadtests.trials.live_page import LivePage, PageAddress
+from loadtests.trials.live_page import LivePage, page_address
 from loadtests.trials.processes import child_environment
 from loadtests.trials.progress import ArmLoad, Display, Load, MetricsPage, ReplicaState, Status, plain_line, read_load
 from loadtests.trials.run_metrics import RunCollector
@@ -177,21 +177,18 @@ def test_a_taken_or_bad_address_for_metrics_is_refused() -> None:
         pass
 
 
-HERE = PageAddress(host="127.0.0.1", port=0)
-
-
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_page, "_EVERY_S", 0.05)
 
 
 def test_an_address_of_the_page_may_take_a_free_port() -> None:
-    assert PageAddress.of("off") is None
-    assert PageAddress.of("127.0.0.1:0") == HERE
-    assert PageAddress.of("[::1]:8080") == PageAddress(host="::1", port=8080)
+    assert page_address("off") is None
+    assert page_address("127.0.0.1:0") == ("127.0.0.1", 0)
+    assert page_address("[::1]:8080") == ("::1", 8080)
     for text in ("", "on", "8080", ":8080", "host:", "host:65536", "host:-1", "a b:1"):
         with pytest.raises(ConfigError, match="HOST:PORT"):
-            PageAddress.of(text)
+            page_address(text)
 
 
 @pytest.mark.parametrize("given", ["", "a-token-of-the-user"])
@@ -202,7 +199,7 @@ def test_a_token_is_shown_once_where_it_was_made_and_is_in_no_file(
     if given:
         monkeypatch.setenv(TOKEN_VARIABLE, given)
     status = Status()
-    page = LivePage(PageAddress(host="0.0.0.0", port=0), status)
+    page = LivePage("0.0.0.0", 0, status)
     page.open(tmp_path)
     try:
         wait_for(lambda: status.page)

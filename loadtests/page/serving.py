@@ -1,0 +1,191 @@
+"""A small HTTP server: for this machine alone, or for those who hold its token, on a bounded number of threads."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
+from socketserver import TCPServer
+from typing import Any
+
+from servers.address import joined
+from servers.fields import ConfigError
+
+TOKEN_VARIABLE = "TAILGATE_PAGE_TOKEN"
+FEWEST_CHARACTERS = 16
+_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_IDLE_S = 30.0  # that a connection may say nothing
+_MOST_CONNECTIONS = 256  # each is a thread and a file
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens on `host`."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def page_token(host: str, *, environment: Mapping[str, str] = os.environ) -> tuple[str, bool]:
+    """Return (token, whether it is a new one) of a page on `host`; an empty token where only this machine reaches it.
+
+    Raises ConfigError for a token in `environment` that is too short, or that no cookie holds.
+    """
+    if is_loopback(host):
+        return "", False
+    token = environment.get(TOKEN_VARIABLE, "").strip()
+    if not token:
+        return secrets.token_hex(16), True
+    if len(token) < FEWEST_CHARACTERS:
+        raise ConfigError(
+            f"{TOKEN_VARIABLE} holds {len(token)} characters; the least is {FEWEST_CHARACTERS}: make one with "
+            "`openssl rand -hex 16`"
+        )
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", token):
+        raise ConfigError(
+            f"{TOKEN_VARIABLE} holds other characters than letters, digits, -, _ and .: make one with "
+            "`openssl rand -hex 16`"
+        )
+    return token, False
+
+
+class Server(ThreadingHTTPServer):
+    """Listens on (host, port) from now on, and answers by `handler` once `serve_forever` runs. Raises OSError.
+
+    Without a `token`, only requests to a name of this machine are answered: a foreign page whose name was bound anew to
+    127.0.0.1 still sends its own name as Host.
+    """
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler], *, token: str = "") -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), handler)
+        self._token = token
+        # Cookies are shared by all ports of a host, and several runs may be watched.
+        self._cookie = f"tailgate_page_{self.port}"
+        self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+    def url(self, host: str) -> str:
+        """Return the address, as one who reaches this machine under `host` writes it."""
+        return f"http://{joined(host, self.port)}/"
+
+    def is_token(self, given: str) -> bool:
+        """Whether it is the token, where there is one; takes as long for any text of one length."""
+        return bool(self._token) and hmac.compare_digest(given.encode(), self._token.encode())
+
+    def knows_host(self, host: str) -> bool:
+        """Whether the Host header is a name under which this is served; with a token, any name."""
+        name = host.strip().lower()
+        name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+        return bool(self._token) or name in _LOCAL_NAMES
+
+    def allows(self, *, authorization: str, cookie: str = "") -> bool:
+        """Whether a request with these headers carries the token, or needs none."""
+        scheme, _, given = authorization.partition(" ")
+        if not self._token or (scheme.lower() == "bearer" and self.is_token(given.strip())):
+            return True
+        with suppress(CookieError):
+            held = SimpleCookie(cookie).get(self._cookie)
+            return held is not None and self.is_token(held.value)
+        return False
+
+    def set_cookie(self) -> str:
+        """Return the Set-Cookie header with which a browser sends the token from now on."""
+        return f"{self._cookie}={self._token}; HttpOnly; SameSite=Strict; Path=/"
+
+    def server_bind(self) -> None:
+        """Bind as any TCP server does: HTTPServer would ask the name service for its name."""
+        TCPServer.server_bind(self)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Close what comes beyond the limit at once: clients cannot take all threads and files of the machine."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report faults alone: a client that goes away in the middle is none."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers in whole, with headers that let no other page frame or read them."""
+
+    server: Server
+    protocol_version = "HTTP/1.1"
+    server_version = "tailgate"
+    sys_version = ""
+    timeout = _IDLE_S
+
+    def do_GET(self) -> None:
+        self.get()
+
+    def do_HEAD(self) -> None:
+        self.get()
+
+    def do_POST(self) -> None:
+        self.post()
+
+    def get(self) -> None:
+        """Answer GET, and HEAD without the body."""
+        self.answer(HTTPStatus.NOT_FOUND, "There is nothing here.\n")
+
+    def post(self) -> None:
+        """Answer POST; not at all here."""
+        self.close_connection = True  # the body was not read
+        self.answer(HTTPStatus.NOT_IMPLEMENTED, "Nothing is sent here.\n")
+
+    def begin(self, status: HTTPStatus, headers: Mapping[str, str]) -> None:
+        """Send the head of an answer."""
+        fixed = {
+            "Content-Type": "text/plain; charset=utf-8",
+            "Cache-Control": "no-store",
+            "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+        }
+        self.send_response(status)
+        for name, value in {**fixed, **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def answer(self, status: HTTPStatus, body: str | bytes, **headers: str) -> None:
+        """Send a whole answer; `headers` are named with _ for -."""
+        content = body.encode() if isinstance(body, str) else body
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.begin(status, {"Content-Length": str(len(content)), **named})
+        if self.command != "HEAD":
+            with suppress(OSError):
+                self.wfile.write(content)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Log no request: an address may hold the token."""

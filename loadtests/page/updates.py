@@ -1,0 +1,119 @@
+"""What is new in a run directory, for one browser: lines, rows and documents as they are; the page's script reads them."""
+
+from __future__ import annotations
+
+import json
+import time
+import tomllib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from analysis.records.documents import content_of
+from analysis.records.plain_values import CONTROL, mapping, number, rows_of
+from loadtests.page.tails import LinesTail, TableTail
+
+REPORT = "report.html"
+_STATUS, _LOCUST_PAGE = "status.json", "locust-page.json"
+_LINES = ("load", "interim", "preview", "weights", "search")
+_EVENT_COLUMNS = ("arm", "kind", "phase", "start_ns", "end_ns", "shape", "reason", "request_ids")
+_MACHINE_COLUMNS = (
+    *("kind", "name", "at_ns", "cpus", "cpu_s", "steal_s", "memory_bytes", "memory_limit_bytes"),
+    *("sm_mhz", "power_w", "power_limit_w", "temperature_c", "utilisation_pct", "throttle", "foreign_processes"),
+)
+_MOST_MACHINE_ROWS = 3000  # the page shows the last minutes
+_LONGEST_SILENCE_S = 30.0
+
+
+class Updates:
+    """Reads the directory on from where the last message ended; the first message has everything."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._lines = {name: LinesTail(run_dir / f"{name}.jsonl") for name in _LINES}
+        self._tables: dict[Path, TableTail] = {}
+        self._messages = 0
+        self.run: dict[str, Any] = {}
+        self.now: dict[str, Any] = {}
+
+    def event(self, *, last: bool) -> bytes:
+        """Return what is new as a server-sent event; `last` says that none follows."""
+        message: dict[str, Any] = {"first": self._messages == 0, "last": last}
+        self._messages += 1
+        if not self.run.get("arms"):
+            self.run = message["run"] = _described(self._run_dir)
+        self.now = message["now"] = self._now()
+        message |= {name: rows for name, tail in self._lines.items() if (rows := list(tail.new()))}
+        message["events"] = self._rows("compile_events.arrow", _EVENT_COLUMNS)
+        message["machines"] = self._rows("machines.arrow", _MACHINE_COLUMNS)[-_MOST_MACHINE_ROWS:]
+        for event in message["events"]:
+            event["hit"] = len(event.pop("request_ids", None) or ())
+        text = json.dumps(message, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=str)
+        return f"data: {CONTROL.sub('', text)}\n\n".encode()
+
+    def _rows(self, name: str, columns: tuple[str, ...]) -> list[dict[str, Any]]:
+        for path in self._run_dir.glob(f"trial-[0-9]*/{name}"):
+            self._tables.setdefault(path, TableTail(path, columns))
+        rows = [row for path in sorted(self._tables) if path.name == name for row in self._tables[path].new()]
+        return [
+            {key: number(value) if isinstance(value, float) else value for key, value in row.items()} for row in rows
+        ]
+
+    def _now(self) -> dict[str, Any]:
+        status = content_of(self._run_dir / _STATUS)
+        trial = status.get("trial")
+        folder = self._run_dir / (f"trial-{trial:02d}" if isinstance(trial, int) else "trial-01")
+        lags = [mapping(content_of(path).get("lag_ms")).get("p99") for path in folder.glob("generator-[0-9]*.json")]
+        ended = status.get("ended")
+        return {
+            **status,
+            "lag_ms": max((ms for ms in map(number, lags) if ms is not None), default=None),
+            "locust_page": content_of(self._run_dir / _LOCUST_PAGE).get("url"),
+            "silent_s": None if ended else self._silent_s(),
+            "ended": self._ended(ended) if isinstance(ended, Mapping) else None,
+        }
+
+    def _silent_s(self) -> float | None:
+        """Return for how long the run has written nothing, where that is long: it writes each second."""
+        try:
+            silent_s = time.time() - (self._run_dir / _STATUS).stat().st_mtime
+        except OSError:
+            return None
+        return silent_s if silent_s > _LONGEST_SILENCE_S else None
+
+    def _ended(self, ended: Mapping[str, Any]) -> dict[str, Any]:
+        """Return how the run ended, with its verdict where it has one."""
+        folder = judged_folder(self._run_dir)
+        has_report = (folder / REPORT).exists()
+        summary = content_of(folder / "summary.json") if has_report else {}
+        return {**ended, "report": has_report, "verdict": summary.get("overall"), "headline": summary.get("headline")}
+
+
+def judged_folder(run_dir: Path) -> Path:
+    """Return where the report is: in the run directory, or next to it where it was judged together with others."""
+    name = mapping(content_of(run_dir / _STATUS).get("ended")).get("judged")
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
+        return run_dir
+    return run_dir.parent / name
+
+
+def _described(run_dir: Path) -> dict[str, Any]:
+    """Return what is known from the start: names, arms, and how the run is judged."""
+    experiment: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        experiment = tomllib.loads((run_dir / "experiment.toml").read_text(encoding="utf-8"))
+    traffic, gates = mapping(experiment.get("traffic")), mapping(experiment.get("gates"))
+    arms = [
+        {key: arm.get(key) for key in ("name", "preset", "control", "weight")}
+        for arm in rows_of(experiment.get("arms"))
+    ]
+    return {
+        "name": experiment.get("name") or run_dir.name,
+        "id": run_dir.name,
+        "arms": sorted(arms, key=lambda arm: arm["control"] is not True),
+        "design": traffic.get("design"),
+        "max_lag_ms": number(gates.get("max_generator_lag_ms")),
+        # A search judges nothing.
+        "judged_once": gates.get("sequential") is not True and traffic.get("arrivals") != "saturation",
+    }

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from analysis.records.documents import write_document
+from analysis.records.tables import RecordWriter
+from loadtests.page import tails
+from loadtests.page.tails import LinesTail, TableTail
+from loadtests.page.updates import Updates, judged_folder
+from tests.fakes.live_runs import WatchedRun
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> WatchedRun:
+    return WatchedRun(folder=tmp_path / "20260101T000000Z-canary")
+
+
+def first_of(run: WatchedRun) -> dict[str, Any]:
+    event = Updates(run.folder).event(last=False)
+    assert event.startswith(b"data: ")
+    assert event.endswith(b"\n\n")
+    assert event.count(b"\n") == 2
+    message: dict[str, Any] = json.loads(event[6:])
+    return message
+
+
+def test_each_line_and_row_is_sent_once(run: WatchedRun) -> None:
+    run.minutes(1)
+    run.compiled(4.0)
+    updates = Updates(run.folder)
+    first = json.loads(updates.event(last=False)[6:])
+    assert (first["first"], first["run"]["name"], len(first["load"]), len(first["interim"])) == (True, "canary", 60, 1)
+    assert (len(first["machines"]), len(first["events"]), first["events"][0]["hit"]) == (180, 1, 12)
+    run.second()
+    run.status()
+    later = json.loads(updates.event(last=True)[6:])
+    assert (later["first"], later["last"], len(later["load"]), len(later["machines"])) == (False, True, 1, 3)
+    assert not {"run", "interim"} & later.keys()
+    assert later["events"] == []
+    assert later["now"]["load"]["t_s"] == 61.0
+
+
+def test_a_report_may_lie_beside_the_run_and_nowhere_else(run: WatchedRun) -> None:
+    joined = run.folder.parent / f"{run.folder.name}-joined"
+    joined.mkdir()
+    (joined / "report.html").write_text("the joined one")
+    run.status("judging", ended={"complete": True, "judged": joined.name})
+    assert judged_folder(run.folder) == joined
+    assert first_of(run)["now"]["ended"]["report"]
+    for name in ("", ".", "..", "../x", "a/b", "/etc", "x\0", 3, None):
+        run.status("judging", ended={"complete": True, "judged": name})
+        assert judged_folder(run.folder) == run.folder, name
+
+
+@pytest.mark.parametrize("content", [None, 3, "x", [], [[]], {"a": {"b": []}}, float("1e308"), -1, True])
+def test_files_of_any_content_raise_nothing(run: WatchedRun, content: Any) -> None:
+    keys = ("phase", "detail", "trial", "trials", "replicas", "load", "notes", "at_ns", "ended", "planned")
+    write_document(run.folder / "status.json", dict.fromkeys(keys, content))
+    keys = ("look", "seconds", "arms", "gates", "checks", "groups", "sequential")
+    gate = dict.fromkeys(("arm", "gate", "value", "low", "limit", "verdict", "reason"), content)
+    lines = [dict.fromkeys(keys, content), {"gates": [gate], "checks": [gate], "arms": {"a": content}}]
+    lines += [dict.fromkeys(("arms", "rates", "held", "trial", "spent_s", "stop"), content)]
+    held = dict.fromkeys(("arm", "low_rps", "seen_rps", "high_rps", "starts", "steps", "left"), content)
+    lines += [{"arms": [content], "rates": [content], "held": [held, content]}]
+    for name in ("interim.jsonl", "load.jsonl", "weights.jsonl", "search.jsonl"):
+        (run.folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run.folder / "experiment.toml").write_text("[[")
+    (run.folder / "trial-x").mkdir()
+    first_of(run)
+
+
+def test_what_would_turn_text_or_is_no_number_is_left_out(run: WatchedRun) -> None:
+    run.notes = ["a\u2028\u202eb\x00c"]
+    run.status()
+    sample = {"kind": "device", "name": "cuda:0", "at_ns": 1, "power_w": float("nan"), "sm_mhz": 1980}
+    run.writers["machines"].append(sample)
+    run.writers["machines"].flush()
+    message = first_of(run)
+    assert message["now"]["notes"] == ["a\u2028b\0c"]
+    assert message["machines"][0]["power_w"] is None
+
+
+SCHEMA = pa.schema([("name", pa.string()), ("n", pa.int64()), ("more", pa.string())])
+
+
+def test_only_whole_lines_are_read_and_each_once(tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    tail = LinesTail(file)
+    assert list(tail.new()) == []
+    file.write_bytes(b'{"n": 1}\n{"n": 2}\n{"n"')
+    assert list(tail.new()) == [{"n": 1}, {"n": 2}]
+    assert list(tail.new()) == []
+    with file.open("ab") as more:
+        more.write(b': 3}\n{"n": 4}\n')
+    assert list(tail.new()) == [{"n": 3}, {"n": 4}]
+
+
+def test_a_replaced_file_is_read_again_and_a_line_longer_than_any_of_ours_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tails, "_LINES_AT_ONCE", 64)
+    file = tmp_path / "lines"
+    file.write_bytes(b'{"n": 1}\n')
+    tail = LinesTail(file)
+    assert list(tail.new()) == [{"n": 1}]
+    (tmp_path / "other").write_bytes(b'{"n": 2}\n' + b"x" * 200 + b'\n{"n": 3}\n')
+    (tmp_path / "other").replace(file)
+    assert list(tail.new()) == [{"n": 2}, {"n": 3}]
+
+
+def test_rows_of_a_growing_table_come_once_and_again_after_a_new_start(tmp_path: Path) -> None:
+    file = tmp_path / "events.arrow"
+    tail = TableTail(file, {"n"})
+    with RecordWriter(file, SCHEMA) as writer:
+        for number in range(2):
+            writer.append(row(number))
+            writer.flush()
+            assert tail.new() == [{"n": number}]
+            assert tail.new() == []
+    with RecordWriter(file, SCHEMA) as writer:
+        writer.append(row(7))
+    assert tail.new() == [{"n": 0}, {"n": 1}, {"n": 7}]
+
+
+def test_documents_are_objects_of_json_alone(tmp_path: Path) -> None:
+    file = tmp_path / "interim.jsonl"
+    deep = "[" * 100_000
+    file.write_text(f'{{"number": 1, "value": NaN}}\nnull\n[1]\n{{"torn\n{deep}\n\n{json.dumps({"number": 2})}\n')
+    assert list(LinesTail(file).new()) == [{"number": 1, "value": None}, {"number": 2}]
+
+
+def row(number: int) -> dict[str, object]:
+    return {"name": f"row {number}", "n": number, "more": "x" * 1000}
+
+
+def test_damage_shows_less_and_raises_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "events.arrow"
+    with RecordWriter(file, SCHEMA) as writer:
+        for number in range(2):
+            writer.append(row(number))
+            writer.flush()
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    assert TableTail(file, {"n"}).new() in ([], [{"n": 0}])
+    file.write_bytes(b"\0" * len(whole))
+    assert TableTail(file, {"n"}).new() == []
+    file.unlink()
+    assert TableTail(file, {"n"}).new() == []
+
+
+def test_a_batch_that_is_being_written_comes_when_it_is_whole(tmp_path: Path) -> None:
+    file = tmp_path / "events.arrow"
+    with RecordWriter(file, SCHEMA) as writer:
+        for number in range(3):
+            writer.append(row(number))
+            writer.flush()
+    whole = file.read_bytes()
+    file.write_bytes(b"")
+    tail, seen = TableTail(file, {"n"}), []
+    for size in range(0, len(whole), 97):
+        with file.open("ab") as growing:
+            growing.write(whole[size : size + 97])
+        seen += tail.new()
+    assert seen == [{"n": 0}, {"n": 1}, {"n": 2}]
