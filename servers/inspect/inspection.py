@@ -12,8 +12,8 @@ from servers.clock import now_ns
 from servers.compiler.events import CompileEvent, CompilerFacts
 from servers.complaint import named
 from servers.config import ArmConfig
+from servers.engine.device import itemised, process_started_ns
 from servers.engine.shapes import StepShape
-from servers.engine.startup import itemised, process_started_ns
 from servers.engine.warmup import WARMUP_CALLS, warmup_plan
 from servers.inspect.listed_shapes import listed, size_of, unplanned_shapes
 
@@ -112,7 +112,7 @@ def inspect_arm(arm: ArmConfig, shapes: Sequence[StepShape], *, report: Callable
     entered_ns = now_ns()
     report(f"loading {arm.model.id}")
     from servers.compiler.recorder import CompileRecorder
-    from servers.engine.runners import runner_for
+    from servers.engine.runner import runner_for
 
     imported_ns = now_ns()
     recorder = CompileRecorder()
