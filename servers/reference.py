@@ -1,4 +1,4 @@
-"""Measure how fast a device and its host are, by work that never changes: `python -m servers.reference --device cuda:0`.
+"""Measure the speed of a device and its host, by work that never changes: `python -m servers.reference --device cuda:0`.
 
 Run before and after each trial by loadtests/trials/references.py. Four parts tell a slow card from a slow host: a
 matrix product (the device computes), a read of memory (the device loads), many small launches (the host issues), a loop
