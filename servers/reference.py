@@ -1,9 +1,10 @@
-"""Measure the speed of a device and its host, by work that never changes: `python -m servers.reference --device cuda:0`.
+"""Measure how fast a device and its host are: `python -m servers.reference --device cuda:0`.
 
-Run before and after each trial by loadtests/trials/references.py. Four parts tell a slow card from a slow host: a
-matrix product (the device computes), a read of memory (the device loads), many small launches (the host issues), a loop
-of Python (the host interprets). Prints {"ready": true} once all is allocated and warm, measures when a line comes on
-stdin, and prints one JSON object. Where nothing can be measured, "error" in it says why and the exit code is 0.
+The work never changes; loadtests/trials/references.py has it done before and after each trial. Four parts tell a slow
+card from a slow host: a matrix product (the device computes), a read of memory (the device loads), many small launches
+(the host issues), a loop of Python (the host interprets). Prints {"ready": true} once all is allocated and warm,
+measures when a line comes on stdin, and prints one JSON object. Where nothing can be measured, "error" in it says why
+and the exit code is 0.
 """
 
 from __future__ import annotations
