@@ -179,7 +179,7 @@ class WatchedRun:
             {"check": check, "arm": None, "ok": True, "value": value, "limit": limit, "reason": reason, "remedy": ""}
             for check, value, limit, reason in reasons
         ]
-        checks[0] |= {"ok": number > 9, "remedy": "Let it run on; `tailgate plan` says how long."}
+        checks[0] |= {"ok": number > 9, "remedy": "Let it run on: `gates.min_blocks` asks for more."}
         checks[1] |= {"remedy": "Give the load more processors."}
         checks[2] |= {"arm": self.naive}
         line = {
