@@ -84,8 +84,8 @@ def weights_patch(route: Mapping[str, Any], weights: Mapping[str, int]) -> dict[
     rules = copy.deepcopy(route["spec"]["rules"])
     for rule in filter(_is_weighted, rules):
         for backend in rule["backendRefs"]:
-            if (arm := services.get(backend["name"])) is not None:
-                backend["weight"] = weights[arm]
+            if backend["name"] in services:
+                backend["weight"] = weights[services[backend["name"]]]
         if not any(backend.get("weight", 1) for backend in rule["backendRefs"]):
             raise ConfigError("every arm would have weight 0: give at least one arm a weight of 1 or more")
     return {"metadata": {"resourceVersion": route["metadata"]["resourceVersion"]}, "spec": {"rules": rules}}
@@ -174,7 +174,7 @@ class Gateway:
             settings.host = f"http://{proxy}"
         else:
             try:
-                config.load_incluster_config(client_configuration=settings)
+                config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
             except config.ConfigException as error:
                 raise ConfigError(
                     f"{error} Run in a pod that has the token of a service account, or give the address of a "
