@@ -31,7 +31,7 @@ _IDS = ("request_id", "session_id", "pair_id", "event_id", "request_ids")
 # Settings that change nothing of what is measured, as keys or as tables: where and how often, not what.
 _MAY_DIFFER = (
     *("name", "seed", "machines", "rollout", "trials.count", "trials.ready_timeout_s"),
-    *("splitter.port", "splitter.admin_port", "splitter.access_log"),
+    *("splitter.port", "splitter.admin_port"),
     *("traffic.workers", "traffic.remote_workers", "traffic.master_bind"),
 )
 _MUST_AGREE = ("arms", "control", "traffic.design", "loop")  # whatever is accepted

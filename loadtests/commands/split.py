@@ -27,7 +27,7 @@ from servers.splitter.bootstrap import bootstrap
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, upstream_tls
 from servers.splitter.kubernetes import grpc_route_manifest
-from servers.splitter.weights import reshare
+from servers.splitter.live import reshare
 from servers.temporary_folder import TemporaryFolder
 
 _ASKING_S = 5.0  # for a replica's name, whenever the health of one changes

@@ -88,7 +88,6 @@ class SplitterSettings:
     admin_port: Annotated[int, Range(0, 65535)] = 0
     workers: Annotated[int, Range(1, 1024)] = 2
     stickiness: Stickiness = "arm"
-    access_log: bool = False
     tls_certificate: str = ""
     tls_key: str = ""
     tls_client_ca: str = ""

@@ -12,7 +12,7 @@ from loadtests.experiments.users import UsersConfig
 from servers.fields import ConfigError
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.kubernetes import Gateway
-from servers.splitter.weights import live_weights, reweight, shares_after, started_s_ago
+from servers.splitter.live import live_shares, reshare, shares_after, started_s_ago
 
 # Whoever waits sees no alarm meanwhile, and a rollback is to take 2 s at most.
 _IN_FORCE_S, _ASK_S = 1.0, 0.2
@@ -47,7 +47,7 @@ class EnvoySplitter:
 
     def weights(self) -> Mapping[str, int]:
         """The live weights."""
-        return live_weights(self.admin)
+        return live_shares(self.admin).weights
 
     def after(self, weights: Mapping[str, int]) -> Mapping[str, int]:
         """Those that are not named keep theirs."""
@@ -55,7 +55,7 @@ class EnvoySplitter:
 
     def reweight(self, weights: Mapping[str, int]) -> None:
         """In one change, in force when it returns."""
-        reweight(self.admin, weights)
+        reshare(self.admin, weights=weights)
 
     def up_s(self) -> float:
         """Envoy's age, whole seconds of which it tells: it starts with the weights of its configuration."""

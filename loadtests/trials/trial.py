@@ -42,7 +42,7 @@ from servers.security import server_tls
 from servers.splitter.admin import SplitterError
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
-from servers.splitter.weights import Shares
+from servers.splitter.live import Shares
 
 _POLL_S = 0.1
 _ENVOY_READY_S = 30.0
@@ -318,6 +318,5 @@ def splitter_config(experiment: Experiment, targets: dict[str, tuple[str, ...]],
         admin_port=settings.admin_port,
         workers=settings.workers,
         stickiness=settings.stickiness,
-        access_log=str((logs / "access.log").resolve()) if settings.access_log else "",
         tls=server_tls(settings.tls_certificate, settings.tls_key, settings.tls_client_ca),
     )

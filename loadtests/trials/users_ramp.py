@@ -24,10 +24,8 @@ from loadtests.trials.trial_facts import TrialFacts
 from loadtests.trials.users_trial import UsersTrial, observed_of
 from servers.clock import now_ns
 from servers.fields import ConfigError
-from servers.splitter.access_log import log_path
 from servers.splitter.admin import Admin, SplitterError
-from servers.splitter.replicas import replica_addresses
-from servers.splitter.weights import configured_weights, live_shares
+from servers.splitter.live import configured_shares, live_shares, log_path, replica_addresses
 
 _READ_NS = 1_000_000_000
 
@@ -86,7 +84,7 @@ class UsersRamp(Orchestrator):
                 f"{candidate} gets copies of {percent:g} % of the requests: end them first, by tailgate split --admin "
                 f"{admin.address} --set-shadow {candidate}=0%"
             )
-        if moves and (share := configured_weights(admin).get(candidate, 0)):
+        if moves and (share := configured_shares(admin).weights.get(candidate, 0)):
             # Envoy forgets live weights when it starts anew.
             raise ConfigError(
                 f"the split gives {candidate} weight {share} whenever it starts anew: start it with "

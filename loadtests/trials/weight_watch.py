@@ -12,7 +12,7 @@ from pathlib import Path
 from analysis.records.weight_journal import BY_HAND, WeightChange, append, read_weights
 from servers.clock import now_ns
 from servers.splitter.admin import Admin, SplitterError
-from servers.splitter.weights import Shares, shares_since
+from servers.splitter.live import Shares, live_shares
 
 _EVERY_NS = 1_000_000_000
 
@@ -39,7 +39,7 @@ class WeightWatch:
             return None
         self._next_ns = at_ns + _EVERY_NS
         try:
-            seen = shares_since(admin, self._configured)
+            seen = live_shares(admin, self._configured)
         except (SplitterError, ValueError):
             return None  # an Envoy that is gone ends the run by other ways
         before, since_ns = self._seen, self._seen_ns

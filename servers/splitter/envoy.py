@@ -24,10 +24,10 @@ from typing import Any, Self
 from servers.address import joined
 from servers.fields import ConfigError
 from servers.launcher import launched
-from servers.splitter.access_log import FLUSH_MS
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.bootstrap import LISTENER, bootstrap
 from servers.splitter.envoy_config import SplitterConfig
+from servers.splitter.request_log import FLUSH_MS
 from servers.temporary_folder import TemporaryFolder
 
 # For every arm: (replicas that may get traffic, replicas).

