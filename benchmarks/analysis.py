@@ -120,7 +120,6 @@ def _batch(first: int, due: Floats, level: float, rng: np.random.Generator) -> p
                 max_tokens=2048,
                 output_tokens=output,
                 compile_stall_ns=0,
-                batch_id=numbers // 4,
                 server_recv_ns=scheduled + 400_000,
                 server_end_ns=scheduled + took - 100_000,
                 phase="measure",

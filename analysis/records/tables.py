@@ -94,6 +94,18 @@ def read_end(path: Path) -> tuple[int, bool] | None:
     return int(line[1]), crc32 == int(line[2], 16)
 
 
+def stated_rows(path: Path) -> int:
+    """Return how many rows a whole Arrow or Parquet file states without reading them; 0 of others."""
+    with contextlib.suppress(pa.ArrowException, OSError), path.open("rb") as file:
+        if path.suffix == ".parquet":
+            return int(pa.parquet.read_metadata(file).num_rows)
+        size = path.stat().st_size
+        file.seek(max(0, size - END_LINE_BYTES))
+        line = _END_LINE.match(file.read())
+        return min(int(line[1]), size) if line is not None else 0
+    return 0
+
+
 # --- Writing ----------------------------------------------------------------------------------------------------------
 
 
@@ -188,23 +200,29 @@ def _kept_batches(path: Path, schema: pa.Schema) -> list[pa.RecordBatch]:
 
 
 def read_table(path: Path, schema: pa.Schema, *, required: Sequence[str] = ()) -> tuple[pa.Table, tuple[str, ...]]:
-    """Return the rows of an Arrow, Parquet or JSON Lines file in `schema`, and what is wrong with the file, in words
-    that follow its name.
+    """Return the rows of a file in `schema`, and what is wrong with it: see `tables_in`."""
+    problems: list[str] = []
+    tables = [schema.empty_table(), *tables_in(path, schema, problems, required=required)]
+    return pa.concat_tables(tables), tuple(problems)
+
+
+def tables_in(
+    path: Path, schema: pa.Schema, problems: list[str], *, required: Sequence[str] = ()
+) -> Iterator[pa.Table]:
+    """Yield the rows of an Arrow, Parquet or JSON Lines file in `schema`, some megabytes at a time, and add what is
+    wrong with the file to `problems`, in words that follow its name.
 
     Columns that `schema` lacks are not read, and columns that the file lacks are null. Raises RecordError for a missing
     `required` column, a column of another kind, and a file that cannot be read.
     """
     tables_of = {".parquet": _parquet_tables, ".jsonl": _json_tables}.get(path.suffix, _arrow_tables)
-    problems: list[str] = []
-    tables = [schema.empty_table()]
     try:
         for table in tables_of(path, schema, problems):
-            tables.append(_conform(table, schema, required, path.name))
+            yield _conform(table, schema, required, path.name)
     except RecordError:
         raise
     except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
         raise RecordError(f"{path.name} cannot be read ({one_line(error)}): give the file again") from error
-    return pa.concat_tables(tables), tuple(problems)
 
 
 def _arrow_tables(path: Path, schema: pa.Schema | None, problems: list[str]) -> Iterator[pa.Table]:
@@ -302,7 +320,4 @@ def _cast(column: Any, kind: pa.DataType) -> Any:
         # Not-a-number and values beyond any clock are unknown, not zero.
         usable = pc.and_kleene(pc.is_finite(column), pc.less(pc.abs(column), _LARGEST_INT))
         column = pc.round(pc.if_else(usable, column, None))
-    if not types.is_dictionary(kind):
-        return column.cast(kind)
-    # A cast to the type that the texts have takes as long as the encoding.
-    return (column if column.type == kind.value_type else column.cast(kind.value_type)).dictionary_encode()
+    return column.cast(kind)

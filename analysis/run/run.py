@@ -17,6 +17,7 @@ from analysis.arrays import Bools, Codes, Ints
 from analysis.records.placing import Unplaced, misplaced_requests, place_events
 from analysis.records.plain_values import first_of, mapping, number, rows_of, table
 from analysis.records.plain_values import seconds as seconds_of
+from analysis.records.request_columns import ColumnBuilder
 from analysis.records.requests import Requests, requests_of
 from analysis.records.run_records import RunRecords
 from analysis.records.tables import RecordError
@@ -71,16 +72,15 @@ class Run:
         timeout_s = number(table(experiment, "traffic").get("timeout_s"))
         numbers = {int(info["trial"]) for info in infos}
         unplaced_requests = misplaced_requests(records.requests, arms=_named_arms(records), trials=numbers)
-        # What is judged of the table will be in `requests`: memory need not hold it twice.
-        whole = [records.requests]
-        records = replace(records, requests=records.requests.select([]))
         requests = requests_of(
-            whole.pop(),
+            records.requests,
             deadline_ms=timeout_s * 1e3 if timeout_s else None,
             ends_ns=planned_ends(infos),
             cut_short={int(info["trial"]) for info in infos if not info.get("complete")},
             tokens=task_of(experiment) != EMBED,
         )
+        # What is judged of the columns is in `requests`: memory need not hold the rest.
+        records = replace(records, requests=ColumnBuilder().columns())
         control, arms = _arms(records, requests)
         placed, unplaced_events = place_events(
             records.events,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from analysis.records.request_columns import RequestColumns
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import END_LINE_BYTES, RecordWriter, read_end
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
@@ -34,6 +35,10 @@ def row(index=0, *, at_s=0.0, ttft_s=0.1, e2e_s=0.5, status="OK", arm="eager", *
 
 def table_of(rows):
     return pa.Table.from_pylist(rows, schema=REQUESTS)
+
+
+def columns_of(rows):
+    return RequestColumns.of(table_of(rows))
 
 
 def unstate(path: Path) -> None:
@@ -62,7 +67,7 @@ def record(number: int = 0, **changes: object) -> RequestRecord:
         **{"prompt_tokens": 7, "max_tokens": 3, "output_tokens": 3},
         token_ns=np.array([10 * MS, 20 * MS, 30 * MS], dtype=np.int64),
     )
-    served = {"compile_stall_ns": None, "batch_id": 4, "server_recv_ns": 1_002 * MS, "server_end_ns": 1_100 * MS}
+    served = {"compile_stall_ns": None, "server_recv_ns": 1_002 * MS, "server_end_ns": 1_100 * MS}
     served |= {name: changes.pop(name) for name in SERVED_COLUMNS if name in changes}  # type: ignore[misc]
     return base._replace(**changes, served=[served[name] for name in SERVED_COLUMNS])  # type: ignore[arg-type]
 
