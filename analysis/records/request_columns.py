@@ -6,7 +6,6 @@ ns with single-precision distances from it, which are off by 6e-8 of their lengt
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -280,36 +279,26 @@ def _mixed(values: Hashes) -> Hashes:
     return values ^ (values >> np.uint64(27))
 
 
-def numbered(ids: Hashes) -> Codes:
-    """Return one number below the length for each distinct id, -1 for 0."""
+def first_rows(ids: Hashes) -> Codes:
+    """Return the first row that has the id of each row, -1 where it is 0."""
     if not ids.any():
         return np.broadcast_to(np.int32(-1), len(ids))
-    numbers = np.full(len(ids), -1, dtype=np.int32)
-    count = 0
-    for rows in _parts(ids):
-        distinct, own = np.unique(ids[rows], return_inverse=True)
-        numbers[rows] = own + count
-        count += len(distinct)
-    return numbers
+    first = np.full(len(ids), -1, dtype=np.int32)
+    # Equal ids are in one part, since a sort of all at once takes much memory.
+    bits = (len(ids) // _PART).bit_length()
+    part = (ids >> np.uint64(64 - bits)).astype(np.uint8) if bits else np.zeros(len(ids), dtype=np.uint8)
+    for number in range(1 << bits):
+        rows = np.flatnonzero((part == number) & (ids > 0)).astype(np.int32)
+        rows = rows[np.argsort(ids[rows])]
+        ordered = ids[rows]
+        starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: rows.size])
+        if rows.size:
+            first[rows] = np.repeat(np.minimum.reduceat(rows, starts), np.diff(starts, append=rows.size))
+    return first
 
 
 def repeated_rows(columns: RequestColumns) -> Ints:
     """Return the rows whose trial, arm and id an earlier row has."""
     place = (columns.trial.astype(np.uint64) << np.uint64(32)) + columns.arm.astype(np.uint64) + np.uint64(1)
-    keys = np.where(columns.id > 0, columns.id ^ _mixed(place), np.uint64(0))
-    found = [np.zeros(0, dtype=np.int64)]
-    for rows in _parts(keys):
-        own = keys[rows]
-        ordered = np.sort(own)
-        if (ordered[1:] == ordered[:-1]).any():
-            order = np.argsort(own, kind="stable")
-            found.append(rows[order[1:][own[order[1:]] == own[order[:-1]]]])
-    return np.concatenate(found)
-
-
-def _parts(ids: Hashes) -> Iterator[Ints]:
-    """Yield the rows in parts such that equal ids are in one part; not those of 0."""
-    bits = (len(ids) // _PART).bit_length()
-    part = (ids >> np.uint64(64 - bits)).astype(np.uint8) if bits else np.zeros(len(ids), dtype=np.uint8)
-    for number in range(1 << bits):
-        yield np.flatnonzero((part == number) & (ids > 0))
+    first = first_rows(np.where(columns.id > 0, columns.id ^ _mixed(place), np.uint64(0)))
+    return np.flatnonzero((first >= 0) & (first != np.arange(len(first), dtype=np.int32)))

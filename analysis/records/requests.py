@@ -21,9 +21,9 @@ from analysis.records.request_columns import (
     Hashes,
     RequestColumns,
     Singles,
+    first_rows,
     gap_counts,
     is_named,
-    numbered,
     repeated_rows,
 )
 from analysis.records.tables import RecordError
@@ -73,7 +73,7 @@ class Requests:
     replicas: tuple[str, ...]
     replica: Codes  # index into replicas, -1 where unknown
     trial: Codes
-    pair: Codes  # equal for the copies of one request, -1 where there is none; below the rows that were read
+    pair: Codes  # the first row of the copies of one request, -1 where there is none
     start_ns: Ints  # scheduled, or sent where no schedule is known
     scheduled: Bools  # whether start_ns is a scheduled time
     sent_ns: Moments
@@ -99,8 +99,9 @@ class Requests:
     gap_offsets: Ints  # request i owns gaps_ms[gap_offsets[i]:gap_offsets[i + 1]]
     token_times: Codes  # how many times of tokens are recorded
     uncounted: Bools  # completed, and the number of its tokens is not recorded
-    ids: Hashes  # of `hashes`, 0 where a request has none
-    session: Codes  # equal for requests of one session, -1 where there is none; below the rows that were read
+    named: Bools  # whether it has an id
+    ids: Hashes  # 0 where a request has none, as for sessions; empty once compile events were joined
+    session: Hashes
     repeated: int  # rows dropped because their request id was already there
 
     def __len__(self) -> int:
@@ -156,8 +157,9 @@ def requests_of(
         **{name: getattr(columns, name) for name in _AS_RECORDED},
         **{name: getattr(ends, name) for name in ("ok", "failed", "cut", "broken")},
         **_latencies(columns, ends, offsets, deadline_ms, tokens=tokens),
-        pair=numbered(columns.pair),
-        session=numbered(columns.session),
+        pair=first_rows(columns.pair),
+        session=columns.session,
+        named=columns.id > 0,
         ids=columns.id,
         scheduled=(columns.flags & SCHEDULED) > 0,
         sent_ns=Moments(columns.start_ns, columns.sent_ms),

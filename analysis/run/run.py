@@ -251,9 +251,10 @@ class Run:
         """Sessions that the arm got, since the splitter places sessions; a request without one counts by itself. With
         `rows`, those that have a request among them."""
         own = self.of_arm(arm) if rows is None else self.of_arm(arm) & rows
-        session, trial = self.requests.session[own], self.requests.trial[own].astype(np.int64)
-        known = session >= 0
-        return len(np.unique(trial[known] * len(own) + session[known])) + int((~known).sum())
+        session, trial = self.requests.session[own], self.requests.trial[own]
+        known = session > 0
+        found = (np.unique(session[known & (trial == number)]).size for number in np.unique(trial).tolist())
+        return sum(found) + int((~known).sum())
 
     def account(self, arm: str) -> ArmAccount:
         """What the experiment and the trials say of the arm."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from analysis.records.asked_answers import AFTER, BEFORE, answers_in
 from analysis.records.documents import parse_json
 from analysis.records.placing import misplaced_requests
-from analysis.records.request_columns import ColumnBuilder, numbered
+from analysis.records.request_columns import ColumnBuilder, first_rows
 from analysis.records.requests import requests_of
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
@@ -164,15 +164,13 @@ TEXTS = st.lists(st.lists(st.one_of(st.none(), st.text(max_size=20)), max_size=8
 
 
 @given(TEXTS)
-def test_equal_texts_have_one_number_and_one_code_in_the_order_of_the_alphabet(texts):
+def test_equal_texts_have_one_first_row_and_one_code_in_the_order_of_the_alphabet(texts):
     builder = ColumnBuilder()
     for chunk in texts:
         builder.add(table_of([{**row(), "request_id": text, "replica": text} for text in chunk]))
     columns = builder.columns()
     flat = [text for chunk in texts for text in chunk]
-    numbers = numbered(columns.id).tolist()
-    assert [number < 0 for number in numbers] == [text is None for text in flat]
-    assert len(set(zip(numbers, flat, strict=True))) == len(set(flat)) == len(set(numbers))
+    assert first_rows(columns.id).tolist() == [-1 if text is None else flat.index(text) for text in flat]
     assert list(columns.replicas) == sorted({text for text in flat if text is not None})
     assert [columns.replicas[code] if code >= 0 else None for code in columns.replica.tolist()] == flat
 
