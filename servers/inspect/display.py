@@ -100,11 +100,8 @@ def _graph_table(inspection: Inspection) -> Table:
     table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1), pad_edge=False)
     for name in ("graph", "frame", "made for", "in", "sizes"):
         table.add_column(name, no_wrap=name != "frame", overflow="fold")
-    for name in ("guards", "nodes", "kernels", "breaks", "cache", "took", "backend"):
+    for name in ("breaks", "cache", "took", "backend"):
         table.add_column(name, justify="right", no_wrap=True)
-    tuned = any(graph.autotune_ns for graph in graphs)
-    if tuned:
-        table.add_column("tuning", justify="right", no_wrap=True)
     for graph in graphs:
         table.add_row(
             graph.compile_id,
@@ -112,12 +109,10 @@ def _graph_table(inspection: Inspection) -> Table:
             _STEP_SHAPE.sub(_briefly, graph.shape),
             "warm-up" if graph.phase == "warmup" else Text("serving", "bold red"),
             "dynamic" if graph.dynamic else "static",
-            *(f"{number or '–'}" for number in (graph.guards, graph.nodes, graph.kernels)),
             f"{len(graph.breaks)}",
             graph.cache or "–",
             _seconds((graph.end_ns - graph.start_ns) / 1e9),
             _seconds(graph.backend_ns / 1e9),
-            *([_seconds(graph.autotune_ns / 1e9)] if tuned else []),
         )
     return table
 
