@@ -57,7 +57,7 @@ PLANTED = {
 CASES = Path(__file__).parent / "results" / "case"
 OTHERS = CASES / "others.json"
 _EXPERIMENTS = Path(str(files("loadtests.experiments")))
-_TABLES = ("requests", "compile_events", "bed")
+_TABLES = ("requests", "compile_events", "machines")
 _DOCUMENTS = (
     *("experiment.toml", "environment.json", "parity.json", "frontier.json"),
     *("trial.json", "compiler.json", "generator-*.json", "answers-*.json"),

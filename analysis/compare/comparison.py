@@ -56,7 +56,7 @@ def _speed(run: Run, *, same_machine: bool, trusted: bool) -> Check:
     row: dict[str, Any] = {"arm": CANDIDATE, "opens": ("noninferiority", "goodput")}
     if not known:
         reason = "Nothing says that the machines of both runs were equally fast."
-        remedy = "Take references in both runs ([bed] reference_s), or give --trust-machines."
+        remedy = "Take references in both runs ([machines] reference_s), or give --trust-machines."
         return SPEED.row(False, reason, remedy=remedy, **row)
     if not moved:
         reason = "The machines of both runs were equally fast."

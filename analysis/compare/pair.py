@@ -34,7 +34,7 @@ _ALIKE = ("traffic", "slo", "goodput", "trials.compile_cache", "loop", "arm.mode
 _IGNORED = (
     *("traffic.workers", "traffic.remote_workers", "traffic.master_bind", "traffic.block_s"),
     *("arms", "control", "model", "arm.model.seed", "arm.weight"),
-    *("name", "seed", "bed", "rollout", "trials.count", "block_s", "stalling_kinds"),
+    *("name", "seed", "machines", "rollout", "trials.count", "block_s", "stalling_kinds"),
 )
 _FILES = ("traffic.trace", "traffic.conversations", "traffic.tokenizer")  # compared by their names
 _OF_MACHINE = ("machine", "cpu.model", "cpu.usable", "gpus", "platform", "python", "git_commit")
@@ -202,7 +202,7 @@ def _of_two_arms(records: RunRecords, sides: Sequence[_Side], gates: Mapping[str
         requests=_renamed(records.requests, names),
         events=renamed(records.events),
         steps=renamed(records.steps),
-        bed=renamed(records.bed, keep_others=True),
+        machines=renamed(records.machines, keep_others=True),
         server_load=renamed(records.server_load),
         parity=None,
         answers=(),
@@ -240,6 +240,6 @@ def _info(info: Mapping[str, Any], side: _Side) -> dict[str, Any]:
     # Other arms keep their devices, which they may have shared with it.
     if "devices" in kept:
         kept["devices"] = renamed(kept["devices"])
-    if "bed" in kept:
-        kept["bed"] = {**mapping(kept["bed"]), "arms": renamed(mapping(kept["bed"]).get("arms"))}
+    if "monitor" in kept:
+        kept["monitor"] = {**mapping(kept["monitor"]), "arms": renamed(mapping(kept["monitor"]).get("arms"))}
     return {**kept, "design": DESIGN}

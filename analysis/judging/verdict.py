@@ -109,7 +109,7 @@ _LONG_S = 4 * 3600.0  # a gate that needs more is named by itself
 # What would decide an open gate that no length of the run decides, by its kind.
 _STUCK = {
     "recompile": "Record the compile events of {arms}.",
-    "memory": "More and longer trials would decide {gates}, with the machines watched ([bed]).",
+    "memory": "More and longer trials would decide {gates}, with the machines watched ([machines]).",
     "parity": "Run `tailgate parity experiment.toml` until it passes: traffic cannot tell.",
 }
 _UNSEEN = "Clients cannot decide {gates}: its server's log may, as the reason of the gate says."

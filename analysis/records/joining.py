@@ -30,7 +30,7 @@ _LONGEST_SHOWN = 120  # characters of a value
 _IDS = ("request_id", "session_id", "pair_id", "event_id", "request_ids")
 # Settings that change nothing of what is measured, as keys or as tables: where and how often, not what.
 _MAY_DIFFER = (
-    *("name", "seed", "bed", "rollout", "trials.count", "trials.ready_timeout_s"),
+    *("name", "seed", "machines", "rollout", "trials.count", "trials.ready_timeout_s"),
     *("splitter.port", "splitter.admin_port", "splitter.access_log"),
     *("traffic.workers", "traffic.remote_workers", "traffic.master_bind"),
 )
@@ -152,7 +152,7 @@ class RecordedRun:
     @property
     def machine(self) -> str:
         """The identity of the machine that it ran on; empty if it is not recorded."""
-        machines = (mapping(mapping(mapping(info).get("bed")).get("machines")) for info in self.infos)
+        machines = (mapping(mapping(mapping(info).get("monitor")).get("machines")) for info in self.infos)
         found = self.environment.get("machine") or first_of((mapping(own.get(RUN_HOST)) for own in machines), "machine")
         return found if isinstance(found, str) else ""
 

@@ -31,7 +31,7 @@ class RunRecords:
     requests: pa.Table  # the columns of JUDGED_REQUESTS
     events: pa.Table | None  # None: no such file, so nothing is known of compiles
     steps: pa.Table | None  # None: of no trial
-    bed: pa.Table | None  # samples of the machines; None if nothing sampled them
+    machines: pa.Table | None  # samples of the machines; None if nothing sampled them
     problems: tuple[str, ...]  # what is torn, damaged or unreadable, in words
     server_load: pa.Table | None = None  # as external arms report it; None if none does
     parity: Mapping[str, Any] | None = None  # parity.json: measured before the first trial; None if it was not
@@ -232,7 +232,7 @@ def _records(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
         requests=known["requests"],
         events=known["compile_events"],
         steps=known["steps"],
-        bed=known["bed"],
+        machines=known["machines"],
         server_load=known["server_load"],
         problems=tuple(problem for _, files in opened for problem in files.problems),
         parity=joining.joined_parity([run.parity for run in runs]),

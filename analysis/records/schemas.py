@@ -93,7 +93,7 @@ SERVER_LOAD = pa.schema(
 # The machines of a run, once a second and thing: a host, a device of it, a process of the run with its descendants, or
 # what an engine holds of its device by its own account. Columns are null where they do not concern the kind, and where
 # they cannot be read. Columns that end in _s or _j count up from some start: only differences mean anything.
-BED = pa.schema(
+MACHINES = pa.schema(
     [
         ("trial", pa.int32()),
         ("host", pa.string()),  # RUN_HOST, or the load worker's name on another host
@@ -135,7 +135,7 @@ TABLES: Final = {
     "requests": REQUESTS,
     "steps": STEPS,
     "compile_events": COMPILE_EVENTS,
-    "bed": BED,
+    "machines": MACHINES,
     "server_load": SERVER_LOAD,
 }
 
@@ -145,7 +145,7 @@ REQUIRED: Final = {
     "compile_events": ("arm", "kind", "start_ns", "end_ns"),
     "steps": ("arm", "start_ns", "end_ns"),
     "server_load": ("arm", "at_ns"),
-    "bed": ("kind", "name", "at_ns"),
+    "machines": ("kind", "name", "at_ns"),
 }
 
 # Kinds of compile events, and how each reads.

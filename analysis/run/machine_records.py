@@ -85,7 +85,7 @@ class MachineRecords:
     @classmethod
     def of(cls, run: Run) -> MachineRecords:
         """Read the records of the run's machines."""
-        samples = Samples(run.records.bed)
+        samples = Samples(run.records.machines)
         references = [row for trial in run.trials for row in rows_of(trial.info.get("references"))]
         failed = [row for row in references if isinstance(row.get("error"), str) and row["error"]]
         return cls(
@@ -136,7 +136,7 @@ def _device(trial: Trial, rows: Rows) -> Device:
     foreign = rows.column("foreign_processes")
     before = [
         row
-        for row in rows_of(mapping(trial.info.get("bed")).get("before"))
+        for row in rows_of(mapping(trial.info.get("monitor")).get("before"))
         if (text_of(row, "host", RUN_HOST), text_of(row, "device")) == (rows.host, rows.name)
     ]
     most = rows.level("foreign_processes", np.max)
@@ -168,7 +168,7 @@ def _device(trial: Trial, rows: Rows) -> Device:
 
 def _hosts(trial: Trial, samples: Samples) -> Iterator[Host]:
     processes = list(samples.of("process", trial))
-    unread = rows_of(mapping(trial.info.get("bed")).get("unreadable"))
+    unread = rows_of(mapping(trial.info.get("monitor")).get("unreadable"))
     # Hosts on which the time of one of the run's own processes could not be read.
     blind = {text_of(row, "host") for row in unread if row.get("what") == "cpu_s"}
     for rows in samples.of("host", trial):

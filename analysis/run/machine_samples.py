@@ -53,7 +53,7 @@ class Rows:
         self.arm: str | None = str(arms[0]) if len(arms) else None  # of a replica
         self.at_ns: Ints = table.column("at_ns").to_numpy()
         self.inside: Bools = (self.at_ns > trial.start_ns) & (self.at_ns <= trial.end_ns)
-        interval_s = seconds_of(mapping(trial.info.get("bed")).get("interval_s")) or 1.0
+        interval_s = seconds_of(mapping(trial.info.get("monitor")).get("interval_s")) or 1.0
         # A sample stands for the time since the one before it, unless that is too long ago.
         since = np.diff(self.at_ns, prepend=self.at_ns[:1] - int(interval_s * SECOND)) / 1e9
         longest_s = _LONGEST_GAP * max(interval_s, 1e-3)

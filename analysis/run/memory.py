@@ -46,7 +46,7 @@ def memory_of(run: Run) -> dict[str, Peaks]:
 
     The process that listens for an external arm may be a proxy, and the memory of its cards is not sampled.
     """
-    watched = Samples(run.records.bed)
+    watched = Samples(run.records.machines)
     kinds = {figure.kind for figure in FIGURES.values()}
     samples = {kind: [(trial, rows) for trial in run.trials for rows in watched.of(kind, trial)] for kind in kinds}
     on_card = {arm for trial in run.trials for arm, name in devices_of(trial).items() if name.startswith("cuda")}

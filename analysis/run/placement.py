@@ -14,13 +14,13 @@ _FIRST = "cuda:0"
 
 def described(trial: Trial, host: str, device: str) -> Mapping[str, Any]:
     """What the machine monitor says of a device; empty where it says nothing."""
-    row = mapping(mapping(mapping(trial.info.get("bed")).get("devices")).get(device))
+    row = mapping(mapping(mapping(trial.info.get("monitor")).get("devices")).get(device))
     return row if text_of(row, "host", RUN_HOST) == host else {}
 
 
 def identity_of(trial: Trial, host: str, device: str) -> str:
     """What identifies a device in all trials, whatever its name there."""
-    machine = mapping(mapping(mapping(trial.info.get("bed")).get("machines")).get(host))
+    machine = mapping(mapping(mapping(trial.info.get("monitor")).get("machines")).get(host))
     return text_of(described(trial, host, device), "uuid", f"{text_of(machine, 'machine', host)} {device}")
 
 
@@ -29,7 +29,7 @@ def devices_of(trial: Trial) -> dict[str, str]:
 
     The monitor has resolved them where there was one; a replica that reports that it ran on the processor knows better.
     """
-    monitor = mapping(trial.info.get("bed"))
+    monitor = mapping(trial.info.get("monitor"))
     cards = [str(name) for name in mapping(monitor.get("devices")) if described(trial, RUN_HOST, str(name))]
     first = _FIRST if _FIRST in cards else next(iter(cards), None)
     devices = {}

@@ -65,7 +65,7 @@ def machine_series(run: Run) -> dict[str, Any]:
 
     Each is the mean of a bin, `throttled` the share of its samples. Empty where nothing was sampled.
     """
-    samples = Samples(run.records.bed)
+    samples = Samples(run.records.machines)
     longest = max((trial.seconds for trial in run.trials), default=0.0)
     bin_s = float(max(1, math.ceil(longest / MOST_POINTS)))
     stretch_s = float(max(_LEAST_STRETCH_S, math.ceil(longest / _STRETCHES)))

@@ -181,7 +181,7 @@ def live(case: Case, seed: int) -> Lived:
         requests=requests,
         events=_events(seen),
         steps=None,
-        bed=None,
+        machines=None,
         problems=(),
     )
     return Lived(run=Run.of(records), delay_ms=np.maximum(seen.end_s - without.end_s, 0.0) * 1e3)

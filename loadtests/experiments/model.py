@@ -139,7 +139,7 @@ LEAST_SAMPLE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BedConfig:
+class MachinesConfig:
     """How the machines are watched. Each host is sampled every `sample_s`, and before and after each trial a reference
     of `reference_s` measures each device and the host. 0 leaves either out. While traffic flows replicas change
     processors every `processor_turn_s`, or never: 0.
@@ -152,10 +152,10 @@ class BedConfig:
     processor_turn_s: Annotated[float, Range(0, 600)] = 0.0
 
     def __post_init__(self) -> None:
-        check_fields(self, "bed")
+        check_fields(self, "machines")
         if 0 < self.sample_s < LEAST_SAMPLE_S:
             raise ConfigError(
-                f"bed.sample_s is {self.sample_s:g}, about what a sample takes: give {LEAST_SAMPLE_S:g} or more, "
+                f"machines.sample_s is {self.sample_s:g}, about what a sample takes: give {LEAST_SAMPLE_S:g} or more, "
                 "or 0 for none"
             )
 
@@ -180,7 +180,7 @@ class Experiment:
     users: UsersConfig = field(default_factory=UsersConfig)
     splitter: SplitterSettings = field(default_factory=SplitterSettings)
     parity: ParityConfig = field(default_factory=ParityConfig)
-    bed: BedConfig = field(default_factory=BedConfig)
+    machines: MachinesConfig = field(default_factory=MachinesConfig)
     security: SecurityConfig = OPEN
 
     def __post_init__(self) -> None:

@@ -86,6 +86,6 @@ def of_users(table: Mapping[str, Any]) -> dict[str, Any]:
     left = {
         "traffic": {**kept, "design": "split", "arrivals": "users"},
         "parity": {"served": False},
-        "bed": {"sample_s": 0.0, "reference_s": 0.0},
+        "machines": {"sample_s": 0.0, "reference_s": 0.0},
     }
     return {**table, **left}

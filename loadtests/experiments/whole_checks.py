@@ -231,13 +231,13 @@ def _check_security(experiment: Experiment) -> None:
 
 def _check_processor_turns(experiment: Experiment) -> None:
     """All arms take turns on the processors, and nothing else binds them."""
-    turn_s = experiment.bed.processor_turn_s
+    turn_s = experiment.machines.processor_turn_s
     if not turn_s:
         return
     if experiment.external_arms:
         raise ConfigError(
-            f'bed.processor_turn_s is {turn_s:g} but arm "{experiment.external_arms[0].name}" is external, and its '
-            "processes stay where they are: set it to 0, or leave external arms out"
+            f'machines.processor_turn_s is {turn_s:g} but arm "{experiment.external_arms[0].name}" is external, and '
+            "its processes stay where they are: set it to 0, or leave external arms out"
         )
 
 

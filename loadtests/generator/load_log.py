@@ -32,8 +32,8 @@ class LoadLog:
     the start ("arms"), and "histograms" of all answers. Counts are of requests as sent: a mirrored request is one for
     each arm.
 
-    `on_write` is given both contents each time. `clock` is how this process's clock compares with the master's, `bed`
-    what was seen of a host that is not the master's.
+    `on_write` is given both contents each time. `clock` is how this process's clock compares with the master's,
+    `monitor` what was seen of a host that is not the master's.
     """
 
     RECENT_NS = 10_000_000_000
@@ -64,7 +64,7 @@ class LoadLog:
         self.error: str | None = None
         self.complete = False
         self.clock: Mapping[str, Any] | None = None
-        self.bed: Mapping[str, Any] | None = None
+        self.monitor: Mapping[str, Any] | None = None
         self.on_write: Callable[[dict[str, Any], dict[str, Any]], None] | None = None
         self._arms = defaultdict(ArmTally, {arm: ArmTally() for arm in arms})
         self._cpu_s = time.process_time()
@@ -113,7 +113,7 @@ class LoadLog:
             "start_ns": self.start_ns,
             "settled_ns": self.settled_ns,
             "clock": self.clock,
-            **({} if self.bed is None else {"bed": self.bed}),
+            **({} if self.monitor is None else {"monitor": self.monitor}),
             "error": self.error,
             "complete": self.complete,
         }

@@ -1,9 +1,9 @@
 """Samples one host, its GPUs and the run's processes into a table, until stdin closes or SIGTERM comes.
 
-    python -P -m loadtests.monitor --out bed.arrow --trial 1 --sample-s 1 --devices cuda:0 cuda:1
+    python -P -m loadtests.monitor --out machines.arrow --trial 1 --sample-s 1 --devices cuda:0 cuda:1
 
 Reads a JSON object a line on stdin: {"name": "eager-0", "arm": "eager", "pid": 4711} names a process and its
-descendants from now on; a pid of null ends that. Writes JSON objects on stdout: first {"bed": {machines, devices,
+descendants from now on; a pid of null ends that. Writes JSON objects on stdout: first {"monitor": {machines, devices,
 before}}, read before the run starts anything; {"unreadable": {host, name, what, why}} once for each value that cannot
 be read; at its end {"watcher": {cpu_s, seconds}}, what it cost since its start-up.
 """
@@ -54,13 +54,13 @@ def main() -> int:
         time.sleep(_SETTLE_S)  # what has just ended there still shows
         before = gpus.before(now_ns())
     machine = {"machine": machine_identity(gpu_uuids()), **host.facts()}
-    _say("bed", {"machines": {options.host: machine}, "devices": gpus.facts(), "before": before})
+    _say("monitor", {"machines": {options.host: machine}, "devices": gpus.facts(), "before": before})
     # Only now: this takes longer than all of the above, for which the arms wait.
-    from analysis.records.schemas import BED
+    from analysis.records.schemas import MACHINES
     from analysis.records.tables import RecordWriter
 
     began_s, began_cpu_s, flushed_s = time.monotonic(), time.process_time(), 0.0
-    with RecordWriter(options.out, BED) as writer:
+    with RecordWriter(options.out, MACHINES) as writer:
         for _ in _ticks(options.sample_s, stopping, processes):
             shared = {"trial": options.trial, "host": options.host, "at_ns": now_ns()}
             gpu_rows, held = gpus.sample()

@@ -42,7 +42,7 @@ _HOST_FIELDS = ("memory_bytes", "memory_limit_bytes", "cpus")
 _DEVICE_FIELDS = (
     *("sm_mhz", "power_w", "power_limit_w", "temperature_c", "utilisation_pct", "memory_bytes", "memory_limit_bytes"),
 )
-_BED_COLUMNS = {
+_MACHINE_COLUMNS = {
     *("kind", "name", "at_ns", "cpu_s", "steal_s", "throttle", "foreign_processes"),
     *_HOST_FIELDS,
     *_DEVICE_FIELDS,
@@ -57,7 +57,7 @@ class _Trial:
     number: int
     events: TableTail
     steps: TableTail
-    bed: TableTail
+    machines: TableTail
 
     @classmethod
     def of(cls, folder: Path) -> _Trial:
@@ -65,7 +65,7 @@ class _Trial:
             number=int(folder.name.removeprefix("trial-")),
             events=TableTail(folder / "compile_events.arrow", _EVENT_COLUMNS),
             steps=TableTail(folder / "steps.arrow", _STEP_COLUMNS, newest_only=True),
-            bed=TableTail(folder / "bed.arrow", _BED_COLUMNS),
+            machines=TableTail(folder / "machines.arrow", _MACHINE_COLUMNS),
         )
 
 
@@ -102,8 +102,8 @@ class RunState:
     """What `run_dir` tells. `refresh` reads what is new in it; `whole` and `changes` are what a browser is told.
 
     Blocks ("run", "now", "look", "search", "compiles", "notes") are told anew when they changed; series ("looks",
-    "load", "events", "bed", "weights") as (index, items): from that index on the series is those items. In a search
-    for a frontier the looks are at what each arm holds.
+    "load", "events", "machines", "weights") as (index, items): from that index on the series is those items. In a
+    search for a frontier the looks are at what each arm holds.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -119,7 +119,7 @@ class RunState:
             "looks": History(_MOST_LOOKS),
             "load": History(_MOST_SAMPLES),
             "events": History(_MOST_EVENTS, newest=True),
-            "bed": History(_MOST_SAMPLES),
+            "machines": History(_MOST_SAMPLES),
             "weights": History(_MOST_LOOKS),
         }
         self._compiles: dict[str, _Compiles] = defaultdict(_Compiles)
@@ -189,7 +189,7 @@ class RunState:
             self._running[_text(row.get("arm")), _text(row.get("replica"))] = _Running(
                 batch=_whole(row.get("batch")) or 0, end_ns=_whole(row.get("end_ns")) or 0
             )
-        self._series["bed"].add(self._samples(trial.bed.new()))
+        self._series["machines"].add(self._samples(trial.machines.new()))
 
     def _event(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
         """A compile while serving; those of the warm-up are counted alone."""
@@ -347,7 +347,6 @@ class RunState:
             "lag_ms": self._lag_ms(current),
             "decided": self._decided(),
             "locust_page": self._locust_page(),
-            "changes_weights": status.get("weights") is True,
             "silent_s": None if ended else self._silent_s(),
             "ended": ended,
         }

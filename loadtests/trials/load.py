@@ -167,7 +167,7 @@ def trial_config(trial: TrialContext, targets: Mapping[str, str], *, vocab_sizes
         ttft_limit_ms=limits.get("ttft", 0.0),
         e2e_limit_ms=limits.get("e2e", 0.0),
         seed=experiment.seed,
-        sample_s=experiment.bed.sample_s,
+        sample_s=experiment.machines.sample_s,
         security=experiment.security,
     )
 

@@ -29,7 +29,7 @@ class ProcessorTurns:
 
     def __init__(self, trial: TrialContext) -> None:
         self._trial = trial
-        self._every_s = trial.experiment.bed.processor_turn_s
+        self._every_s = trial.experiment.machines.processor_turn_s
         self._pids: tuple[int, ...] = ()
         self._sets: list[tuple[int, ...]] = []
         self._usable: tuple[int, ...] = ()

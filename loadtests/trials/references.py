@@ -52,7 +52,7 @@ class References:
         self._command = tuple(command)
         self._start_timeout_s = start_timeout_s
         self._late = f"was not ready after {start_timeout_s:g} s"
-        self._seconds = trial.experiment.bed.reference_s
+        self._seconds = trial.experiment.machines.reference_s
         # A process may be slow and is not stuck while it measures: its repetitions have no fixed length.
         self._limit_s = 30.0 + 10 * self._seconds
         self._running: list[_Measuring] = []

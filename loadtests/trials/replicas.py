@@ -17,10 +17,10 @@ from analysis.records.documents import write_json
 from loadtests.experiments.model import OwnArm
 from loadtests.external.client_security import bearer_token
 from loadtests.monitor.processes import cpu_seconds
-from loadtests.trials.bed_watch import BedWatch
 from loadtests.trials.channels import arm_channel, is_serving
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError, StartError
+from loadtests.trials.monitor_process import MonitorProcess
 from loadtests.trials.processes import Child, child_environment, describe_exit, thread_variables
 from loadtests.trials.progress import MetricsPage
 from loadtests.trials.served_parity import STILL_S, TIMEOUT_S, Question
@@ -62,10 +62,10 @@ class Replicas:
     """
 
     def __init__(
-        self, trial: TrialContext, *, command: Sequence[str], cache: Path, collector: Collector, bed: BedWatch
+        self, trial: TrialContext, *, command: Sequence[str], cache: Path, collector: Collector, monitor: MonitorProcess
     ) -> None:
         self._trial = trial
-        self._bed = bed
+        self._monitor = monitor
         self._command = tuple(command)
         self._cache = cache
         self._collector = collector
@@ -111,7 +111,7 @@ class Replicas:
         environment = child_environment() | thread_variables(arm.config)
         self._trial.status.replicas[name].stage = "starting"
         child = Child(name, command, log_path=self._trial.logs / f"{name}.log", environment=environment)
-        self._bed.name(name, child.pid, arm=arm.name)
+        self._monitor.name(name, child.pid, arm=arm.name)
         self._replicas[name] = _Replica(
             arm=arm,
             name=name,
@@ -177,7 +177,7 @@ class Replicas:
         self._trial.facts.startup = {
             arm.name: start_up([self.snapshots[name] for name in arm.replica_names]) for arm in experiment.own_arms
         }
-        self._bed.place_arms()
+        self._monitor.place_arms()
         self._trial.write_facts()
         if not experiment.compare_models:
             control = self.snapshots.get(experiment.control.replica_names[0])
@@ -214,7 +214,7 @@ class Replicas:
             if (compiling := self._collector.last_compiling(replica.name)) is not None:
                 death["compiling"] = compiling.facts(at_ns)
             trial.facts.deaths.append(death)
-            self._bed.forget(replica.name)
+            self._monitor.forget(replica.name)
             trial.write_facts()
             trial.status.replicas[replica.name].stage = "dead"
             trial.status.note(f"{replica.name} died ({describe_exit(code)}): {child.log_tail(1)}: see {child.log_path}")

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from analysis.judging.alarms import ServedCompile
 from analysis.records.documents import write_document
-from analysis.records.schemas import BED, COMPILE_EVENTS, STEPS
+from analysis.records.schemas import COMPILE_EVENTS, MACHINES, STEPS
 from analysis.records.tables import RecordWriter
 from loadtests.trials.channels import arm_channel
 from loadtests.trials.progress import ReplicaState, Status
@@ -57,8 +57,8 @@ class _Follower:
 
 
 class Collector:
-    """Appends `compile_events.arrow`, `steps.arrow` and `bed-arms.arrow`, which holds what engines hold of memory, in
-    `folder` from `follow` until `stop`. Beside them it keeps `compiler.json`, the latest graph breaks, CUDA-graph
+    """Append `compile_events.arrow`, `steps.arrow` and `machines-arms.arrow` (the memory that engines hold) in `folder`
+    from `follow` until `stop`. Next to them it keeps `compiler.json`, the latest graph breaks, CUDA-graph
     skips and blind spots of each replica.
 
     `status` shows each replica's progress and compiles. `failure` is the line to show when records cannot be written,
@@ -75,7 +75,7 @@ class Collector:
         self._status = status
         self._followers: dict[str, _Follower] = {}
         self._lock = threading.Lock()
-        schemas = {"compile_events": COMPILE_EVENTS, "steps": STEPS, "bed-arms": BED}
+        schemas = {"compile_events": COMPILE_EVENTS, "steps": STEPS, "machines-arms": MACHINES}
         self._rows: dict[str, list[dict[str, Any]]] = {table: [] for table in schemas}
         self._writers = {table: RecordWriter(folder / f"{table}.arrow", schema) for table, schema in schemas.items()}
         self._facts: dict[str, dict[str, Any]] = {}
@@ -216,7 +216,7 @@ class Collector:
                 follower.last_memory_ns = event.memory.at_ns
                 place = {"trial": self._trial, "kind": "allocator", "name": follower.replica, "arm": follower.arm}
                 known = {field.name: value for field, value in event.memory.ListFields()}
-                self._append("bed-arms", {"host": "run", **place, **known})
+                self._append("machines-arms", {"host": "run", **place, **known})
         elif kind == "facts":
             with self._lock:
                 self._facts[follower.replica] = {
@@ -237,7 +237,7 @@ class Collector:
 
     def _append(self, table: str, row: dict[str, Any]) -> None:
         with self._lock:
-            self._taken += table != "bed-arms"  # which never rests
+            self._taken += table != "machines-arms"  # which never rests
             if len(self._rows[table]) < self._most_waiting:
                 self._rows[table].append(row)
             elif self.failure is None:

@@ -12,12 +12,12 @@ from analysis.parity.vectors import LEAST_COSINE
 from analysis.records.asked_answers import AFTER, BEFORE
 from loadtests.experiments.model import Experiment
 from loadtests.traffic.schedule import Schedule
-from loadtests.trials.bed_watch import BedWatch
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError
 from loadtests.trials.external_answers import ExternalAnswers
 from loadtests.trials.external_arms import find_external_arms, local_servers
 from loadtests.trials.load import LoadGenerator
+from loadtests.trials.monitor_process import MonitorProcess
 from loadtests.trials.processes import describe_exit
 from loadtests.trials.processor_turns import ProcessorTurns
 from loadtests.trials.progress import Load, MetricsPage, ReplicaState
@@ -73,9 +73,11 @@ class Trial:
         cache = self._fresh_cache if context.experiment.trials.compile_cache == "fresh" else shared_cache
         self._server_logs = ServerLogs(context, self._collector)
         self._server_loads: ServerLoads | None = None
-        self._bed = BedWatch(context)
+        self._monitor = MonitorProcess(context)
         self._references = References(context)
-        self._replicas = Replicas(context, command=arm_command, cache=cache, collector=self._collector, bed=self._bed)
+        self._replicas = Replicas(
+            context, command=arm_command, cache=cache, collector=self._collector, monitor=self._monitor
+        )
         self._turns = ProcessorTurns(context)
         self._envoy: Envoy | None = None
         self._weights: WeightWatch | None = None
@@ -93,8 +95,8 @@ class Trial:
         find_external_arms(context, self._schedule.ints("prompt_tokens") + self._schedule.ints("max_tokens"))
         self._server_loads = ServerLoads(context)
         for name, arm, pid in local_servers(context):
-            self._bed.name_server(name, pid, arm=arm)
-        self._bed.first_look()
+            self._monitor.name_server(name, pid, arm=arm)
+        self._monitor.first_look()
         self._references.measure("before")
         self._replicas.start()
         self._replicas.compare()
@@ -117,7 +119,7 @@ class Trial:
             lambda: self._end_records(hurry=hurry),
             lambda: self._stop_splitter(hurry=hurry),
             self._replicas.stop,
-            self._bed.stop,
+            self._monitor.stop,
             lambda: shutil.rmtree(self._fresh_cache, ignore_errors=True),
             self._context.keep_facts,
         )
@@ -133,7 +135,7 @@ class Trial:
         if self._envoy is not None:
             self._envoy.kill()
         self._server_logs.kill()
-        self._bed.kill()
+        self._monitor.kill()
 
     def _start_splitter(self) -> dict[str, str]:
         """Where the load goes: {"*": the splitter}, or each arm's own address when it goes direct.
@@ -147,7 +149,7 @@ class Trial:
         context.status.phase = "starting the splitter"
         config = splitter_config(experiment, targets, logs=context.logs)
         self._envoy = envoy = Envoy.start(config, log_path=context.logs / "envoy.log", work_dir=context.folder)
-        self._bed.name("splitter", envoy.pid)
+        self._monitor.name("splitter", envoy.pid)
         watched = self._steering is None or not self._steering.moves_weights
         if experiment.traffic.design == "split" and watched:
             shares = Shares(weights=config.weights, shadows=config.shadows)
@@ -171,7 +173,7 @@ class Trial:
         sizes = [snapshot.vocab_size for snapshot in self._replicas.snapshots.values()]
         sizes += [arm.external.vocab_size for arm in self._context.experiment.external_arms if arm.external.vocab_size]
         self._load = load = LoadGenerator(self._context, targets, vocab_sizes=sizes)
-        self._bed.name("load", load.pid)
+        self._monitor.name("load", load.pid)
         while not load.ended():
             self._context.check()
             load.show()
@@ -224,7 +226,7 @@ class Trial:
     def _watch(self) -> None:
         """A dead arm or watcher is recorded and the run goes on; any other dead process ends the run."""
         self._replicas.watch()
-        self._bed.poll()
+        self._monitor.poll()
         if not self._context.experiment.external_arms and self._replicas.all_dead:
             raise RunError(f"every arm died: see {self._context.logs}")
         if self._envoy is not None and (code := self._envoy.poll()) is not None:

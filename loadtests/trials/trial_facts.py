@@ -14,7 +14,7 @@ from loadtests.traffic.schedule import Schedule
 from servers.config import STALLING_KINDS
 
 # Left out until they are known: a trial that was cut off has none.
-_LATE = ("final", "answers", "asked", "bed", "processor_turns", "ended", "ended_arms")
+_LATE = ("final", "answers", "asked", "monitor", "processor_turns", "ended", "ended_arms")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class TrialFacts:
     deaths: list[dict[str, Any]] = field(default_factory=list)
     ready: dict[str, int] = field(default_factory=dict)
     startup: dict[str, dict[str, Any]] = field(default_factory=dict)
-    bed: dict[str, Any] | None = None  # the machines: devices, what ran there before, what cannot be read
+    monitor: dict[str, Any] | None = None  # the machines: devices, what ran there before, what cannot be read
     references: list[dict[str, Any]] = field(default_factory=list)  # speed of devices and host, before and after
     processor_turns: dict[str, Any] | None = None  # the sets of processors that replicas had in turn, and how often
     final: dict[str, dict[str, Any]] | None = None

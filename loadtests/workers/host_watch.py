@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.records.schemas import BED
+from analysis.records.schemas import MACHINES
 from analysis.records.tables import RecordError, RecordWriter, read_table
 from servers.launcher import launched
 
@@ -56,7 +56,7 @@ class HostWatch:
         for line in said.splitlines():
             with suppress(ValueError):
                 message = json.loads(line)
-                facts |= {"machines": message["bed"]["machines"]} if "bed" in message else {}
+                facts |= {"machines": message["monitor"]["machines"]} if "monitor" in message else {}
                 facts["unreadable"] += [message["unreadable"]] if "unreadable" in message else []
         if self._process.returncode:
             why = f"its watcher ended with exit code {self._process.returncode}: see {self._path.parent} there"
@@ -66,13 +66,13 @@ class HostWatch:
     def samples(self, offset_ns: int) -> list[bytes]:
         """The samples as parts of an Arrow stream, with `offset_ns` added to their times. RecordError without any."""
         try:
-            table, _ = read_table(self._path, BED)
+            table, _ = read_table(self._path, MACHINES)
         except OSError as error:
             raise RecordError(f"{self._path} cannot be read ({error})") from None
-        place = BED.get_field_index("at_ns")
-        table = table.set_column(place, BED.field(place), pc.add(table.column(place), offset_ns)).combine_chunks()
+        place = MACHINES.get_field_index("at_ns")
+        table = table.set_column(place, MACHINES.field(place), pc.add(table.column(place), offset_ns)).combine_chunks()
         sink = io.BytesIO()
-        with pa.ipc.new_stream(sink, BED, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
+        with pa.ipc.new_stream(sink, MACHINES, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
             stream.write_table(table)
         content = sink.getvalue()
         return [content[at : at + PART_BYTES] for at in range(0, len(content), PART_BYTES)]
@@ -85,8 +85,8 @@ def write_samples(parts: list[bytes], path: Path) -> None:
         table.validate(full=True)
     except (pa.ArrowException, OSError, EOFError) as error:
         raise ValueError(f"they are no samples: {error}") from None
-    if not table.schema.equals(BED):
+    if not table.schema.equals(MACHINES):
         raise ValueError("they are no samples: they have other columns")
-    with RecordWriter(path, BED) as writer:
+    with RecordWriter(path, MACHINES) as writer:
         for row in table.to_pylist():
             writer.append(row)

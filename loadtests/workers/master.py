@@ -28,11 +28,11 @@ from loadtests.workers.host_watch import write_samples
 from loadtests.workers.messages import (
     ACCOUNT,
     ASSIGN,
-    BED,
     CLOCK,
     DONE,
     END,
     KEPT,
+    MACHINES,
     PART,
     PROTOCOL,
     READY,
@@ -90,7 +90,7 @@ class Master:
             (CLOCK, self._on_clock),
             (ROWS, self._on_rows),
             (ACCOUNT, self._on_account),
-            (BED, self._on_bed),
+            (MACHINES, self._on_machines),
         ):
             self._runner.register_message(kind, partial(self._receive, listener))
         if self._remote:
@@ -196,17 +196,17 @@ class Master:
         except (ValueError, KeyError, TypeError) as error:  # ConfigError is a ValueError: the file cannot be made
             self._fail(f"records of load process {load.number} cannot be taken: {error}")
 
-    def _on_bed(self, load: _Load, data: dict[str, Any]) -> None:
+    def _on_machines(self, load: _Load, data: dict[str, Any]) -> None:
         number = int(data["part"])
         if number == len(load.samples):  # another came before, and its answer was lost
             load.samples.append(data["bytes"])
             if len(load.samples) == int(data["of"]):
                 try:
-                    write_samples(load.samples, self._records / f"bed-{load.number}.arrow")
+                    write_samples(load.samples, self._records / f"machines-{load.number}.arrow")
                 except (ValueError, OSError) as error:
                     load.samples_error = f"the master cannot take them: {error}"
                     logger.error("samples of the host of load process %d: %s", load.number, load.samples_error)
-        self._send(BED, {"part": number, "error": load.samples_error}, load)
+        self._send(MACHINES, {"part": number, "error": load.samples_error}, load)
 
     def _on_account(self, load: _Load, data: dict[str, Any]) -> None:
         account = data["account"]

@@ -10,6 +10,6 @@ READY, DONE = "tailgate_ready", "tailgate_done"
 # message for comparing clocks and its answer; records and how far they are written; the worker's account of itself.
 PART, CLOCK, ROWS, KEPT, ACCOUNT = (f"tailgate_{name}" for name in ("part", "clock", "rows", "kept", "account"))
 # Samples of the worker's host at the end of a trial, and how far they have come.
-BED = "tailgate_bed"
+MACHINES = "tailgate_machines"
 
 PROTOCOL = 4  # of all these messages: raise it with any change that an older worker would misread

@@ -27,11 +27,11 @@ from loadtests.workers.load_process import LoadProcess
 from loadtests.workers.messages import (
     ACCOUNT,
     ASSIGN,
-    BED,
     CLOCK,
     DONE,
     END,
     KEPT,
+    MACHINES,
     PART,
     PROTOCOL,
     READY,
@@ -77,7 +77,12 @@ class Worker:
             STOP: lambda data: gevent.spawn(self._finish, None, _SHIP_WITHIN_S_STOPPED),
         }
         if keep is not None:
-            listeners |= {PART: lambda data: None, BED: lambda data: None, CLOCK: self._on_clock, KEPT: self._on_kept}
+            listeners |= {
+                PART: lambda data: None,
+                MACHINES: lambda data: None,
+                CLOCK: self._on_clock,
+                KEPT: self._on_kept,
+            }
         for kind, listener in listeners.items():
             self._runner.register_message(kind, partial(self._receive, kind, listener))
 
@@ -223,7 +228,7 @@ class Worker:
     def _watch_host(self, config: TrialConfig, folder: Path, worker: int) -> None:
         if not config.sample_s:
             return
-        path, host = folder / f"bed-{worker}.arrow", f"worker-{worker}"
+        path, host = folder / f"machines-{worker}.arrow", f"worker-{worker}"
         try:
             self._watch = HostWatch(path, trial=config.trial, host=host, sample_s=config.sample_s)
         except OSError as error:
@@ -283,7 +288,7 @@ class Worker:
 
     def _hand_over(self, part: dict[str, Any]) -> None:
         """The master has the part, and with the last one the samples on disk. Otherwise ConfigError."""
-        answer = self._ask(BED, lambda: part, lambda answer: answer["part"] == part["part"])
+        answer = self._ask(MACHINES, lambda: part, lambda answer: answer["part"] == part["part"])
         if answer.get("error"):
             raise ConfigError(answer["error"])
 
@@ -293,7 +298,7 @@ class Worker:
         log = self._load.log
         if watch is None or log is None:
             return
-        bed = watch.stop()
+        monitor = watch.stop()
         try:
             parts = watch.samples(self._clock.at(now_ns())[0])
             with gevent.Timeout(within_s, ConfigError(f"the master did not take them within {within_s:g} s")):
@@ -301,8 +306,8 @@ class Worker:
                     self._hand_over({"part": number, "of": len(parts), "bytes": part})
         except ValueError as error:  # RecordError and ConfigError
             logger.warning("samples of this host stay here: %s", error)
-            bed["gaps"].append({"host": f"worker-{log.worker}", "at_ns": None, "why": str(error)})
-        log.bed = bed
+            monitor["gaps"].append({"host": f"worker-{log.worker}", "at_ns": None, "why": str(error)})
+        log.monitor = monitor
         try:
             log.write()
         except OSError as error:

@@ -86,9 +86,9 @@ def test_the_page_shows_the_state_of_the_run(make_run: MakeRun, open_page: Open)
     assert tab.text(".tile").startswith("non-inferiority p99 TTFT INCONCLUSIVE limit ×1.100 ×0.8")
     assert "near its limit load generator" in tab.text("#checks")
     assert "recompile 5.39 s 16 prefill 4×475" in tab.text("#compiles")
-    assert "cuda:1 1,980 MHz" in tab.text("#bed")
+    assert "cuda:1 1,980 MHz" in tab.text("#machines")
     assert tab.text("#notes").endswith("see nvidia-smi, and one ` alone")
-    assert (tab.text("#notes code"), tab.text("#checks code")) == ("nvidia-smi", "tailgate plan")
+    assert (tab.text("#notes code"), tab.text("#checks code")) == ("nvidia-smi", "gates.min_blocks")
     assert tab.complaints == []
 
 
@@ -154,11 +154,11 @@ def test_the_focus_and_open_folds_stay_while_the_page_goes_on(run: WatchedRun, o
     run.compiled(2.0)
     run.status()
     tab = open_page(run, width=500)
-    places = ("#checks details summary", "#bed .scroll", "#compiles .scroll", "[data-events] .scroll")
+    places = ("#checks details summary", "#machines .scroll", "#compiles .scroll", "[data-events] .scroll")
     tab.wait_for(f"{json.dumps(places)}.every((place) => document.querySelector(place))")
     tab.evaluate("document.querySelector('#checks details').open = true")
-    tab.evaluate("document.querySelector('#bed .scroll').scrollLeft = 40")
-    moved = tab.evaluate("document.querySelector('#bed .scroll').scrollLeft")
+    tab.evaluate("document.querySelector('#machines .scroll').scrollLeft = 40")
+    moved = tab.evaluate("document.querySelector('#machines .scroll').scrollLeft")
     assert moved > 0
     for place in places:
         tab.evaluate(f"document.querySelector({place!r}).focus()")
@@ -171,7 +171,7 @@ def test_the_focus_and_open_folds_stay_while_the_page_goes_on(run: WatchedRun, o
         tab.wait_for(f"{content} !== {json.dumps(before)}")
         assert tab.evaluate(f"document.querySelector({place!r}) === document.activeElement"), place
     assert tab.evaluate("document.querySelector('#checks details').open")
-    assert tab.evaluate("document.querySelector('#bed .scroll').scrollLeft") == moved
+    assert tab.evaluate("document.querySelector('#machines .scroll').scrollLeft") == moved
     assert tab.complaints == []
 
 

@@ -11,7 +11,7 @@ import pytest
 from analysis.report.html import html_report
 from analysis.summary.summary import analyze
 from tests.analysis.judging.test_load_steps import write_search
-from tests.fakes.machines import FakeBed, Trouble
+from tests.fakes.machines import FakeMachines, Trouble
 from tests.fakes.runs import FakeRun, write_run
 from tests.fakes.screens import Browser, Tab
 
@@ -42,7 +42,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Summary:
         *(Trouble(what="throttle", share=0.3), Trouble(what="foreign", place="cuda:0", share=0.1)),
         *(Trouble(what="steal", place="host", size=0.1), Trouble(what="memory_pressure", place="host", size=0.1)),
     )
-    run = FakeRun(bed=FakeBed(locked=False, troubles=troubles), trials=2, duration_s=120.0, rate=2.0)
+    run = FakeRun(machines=FakeMachines(locked=False, troubles=troubles), trials=2, duration_s=120.0, rate=2.0)
     return analyze(write_run(tmp_path_factory.mktemp("sampled") / "run", run))
 
 

@@ -290,7 +290,7 @@ duration_s = 20
 rate = 6.0
 block_s = 5
 length_scale = 0.03
-[bed]
+[machines]
 reference_s = 0
 [slo]
 p99_ttft_ms = 2000

@@ -48,7 +48,7 @@ NOT_RUN = {
     "openssl": "makes a secret",
 }
 SHELL = frozenset(("echo", "sleep", "mkdir", "chmod", "printf", "["))
-ENDS = frozenset(["analyze", "compare", "plan"])
+ENDS = frozenset(["analyze", "compare"])
 # Where a command has checked all that it can check without starting something.
 STARTS = (
     "run.run_and_judge",
@@ -369,7 +369,7 @@ def _traced(*arms: str) -> str:
 
 
 # What a command gets besides its own words: less time, less work, and a processor in place of cards.
-QUICK = "traffic.duration_s=4 trials.count=1 trials.starting_at_once=4 bed.reference_s=0 "
+QUICK = "traffic.duration_s=4 trials.count=1 trials.starting_at_once=4 machines.reference_s=0 "
 ADDED = {
     "tailgate run demo": _sets(QUICK + _traced("arms.compiled-padded.", "arms.compiled-naive.")),
     "tailgate run embed": _sets(

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from analysis.records.schemas import BED, REQUESTS
+from analysis.records.schemas import MACHINES, REQUESTS
 from analysis.records.tables import read_table
 from analysis.summary.summary import analyze
 from loadtests.traffic.schedule import Schedule
@@ -62,7 +62,7 @@ cold_s = 0
 starting_at_once = 2
 [parity]
 served = false
-[bed]
+[machines]
 reference_s = 0
 """
 
@@ -141,10 +141,10 @@ def test_a_lost_host_is_reported_and_its_flushed_records_are_judged(tmp_path: Pa
     assert "clock" not in failed.get("load generator", "")
 
     # The other host was monitored, on the clock of the run.
-    bed, torn = read_table(trial / f"bed-{1 - lost}.arrow", BED)
+    machines, torn = read_table(trial / f"machines-{1 - lost}.arrow", MACHINES)
     assert not torn
-    assert {row["host"] for row in bed.to_pylist()} == {f"worker-{1 - lost}"}
-    assert 0 < max(bed.column("at_ns").to_pylist()) - found[0]["start_ns"] < 30_000 * MS
+    assert {row["host"] for row in machines.to_pylist()} == {f"worker-{1 - lost}"}
+    assert 0 < max(machines.column("at_ns").to_pylist()) - found[0]["start_ns"] < 30_000 * MS
 
     # What the lost host kept, copied by hand, is judged on the clock of the run too.
     (kept,) = (tmp_path / "behind" / "kept").glob("*/trial-01")

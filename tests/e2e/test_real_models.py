@@ -146,7 +146,7 @@ def test_a_naive_encoder_recompiles_and_names_the_delayed_request(tmp_path: Path
     assert int(trailer["tailgate-compile-stall-ns"]) > 0
     (event, *_) = wait_for(lambda: serving_compiles(replica))
     assert event.kind == "recompile"
-    assert event.shape == "encode batch 1 × length 10, context 10"
+    assert event.shape == "encode 1x10"
     assert list(event.request_ids) == ["first of its length"]
 
 
@@ -210,7 +210,7 @@ def test_a_recompiling_arm_fails_by_its_recompiles_and_records_name_the_delayed_
     policy = '[arms.compile]\nbackend = "aot_eager"'
     text = TINY.format(preset="compiled-naive", policy=policy, duration_s=10, rate=4)
     (tmp_path / "naive.toml").write_text(text)
-    done = console_script(["run", "naive.toml", "--set", "bed.reference_s=0"], tmp_path)
+    done = console_script(["run", "naive.toml", "--set", "machines.reference_s=0"], tmp_path)
     line = last_line(done)
     assert (done.returncode, line["verdict"]) == (99, "FAIL"), done.stderr + done.stdout
     run_dir = tmp_path / line["run_dir"]
@@ -321,7 +321,7 @@ LONGEST = 128
 needs_weights = pytest.mark.skipif(PACKAGE is None, reason="needs an encoder's weights: make test-weights")
 
 SHORT = (
-    *("traffic.duration_s=6", "traffic.rate=4", "traffic.block_s=2", "slo.p99_e2e_ms=5000", "bed.reference_s=0"),
+    *("traffic.duration_s=6", "traffic.rate=4", "traffic.block_s=2", "slo.p99_e2e_ms=5000", "machines.reference_s=0"),
     *("engine.slots=4", "model.dtype=float32", "model.device=cpu"),
     *("arms.compiled-bucketed.shapes.batch_ladder=[4]", "arms.compiled-bucketed.shapes.length_ladder=[128]"),
 )

@@ -120,7 +120,9 @@ def test_an_arm_that_hangs_is_abandoned_within_the_limits_of_its_requests(
 def test_a_search_in_turns_records_one_arm_a_trial_and_compares_their_answers(tmp_path: Path) -> None:
     arms = [{"name": "eager", "preset": "eager", "control": True}, {"name": "dynamic", "preset": "compiled-dynamic"}]
     traffic = {"arrivals": "saturation", "rate": 0, "rates": [4, 16], "duration_s": 6, "step_s": 2, "settle_s": 0.5}
-    what = experiment(arms=arms, traffic={**traffic, "direct": True}, slo={"p90_ttft_ms": 400}, bed={"sample_s": 0})
+    what = experiment(
+        arms=arms, traffic={**traffic, "direct": True}, slo={"p90_ttft_ms": 400}, machines={"sample_s": 0}
+    )
     status = Status()
     command = [sys.executable, str(FAKE_ARM), "--token", "dynamic-0=7"]
     searching = FrontierSearch(what, out=tmp_path, budget_s=600.0, status=status, arm_command=command)
@@ -168,7 +170,7 @@ def test_a_summary_is_the_same_bytes_whatever_the_hash_seed_and_threads(tmp_path
 
 
 def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
-    settings = ("bed.reference_s=0", "traffic.duration_s=30", "traffic.block_s=2", "traffic.rate=8")
+    settings = ("machines.reference_s=0", "traffic.duration_s=30", "traffic.block_s=2", "traffic.rate=8")
     process = start(tmp_path, "run", tailgate("run", "demo", *(word for one in settings for word in ("--set", one))))
     output = tmp_path / "run.output"
     with ended(process):
@@ -186,7 +188,6 @@ COLUMNS = 80
 ENDING: dict[str, tuple[str, ...]] = {
     "analyze": ("RUN",),
     "compare": ("EARLIER", "RUN"),
-    "plan": ("RUN",),
     "inspect": ("--arm", "eager", "--slots", "2", "--shapes", "prefill 1x12, decode 2@30"),
 }
 
@@ -253,7 +254,7 @@ def test_a_command_prints_lines_that_fit_a_terminal(command: str, given: dict[st
 def test_a_run_and_a_search_print_no_object_and_their_report_last(
     words: list[str], settings: list[str], codes: tuple[int, ...], tmp_path: Path
 ) -> None:
-    flags = [flag for setting in ("bed.reference_s=0", *settings) for flag in ("--set", setting)]
+    flags = [flag for setting in ("machines.reference_s=0", *settings) for flag in ("--set", setting)]
     fake = (sys.executable, str(FAKE_ARM), "--prefill-s", "eager-0=0.02")
     code, lines, err = at_terminal(python_of(*words, *flags, arm_command=fake), tmp_path, columns=COLUMNS)
     assert (code in codes, objects(lines)) == (True, []), err
@@ -296,7 +297,7 @@ def released(out: Path, seed: int) -> Path:
             "min_blocks": 2,
             "max_generator_lag_ms": 5000,
         },
-        bed={"sample_s": 0},
+        machines={"sample_s": 0},
         parity={"served": False},
     )
     outcome, _ = run(build, out, "--token-s", "0.04")

@@ -63,7 +63,7 @@ def running(
 def settings(changes: Sequence[str]) -> list[str]:
     """Return the arguments that set `changes`, for a run of 16 seconds."""
     short = ["engine.max_prompt_tokens=256", "engine.max_new_tokens=64", "traffic.length_scale=0.1"]
-    short += ["traffic.duration_s=16", "traffic.block_s=2", "bed.reference_s=0"]
+    short += ["traffic.duration_s=16", "traffic.block_s=2", "machines.reference_s=0"]
     return [word for change in (*short, *changes) for word in ("--set", change)]
 
 

@@ -28,7 +28,7 @@ rate = 4
 length_scale = 0.08
 block_s = 2
 timeout_s = 20
-[bed]
+[machines]
 reference_s = 0
 """
 Arm = tuple[str, str, str]  # name, model, stream

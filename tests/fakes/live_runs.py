@@ -11,7 +11,7 @@ from typing import Any
 
 from analysis.interim.journal import append
 from analysis.records.documents import write_document, write_json
-from analysis.records.schemas import BED, COMPILE_EVENTS, REQUESTS, STEPS
+from analysis.records.schemas import COMPILE_EVENTS, MACHINES, REQUESTS, STEPS
 from analysis.records.tables import RecordWriter
 from analysis.records.weight_journal import WeightChange
 from analysis.records.weight_journal import append as append_weights
@@ -35,7 +35,6 @@ class WatchedRun:
     streams: bool = True
     notes: list[str] = field(default_factory=list)
     compiling: float | None = None  # for how many seconds the last arm has been
-    weights: bool = False  # may be changed on the page
     dead: tuple[str, ...] = ()  # arms
 
     def __post_init__(self) -> None:
@@ -47,11 +46,11 @@ class WatchedRun:
             for index, arm in enumerate(self.arms)
         )
         head = f"name = {json.dumps(self.text or 'canary')}\n"
-        head += f'[traffic]\ndesign = "{"split" if self.weights else "mirrored"}"\nduration_s = {self.duration_s}\n'
+        head += f'[traffic]\ndesign = "mirrored"\nduration_s = {self.duration_s}\n'
         (self.folder / "experiment.toml").write_text(head + "[gates]\nmax_generator_lag_ms = 50.0\n" + tables)
         self.writers = {
             name: RecordWriter(self.trial / f"{name}.arrow", schema)
-            for name, schema in (("compile_events", COMPILE_EVENTS), ("steps", STEPS), ("bed", BED))
+            for name, schema in (("compile_events", COMPILE_EVENTS), ("steps", STEPS), ("machines", MACHINES))
         }
         self.at_s = 0
 
@@ -74,7 +73,7 @@ class WatchedRun:
             **{"trial": 1, "trials": 1, "planned": int(self.duration_s * 12), "duration_s": self.duration_s},
             "replicas": states,
             "load": {"finished": self.at_s * 12, "failed": self.at_s // 40, "t_s": float(self.at_s)},
-            **{"notes": self.notes, "weights": self.weights, "ended": ended},
+            **{"notes": self.notes, "ended": ended},
         }
         write_document(self.folder / "status.json", content)
         write_document(self.trial / "generator-0.json", {"lag_ms": {"p50": 0.4, "p99": 3.1, "max": 9.0}})
@@ -112,7 +111,7 @@ class WatchedRun:
             "cpu_s": at * (5 + wave),
         }
         memory = {"memory_bytes": int((40 + wave) * GIB), "memory_limit_bytes": 128 * GIB}
-        self.writers["bed"].append({**shared, **host, **memory, "steal_s": at * 0.01})
+        self.writers["machines"].append({**shared, **host, **memory, "steal_s": at * 0.01})
         for number in range(2):
             hot = number == 1 and 200 < at % 400 < 260
             device = {
@@ -122,7 +121,7 @@ class WatchedRun:
                 **{"memory_bytes": 61 * GIB, "memory_limit_bytes": 80 * GIB},
                 **{"throttle": ["sw_thermal_slowdown"] if hot else [], "foreign_processes": 0},
             }
-            self.writers["bed"].append({**shared, **device})
+            self.writers["machines"].append({**shared, **device})
 
     def compiled(self, seconds: float, *, phase: str = "serving", arm: str = "") -> None:
         """Write that the third arm, or `arm`, compiled something until now."""
@@ -180,7 +179,7 @@ class WatchedRun:
             {"check": check, "arm": None, "ok": True, "value": value, "limit": limit, "reason": reason, "remedy": ""}
             for check, value, limit, reason in reasons
         ]
-        checks[0] |= {"ok": number > 9, "remedy": "Let it run on; `tailgate plan` says how long."}
+        checks[0] |= {"ok": number > 9, "remedy": "Let it run on: `gates.min_blocks` asks for more."}
         checks[1] |= {"remedy": "Give the load more processors."}
         checks[2] |= {"arm": self.naive}
         line = {

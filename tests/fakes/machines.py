@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.records.schemas import BED
+from analysis.records.schemas import MACHINES
 from analysis.records.tables import RecordWriter
 from analysis.run.references import HOST_FIGURES
 
@@ -44,7 +44,7 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FakeBed:
+class FakeMachines:
     """The machines of a run: `cards` of one model, on which arms sit and change places from trial to trial."""
 
     cards: int = 2
@@ -70,7 +70,7 @@ class FakeBed:
         same = {"host": "run", "name": self.model, "driver": "580.65", "memory_bytes": 150_754_820_096, "mig": False}
         same |= {"power_limit_default_w": LIMIT_W, "sm_max_mhz": TOP_MHZ}
         neighbour = {"pid": 4711, "name": "python", "memory_bytes": 2 << 30}
-        bed = {
+        monitor = {
             "interval_s": 1.0,
             "machines": {"run": {"machine": "c0ffee123456", "cpu": "AMD EPYC 9454", "cpus": 16}},
             "devices": {
@@ -115,7 +115,7 @@ class FakeBed:
         ]
         return {
             "devices": self.placed(arms, trial),
-            **({"bed": bed} if self.sampled else {}),
+            **({"monitor": monitor} if self.sampled else {}),
             "references": references if self.referenced else [],
         }
 
@@ -136,13 +136,13 @@ class FakeBed:
     def write(
         self, folder: Path, arms: Sequence[str], trial: int, start_ns: int, seconds: float, rng: np.random.Generator
     ) -> None:
-        """Write bed.arrow of the trial into `folder`: ten seconds of idleness, then the traffic."""
+        """Write machines.arrow of the trial into `folder`: ten seconds of idleness, then the traffic."""
         if not self.sampled:
             return
         arm_on = {device: arm for arm, device in self.placed(arms, trial).items()}
         counters = dict.fromkeys(("cpu_s", "steal_s", "pressure_memory_s"), 100.0)
         spent = dict.fromkeys((*(f"{arm}-0" for arm in arms), "splitter", "load"), 3.0)
-        with RecordWriter(folder / "bed.arrow", BED) as writer:
+        with RecordWriter(folder / "machines.arrow", MACHINES) as writer:
             for step in range(int(seconds + 10.0) + 2):
                 since = step - 10.0
                 place = {"trial": trial, "host": "run", "at_ns": start_ns + int(since * SECOND)}
@@ -202,9 +202,9 @@ class FakeBed:
         return {item.column: None for item in self.troubles if item.what == "unreadable" and item.place == place}
 
 
-def referenced(**figures: float) -> FakeBed:
+def referenced(**figures: float) -> FakeMachines:
     """Return a host without samples, whose references are exactly these figures."""
-    return FakeBed(cards=0, sampled=False, figures=figures, card_noise=0.0, host_noise=0.0)
+    return FakeMachines(cards=0, sampled=False, figures=figures, card_noise=0.0, host_noise=0.0)
 
 
 GIB = 1 << 30
@@ -231,7 +231,7 @@ def sample(
             continue
         at_s = np.arange(-10.0, (info["duration_s"] + 5.0 if last_s is None else last_s), 1.0)
         values = {key: item(number, at_s) if callable(item) else 0.0 * at_s + item for key, item in columns.items()}
-        with RecordWriter(folder / "bed.arrow", BED) as writer:
+        with RecordWriter(folder / "machines.arrow", MACHINES) as writer:
             for place, second in enumerate(at_s):
                 at_ns = info["start_ns"] + int(second * SECOND)
                 row = {"trial": number, "host": "run", "kind": kind, "name": name, "arm": arm, "at_ns": at_ns}

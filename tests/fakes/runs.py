@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import tomli_w
 
 from analysis.checks.check import ESTIMATES, Check
@@ -27,7 +26,7 @@ from analysis.records.schemas import COMPILE_EVENTS, REQUESTS, STEPS
 from analysis.records.tables import RecordWriter
 from analysis.run.slo import ShareResult
 from analysis.statistics.compare import Comparison
-from tests.fakes.machines import FakeBed
+from tests.fakes.machines import FakeMachines
 
 EPOCH_NS = 1_700_000_000_000_000_000
 SECOND = 1_000_000_000
@@ -116,7 +115,7 @@ class FakeRun:
     open_loop: bool = True
     lag_ms: float = 1.0
     ignore_eos: bool = False  # answers have exactly the tokens that were asked for
-    bed: FakeBed | None = None  # the machines, if somebody watched them
+    machines: FakeMachines | None = None  # the machines, if somebody watched them
     interference: float = 1.0  # times longer that the control takes while another arm compiles
     day: int = 0  # on which it ran; a trial takes more than one, see DAYS_APART
     day_ratio: float = 1.0  # how much longer everything took on that day
@@ -213,10 +212,10 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
     if run.telemetry:
         _write_telemetry(folder, run, number, start, offsets)
     trial = _facts(run, number, start, count)
-    if run.bed is not None:
+    if run.machines is not None:
         names, noise = [arm.name for arm in run.arms], np.random.default_rng([run.seed, number, 1])
-        trial |= run.bed.facts(names, number, noise)
-        run.bed.write(folder, names, number, start, run.duration_s, noise)
+        trial |= run.machines.facts(names, number, noise)
+        run.machines.write(folder, names, number, start, run.duration_s, noise)
     compilers = {
         f"{arm.name}-0": {"arm": arm.name}
         | {"graph_breaks": dict(arm.startup.graph_breaks), "cudagraph_skips": dict(arm.startup.cudagraph_skips)}
@@ -357,17 +356,6 @@ def _write_telemetry(folder: Path, run: FakeRun, trial: int, start: int, offsets
 
 
 GATES = {}
-
-
-def row(plan: dict[str, Any], what: str) -> dict[str, Any]:
-    (found,) = [item for item in plan["rows"] if item["what"] == what]
-    return found
-
-
-@pytest.fixture(scope="module")
-def pilot(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = FakeRun(duration_s=660, rate=2.0, gates=GATES, slo={"p99_ttft_ms": 2000})
-    return write_run(tmp_path_factory.mktemp("pilot") / "run", run)
 
 
 def gate(kind: str = "noninferiority", verdict: str = "PASS", arm: str = "compiled", **more: Any) -> Gate:

@@ -36,7 +36,7 @@ def experiment(**tables: Any) -> Experiment:
         "arms": [{"name": "eager", "preset": "eager", "control": True}, {"name": "naive", "preset": "compiled-naive"}],
         "traffic": {"duration_s": 2, "rate": 8, "length_scale": 0.05, "block_s": 1, "timeout_s": 10},
         "trials": {"starting_at_once": 3},
-        "bed": {"reference_s": 0},
+        "machines": {"reference_s": 0},
     }
     for key, value in tables.items():
         table[key] = {**table.get(key, {}), **value} if isinstance(value, dict) else value
@@ -71,8 +71,8 @@ def command(line: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 def with_fake_arms(arguments: list[str], folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """Run `tailgate` with fake arms to its end, without measuring machines unless `arguments` ask for it."""
-    if not any("bed.reference_s" in argument for argument in arguments):
-        arguments = [*arguments, "--set", "bed.reference_s=0"]
+    if not any("machines.reference_s" in argument for argument in arguments):
+        arguments = [*arguments, "--set", "machines.reference_s=0"]
     return command(tailgate(*arguments, flags=flags), folder)
 
 

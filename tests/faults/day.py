@@ -240,7 +240,7 @@ def run_day(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run the day and return what was seen of it."""
     (folder / "day.toml").write_text(experiment(options))
     arm = [sys.executable, "-m", "tests.faults.quick_arm", "--stall-s", "0.1"]
-    words = ["run", "day.toml", "--out", "runs", "--set", "bed.reference_s=0", "--json", *options.arguments]
+    words = ["run", "day.toml", "--out", "runs", "--set", "machines.reference_s=0", "--json", *options.arguments]
     metrics = f"127.0.0.1:{free_port()}"
     words += ["--metrics", metrics]
     given = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", quick_arm.VARIABLE: str(options.compile_s)}

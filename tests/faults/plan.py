@@ -159,7 +159,7 @@ max_generator_lag_ms = 2000
 [trials]
 starting_at_once = 2
 ready_timeout_s = 60
-[bed]
+[machines]
 reference_s = 0
 sample_s = {sample_s}
 [ramp]

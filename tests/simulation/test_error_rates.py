@@ -268,7 +268,7 @@ def recorded(folder: Path, *, seed: int, day: int, slower: float = 1.0, **change
         seed=10 * seed + day,
         day=day,
         day_ratio=slower * float(np.exp(luck)),
-        bed=referenced(**references),
+        machines=referenced(**references),
     )
     return write_run(folder / f"{seed}-{day}", run)
 

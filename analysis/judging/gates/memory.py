@@ -37,7 +37,7 @@ def memory_gates(run: Run, arm: str, memory: Mapping[str, Peaks]) -> list[Gate]:
         unit="ratio",
         verdict=INCONCLUSIVE,
         reason=f"The memory of {arm} and {run.control} was not both seen in one trial: watch the machines "
-        "([bed] sample_s = 1), with arms that tailgate starts.",
+        "([machines] sample_s = 1), with arms that tailgate starts.",
     )
     figure = shared_figure(memory[arm], memory[run.control])
     if figure is None:

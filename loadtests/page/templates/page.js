@@ -1,6 +1,6 @@
 // Takes what the run tells, draws what changed, says aloud what changed for good, and becomes the report at the end.
 
-const seen = { run: null, now: null, look: null, search: null, compiles: null, notes: null, lost: false, series: { looks: [], load: [], events: [], bed: [], weights: [] } };
+const seen = { run: null, now: null, look: null, search: null, compiles: null, notes: null, lost: false, series: { looks: [], load: [], events: [], machines: [], weights: [] } };
 const EVERY_MS = 2000; // a chart is drawn again at most so often
 const LOST_MS = 4000; // without a word from the run
 
@@ -14,8 +14,8 @@ const parts = [
   { on: ["events", "compiles", "run"], every: 0, draw: showCompiles },
   { on: ["now", "run"], every: 0, draw: showUnderWay },
   { on: ["load", "run"], every: EVERY_MS, draw: loadCharts() },
-  { on: ["load", "weights", "run", "now"], every: EVERY_MS, draw: weightParts() },
-  { on: ["bed"], every: EVERY_MS, draw: showBed },
+  { on: ["load", "weights", "run"], every: EVERY_MS, draw: weightParts() },
+  { on: ["machines"], every: EVERY_MS, draw: showMachines },
   { on: ["notes"], every: 0, draw: showNotes },
   { on: ["run"], every: 0, draw: showRun },
   { on: ["now"], every: 0, draw: showLocust },

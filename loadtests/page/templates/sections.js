@@ -467,8 +467,8 @@ function spark(values) {
   );
 }
 
-function showBed({ series }) {
-  const samples = series.bed.slice(-300),
+function showMachines({ series }) {
+  const samples = series.machines.slice(-300),
     newest = last(samples)?.things;
   if (!newest) return;
   const names = Object.keys(newest);
@@ -483,7 +483,7 @@ function showBed({ series }) {
     watts = (value) => `${count(value)}\u00a0W`,
     degrees = (value) => `${count(value)}\u00a0°C`;
   renew(
-    at("[data-bed]"),
+    at("[data-machines]"),
     cells(
       [["Machine"], ["Clock", "num"], ["Busy", "num"], ["Power", "num"], ["Memory", "num"], ["Temperature", "num"], ["Held back"]],
       [
@@ -510,7 +510,7 @@ function showBed({ series }) {
           }),
         ),
       ],
-      { class: "bed-now" },
+      { class: "machines-now" },
       "The machines now",
     ),
   );

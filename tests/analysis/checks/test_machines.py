@@ -21,7 +21,7 @@ from analysis.records.run_records import read_run
 from analysis.run.machine_records import MachineRecords
 from analysis.run.run import Run
 from analysis.settings.gate_limits import GateLimits
-from tests.fakes.machines import FakeBed, Trouble
+from tests.fakes.machines import FakeMachines, Trouble
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
 
 ARMS = (EAGER, FakeArm(name="compiled"), FakeArm(name="naive"))
@@ -41,51 +41,51 @@ def checks_of(machines, run, **more):
 
 
 @cache
-def judged(bed, *, trials=2, seed=1, arms=2, seconds=60.0):
+def judged(machines, *, trials=2, seed=1, arms=2, seconds=60.0):
     """Return the verdict on the machines of a short run, and its checks."""
-    run = run_of(bed, trials=trials, seed=seed, arms=arms, seconds=seconds)
+    run = run_of(machines, trials=trials, seed=seed, arms=arms, seconds=seconds)
     machines = MachineRecords.of(run)
     checks = checks_of(machines, run)
     return machine_verdict(machines, checks), checks
 
 
-def run_of(bed, *, trials=2, seed=1, arms=2, seconds=60.0):
+def run_of(machines, *, trials=2, seed=1, arms=2, seconds=60.0):
     with tempfile.TemporaryDirectory() as folder:
         fake = FakeRun(
-            bed=bed, trials=trials, duration_s=seconds, rate=1.0, seed=seed, arms=ARMS[:arms], telemetry=False
+            machines=machines, trials=trials, duration_s=seconds, rate=1.0, seed=seed, arms=ARMS[:arms], telemetry=False
         )
         return Run.of(read_run(write_run(Path(folder, "run"), fake)))
 
 
-def opened(bed, **more):
+def opened(machines, **more):
     """Return (check, arm) of the checks that fail, the arm None for all arms."""
-    return {(check.check, check.arm) for check in judged(bed, **more)[1] if not check.ok}
+    return {(check.check, check.arm) for check in judged(machines, **more)[1] if not check.ok}
 
 
-def line(bed, **more):
-    return judged(bed, **more)[0].line
+def line(machines, **more):
+    return judged(machines, **more)[0].line
 
 
-def bed(*troubles, **more):
-    return FakeBed(troubles=troubles, **more)
+def fake_machines(*troubles, **more):
+    return FakeMachines(troubles=troubles, **more)
 
 
-def facts_of(bed, *, trials, seed=1, arms=("eager", "compiled", "other", "last")):
+def facts_of(machines, *, trials, seed=1, arms=("eager", "compiled", "other", "last")):
     """Return the machines of a run without samples, known by their references, and its arms."""
     rng = np.random.default_rng([seed, 6])
-    infos = [bed.facts(arms[: bed.cards or 2], trial, rng) for trial in range(1, trials + 1)]
+    infos = [machines.facts(arms[: machines.cards or 2], trial, rng) for trial in range(1, trials + 1)]
     rows = [SimpleNamespace(number=at, info=info, seconds=180.0) for at, info in enumerate(infos, start=1)]
-    machines = MachineRecords.of(SimpleNamespace(records=SimpleNamespace(bed=None), trials=rows))
-    return machines, SimpleNamespace(arms=list(arms[: bed.cards or 2]), limits=GateLimits())
+    records = MachineRecords.of(SimpleNamespace(records=SimpleNamespace(machines=None), trials=rows))
+    return records, SimpleNamespace(arms=list(arms[: machines.cards or 2]), limits=GateLimits())
 
 
-def apart_of(bed, **more):
+def apart_of(machines, **more):
     """Return the failed checks on arms whose machines are unequally fast."""
-    return [check for check in checks_of(*facts_of(bed, **more)) if check.rule is SPEED and check.arm is not None]
+    return [check for check in checks_of(*facts_of(machines, **more)) if check.rule is SPEED and check.arm is not None]
 
 
 def slower(size, **more):
-    return FakeBed(troubles=(Trouble(what="slow", place="cuda:1", size=size),), **more)
+    return FakeMachines(troubles=(Trouble(what="slow", place="cuda:1", size=size),), **more)
 
 
 # In these runs eager, the control, sits on cuda:0 and compiled on cuda:1, unless they change places.
@@ -120,7 +120,7 @@ def capped(*cards, **more):
     ],
 )
 def test_a_disturbance_opens_the_arms_that_it_concerns_and_is_named(troubles, check, arm, named):
-    disturbed = bed(*troubles, swap=False)
+    disturbed = fake_machines(*troubles, swap=False)
     assert opened(disturbed) == {(check, arm)}
     assert [word for word in named if word not in line(disturbed)] == []
 
@@ -128,7 +128,7 @@ def test_a_disturbance_opens_the_arms_that_it_concerns_and_is_named(troubles, ch
 @pytest.mark.parametrize(("what", "limit"), [("steal", "max_steal_pct"), ("busy", "max_other_cpu_pct")])
 @pytest.mark.parametrize(("share", "most_pct", "ok"), [(0.1, 20.0, True), (0.3, 20.0, False), (0.3, 0.0, False)])
 def test_what_a_host_may_lose_is_a_setting(what, limit, share, most_pct, ok):
-    run = run_of(bed(Trouble(what=what, place="host", size=share)), trials=1)
+    run = run_of(fake_machines(Trouble(what=what, place="host", size=share)), trials=1)
     machines = MachineRecords.of(run)
     checks = checks_of(machines, run, limits=GateLimits(**{limit: most_pct}))
     found = next(check for check in checks if check.rule is HOST)
@@ -142,17 +142,17 @@ def test_what_a_host_may_lose_is_a_setting(what, limit, share, most_pct, ok):
 
 @pytest.mark.parametrize(("shared", "part"), [(True, 0.5), (False, 1.0)])
 def test_a_change_of_speed_during_a_trial_moved_its_mean_by_half_where_arms_ran_at_the_same_time(shared, part):
-    run = run_of(FakeBed(troubles=(Trouble(what="slow_after", place="host", size=0.7),), host_noise=0.0), trials=1)
+    run = run_of(FakeMachines(troubles=(Trouble(what="slow_after", place="host", size=0.7),), host_noise=0.0), trials=1)
     checks = checks_of(MachineRecords.of(run), run, in_turn=not shared)
     found = next(check for check in checks if check.rule is SPEED and not check.ok)
     assert found.shift == pytest.approx(-LEVER * part * math.log(0.7), rel=0.05)
 
 
 def test_other_work_is_unknown_where_an_external_server_of_the_host_cannot_be_seen():
-    run = run_of(bed(Trouble(what="busy", place="host", size=0.4)), trials=1)
+    run = run_of(fake_machines(Trouble(what="busy", place="host", size=0.4)), trials=1)
     info = dict(run.trials[0].info)
-    info["bed"] = {
-        **info["bed"],
+    info["monitor"] = {
+        **info["monitor"],
         "unreadable": [{"host": "run", "name": "vllm-0", "what": "cpu_s", "why": "a container"}],
     }
     hidden = MachineRecords.of(replace(run, trials=(replace(run.trials[0], info=info),)))
@@ -176,13 +176,13 @@ def test_other_work_is_unknown_where_an_external_server_of_the_host_cannot_be_se
     ],
 )
 def test_a_card_with_other_limits_or_speeds_is_named(trouble, check, named):
-    disturbed = bed(trouble, swap=False)
+    disturbed = fake_machines(trouble, swap=False)
     assert (check, "compiled") in opened(disturbed)
     assert [word for word in named if word not in line(disturbed)] == []
 
 
 def test_cards_far_below_the_speed_of_their_model_open_all():
-    faulty = bed(*(Trouble(what="slow", place=f"cuda:{card}", size=0.6) for card in (0, 1)))
+    faulty = fake_machines(*(Trouble(what="slow", place=f"cuda:{card}", size=0.6) for card in (0, 1)))
     assert opened(faulty) == {("machine speed", None)}
     assert "NVIDIA H200" in line(faulty)
     unsampled = checks_of(*facts_of(faulty, trials=2))
@@ -190,22 +190,26 @@ def test_cards_far_below_the_speed_of_their_model_open_all():
 
 
 def test_a_card_that_slows_down_beside_a_steady_one_counts_once():
-    slowing = FakeBed(troubles=(Trouble(what="slow_after", size=0.8),), swap=False, card_noise=0.0, host_noise=0.0)
+    slowing = FakeMachines(troubles=(Trouble(what="slow_after", size=0.8),), swap=False, card_noise=0.0, host_noise=0.0)
     (found,) = apart_of(slowing, trials=2)
     assert found.shift == pytest.approx(-LEVER * 0.5 * math.log(0.8))
 
 
 @pytest.mark.parametrize("reason", ["hw_thermal_slowdown", "hw_power_brake_slowdown", "sync_boost"])
 def test_every_reason_of_the_hardware_to_throttle_counts(reason):
-    assert opened(bed(Trouble(what="throttle", reason=reason, share=0.3), swap=False)) == {("throttling", "compiled")}
+    assert opened(fake_machines(Trouble(what="throttle", reason=reason, share=0.3), swap=False)) == {
+        ("throttling", "compiled")
+    }
 
 
 class TestFairness:
     @pytest.mark.parametrize(
         "undisturbed",
         [
-            bed(replace(FOREIGN, place="cuda:2"), Trouble(what="slow", place="cuda:2", size=0.5), cards=3, swap=False),
-            bed(*capped(1, share=0.1), swap=False),
+            fake_machines(
+                replace(FOREIGN, place="cuda:2"), Trouble(what="slow", place="cuda:2", size=0.5), cards=3, swap=False
+            ),
+            fake_machines(*capped(1, share=0.1), swap=False),
         ],
         ids=["a card without an arm", "a power cap that hardly slows"],
     )
@@ -213,19 +217,19 @@ class TestFairness:
         assert (judged(undisturbed)[0].verdict, opened(undisturbed)) == ("quiet", set())
 
     def test_of_three_arms_only_the_one_on_the_card_is_open(self):
-        hot = bed(Trouble(what="throttle", place="cuda:2"), cards=3, swap=False)
+        hot = fake_machines(Trouble(what="throttle", place="cuda:2"), cards=3, swap=False)
         assert opened(hot, arms=3) == {("throttling", "naive")}
 
     def test_a_slower_card_is_balanced_by_changing_places(self):
-        slow = bed(Trouble(what="slow", size=0.85))
+        slow = fake_machines(Trouble(what="slow", size=0.85))
         assert (judged(slow)[0].verdict, opened(slow)) == ("quiet", set())
 
     def test_an_odd_number_of_trials_leaves_a_third_of_a_slower_card(self):
-        assert opened(bed(Trouble(what="slow", size=0.9)), trials=3) == set()
-        assert ("machine speed", "compiled") in opened(bed(Trouble(what="slow", size=0.82)), trials=3)
+        assert opened(fake_machines(Trouble(what="slow", size=0.9)), trials=3) == set()
+        assert ("machine speed", "compiled") in opened(fake_machines(Trouble(what="slow", size=0.82)), trials=3)
 
     def test_momentary_noise_is_among_trials_and_a_slow_card_is_not(self):
-        moment = apart_of(FakeBed(host_noise=0.15, cards=4), trials=6)
+        moment = apart_of(FakeMachines(host_noise=0.15, cards=4), trials=6)
         assert moment
         assert all(check.among_trials for check in moment)
         # Six trials on four cards leave a sixth of a slow card: of 15 %, less than the limit.
@@ -239,22 +243,22 @@ class TestFairness:
         ids=["it follows the arm", "it stays with a card that changes arms", "on both cards"],
     )
     def test_a_power_cap_that_is_fair_opens_nothing(self, troubles):
-        assert opened(bed(*troubles)) == set()
+        assert opened(fake_machines(*troubles)) == set()
 
     def test_heat_on_both_cards_alike_opens_all(self):
-        both = bed(*(Trouble(what="throttle", place=f"cuda:{card}") for card in (0, 1)), swap=False)
+        both = fake_machines(*(Trouble(what="throttle", place=f"cuda:{card}") for card in (0, 1)), swap=False)
         assert opened(both) == {("throttling", None), ("throttling", "compiled")}
 
     def test_a_second_of_throttling_in_a_long_trial_opens_nothing(self):
-        assert opened(bed(Trouble(what="throttle", share=0.005)), seconds=200.0) == set()
+        assert opened(fake_machines(Trouble(what="throttle", share=0.005)), seconds=200.0) == set()
 
 
 @pytest.mark.parametrize(
     ("partial", "words"),
     [
-        (bed(*(replace(BLIND, place=f"cuda:{card}") for card in (0, 1))), "cuda:0, cuda:1"),
-        (bed(referenced=False), "no reference"),
-        (bed(sampled=False), "which was not sampled"),
+        (fake_machines(*(replace(BLIND, place=f"cuda:{card}") for card in (0, 1))), "cuda:0, cuda:1"),
+        (fake_machines(referenced=False), "no reference"),
+        (fake_machines(sampled=False), "which was not sampled"),
     ],
 )
 def test_machines_that_were_sampled_in_part_open_nothing_and_are_not_quiet(partial, words):
@@ -269,12 +273,12 @@ def test_machines_without_samples_are_not_quiet_and_have_no_check():
 
 @pytest.mark.parametrize(("noise", "most"), [(0.008, 0), (0.012, 15)])
 def test_the_noise_of_a_good_reference_hardly_ever_looks_like_drift(noise, most):
-    runs = (checks_of(*facts_of(FakeBed(host_noise=noise), trials=6, seed=seed)) for seed in range(100))
+    runs = (checks_of(*facts_of(FakeMachines(host_noise=noise), trials=6, seed=seed)) for seed in range(100))
     assert sum(any(not check.ok for check in checks) for checks in runs) <= most
 
 
 @pytest.mark.parametrize(("cards", "locked"), [(2, True), (1, False), (0, True)])
 @pytest.mark.parametrize("seed", range(5))
 def test_quiet_machines_open_nothing(cards, locked, seed):
-    quiet = FakeBed(cards=cards, locked=locked)
+    quiet = FakeMachines(cards=cards, locked=locked)
     assert (judged(quiet, seed=seed)[0].verdict, opened(quiet, seed=seed)) == ("quiet", set())

@@ -14,7 +14,7 @@ from analysis.compare.comparison import compare_runs
 from analysis.compare.pair import chosen_arms, made_run, read_pair
 from analysis.records.joining import RecordedRun, listed_runs, write_run_list
 from analysis.records.tables import RecordError
-from tests.fakes.machines import FakeBed, referenced, sample
+from tests.fakes.machines import FakeMachines, referenced, sample
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 COMPILED = FakeArm(name="compiled", ratio=0.8)
@@ -26,7 +26,7 @@ RUN = FakeRun(
     drift=0.01,
     gates={"quantiles": [0.5], "min_blocks": 8},
     slo={"p99_e2e_ms": 5000},
-    bed=referenced(python_ms=10.0, read_gb_per_s=20.0),
+    machines=referenced(python_ms=10.0, read_gb_per_s=20.0),
     environment={"machine": "0123456789ab", "versions": {"torch": "2.11"}},
 )
 LATER = replace(RUN, seed=2, day=7, environment={"machine": "0123456789ab", "versions": {"torch": "2.12"}})
@@ -110,14 +110,14 @@ def test_what_the_earlier_run_did_fails_no_gate(tmp_path: Path) -> None:
 def test_what_a_machine_of_another_speed_explains_is_open(
     slower: float, ratio: float, verdict: str, text: str, baseline: Path, tmp_path: Path
 ) -> None:
-    bed = referenced(python_ms=10.0 * slower, read_gb_per_s=20.0 / slower)
-    summary = compare_runs(baseline, later(tmp_path, replace(LATER, bed=bed), ratio=ratio))
+    machines = referenced(python_ms=10.0 * slower, read_gb_per_s=20.0 / slower)
+    summary = compare_runs(baseline, later(tmp_path, replace(LATER, machines=machines), ratio=ratio))
     assert gates(summary)["noninferiority p50_ttft"] == verdict
     assert text in checks(summary)["machine speed"]["reason"]
 
 
 def test_machines_of_unknown_speed_leave_latency_open_unless_they_are_trusted(tmp_path: Path) -> None:
-    blind = [replace(run, bed=None, environment=UNKNOWN) for run in (RUN, LATER)]
+    blind = [replace(run, machines=None, environment=UNKNOWN) for run in (RUN, LATER)]
     runs = [write_run(tmp_path / str(place), run) for place, run in enumerate(blind)]
     summary = compare_runs(*runs)
     assert gates(summary)["noninferiority p50_ttft"] == "INCONCLUSIVE"
@@ -127,15 +127,15 @@ def test_machines_of_unknown_speed_leave_latency_open_unless_they_are_trusted(tm
 
 
 def test_a_measured_difference_counts_also_where_machines_are_trusted(baseline: Path, tmp_path: Path) -> None:
-    bed = referenced(python_ms=12.0, read_gb_per_s=20.0 / 1.2)
-    slower = later(tmp_path, replace(LATER, bed=bed), ratio=1.2)
+    machines = referenced(python_ms=12.0, read_gb_per_s=20.0 / 1.2)
+    slower = later(tmp_path, replace(LATER, machines=machines), ratio=1.2)
     summary = compare_runs(baseline, slower, trust_machines=True)
     assert gates(summary)["noninferiority p50_ttft"] == "INCONCLUSIVE"
 
 
 def test_references_of_another_card_say_nothing_of_the_arms(tmp_path: Path) -> None:
     def unnamed(info: dict[str, Any]) -> None:
-        info["bed"].pop("machines")
+        info["monitor"].pop("machines")
 
     def failed(info: dict[str, Any]) -> None:
         unnamed(info)
@@ -143,7 +143,7 @@ def test_references_of_another_card_say_nothing_of_the_arms(tmp_path: Path) -> N
             if item["device"] == "cuda:1":
                 item |= {"error": "CUDA out of memory", "matmul_tflops": None}
 
-    watched = replace(SHORT, bed=FakeBed(swap=False), environment=UNKNOWN)
+    watched = replace(SHORT, machines=FakeMachines(swap=False), environment=UNKNOWN)
     whole = edited(write_run(tmp_path / "whole", watched), unnamed)
     lost = edited(write_run(tmp_path / "lost", replace(watched, seed=2, day=7)), failed)
     assert not checks(compare_runs(whole, lost))["machine speed"]["ok"]

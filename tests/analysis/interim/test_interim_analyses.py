@@ -28,7 +28,7 @@ from analysis.run.settled import settled
 from analysis.settings.ramp_limits import RampLimits
 from analysis.statistics.compare import Sample
 from analysis.statistics.sequential import Exchange, groups_for
-from tests.fakes.machines import GIB, FakeBed, Trouble, sample
+from tests.fakes.machines import GIB, FakeMachines, Trouble, sample
 from tests.fakes.processes import refusal
 from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
@@ -133,8 +133,8 @@ def test_a_slow_arm_fails_soon(tmp_path: Path) -> None:
 def test_steal_is_weighed_alike_by_an_interim_analysis_and_the_final_one(
     tmp_path: Path, steal: float, ratio: float, decision: str | None
 ) -> None:
-    bed = FakeBed(cards=0, troubles=(Trouble(what="steal", place="host", size=steal),))
-    slow = replace(LONG, arms=(EAGER, FakeArm(name="compiled", ratio=ratio)), bed=bed)
+    machines = FakeMachines(cards=0, troubles=(Trouble(what="steal", place="host", size=steal),))
+    slow = replace(LONG, arms=(EAGER, FakeArm(name="compiled", ratio=ratio)), machines=machines)
     directory = write_run(tmp_path / "run", slow)
     whole = judge(Run.of(read_run(directory)))
     look = analyse(run_until(directory, 1500))

@@ -12,7 +12,7 @@ import pytest
 from analysis.records.documents import write_document
 from analysis.records.joining import joined_search, listed_runs, names_of, write_run_list
 from analysis.records.run_records import check_runs, read_run
-from analysis.records.schemas import BED
+from analysis.records.schemas import MACHINES
 from analysis.records.tables import RecordError, RecordWriter
 from tests.fakes.processes import refusal
 from tests.fakes.runs import DAYS_APART, EAGER, Compile, FakeArm, FakeRun, write_run
@@ -105,10 +105,10 @@ def test_events_keep_to_their_requests(tmp_path):
 def test_steps_and_samples_of_machines_follow_their_trial(tmp_path):
     directories = runs_in(tmp_path, SHORT, SHORT)
     for directory in directories:
-        with RecordWriter(directory / "trial-02" / "bed.arrow", BED) as writer:
+        with RecordWriter(directory / "trial-02" / "machines.arrow", MACHINES) as writer:
             writer.append({"kind": "host", "name": "run", "at_ns": 5})
     records = joined(tmp_path / "joined", directories)
-    assert records.bed.column("trial").to_pylist() == [2, 4]
+    assert records.machines.column("trial").to_pylist() == [2, 4]
     assert sorted(set(records.steps.column("trial").to_pylist())) == [1, 2, 3, 4]
 
 
@@ -216,7 +216,7 @@ def test_where_and_how_often_may_differ_and_cards_of_one_kind_are_one(tmp_path):
     )
     for run, port in ((one, 1), (other, 2)):
         changed(run, "[traffic]", f'[traffic]\ntrace = "/data/{port}/week.csv"\nmaster_bind = "10.0.0.{port}"')
-        changed(run, "[trials]", f"[splitter]\nport = {port}\n[bed]\nsample_s = {port}\n[trials]")
+        changed(run, "[trials]", f"[splitter]\nport = {port}\n[machines]\nsample_s = {port}\n[trials]")
     assert [run.name for run in check_runs(listed_runs([one, other]))] == ["run-0", "run-1"]
     changed(other, "week.csv", "month.csv")
     assert "traffic.trace month.csv (in run-0 week.csv)" in not_joined(one, other)

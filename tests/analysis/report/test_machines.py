@@ -12,13 +12,13 @@ import pytest
 from analysis.report import html_report, markdown_report, verdict_table
 from analysis.summary.summary import analyze
 from tests.analysis.report.conftest import HOSTILE, changed
-from tests.fakes.machines import FIGURES, GIB, FakeBed, Trouble, sample, tell
+from tests.fakes.machines import FIGURES, GIB, FakeMachines, Trouble, sample, tell
 from tests.fakes.runs import FakeRun, write_run
 
 Summary = dict[str, Any]
 Make = Callable[..., Summary]
 REPORTS = (html_report, markdown_report, verdict_table)
-DISTURBED = FakeBed(
+DISTURBED = FakeMachines(
     locked=False,
     troubles=(
         Trouble(what="throttle", share=0.3, trials=(1,)),
@@ -33,11 +33,11 @@ DISTURBED = FakeBed(
 def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
     summaries: dict[str, Summary] = {}
 
-    def make(bed: FakeBed | None, trials: int = 2) -> Summary:
-        key = repr((bed, trials))
+    def make(machines: FakeMachines | None, trials: int = 2) -> Summary:
+        key = repr((machines, trials))
         if key not in summaries:
-            folder: Path = tmp_path_factory.mktemp("bed")
-            run = FakeRun(bed=bed, trials=trials, duration_s=120.0, rate=2.0)
+            folder: Path = tmp_path_factory.mktemp("machines")
+            run = FakeRun(machines=machines, trials=trials, duration_s=120.0, rate=2.0)
             summaries[key] = analyze(write_run(folder / "run", run))
         return summaries[key]
 
@@ -46,10 +46,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 def test_the_machines_are_named_only_where_they_limit_the_run(made: Make, demo: Summary) -> None:
     for report in (markdown_report, verdict_table):
-        for summary in (made(FakeBed()), demo):
+        for summary in (made(FakeMachines()), demo):
             assert not re.search("quiet|monitored|NVIDIA", report(summary), re.IGNORECASE)
         assert "other work" in report(made(DISTURBED))
-    for summary in (made(FakeBed()), demo):
+    for summary in (made(FakeMachines()), demo):
         assert not re.search("quiet|monitored", html_report(summary).partition('<details class="section"')[0])
     assert 'id="machines"' not in html_report(demo)
 
@@ -64,7 +64,7 @@ def test_disturbed_machines_name_each_trouble_and_what_it_leaves_open(
 
 def test_references_show_the_change(made: Make, read_page: Callable[[str], Any]) -> None:
     slower = (Trouble(what="slow_after", size=0.9),)
-    text = read_page(html_report(made(FakeBed(card_noise=0.0, host_noise=0.0, troubles=slower)))).text
+    text = read_page(html_report(made(FakeMachines(card_noise=0.0, host_noise=0.0, troubles=slower)))).text
     for part in ("matrix product, TFLOP/s 790 711 −10.0 %", "matrix product, TFLOP/s 790 790 +0.0 %"):
         assert part in text
 

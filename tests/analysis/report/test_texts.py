@@ -115,7 +115,7 @@ def brief_with(demo: Summary, *gates: Summary, **more: Any) -> Any:
 
 
 def test_a_gate_has_one_sentence_and_failed_gates_come_first(demo: Summary) -> None:
-    caveat = "That would be a PASS, but for the check that failed: bed drift."
+    caveat = "That would be a PASS, but for the check that failed: machines drift."
     (_, padded, *_) = brief_with(
         demo,
         gate("slo p99_ttft_ms", "Fine. In every block."),

@@ -8,21 +8,21 @@ import pyarrow as pa
 import pytest
 
 from analysis.records.run_records import read_run
-from analysis.records.schemas import BED
+from analysis.records.schemas import MACHINES
 from analysis.run.machine_records import MachineRecords
 from analysis.run.references import speeds_of
 from analysis.run.run import Run
-from tests.fakes.machines import FakeBed
+from tests.fakes.machines import FakeMachines
 from tests.fakes.runs import FakeRun, start_of, write_run
 
 
 def machines_of(folder, *samples, info=None, cards=2, trials=1):
     """The machines of a run of one minute, with other samples or another trial.json where given."""
-    fake = FakeRun(bed=FakeBed(cards=cards), duration_s=60.0, rate=1.0, telemetry=False, trials=trials)
+    fake = FakeRun(machines=FakeMachines(cards=cards), duration_s=60.0, rate=1.0, telemetry=False, trials=trials)
     records = read_run(write_run(folder / "run", fake))
     if samples:
         rows = [{"trial": 1, "host": "run", **row} for row in samples]
-        records = replace(records, bed=pa.Table.from_pylist(rows, schema=BED))
+        records = replace(records, machines=pa.Table.from_pylist(rows, schema=MACHINES))
     if info is not None:
         records = replace(records, trials=tuple({**trial, **info} for trial in records.trials))
     return MachineRecords.of(Run.of(records))

@@ -26,7 +26,7 @@ from benchmarks.simulation.detection import CONTROL, TREATMENT
 from benchmarks.simulation.records import write_requests
 from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.scenario import run as simulated
-from tests.fakes.machines import FakeBed, Trouble, tell
+from tests.fakes.machines import FakeMachines, Trouble, tell
 from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, write_run
 from tests.fakes.simulated import write_external
 from tests.golden.recorded import RUNS, golden
@@ -193,9 +193,9 @@ def test_each_part_of_the_document_is_described_and_what_no_model_declares_is_no
 
 def on_machines(path, *troubles, watched=True, **more):
     faster = (EAGER, FakeArm(name="compiled", ratio=0.8))
-    bed = FakeBed(troubles=troubles) if watched else None
+    machines = FakeMachines(troubles=troubles) if watched else None
     options = {"trials": 2, "duration_s": 420.0, "rate": 2.0, "seed": 7, "slo": SLO, "arms": faster, **more}
-    return summary_of(path, FakeRun(bed=bed, **options))
+    return summary_of(path, FakeRun(machines=machines, **options))
 
 
 SLOW_BALANCED = Trouble(what="slow", size=0.85)

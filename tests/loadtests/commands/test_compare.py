@@ -25,7 +25,7 @@ RUN = FakeRun(
     rate=2.0,
     gates={},
     slo={"p99_e2e_ms": 5000},
-    bed=referenced(python_ms=10.0, read_gb_per_s=20.0),
+    machines=referenced(python_ms=10.0, read_gb_per_s=20.0),
     environment={"machine": "0123456789ab", "versions": {"torch": "2.11"}},
 )
 COMPILED = RUN.arms[1]

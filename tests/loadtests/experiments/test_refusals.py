@@ -136,8 +136,8 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
         ({"gates": {"metrics": []}}, ("gates.metrics is []: tuple should have at least 1 item",)),
         ({"trials": {"count": 0}}, ("trials.count is 0",)),
         ({"trials": {"compile_cache": "hot"}}, ("trials.compile_cache is 'hot'",)),
-        ({"bed": {"sample_s": 0.01}}, ("bed.sample_s is 0.01", "0.05")),
-        ({"bed": {"processor_turn_s": -1}}, ("bed.processor_turn_s",)),
+        ({"machines": {"sample_s": 0.01}}, ("machines.sample_s is 0.01", "0.05")),
+        ({"machines": {"processor_turn_s": -1}}, ("machines.processor_turn_s",)),
         ({"splitter": {"port": 70000}}, ("splitter.port is 70000",)),
         ({"splitter": {"port": 80, "admin_port": 80}}, ("splitter.port", "admin_port", "80")),
         (
@@ -156,7 +156,7 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
             ("eager, compiled would be reached without the splitter",),
         ),
         (
-            {"arms": [CONTROL, EXTERNAL], "compare_models": True, "bed": {"processor_turn_s": 1.0}},
+            {"arms": [CONTROL, EXTERNAL], "compare_models": True, "machines": {"processor_turn_s": 1.0}},
             ('arm "vllm" is external',),
         ),
         ({"security": {"tls_ca": "ca.pem"}}, ("splitter.tls_certificate",)),
@@ -268,7 +268,18 @@ def test_files_and_variables_of_security_are_checked_before_the_start(
 
 
 NAMED = re.compile(r'(?<![\w.])([a-z][a-z_.]*[a-z]) = ("[^"{}]*"|\d+(?:\.\d+)?|true|false)')
-TABLES = ("", "traffic.", "trials.", "gates.", "goodput.", "bed.", "arm.", "arm.shapes.", "arm.compile.", "arm.model.")
+TABLES = (
+    "",
+    "traffic.",
+    "trials.",
+    "gates.",
+    "goodput.",
+    "machines.",
+    "arm.",
+    "arm.shapes.",
+    "arm.compile.",
+    "arm.model.",
+)
 OPENAI = {**EXTERNAL, "preset": None}
 ARMS: dict[str, Mapping[str, Any]] = {"openai": OPENAI, "oip": {**OPENAI, "kind": "oip", "address": "127.0.0.1:9"}}
 # Of a request, and of the settings of `tailgate compare`.

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from analysis.records.schemas import BED
+from analysis.records.schemas import MACHINES
 from analysis.records.tables import read_table
-from loadtests.trials import bed_watch
-from loadtests.trials.bed_watch import BedWatch, not_idle
+from loadtests.trials import monitor_process
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import StopRequestedError
+from loadtests.trials.monitor_process import MonitorProcess, not_idle
 from loadtests.trials.references import References
 from loadtests.trials.trial_facts import TrialFacts
 from tests.fakes.processes import wait_for
@@ -51,10 +51,10 @@ def driver(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 def sampled(context: TrialContext, kind: str, count: int = 1) -> list[dict[str, Any]]:
     """Rows of the kind, once so many are in the table."""
-    path = context.folder / "bed.arrow"
+    path = context.folder / "machines.arrow"
 
     def found() -> list[dict[str, Any]]:
-        rows = read_table(path, BED)[0].to_pylist() if path.exists() else []
+        rows = read_table(path, MACHINES)[0].to_pylist() if path.exists() else []
         return [row for row in rows if row["kind"] == kind]
 
     wait_for(lambda: len(found()) >= count, otherwise=found)
@@ -68,25 +68,25 @@ H200 = {"name": "NVIDIA H200"}
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take long to import; tests of a limit set their own."""
-    monkeypatch.setattr(bed_watch, "_FIRST_LOOK_S", 60.0)
-    monkeypatch.setattr(bed_watch, "_STOP_GRACE_S", 60.0)
+    monkeypatch.setattr(monitor_process, "_FIRST_LOOK_S", 60.0)
+    monkeypatch.setattr(monitor_process, "_STOP_GRACE_S", 60.0)
 
 
-def watched_trial(folder: Path, *devices: str, **bed: float) -> TrialContext:
+def watched_trial(folder: Path, *devices: str, **machines: float) -> TrialContext:
     names = ("eager", "compiled-padded")
     arms = [
         {"name": f"arm{number}", "preset": names[number], "control": not number, "model": {"device": device}}
         for number, device in enumerate(devices)
     ]
-    return trial_context(folder, {"arms": arms, "bed": bed, "compare_models": True})
+    return trial_context(folder, {"arms": arms, "machines": machines, "compare_models": True})
 
 
-def poll_until(watch: BedWatch, context: TrialContext, key: str) -> Any:
-    """The trial's fact about the bed called `key`, once there is one."""
+def poll_until(watch: MonitorProcess, context: TrialContext, key: str) -> Any:
+    """The trial's fact about the machines called `key`, once there is one."""
 
     def fact() -> Any:
         watch.poll()
-        return (context.facts.bed or {}).get(key)
+        return (context.facts.monitor or {}).get(key)
 
     return wait_for(fact)
 
@@ -94,7 +94,7 @@ def poll_until(watch: BedWatch, context: TrialContext, key: str) -> Any:
 @pytest.mark.process
 def test_host_and_named_processes_are_sampled_until_the_trial_ends(tmp_path: Path) -> None:
     context = watched_trial(tmp_path / "trial-01", "cpu", "cpu", sample_s=0.05)
-    watch = BedWatch(context)
+    watch = MonitorProcess(context)
     assert list(poll_until(watch, context, "machines")) == ["run"]
     watch.name("load", os.getpid())
     sampled(context, "process")
@@ -103,10 +103,10 @@ def test_host_and_named_processes_are_sampled_until_the_trial_ends(tmp_path: Pat
     sampled(context, "process", 4)
     watch.stop()
     watch.stop()
-    assert context.facts.bed is not None
-    assert 0 < context.facts.bed["watcher"]["cpu_s"] < context.facts.bed["watcher"]["seconds"]
+    assert context.facts.monitor is not None
+    assert 0 < context.facts.monitor["watcher"]["cpu_s"] < context.facts.monitor["watcher"]["seconds"]
     assert context.status.notes == []
-    table, truncated = read_table(context.folder / "bed.arrow", BED)
+    table, truncated = read_table(context.folder / "machines.arrow", MACHINES)
     assert not truncated
     rows = table.to_pylist()
     assert {(row["trial"], row["host"]) for row in rows} == {(1, "run")}
@@ -122,7 +122,7 @@ def test_host_and_named_processes_are_sampled_until_the_trial_ends(tmp_path: Pat
 @pytest.mark.process
 def test_devices_are_sampled_and_a_refused_reading_is_reported_once(tmp_path: Path, driver: None) -> None:
     context = watched_trial(tmp_path / "trial-01", "auto", "cuda", sample_s=0.05)
-    watch = BedWatch(context)
+    watch = MonitorProcess(context)
     watch.first_look()
     watch.name("eager-0", os.getpid(), arm="eager")
     sampled(context, "device", 3)
@@ -132,8 +132,8 @@ def test_devices_are_sampled_and_a_refused_reading_is_reported_once(tmp_path: Pa
     row = sampled(context, "device")[-1]
     assert (row["name"], row["foreign_processes"], row["foreign_memory_bytes"]) == ("cuda:0", 1, 4 * GIB)
     assert (row["throttle"], row["power_w"]) == ([], None)
-    assert context.facts.bed is not None
-    refused = [item for item in context.facts.bed["unreadable"] if item["name"] == "cuda:0"]
+    assert context.facts.monitor is not None
+    refused = [item for item in context.facts.monitor["unreadable"] if item["name"] == "cuda:0"]
     assert refused == [{"host": "run", "name": "cuda:0", "what": "power_w", "why": "Not Supported"}]
 
 
@@ -141,22 +141,22 @@ def test_devices_are_sampled_and_a_refused_reading_is_reported_once(tmp_path: Pa
 @pytest.mark.parametrize("driver", [NO_DRIVER], indirect=True)
 def test_a_device_without_a_driver_is_reported_and_the_host_is_sampled(tmp_path: Path, driver: None) -> None:
     context = watched_trial(tmp_path / "trial-01", "cuda:1", "auto", sample_s=0.05)
-    watch = BedWatch(context)
+    watch = MonitorProcess(context)
     watch.first_look()
     sampled(context, "host", 2)
     watch.stop()
-    assert context.facts.bed is not None
-    assert context.facts.bed["devices"] == {}
-    (device,) = [item for item in context.facts.bed["unreadable"] if item["what"] == "device"]
+    assert context.facts.monitor is not None
+    assert context.facts.monitor["devices"] == {}
+    (device,) = [item for item in context.facts.monitor["unreadable"] if item["what"] == "device"]
     assert device["name"] == "cuda:1"
     assert "Driver Not Loaded" in device["why"]
 
 
 def test_devices_are_sampled_before_the_trial_starts_anything(tmp_path: Path, driver: None) -> None:
     context = watched_trial(tmp_path / "trial-01", "cuda", "cuda:1")
-    watch = BedWatch(context)
+    watch = MonitorProcess(context)
     watch.first_look()
-    facts = json.loads((context.folder / "trial.json").read_text())["bed"]
+    facts = json.loads((context.folder / "trial.json").read_text())["monitor"]
     watch.stop()
     assert {name: device["uuid"] for name, device in facts["devices"].items()} == {"cuda:0": "GPU-0", "cuda:1": "GPU-1"}
     assert facts["arms"] == {"arm0": "cuda:0", "arm1": "cuda:1"}
@@ -177,28 +177,28 @@ def test_an_arm_is_placed_where_its_replicas_report_it(
     devices: tuple[str, str], reported: dict[str, str], places: dict[str, str], tmp_path: Path, driver: None
 ) -> None:
     context = watched_trial(tmp_path / "trial-01", *devices)
-    watch = BedWatch(context)
+    watch = MonitorProcess(context)
     watch.first_look()
     if reported:
         context.facts.startup = {arm: {"device": device} for arm, device in reported.items()}
         watch.place_arms()
     watch.stop()
-    assert context.facts.bed is not None
-    assert context.facts.bed["arms"] == places
+    assert context.facts.monitor is not None
+    assert context.facts.monitor["arms"] == places
 
 
 def test_a_first_sample_that_came_too_late_is_not_one_before_the_trial(
     tmp_path: Path, driver: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bed_watch, "_FIRST_LOOK_S", 0.0)  # the run's own processes start at once
+    monkeypatch.setattr(monitor_process, "_FIRST_LOOK_S", 0.0)  # the run's own processes start at once
     context = watched_trial(tmp_path / "trial-01", "cuda", "cuda:1")
-    watch = BedWatch(context)
+    watch = MonitorProcess(context)
     watch.first_look()
     poll_until(watch, context, "machines")
     watch.stop()
-    assert context.facts.bed is not None
-    assert context.facts.bed["before"] == []
-    (late,) = [item for item in context.facts.bed["unreadable"] if item["what"] == "before"]
+    assert context.facts.monitor is not None
+    assert context.facts.monitor["before"] == []
+    (late,) = [item for item in context.facts.monitor["unreadable"] if item["what"] == "before"]
     assert (late["host"], late["name"]) == ("run", "devices")
     (note,) = context.status.notes
     assert late["why"] in note
@@ -206,15 +206,15 @@ def test_a_first_sample_that_came_too_late_is_not_one_before_the_trial(
 
 def test_a_watcher_that_dies_leaves_a_whole_table_a_note_and_a_recorded_gap(tmp_path: Path) -> None:
     context = watched_trial(tmp_path / "trial-01", "cpu", "cpu", sample_s=0.05)
-    watch = BedWatch(context)
+    watch = MonitorProcess(context)
     poll_until(watch, context, "machines")
     watch.name("load", os.getpid())
-    path = context.folder / "bed.arrow"
-    wait_for(lambda: path.exists() and read_table(path, BED)[0].num_rows > 0)
+    path = context.folder / "machines.arrow"
+    wait_for(lambda: path.exists() and read_table(path, MACHINES)[0].num_rows > 0)
     watch.kill()
     (gap,) = poll_until(watch, context, "gaps")
     assert (gap["host"], "SIGKILL" in gap["why"]) == ("run", True)
-    table, truncated = read_table(path, BED)
+    table, truncated = read_table(path, MACHINES)
     assert table.num_rows
     assert not truncated  # what is missing is recorded as a gap
     assert max(table.column("at_ns").to_pylist()) <= gap["at_ns"]
@@ -224,21 +224,21 @@ def test_a_watcher_that_dies_leaves_a_whole_table_a_note_and_a_recorded_gap(tmp_
     watch.stop()
     (note,) = context.status.notes
     assert "SIGKILL" in note
-    assert json.loads((context.folder / "trial.json").read_text())["bed"]["gaps"] == [gap]
+    assert json.loads((context.folder / "trial.json").read_text())["monitor"]["gaps"] == [gap]
 
 
 def test_a_watcher_that_hangs_is_a_recorded_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bed_watch, "_STOP_GRACE_S", 0.2)
+    monkeypatch.setattr(monitor_process, "_STOP_GRACE_S", 0.2)
     context = watched_trial(tmp_path / "trial-01", "cpu", "cpu")
-    watch = BedWatch(context)
+    watch = MonitorProcess(context)
     poll_until(watch, context, "machines")
     assert watch.pid is not None
     os.kill(watch.pid, signal.SIGSTOP)  # as in a call of the driver that does not come back
     watch.stop()
     watch.stop()
     assert len(context.status.notes) == 1
-    assert context.facts.bed is not None
-    assert [gap["at_ns"] for gap in context.facts.bed["gaps"]] == [None]
+    assert context.facts.monitor is not None
+    assert [gap["at_ns"] for gap in context.facts.monitor["gaps"]] == [None]
 
 
 IDLE = {"device": "cuda:0", "processes": [], "memory_bytes": 300 << 20, "utilisation_pct": 1, "sm_mhz": 345}
@@ -267,7 +267,7 @@ def test_on_a_full_disk_the_watcher_ends_and_its_death_is_a_gap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = watched_trial(tmp_path / "trial-01", "cpu", "cpu")
-    watch = BedWatch(context)
+    watch = MonitorProcess(context)
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -277,8 +277,8 @@ def test_on_a_full_disk_the_watcher_ends_and_its_death_is_a_gap(
     watch.kill()
     assert len(poll_until(watch, context, "gaps")) == 1
     watch.stop()
-    assert context.facts.bed is not None
-    assert "the watcher ended" in context.facts.bed["gaps"][0]["why"]
+    assert context.facts.monitor is not None
+    assert "the watcher ended" in context.facts.monitor["gaps"][0]["why"]
 
 
 # Ready at once, and measures when asked; a library prints the line between.
@@ -310,7 +310,12 @@ def measured_trial(
     if external:
         arms = [{"kind": "openai", "address": "http://127.0.0.1:9", "model_name": "m"} for _ in devices]
     named = [{"name": f"arm-{index}", "control": not index, **arm} for index, arm in enumerate(arms)]
-    table = {"arms": named, "compare_models": external, "engine": {"threads": 3}, "bed": {"reference_s": reference_s}}
+    table = {
+        "arms": named,
+        "compare_models": external,
+        "engine": {"threads": 3},
+        "machines": {"reference_s": reference_s},
+    }
     return trial_context(folder / "trial", table, check=check)
 
 

@@ -106,7 +106,7 @@ def test_a_phase_is_part_of_a_state(run: WatchedRun) -> None:
 def test_the_share_of_a_processor_counter_has_a_value_from_its_second_sample_on(run: WatchedRun) -> None:
     run.second()
     run.second()
-    first, second = (sample["things"]["run"]["steal_pct"] for sample in told(run)["series"]["bed"][1])
+    first, second = (sample["things"]["run"]["steal_pct"] for sample in told(run)["series"]["machines"][1])
     assert (first, second) == (None, pytest.approx(0.1, abs=0.05))
 
 

@@ -48,7 +48,7 @@ workers = 2
 [trials]
 count = 2
 starting_at_once = 3
-[bed]
+[machines]
 reference_s = 0
 """
 TRIALS = (1, 2)
@@ -186,18 +186,18 @@ def test_each_replica_answers_the_control_s_questions_alike(canonical: Canonical
 def test_the_machine_and_every_process_are_sampled(canonical: Canonical) -> None:
     records = read_run(canonical.run_dir)
     assert records.problems == ()
-    assert records.bed is not None
-    assert {(row["kind"], row["name"], row["arm"]) for row in records.bed.to_pylist()} == {
+    assert records.machines is not None
+    assert {(row["kind"], row["name"], row["arm"]) for row in records.machines.to_pylist()} == {
         ("host", "run", None),
         *(("process", name, name[:-2]) for name in REPLICAS),
         ("process", "splitter", None),
         ("process", "load", None),
     }
-    bed = trial_facts(canonical.run_dir)["bed"]
-    assert (bed["interval_s"], bed["devices"], bed["before"], bed["gaps"]) == (1.0, {}, [], [])
-    assert bed["arms"] == {"eager": "cpu", "naive": "cpu"}
-    assert bed["machines"]["run"]["machine"] == records.environment["machine"]
-    assert bed["watcher"]["cpu_s"] < bed["watcher"]["seconds"]
+    machines = trial_facts(canonical.run_dir)["monitor"]
+    assert (machines["interval_s"], machines["devices"], machines["before"], machines["gaps"]) == (1.0, {}, [], [])
+    assert machines["arms"] == {"eager": "cpu", "naive": "cpu"}
+    assert machines["machines"]["run"]["machine"] == records.environment["machine"]
+    assert machines["watcher"]["cpu_s"] < machines["watcher"]["seconds"]
 
 
 @pytest.mark.parametrize("trial", TRIALS)

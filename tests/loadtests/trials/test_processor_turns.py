@@ -45,7 +45,7 @@ TABLE: dict[str, Any] = {
     "engine": {"max_prompt_tokens": 32, "max_new_tokens": 8},
     "arms": [{"name": "eager", "preset": "eager", "control": True}, {"name": "twin", "preset": "eager"}],
     "traffic": {"duration_s": 100, "rate": 2, "block_s": 10, "length_scale": 0.02},
-    "bed": {"processor_turn_s": 1.0},
+    "machines": {"processor_turn_s": 1.0},
 }
 
 

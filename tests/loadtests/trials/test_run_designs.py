@@ -77,7 +77,7 @@ def test_a_mirrored_run_is_seen_on_its_live_page_and_by_prometheus(tmp_path: Pat
     assert told["now"]["finished"] == told["now"]["planned"] > 0
     assert told["compiles"]["naive"]["serving"] == len(told["series"]["events"][1]) > 0
     assert told["series"]["load"][1][-1]["arms"]["eager"]["ttft_p99_ms"] > 0
-    assert told["series"]["bed"][1]
+    assert told["series"]["machines"][1]
     assert (ending["last"], ending["now"]["state"]) == (True, "ended")
     assert (outcome.run_dir / "logs" / "page.log").read_text() == ""
 

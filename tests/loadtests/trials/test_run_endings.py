@@ -48,7 +48,7 @@ block_s = 1
 workers = 2
 [trials]
 starting_at_once = 2
-[bed]
+[machines]
 reference_s = 0
 """
 

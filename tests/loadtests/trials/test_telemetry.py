@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from google.protobuf.message import Message
 
-from analysis.records.schemas import BED, COMPILE_EVENTS, STEPS
+from analysis.records.schemas import COMPILE_EVENTS, MACHINES, STEPS
 from analysis.records.tables import read_table
 from loadtests.trials.progress import Status
 from loadtests.trials.snapshots import check_alike, check_name, start_up
@@ -124,7 +124,7 @@ def test_events_are_on_disk_at_once_and_a_resumed_stream_repeats_none(tmp_path: 
     assert {(row["trial"], row["arm"], row["replica"]) for row in table.to_pylist()} == {(2, "naive", "naive-0")}
     assert read_table(tmp_path / "steps.arrow", STEPS)[0].num_rows == 4
     assert collector.serving_ns == {"naive-0": 5}
-    memory = read_table(tmp_path / "bed-arms.arrow", BED)[0].to_pylist()
+    memory = read_table(tmp_path / "machines-arms.arrow", MACHINES)[0].to_pylist()
     known = [{name: value for name, value in row.items() if value is not None} for row in memory]
     place = {"trial": 2, "host": "run", "kind": "allocator", "name": "naive-0", "arm": "naive", "memory_bytes": 9}
     assert known == [{**place, "at_ns": 5}, {**place, "at_ns": 6, "allocated_bytes": 0, "out_of_memory": 0}]

@@ -10,9 +10,9 @@ import pytest
 
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table
-from loadtests.trials.bed_watch import BedWatch
 from loadtests.trials.device_rotation import devices_of, in_trial
 from loadtests.trials.load import trial_config, why_it_ended
+from loadtests.trials.monitor_process import MonitorProcess
 from loadtests.trials.processes import Child, child_environment, describe_exit, log_tail
 from loadtests.trials.replicas import Replicas
 from loadtests.trials.telemetry import Collector
@@ -37,7 +37,7 @@ def test_every_step_is_taken_after_a_failed_one_and_the_first_failure_is_raised(
 
 def test_a_part_that_cannot_be_stopped_keeps_no_other_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arms = [{"name": "a", "preset": "eager", "control": True}, {"name": "b", "preset": "compiled-padded"}]
-    context = trial_context(tmp_path, {"arms": arms, "bed": {"sample_s": 0}})
+    context = trial_context(tmp_path, {"arms": arms, "machines": {"sample_s": 0}})
     schedule = TrialSchedules.of(context.experiment).draw(1, ())
     trial = Trial(context, schedule=schedule, shared_cache=tmp_path / "cache", arm_command=["false"])
     stopped: list[type] = []
@@ -53,11 +53,11 @@ def test_a_part_that_cannot_be_stopped_keeps_no_other_from_it(tmp_path: Path, mo
 
         return stopping
 
-    for part in (Collector, Replicas, BedWatch):
+    for part in (Collector, Replicas, MonitorProcess):
         monkeypatch.setattr(part, "stop", stop(part, fails=part is Collector))
     with pytest.raises(OSError, match="No space"):
         trial.close(hurry=True)
-    assert stopped == [Collector, Replicas, BedWatch]
+    assert stopped == [Collector, Replicas, MonitorProcess]
 
 
 SATURATION = {"arrivals": "saturation", "rates": [4, 64], "duration_s": 80, "step_s": 10, "settle_s": 2}

@@ -27,7 +27,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.records.schemas import BED, REQUESTS
+from analysis.records.schemas import MACHINES, REQUESTS
 from analysis.records.tables import RecordError, read_table
 from loadtests.commands.main import main
 from loadtests.generator.goodput import Goodput
@@ -406,8 +406,8 @@ def test_a_lost_worker_is_marked_and_the_trial_fails_once_all_are(trial: Trial) 
 
 def test_samples_that_cannot_be_taken_are_not_called_kept_and_an_error_is_that_of_the_trial(trial: Trial) -> None:
     for part in (0, 0, 1, 1):  # some answers were lost
-        say(trial.runner, messages.BED, "y", part=part, of=2, bytes=b"no samples")
-    *first, last, again = sent(trial.runner, messages.BED)
+        say(trial.runner, messages.MACHINES, "y", part=part, of=2, bytes=b"no samples")
+    *first, last, again = sent(trial.runner, messages.MACHINES)
     assert first == [{"part": 0, "error": None}] * 2
     assert last == again
     assert last["error"].startswith("the master cannot take them: they are no samples")
@@ -478,15 +478,15 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_samples_of_a_workers_host_arrive_on_the_runs_clock(tmp_path: Path) -> None:
-    path = tmp_path / "bed-2.arrow"
+    path = tmp_path / "machines-2.arrow"
     watch = HostWatch(path, trial=4, host="worker-2", sample_s=0.05)
-    wait_for(lambda: path.exists() and set(read_table(path, BED)[0]["kind"].to_pylist()) == {"host", "process"})
+    wait_for(lambda: path.exists() and set(read_table(path, MACHINES)[0]["kind"].to_pylist()) == {"host", "process"})
     assert os.getpgid(watch._process.pid) != os.getpgid(0)  # no Ctrl-C of the worker's terminal reaches it
     facts = watch.stop()
     assert (list(facts["machines"]), facts["gaps"]) == (["worker-2"], [])
-    there = read_table(path, BED)[0].to_pylist()
+    there = read_table(path, MACHINES)[0].to_pylist()
     write_samples(watch.samples(HOUR_NS), tmp_path / "here.arrow")
-    table, truncated = read_table(tmp_path / "here.arrow", BED)
+    table, truncated = read_table(tmp_path / "here.arrow", MACHINES)
     here = [] if truncated else table.to_pylist()
     assert here == [{**row, "at_ns": row["at_ns"] + HOUR_NS} for row in there]
     assert {(row["trial"], row["host"]) for row in here} == {(4, "worker-2")}
@@ -494,17 +494,17 @@ def test_samples_of_a_workers_host_arrive_on_the_runs_clock(tmp_path: Path) -> N
 
 
 def test_a_watcher_that_cannot_write_is_a_gap_and_other_columns_are_no_samples(tmp_path: Path) -> None:
-    (tmp_path / "bed-0.arrow.new").mkdir()
-    watch = HostWatch(tmp_path / "bed-0.arrow", trial=1, host="worker-0", sample_s=0.05)
+    (tmp_path / "machines-0.arrow.new").mkdir()
+    watch = HostWatch(tmp_path / "machines-0.arrow", trial=1, host="worker-0", sample_s=0.05)
     (gap,) = watch.stop()["gaps"]
     assert gap["host"] == "worker-0"
     assert "its watcher ended with exit code 1" in gap["why"]
-    with pytest.raises(RecordError, match=r"bed-0\.arrow cannot be read"):
+    with pytest.raises(RecordError, match=r"machines-0\.arrow cannot be read"):
         watch.samples(0)
     sink = pa.BufferOutputStream()
     pa.ipc.new_stream(sink, REQUESTS).close()
     with pytest.raises(ValueError, match="other columns"):
-        write_samples([sink.getvalue().to_pybytes()], tmp_path / "bed-0.arrow")
+        write_samples([sink.getvalue().to_pybytes()], tmp_path / "machines-0.arrow")
 
 
 def exchange(*, at_ns: int, offset_ns: int, there_ns: int, thought_ns: int, back_ns: int) -> Exchange:

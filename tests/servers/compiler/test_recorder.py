@@ -236,7 +236,9 @@ def test_captures_of_the_runner_and_of_the_compiler_are_events(
     """What only a GPU provokes, as the compiler's graph trees enclose a recording."""
     recorder.trigger = serving()
     recorder.record_capture(100, 300)
-    with dynamo_timed("CUDAGraphNode.record", log_pt2_compile_event=True, compile_id=CompileId(frame_id=5, frame_compile_id=0)):
+    with dynamo_timed(
+        "CUDAGraphNode.record", log_pt2_compile_event=True, compile_id=CompileId(frame_id=5, frame_compile_id=0)
+    ):
         assert announced[-1].kind == "graph_capture"
     own, tree = recorder.drain()
     assert {own.kind, tree.kind} == {"graph_capture"}

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from analysis.records.documents import content_of
-from analysis.records.schemas import BED
+from analysis.records.schemas import MACHINES
 from analysis.records.tables import RecordError, RecordWriter
 from loadtests.monitor.gpus import MUCH_BYTES, index_of
 from loadtests.trials.context import TrialContext
@@ -24,8 +24,8 @@ _STOP_GRACE_S = 5.0
 _BUSY_PCT = 5
 
 
-class BedWatch:
-    """From now until `stop` the machines of `trial` are watched, unless bed.sample_s is 0.
+class MonitorProcess:
+    """Sample the machines of `trial` from now until `stop`, unless machines.sample_s is 0.
 
     A watcher that dies is a note to the user and a gap that trial.json states; the trial goes on.
     """
@@ -34,17 +34,17 @@ class BedWatch:
         self._trial = trial
         self._child: Child | None = None
         self._ended = self._stopped = self._looked_late = False
-        self._table = trial.folder / "bed.arrow"
-        bed = trial.experiment.bed
-        if not bed.sample_s:
+        self._table = trial.folder / "machines.arrow"
+        machines = trial.experiment.machines
+        if not machines.sample_s:
             return
         devices = sorted({arm.config.model.device for arm in trial.experiment.own_arms} - {"cpu"})
         command = [*_COMMAND, "--out", str(self._table.resolve()), "--trial", str(trial.number)]
-        command += ["--sample-s", str(bed.sample_s), *(["--devices", *devices] if devices else [])]
+        command += ["--sample-s", str(machines.sample_s), *(["--devices", *devices] if devices else [])]
         log = trial.logs / "watcher.log"
         self._child = Child("watcher", command, log_path=log, environment=child_environment(), commands=True)
         empty: dict[str, Any] = {"machines": {}, "devices": {}, "unreadable": [], "before": [], "gaps": []}
-        trial.facts.bed = {"interval_s": bed.sample_s, **empty}
+        trial.facts.monitor = {"interval_s": machines.sample_s, **empty}
 
     def first_look(self) -> None:
         """The devices were looked at before anything of the trial is on them, where any arm runs on one."""
@@ -55,20 +55,20 @@ class BedWatch:
             self._trial.check()
             if (line := self._child.line(0.1)) is not None:
                 self._take(line)
-            if self._bed["machines"]:
+            if self._monitor["machines"]:
                 return
             self.poll()
         if self._child is not None and not self._ended:
             self._looked_late = True
             why = f"the driver took over {_FIRST_LOOK_S:g} s to show the devices"
-            self._bed["unreadable"].append({"host": "run", "name": "devices", "what": "before", "why": why})
+            self._monitor["unreadable"].append({"host": "run", "name": "devices", "what": "before", "why": why})
             self._trial.status.note(f"what ran on the devices before the trial is not known: {why}")
             self._trial.keep_facts()
 
     def place_arms(self) -> None:
         """The facts have each arm on the device that its replicas report, once they have."""
-        if self._child is not None and self._bed["machines"]:
-            self._bed["arms"] = self._devices_of_arms()
+        if self._child is not None and self._monitor["machines"]:
+            self._monitor["arms"] = self._devices_of_arms()
 
     def name(self, name: str, pid: int, *, arm: str | None = None) -> None:
         """The process and its descendants are sampled under `name`; an arm's replica with its arm."""
@@ -81,7 +81,7 @@ class BedWatch:
             self.name(name, pid, arm=arm)
         elif self._child is not None:
             why = "its process cannot be seen from here"
-            self._bed["unreadable"].append({"host": "run", "name": name, "what": "cpu_s", "why": why})
+            self._monitor["unreadable"].append({"host": "run", "name": name, "what": "cpu_s", "why": why})
 
     def forget(self, name: str) -> None:
         """The process of that name has ended."""
@@ -101,7 +101,7 @@ class BedWatch:
             self._trial.keep_facts()
 
     def stop(self) -> None:
-        """bed.arrow is complete and nothing is watched any more. A second call does nothing."""
+        """End the sampling and complete machines.arrow. A second call does nothing."""
         if self._child is None or self._stopped:
             return
         self._stopped = True
@@ -110,7 +110,7 @@ class BedWatch:
         self._child.stop(_STOP_GRACE_S)
         self._ended = True
         self.poll()
-        if hung and self._bed["machines"] and "watcher" not in self._bed:
+        if hung and self._monitor["machines"] and "watcher" not in self._monitor:
             self._state_gap(f"the watcher did not end within {_STOP_GRACE_S:g} s of being asked to", at_ns=None)
         self._add_other_hosts()
 
@@ -126,42 +126,42 @@ class BedWatch:
 
     def _state_gap(self, why: str, *, at_ns: int | None) -> None:
         """trial.json and the user know that this host was not watched to the end; the table ends where it did."""
-        self._bed["gaps"].append({"host": "run", "at_ns": at_ns, "why": why})
+        self._monitor["gaps"].append({"host": "run", "at_ns": at_ns, "why": why})
         self._trial.status.note(f"the machines were not watched to the end: {why}")
         with suppress(OSError, RecordError):
-            RecordWriter(self._table, BED).close()
+            RecordWriter(self._table, MACHINES).close()
 
     def _add_other_hosts(self) -> None:
         """What load workers saw of their hosts, which they sent with their accounts."""
         for path in sorted(self._trial.folder.glob("generator-[0-9]*.json")):
-            seen = content_of(path).get("bed", {})
-            self._bed["machines"] |= seen.get("machines", {})
-            known = self._bed["unreadable"]
+            seen = content_of(path).get("monitor", {})
+            self._monitor["machines"] |= seen.get("machines", {})
+            known = self._monitor["unreadable"]
             known += [item for item in seen.get("unreadable", []) if item not in known]
-            self._bed["gaps"] += seen.get("gaps", [])
+            self._monitor["gaps"] += seen.get("gaps", [])
             for gap in seen.get("gaps", []):
                 self._trial.status.note(f"{gap['host']} was not watched to the end: {gap['why']}")
 
     @property
-    def _bed(self) -> dict[str, Any]:
-        assert self._trial.facts.bed is not None
-        return self._trial.facts.bed
+    def _monitor(self) -> dict[str, Any]:
+        assert self._trial.facts.monitor is not None
+        return self._trial.facts.monitor
 
     def _take(self, line: str) -> None:
         message: dict[str, Any] = {}
         with suppress(ValueError):
             message = json.loads(line)
         if "unreadable" in message:
-            self._bed["unreadable"].append(message["unreadable"])
+            self._monitor["unreadable"].append(message["unreadable"])
         elif "watcher" in message:
-            self._bed["watcher"] = message["watcher"]
-        elif "bed" in message:
-            self._bed.update(message["bed"])
+            self._monitor["watcher"] = message["watcher"]
+        elif "monitor" in message:
+            self._monitor.update(message["monitor"])
             if self._looked_late:  # by now the run's own processes are on the devices
-                self._bed["before"] = []
+                self._monitor["before"] = []
             self.place_arms()
-            for look in self._bed["before"]:
-                if text := not_idle(look, self._bed["devices"].get(look["device"], {})):
+            for reading in self._monitor["before"]:
+                if text := not_idle(reading, self._monitor["devices"].get(reading["device"], {})):
                     self._trial.status.note(text)
             self._trial.keep_facts()
 
@@ -174,7 +174,7 @@ class BedWatch:
         for arm in self._trial.experiment.own_arms:
             reported = self._trial.facts.startup.get(arm.name, {}).get("device")
             given = "cpu" if reported == "cpu" else arm.config.model.device
-            index = 0 if given == "auto" and self._bed["devices"] else index_of(given)
+            index = 0 if given == "auto" and self._monitor["devices"] else index_of(given)
             names[arm.name] = "cpu" if index is None else f"cuda:{index}"
         return names
 
