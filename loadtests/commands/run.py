@@ -25,7 +25,6 @@ from loadtests.experiments.field_names import FieldFlags
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import load
 from loadtests.traffic.traces import KNOWN
-from loadtests.trials.asked_weights import may_change_weights
 from loadtests.trials.progress import Status
 from loadtests.trials.run import ARM_COMMAND, Orchestrator
 from servers.fields import ConfigError
@@ -121,7 +120,7 @@ def main(options: argparse.Namespace) -> int:
     elif options.at_most is not None:
         raise ConfigError("--at-most belongs to --until-decided: give both, or --set traffic.duration_s")
     status = Status()
-    page = page_of(options.page, status, weights=may_change_weights(experiment))
+    page = page_of(options.page, status)
     orchestrator = Orchestrator(
         experiment,
         out=Path(options.out),
