@@ -100,7 +100,7 @@ class Requests:
     token_times: Codes  # how many times of tokens are recorded
     uncounted: Bools  # completed, and the number of its tokens is not recorded
     named: Bools  # whether it has an id
-    ids: Hashes  # 0 where a request has none, as for sessions; empty once compile events were joined
+    ids: Hashes  # 0 where a request has none, as for sessions
     session: Hashes
     repeated: int  # rows dropped because their request id was already there
 

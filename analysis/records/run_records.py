@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 
 from analysis.records import joining
@@ -18,6 +19,9 @@ from analysis.records.schemas import JUDGED_REQUESTS, REQUIRED, TABLES
 from analysis.records.tables import RecordError, one_line, stated_rows, tables_in
 from analysis.records.weight_journal import JOURNAL, WeightChange, read_journal
 from analysis.wording import counted
+
+_BYTES_A_REQUEST = 200  # at the peak of an analysis (benchmarks/analysis.py)
+_RECORDED_BYTES = 180  # of a request in a file, apart from times of tokens, of which an analysis takes as much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,11 +252,19 @@ def _records(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
 
 
 def _expected_rows(opened: Sequence[tuple[RecordedRun, _Files]]) -> int:
-    """Return how many requests the files state. Raises RecordError if there is no file of them."""
+    """Return how many requests the files state. Raises RecordError if there is no file of them, and if their analysis
+    takes more memory than there is."""
     paths = [path for run, _ in opened for folder in run.folders for path in table_files(folder, "requests")]
     if not paths:
         raise _no_requests(opened[0][0])
-    return sum(map(stated_rows, paths))
+    rows, size = sum(map(stated_rows, paths)), sum(path.stat().st_size for path in paths)
+    needed = _BYTES_A_REQUEST * rows + max(0, size - _RECORDED_BYTES * rows)
+    if needed > (free := psutil.virtual_memory().available):
+        raise RecordError(
+            f"{opened[0][0].name} holds {size / 1e9:.1f} GB of requests, whose analysis takes about {needed / 1e9:.1f} "
+            f"GB of memory, and {free / 1e9:.1f} GB are free: analyse it on a machine with more"
+        )
+    return rows
 
 
 def _no_requests(run: RecordedRun) -> RecordError:

@@ -43,7 +43,7 @@ def in_pairs(pair: Codes, rows: Ints, base: Ints) -> tuple[Ints, Ints]:
     partner[-1] = -1
     copies = partner[pair[rows]]
     both = copies >= 0
-    return rows[both], copies[both]
+    return rows[both], copies[both].astype(np.int64)
 
 
 def copies_of(run: Run, arm: str, *, allowed_ms: float) -> Copies:

@@ -90,6 +90,12 @@ class Run:
             replicas={arm: names for arm in arms if (names := replica_names(infos, arm))},
         )
         events = compile_events(placed, requests, stalling=stalling_kinds(infos))
+        # Nor ids that no event names and sessions that the splitter did not place.
+        no_ids = np.broadcast_to(np.uint64(0), len(requests))
+        if not any(event.request_ids for event in events):
+            requests = replace(requests, ids=no_ids)
+        if design == "mirrored" and (requests.pair >= 0).all():
+            requests = replace(requests, session=no_ids)
         # Arms that take turns meet only in a block that holds a turn of each.
         width_s = block_s * len(arms) if design == "switchback" else block_s
         trials = trials_of(requests, infos, width_s, whole=limits.sequential)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -130,6 +132,13 @@ def test_files_of_all_workers_and_trials_are_joined(tmp_path):
     assert np.unique(records.requests.trial).tolist() == [1, 2]
     assert len(records.trials) == 2
     assert len(records.generators) == 2
+
+
+def test_a_run_that_memory_cannot_hold_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run", FakeRun(duration_s=30, rate=1))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    with pytest.raises(RecordError, match="GB are free: analyse it on a machine with more"):
+        read_run(run)
 
 
 @pytest.mark.parametrize(("folder", "said"), [(".", "holds no requests"), ("nowhere", "not a directory")])

@@ -129,7 +129,7 @@ def test_requests_that_stop_while_others_continue_are_a_partial_stall(third_held
         row |= {"end_ns": T0 + int(came[-1] * S), "token_ns": (came * S).astype(int).tolist()}
         rows.append(row)
     made = table_of(rows)
-    (server,) = servers_of(made)
+    (server,) = servers_of(made, 1)
     assert [rows.size for *_, rows in partial_stalls(made, server, silences_of(server))] == [2] * found
 
 
