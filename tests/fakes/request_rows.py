@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from analysis.records.request_columns import RequestColumns
 from analysis.records.schemas import REQUESTS
-from analysis.records.tables import END_LINE_BYTES, RecordWriter, read_end
+from analysis.records.tables import END_LINE_BYTES, RecordWriter, read_end, read_table
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
 
 S = 1_000_000_000
@@ -45,6 +45,15 @@ def unstate(path: Path) -> None:
     """Take the last line from the Arrow file at `path`, which then states nothing."""
     assert read_end(path) is not None
     os.truncate(path, path.stat().st_size - END_LINE_BYTES)
+
+
+def append_rows(path, schema, rows):
+    """Write the rows of the file at `path`, if there is one, and `rows` after them."""
+    held = read_table(path, schema)[0].to_pylist() if path.exists() else []
+    path.unlink(missing_ok=True)
+    with RecordWriter(path, schema) as writer:
+        for item in (*held, *rows):
+            writer.append(item)
 
 
 def write_rows(path, rows, *, batch=1):

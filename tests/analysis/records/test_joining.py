@@ -13,9 +13,10 @@ from analysis.records.documents import write_document
 from analysis.records.joining import joined_search, listed_runs, names_of, write_run_list
 from analysis.records.request_columns import hashes
 from analysis.records.run_records import check_runs, read_run
-from analysis.records.schemas import MACHINES
+from analysis.records.schemas import COMPILE_EVENTS, MACHINES
 from analysis.records.tables import RecordError, RecordWriter
 from tests.fakes.processes import refusal
+from tests.fakes.request_rows import append_rows
 from tests.fakes.runs import DAYS_APART, EAGER, Compile, FakeArm, FakeRun, write_run
 
 SHORT = FakeRun(duration_s=30, rate=1, trials=2)
@@ -83,9 +84,8 @@ def test_events_keep_to_their_requests(tmp_path):
     directories = runs_in(tmp_path, run, run)
     path = directories[1] / "trial-02" / "compile_events.arrow"
     row = {"trial": 2, "arm": "compiled", "replica": "compiled-0", "kind": "recompile", "start_ns": 1, "end_ns": 2}
-    with RecordWriter(path, read_run(directories[1]).events.schema) as writer:  # type: ignore[union-attr]
-        writer.append({**row, "event_id": "2-compiled-0-7", "request_ids": ["2-1-compiled", None]})
-        writer.append(row)
+    named = {**row, "event_id": "2-compiled-0-7", "request_ids": ["2-1-compiled", None]}
+    append_rows(path, COMPILE_EVENTS, [named, row])
     records = joined(tmp_path / "joined", directories)
     events = records.events.to_pylist()
     assert {event["trial"] for event in events} == {1, 2, 3, 4}
