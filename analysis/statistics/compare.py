@@ -31,7 +31,6 @@ from analysis.wording import counted
 
 TRIALS_FOR_T_TEST = 6
 TRIALS_METHOD = "t over trials"
-NO_TEST = "quotient of quantiles"
 GROUPS_METHOD = "t over groups of blocks"
 _ALIKE = "no block differs from the others"
 _FEWEST_DISTINCT = 10  # fewer different latencies are a coarse clock or made-up data
@@ -66,7 +65,6 @@ class Comparison:
     control: str = ""
     metric: str = ""
     machine: str = ""  # the one that it is of; empty: all
-    phase: str = "steady"
     quantile: float
     margin: float
     alpha: float
@@ -221,23 +219,6 @@ def compare(
         item if item.ratio is None else _tested(item, arms[0], arms[1], group, dependence, machine[first])
         for item in _wholes(base, own, other, qs)
     ]
-
-
-def described(
-    treatment: Sample, control: Sample, *, qs: Sequence[float], margin: float, alpha: float
-) -> list[Comparison]:
-    """Return the quotient of the quantiles over all requests for each quantile in `qs`, without a test."""
-    samples = (treatment, control)
-    base = Comparison(
-        quantile=0.5,
-        margin=margin,
-        alpha=alpha,
-        method=NO_TEST,
-        blocks=min(len(np.unique(sample.block)) for sample in samples),
-        trials=min(len(np.unique(sample.trial)) for sample in samples),
-        requests=min(map(len, samples)),
-    )
-    return _wholes(base, treatment, control, qs)
 
 
 def _wholes(base: Comparison, treatment: Sample, control: Sample, qs: Sequence[float]) -> list[Comparison]:

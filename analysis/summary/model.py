@@ -234,12 +234,11 @@ class Arm(Row):
 
 
 class Comparison(Row):
-    """A quantile of an arm over the control's: of steady traffic of a typical block, else of all its requests."""
+    """A quantile of an arm over the control's, of steady traffic of a typical block."""
 
     arm: str
     metric: str
     quantile: float
-    phase: Literal["steady", "cold", "all"]
     ratio: Number
     low: Number = None
     high: Number = None

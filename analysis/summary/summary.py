@@ -192,7 +192,7 @@ def _gate_of(item: Comparison, gates: Sequence[Gate]) -> Gate:
 
 def _comparison_row(item: Comparison, gate: Gate | None) -> dict[str, Any]:
     """The comparison with the verdict of the gate that rests on it; without one it has no verdict at all."""
-    names = ("arm", "metric", "quantile", "phase", "ratio", "low", "high")
+    names = ("arm", "metric", "quantile", "ratio", "low", "high")
     return {
         **{name: getattr(item, name) for name in names},
         "gate": gate is not None,
