@@ -203,7 +203,6 @@ def _of_two_arms(records: RunRecords, sides: Sequence[_Side], gates: Mapping[str
         events=renamed(records.events),
         steps=renamed(records.steps),
         machines=renamed(records.machines, keep_others=True),
-        server_load=renamed(records.server_load),
         parity=None,
         answers=(),
         search=None,

@@ -262,7 +262,6 @@ class Spike(Row):
     cause: str
     event_ids: list[str]
     explained_pct: Number
-    server: Annotated[str, Field(description="the load that its server reported meanwhile, in words")] = ""
 
 
 class Event(Row):

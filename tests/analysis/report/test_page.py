@@ -1,4 +1,4 @@
-"""report.html: sections, safety, charts and tables of comparisons, shapes, time and server load."""
+"""report.html: sections, safety, charts and tables of comparisons, shapes and time."""
 
 from __future__ import annotations
 
@@ -172,12 +172,6 @@ def test_every_ratio_is_a_cell_and_those_that_a_gate_rests_on_are_framed(demo: S
     for low, high, tone in ((1.01, 1.2, "slower"), (0.8, 0.99, "faster"), (0.9, 1.1, ""), (None, None, "")):
         row |= {"low": low, "high": high}
         assert f'<span class="{tone}">' in ratios(), "only where its whole interval is"
-
-
-def test_the_load_of_a_server_is_shown_with_a_spike(demo: Summary) -> None:
-    assert "Its server meanwhile" not in html_report(demo)
-    demo["spikes"][0]["server"] = "8 running, 31 waiting, cache 99.5 %"
-    assert "31 waiting, cache 99.5" in html_report(demo)
 
 
 def test_changes_of_weights_are_listed(demo: Summary, read_page: Reader) -> None:
