@@ -134,19 +134,17 @@ def _start(arm: ArmConfig, arrivals: Arrivals, outbox: Outbox) -> tuple[Engine, 
 
     runner.warm_up(report)
     loaded = runner.loaded
-    if loaded is not None and (missed or loaded.compiled_anew()):
+    if loaded is not None and missed:
         log.warning(
-            "%s lacked %d graphs, and %d kernels and libraries, which were compiled now%s: write it anew with "
-            "`tailgate precompile`",
-            loaded.artifact.path,
+            "%s lacked %d graphs, which were compiled now (the first for %s): write it anew with `tailgate precompile`",
+            loaded.path,
             len(missed),
-            loaded.compiled_anew(),
-            f" (the first for {missed[0]})" if missed else "",
+            missed[0],
         )
     # What start-up leaves behind stays; a collection while serving need not walk through it.
     gc.collect()
     gc.freeze()
-    artifact = {"artifact": loaded.artifact.identity} if loaded is not None else {}
+    artifact = {"artifact": loaded.identity} if loaded is not None else {}
     outbox.put(
         Ready(
             vocab_size=runner.vocab_size,

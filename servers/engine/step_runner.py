@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from servers.artifact import Artifact
 from servers.clock import now_ns
 from servers.compiler import artifacts
 from servers.compiler import policy as compiler_policy
@@ -105,7 +106,7 @@ class StepRunner(ABC):
         self.shapes = policy_of(arm)
         self.model: Any = None
         self.startup_ns: dict[str, int] = {}
-        self.loaded: artifacts.Loaded | None = None  # the compiled code that the start began with
+        self.loaded: Artifact | None = None  # the compiled code that the start began with
         self.cache: SlotCache | None = None
         self._steps: dict[str, Callable[..., Tensors]] = {}
         self._canary = EagerCanary()  # counts what compiled code must not run as plain Python
