@@ -69,13 +69,6 @@ class ModelRunner(StepRunner):
         """Rows in the cache: the slots, and never fewer than the smallest or the largest batch that is run."""
         return max(self.arm.engine.slots, self.arm.shapes.min_size, *self.arm.shapes.batch_ladder)
 
-    def _too_large(self, why: str) -> str:
-        engine = self.arm.engine
-        return (
-            f"model and KV cache do not fit the device with {engine.slots} slots of {engine.max_length} positions "
-            f"({why}): lower engine.slots, max_prompt_tokens or max_new_tokens"
-        )
-
     @torch.no_grad()
     def _warm_rest(self, report: Callable[[str], None]) -> None:
         """The decode kernel is compiled in every variant that exact shapes may need."""

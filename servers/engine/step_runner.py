@@ -123,10 +123,6 @@ class StepRunner(ABC):
         """Make the steps of the loaded model by kind, not compiled yet, and set `_canary`."""
 
     @abstractmethod
-    def _too_large(self, why: str) -> str:
-        """Return what to say when the device cannot hold model and steps."""
-
-    @abstractmethod
     def shape_of(self, step: Step) -> StepShape:
         """Return the padded shape that `step` runs at."""
 
@@ -171,7 +167,11 @@ class StepRunner(ABC):
         try:
             self._build()
         except torch.OutOfMemoryError as error:
-            raise ConfigError(self._too_large(str(error).splitlines()[0])) from None
+            engine, why = self.arm.engine, str(error).splitlines()[0]
+            raise ConfigError(
+                f"the model and {engine.slots} slots of {engine.max_length} positions do not fit the device ({why}): "
+                "lower engine.slots, max_prompt_tokens or max_new_tokens, or set model.dtype = bfloat16"
+            ) from None
         self._finish()
         self.startup_ns["load"] = now_ns() - started_ns
 
@@ -258,12 +258,10 @@ class StepRunner(ABC):
     def is_ready(self, step: Step) -> bool:
         """Return whether `step` cannot make the compiler run, so that it may be launched while finished tokens wait."""
         policy = self.arm.compile
-        is_marked = policy.mark_dynamic and policy.warmup == "shapes" and not policy.has_bounds
         if not policy.enabled or policy.is_closed_once_warm:
             return True
-        if is_marked and step.kind not in self._unpromised:
-            return True
-        return self.shape_of(step) in self._seen
+        is_marked = policy.mark_dynamic and policy.warmup == "shapes" and not policy.has_bounds
+        return (is_marked and step.kind not in self._unpromised) or self.shape_of(step) in self._seen
 
     def launch(self, step: Step, batch_id: int) -> DeviceStep:
         """Start `step`; its jobs' rows are set. Errors of the device may show here or in `collect`."""
