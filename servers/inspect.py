@@ -292,9 +292,7 @@ def _shape_table(visits: Sequence[Visit]) -> Table:
 
 
 def _graph_table(graphs: Sequence[CompileEvent]) -> Table:
-    table = _table(
-        "graph", "frame", "made for", "in", "sizes", numbers=("guards", "nodes", "kernels", "breaks", "cache", "took")
-    )
+    table = _table("graph", "frame", "made for", "in", "sizes", numbers=("breaks", "cache", "took"))
     for graph in graphs:
         table.add_row(
             graph.compile_id,
@@ -302,7 +300,6 @@ def _graph_table(graphs: Sequence[CompileEvent]) -> Table:
             graph.shape,
             "warm-up" if graph.phase == "warmup" else Text("serving", "bold red"),
             "dynamic" if graph.dynamic else "static",
-            *(f"{number or '–'}" for number in (graph.guards, graph.nodes, graph.kernels)),
             f"{len(graph.breaks)}",
             graph.cache or "–",
             _seconds((graph.end_ns - graph.start_ns) / 1e9),

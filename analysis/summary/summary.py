@@ -20,7 +20,9 @@ from analysis.frontier.summary_rows import summary_rows as frontier_rows
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.gates.latency import noninferiority_name
 from analysis.judging.judgement import Judgement, judge
+from analysis.judging.ramp_account import ramp_of
 from analysis.records.documents import write_json
+from analysis.records.joining import RecordedRun
 from analysis.records.plain_values import mapping, number
 from analysis.records.run_records import RunRecords, read_run
 from analysis.run.client_stalls import with_lengths
@@ -34,11 +36,7 @@ from analysis.statistics.compare import Comparison
 from analysis.statistics.quantiles import ordered_interval, quantiles
 from analysis.statistics.share_evidence import design_effect_of
 from analysis.summary.arms import arm_row
-from analysis.summary.joined import joined_facts
-from analysis.summary.machines import machines_row
 from analysis.summary.model import SCHEMA, Summary
-from analysis.summary.ramp import ramp_row, weight_rows
-from analysis.summary.sent_traffic import traffic_facts
 from analysis.summary.series import latency_series
 
 EXIT_CODES = {PASS: 0, INCONCLUSIVE: 3, FAIL: 99}
@@ -85,7 +83,7 @@ def exit_code(summary: Mapping[str, Any]) -> int:
 
 def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     frontier = frontier_rows(run, judgement)
-    run_id = run.records.directory.resolve().name
+    run_id, ramp = run.records.directory.resolve().name, ramp_of(run)
     spikes = find_spikes(run.requests, run.attribution, run.events, control=run.control)
     return {
         "schema": SCHEMA,
@@ -115,11 +113,11 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "series": latency_series(run),
         "distribution": _distribution(run),
         "interim": _interim(run),
-        "ramp": ramp_row(run),
-        "weights": weight_rows(run),
-        "joined": joined_facts(run),
-        "traffic": traffic_facts(run),
-        "machines": machines_row(run, judgement),
+        "ramp": None if ramp is None else asdict(ramp),
+        "weights": _weights(run),
+        "joined": _joined(run),
+        "traffic": _traffic(run),
+        "machines": asdict(judgement.machine_verdict),
         "frontier": frontier,
         "environment": run.records.environment,
     }
@@ -132,10 +130,59 @@ def _interim(run: Run) -> str | None:
 
 
 def _created(run: Run) -> str | None:
-    """When the first request started, in UTC."""
-    started_ns = min((trial.first_ns for trial in run.trials if trial.first_ns > 0), default=0)
-    moment = datetime.datetime.fromtimestamp(started_ns // SECOND, tz=datetime.UTC)
-    return moment.isoformat() if started_ns > 0 else None
+    """When the first request started."""
+    return _moment(min((trial.first_ns for trial in run.trials if trial.first_ns > 0), default=0))
+
+
+def _moment(at_ns: int) -> str | None:
+    """A time in UTC; None for 0."""
+    return datetime.datetime.fromtimestamp(at_ns // SECOND, tz=datetime.UTC).isoformat() if at_ns > 0 else None
+
+
+def _weights(run: Run) -> list[dict[str, Any]]:
+    """The changes of weights in order, also those after the run. Offsets are seconds from the start of the trial."""
+    return [
+        {
+            "offset_s": run.offset_s(change.trial, change.at_ns),
+            "action": change.action,
+            "weights": dict(change.weights),
+            "shadows_pct": dict(change.shadows),
+            "reason": change.why,
+        }
+        for change in run.records.weights
+    ]
+
+
+def _joined(run: Run) -> dict[str, Any] | None:
+    """The runs that were judged as one and the number of machines; None for a run that is judged by itself."""
+    if not run.records.joined:
+        return None
+    return {
+        "runs": [_joined_run(one) for one in run.records.runs],
+        "machines": len(run.machines),
+        "differences": list(run.records.differences),
+    }
+
+
+def _joined_run(run: RecordedRun) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "started": _moment(min(run.starts_ns.values(), default=0)),
+        "machine": run.machine or None,
+        "trials": [run.trials[number] for number in sorted(set(run.numbers))],
+        "missing": [joined for number, joined in run.trials.items() if number not in run.numbers],
+        "seed": run.experiment.get("seed"),
+        "git_commit": run.environment.get("git_commit"),
+        "tailgate": mapping(run.environment.get("versions")).get("tailgate"),
+    }
+
+
+def _traffic(run: Run) -> Mapping[str, Any]:
+    """What the first trial that describes its traffic says of it. Trials differ only in what they draw."""
+    for info in run.infos:
+        if facts := {key: info[key] for key in ("dropped", "prompts") if mapping(info.get(key))}:
+            return {"trial": info.get("trial"), **facts}
+    return {}
 
 
 def _gate_of(item: Comparison, gates: Sequence[Gate]) -> Gate:

@@ -130,7 +130,7 @@ def _check_model(config: ArmConfig) -> None:
 _KNOWN_BACKENDS = ("inductor", "eager", "aot_eager")
 _ASK_TORCH = """
 import contextlib, importlib, json, sys
-from servers.compiler.internals import has_inductor_option, known_backends, option_kind, try_backend
+from servers.compiler.policy import has_inductor_option, known_backends, option_kind, try_backend
 backend, module, device, options = sys.argv[1:]
 options = json.loads(options)
 reply = {"unknown": [name for name in options if not has_inductor_option(name)]}

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from servers import artifact
 from servers.artifact import Artifact
-from servers.compiler import internals
+from servers.compiler.policy import has_inductor_option, set_inductor_option
 from servers.config import ArmConfig
 from servers.fields import ConfigError
 
@@ -55,13 +56,13 @@ def compile_portably() -> None:
     What `compile.options` say of these settings counts more.
     """
     for name, value in _PORTABLE.items():
-        if internals.has_inductor_option(name):
-            internals.set_inductor_option(name, value)
+        if has_inductor_option(name):
+            set_inductor_option(name, value)
 
 
 def save(path: str, arm: ArmConfig, device: torch.device) -> Artifact:
     """`path` holds all compiled code of this process, which has compiled `arm` and nothing else."""
-    folder = Path(internals.compiled_code_folder())
+    folder = Path(cache_dir())
     graphs = sum("fxgraph" in file.relative_to(folder).parts for file in artifact.kept_files(folder))
     if not graphs:
         raise ConfigError(
@@ -78,7 +79,7 @@ def load(arm: ArmConfig, device: torch.device) -> Loaded:
     threads = arm.engine.threads or torch.get_num_threads()
     on_cpu = device.type == "cpu"
     artifact.check(loaded, arm, on_cpu=on_cpu, devices=(_kind(device),), threads=threads if on_cpu else 0)
-    folder = Path(internals.compiled_code_folder())
+    folder = Path(cache_dir())
     artifact.unpack(loaded, folder)
     compile_portably()
     return Loaded(artifact=loaded, folder=folder, files=frozenset(artifact.kept_files(folder)))

