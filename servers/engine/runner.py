@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from servers.clock import now_ns
 from servers.compiler.recorder import CompileRecorder, Trigger
 from servers.config import GRAPH_TREE_MODES, ArmConfig
 from servers.engine import attention, sampling
@@ -74,19 +73,18 @@ class ModelRunner(StepRunner):
         """The decode kernel is compiled in every variant that exact shapes may need."""
         if self.shapes.is_closed():
             return  # planned shapes have theirs
-        report("decode kernels")
         contexts = attention.contexts_to_warm(self.model, self.device, self.arm.engine.max_length)
+        if not contexts:
+            return
+        report("decode kernels")
         self.recorder.trigger = Trigger(shape="decode kernels")
-        started_ns = now_ns()
-        for context in contexts:
-            shape = self.shapes.decode(1, context)
-            varying, fixed = self._inputs(filling_step(shape, self.vocab_size), shape)
-            with torch.compiler.set_stance("force_eager"):  # type: ignore[no-untyped-call]
-                self._steps["decode"](*varying, *fixed)
-        self._finish()
+        with self._timed("decode kernels"):
+            for context in contexts:
+                shape = self.shapes.decode(1, context)
+                varying, fixed = self._inputs(filling_step(shape, self.vocab_size), shape)
+                with torch.compiler.set_stance("force_eager"):  # type: ignore[no-untyped-call]
+                    self._steps["decode"](*varying, *fixed)
         self._ran_compiled()
-        if contexts:
-            self.startup_ns["decode kernels"] = now_ns() - started_ns
 
     # steps
 
