@@ -86,7 +86,7 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
         signal.signal(name, signal.SIG_IGN)  # the front decides when to stop
     log_to_stderr()
     outbox = Outbox()
-    arrivals = Arrivals()
+    arrivals: Arrivals = queue.SimpleQueue()
     sender = threading.Thread(target=outbox.send, args=(connection,), daemon=True)
     sender.start()
     threading.Thread(target=_receive, args=(connection, arrivals), daemon=True).start()
@@ -174,16 +174,14 @@ def _announce(compile: CompileUnderWay, outbox: Outbox) -> None:
 
 
 def _receive(connection: Connection, arrivals: Arrivals) -> None:
+    message = None
     try:
-        while True:
+        while not isinstance(message, Shutdown):
             message = connection.recv()
-            if isinstance(message, Shutdown):
-                break
             arrivals.put(message)
     except (EOFError, OSError):
         # The front is gone. A compile may hold the device thread for a minute: do not wait for it.
         os._exit(1)
-    arrivals.close()
 
 
 def _versions() -> dict[str, str]:

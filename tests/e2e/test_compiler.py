@@ -129,7 +129,7 @@ def second_length(folder: Path) -> tuple[str, list[bool]]:
 
 @pytest.mark.timeout(600)
 def test_dynamic_sizes_of_an_earlier_start_are_not_used(tmp_path: Path) -> None:
-    first = ("recompile", [False, False, True])
+    first = ("recompiles", [False, False, True])
     assert [second_length(tmp_path) for _ in range(2)] == [first, first]
 
 
@@ -140,7 +140,7 @@ def test_an_encoder_is_inspected_at_the_sizes_of_whole_texts() -> None:
         parse_shapes("prefill 1x5", ENCODER)
     arm = replace(ENCODER, compile=CompileConfig(enabled=True, backend="eager", dynamic=False, warmup="minimal"))
     inspection = inspection_of(arm, "encode 1x5, encode 3x7")
-    assert [visit.outcome for visit in inspection.visits] == ["ready", "recompile"]
+    assert [visit.outcome for visit in inspection.visits] == ["ready", "recompiles"]
 
 
 def test_planned_shapes_are_ready_with_regional_compilation() -> None:
@@ -162,9 +162,9 @@ def test_planned_shapes_are_ready_with_regional_compilation() -> None:
 @pytest.mark.parametrize(
     ("policy", "outcomes", "words", "code"),
     [
-        ({"recompile_limit": 1}, ["ready", "limit", "limit"], "prefill 1x7", EXIT_COMPILES),
-        ({"guarded": True}, ["ready", "guarded", "guarded"], "", 0),
-        ({"strict": True}, ["ready", "refused", "refused"], "compile.strict", EXIT_COMPILES),
+        ({"recompile_limit": 1}, ["ready", "eager", "eager"], "prefill 1x7", EXIT_COMPILES),
+        ({"guarded": True}, ["ready", "eager as asked", "eager as asked"], "", 0),
+        ({"strict": True}, ["ready", "is refused", "is refused"], "compile.strict", EXIT_COMPILES),
     ],
 )
 def test_shapes_without_a_graph_are_not_ready(

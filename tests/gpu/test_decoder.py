@@ -32,7 +32,7 @@ from servers.engine.scheduler import Job
 from servers.engine.step_runner import CapturedStep
 from servers.fields import ConfigError
 from servers.presets import RANDOM_PRESETS
-from servers.reference import Reference
+from servers.reference import measure
 from tests.servers.compiler.test_policy import Gated, distance
 from tests.servers.compiler.test_recorder import reset_compiler
 from tests.servers.engine.test_runner import (
@@ -262,8 +262,7 @@ def test_chunks_read_in_place_agree_with_float64(
 
 def test_two_measurements_of_a_card_agree() -> None:
     device = torch.device("cuda")
-    made = Reference(device)
-    first, second = made.measure(2.0), made.measure(2.0)
+    first, second = (measure(device, 2.0) for _ in range(2))
     # Other tests may use the card meanwhile; figures of the host are noisier still.
     for figure in ("matmul_tflops", "read_gb_per_s"):
         assert second[figure] == pytest.approx(first[figure], rel=0.25)
