@@ -55,10 +55,6 @@ COMPILE_EVENTS = pa.schema(
         ("request_ids", pa.list_(pa.string())),
         ("backend_ns", pa.int64()),
         ("phase", pa.string()),  # warmup | serving
-        ("autotune_ns", pa.int64()),  # share of the event that went into benchmarking kernels
-        ("guards", pa.int32()),
-        ("nodes", pa.int32()),  # of the traced graph
-        ("kernels", pa.int32()),  # generated, or called from libraries
         ("breaks", pa.list_(pa.string())),  # graph breaks that the tracing met: place and cause
     ]
 )

@@ -84,13 +84,11 @@ def check_arm(config: ArmConfig) -> None:
 
 
 def _check_artifact(config: ArmConfig, *, on_cpu: bool) -> None:
-    """The arm's compiled code is whole and was made for this arm on such a machine, as far as can be told without
-    torch."""
+    """Check that the arm's compiled code is whole and was made for this arm on such a GPU. Only torch names a processor
+    as artifacts do."""
     # "NVIDIA H200, 570.86": torch knows the card by the name before the driver's version.
-    gpus = sorted({name.rpartition(",")[0] for name in gpu_names()})
-    devices = (artifact.processor(),) if on_cpu else gpus
-    written = artifact.read(config.compile.artifact)
-    artifact.check(written, config, on_cpu=on_cpu, devices=devices, threads=config.engine.threads if on_cpu else 0)
+    gpus = [] if on_cpu else sorted({name.rpartition(",")[0] for name in gpu_names()})
+    artifact.check(artifact.read(config.compile.artifact), config, gpus)
 
 
 def _check_quantisation(config: ArmConfig, *, on_cpu: bool) -> None:
@@ -130,7 +128,7 @@ def _check_model(config: ArmConfig) -> None:
 _KNOWN_BACKENDS = ("inductor", "eager", "aot_eager")
 _ASK_TORCH = """
 import contextlib, importlib, json, sys
-from servers.compiler.internals import has_inductor_option, known_backends, option_kind, try_backend
+from servers.compiler.policy import has_inductor_option, known_backends, option_kind, try_backend
 backend, module, device, options = sys.argv[1:]
 options = json.loads(options)
 reply = {"unknown": [name for name in options if not has_inductor_option(name)]}

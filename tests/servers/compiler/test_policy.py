@@ -16,7 +16,7 @@ from torchao import quantization
 from torchao.float8.inference import Float8MMConfig
 from torchao.quantization.quantize_.workflows import QuantizeTensorToFloat8Kwargs
 
-from servers.compiler import artifacts, internals, policy, products
+from servers.compiler import artifacts, policy, products
 from servers.compiler.policy import graph_changes, load_backend
 from servers.compiler.products import join_linears, scale_products, scaled_product, store_single_rows
 from servers.compiler.regions import select_regions
@@ -200,7 +200,7 @@ def compiled(
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """`module` by a compiler that runs the pass, and counts what the pass is about in each graph."""
     counted: Any = {join_linears: nn.functional.linear, scale_products: scaled_product}.get(
-        graph_pass, internals.store()
+        graph_pass, products.force_stride_order
     )
 
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
