@@ -23,9 +23,8 @@ from analysis.records.tables import RecordError
 from analysis.run.arm_account import ArmAccount, replica_names
 from analysis.run.attribution import Attribution, attribute
 from analysis.run.compile_events import CompileEvent, compile_events, stall_windows
-from analysis.run.machines import Machines
 from analysis.run.slo import parse_goodput
-from analysis.run.trials import SECOND, Trial, block_numbers, planned_ends, trials_of
+from analysis.run.trials import SECOND, Machines, Trial, block_numbers, planned_ends, trials_of
 from analysis.settings.gate_limits import GateLimits, usual_for
 from analysis.settings.metrics import EMBED, EMBED_METRICS, JUDGED_METRICS, task_of
 from analysis.settings.slo_targets import SloTarget, parse_slo
