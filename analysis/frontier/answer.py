@@ -6,16 +6,12 @@ of `alpha`.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Sequence
-from statistics import median
+from collections.abc import Collection
 
 from analysis.frontier.holdings import Frontier
 from analysis.judging.gates import FAIL
-from analysis.judging.load_steps import FEWEST_STARTS, Holding, Step
+from analysis.judging.load_steps import FEWEST_STARTS, Holding
 from analysis.wording import digits, listed
-
-_ALIKE = 1.05  # rates that differ by less are one load
 
 
 def to_ship(frontier: Frontier, objective: str, *, out: Collection[str], failed: Collection[str]) -> list[str]:
@@ -57,52 +53,6 @@ def to_ship(frontier: Frontier, objective: str, *, out: Collection[str], failed:
     if best_arm in failed:
         return [*sentences, f"{best_arm} surely holds more than {every}{factor}, and is {FAIL} by its gates."]
     return [*sentences, f"For more load than one replica holds, {best_arm}: it surely holds more than {every}{factor}."]
-
-
-def at_the_load(frontier: Frontier, load: float | None, each: int, out: Collection[str]) -> list[str]:
-    """The GPUs of each arm for the load over all replicas that the rollout names."""
-    if load is None:
-        return []
-    needs = [(gpus_for(item, load, each), item.arm) for item in frontier.holdings if item.arm not in out]
-    texts = [f"{gpus} GPUs with {arm}" for gpus, arm in needs if gpus]
-    return [f"{digits(load)} requests/s over all replicas need {listed(texts)}."] if texts else []
-
-
-def gpus_for(item: Holding, load: float, each: int) -> str:
-    """Return the GPUs for `load`, `each` of them a replica, such as "13 (10 to 23)": as seen, with the ends of the
-    interval. Replicas are taken to add up. A dash is not known; empty where nothing is."""
-    low, seen, high = item.low_rps, item.seen_rps, item.high_rps
-    if low is None and high is None:
-        return ""  # one start decides nothing
-    if seen is not None:  # steps that contradict each other may put it outside
-        seen = min(max(seen, low or 0.0), high if high is not None else seen)
-    fewest, likely, most = (
-        digits(float(max(1, math.ceil(load / rps - 1e-9)) * each)) if rps else "–" for rps in (high, seen, low)
-    )
-    return likely if fewest == likely == most else f"{likely} ({fewest} to {most})"
-
-
-def at_one_load(frontier: Frontier, steps: Sequence[Step], label: str, out: Collection[str]) -> list[str]:
-    """What requests wait, by the latency `label`, at the highest load that the control was seen to hold and that
-    another arm was tried at: the median over starts."""
-    control = frontier.holdings[0]
-    arms = [arm for arm in frontier.arms if arm not in out]
-    known = [step for step in steps if step.ms is not None and step.arm in arms]
-    tried = {step.rate for step in known if step.arm == control.arm and step.rate <= (control.seen_rps or 0.0)}
-    for rate in sorted(tried, reverse=True):
-        near = [step for step in known if rate / _ALIKE <= step.rate <= rate * _ALIKE]
-        own = {arm: [step for step in near if step.arm == arm] for arm in arms}
-        starts = {arm: len({step.trial for step in found}) for arm, found in own.items() if found}
-        if len(starts) < 2:
-            continue
-        each = listed(
-            [
-                f"{digits(median(step.ms for step in own[arm] if step.ms is not None))} ms on {arm} ({count})"
-                for arm, count in starts.items()
-            ]
-        )
-        return [f"As seen at {digits(rate)} requests/s, {label} is {each}; starts are in brackets."]
-    return []
 
 
 def still_open(frontier: Frontier, out: Collection[str]) -> list[str]:

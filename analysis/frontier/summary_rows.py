@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis.checks.applied import blocking
 from analysis.checks.check import MACHINES, Check
-from analysis.frontier.answer import at_one_load, at_the_load, still_open, to_ship
+from analysis.frontier.answer import still_open, to_ship
 from analysis.frontier.holdings import frontier_of
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.judging.judgement import Judgement
@@ -17,7 +17,6 @@ from analysis.records.plain_values import mapping, number, rows_of
 from analysis.run.run import Run
 from analysis.run.startup import startup_row
 from analysis.settings.metrics import gate_label
-from analysis.settings.ramp_limits import Rollout
 from analysis.wording import digits
 
 
@@ -51,17 +50,13 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     shipped = to_ship(frontier, objective_of(run), out=out, failed=failed)
     if whole:
         shipped.insert(0, f"Nothing is known of any load, for {', '.join(whole)}: see the checks.")
-    rollout = Rollout.recorded(mapping(run.records.experiment.get("rollout")))
     target = latency_target(run)
     label = "" if target is None else gate_label(target.key)
     gated = search.get("gated", True) is not False
     return {
-        "alpha": frontier.alpha,
         "headline": " ".join(shipped),
         "answer": [
             *shipped,
-            *at_the_load(frontier, rollout.load_rps, rollout.gpus_per_replica, out),
-            *at_one_load(frontier, steps, label, out),
             *_of_gates(run, judgement, out, gated=gated),
             *(f"{arm} {reason}." for arm, reason in left.items()),
             *([] if whole else map(_of_blocked, blocked.items())),
@@ -72,10 +67,8 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
         "highest": frontier.highest(),
         "failed": failed,
         "arms": [asdict(item) | {"start_s": startup_row(run, item.arm)["serving_s"]} for item in frontier.holdings],
-        "pairs": [asdict(order) for order in frontier.orders],
         "blocked_by": whole,
         "blocked": blocked,
-        "disturbed_by": sorted(disturbed),
         "objective": objective_of(run),
         "latency": {"label": label, "limit_ms": None if target is None else target.limit},
         "steps": [asdict(step) for step in steps],

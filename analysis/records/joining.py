@@ -30,7 +30,7 @@ _LONGEST_SHOWN = 120  # characters of a value
 _IDS = ("request_id", "session_id", "pair_id", "event_id", "request_ids")
 # Settings that change nothing of what is measured, as keys or as tables: where and how often, not what.
 _MAY_DIFFER = (
-    *("name", "seed", "machines", "rollout", "trials.count", "trials.ready_timeout_s"),
+    *("name", "seed", "machines", "trials.count", "trials.ready_timeout_s"),
     *("splitter.port", "splitter.admin_port", "splitter.access_log"),
     *("traffic.workers", "traffic.remote_workers", "traffic.master_bind"),
 )

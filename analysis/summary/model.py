@@ -234,12 +234,11 @@ class Arm(Row):
 
 
 class Comparison(Row):
-    """A quantile of an arm over the control's: of steady traffic of a typical block, else of all its requests."""
+    """A quantile of an arm over the control's, of steady traffic of a typical block."""
 
     arm: str
     metric: str
     quantile: float
-    phase: Literal["steady", "cold", "all"]
     ratio: Number
     low: Number = None
     high: Number = None
@@ -263,7 +262,6 @@ class Spike(Row):
     cause: str
     event_ids: list[str]
     explained_pct: Number
-    server: Annotated[str, Field(description="the load that its server reported meanwhile, in words")] = ""
 
 
 class Event(Row):

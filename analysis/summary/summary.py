@@ -27,7 +27,6 @@ from analysis.records.plain_values import mapping, number
 from analysis.records.run_records import RunRecords, read_run
 from analysis.run.client_stalls import with_lengths
 from analysis.run.run import Run
-from analysis.run.server_load import server_load
 from analysis.run.spikes import Spike, find_spikes
 from analysis.run.trials import SECOND
 from analysis.settings.metrics import EMBED, EMBED_METRICS
@@ -192,7 +191,7 @@ def _gate_of(item: Comparison, gates: Sequence[Gate]) -> Gate:
 
 def _comparison_row(item: Comparison, gate: Gate | None) -> dict[str, Any]:
     """The comparison with the verdict of the gate that rests on it; without one it has no verdict at all."""
-    names = ("arm", "metric", "quantile", "phase", "ratio", "low", "high")
+    names = ("arm", "metric", "quantile", "ratio", "low", "high")
     return {
         **{name: getattr(item, name) for name in names},
         "gate": gate is not None,
@@ -223,7 +222,6 @@ def _spike_row(run: Run, spike: Spike) -> dict[str, Any]:
         **asdict(spike),
         "offset_s": run.offset_s(spike.trial, spike.start_ns),
         "seconds": (spike.end_ns - spike.start_ns) / SECOND,
-        "server": server_load(run.records.server_load, spike.arm, [(spike.trial, spike.start_ns, spike.end_ns)]),
     }
 
 
