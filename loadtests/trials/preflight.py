@@ -218,7 +218,7 @@ except ConfigError as error:
 def _check_regions(config: ArmConfig) -> None:
     """The model has the modules that the policy names. To ask it takes seconds, so an arm that names none is not."""
     policy = config.compile
-    if not policy.enabled or not (policy.regions or policy.eager_regions):
+    if not policy.enabled or not policy.regions:
         return
     command = [sys.executable, "-P", "-c", _ASK_MODEL, json.dumps(config.to_dict())]
     try:

@@ -23,7 +23,7 @@ from servers.clock import now_ns
 from servers.compiler import artifacts
 from servers.compiler import policy as compiler_policy
 from servers.compiler.recorder import CompileRecorder, EagerCanary, Trigger
-from servers.compiler.regions import CompiledRegions, Selection, leave_eager, select_regions
+from servers.compiler.regions import CompiledRegions, select_regions
 from servers.config import ArmConfig
 from servers.engine.kv_cache import SlotCache
 from servers.engine.model import join_weights, load_model
@@ -114,7 +114,6 @@ class StepRunner(ABC):
         self._graphs: dict[StepShape, CapturedStep] = {}
         self._pool: Any = None
         self._unpromised: set[Kind] = set()  # steps whose graphs may fit a part of their bounds
-        self._selection = Selection(compiled={}, eager={})
         self._regions: CompiledRegions | None = None
 
     # what a task says
@@ -181,18 +180,16 @@ class StepRunner(ABC):
         self.vocab_size = int(self.model.config.get_text_config().vocab_size)
         if policy.join_projections:
             join_weights(self.model)
-        if policy.enabled:
-            self._selection = select_regions(self.model, policy)
+        regions = select_regions(self.model, policy) if policy.enabled else {}
         compiler_policy.configure_compiler(
             policy,
             planned_shapes=len(list(self.shapes.planned())),
             closed=self.shapes.is_closed(),
-            regions=len(self._selection.compiled) or 1,
+            regions=len(regions) or 1,
         )
         self._steps = dict(self._make_steps())
-        leave_eager(self._selection)
-        if self._selection.compiled:
-            self._regions = CompiledRegions(self.model, self._selection, policy, cache=self.cache)
+        if regions:
+            self._regions = CompiledRegions(self.model, regions, policy, cache=self.cache)
         else:
             self._steps = {kind: compiler_policy.compile_step(step, policy) for kind, step in self._steps.items()}
         self._ran_compiled()
@@ -319,7 +316,7 @@ class StepRunner(ABC):
         began_eagerly = self._canary.ran_eagerly()
         if self._regions is not None:
             return self._regions.ran_compiled()
-        if self.cache is None or self._selection.eager:  # modules that are left eager may write to the cache
+        if self.cache is None:
             return not began_eagerly
         return not self.cache.window.canary.ran_eagerly()
 
