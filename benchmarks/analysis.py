@@ -137,7 +137,7 @@ def comparisons(directory: Path) -> dict[str, Any]:
     read = time.perf_counter()
     run = Run.of(records.pop())  # which lets go of the table, as `analyze` does
     cut = time.perf_counter()
-    judge_quantiles(run, "compiled", METRIC, "steady", qs=QUANTILES)
+    judge_quantiles(run, "compiled", METRIC, qs=QUANTILES)
     ended = time.perf_counter()
     return {
         "seconds": ended - began,

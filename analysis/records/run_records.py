@@ -38,7 +38,6 @@ class RunRecords:
     steps: pa.Table | None  # None: of no trial
     machines: pa.Table | None  # samples of the machines; None if nothing sampled them
     problems: tuple[str, ...]  # what is torn, damaged or unreadable, in words
-    server_load: pa.Table | None = None  # as external arms report it; None if none does
     parity: Mapping[str, Any] | None = None  # parity.json: measured before the first trial; None if it was not
     answers: tuple[dict[str, Any], ...] = ()  # of external arms to prompts that all were asked, a trial and an arm each
     search: Mapping[str, Any] | None = None  # frontier.json: how a search, or several, went on; None if none was made
@@ -50,11 +49,6 @@ class RunRecords:
     def joined(self) -> bool:
         """Whether these are the records of several runs."""
         return any(run.place for run in self.runs)
-
-    @property
-    def directories(self) -> tuple[Path, ...]:
-        """The directories that hold trials."""
-        return tuple(run.directory for run in self.runs) or (self.directory,)
 
 
 def read_run(directory: Path) -> RunRecords:
@@ -241,7 +235,6 @@ def _records(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
         events=known["compile_events"],
         steps=known["steps"],
         machines=known["machines"],
-        server_load=known["server_load"],
         problems=tuple(problem for _, files in opened for problem in files.problems),
         parity=joining.joined_parity([run.parity for run in runs]),
         answers=tuple(answers),

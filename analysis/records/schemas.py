@@ -76,20 +76,6 @@ STEPS = pa.schema(
     ]
 )
 
-# The load of a server by its own account, read about once a second. Null is what it does not say.
-SERVER_LOAD = pa.schema(
-    [
-        ("trial", pa.int32()),
-        ("arm", pa.string()),
-        ("replica", pa.string()),  # null where one page speaks for all of the arm's
-        ("at_ns", pa.int64()),  # when the page came
-        ("running", pa.float64()),  # requests
-        ("waiting", pa.float64()),
-        ("cache_pct", pa.float64()),  # of the KV cache in use
-        ("preemptions", pa.float64()),  # since the server started
-    ]
-)
-
 # The machines of a run, once a second and thing: a host, a device of it, a process of the run with its descendants, or
 # what an engine holds of its device by its own account. Columns are null where they do not concern the kind, and where
 # they cannot be read. Columns that end in _s or _j count up from some start: only differences mean anything.
@@ -136,7 +122,6 @@ TABLES: Final = {
     "steps": STEPS,
     "compile_events": COMPILE_EVENTS,
     "machines": MACHINES,
-    "server_load": SERVER_LOAD,
 }
 
 # Columns that a file must have.
@@ -144,7 +129,6 @@ REQUIRED: Final = {
     "requests": ("arm", "end_ns", "status"),
     "compile_events": ("arm", "kind", "start_ns", "end_ns"),
     "steps": ("arm", "start_ns", "end_ns"),
-    "server_load": ("arm", "at_ns"),
     "machines": ("kind", "name", "at_ns"),
 }
 

@@ -158,8 +158,6 @@ class Compiles(Row):
     requests_hit_pct: Number = None
     background_s: Number = None
     causes: dict[str, Cause] | None = None
-    graph_breaks: Annotated[dict[str, int] | None, Field(description="by place and cause")] = None
-    cudagraph_skips: Annotated[dict[str, int] | None, Field(description="by cause")] = None
 
 
 class Stall(Row):
@@ -234,12 +232,11 @@ class Arm(Row):
 
 
 class Comparison(Row):
-    """A quantile of an arm over the control's: of steady traffic of a typical block, else of all its requests."""
+    """A quantile of an arm over the control's, of steady traffic of a typical block."""
 
     arm: str
     metric: str
     quantile: float
-    phase: Literal["steady", "cold", "all"]
     ratio: Number
     low: Number = None
     high: Number = None
@@ -263,7 +260,6 @@ class Spike(Row):
     cause: str
     event_ids: list[str]
     explained_pct: Number
-    server: Annotated[str, Field(description="the load that its server reported meanwhile, in words")] = ""
 
 
 class Event(Row):

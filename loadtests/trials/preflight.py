@@ -84,13 +84,11 @@ def check_arm(config: ArmConfig) -> None:
 
 
 def _check_artifact(config: ArmConfig, *, on_cpu: bool) -> None:
-    """The arm's compiled code is whole and was made for this arm on such a machine, as far as can be told without
-    torch."""
+    """Check that the arm's compiled code is whole and was made for this arm on such a GPU. Only torch names a processor
+    as artifacts do."""
     # "NVIDIA H200, 570.86": torch knows the card by the name before the driver's version.
-    gpus = sorted({name.rpartition(",")[0] for name in gpu_names()})
-    devices = (artifact.processor(),) if on_cpu else gpus
-    written = artifact.read(config.compile.artifact)
-    artifact.check(written, config, on_cpu=on_cpu, devices=devices, threads=config.engine.threads if on_cpu else 0)
+    gpus = [] if on_cpu else sorted({name.rpartition(",")[0] for name in gpu_names()})
+    artifact.check(artifact.read(config.compile.artifact), config, gpus)
 
 
 def _check_quantisation(config: ArmConfig, *, on_cpu: bool) -> None:
@@ -220,7 +218,7 @@ except ConfigError as error:
 def _check_regions(config: ArmConfig) -> None:
     """The model has the modules that the policy names. To ask it takes seconds, so an arm that names none is not."""
     policy = config.compile
-    if not policy.enabled or not (policy.regions or policy.eager_regions):
+    if not policy.enabled or not policy.regions:
         return
     command = [sys.executable, "-P", "-c", _ASK_MODEL, json.dumps(config.to_dict())]
     try:

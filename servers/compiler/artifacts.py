@@ -1,12 +1,8 @@
-"""Compiled code that outlives its process: made so that all of it can be kept, saved to a file, and loaded from one."""
+"""Compiled code that outlives its process: saved to a file, and loaded from one, by torch's portable cache."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
 import torch
-from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from servers import artifact
 from servers.artifact import Artifact
@@ -14,77 +10,40 @@ from servers.compiler.policy import has_inductor_option, set_inductor_option
 from servers.config import ArmConfig
 from servers.fields import ConfigError
 
-# Three ways of inductor leave something out of the cache folder, or do not find what lies there:
-#
-# - A statically launched kernel is pickled with the path of its source, and looks for its tuned configuration beside
-#   that path: in the folder of the process that compiled it. Up to torch 2.11 it looks only if it began with several
-#   configurations (CachingAutotuner.recheck_autotune_cache). Either way it is tuned again. Launched by Triton itself, a
-#   kernel is read from the folder that is there now.
-# - A reduction that takes many registers is given a smaller variant whenever it is loaded, tuned or not. The faster of
-#   the two is then kept as the best one, in the place of what the search had found; up to torch 2.11 what lies there is
-#   no configuration that the next process knows, so that it searches again. The search tries smaller ones itself.
-# - Precompiled C++ headers lie in a folder of their own, and the C++ compiler reads all headers at each start to find
-#   out whether they still hold.
-_PORTABLE = {
-    "use_static_cuda_launcher": False,
-    "use_static_triton_launcher": False,  # the later name of the same
-    "dynamic_scale_rblock": False,
-    "cpp_cache_precompile_headers": False,
-}
-
-
-_MADE = (".so", ".cubin", ".hsaco")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """An artifact whose files lie in this process's compile cache, and what lay there then."""
-
-    artifact: Artifact
-    folder: Path
-    files: frozenset[Path]
-
-    def compiled_anew(self) -> int:
-        """Libraries and kernels in the cache that were not there then. A cache hit of torch does not tell: behind one
-        the C++ compiler or Triton may have run."""
-        return sum(path.suffix in _MADE and path not in self.files for path in artifact.kept_files(self.folder))
+# A statically launched kernel looks for its tuned configuration in the folder of the process that compiled it, and a
+# reduction that takes many registers is given another variant whenever it is loaded: either is tuned again at a start.
+# The launcher has its second name since torch 2.13.
+_PORTABLE = {"use_static_cuda_launcher": False, "use_static_triton_launcher": False, "dynamic_scale_rblock": False}
 
 
 def compile_portably() -> None:
-    """From here on all that the compiler makes lies in its cache folder, and is found there again wherever that is.
-
-    What `compile.options` say of these settings counts more.
-    """
-    for name, value in _PORTABLE.items():
-        if has_inductor_option(name):
-            set_inductor_option(name, value)
+    """Have the compiler make what another process can use without tuning. `compile.options` overrule it."""
+    for name in filter(has_inductor_option, _PORTABLE):
+        set_inductor_option(name, _PORTABLE[name])
 
 
-def save(path: str, arm: ArmConfig, device: torch.device) -> Artifact:
-    """`path` holds all compiled code of this process, which has compiled `arm` and nothing else."""
-    folder = Path(cache_dir())
-    graphs = sum("fxgraph" in file.relative_to(folder).parts for file in artifact.kept_files(folder))
-    if not graphs:
-        raise ConfigError(
-            f'arm "{arm.name}" left no graph in the compile cache: switch the cache on (TORCHINDUCTOR_FX_GRAPH_CACHE, '
-            "TORCHINDUCTOR_FORCE_DISABLE_CACHES), or compile something"
-        )
-    facts = artifact.facts_of(arm, device=_kind(device), threads=torch.get_num_threads(), on_cpu=device.type == "cpu")
-    return artifact.write(path, folder, {**facts, "graphs": graphs})
+def save(path: str, arm: ArmConfig, device: torch.device) -> tuple[Artifact, int]:
+    """Write the graphs of this process, which has compiled `arm` and nothing else, and return their number."""
+    saved = torch.compiler.save_cache_artifacts()
+    if saved is None or not saved[1].inductor_artifacts:
+        raise ConfigError(f'arm "{arm.name}" left no graph in the compile cache: switch it on, or compile something')
+    code, kept = saved
+    return artifact.write(path, artifact.facts_of(arm, device=_kind(arm, device)), code), len(kept.inductor_artifacts)
 
 
-def load(arm: ArmConfig, device: torch.device) -> Loaded:
-    """This process's compile cache holds the arm's artifact. ConfigError where that is damaged or made for another."""
+def load(arm: ArmConfig, device: torch.device) -> Artifact:
+    """Fill this process's compile cache with the arm's artifact. Raises ConfigError where it does not belong here."""
     loaded = artifact.read(arm.compile.artifact)
-    threads = arm.engine.threads or torch.get_num_threads()
-    on_cpu = device.type == "cpu"
-    artifact.check(loaded, arm, on_cpu=on_cpu, devices=(_kind(device),), threads=threads if on_cpu else 0)
-    folder = Path(cache_dir())
-    artifact.unpack(loaded, folder)
+    artifact.check(loaded, arm, (_kind(arm, device),))
+    if torch.compiler.load_cache_artifacts(loaded.code) is None:
+        raise ConfigError(f'compile.artifact "{loaded.path}" holds no cache that torch can read: write it anew')
     compile_portably()
-    return Loaded(artifact=loaded, folder=folder, files=frozenset(artifact.kept_files(folder)))
+    return loaded
 
 
-def _kind(device: torch.device) -> str:
-    """Machines of one kind run each other's code: a GPU by its product name, a processor by name and instructions."""
-    return artifact.processor() if device.type == "cpu" else torch.cuda.get_device_name(device)
+def _kind(arm: ArmConfig, device: torch.device) -> str:
+    """What runs the same code: a GPU by its product name, a processor by its instructions and the threads in use."""
+    if device.type != "cpu":
+        return torch.cuda.get_device_name(device)
+    threads = arm.engine.threads or torch.get_num_threads()
+    return f"a processor with {torch.backends.cpu.get_cpu_capability()} and {threads} threads"

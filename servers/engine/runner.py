@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from servers.clock import now_ns
 from servers.compiler.recorder import CompileRecorder, Trigger
 from servers.config import GRAPH_TREE_MODES, ArmConfig
 from servers.engine import attention, sampling
@@ -69,31 +68,23 @@ class ModelRunner(StepRunner):
         """Rows in the cache: the slots, and never fewer than the smallest or the largest batch that is run."""
         return max(self.arm.engine.slots, self.arm.shapes.min_size, *self.arm.shapes.batch_ladder)
 
-    def _too_large(self, why: str) -> str:
-        engine = self.arm.engine
-        return (
-            f"model and KV cache do not fit the device with {engine.slots} slots of {engine.max_length} positions "
-            f"({why}): lower engine.slots, max_prompt_tokens or max_new_tokens"
-        )
-
     @torch.no_grad()
     def _warm_rest(self, report: Callable[[str], None]) -> None:
         """The decode kernel is compiled in every variant that exact shapes may need."""
         if self.shapes.is_closed():
             return  # planned shapes have theirs
-        report("decode kernels")
         contexts = attention.contexts_to_warm(self.model, self.device, self.arm.engine.max_length)
+        if not contexts:
+            return
+        report("decode kernels")
         self.recorder.trigger = Trigger(shape="decode kernels")
-        started_ns = now_ns()
-        for context in contexts:
-            shape = self.shapes.decode(1, context)
-            varying, fixed = self._inputs(filling_step(shape, self.vocab_size), shape)
-            with torch.compiler.set_stance("force_eager"):  # type: ignore[no-untyped-call]
-                self._steps["decode"](*varying, *fixed)
-        self._finish()
+        with self._timed("decode kernels"):
+            for context in contexts:
+                shape = self.shapes.decode(1, context)
+                varying, fixed = self._inputs(filling_step(shape, self.vocab_size), shape)
+                with torch.compiler.set_stance("force_eager"):  # type: ignore[no-untyped-call]
+                    self._steps["decode"](*varying, *fixed)
         self._ran_compiled()
-        if contexts:
-            self.startup_ns["decode kernels"] = now_ns() - started_ns
 
     # steps
 

@@ -32,7 +32,7 @@ from servers.engine.scheduler import Job
 from servers.engine.step_runner import CapturedStep
 from servers.fields import ConfigError
 from servers.presets import RANDOM_PRESETS
-from servers.reference import Reference
+from servers.reference import measure
 from tests.servers.compiler.test_policy import Gated, distance
 from tests.servers.compiler.test_recorder import reset_compiler
 from tests.servers.engine.test_runner import (
@@ -86,7 +86,10 @@ def test_arms_decode_like_generate_and_are_quiet_after_warm_up(preset: str, reco
         assert {"compile", "graph_capture"} <= warm
 
 
-@pytest.mark.parametrize("regions", [("model.layers.*.mlp",), ("model.layers.*.self_attn", "lm_head")])
+MLPS = ("model.layers.0.mlp", "model.layers.1.mlp")
+
+
+@pytest.mark.parametrize("regions", [MLPS, ("model.layers.0.self_attn", "lm_head")])
 @pytest.mark.parametrize("capture", [False, True])
 def test_named_regions_run_compiled_on_a_gpu_whether_captured_or_not(
     regions: tuple[str, ...], capture: bool, recorder: CompileRecorder
@@ -98,9 +101,7 @@ def test_named_regions_run_compiled_on_a_gpu_whether_captured_or_not(
 
 
 def test_a_captured_step_that_was_recorded_eagerly_is_not_called_compiled(recorder: CompileRecorder) -> None:
-    policy = CompileConfig(
-        enabled=True, dynamic=False, backend="eager", regions=("model.layers.*.mlp",), capture=True, recompile_limit=1
-    )
+    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", regions=MLPS, capture=True, recompile_limit=1)
     shapes = ShapeConfig(kind="buckets", length_ladder=(16, 40), batch_ladder=(4,), context_ladder=(52,))
     runner = runner_for(
         ArmConfig(name="limited", model=FLOAT32, shapes=shapes, compile=policy, engine=ENGINE), recorder
@@ -262,8 +263,7 @@ def test_chunks_read_in_place_agree_with_float64(
 
 def test_two_measurements_of_a_card_agree() -> None:
     device = torch.device("cuda")
-    made = Reference(device)
-    first, second = made.measure(2.0), made.measure(2.0)
+    first, second = (measure(device, 2.0) for _ in range(2))
     # Other tests may use the card meanwhile; figures of the host are noisier still.
     for figure in ("matmul_tflops", "read_gb_per_s"):
         assert second[figure] == pytest.approx(first[figure], rel=0.25)
@@ -331,37 +331,23 @@ def output_of(*words: str) -> dict[str, Any]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("preset", ["compiled-bucketed", "compiled-padded", "compiled-dynamic"])
-def test_a_start_with_an_artifact_compiles_and_tunes_nothing_anew(preset: str, tmp_path: Path) -> None:
-    """In a fresh process and an empty folder, neither inductor, its search nor Triton's own JIT makes a kernel."""
+def test_a_start_with_an_artifact_compiles_no_graph_anew(preset: str, tmp_path: Path) -> None:
+    """In a fresh process and an empty folder."""
     arm = ("--arm", preset, *SMALL_ARM)
-    path, fresh, unpacked = tmp_path / "arm.compiled", tmp_path / "fresh", tmp_path / "unpacked"
+    path, fresh = tmp_path / "arm.compiled", tmp_path / "fresh"
     assert output_of("precompile", *arm, "--out", str(path))["unkept"] == 0
     found = output_of(
         *("inspect", *arm, "--shapes", "prefill 1x32", "--cache-dir", str(fresh)),
         *("--set", f"compile.artifact={path}"),
     )
     assert {graph["cache"] for graph in found["graphs"]} == {"hit"}
-    artifact.unpack(artifact.read(str(path)), unpacked)
-
-    def made(folder: Path, suffix: str) -> set[str]:
-        """Kernels and libraries by the folder that their key names; tuned configurations by name."""
-        return {f"{file.parent.name}/{file.name}" for file in folder.rglob(f"*{suffix}")}
-
-    assert made(unpacked, ".cubin")
-    for suffix in (".cubin", ".so", ".best_config"):
-        assert made(fresh, suffix) - made(unpacked, suffix) == set()
-    for group in unpacked.rglob("__grp__*.json"):
-        children = json.loads(group.read_text())["child_paths"].values()
-        assert all(Path(child).is_file() for child in children), "paths lead into the folder that is there"
 
 
 def test_an_artifact_of_another_gpu_is_refused_where_torch_knows_its_name(tmp_path: Path) -> None:
     arm = ArmConfig.from_preset("compiled-padded", model=replace(FLOAT32, device="cuda"), engine=ENGINE)
-    (tmp_path / "cache").mkdir()
-    facts = artifact.facts_of(arm, device="NVIDIA Other", threads=0, on_cpu=False)
-    written = artifact.write(str(tmp_path / "other"), tmp_path / "cache", facts)
+    written = artifact.write(str(tmp_path / "other"), artifact.facts_of(arm, device="NVIDIA Other"), b"")
     shipped = replace(arm, compile=replace(arm.compile, artifact=written.path))
-    with pytest.raises(ConfigError, match="was written on NVIDIA Other and this is"):
+    with pytest.raises(ConfigError, match="was written for device NVIDIA Other and here it is"):
         runner_for(shipped, CompileRecorder())
 
 

@@ -82,7 +82,7 @@ class TestVerdicts:
         assert "blocks" in failed_checks(judgement)
         assert judgement.advice.needed_s >= 18 * 30
         assert {item.arm for item in judgement.gates} == {"compiled"}, "the control is measured and not judged"
-        assert {item.metric for item in judgement.compared.secondary if item.phase == "cold"} >= {"ttft", "e2e", "itl"}
+        assert {item.metric for item in judgement.compared.secondary} >= {"ttft", "e2e", "itl"}
 
     def test_a_recompiling_arm_fails_in_a_short_run(self, tmp_path):
         judgement = judgement_of(tmp_path, replace(SHORT, arms=(EAGER, FakeArm(name="padded"), NAIVE), slo=SLO))
@@ -94,11 +94,7 @@ class TestVerdicts:
     def test_stalls_weigh_on_all_traffic_and_not_on_steady(self, tmp_path):
         judgement = judgement_of(tmp_path, against(NAIVE))
         assert gate(judgement, "noninferiority p99_e2e", "naive").verdict == "PASS"
-        asked = ("ttft", 0.99, "all")
-        (everything,) = [
-            item for item in judgement.compared.secondary if (item.metric, item.quantile, item.phase) == asked
-        ]
-        assert everything.ratio > 10
+        assert gate(judgement, "longest stall", "naive").verdict == "FAIL"
 
     @pytest.mark.parametrize(
         ("run", "method"),

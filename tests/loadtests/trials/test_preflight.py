@@ -154,11 +154,9 @@ def test_a_policy_that_torch_does_not_know_is_refused(policy: dict[str, Any], wo
     assert all(word in message for word in words)
 
 
-def written_for(config: ArmConfig, device: str, folder: Path, *, on_cpu: bool) -> ArmConfig:
+def written_for(config: ArmConfig, device: str, folder: Path) -> ArmConfig:
     """The arm with an artifact of its own, written on `device`."""
-    facts = artifact.facts_of(config, device=device, threads=1, on_cpu=on_cpu)
-    (folder / "cache").mkdir()
-    written = artifact.write(str(folder / "arm.compiled"), folder / "cache", facts)
+    written = artifact.write(str(folder / "arm.compiled"), artifact.facts_of(config, device=device), b"")
     return replace(config, compile=replace(config.compile, artifact=written.path))
 
 
@@ -173,7 +171,7 @@ def written_for(config: ArmConfig, device: str, folder: Path, *, on_cpu: bool) -
 def test_an_artifact_of_another_gpu_or_policy_is_refused_without_torch(
     shown: list[str], fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shipped = written_for(arm(device="cuda", fullgraph=True), "NVIDIA H200", tmp_path, on_cpu=False)
+    shipped = written_for(arm(device="cuda", fullgraph=True), "NVIDIA H200", tmp_path)
     monkeypatch.setattr(preflight, "sees_gpu", lambda: True)
     monkeypatch.setattr(preflight, "gpu_names", lambda: shown)
     if not fits:
@@ -186,8 +184,8 @@ def test_an_artifact_of_another_gpu_or_policy_is_refused_without_torch(
     )
 
 
-def test_an_artifact_of_this_processor_passes_and_a_damaged_one_does_not(tmp_path: Path) -> None:
-    shipped = written_for(arm(fullgraph=True), artifact.processor(), tmp_path, on_cpu=True)
+def test_an_artifact_of_a_processor_passes_and_a_damaged_one_does_not(tmp_path: Path) -> None:
+    shipped = written_for(arm(fullgraph=True), "a processor", tmp_path)
     check_arm(shipped)
     path = Path(shipped.compile.artifact)
     path.write_bytes(path.read_bytes()[:-1])

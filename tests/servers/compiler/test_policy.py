@@ -121,57 +121,32 @@ def model(layers: int = 2) -> nn.Module:
     return whole
 
 
-def selected(*regions: str, eager: tuple[str, ...] = (), **policy: bool) -> tuple[list[str], list[str]]:
-    config = CompileConfig(enabled=True, regions=regions, eager_regions=eager, **policy)  # type: ignore[arg-type]
-    selection = select_regions(model(), config)
-    return list(selection.compiled), list(selection.eager)
+def selected(*regions: str, regional: bool = False) -> list[str]:
+    return list(select_regions(model(), CompileConfig(enabled=True, regions=regions, regional=regional)))
 
 
 def test_regional_is_every_block_of_the_longest_list() -> None:
-    assert selected(regional=True) == selected("body.layers.*") == (["body.layers.0", "body.layers.1"], [])
+    assert selected(regional=True) == ["body.layers.0", "body.layers.1"]
     with pytest.raises(ConfigError, match="the model repeats no block"):
         select_regions(nn.Sequential(nn.ReLU()), CompileConfig(enabled=True, regional=True))
 
 
-@pytest.mark.parametrize(
-    ("regions", "eager", "compiled", "left"),
-    [
-        ((), (), [], []),
-        (("head",), (), ["head"], []),
-        (("body.layers.*.mlp",), (), ["body.layers.0.mlp", "body.layers.1.mlp"], []),
-        (("body.layers.*.m*", "head"), (), ["body.layers.0.mlp", "body.layers.1.mlp", "head"], []),
-        # of regions inside each other the outermost
-        (("body.layers.0", "body.layers.*.mlp"), (), ["body.layers.0", "body.layers.1.mlp"], []),
-        # a region that is left eager, and one inside of it
-        (("body.layers.*",), ("body.layers.0",), ["body.layers.1"], []),
-        (("body.layers.*.mlp",), ("body.layers.1",), ["body.layers.0.mlp"], []),
-        # inside a compiled region
-        (("body.layers.*",), ("body.layers.1.mlp",), ["body.layers.0", "body.layers.1"], ["body.layers.1.mlp"]),
-        ((), ("head",), [], ["head"]),
-    ],
-)
-def test_patterns_name_what_is_compiled_and_what_stays_eager(
-    regions: tuple[str, ...], eager: tuple[str, ...], compiled: list[str], left: list[str]
-) -> None:
-    assert selected(*regions, eager=eager) == (compiled, left)
+def test_regions_are_modules_by_name_the_outermost_of_those_inside_each_other() -> None:
+    assert selected() == []
+    assert selected("head", "body.layers.1.mlp") == ["body.layers.1.mlp", "head"]
+    assert selected("body.layers.0", "body.layers.0.mlp", "body.layers.1.mlp") == ["body.layers.0", "body.layers.1.mlp"]
 
 
 @pytest.mark.parametrize(
-    ("regions", "eager", "policy", "words"),
+    ("region", "words"),
     [
-        (("body.layers.*.ffn",), (), {}, ("regions", '"body.layers.*.ffn"')),
-        (("layers.*",), (), {}, ("body, head, body.layers, body.extra, body.layers.*, body.extra.*",)),
-        (("body.*",), ("nose",), {}, ("eager_regions", '"nose"')),
-        (("body.layers",), (), {}, ("body.layers", "write body.layers.*")),
-        (("head",), ("head",), {}, ("compile.regions", "['head']")),
-        (("body.layers.*",), ("body.layers.0.mlp",), {"fullgraph": True}, ("body.layers.0.mlp", "fullgraph")),
+        ("body.layers.0.ffn", ('"body.layers.0.ffn"', "body, head, body.layers, body.extra, body.layers.0")),
+        ("body.layers.*", ('"body.layers.*"', "no module")),
+        ("body.layers", ("body.layers", "name those in it")),
     ],
 )
-def test_patterns_without_effect_are_refused(
-    regions: tuple[str, ...], eager: tuple[str, ...], policy: dict[str, bool], words: tuple[str, ...]
-) -> None:
-    refusal(selected, *regions, words=words, eager=eager, **policy)
-    assert selected("body.layers.*.mlp", eager=("body.layers.0.attention",), fullgraph=True)[1] == []
+def test_names_without_effect_are_refused(region: str, words: tuple[str, ...]) -> None:
+    refusal(selected, region, words=words)
 
 
 @pytest.fixture(autouse=True)
