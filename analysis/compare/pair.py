@@ -34,7 +34,7 @@ _ALIKE = ("traffic", "slo", "goodput", "trials.compile_cache", "loop", "arm.mode
 _IGNORED = (
     *("traffic.workers", "traffic.remote_workers", "traffic.master_bind", "traffic.block_s"),
     *("arms", "control", "model", "arm.model.seed", "arm.weight"),
-    *("name", "seed", "machines", "trials.count", "block_s", "stalling_kinds"),
+    *("name", "seed", "machines", "trials.count", "block_s"),
 )
 _FILES = ("traffic.trace", "traffic.conversations", "traffic.tokenizer")  # compared by their names
 _OF_MACHINE = ("machine", "cpu.model", "cpu.usable", "gpus", "platform", "python", "git_commit")

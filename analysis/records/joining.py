@@ -225,8 +225,7 @@ def check_joinable(runs: Sequence[RecordedRun], accepted: Sequence[str] = ()) ->
 
 def check_next(runs: Sequence[RecordedRun], coming: RecordedRun, accepted: Sequence[str] = ()) -> None:
     """Raise RecordError if a run that has not begun yet differs from `runs` in what is known before it begins."""
-    begun = tuple({"stalling_kinds": info.get("stalling_kinds")} for info in runs[0].infos if info)
-    _differences((replace(runs[0], infos=begun), coming), accepted)
+    _differences((replace(runs[0], infos=()), coming), accepted)
 
 
 def _differences(runs: Sequence[RecordedRun], accepted: Sequence[str]) -> tuple[str, ...]:
@@ -273,7 +272,7 @@ def settings_of(run: RecordedRun) -> dict[str, Any]:
     quantised = any(key.endswith(".quantisation") and value != "none" for key, value in found.items())
     prompts = mapping(first_of(infos, "prompts"))
     facts = {
-        **{key: first_of(infos, key) for key in ("block_s", "stalling_kinds")},
+        "block_s": first_of(infos, "block_s"),
         "arms": sorted(str(row.get("name")) for row in rows),
         "control": [str(row.get("name")) for row in rows if row.get("control") is True],
         "loop": [str(first_of(infos, key)) for key in ("loop", "open_loop")],

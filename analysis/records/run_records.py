@@ -45,11 +45,6 @@ class RunRecords:
         """Whether these are the records of several runs."""
         return any(run.place for run in self.runs)
 
-    @property
-    def directories(self) -> tuple[Path, ...]:
-        """The directories that hold trials."""
-        return tuple(run.directory for run in self.runs) or (self.directory,)
-
 
 def read_run(directory: Path) -> RunRecords:
     """Return the records under `directory`: trial-NN/ folders, tables in it, or the runs that it joins.

@@ -13,10 +13,9 @@ import numpy as np
 from analysis.records.plain_values import mapping, number, rows_of, text_of
 from analysis.records.schemas import RUN_HOST
 from analysis.run.machine_samples import Rows, Samples
-from analysis.run.placement import described, devices_of, identity_of
 from analysis.run.references import Speed, speeds_of
 from analysis.run.run import Run
-from analysis.run.trials import Trial
+from analysis.run.trials import Trial, described, devices_of, identity_of
 
 # NVML's reasons why a clock is not higher that hold a busy card back. An idle card, and a clock that was asked for, do
 # not: gpu_idle, applications_clocks_setting, display_clock_setting.

@@ -5,7 +5,7 @@ Nothing is decided here. What the records leave out stays unknown: None, empty, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,9 +23,8 @@ from analysis.records.tables import RecordError
 from analysis.run.arm_account import ArmAccount, replica_names
 from analysis.run.attribution import Attribution, attribute
 from analysis.run.compile_events import CompileEvent, compile_events, stall_windows
-from analysis.run.machines import Machines
 from analysis.run.slo import parse_goodput
-from analysis.run.trials import SECOND, Trial, block_numbers, planned_ends, trials_of
+from analysis.run.trials import SECOND, Machines, Trial, block_numbers, planned_ends, trials_of
 from analysis.settings.gate_limits import GateLimits, usual_for
 from analysis.settings.metrics import EMBED, EMBED_METRICS, JUDGED_METRICS, task_of
 from analysis.settings.slo_targets import SloTarget, parse_slo
@@ -89,7 +88,7 @@ class Run:
             trials=numbers.union(np.unique(requests.trial).tolist()),
             replicas={arm: names for arm in arms if (names := replica_names(infos, arm))},
         )
-        events = compile_events(placed, requests, stalling=stalling_kinds(infos))
+        events = compile_events(placed, requests)
         # Arms that take turns meet only in a block that holds a turn of each.
         width_s = block_s * len(arms) if design == "switchback" else block_s
         trials = trials_of(requests, infos, width_s, whole=limits.sequential)
@@ -333,12 +332,6 @@ def _arms(records: RunRecords, requests: Requests) -> tuple[str, tuple[str, ...]
             "add [[arms]] with name and control = true to experiment.toml, or name one arm control"
         )
     return str(control), (str(control), *(name for name in names if name != control))
-
-
-def stalling_kinds(infos: Iterable[Mapping[str, Any]]) -> frozenset[str] | None:
-    """The kinds of compile events that hold the device, by any of the trials. None where no trial says."""
-    lists = [kinds for info in infos if isinstance(kinds := info.get("stalling_kinds"), list)]
-    return frozenset(kind for kinds in lists for kind in kinds if isinstance(kind, str)) if lists else None
 
 
 def _named_arms(records: RunRecords) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from analysis.run.compile_events import BACKGROUND, JIT, held_s
 from analysis.run.run import Run
 from analysis.run.slo import meets_all
 from analysis.run.spikes import excess_ms
-from analysis.run.startup import compiled_steps, compiler_facts, most_eager, startup_row
+from analysis.run.startup import compiled_steps, most_eager, startup_row
 from analysis.statistics.quantiles import quantiles
 
 
@@ -131,7 +131,7 @@ def _compile_row(run: Run, arm: str, facts: CompileFacts) -> dict[str, Any]:
         row["requests_hit_pct"] = facts.hit_pct if facts.requests else None
     most = most_eager(compiled_steps(run, arm))
     row["eager_fallback_pct"] = None if most is None else most.eager_pct
-    return row | compiler_facts(run.records.directories, arm)
+    return row
 
 
 def _causes(run: Run, arm: str) -> dict[str, dict[str, Any]]:

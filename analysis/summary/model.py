@@ -158,8 +158,6 @@ class Compiles(Row):
     requests_hit_pct: Number = None
     background_s: Number = None
     causes: dict[str, Cause] | None = None
-    graph_breaks: Annotated[dict[str, int] | None, Field(description="by place and cause")] = None
-    cudagraph_skips: Annotated[dict[str, int] | None, Field(description="by cause")] = None
 
 
 class Stall(Row):

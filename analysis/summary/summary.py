@@ -7,6 +7,7 @@ give the same bytes.
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,11 +33,10 @@ from analysis.run.trials import SECOND
 from analysis.settings.metrics import EMBED, EMBED_METRICS
 from analysis.settings.slo_targets import merged
 from analysis.statistics.compare import Comparison
-from analysis.statistics.quantiles import ordered_interval, quantiles
+from analysis.statistics.quantiles import grouped_quantiles, ordered_interval, quantiles
 from analysis.statistics.share_evidence import design_effect_of
 from analysis.summary.arms import arm_row
 from analysis.summary.model import SCHEMA, Summary
-from analysis.summary.series import latency_series
 
 EXIT_CODES = {PASS: 0, INCONCLUSIVE: 3, FAIL: 99}
 
@@ -44,6 +44,7 @@ _QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 _MOST_EVENTS = 500
 _MOST_REQUEST_IDS = 50
 _CURVE_BINS = 60
+_MOST_BINS = 1200
 
 
 def analyze(run_dir: Path, *, seed: int | None = None, slo: Sequence[str] = ()) -> dict[str, Any]:
@@ -109,7 +110,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "design": _design(run),
         "spikes": [_spike_row(run, spike) for spike in spikes],
         "events": _events(run),
-        "series": latency_series(run),
+        "series": _latency_series(run),
         "distribution": _distribution(run),
         "interim": _interim(run),
         "ramp": None if ramp is None else asdict(ramp),
@@ -245,6 +246,35 @@ def _events(run: Run) -> list[dict[str, Any]]:
         }
         for event, hit, behind in found[:_MOST_EVENTS]
     ]
+
+
+def _latency_series(run: Run) -> dict[str, Any]:
+    """The bins of every arm that hold requests, as columns in order of trial and time; `bin_s` is their width."""
+    longest = max((trial.seconds for trial in run.trials), default=0.0)
+    bin_s = float(max(1, math.ceil(longest / _MOST_BINS)))
+    return {"bin_s": bin_s, "arms": {arm: _bins(run, arm, bin_s) for arm in run.arms}}
+
+
+def _bins(run: Run, arm: str, bin_s: float) -> dict[str, list[Any]]:
+    requests = run.requests
+    columns: dict[str, list[Any]] = {}
+    for trial in run.trials:
+        own = np.flatnonzero(run.of_arm(arm) & (requests.trial == trial.number) & ~requests.broken)
+        since = (requests.start_ns[own] - trial.start_ns) // int(bin_s * SECOND)
+        numbers, place = np.unique(since, return_inverse=True)
+        bins = len(numbers)
+        ttft = grouped_quantiles(requests.ttft_ms[own], place, bins, (0.5, 0.99))
+        e2e = grouped_quantiles(requests.e2e_ms[own], place, bins, (0.5, 0.99, 1.0))
+        for name, values in {
+            "trial": np.full(bins, trial.number),
+            "t_s": numbers * bin_s,
+            "n": np.bincount(place, minlength=bins),
+            "failed": np.bincount(place[requests.failed[own]], minlength=bins),
+            **dict(zip(("ttft_p50_ms", "ttft_p99_ms"), ttft.T, strict=True)),
+            **dict(zip(("e2e_p50_ms", "e2e_p99_ms", "e2e_max_ms"), e2e.T, strict=True)),
+        }.items():
+            columns.setdefault(name, []).extend(values.tolist())
+    return columns
 
 
 def _distribution(run: Run) -> dict[str, Any]:

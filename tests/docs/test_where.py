@@ -73,10 +73,7 @@ from pathlib import Path
 from analysis.report import write_reports
 from analysis.summary.summary import analyze, write_summary
 from tests.fakes.runs import Compile, EAGER, FakeArm, FakeRun, write_run
-from servers.config import STALLING_KINDS
 directory = write_run(Path("run"), {run})
-for path in directory.glob("trial-*/trial.json"):  # as a trial writes it
-    path.write_text(json.dumps(json.loads(path.read_text()) | {{"stalling_kinds": STALLING_KINDS}}))
 summary = analyze(directory)
 write_summary(summary, directory / "judged.json")
 write_reports(summary, directory)

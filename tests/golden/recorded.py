@@ -46,7 +46,6 @@ PADDED = FakeArm(
             "prefill batch 1 × length 192, context 192": 8.64,
             "decode batch 4 × length 1, context 240": 6.11,
         },
-        cudagraph_skips={"no CUDA device": 2},
     ),
 )
 MISMATCH = "tensor 'input_ids' size mismatch at"
@@ -65,10 +64,6 @@ NAIVE = FakeArm(
     ratio=0.95,
     startup=Startup(
         warmed={"prefill batch 1 × length 5, context 5": 6.9, "decode batch 1 × length 1, context 6": 4.52},
-        graph_breaks={
-            "house/modeling_house.py:212 in forward: Failed to trace builtin operator (builtin print)": 9,
-            "house/modeling_house.py:87 in rotate: Unsupported Tensor.item() call": 2,
-        },
     ),
     compiles=[
         Compile(at_s=at_s, seconds=seconds, shape=shape, reason=reason)

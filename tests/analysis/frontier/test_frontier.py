@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.frontier.answer import still_open, to_ship
 from analysis.frontier.holdings import Frontier, Order, frontier_of
 from analysis.frontier.search import (
     FEWEST_STEPS,
@@ -22,7 +21,7 @@ from analysis.frontier.search import (
     fitted,
     next_round,
 )
-from analysis.frontier.summary_rows import error_of
+from analysis.frontier.summary_rows import error_of, still_open, to_ship
 from analysis.judging.load_steps import Held, Holding, Step, holding_of, steps_of
 from analysis.records.run_records import read_run
 from analysis.run.run import Run

@@ -85,14 +85,6 @@ def test_a_request_that_names_no_replica_is_joined_by_its_arm():
     assert joined([request(0, 9, 15.2, 16, replica=None)], [event(10, 15)])[2].hit.all()
 
 
-def test_the_server_says_which_kinds_hold_the_device():
-    table = pa.Table.from_pylist([event(10, 15, kind="autotune")], schema=COMPILE_EVENTS)
-    requests = requests_of(REQUESTS.empty_table())
-    found = [compile_events(table, requests, stalling=kinds)[0].stalls for kinds in (None, {"x"})]
-    assert found == [True, False]
-    assert compile_events(None, requests) == ()
-
-
 def test_each_event_knows_the_requests_it_hit():
     requests = [request(0, 9, 15.2, 16), request(1, 30, 30.1, 31), request(2, 40, 43, 44)]
     _, _, found = joined(requests, [event(10, 15), event(40, 42, name="e2"), event(90, 91, name="e3")])
