@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
+import torch._inductor.config as inductor
 
 from servers import artifact
 from servers.artifact import Artifact
-from servers.compiler.policy import has_inductor_option, set_inductor_option
 from servers.config import ArmConfig
 from servers.fields import ConfigError
 
@@ -18,8 +18,9 @@ _PORTABLE = {"use_static_cuda_launcher": False, "use_static_triton_launcher": Fa
 
 def compile_portably() -> None:
     """Have the compiler make what another process can use without tuning. `compile.options` overrule it."""
-    for name in filter(has_inductor_option, _PORTABLE):
-        set_inductor_option(name, _PORTABLE[name])
+    for name, value in _PORTABLE.items():
+        if hasattr(inductor, name):
+            setattr(inductor, name, value)
 
 
 def save(path: str, arm: ArmConfig, device: torch.device) -> tuple[Artifact, int]:

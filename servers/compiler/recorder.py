@@ -24,7 +24,7 @@ import logging
 import re
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any
@@ -46,8 +46,7 @@ _FRAMES = ("frames", "total")
 _SKIPS = ("inductor", "cudagraph_skips")
 # What inductor's own kernels are compiled for. It reports the sum of its tunings in a step, not when each was.
 _OF_TORCH = frozenset({"compile", "recompile", "limit_hit", "autotune"})
-# What has the kernels that were compiled in it among its own. An eager step, a recording and a tuning have not.
-_ENCLOSING = frozenset({"compile", "recompile", "limit_hit"})
+_INDUCTORS = "inductor "
 _LONGEST_TEXT = 400
 _LONGEST_CAUSE = 240
 _MOST_REASONS = 8
@@ -100,17 +99,15 @@ class CompileRecorder:
         self._ids = itertools.count()
         self._graph_breaks: Counter[str] = Counter()
         self._cudagraph_skips: Counter[str] = Counter()
-        self._reported = 0
         self._counts: dict[str, int] = {}  # torch's running counts at the last comparison
-        self._skip_texts: list[str] = []
+        self._logged_skips = 0
         self._fallback_is_open = False
         self._thread = 0
         self._undo: list[Callable[[], object]] = []
         self._is_read = False
         self._blind_spots: list[str] = []
-        # Filled on any thread, emptied by `drain`.
-        self._kernels: deque[tuple[jit.JitCompile, Trigger]] = deque()
-        self._elsewhere: deque[tuple[str, dict[str, Any]]] = deque()  # what each is if its step waited for it
+        # Of other threads: what each is if its step waited for it.
+        self._elsewhere: deque[tuple[str, dict[str, Any]]] = deque()
         self._drained_ns = 0
 
     def install(self) -> None:
@@ -118,10 +115,13 @@ class CompileRecorder:
         self._thread = threading.get_ident()
         self._blind_spots = []
         self._fresh(*_SKIPS)
-        self._is_read = self._read_torch()
+        self._read_torch()
         if importlib.util.find_spec("triton") is not None:
             self._read_triton()
-        self._forget()
+        self._events.clear()
+        self._elsewhere.clear()
+        self._compiles.clear()
+        self._fresh(*_FRAMES)
         jit.listen(self._on_kernel)
         self._undo.append(lambda: jit.stop_listening(self._on_kernel))
         if self._blind_spots and self._publish is not None:
@@ -144,11 +144,12 @@ class CompileRecorder:
     def drain(self) -> list[CompileEvent]:
         """Return the events since the last call, oldest first; to be called after each step. What ran on other threads
         comes last, without a step unless it began and ended within the one that has just run."""
-        self._note_skips()  # graph trees also give up while compiled code runs, outside of any compile
-        self._publish_changes()
+        self._end()  # nothing is under way after a step
+        self._note_silent_skips()
         if not self._is_read and self._fresh(*_FRAMES):
             self._add("compile", self.trigger.started_ns, now_ns(), reason=COUNTED)
-        self._add_kernels()
+        if any(event.kind in _OF_TORCH for event in self._events):
+            self._events = [event for event in self._events if not event.reason.startswith(_INDUCTORS)]
         is_of_step = self.trigger.started_ns >= self._drained_ns  # not of one that ended before the last call
         while self._elsewhere:
             kind, details = self._elsewhere.popleft()
@@ -181,15 +182,14 @@ class CompileRecorder:
 
     def capture_skipped(self, reason: str) -> None:
         """Note that a CUDA graph was to be captured and could not be."""
-        self._count_skip(reason)
-        self._publish_changes()
+        self._count(self._cudagraph_skips, [_cause(reason)])
 
     # --- What torch reports ---
 
-    def _read_torch(self) -> bool:
-        """Listen to torch, and compile a function of one line for two sizes, which takes 0.2 to 0.5 s. Returns whether
-        a compile and a recompile with its reason were reported; otherwise a blind spot says that they were not."""
-        listening, problem = len(self._undo), ""
+    def _read_torch(self) -> None:
+        """Listen to torch, and compile a function of one line for two sizes, which takes 0.2 to 0.5 s. A blind spot
+        where a compile and a recompile with its reason are not reported."""
+        self._is_read, problem = True, ""
         announce, self._announce = self._announce, lambda news: begun.append(news.compile_id)
         begun: list[str] = []
         # A code of its own: the compiler keeps graphs by code, and forgets them with the function.
@@ -210,15 +210,14 @@ class CompileRecorder:
             and [(event.kind, bool(event.reason)) for event in reported] == [("compile", False), ("recompile", True)]
             and begun == [ids[0], ids[0], ids[1], ids[1]]
         ):
-            return True
+            return
         what = problem or f"{len(begun)} beginnings and ends, {len(self._events)} compiles"
         self._blind_spots.append(
             f"torch {torch.__version__} does not report a test's compile and recompile ({what}): compiles are counted "
             "by its public counters alone"
         )
-        while len(self._undo) > listening:
-            self._undo.pop()()
-        return False
+        self._is_read = False
+        self.remove()
 
     def _listen(self) -> None:
         stream, enabled = logging.getLogger(_STREAM), logging.NullHandler()
@@ -236,29 +235,20 @@ class CompileRecorder:
             partition(example_inputs, graph, *rest, **options)
             causes = graph.cudagraph_info.cudagraph_fail_reasons
             if undo in self._undo and (causes or not graph.partition_maps):
-                self._count_skip("; ".join(causes) or "no part of the graph can be captured")
+                self.capture_skipped("; ".join(causes) or "no part of the graph can be captured")
 
         undo = jit.replaced(module, name, after)
         self._undo.append(undo)
 
-    def _forget(self) -> None:
-        """Drop what the test compile left."""
-        self._events.clear()
-        self._kernels.clear()
-        self._elsewhere.clear()
-        self._compiles.clear()
-        self._under_way = None
-        self._fresh(*_FRAMES)
-
     def _on_record(self, record: logging.LogRecord) -> bool:
         try:
-            self._read(record.metadata, record.payload)  # type: ignore[attr-defined]
+            if self._is_read:
+                self._read(record.metadata, record.payload)  # type: ignore[attr-defined]
         except Exception as error:  # the compiler would fail with it
-            text = f"a record of torch {torch.__version__} cannot be read ({named(error)})"
-            if text not in self._blind_spots:
-                self._blind_spots.append(text)
-                if self._is_read and self._publish is not None:
-                    self._publish(self.facts)
+            self._is_read = False  # `drain` counts from here on, this compile included
+            self._blind_spots.append(f"a record of torch {torch.__version__} cannot be read ({named(error)})")
+            if self._publish is not None:
+                self._publish(self.facts)
         return True
 
     def _read(self, metadata: Mapping[str, Any], payload: str | None) -> None:
@@ -323,9 +313,7 @@ class CompileRecorder:
             return
         self._add(kind, **details)
         self._end()
-        self._graph_breaks.update(compile.breaks)
-        self._note_skips()
-        self._publish_changes()
+        self._count(self._graph_breaks, compile.breaks)
 
     def _read_recording(self, event: Mapping[str, Any]) -> None:
         """Read the begin or the end of a recording of the compiler's graph trees."""
@@ -376,49 +364,41 @@ class CompileRecorder:
 
     def _read_triton(self) -> None:
         """Listen to Triton, and on a GPU have it compile an empty kernel. A blind spot where that is not reported."""
-        listening, problem, kernel = len(self._undo), "", ""
+        listening, problem = len(self._undo), ""
         try:
             self._undo.append(jit.watch_triton(self._on_kernel))
-            if not torch.cuda.is_available():
-                return
-            kernel = jit.test_compile()
+            if torch.cuda.is_available():
+                jit.compile_empty_kernel()
+                problem = "" if any(event.kind == "jit" for event in self._events) else "nothing was reported"
         except Exception as error:  # anything that another version raises
-            problem = f" ({named(error)})"
-        if [item.kernel for item, _ in self._kernels] == [kernel]:
+            problem = named(error)
+        if not problem:
             return
-        version = getattr(importlib.import_module("triton"), "__version__", "")
-        self._blind_spots.append(f"triton {version} does not report a test's compile{problem}: its JIT is not seen")
         while len(self._undo) > listening:
             self._undo.pop()()
+        version = getattr(importlib.import_module("triton"), "__version__", "")
+        text = f"triton {version} does not report a test's compile ({problem}): its JIT compiles are not seen"
+        self._blind_spots.append(text)
 
     def _on_kernel(self, compiled: jit.JitCompile) -> None:
-        self._kernels.append((compiled, self.trigger))
-
-    def _add_kernels(self) -> None:
-        """Add the kernels that were compiled, but for those that a compile of torch or a tuning made on its way."""
-        compiles = [self._kernels.popleft() for _ in range(len(self._kernels))]
-        compiles.sort(key=lambda item: (item[0].thread, item[0].start_ns, -item[0].end_ns))
-        last: jit.JitCompile | None = None
-        for item, trigger in compiles:
-            middle_ns = (item.start_ns + item.end_ns) // 2
-            if last is not None and last.thread == item.thread and middle_ns < last.end_ns:
-                continue
-            last = item
-            details: dict[str, Any] = {
-                "start_ns": item.start_ns,
-                "end_ns": item.end_ns,
-                "frame": item.place or item.kernel,
-                "reason": _variant(item),
-                "cache": item.cache,
-            }
-            if item.thread != self._thread:
-                self._elsewhere.append(("jit", details))
-            elif not any(
-                (event.kind in _ENCLOSING and event.start_ns <= middle_ns < event.end_ns)
-                or (item.compiler == "inductor" and event.kind in _OF_TORCH)
-                for event in self._events
-            ):
-                self._add("jit", trigger=trigger, **details)
+        """Add a kernel that was compiled, unless a compile of torch made it on its way. A tuning replaces those that it
+        compiled."""
+        is_here = compiled.thread == self._thread
+        if is_here and self._under_way is not None and self._under_way.kind == "compile":
+            return
+        details: dict[str, Any] = {
+            "start_ns": compiled.start_ns,
+            "end_ns": compiled.end_ns,
+            "frame": compiled.place or compiled.kernel,
+            "reason": _variant(compiled),
+            "cache": compiled.cache,
+        }
+        if not is_here:
+            self._elsewhere.append(("jit", details))
+            return
+        if compiled.tuned:
+            self._events = [event for event in self._events if event.kind != "jit" or event.end_ns <= compiled.start_ns]
+        self._add("jit", **details)
 
     # --- Counts ---
 
@@ -431,26 +411,20 @@ class CompileRecorder:
     def _read_skip(self, record: logging.LogRecord) -> bool:
         text = record.getMessage()
         if _SKIP.match(text):  # the log also warns of graphs that are captured
-            self._skip_texts.append(text)
+            self._logged_skips += 1
+            self.capture_skipped(_skip_cause(text))
         return True
 
-    def _note_skips(self) -> None:
-        """Count the CUDA graphs that the compiler gave up on: by what its log said, or silently."""
-        texts, self._skip_texts = self._skip_texts, []
-        silent = self._fresh(*_SKIPS) - len(texts)
-        for text in texts:
-            self._count_skip(_skip_cause(text))
-        for _ in range(silent):
-            self._count_skip("no CUDA device" if not torch.cuda.is_available() else "the graph is not on a CUDA device")
+    def _note_silent_skips(self) -> None:
+        """Count the CUDA graphs that the compiler gave up on without a line of its log."""
+        silent, self._logged_skips = self._fresh(*_SKIPS) - self._logged_skips, 0
+        cause = "the graph is not on a CUDA device" if torch.cuda.is_available() else "no CUDA device"
+        self._count(self._cudagraph_skips, [cause] * silent)
 
-    def _count_skip(self, reason: str) -> None:
-        self._cudagraph_skips[_cause(reason)] += 1
-
-    def _publish_changes(self) -> None:
-        total = self._graph_breaks.total() + self._cudagraph_skips.total()
-        if total != self._reported and self._publish is not None:
+    def _count(self, counter: Counter[str], causes: Sequence[str]) -> None:
+        counter.update(causes)
+        if causes and self._publish is not None:
             self._publish(self.facts)
-        self._reported = total
 
 
 def _cause(text: str) -> str:
