@@ -29,12 +29,12 @@ REQUESTS = pa.schema(
         ("output_tokens", pa.int32()),
         ("token_ns", pa.list_(pa.int64())),  # offsets from sent_ns, one per token
         ("compile_stall_ns", pa.int64()),
-        ("batch_id", pa.int64()),
         ("server_recv_ns", pa.int64()),
         ("server_end_ns", pa.int64()),
         ("phase", pa.string()),  # rampup | measure
     ]
 )
+JUDGED_REQUESTS = pa.schema(field for field in REQUESTS if not field.name.startswith("server_"))
 
 COMPILE_EVENTS = pa.schema(
     [
@@ -143,12 +143,3 @@ EVENT_KINDS: Final[Mapping[str, str]] = {
     "background_compile": "background compile",
     "eager_fallback": "eager fallback",
 }
-
-# What judging reads of a request; a name that many requests share is kept once.
-_UNREAD = ("batch_id", "server_recv_ns", "server_end_ns")
-_SHARED_NAMES = ("arm", "replica", "status", "error", "phase")
-JUDGED_REQUESTS = pa.schema(
-    field.with_type(pa.dictionary(pa.int32(), pa.string())) if field.name in _SHARED_NAMES else field
-    for field in REQUESTS
-    if field.name not in _UNREAD
-)

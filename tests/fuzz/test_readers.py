@@ -41,7 +41,7 @@ from tests.fuzz.wire import WIRE
 
 _ROWS = [
     row(number, at_s=number, ttft_s=None if number == 5 else 0.1, status="OK" if number != 5 else "INTERNAL")
-    | {"token_ns": [1, 2, 3], "error": None if number != 5 else "a fault", "batch_id": number}
+    | {"token_ns": [1, 2, 3], "error": None if number != 5 else "a fault", "server_recv_ns": number}
     for number in range(12)
 ]
 _AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
