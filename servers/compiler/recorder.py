@@ -1,9 +1,9 @@
 """What compilers did and when: compile events, what they could not do, and the eager canary.
 
 torch reports its compiles on one stream, the logger `torch.__trace` that TORCH_TRACE and tlparse read: begin, end,
-reasons, graph breaks, caches, recordings of CUDA graphs. It costs nothing while nothing compiles, and 2 to 3 % of a
-compile's processor time: torch builds all records once one is read, graphs in words among them. Skipped CUDA graphs are
-no record; a log and a counter report them.
+reasons, graph breaks, caches, recordings of CUDA graphs. It costs nothing while nothing compiles, and 2 to 14 % of a
+compile: torch builds all records once one is read, graphs in words among them. Skipped CUDA graphs are no record; a log
+and a counter report them.
 
 The recorder joins a record to the running step, which triggered it: the device thread compiles synchronously. What
 compiles on another thread delays no step and is a `background_compile`, unless it began and ended within one step: then
@@ -48,12 +48,13 @@ _SKIPS = ("inductor", "cudagraph_skips")
 _OF_TORCH = frozenset({"compile", "recompile", "limit_hit", "autotune"})
 _INDUCTORS = "inductor "
 _LONGEST_TEXT = 400
-_LONGEST_CAUSE = 240
 _MOST_REASONS = 8
 _CACHE_STATE = re.compile(r"(fx_graph|aotautograd)_cache_(hit|miss|bypass)")
 # A symbol among the sizes of a traced graph is quoted, a number is not: {'x': ['s77', 8]}.
 _SYMBOLIC_SIZE = re.compile(r"\[[^\]]*'")
 _DEBUG_CONTEXT = re.compile(r"Developer debug context: (.+)")
+# "Encountered graph break when attempting to trace CALL:", before the cause.
+_INTRODUCTION = re.compile(r"^.*:\n+")
 _SKIP = re.compile(r"^((skipping|disabling) cudagraphs? (for backward )?due to )+")
 _STACK_LINE = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 
@@ -202,7 +203,7 @@ class CompileRecorder:
                 step(torch.ones(size))
         except Exception as error:  # anything that another version raises
             problem = named(error)
-        self._announce = announce
+        self._announce, self._under_way = announce, None
         reported = [event for event in self._events if event.frame.endswith(" in self_test")]
         ids = [event.compile_id for event in reported]
         if (
@@ -256,8 +257,8 @@ class CompileRecorder:
         name = next(iter(metadata))
         if name == "dynamo_start":
             self._begin("compile", self._compile_of(metadata).key)
-        elif name == "artifact":
-            self._read_artifact(self._compile_of(metadata), metadata[name]["name"], payload or "")
+        elif name == "artifact" and "frame_id" in metadata:
+            self._read_artifact(metadata, payload or "")
         elif name == "chromium_event" and payload is not None and _RECORDING in payload:
             self._read_recording(json.loads(payload))
         elif name == "compilation_metrics":
@@ -270,18 +271,19 @@ class CompileRecorder:
 
     def _compile_of(self, metadata: Mapping[str, Any]) -> _Compile:
         """The compile of this thread that the record belongs to."""
-        key, thread = f"{metadata.get('frame_id')}/{metadata.get('frame_compile_id')}", threading.get_ident()
+        key, thread = f"{metadata['frame_id']}/{metadata['frame_compile_id']}", threading.get_ident()
         if thread not in self._compiles or self._compiles[thread].key != key:
             self._compiles[thread] = _Compile(key)
         return self._compiles[thread]
 
-    def _read_artifact(self, compile: _Compile, name: str, text: str) -> None:
+    def _read_artifact(self, metadata: Mapping[str, Any], text: str) -> None:
+        name = metadata["artifact"]["name"]
         if name == "recompile_reasons":
-            compile.reasons += json.loads(text) if text.startswith("[") else [text]
+            self._compile_of(metadata).reasons += json.loads(text) if text.startswith("[") else [text]
         elif name == "dynamo_graph_break_reason":
-            compile.breaks.append(_break(text))
+            self._compile_of(metadata).breaks.append(_break(text))
         elif state := _CACHE_STATE.fullmatch(name):
-            compile.caches[state[1]] = state[2]
+            self._compile_of(metadata).caches[state[1]] = state[2]
 
     def _end_compile(self, compile: _Compile, metrics: Mapping[str, Any]) -> None:
         end_ns, failure = now_ns(), metrics["fail_reason"] or ""
@@ -431,7 +433,7 @@ def _cause(text: str) -> str:
     """The first line of the compiler's explanation, with what it was about where the explanation says so."""
     first = text.strip().splitlines()[0].strip() if text.strip() else "no reason given"
     context = _DEBUG_CONTEXT.search(text)
-    return _cut(f"{first} ({context[1].strip()})" if context else first, _LONGEST_CAUSE)
+    return _cut(f"{first} ({context[1].strip()})" if context else first)
 
 
 def _break(text: str) -> str:
@@ -441,9 +443,7 @@ def _break(text: str) -> str:
     lines = _STACK_LINE.findall(stack)
     where = jit.place(lines[-1][0], int(lines[-1][1]), lines[-1][2]) if lines else "an unknown place"
     cause = reason.partition("Graph Break Reason:")[2].strip()
-    if cause.startswith("Encountered graph break"):  # which instruction, before why
-        cause = cause.partition("\n")[2]
-    return f"{where}: {_cause(cause)}"
+    return f"{where}: {_cause(_INTRODUCTION.sub('', cause))}"
 
 
 def _skip_cause(text: str) -> str:
@@ -463,11 +463,11 @@ def _joined(reasons: list[str]) -> str:
 def _variant(item: jit.JitCompile) -> str:
     """ "triton compiled _decode for SPLITS=8, BLOCK_N=64": who compiled what, and what this variant is for."""
     done = "tuned" if item.tuned else "compiled"
-    return _cut(f"{item.compiler} {done} {item.kernel}{f' for {item.variant}' if item.variant else ''}", _LONGEST_TEXT)
+    return _cut(f"{item.compiler} {done} {item.kernel}{f' for {item.variant}' if item.variant else ''}")
 
 
-def _cut(text: str, longest: int) -> str:
-    return text if len(text) <= longest else text[: longest - 1] + "…"
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
 
 
 @dataclass(slots=True)
