@@ -26,7 +26,6 @@ _IDS = {"request_id": "id", "pair_id": "pair", "session_id": "session"}
 _LAST_NS = 9_200_000_000_000_000_000  # beyond any clock
 _STALL_SLACK_NS = 1_000_000_000
 _PART = 1 << 24  # rows that are sorted at once
-_FIRST_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +103,7 @@ class _Column:
         self._values = np.empty(0, dtype=kind)
         self._size = 0
 
-    def add(self, values: npt.NDArray[Any], room: int) -> None:
-        """Append the values; `room` is how many are expected in all."""
+    def add(self, values: npt.NDArray[Any]) -> None:
         size = self._size + len(values)
         kind = self._values.dtype
         if kind.kind == "i" and len(values) and kind.itemsize < values.dtype.itemsize:
@@ -113,7 +111,7 @@ class _Column:
             kind = np.result_type(kind, np.min_scalar_type(farthest))
         if size > len(self._values) or kind != self._values.dtype:
             # Memory that nothing was written to is not taken.
-            larger = np.empty(max(size, room, 2 * len(self._values)), dtype=kind)
+            larger = np.empty(max(size, 2 * len(self._values)), dtype=kind)
             larger[: self._size] = self._values[: self._size]
             self._values = larger
         self._values[self._size : size] = values
@@ -124,11 +122,10 @@ class _Column:
 
 
 class ColumnBuilder:
-    """Columns that tables of requests are appended to. `rows` is how many are expected."""
+    """Columns that tables of requests are appended to."""
 
-    def __init__(self, rows: int = 0) -> None:
+    def __init__(self) -> None:
         self.rows = 0
-        self._room = max(rows, _FIRST_ROWS)
         self._codes: dict[str, dict[str, int]] = {name: {} for name in _NAMES}
         self._columns = {
             **{name: _Column(np.int8) for name in (*_NAMES, "stall_ns", "token_times")},
@@ -144,14 +141,11 @@ class ColumnBuilder:
             columns = {name: batch.column(name) for name in batch.schema.names}
             self.rows += batch.num_rows
             for name in _NAMES:
-                self._add(name, self._coded(name, columns[name]))
+                self._columns[name].add(self._coded(name, columns[name]))
             for name, own in _IDS.items():
-                self._add(own, hashes(columns[name]))
-            for own, values in _numbers(columns).items():
-                self._add(own, values)
-
-    def _add(self, name: str, values: npt.NDArray[Any]) -> None:
-        self._columns[name].add(values, 0 if name == "gaps_ms" else self._room)
+                self._columns[own].add(hashes(columns[name]))
+            for name, values in _numbers(columns).items():
+                self._columns[name].add(values)
 
     def _coded(self, name: str, column: pa.Array) -> Codes:
         encoded = column.dictionary_encode()

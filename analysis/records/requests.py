@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -152,7 +152,7 @@ def requests_of(
     offsets = np.broadcast_to(0, len(columns) + 1)  # which takes no memory
     if len(columns.gaps_ms):
         offsets = np.append(0, np.cumsum(gap_counts(columns.token_times)))
-    ends = _Ends.of(columns, offsets, ends_ns or {}, cut_short)
+    ends = _ends(columns, offsets, ends_ns or {}, cut_short)
     return Requests(
         **{name: getattr(columns, name) for name in _AS_RECORDED},
         **{name: getattr(ends, name) for name in ("ok", "failed", "cut", "broken")},
@@ -182,8 +182,7 @@ _AS_RECORDED = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ends:
+class _Ends(NamedTuple):
     """How each request ended, and whether it has a first token (`seen`)."""
 
     end_ms: Singles  # that of its trial where none is recorded
@@ -193,36 +192,34 @@ class _Ends:
     broken: Bools
     seen: Bools
 
-    @classmethod
-    def of(
-        cls, columns: RequestColumns, offsets: Ints, planned_ns: Mapping[int, int], cut_short: Collection[int]
-    ) -> _Ends:
-        completed, unended, seen = columns.has_status("OK"), np.isnan(columns.end_ms), ~np.isnan(columns.first_ms)
-        broken = ((columns.flags & WRONG) > 0) | (unended & completed)
-        cut, end_ms = np.zeros(len(columns), dtype=np.bool_), columns.end_ms
-        # Most requests completed: what concerns the others is counted of them alone.
-        rows = np.flatnonzero(~completed | unended)
-        if rows.size:
-            last = _last_ends(columns, rows, planned_ns)
-            end_ms = end_ms.copy()
-            own = rows[unended[rows]]
-            end_ms[own] = np.maximum(last[unended[rows]] - columns.start_ns[own], 0) / 1e6
-            at_the_end = Moments(columns.start_ns, end_ms)[rows] >= last - _CUT_SLACK_NS
-            lost = columns.has_status("CANCELLED")[rows]
-            lost |= np.isin(columns.trial[rows], list(cut_short)) & columns.has_status("UNAVAILABLE")[rows]
-            cut[rows] = (lost & at_the_end) | (unended & ~completed)[rows]
-        broken |= seen & (columns.first_ms > end_ms)
-        # An answer that is OK holds a token, by a count that is there, and names no error.
-        hollow = completed & ((columns.output_tokens == 0) | ((columns.flags & ERROR) > 0))
-        seen &= ~(hollow & (columns.output_tokens <= 0))
-        completed &= ~hollow
-        if len(columns.gaps_ms):
-            # No answer ends before its last token.
-            streamed_ms = _over_gaps(np.add, columns.gaps_ms, offsets, 0.0)
-            broken |= completed & seen & (streamed_ms > end_ms - columns.first_ms + _STAMP_SLACK_MS)
-        cut &= ~broken
-        ok = completed & ~cut & ~broken
-        return cls(end_ms=end_ms, ok=ok, failed=~(ok | cut | broken), cut=cut, broken=broken, seen=seen)
+
+def _ends(columns: RequestColumns, offsets: Ints, planned_ns: Mapping[int, int], cut_short: Collection[int]) -> _Ends:
+    completed, unended, seen = columns.has_status("OK"), np.isnan(columns.end_ms), ~np.isnan(columns.first_ms)
+    broken = ((columns.flags & WRONG) > 0) | (unended & completed)
+    cut, end_ms = np.zeros(len(columns), dtype=np.bool_), columns.end_ms
+    # Most requests completed: what concerns the others is counted of them alone.
+    rows = np.flatnonzero(~completed | unended)
+    if rows.size:
+        last = _last_ends(columns, rows, planned_ns)
+        end_ms = end_ms.copy()
+        own = rows[unended[rows]]
+        end_ms[own] = np.maximum(last[unended[rows]] - columns.start_ns[own], 0) / 1e6
+        at_the_end = Moments(columns.start_ns, end_ms)[rows] >= last - _CUT_SLACK_NS
+        lost = columns.has_status("CANCELLED")[rows]
+        lost |= np.isin(columns.trial[rows], list(cut_short)) & columns.has_status("UNAVAILABLE")[rows]
+        cut[rows] = (lost & at_the_end) | (unended & ~completed)[rows]
+    broken |= seen & (columns.first_ms > end_ms)
+    # An answer that is OK holds a token, by a count that is there, and names no error.
+    hollow = completed & ((columns.output_tokens == 0) | ((columns.flags & ERROR) > 0))
+    seen &= ~(hollow & (columns.output_tokens <= 0))
+    completed &= ~hollow
+    if len(columns.gaps_ms):
+        # No answer ends before its last token.
+        streamed_ms = _over_gaps(np.add, columns.gaps_ms, offsets, 0.0)
+        broken |= completed & seen & (streamed_ms > end_ms - columns.first_ms + _STAMP_SLACK_MS)
+    cut &= ~broken
+    ok = completed & ~cut & ~broken
+    return _Ends(end_ms=end_ms, ok=ok, failed=~(ok | cut | broken), cut=cut, broken=broken, seen=seen)
 
 
 def _last_ends(columns: RequestColumns, rows: Ints, planned_ns: Mapping[int, int]) -> Ints:

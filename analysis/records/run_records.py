@@ -16,12 +16,11 @@ from analysis.records.documents import read_document, read_toml
 from analysis.records.joining import RecordedRun, RunList, read_run_list
 from analysis.records.request_columns import ColumnBuilder, RequestColumns
 from analysis.records.schemas import JUDGED_REQUESTS, REQUIRED, TABLES
-from analysis.records.tables import RecordError, one_line, stated_rows, tables_in
+from analysis.records.tables import RecordError, one_line, tables_in
 from analysis.records.weight_journal import JOURNAL, WeightChange, read_journal
 from analysis.wording import counted
 
-_BYTES_A_REQUEST = 200  # at the peak of an analysis (benchmarks/analysis.py)
-_RECORDED_BYTES = 180  # of a request in a file, apart from times of tokens, of which an analysis takes as much
+_BYTES_A_BYTE = 1.2  # of requests in a file, at the peak of an analysis (benchmarks/analysis.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +189,8 @@ def _together(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
 
 def _records(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
     """Return the records of a run, or of several with new numbers."""
-    requests = ColumnBuilder(_expected_rows(opened))
+    _check_memory(opened)
+    requests = ColumnBuilder()
     tables: dict[str, list[pa.Table]] = {stem: [] for stem in TABLES if stem != "requests"}
     infos: list[dict[str, Any]] = []
     generators: list[dict[str, Any]] = []
@@ -244,20 +244,18 @@ def _records(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
     )
 
 
-def _expected_rows(opened: Sequence[tuple[RecordedRun, _Files]]) -> int:
-    """Return how many requests the files state. Raises RecordError if there is no file of them, and if their analysis
-    takes more memory than there is."""
+def _check_memory(opened: Sequence[tuple[RecordedRun, _Files]]) -> None:
+    """Raise RecordError if there is no file of requests, and if their analysis takes more memory than is free."""
     paths = [path for run, _ in opened for folder in run.folders for path in table_files(folder, "requests")]
     if not paths:
         raise _no_requests(opened[0][0])
-    rows, size = sum(map(stated_rows, paths)), sum(path.stat().st_size for path in paths)
-    needed = _BYTES_A_REQUEST * rows + max(0, size - _RECORDED_BYTES * rows)
+    size = sum(path.stat().st_size for path in paths)
+    needed = _BYTES_A_BYTE * size
     if needed > (free := psutil.virtual_memory().available):
         raise RecordError(
             f"{opened[0][0].name} holds {size / 1e9:.1f} GB of requests, whose analysis takes about {needed / 1e9:.1f} "
             f"GB of memory, and {free / 1e9:.1f} GB are free: analyse it on a machine with more"
         )
-    return rows
 
 
 def _no_requests(run: RecordedRun) -> RecordError:

@@ -109,11 +109,8 @@ MACHINES = pa.schema(
         # process
         ("device_memory_bytes", pa.int64()),  # held by the process on its devices
         # allocator
-        ("allocated_bytes", pa.int64()),
         ("reserved_bytes", pa.int64()),
         ("peak_bytes", pa.int64()),  # allocated at once since the row before; the first says nothing of the warm-up
-        ("allocator_retries", pa.int64()),
-        ("out_of_memory", pa.int64()),
     ]
 )
 

@@ -34,15 +34,9 @@ _ROWS_AT_ONCE = 1 << 16  # of Parquet
 _BYTES_AT_ONCE = 1 << 24
 _LONGEST, _HEAD = 1000, 700  # characters of an error
 
-# jemalloc returns freed memory at once, which halves the peak while a large run is read. Not every build has it.
-with contextlib.suppress(NotImplementedError):
-    pa.set_memory_pool(pa.jemalloc_memory_pool())
-    pa.jemalloc_set_decay_ms(0)
-
 
 class RecordError(ValueError):
-    """The records cannot be read or judged. The message is one line: what, where, remedy; a long one is shortened in
-    the middle."""
+    """The records cannot be read or judged. The message is one line, which may be cut: what, where, remedy."""
 
     def __init__(self, message: str) -> None:
         line = " ".join(message.splitlines())
@@ -92,18 +86,6 @@ def read_end(path: Path) -> tuple[int, bool] | None:
             crc32 = zlib.crc32(piece, crc32)
             left -= len(piece)
     return int(line[1]), crc32 == int(line[2], 16)
-
-
-def stated_rows(path: Path) -> int:
-    """Return how many rows a whole Arrow or Parquet file states without reading them; 0 of others."""
-    with contextlib.suppress(pa.ArrowException, OSError), path.open("rb") as file:
-        if path.suffix == ".parquet":
-            return int(pa.parquet.read_metadata(file).num_rows)
-        size = path.stat().st_size
-        file.seek(max(0, size - END_LINE_BYTES))
-        line = _END_LINE.match(file.read())
-        return min(int(line[1]), size) if line is not None else 0
-    return 0
 
 
 # --- Writing ----------------------------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from servers.artifact import Artifact
 from servers.clock import now_ns
 from servers.compiler import artifacts
 from servers.compiler import policy as compiler_policy
@@ -106,7 +105,7 @@ class StepRunner(ABC):
         self.shapes = policy_of(arm)
         self.model: Any = None
         self.startup_ns: dict[str, int] = {}
-        self.loaded: Artifact | None = None  # the compiled code that the start began with
+        self.loaded: artifacts.Artifact | None = None  # the compiled code that the start began with
         self.cache: SlotCache | None = None
         self._steps: dict[str, Callable[..., Tensors]] = {}
         self._canary = EagerCanary()  # counts what compiled code must not run as plain Python
@@ -156,7 +155,7 @@ class StepRunner(ABC):
         """
         if self.arm.compile.artifact:
             with self._timed("artifact"):
-                self.loaded = artifacts.load(self.arm, resolve_device(self.arm.model.device))
+                self.loaded = artifacts.load(self.arm, str(resolve_device(self.arm.model.device)))
         if self.arm.engine.threads:
             torch.set_num_threads(self.arm.engine.threads)
         # cuDNN's attention builds a plan for every new size, 40 ms and more each time. Exact shapes are new
