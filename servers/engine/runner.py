@@ -45,7 +45,7 @@ class ModelRunner(StepRunner):
             spare=max(engine.prefill_tokens, *extends) if extends else 0,
             static_address=policy.enabled and policy.mode in GRAPH_TREE_MODES,
         )
-        self._canary = self.cache.window.begun
+        self._canary = self.cache.window.canary
         gather_last(self.model, self.cache.window)
         self._rows = torch.arange(self.cache_rows, device=self.device)
         self._context = torch.arange(engine.max_length, device=self.device)

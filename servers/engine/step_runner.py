@@ -312,12 +312,7 @@ class StepRunner(ABC):
 
     def _ran_compiled(self) -> bool:
         """Return whether what the policy compiles has run as compiled code since the last call."""
-        began_eagerly = self._canary.ran_eagerly()
-        if self._regions is not None:
-            return self._regions.ran_compiled()
-        if self.cache is None:
-            return not began_eagerly
-        return not self.cache.window.canary.ran_eagerly()
+        return self._regions.ran_compiled() if self._regions is not None else not self._canary.ran_eagerly()
 
     def _note_canary(self, shape: StepShape, start_ns: int, end_ns: int) -> bool:
         graph = self._graphs.get(shape)
