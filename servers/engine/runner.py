@@ -87,14 +87,6 @@ class ModelRunner(StepRunner):
 
     # steps
 
-    def shape_of(self, step: Step) -> StepShape:
-        if step.kind == "decode":
-            return self.shapes.decode(max(job.row for job in step.jobs) + 1, max(job.context for job in step.jobs) - 1)
-        length = max(stop - start for start, stop in step.chunks)
-        if step.kind == "prefill":
-            return self.shapes.prefill(len(step.jobs), length)
-        return self.shapes.extend(len(step.jobs), length, max(stop for _, stop in step.chunks))
-
     def _answer(self, step: Step, shape: StepShape, places: Sequence[int]) -> torch.Tensor:
         logits, greedy = self.run(step, shape)
         tokens = self.choose(logits, greedy, step.jobs, places)
