@@ -2,8 +2,8 @@
 
     python benchmarks/analysis.py [--requests 1000000]
 
-Makes a run of two mirrored arms in a temporary folder, an hour long, with `--requests` rows in all, second by second.
-In a process of its own for each, once its modules are loaded: (1) *comparisons*: `read_run`, `Run.of` and the
+Makes a run of two mirrored arms in a temporary folder, in trials of an hour, with `--requests` rows in all, second by
+second. In a process of its own for each, once its modules are loaded: (1) *comparisons*: `read_run`, `Run.of` and the
 comparisons of p50, p95 and p99 of E2E of the arm with the control, all within the clock; (2) *analyze*: all of
 `tailgate analyze` but its imports, with summary and reports written. Memory is the most that is added while it runs.
 The last line on stdout is one JSON object.
@@ -31,37 +31,46 @@ import pyarrow.compute as pc
 # First, since this file has the name of the package beside it.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.arrays import Floats
+from analysis.arrays import Ints
 from analysis.judging.comparisons import judge_quantiles
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
-from analysis.records.tables import Checksum
+from analysis.records.tables import RecordWriter
 from analysis.report import write_reports
 from analysis.run.run import Run
 from analysis.summary.summary import analyze, write_summary
-from benchmarks.simulation.records import EPOCH_NS, request_table, to_ns
+from benchmarks.simulation.records import EPOCH_NS, request_table
 
 QUANTILES = (0.5, 0.95, 0.99)
 METRIC = "e2e"
-SECONDS = 3600
+SECONDS = 3600  # of a trial
+MOST_OF_A_TRIAL = 10_000_000
 
 
 # --- The run ----------------------------------------------------------------------------------------------------------
 
 
 def write_run(directory: Path, *, requests: int, seed: int) -> int:
-    """Write a run of `requests` rows, half of each arm; the bytes of its records. Each second is a batch."""
-    folder = directory / "trial-01"
-    folder.mkdir(parents=True)
+    """Write a run of `requests` rows, half of each arm, in trials of an hour; the bytes of its records."""
+    trials = max(1, round(requests / MOST_OF_A_TRIAL))
+    directory.mkdir(parents=True)
     (directory / "experiment.toml").write_text(
         f'name = "benchmark"\nseed = {seed}\n[[arms]]\nname = "eager"\ncontrol = true\n[[arms]]\nname = "compiled"\n'
         f'[traffic]\ndesign = "mirrored"\ntimeout_s = 120\n[gates]\nmetrics = ["{METRIC}"]\n'
     )
-    pairs = requests // 2
+    rng = np.random.default_rng(seed)
+    return sum(_write_trial(directory, number, requests // trials // 2, rng) for number in range(1, trials + 1))
+
+
+def _write_trial(directory: Path, number: int, pairs: int, rng: np.random.Generator) -> int:
+    """Write a trial, each second as a batch; the bytes of its records."""
+    folder = directory / f"trial-{number:02d}"
+    folder.mkdir()
+    start_ns = EPOCH_NS + number * 2 * SECONDS * 10**9
     trial = {
-        "trial": 1,
+        "trial": number,
         "design": "mirrored",
-        "start_ns": EPOCH_NS,
+        "start_ns": start_ns,
         "duration_s": SECONDS,
         "block_s": 30,
         "open_loop": True,
@@ -69,37 +78,26 @@ def write_run(directory: Path, *, requests: int, seed: int) -> int:
         "planned": {"eager": pairs, "compiled": pairs},
     }
     (folder / "trial.json").write_text(json.dumps(trial))
-    rng = np.random.default_rng(seed)
     counts = rng.multinomial(pairs, np.full(SECONDS, 1.0 / SECONDS))
     level = np.repeat(np.exp(0.1 * rng.standard_normal(SECONDS // 30)), 30)
     first = 0
     path = folder / "requests-0.arrow"
-    checksum = Checksum()
-    with path.open("wb") as file:
-
-        def write(piece: pa.Buffer | bytes, rows: int) -> None:
-            file.write(piece)
-            checksum.add(memoryview(piece), rows)
-
-        write(REQUESTS.serialize(), 0)
+    with RecordWriter(path, REQUESTS) as writer:
         for second, count in enumerate(counts.tolist()):
             if count:
-                due = second + np.sort(rng.random(count))
-                batch = _batch(first, due, float(level[second]), rng)
-                write(batch.serialize(), batch.num_rows)
+                due = start_ns + second * 10**9 + (np.sort(rng.random(count)) * 1e9).astype(np.int64)
+                writer.append_batch(_batch(number, first, due, float(level[second]), rng))
                 first += count
-        file.write(checksum.end())
     return path.stat().st_size
 
 
-def _batch(first: int, due: Floats, level: float, rng: np.random.Generator) -> pa.RecordBatch:
+def _batch(trial: int, first: int, scheduled: Ints, level: float, rng: np.random.Generator) -> pa.RecordBatch:
     """The requests of one second on both arms."""
-    count = len(due)
+    count, prefix = len(scheduled), str(trial)
     output = np.clip(rng.lognormal(5.019, 0.859, count), 1, 2000).astype(np.int32)
     prompt = rng.integers(16, 4096, count).astype(np.int32)
     numbers = np.arange(first, first + count)
     names = pa.array(numbers).cast(pa.string())
-    scheduled = to_ns(due)
     arms = []
     for arm in ("eager", "compiled"):
         wait = np.exp(0.3 * rng.standard_normal(count)) * level
@@ -108,19 +106,19 @@ def _batch(first: int, due: Floats, level: float, rng: np.random.Generator) -> p
         arms.append(
             request_table(
                 scheduled + 300_000,
+                trial=trial,
                 scheduled_ns=scheduled,
-                request_id=pc.binary_join_element_wise("1", names, arm, "-"),
-                session_id=pc.binary_join_element_wise("1", pa.array(numbers // 3).cast(pa.string()), "-"),
+                request_id=pc.binary_join_element_wise(prefix, names, arm, "-"),
+                session_id=pc.binary_join_element_wise(prefix, pa.array(numbers // 3).cast(pa.string()), "-"),
                 arm=arm,
                 replica=f"{arm}-0",
-                pair_id=pc.binary_join_element_wise("1", names, "-"),
+                pair_id=pc.binary_join_element_wise(prefix, names, "-"),
                 first_token_ns=scheduled + ttft,
                 end_ns=scheduled + took,
                 prompt_tokens=prompt,
                 max_tokens=2048,
                 output_tokens=output,
                 compile_stall_ns=0,
-                batch_id=numbers // 4,
                 server_recv_ns=scheduled + 400_000,
                 server_end_ns=scheduled + took - 100_000,
                 phase="measure",

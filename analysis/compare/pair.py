@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.imports.file import name_of
-from analysis.imports.run_directory import DESIGN, write_run
+from analysis.imports.run_directory import DESIGN, name_of, write_run
 from analysis.records.joining import RecordedRun, flat, joins_runs, settings_of, shown
 from analysis.records.plain_values import mapping, rows_of, table
+from analysis.records.request_columns import RequestColumns, is_named
 from analysis.records.run_records import RunRecords, read_together, table_files
 from analysis.records.tables import RecordError
 from analysis.run.arm_account import replica_names
@@ -199,7 +200,7 @@ def _of_two_arms(records: RunRecords, sides: Sequence[_Side], gates: Mapping[str
         experiment=experiment,
         environment={**records.environment, **sides[1].run.environment},
         trials=tuple(_info(info, side_of[trial]) for trial, info in infos.items() if trial not in absent),
-        requests=_renamed(records.requests, names),
+        requests=_of_sides(records.requests, names),
         events=renamed(records.events),
         steps=renamed(records.steps),
         machines=renamed(records.machines, keep_others=True),
@@ -209,6 +210,15 @@ def _of_two_arms(records: RunRecords, sides: Sequence[_Side], gates: Mapping[str
         weights=(),
         runs=(),
     )
+
+
+def _of_sides(requests: RequestColumns, names: Mapping[tuple[int, str], str]) -> RequestColumns:
+    """The requests of the arms in `names`, by trial and arm."""
+    arms = tuple(sorted(set(names.values())))
+    arm = np.full(len(requests), -1, dtype=np.int8)
+    for (number, name), chosen in names.items():
+        arm[(requests.trial == number) & is_named(requests.arm, requests.arms, name)] = arms.index(chosen)
+    return replace(requests, arms=arms, arm=arm).kept(arm >= 0)
 
 
 def _renamed(rows: pa.Table, names: Mapping[tuple[int, str], str], *, keep_others: bool = False) -> pa.Table:

@@ -219,14 +219,14 @@ def _known(run: Run, metric: str, rows: Ints) -> Ints:
     if metric == "itl":
         offsets = requests.gap_offsets
         return rows[(offsets[rows + 1] > offsets[rows]) | requests.failed[rows]]
-    return rows[~np.isnan(requests.metric_ms(metric)[rows])]
+    return rows[np.flatnonzero(~np.isnan(requests.metric_ms(metric)[rows]))]
 
 
 def _sample(run: Run, metric: str, rows: Ints, segments: int) -> Sample:
     """The values of the rows. Of ITL all gaps, each in the block in which it ended, whenever its request was due."""
     requests = run.requests
     if metric != "itl":
-        values, trial = requests.metric_ms(metric)[rows], requests.trial[rows]
+        values, trial = requests.metric_ms(metric)[rows].astype(np.float64), requests.trial[rows]
         if segments == 1:
             return Sample(values=values, block=run.block[rows], trial=trial)
         return Sample(values=values, block=blocks_at(run, trial, requests.start_ns[rows], segments), trial=trial)

@@ -29,12 +29,12 @@ REQUESTS = pa.schema(
         ("output_tokens", pa.int32()),
         ("token_ns", pa.list_(pa.int64())),  # offsets from sent_ns, one per token
         ("compile_stall_ns", pa.int64()),
-        ("batch_id", pa.int64()),
         ("server_recv_ns", pa.int64()),
         ("server_end_ns", pa.int64()),
         ("phase", pa.string()),  # rampup | measure
     ]
 )
+JUDGED_REQUESTS = pa.schema(field for field in REQUESTS if not field.name.startswith("server_"))
 
 COMPILE_EVENTS = pa.schema(
     [
@@ -109,11 +109,8 @@ MACHINES = pa.schema(
         # process
         ("device_memory_bytes", pa.int64()),  # held by the process on its devices
         # allocator
-        ("allocated_bytes", pa.int64()),
         ("reserved_bytes", pa.int64()),
         ("peak_bytes", pa.int64()),  # allocated at once since the row before; the first says nothing of the warm-up
-        ("allocator_retries", pa.int64()),
-        ("out_of_memory", pa.int64()),
     ]
 )
 
@@ -143,12 +140,3 @@ EVENT_KINDS: Final[Mapping[str, str]] = {
     "background_compile": "background compile",
     "eager_fallback": "eager fallback",
 }
-
-# What judging reads of a request; a name that many requests share is kept once.
-_UNREAD = ("batch_id", "server_recv_ns", "server_end_ns")
-_SHARED_NAMES = ("arm", "replica", "status", "error", "phase")
-JUDGED_REQUESTS = pa.schema(
-    field.with_type(pa.dictionary(pa.int32(), pa.string())) if field.name in _SHARED_NAMES else field
-    for field in REQUESTS
-    if field.name not in _UNREAD
-)

@@ -64,12 +64,13 @@ class ArmStalls:
 
 def client_stalls(requests: Requests, arms: Collection[str]) -> dict[str, ArmStalls]:
     """The stalls of each of `arms`."""
-    servers = servers_of(requests)
     seen: dict[str, list[ArmStalls]] = {arm: [] for arm in arms}
-    for server in servers:
-        if (arm := requests.arms[server.arm]) in seen:
-            others = [other for other in servers if other is not server and other.trial == server.trial]
-            seen[arm].append(_of_server(requests, server, others))
+    for trial in np.unique(requests.trial).tolist():
+        servers = servers_of(requests, trial)
+        for server in servers:
+            if (arm := requests.arms[server.arm]) in seen:
+                others = [other for other in servers if other is not server]
+                seen[arm].append(_of_server(requests, server, others))
     return {
         arm: ArmStalls(
             arm=arm,

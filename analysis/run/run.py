@@ -17,6 +17,7 @@ from analysis.arrays import Bools, Codes, Ints
 from analysis.records.placing import Unplaced, misplaced_requests, place_events
 from analysis.records.plain_values import first_of, mapping, number, rows_of, table
 from analysis.records.plain_values import seconds as seconds_of
+from analysis.records.request_columns import ColumnBuilder
 from analysis.records.requests import Requests, requests_of
 from analysis.records.run_records import RunRecords
 from analysis.records.tables import RecordError
@@ -70,16 +71,15 @@ class Run:
         timeout_s = number(table(experiment, "traffic").get("timeout_s"))
         numbers = {int(info["trial"]) for info in infos}
         unplaced_requests = misplaced_requests(records.requests, arms=_named_arms(records), trials=numbers)
-        # What is judged of the table will be in `requests`: memory need not hold it twice.
-        whole = [records.requests]
-        records = replace(records, requests=records.requests.select([]))
         requests = requests_of(
-            whole.pop(),
+            records.requests,
             deadline_ms=timeout_s * 1e3 if timeout_s else None,
             ends_ns=planned_ends(infos),
             cut_short={int(info["trial"]) for info in infos if not info.get("complete")},
             tokens=task_of(experiment) != EMBED,
         )
+        # What is judged of the columns is in `requests`: memory need not hold the rest.
+        records = replace(records, requests=ColumnBuilder().columns())
         control, arms = _arms(records, requests)
         placed, unplaced_events = place_events(
             records.events,
@@ -89,6 +89,12 @@ class Run:
             replicas={arm: names for arm in arms if (names := replica_names(infos, arm))},
         )
         events = compile_events(placed, requests)
+        # Nor ids that no event names and sessions that the splitter did not place.
+        no_ids = np.broadcast_to(np.uint64(0), len(requests))
+        if not any(event.request_ids for event in events):
+            requests = replace(requests, ids=no_ids)
+        if design == "mirrored" and (requests.pair >= 0).all():
+            requests = replace(requests, session=no_ids)
         # Arms that take turns meet only in a block that holds a turn of each.
         width_s = block_s * len(arms) if design == "switchback" else block_s
         trials = trials_of(requests, infos, width_s, whole=limits.sequential)
@@ -250,9 +256,10 @@ class Run:
         """Sessions that the arm got, since the splitter places sessions; a request without one counts by itself. With
         `rows`, those that have a request among them."""
         own = self.of_arm(arm) if rows is None else self.of_arm(arm) & rows
-        session, trial = self.requests.session[own], self.requests.trial[own].astype(np.int64)
-        known = session >= 0
-        return len(np.unique(trial[known] * len(own) + session[known])) + int((~known).sum())
+        session, trial = self.requests.session[own], self.requests.trial[own]
+        known = session > 0
+        found = (np.unique(session[known & (trial == number)]).size for number in np.unique(trial).tolist())
+        return sum(found) + int((~known).sum())
 
     def account(self, arm: str) -> ArmAccount:
         """What the experiment and the trials say of the arm."""

@@ -83,22 +83,20 @@ class Silences:
     detectable_s: float  # the shortest stall that shows at nine tenths of the moments at which requests came, or NaN
 
 
-def servers_of(requests: Requests) -> list[Server]:
-    """Every replica of every arm in every trial."""
-    usable = ~requests.broken
+def servers_of(requests: Requests, trial: int) -> list[Server]:
+    """Every replica of every arm in the trial."""
     servers = []
-    for trial in np.unique(requests.trial[usable]).tolist():
-        for arm in range(len(requests.arms)):
-            of_arm = np.flatnonzero(usable & (requests.trial == trial) & (requests.arm == arm))
-            replicas = requests.replica[of_arm]
-            present = np.unique(replicas)
-            known = present[present >= 0]
-            if known.size == 1:
-                # A request that was never answered names no replica, and here there was only one.
-                replicas = np.full_like(replicas, known[0])
-            # Where there were several, their unanswered requests belong to none.
-            for replica in (known if known.size else present).tolist():
-                servers.append(_server(requests, arm, trial, replica, of_arm[replicas == replica]))
+    for arm in range(len(requests.arms)):
+        of_arm = np.flatnonzero(~requests.broken & (requests.trial == trial) & (requests.arm == arm))
+        replicas = requests.replica[of_arm]
+        present = np.unique(replicas)
+        known = present[present >= 0]
+        if known.size == 1:
+            # A request that was never answered names no replica, and here there was only one.
+            replicas = np.full_like(replicas, known[0])
+        # Where there were several, their unanswered requests belong to none.
+        for replica in (known if known.size else present).tolist():
+            servers.append(_server(requests, arm, trial, replica, of_arm[replicas == replica]))
     return servers
 
 

@@ -24,7 +24,7 @@ def quantile(values: npt.ArrayLike, q: float) -> float:
 
 def quantiles(values: npt.ArrayLike, qs: Sequence[float]) -> list[float]:
     """Several quantiles as `quantile` gives them, all from one partial sort."""
-    known = np.asarray(values, dtype=np.float64)
+    known = np.asarray(values)
     known = known[~np.isnan(known)]
     if not known.size:
         return [math.nan] * len(qs)

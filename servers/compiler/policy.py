@@ -41,7 +41,7 @@ def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bo
         return
     load_backend(policy)
     for name, value in policy.options.items() if policy.backend == "inductor" else ():
-        set_inductor_option(name, value)
+        setattr(inductor, name, value)
     # regions of one kind share their graphs, and the kinds (windowed or not) are few; a model that shares none has
     # one for each region
     known = 2 * planned_shapes * regions
@@ -60,62 +60,40 @@ def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bo
 
 
 def load_backend(policy: CompileConfig) -> None:
-    """Load the policy's backend. Raises ConfigError, one line that says what is missing."""
-    what = f'compile.backend is "{policy.backend}"'
+    """Load the policy's backend, and check inductor's options. Raises ConfigError, one line that says what is wrong."""
     try:
         if policy.backend_module:
             importlib.import_module(policy.backend_module)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f'compile.backend_module is "{policy.backend_module}" and cannot be imported ({named(error)}): '
-            "install the package that brings it, or name another module"
-        ) from None
-    if policy.backend not in known_backends():
-        raise ConfigError(
-            f"{what}: torch knows {', '.join(known_backends())}; install the package that brings it, and name what "
-            f'registers it in compile.backend_module, which is "{policy.backend_module}"'
-        )
-    try:
         torch._dynamo.lookup_backend(policy.backend)  # a package's entry point is only loaded here
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{what} and cannot be loaded ({named(error)}): mend its package, or use another") from None
+        raise ConfigError(_unusable(policy, error)) from None
+    for name, value in policy.options.items() if policy.backend == "inductor" else ():
+        try:
+            torch.compile(lambda: None, options={name: value})  # type: ignore[dict-item]  # compiles nothing yet
+        except RuntimeError as error:
+            said = str(error).partition(", known options")[0]
+            raise ConfigError(f"compile.options.{name} is {value!r} ({said}): see torch._inductor.config") from None
 
 
-def known_backends() -> list[str]:
-    """The names of all backends, in alphabetical order."""
-    return sorted(torch._dynamo.list_backends(exclude_tags=()))
-
-
-def try_backend(name: str, device: str) -> None:
-    """Compile a function of one line by the backend on `device`, where there is one. Raises what the backend raises:
-    many load their package only when they are first used."""
+def check_backend(policy: CompileConfig, device: str) -> None:
+    """Load the policy's backend, and have it compile a function of one line on `device`, where there is one: many load
+    their package only when they are first used. Raises ConfigError."""
+    load_backend(policy)
+    if policy.backend == "inductor":
+        return
     place = "cuda" if device == "cuda" and torch.cuda.is_available() else "cpu"
-    torch.compile(lambda values: values + 1, backend=name)(torch.ones(2, device=place))
+    try:
+        torch.compile(lambda values: values + 1, backend=policy.backend)(torch.ones(2, device=place))
+    except (Exception, SystemExit) as error:
+        raise ConfigError(_unusable(policy, getattr(error, "inner_exception", error))) from None
 
 
-def has_inductor_option(name: str) -> bool:
-    """Whether this torch has the option: some have another name in another version. A group of them, such as triton,
-    is none."""
-    return hasattr(inductor, name) and not hasattr(getattr(inductor, name), "_prefix")
-
-
-def option_kind(name: str, value: object) -> str:
-    """What kind of value the option is to have, in words, where `value` is another; empty where it is of that kind, or
-    the option has no default of a kind."""
-    default = getattr(inductor, name, None)
-    if isinstance(default, bool):
-        return "" if isinstance(value, bool) else "true or false"
-    if isinstance(default, int | float):
-        wanted = int if isinstance(default, int) else (int, float)
-        return "" if isinstance(value, wanted) and not isinstance(value, bool) else "a number"
-    return "a text" if isinstance(default, str) and not isinstance(value, str) else ""
-
-
-def set_inductor_option(name: str, value: object) -> None:
-    """Have inductor compile with this option from now on. Raises ConfigError for one that this torch does not know."""
-    if not has_inductor_option(name):
-        raise ConfigError(f"compile.options.{name} is unknown to torch {torch.__version__}: see torch._inductor.config")
-    setattr(inductor, name, value)
+def _unusable(policy: CompileConfig, error: BaseException) -> str:
+    return (
+        f'compile.backend is "{policy.backend}" and compile.backend_module "{policy.backend_module}", which cannot be '
+        f"used ({named(error)}): install or mend the package that registers the backend, or use one of "
+        f"{', '.join(sorted(torch._dynamo.list_backends(exclude_tags=())))}"
+    )
 
 
 # --- Graphs -----------------------------------------------------------------------------------------------------------
@@ -155,17 +133,15 @@ def _source_digest() -> str:
     return hashlib.sha256(Path(str(products.__file__)).read_bytes()).hexdigest()
 
 
-def _arguments(policy: CompileConfig) -> dict[str, Any]:
-    # other backends are given a mode and read none, so the configuration allows them the default alone
-    mode = policy.mode if policy.mode != "default" else None
-    return {"mode": mode, "dynamic": policy.dynamic, "fullgraph": policy.fullgraph, "backend": policy.backend}
-
-
 def compile_step(step: Callable[..., Any], policy: CompileConfig) -> Callable[..., Any]:
     """`step` as the policy wants it: itself when compiling is off, otherwise under torch.compile."""
     if not policy.enabled:
         return step
-    compiled: Callable[..., Any] = torch.compile(step, **_arguments(policy))
+    # other backends are given a mode and read none, so the configuration allows them the default alone
+    mode = policy.mode if policy.mode != "default" else None
+    compiled: Callable[..., Any] = torch.compile(
+        step, mode=mode, dynamic=policy.dynamic, fullgraph=policy.fullgraph, backend=policy.backend
+    )
     return compiled
 
 

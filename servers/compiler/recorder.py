@@ -1,9 +1,9 @@
 """What compilers did and when: compile events, what they could not do, and the eager canary.
 
 torch reports its compiles on one stream, the logger `torch.__trace` that TORCH_TRACE and tlparse read: begin, end,
-reasons, graph breaks, caches, recordings of CUDA graphs. It costs nothing while nothing compiles, and 2 to 3 % of a
-compile's processor time: torch builds all records once one is read, graphs in words among them. Skipped CUDA graphs are
-no record; a log and a counter report them.
+reasons, graph breaks, caches, recordings of CUDA graphs. It costs nothing while nothing compiles, and 2 to 14 % of a
+compile: torch builds all records once one is read, graphs in words among them. Skipped CUDA graphs are no record; a log
+and a counter report them.
 
 The recorder joins a record to the running step, which triggered it: the device thread compiles synchronously. What
 compiles on another thread delays no step and is a `background_compile`, unless it began and ended within one step: then
@@ -24,7 +24,7 @@ import logging
 import re
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any
@@ -46,15 +46,15 @@ _FRAMES = ("frames", "total")
 _SKIPS = ("inductor", "cudagraph_skips")
 # What inductor's own kernels are compiled for. It reports the sum of its tunings in a step, not when each was.
 _OF_TORCH = frozenset({"compile", "recompile", "limit_hit", "autotune"})
-# What has the kernels that were compiled in it among its own. An eager step, a recording and a tuning have not.
-_ENCLOSING = frozenset({"compile", "recompile", "limit_hit"})
+_INDUCTORS = "inductor "
 _LONGEST_TEXT = 400
-_LONGEST_CAUSE = 240
 _MOST_REASONS = 8
 _CACHE_STATE = re.compile(r"(fx_graph|aotautograd)_cache_(hit|miss|bypass)")
 # A symbol among the sizes of a traced graph is quoted, a number is not: {'x': ['s77', 8]}.
 _SYMBOLIC_SIZE = re.compile(r"\[[^\]]*'")
 _DEBUG_CONTEXT = re.compile(r"Developer debug context: (.+)")
+# "Encountered graph break when attempting to trace CALL:", before the cause.
+_INTRODUCTION = re.compile(r"^.*:\n+")
 _SKIP = re.compile(r"^((skipping|disabling) cudagraphs? (for backward )?due to )+")
 _STACK_LINE = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 
@@ -100,17 +100,15 @@ class CompileRecorder:
         self._ids = itertools.count()
         self._graph_breaks: Counter[str] = Counter()
         self._cudagraph_skips: Counter[str] = Counter()
-        self._reported = 0
         self._counts: dict[str, int] = {}  # torch's running counts at the last comparison
-        self._skip_texts: list[str] = []
+        self._logged_skips = 0
         self._fallback_is_open = False
         self._thread = 0
         self._undo: list[Callable[[], object]] = []
         self._is_read = False
         self._blind_spots: list[str] = []
-        # Filled on any thread, emptied by `drain`.
-        self._kernels: deque[tuple[jit.JitCompile, Trigger]] = deque()
-        self._elsewhere: deque[tuple[str, dict[str, Any]]] = deque()  # what each is if its step waited for it
+        # Of other threads: what each is if its step waited for it.
+        self._elsewhere: deque[tuple[str, dict[str, Any]]] = deque()
         self._drained_ns = 0
 
     def install(self) -> None:
@@ -118,10 +116,13 @@ class CompileRecorder:
         self._thread = threading.get_ident()
         self._blind_spots = []
         self._fresh(*_SKIPS)
-        self._is_read = self._read_torch()
+        self._read_torch()
         if importlib.util.find_spec("triton") is not None:
             self._read_triton()
-        self._forget()
+        self._events.clear()
+        self._elsewhere.clear()
+        self._compiles.clear()
+        self._fresh(*_FRAMES)
         jit.listen(self._on_kernel)
         self._undo.append(lambda: jit.stop_listening(self._on_kernel))
         if self._blind_spots and self._publish is not None:
@@ -144,11 +145,12 @@ class CompileRecorder:
     def drain(self) -> list[CompileEvent]:
         """Return the events since the last call, oldest first; to be called after each step. What ran on other threads
         comes last, without a step unless it began and ended within the one that has just run."""
-        self._note_skips()  # graph trees also give up while compiled code runs, outside of any compile
-        self._publish_changes()
+        self._end()  # nothing is under way after a step
+        self._note_silent_skips()
         if not self._is_read and self._fresh(*_FRAMES):
             self._add("compile", self.trigger.started_ns, now_ns(), reason=COUNTED)
-        self._add_kernels()
+        if any(event.kind in _OF_TORCH for event in self._events):
+            self._events = [event for event in self._events if not event.reason.startswith(_INDUCTORS)]
         is_of_step = self.trigger.started_ns >= self._drained_ns  # not of one that ended before the last call
         while self._elsewhere:
             kind, details = self._elsewhere.popleft()
@@ -181,15 +183,14 @@ class CompileRecorder:
 
     def capture_skipped(self, reason: str) -> None:
         """Note that a CUDA graph was to be captured and could not be."""
-        self._count_skip(reason)
-        self._publish_changes()
+        self._count(self._cudagraph_skips, [_cause(reason)])
 
     # --- What torch reports ---
 
-    def _read_torch(self) -> bool:
-        """Listen to torch, and compile a function of one line for two sizes, which takes 0.2 to 0.5 s. Returns whether
-        a compile and a recompile with its reason were reported; otherwise a blind spot says that they were not."""
-        listening, problem = len(self._undo), ""
+    def _read_torch(self) -> None:
+        """Listen to torch, and compile a function of one line for two sizes, which takes 0.2 to 0.5 s. A blind spot
+        where a compile and a recompile with its reason are not reported."""
+        self._is_read, problem = True, ""
         announce, self._announce = self._announce, lambda news: begun.append(news.compile_id)
         begun: list[str] = []
         # A code of its own: the compiler keeps graphs by code, and forgets them with the function.
@@ -202,7 +203,7 @@ class CompileRecorder:
                 step(torch.ones(size))
         except Exception as error:  # anything that another version raises
             problem = named(error)
-        self._announce = announce
+        self._announce, self._under_way = announce, None
         reported = [event for event in self._events if event.frame.endswith(" in self_test")]
         ids = [event.compile_id for event in reported]
         if (
@@ -210,15 +211,14 @@ class CompileRecorder:
             and [(event.kind, bool(event.reason)) for event in reported] == [("compile", False), ("recompile", True)]
             and begun == [ids[0], ids[0], ids[1], ids[1]]
         ):
-            return True
+            return
         what = problem or f"{len(begun)} beginnings and ends, {len(self._events)} compiles"
         self._blind_spots.append(
             f"torch {torch.__version__} does not report a test's compile and recompile ({what}): compiles are counted "
             "by its public counters alone"
         )
-        while len(self._undo) > listening:
-            self._undo.pop()()
-        return False
+        self._is_read = False
+        self.remove()
 
     def _listen(self) -> None:
         stream, enabled = logging.getLogger(_STREAM), logging.NullHandler()
@@ -236,29 +236,20 @@ class CompileRecorder:
             partition(example_inputs, graph, *rest, **options)
             causes = graph.cudagraph_info.cudagraph_fail_reasons
             if undo in self._undo and (causes or not graph.partition_maps):
-                self._count_skip("; ".join(causes) or "no part of the graph can be captured")
+                self.capture_skipped("; ".join(causes) or "no part of the graph can be captured")
 
         undo = jit.replaced(module, name, after)
         self._undo.append(undo)
 
-    def _forget(self) -> None:
-        """Drop what the test compile left."""
-        self._events.clear()
-        self._kernels.clear()
-        self._elsewhere.clear()
-        self._compiles.clear()
-        self._under_way = None
-        self._fresh(*_FRAMES)
-
     def _on_record(self, record: logging.LogRecord) -> bool:
         try:
-            self._read(record.metadata, record.payload)  # type: ignore[attr-defined]
+            if self._is_read:
+                self._read(record.metadata, record.payload)  # type: ignore[attr-defined]
         except Exception as error:  # the compiler would fail with it
-            text = f"a record of torch {torch.__version__} cannot be read ({named(error)})"
-            if text not in self._blind_spots:
-                self._blind_spots.append(text)
-                if self._is_read and self._publish is not None:
-                    self._publish(self.facts)
+            self._is_read = False  # `drain` counts from here on, this compile included
+            self._blind_spots.append(f"a record of torch {torch.__version__} cannot be read ({named(error)})")
+            if self._publish is not None:
+                self._publish(self.facts)
         return True
 
     def _read(self, metadata: Mapping[str, Any], payload: str | None) -> None:
@@ -266,8 +257,8 @@ class CompileRecorder:
         name = next(iter(metadata))
         if name == "dynamo_start":
             self._begin("compile", self._compile_of(metadata).key)
-        elif name == "artifact":
-            self._read_artifact(self._compile_of(metadata), metadata[name]["name"], payload or "")
+        elif name == "artifact" and "frame_id" in metadata:
+            self._read_artifact(metadata, payload or "")
         elif name == "chromium_event" and payload is not None and _RECORDING in payload:
             self._read_recording(json.loads(payload))
         elif name == "compilation_metrics":
@@ -280,18 +271,19 @@ class CompileRecorder:
 
     def _compile_of(self, metadata: Mapping[str, Any]) -> _Compile:
         """The compile of this thread that the record belongs to."""
-        key, thread = f"{metadata.get('frame_id')}/{metadata.get('frame_compile_id')}", threading.get_ident()
+        key, thread = f"{metadata['frame_id']}/{metadata['frame_compile_id']}", threading.get_ident()
         if thread not in self._compiles or self._compiles[thread].key != key:
             self._compiles[thread] = _Compile(key)
         return self._compiles[thread]
 
-    def _read_artifact(self, compile: _Compile, name: str, text: str) -> None:
+    def _read_artifact(self, metadata: Mapping[str, Any], text: str) -> None:
+        name = metadata["artifact"]["name"]
         if name == "recompile_reasons":
-            compile.reasons += json.loads(text) if text.startswith("[") else [text]
+            self._compile_of(metadata).reasons += json.loads(text) if text.startswith("[") else [text]
         elif name == "dynamo_graph_break_reason":
-            compile.breaks.append(_break(text))
+            self._compile_of(metadata).breaks.append(_break(text))
         elif state := _CACHE_STATE.fullmatch(name):
-            compile.caches[state[1]] = state[2]
+            self._compile_of(metadata).caches[state[1]] = state[2]
 
     def _end_compile(self, compile: _Compile, metrics: Mapping[str, Any]) -> None:
         end_ns, failure = now_ns(), metrics["fail_reason"] or ""
@@ -323,9 +315,7 @@ class CompileRecorder:
             return
         self._add(kind, **details)
         self._end()
-        self._graph_breaks.update(compile.breaks)
-        self._note_skips()
-        self._publish_changes()
+        self._count(self._graph_breaks, compile.breaks)
 
     def _read_recording(self, event: Mapping[str, Any]) -> None:
         """Read the begin or the end of a recording of the compiler's graph trees."""
@@ -376,49 +366,41 @@ class CompileRecorder:
 
     def _read_triton(self) -> None:
         """Listen to Triton, and on a GPU have it compile an empty kernel. A blind spot where that is not reported."""
-        listening, problem, kernel = len(self._undo), "", ""
+        listening, problem = len(self._undo), ""
         try:
             self._undo.append(jit.watch_triton(self._on_kernel))
-            if not torch.cuda.is_available():
-                return
-            kernel = jit.test_compile()
+            if torch.cuda.is_available():
+                jit.compile_empty_kernel()
+                problem = "" if any(event.kind == "jit" for event in self._events) else "nothing was reported"
         except Exception as error:  # anything that another version raises
-            problem = f" ({named(error)})"
-        if [item.kernel for item, _ in self._kernels] == [kernel]:
+            problem = named(error)
+        if not problem:
             return
-        version = getattr(importlib.import_module("triton"), "__version__", "")
-        self._blind_spots.append(f"triton {version} does not report a test's compile{problem}: its JIT is not seen")
         while len(self._undo) > listening:
             self._undo.pop()()
+        version = getattr(importlib.import_module("triton"), "__version__", "")
+        text = f"triton {version} does not report a test's compile ({problem}): its JIT compiles are not seen"
+        self._blind_spots.append(text)
 
     def _on_kernel(self, compiled: jit.JitCompile) -> None:
-        self._kernels.append((compiled, self.trigger))
-
-    def _add_kernels(self) -> None:
-        """Add the kernels that were compiled, but for those that a compile of torch or a tuning made on its way."""
-        compiles = [self._kernels.popleft() for _ in range(len(self._kernels))]
-        compiles.sort(key=lambda item: (item[0].thread, item[0].start_ns, -item[0].end_ns))
-        last: jit.JitCompile | None = None
-        for item, trigger in compiles:
-            middle_ns = (item.start_ns + item.end_ns) // 2
-            if last is not None and last.thread == item.thread and middle_ns < last.end_ns:
-                continue
-            last = item
-            details: dict[str, Any] = {
-                "start_ns": item.start_ns,
-                "end_ns": item.end_ns,
-                "frame": item.place or item.kernel,
-                "reason": _variant(item),
-                "cache": item.cache,
-            }
-            if item.thread != self._thread:
-                self._elsewhere.append(("jit", details))
-            elif not any(
-                (event.kind in _ENCLOSING and event.start_ns <= middle_ns < event.end_ns)
-                or (item.compiler == "inductor" and event.kind in _OF_TORCH)
-                for event in self._events
-            ):
-                self._add("jit", trigger=trigger, **details)
+        """Add a kernel that was compiled, unless a compile of torch made it on its way. A tuning replaces those that it
+        compiled."""
+        is_here = compiled.thread == self._thread
+        if is_here and self._under_way is not None and self._under_way.kind == "compile":
+            return
+        details: dict[str, Any] = {
+            "start_ns": compiled.start_ns,
+            "end_ns": compiled.end_ns,
+            "frame": compiled.place or compiled.kernel,
+            "reason": _variant(compiled),
+            "cache": compiled.cache,
+        }
+        if not is_here:
+            self._elsewhere.append(("jit", details))
+            return
+        if compiled.tuned:
+            self._events = [event for event in self._events if event.kind != "jit" or event.end_ns <= compiled.start_ns]
+        self._add("jit", **details)
 
     # --- Counts ---
 
@@ -431,33 +413,27 @@ class CompileRecorder:
     def _read_skip(self, record: logging.LogRecord) -> bool:
         text = record.getMessage()
         if _SKIP.match(text):  # the log also warns of graphs that are captured
-            self._skip_texts.append(text)
+            self._logged_skips += 1
+            self.capture_skipped(_skip_cause(text))
         return True
 
-    def _note_skips(self) -> None:
-        """Count the CUDA graphs that the compiler gave up on: by what its log said, or silently."""
-        texts, self._skip_texts = self._skip_texts, []
-        silent = self._fresh(*_SKIPS) - len(texts)
-        for text in texts:
-            self._count_skip(_skip_cause(text))
-        for _ in range(silent):
-            self._count_skip("no CUDA device" if not torch.cuda.is_available() else "the graph is not on a CUDA device")
+    def _note_silent_skips(self) -> None:
+        """Count the CUDA graphs that the compiler gave up on without a line of its log."""
+        silent, self._logged_skips = self._fresh(*_SKIPS) - self._logged_skips, 0
+        cause = "the graph is not on a CUDA device" if torch.cuda.is_available() else "no CUDA device"
+        self._count(self._cudagraph_skips, [cause] * silent)
 
-    def _count_skip(self, reason: str) -> None:
-        self._cudagraph_skips[_cause(reason)] += 1
-
-    def _publish_changes(self) -> None:
-        total = self._graph_breaks.total() + self._cudagraph_skips.total()
-        if total != self._reported and self._publish is not None:
+    def _count(self, counter: Counter[str], causes: Sequence[str]) -> None:
+        counter.update(causes)
+        if causes and self._publish is not None:
             self._publish(self.facts)
-        self._reported = total
 
 
 def _cause(text: str) -> str:
     """The first line of the compiler's explanation, with what it was about where the explanation says so."""
     first = text.strip().splitlines()[0].strip() if text.strip() else "no reason given"
     context = _DEBUG_CONTEXT.search(text)
-    return _cut(f"{first} ({context[1].strip()})" if context else first, _LONGEST_CAUSE)
+    return _cut(f"{first} ({context[1].strip()})" if context else first)
 
 
 def _break(text: str) -> str:
@@ -467,9 +443,7 @@ def _break(text: str) -> str:
     lines = _STACK_LINE.findall(stack)
     where = jit.place(lines[-1][0], int(lines[-1][1]), lines[-1][2]) if lines else "an unknown place"
     cause = reason.partition("Graph Break Reason:")[2].strip()
-    if cause.startswith("Encountered graph break"):  # which instruction, before why
-        cause = cause.partition("\n")[2]
-    return f"{where}: {_cause(cause)}"
+    return f"{where}: {_cause(_INTRODUCTION.sub('', cause))}"
 
 
 def _skip_cause(text: str) -> str:
@@ -489,11 +463,11 @@ def _joined(reasons: list[str]) -> str:
 def _variant(item: jit.JitCompile) -> str:
     """ "triton compiled _decode for SPLITS=8, BLOCK_N=64": who compiled what, and what this variant is for."""
     done = "tuned" if item.tuned else "compiled"
-    return _cut(f"{item.compiler} {done} {item.kernel}{f' for {item.variant}' if item.variant else ''}", _LONGEST_TEXT)
+    return _cut(f"{item.compiler} {done} {item.kernel}{f' for {item.variant}' if item.variant else ''}")
 
 
-def _cut(text: str, longest: int) -> str:
-    return text if len(text) <= longest else text[: longest - 1] + "…"
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -24,7 +24,9 @@ def select_regions(model: nn.Module, policy: CompileConfig) -> dict[str, nn.Modu
     """
     modules = {name: module for name, module in model.named_modules() if name}
     if policy.regional:
-        blocks = {id(block) for block in _repeated(model)}
+        blocks = {id(block) for block in _layers(model)}
+        if not blocks:
+            raise ConfigError("compile.regional is true but the model repeats no block: name compile.regions")
         return {name: module for name, module in modules.items() if id(module) in blocks}
     for name in policy.regions:
         if name not in modules:
@@ -42,12 +44,10 @@ def select_regions(model: nn.Module, policy: CompileConfig) -> dict[str, nn.Modu
     }
 
 
-def _repeated(model: nn.Module) -> nn.ModuleList:
+def _layers(model: nn.Module) -> Sequence[nn.Module]:
     """The longest list of modules, the model's layers."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    if not lists:
-        raise ConfigError("compile.regional is true but the model repeats no block: name compile.regions")
-    return max(lists, key=len)
+    lists = [[*module] for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len, default=[])
 
 
 class CompiledRegions:
@@ -117,8 +117,7 @@ def _function_of(kind: type, canary: EagerCanary) -> Callable[..., Any]:
 
 def _views(model: nn.Module, cache: Any) -> dict[int, Any]:
     """The cache's view for each module of a layer, by id of the module; none where the model's layers are not found."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    blocks, views = max(lists, key=len, default=()), cache.views()
+    blocks, views = _layers(model), cache.views()
     if len(blocks) != len(views):
         return {}
     return {id(module): view for block, view in zip(blocks, views, strict=True) for module in block.modules()}

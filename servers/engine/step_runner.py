@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from servers.artifact import Artifact
 from servers.clock import now_ns
 from servers.compiler import artifacts
 from servers.compiler import policy as compiler_policy
@@ -106,7 +105,7 @@ class StepRunner(ABC):
         self.shapes = policy_of(arm)
         self.model: Any = None
         self.startup_ns: dict[str, int] = {}
-        self.loaded: Artifact | None = None  # the compiled code that the start began with
+        self.loaded: artifacts.Artifact | None = None  # the compiled code that the start began with
         self.cache: SlotCache | None = None
         self._steps: dict[str, Callable[..., Tensors]] = {}
         self._canary = EagerCanary()  # counts what compiled code must not run as plain Python
@@ -144,7 +143,7 @@ class StepRunner(ABC):
     def _results(self, results: torch.Tensor, places: Sequence[int]) -> list[Any]:
         """Return the result of each job from those on the host."""
 
-    def _warm_rest(self, report: Callable[[str], None]) -> None:  # noqa: B027 (there may be nothing)
+    def _warm_rest(self) -> None:  # noqa: B027 (there may be nothing)
         """Warm what the planned shapes do not; nothing by default."""
 
     # start-up
@@ -156,7 +155,7 @@ class StepRunner(ABC):
         """
         if self.arm.compile.artifact:
             with self._timed("artifact"):
-                self.loaded = artifacts.load(self.arm, resolve_device(self.arm.model.device))
+                self.loaded = artifacts.load(self.arm, str(resolve_device(self.arm.model.device)))
         if self.arm.engine.threads:
             torch.set_num_threads(self.arm.engine.threads)
         # cuDNN's attention builds a plan for every new size, 40 ms and more each time. Exact shapes are new
@@ -206,7 +205,7 @@ class StepRunner(ABC):
                 self._warm(shape)
             if self.arm.compile.capture:
                 self._capture(shape)
-        self._warm_rest(lambda detail: report(len(plan), len(plan), detail))
+        self._warm_rest()
         if self._regions is not None and (uncalled := self._regions.uncalled):
             raise ConfigError(
                 f"compile.regions names {uncalled[0]}, which no step of the warm-up called: name a module that the "

@@ -91,7 +91,7 @@ def test_a_metric_a_gate_and_an_event_kind_are_added_in_the_files_that_the_page_
     metrics = '("ttft", "e2e", "tpot", "max_itl"'
     metric = [
         (requests, f"METRICS = {metrics})", f'METRICS = {metrics}, "decode")'),
-        (requests, "    max_itl_ms: Floats\n", "    max_itl_ms: Floats\n    decode_ms: Floats\n"),
+        (requests, "    max_itl_ms: Latencies\n", "    max_itl_ms: Latencies\n    decode_ms: Latencies\n"),
         (requests, '"max_itl_ms": max_itl}', '"max_itl_ms": max_itl, "decode_ms": e2e - ttft}'),
         (
             "analysis/settings/metrics.py",

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.records.requests import requests_of
-from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
+from analysis.records.schemas import COMPILE_EVENTS
 from analysis.run.attribution import CAUSES, attribute
 from analysis.run.compile_events import compile_events, windows_of
 from analysis.run.spikes import find_spikes
+from tests.fakes.request_rows import columns_of
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S
@@ -33,7 +34,7 @@ def event(start_s, end_s, *, ids=(), name="e1", **more):
 
 
 def joined(requests, events):
-    table = requests_of(pa.Table.from_pylist(requests, schema=REQUESTS))
+    table = requests_of(columns_of(requests))
     found = compile_events(pa.Table.from_pylist(events, schema=COMPILE_EVENTS), table)
     return table, found, attribute(table, found)
 

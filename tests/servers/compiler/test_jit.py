@@ -87,7 +87,7 @@ def test_a_kernel_compiled_in_an_eager_step_or_a_recording_is_an_event(recorder:
         start_ns = now_ns()
         compile_attention()
         record(start_ns, now_ns())
-        assert kinds(recorder) == [kind, "jit"]
+        assert sorted(kinds(recorder)) == sorted([kind, "jit"])
 
 
 def test_a_kernel_compiled_in_a_compile_of_torch_is_part_of_it(recorder: CompileRecorder) -> None:

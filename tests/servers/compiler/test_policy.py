@@ -81,9 +81,9 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("module", "words"),
     [
         ("", ("compile.backend", "tardy", "compile.backend_module")),
-        ("gone", ("cannot be imported", "No module named 'gone'")),
-        ("raises", ("cannot be imported", "OSError: libbroken.so is missing")),
-        ("exits", ("cannot be imported", "SystemExit: 3")),
+        ("gone", ("compile.backend_module", "No module named 'gone'")),
+        ("raises", ("compile.backend_module", "OSError: libbroken.so is missing")),
+        ("exits", ("compile.backend_module", "SystemExit: 3")),
         ("empty", ("compile.backend", "tardy", "empty")),
     ],
 )
@@ -92,6 +92,14 @@ def test_a_module_that_registers_no_backend_is_named(packages: Path, module: str
     (packages / "exits.py").write_text("raise SystemExit(3)")
     (packages / "empty.py").touch()
     refusal(load_backend, CompileConfig(enabled=True, backend="tardy", backend_module=module), words=words)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("fastest", True), ("triton.fastest", True), ("triton", True), ("max_autotune", "x")]
+)
+def test_an_option_that_torch_does_not_have_or_of_another_type_is_refused(option: str, value: object) -> None:
+    policy = CompileConfig(enabled=True, options={option: value})  # type: ignore[dict-item]
+    refusal(load_backend, policy, words=(f"compile.options.{option}", repr(value), "torch._inductor.config"))
 
 
 def test_a_backend_is_found_once_the_module_that_registers_it_is_named(packages: Path) -> None:

@@ -375,6 +375,7 @@ def test_a_record_that_cannot_be_read_is_a_blind_spot_and_the_compile_goes_on(
     (text,) = recorder.facts.blind_spots
     assert "cannot be read (AttributeError: no such interface)" in text
     assert published[-1].blind_spots == (text,)
+    assert [(event.kind, event.reason) for event in recorder.drain()] == [("compile", COUNTED)]
 
 
 def test_compiles_of_a_torch_that_is_not_read_are_counted_and_cover_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
