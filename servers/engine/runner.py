@@ -69,14 +69,13 @@ class ModelRunner(StepRunner):
         return max(self.arm.engine.slots, self.arm.shapes.min_size, *self.arm.shapes.batch_ladder)
 
     @torch.no_grad()
-    def _warm_rest(self, report: Callable[[str], None]) -> None:
-        """The decode kernel is compiled in every variant that exact shapes may need."""
+    def _warm_rest(self) -> None:
+        """Compile the decode kernel in every variant that exact shapes may need."""
         if self.shapes.is_closed():
             return  # planned shapes have theirs
         contexts = attention.contexts_to_warm(self.model, self.device, self.arm.engine.max_length)
         if not contexts:
             return
-        report("decode kernels")
         self.recorder.trigger = Trigger(shape="decode kernels")
         with self._timed("decode kernels"):
             for context in contexts:

@@ -143,7 +143,7 @@ class StepRunner(ABC):
     def _results(self, results: torch.Tensor, places: Sequence[int]) -> list[Any]:
         """Return the result of each job from those on the host."""
 
-    def _warm_rest(self, report: Callable[[str], None]) -> None:  # noqa: B027 (there may be nothing)
+    def _warm_rest(self) -> None:  # noqa: B027 (there may be nothing)
         """Warm what the planned shapes do not; nothing by default."""
 
     # start-up
@@ -205,7 +205,7 @@ class StepRunner(ABC):
                 self._warm(shape)
             if self.arm.compile.capture:
                 self._capture(shape)
-        self._warm_rest(lambda detail: report(len(plan), len(plan), detail))
+        self._warm_rest()
         if self._regions is not None and (uncalled := self._regions.uncalled):
             raise ConfigError(
                 f"compile.regions names {uncalled[0]}, which no step of the warm-up called: name a module that the "
