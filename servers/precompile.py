@@ -44,12 +44,12 @@ def _precompile(arm: ArmConfig, path: str, *, as_json: bool) -> int:
         runner = runner_for(arm, recorder)
         runner.load()
         runner.warm_up(lambda done, total, detail: print(f"{done}/{total}: {detail}", file=sys.stderr, flush=True))
-        written, graphs = artifacts.save(path, arm, runner.device)
+        graphs = artifacts.save(path, arm, str(runner.device))
     unkept = sum(event.cache == "bypass" for event in recorder.drain())
-    words = f"{path}: {graphs} graphs of {arm.name} for {written.facts['device']}; load it with compile.artifact"
+    words = f"{path}: {graphs} graphs of {arm.name} for {runner.device_name()}; load it with compile.artifact"
     words += f"\n{unkept} graphs cannot be kept: they compile at every start" if unkept else ""
-    document = {"artifact": path, "identity": written.identity, "bytes": Path(path).stat().st_size}
-    stdout.write(words, {**document, "graphs": graphs, "unkept": unkept}, as_json=as_json)
+    document = {"artifact": path, "bytes": Path(path).stat().st_size, "graphs": graphs, "unkept": unkept}
+    stdout.write(words, document, as_json=as_json)
     return 0
 
 

@@ -56,7 +56,6 @@ class ArmStalls:
     arm: str
     stalls: tuple[Stall, ...]
     detectable_s: float  # the shortest stall that would have shown on every server; NaN where too little is known
-    witnesses: int  # other servers, which separate the host's stalls from the arm's own
 
     def of_cause(self, *causes: str) -> list[Stall]:
         """The stalls with one of the causes."""
@@ -82,7 +81,6 @@ def client_stalls(requests: Requests, arms: Collection[str]) -> dict[str, ArmSta
                 )
             ),
             detectable_s=float(np.max([one.detectable_s for one in own])) if own else math.nan,
-            witnesses=min((one.witnesses for one in own), default=0),
         )
         for arm, own in seen.items()
     }
@@ -104,7 +102,7 @@ def _of_server(requests: Requests, server: Server, others: Sequence[Server]) -> 
         )
         for start_ns, end_ns, cause, rows in found
     ]
-    return ArmStalls(arm=arm, stalls=tuple(stalls), detectable_s=own.detectable_s, witnesses=len(others))
+    return ArmStalls(arm=arm, stalls=tuple(stalls), detectable_s=own.detectable_s)
 
 
 def is_explained(stall: Stall, events: Sequence[CompileEvent]) -> bool:

@@ -363,7 +363,6 @@ class Machines(Row):
 
     verdict: Literal["quiet", "disturbed", "partly monitored", "not monitored"] = "not monitored"
     line: str = ""
-    unknown: Annotated[list[str], Field(description="what the records leave open")] = []
 
 
 class Summary(Row):

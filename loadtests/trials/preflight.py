@@ -17,10 +17,9 @@ from analysis.wording import counted
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.toml_limits import expanded
 from loadtests.traffic.prompts import check_hub
-from loadtests.trials.environment import count_gpus, gpu_capabilities, gpu_names, sees_gpu
+from loadtests.trials.environment import count_gpus, gpu_capabilities, sees_gpu
 from loadtests.trials.parity_texts import read_texts
 from loadtests.workers.channel_token import channel_token
-from servers import artifact
 from servers.config import (
     FLOAT8_CAPABILITY,
     ArmConfig,
@@ -77,15 +76,7 @@ def check_arm(config: ArmConfig) -> None:
     _check_backend(config, "cpu" if on_cpu else "cuda")
     _check_regions(config)
     if config.compile.artifact:
-        _check_artifact(config, on_cpu=on_cpu)
-
-
-def _check_artifact(config: ArmConfig, *, on_cpu: bool) -> None:
-    """Check that the arm's compiled code is whole and was made for this arm on such a GPU. Only torch names a processor
-    as artifacts do."""
-    # "NVIDIA H200, 570.86": torch knows the card by the name before the driver's version.
-    gpus = [] if on_cpu else sorted({name.rpartition(",")[0] for name in gpu_names()})
-    artifact.check(artifact.read(config.compile.artifact), config, gpus)
+        _ask("artifacts.read(arm, device)", config, "cpu" if on_cpu else config.model.device.replace("auto", "cuda"))
 
 
 def _check_quantisation(config: ArmConfig, *, on_cpu: bool) -> None:
@@ -127,7 +118,7 @@ _QUESTION = """
 import json, sys
 from servers.config import ArmConfig
 from servers.fields import ConfigError
-from servers.compiler import policy, regions
+from servers.compiler import artifacts, policy, regions
 from servers.engine.model import hollow_model
 arm, device = ArmConfig.from_dict(json.loads(sys.argv[1])), sys.argv[2]
 try:

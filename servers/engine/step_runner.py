@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from servers.artifact import Artifact
 from servers.clock import now_ns
 from servers.compiler import artifacts
 from servers.compiler import policy as compiler_policy
@@ -106,7 +105,7 @@ class StepRunner(ABC):
         self.shapes = policy_of(arm)
         self.model: Any = None
         self.startup_ns: dict[str, int] = {}
-        self.loaded: Artifact | None = None  # the compiled code that the start began with
+        self.loaded: artifacts.Artifact | None = None  # the compiled code that the start began with
         self.cache: SlotCache | None = None
         self._steps: dict[str, Callable[..., Tensors]] = {}
         self._canary = EagerCanary()  # counts what compiled code must not run as plain Python
@@ -121,10 +120,6 @@ class StepRunner(ABC):
     @abstractmethod
     def _make_steps(self) -> Mapping[str, Callable[..., Tensors]]:
         """Make the steps of the loaded model by kind, not compiled yet, and set `_canary`."""
-
-    @abstractmethod
-    def shape_of(self, step: Step) -> StepShape:
-        """Return the padded shape that `step` runs at."""
 
     @abstractmethod
     def _inputs(self, step: Step, shape: StepShape) -> tuple[list[torch.Tensor], Tensors]:
@@ -144,7 +139,7 @@ class StepRunner(ABC):
     def _results(self, results: torch.Tensor, places: Sequence[int]) -> list[Any]:
         """Return the result of each job from those on the host."""
 
-    def _warm_rest(self, report: Callable[[str], None]) -> None:  # noqa: B027 (there may be nothing)
+    def _warm_rest(self) -> None:  # noqa: B027 (there may be nothing)
         """Warm what the planned shapes do not; nothing by default."""
 
     # start-up
@@ -156,7 +151,7 @@ class StepRunner(ABC):
         """
         if self.arm.compile.artifact:
             with self._timed("artifact"):
-                self.loaded = artifacts.load(self.arm, resolve_device(self.arm.model.device))
+                self.loaded = artifacts.load(self.arm, str(resolve_device(self.arm.model.device)))
         if self.arm.engine.threads:
             torch.set_num_threads(self.arm.engine.threads)
         # cuDNN's attention builds a plan for every new size, 40 ms and more each time. Exact shapes are new
@@ -206,7 +201,7 @@ class StepRunner(ABC):
                 self._warm(shape)
             if self.arm.compile.capture:
                 self._capture(shape)
-        self._warm_rest(lambda detail: report(len(plan), len(plan), detail))
+        self._warm_rest()
         if self._regions is not None and (uncalled := self._regions.uncalled):
             raise ConfigError(
                 f"compile.regions names {uncalled[0]}, which no step of the warm-up called: name a module that the "
@@ -245,6 +240,15 @@ class StepRunner(ABC):
         self.recorder.record_capture(started_ns, now_ns())
 
     # steps
+
+    def shape_of(self, step: Step) -> StepShape:
+        """Return the padded shape that `step` runs at."""
+        if step.kind == "decode":
+            return self.shapes.decode(max(job.row for job in step.jobs) + 1, max(job.context for job in step.jobs) - 1)
+        length = max(stop - start for start, stop in step.chunks)
+        if step.kind == "extend":
+            return self.shapes.extend(len(step.jobs), length, max(stop for _, stop in step.chunks))
+        return self.shapes.prefill(len(step.jobs), length)
 
     def is_ready(self, step: Step) -> bool:
         """Return whether `step` cannot make the compiler run, so that it may be launched while finished tokens wait."""
@@ -313,12 +317,7 @@ class StepRunner(ABC):
 
     def _ran_compiled(self) -> bool:
         """Return whether what the policy compiles has run as compiled code since the last call."""
-        began_eagerly = self._canary.ran_eagerly()
-        if self._regions is not None:
-            return self._regions.ran_compiled()
-        if self.cache is None:
-            return not began_eagerly
-        return not self.cache.window.canary.ran_eagerly()
+        return self._regions.ran_compiled() if self._regions is not None else not self._canary.ran_eagerly()
 
     def _note_canary(self, shape: StepShape, start_ns: int, end_ns: int) -> bool:
         graph = self._graphs.get(shape)

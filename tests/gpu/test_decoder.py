@@ -17,7 +17,6 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from servers import artifact
 from servers.compiler.events import CompileEvent
 from servers.compiler.policy import compile_step, configure_compiler
 from servers.compiler.recorder import CompileRecorder, Trigger
@@ -44,6 +43,7 @@ from tests.servers.engine.test_runner import (
     runner_for,
     serve,
 )
+from tests.servers.test_artifact import written
 
 __all__ = ["recorder"]
 
@@ -343,11 +343,12 @@ def test_a_start_with_an_artifact_compiles_no_graph_anew(preset: str, tmp_path: 
     assert {graph["cache"] for graph in found["graphs"]} == {"hit"}
 
 
-def test_an_artifact_of_another_gpu_is_refused_where_torch_knows_its_name(tmp_path: Path) -> None:
+def test_an_artifact_of_another_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arm = ArmConfig.from_preset("compiled-padded", model=replace(FLOAT32, device="cuda"), engine=ENGINE)
-    written = artifact.write(str(tmp_path / "other"), artifact.facts_of(arm, device="NVIDIA Other"), b"")
-    shipped = replace(arm, compile=replace(arm.compile, artifact=written.path))
-    with pytest.raises(ConfigError, match="was written for device NVIDIA Other and here it is"):
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA Other")
+        shipped = written(arm, tmp_path / "other", elsewhere, on="cuda")
+    with pytest.raises(ConfigError, match="is for device NVIDIA Other and here it is"):
         runner_for(shipped, CompileRecorder())
 
 

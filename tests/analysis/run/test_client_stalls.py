@@ -62,7 +62,7 @@ def test_a_stall_of_one_arm_is_seen_from_its_begin_to_its_end() -> None:
     assert (stall.start_ns - at(60.01)) / 1e9 == pytest.approx(0.0, abs=0.03)
     assert stall.seconds == pytest.approx(3.0, abs=0.05)
     assert 14 <= stall.requests.size <= 18  # four in flight and twelve that come meanwhile
-    assert (found.detectable_s < 0.5, found.witnesses) == (True, 1)
+    assert found.detectable_s < 0.5
 
 
 STOP = (60.0, 2.0)

@@ -43,9 +43,9 @@ def test_a_start_counts_from_its_process_until_it_serves(tmp_path: Path) -> None
         "process": 1.0,
         "import": 3.0,
         "load": 2.0,
-        "prefill batch 1 × length 32, context 32": 10.0,
-        "decode batch 4 × length 1, context 256": 20.0,
-        "capture decode batch 1 × length 1, context 256": 0.5,
+        "prefill 1x32": 10.0,
+        "decode 4@256": 20.0,
+        "capture decode 1@256": 0.5,
         "other": 0.1,
     }
     start = {"items_ns": {item: int(spent * SECOND) for item, spent in seconds.items()}, "memory_bytes": {"weights": 7}}

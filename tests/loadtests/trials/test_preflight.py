@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -15,7 +14,6 @@ from huggingface_hub import constants
 from loadtests.traffic import prompts
 from loadtests.trials import environment, preflight
 from loadtests.trials.preflight import check_arm
-from servers import artifact
 from servers.config import ArmConfig, CompileConfig, ModelConfig
 from servers.fields import ConfigError
 from tests.fakes.processes import refusal
@@ -127,41 +125,3 @@ def test_torch_is_asked_about_a_backend_of_a_module_of_its_own(
         assert refusal(ConfigError, check_arm, config) == 'arm "eager": compile.backend is not there'
     else:
         check_arm(config)
-
-
-def written_for(config: ArmConfig, device: str, folder: Path) -> ArmConfig:
-    """The arm with an artifact of its own, written on `device`."""
-    written = artifact.write(str(folder / "arm.compiled"), artifact.facts_of(config, device=device), b"")
-    return replace(config, compile=replace(config.compile, artifact=written.path))
-
-
-@pytest.mark.parametrize(
-    ("shown", "fits"),
-    [
-        (["NVIDIA A10, 570.86", "NVIDIA H200, 570.86"], True),
-        ([], True),
-        (["NVIDIA H100 80GB HBM3, 570.86"], False),
-    ],
-)
-def test_an_artifact_of_another_gpu_or_policy_is_refused_without_torch(
-    shown: list[str], fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shipped = written_for(arm(device="cuda", fullgraph=True), "NVIDIA H200", tmp_path)
-    monkeypatch.setattr(preflight, "sees_gpu", lambda: True)
-    monkeypatch.setattr(preflight, "gpu_names", lambda: shown)
-    if not fits:
-        message = refusal(ConfigError, check_arm, shipped)
-        assert all(word in message for word in ("NVIDIA H200", "NVIDIA H100 80GB HBM3"))
-        return
-    check_arm(shipped)
-    assert "compile.dynamic" in refusal(
-        ConfigError, check_arm, replace(shipped, compile=replace(shipped.compile, dynamic=True))
-    )
-
-
-def test_an_artifact_of_a_processor_passes_and_a_damaged_one_does_not(tmp_path: Path) -> None:
-    shipped = written_for(arm(fullgraph=True), "a processor", tmp_path)
-    check_arm(shipped)
-    path = Path(shipped.compile.artifact)
-    path.write_bytes(path.read_bytes()[:-1])
-    assert "damaged" in refusal(ConfigError, check_arm, shipped)
