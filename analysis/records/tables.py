@@ -35,6 +35,12 @@ _BYTES_AT_ONCE = 1 << 24
 _LONGEST, _HEAD = 1000, 700  # characters of an error
 
 
+# jemalloc returns freed memory at once. Not every build has it.
+with contextlib.suppress(NotImplementedError):
+    pa.set_memory_pool(pa.jemalloc_memory_pool())
+    pa.jemalloc_set_decay_ms(0)
+
+
 class RecordError(ValueError):
     """The records cannot be read or judged. The message is one line, which may be cut: what, where, remedy."""
 
