@@ -135,15 +135,16 @@ class ColumnBuilder:
             **{"start_ns": _Column(np.int64), "flags": _Column(np.uint8)},
         }
 
-    def add(self, table: pa.Table) -> None:
-        """Append the rows of a table with the columns of REQUESTS."""
+    def add(self, table: pa.Table, run: int = 0) -> None:
+        """Append the rows of a table with the columns of REQUESTS; pairs of runs with other numbers differ."""
         for batch in table.combine_chunks().to_batches():
             columns = {name: batch.column(name) for name in batch.schema.names}
             self.rows += batch.num_rows
             for name in _NAMES:
                 self._columns[name].add(self._coded(name, columns[name]))
             for name, own in _IDS.items():
-                self._columns[own].add(hashes(columns[name]))
+                ids = hashes(columns[name])
+                self._columns[own].add(_keyed(ids, np.array([run], dtype=np.uint64)) if own == "pair" else ids)
             for name, values in _numbers(columns).items():
                 self._columns[name].add(values)
 
@@ -266,6 +267,11 @@ def hashes(column: pa.Array) -> Hashes:
     return found
 
 
+def _keyed(ids: Hashes, place: Hashes) -> Hashes:
+    """Return hashes of ids that are unique within a place; 0 stays 0."""
+    return np.where(ids > 0, ids ^ _mixed(place + np.uint64(1)), np.uint64(0))
+
+
 def _mixed(values: Hashes) -> Hashes:
     values = (values ^ (values >> np.uint64(30))) * _ODD
     return values ^ (values >> np.uint64(27))
@@ -291,8 +297,7 @@ def first_rows(ids: Hashes) -> Codes:
 
 def repeated_rows(columns: RequestColumns) -> Ints:
     """Return the rows whose trial, arm and id an earlier row has."""
-    place = (columns.trial.astype(np.uint64) << np.uint64(32)) + columns.arm.astype(np.uint64) + np.uint64(1)
-    keys = np.where(columns.id > 0, columns.id ^ _mixed(place), np.uint64(0))
+    keys = _keyed(columns.id, (columns.trial.astype(np.uint64) << np.uint64(32)) + columns.arm.astype(np.uint64))
     ordered = np.sort(keys)
     if not ((ordered[1:] == ordered[:-1]) & (ordered[1:] > 0)).any():
         return np.zeros(0, dtype=np.int64)

@@ -200,7 +200,9 @@ def _ends(columns: RequestColumns, offsets: Ints, planned_ns: Mapping[int, int],
     # Most requests completed: what concerns the others is counted of them alone.
     rows = np.flatnonzero(~completed | unended)
     if rows.size:
-        last = _last_ends(columns, rows, planned_ns)
+        spans = _spans(columns.trial, (columns.flags & WRONG) == 0, Moments(columns.start_ns, columns.end_ms))
+        ended = {trial: min(latest, planned_ns.get(trial, latest)) for trial, (_, latest) in spans.items()}
+        last = np.array([ended.get(trial, 0) for trial in columns.trial[rows].tolist()], dtype=np.int64)
         end_ms = end_ms.copy()
         own = rows[unended[rows]]
         end_ms[own] = np.maximum(last[unended[rows]] - columns.start_ns[own], 0) / 1e6
@@ -220,16 +222,6 @@ def _ends(columns: RequestColumns, offsets: Ints, planned_ns: Mapping[int, int],
     cut &= ~broken
     ok = completed & ~cut & ~broken
     return _Ends(end_ms=end_ms, ok=ok, failed=~(ok | cut | broken), cut=cut, broken=broken, seen=seen)
-
-
-def _last_ends(columns: RequestColumns, rows: Ints, planned_ns: Mapping[int, int]) -> Ints:
-    """Return the last end in the trial of each of the rows, at most the planned one, by requests with times in
-    order."""
-    last = np.zeros(rows.size, dtype=np.int64)
-    spans = _spans(columns.trial, (columns.flags & WRONG) == 0, Moments(columns.start_ns, columns.end_ms))
-    for number, (_, latest) in spans.items():
-        last[columns.trial[rows] == number] = min(latest, planned_ns.get(number, latest))
-    return last
 
 
 def _spans(trial: Codes, usable: Bools, end_ns: Moments) -> dict[int, tuple[int, int]]:

@@ -205,7 +205,7 @@ def _records(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
                 before, nameless = requests.rows, 0
                 for rows in files.tables(path, "requests"):
                     nameless += rows.column("trial").null_count
-                    requests.add(run.with_own_names(rows, number))
+                    requests.add(run.with_own_names(rows, number), run.place)
                 process = path.name.partition(".")[0].replace("requests-", "generator-")
                 if process in accounts:
                     accounts[process]["rows"] = requests.rows - before

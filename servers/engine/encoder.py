@@ -63,9 +63,6 @@ class EncoderRunner(StepRunner):
         self._canary = step.canary
         return {"encode": step}
 
-    def shape_of(self, step: Step) -> StepShape:
-        return self.shapes.prefill(len(step.jobs), max(len(job.prompt) for job in step.jobs))
-
     def _answer(self, step: Step, shape: StepShape, places: Sequence[int]) -> torch.Tensor:
         return self.run(step, shape)[0][: len(step.jobs)]
 

@@ -31,7 +31,7 @@ class Window:
     in_kernel: attention writes the new tokens itself.
     in_place: attention reads the rows where they lie, from the `segments` of the step.
     memory: keys and values of the layer at hand, in both of these cases.
-    begun, canary: count what runs as plain Python of beginnings of steps, and of layers that write new tokens.
+    canary: counts the layers that write new tokens as plain Python.
     segments: int32: where each batch row's queries begin, [B + 1]; where its keys begin in the flat memory, [B + 1];
     how many it sees, [B].
     """
@@ -48,7 +48,6 @@ class Window:
     is_causal: bool = False
     in_kernel: bool = False
     in_place: bool = False
-    begun: EagerCanary = field(default_factory=EagerCanary)
     canary: EagerCanary = field(default_factory=EagerCanary)
 
 

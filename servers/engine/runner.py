@@ -45,7 +45,7 @@ class ModelRunner(StepRunner):
             spare=max(engine.prefill_tokens, *extends) if extends else 0,
             static_address=policy.enabled and policy.mode in GRAPH_TREE_MODES,
         )
-        self._canary = self.cache.window.begun
+        self._canary = self.cache.window.canary
         gather_last(self.model, self.cache.window)
         self._rows = torch.arange(self.cache_rows, device=self.device)
         self._context = torch.arange(engine.max_length, device=self.device)
@@ -86,14 +86,6 @@ class ModelRunner(StepRunner):
         self._ran_compiled()
 
     # steps
-
-    def shape_of(self, step: Step) -> StepShape:
-        if step.kind == "decode":
-            return self.shapes.decode(max(job.row for job in step.jobs) + 1, max(job.context for job in step.jobs) - 1)
-        length = max(stop - start for start, stop in step.chunks)
-        if step.kind == "prefill":
-            return self.shapes.prefill(len(step.jobs), length)
-        return self.shapes.extend(len(step.jobs), length, max(stop for _, stop in step.chunks))
 
     def _answer(self, step: Step, shape: StepShape, places: Sequence[int]) -> torch.Tensor:
         logits, greedy = self.run(step, shape)

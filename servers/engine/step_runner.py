@@ -122,10 +122,6 @@ class StepRunner(ABC):
         """Make the steps of the loaded model by kind, not compiled yet, and set `_canary`."""
 
     @abstractmethod
-    def shape_of(self, step: Step) -> StepShape:
-        """Return the padded shape that `step` runs at."""
-
-    @abstractmethod
     def _inputs(self, step: Step, shape: StepShape) -> tuple[list[torch.Tensor], Tensors]:
         """Return (inputs that change from call to call, inputs that belong to the shape), in the order of the step."""
 
@@ -245,6 +241,15 @@ class StepRunner(ABC):
 
     # steps
 
+    def shape_of(self, step: Step) -> StepShape:
+        """Return the padded shape that `step` runs at."""
+        if step.kind == "decode":
+            return self.shapes.decode(max(job.row for job in step.jobs) + 1, max(job.context for job in step.jobs) - 1)
+        length = max(stop - start for start, stop in step.chunks)
+        if step.kind == "extend":
+            return self.shapes.extend(len(step.jobs), length, max(stop for _, stop in step.chunks))
+        return self.shapes.prefill(len(step.jobs), length)
+
     def is_ready(self, step: Step) -> bool:
         """Return whether `step` cannot make the compiler run, so that it may be launched while finished tokens wait."""
         policy = self.arm.compile
@@ -312,12 +317,7 @@ class StepRunner(ABC):
 
     def _ran_compiled(self) -> bool:
         """Return whether what the policy compiles has run as compiled code since the last call."""
-        began_eagerly = self._canary.ran_eagerly()
-        if self._regions is not None:
-            return self._regions.ran_compiled()
-        if self.cache is None:
-            return not began_eagerly
-        return not self.cache.window.canary.ran_eagerly()
+        return self._regions.ran_compiled() if self._regions is not None else not self._canary.ran_eagerly()
 
     def _note_canary(self, shape: StepShape, start_ns: int, end_ns: int) -> bool:
         graph = self._graphs.get(shape)

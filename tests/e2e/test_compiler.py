@@ -60,7 +60,7 @@ def events_of(recorder: CompileRecorder, function: Function, *inputs: torch.Tens
     return event
 
 
-def test_generated_kernels_cache_hits_and_missing_cuda_graphs_are_reported(recorder: CompileRecorder) -> None:
+def test_cache_hits_and_missing_cuda_graphs_are_reported(recorder: CompileRecorder) -> None:
     if torch.cuda.is_available():
         pytest.skip("on a GPU the graph is captured")
     constant = random.random()  # a program that no cache has seen
@@ -72,7 +72,6 @@ def test_generated_kernels_cache_hits_and_missing_cuda_graphs_are_reported(recor
     cold = events_of(recorder, layer, x, torch.ones(8, 8), mode="reduce-overhead")
     warm = events_of(recorder, layer, x, torch.ones(8, 8), mode="reduce-overhead")
     assert (cold.cache, warm.cache) == ("miss", "hit")
-    assert cold.kernels == 2  # one multiplication by a library, one generated kernel
     assert recorder.facts.cudagraph_skips == {"no CUDA device": 2}
 
 

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from analysis.records.documents import write_document
 from analysis.records.joining import joined_search, listed_runs, names_of, write_run_list
-from analysis.records.request_columns import hashes
 from analysis.records.run_records import check_runs, read_run
 from analysis.records.schemas import COMPILE_EVENTS, MACHINES
 from analysis.records.tables import RecordError, RecordWriter
+from analysis.run.run import Run
 from tests.fakes.processes import refusal
 from tests.fakes.request_rows import append_rows
 from tests.fakes.runs import DAYS_APART, EAGER, Compile, FakeArm, FakeRun, write_run
@@ -72,10 +71,10 @@ def test_ids_that_two_runs_share_stay_those_of_two_requests(tmp_path):
     directories = runs_in(tmp_path, SHORT, SHORT)
     alone = read_run(directories[0]).requests
     records = joined(tmp_path / "joined", directories)
-    for name in ("id", "session", "pair"):
-        first, second = np.split(getattr(records.requests, name), [len(alone)])
-        assert not set(first) & set(second)
-        assert len(set(first)) == len(set(second)) == len(set(getattr(alone, name)))
+    first, second = np.split(records.requests.pair, [len(alone)])
+    assert not set(first) & set(second)
+    assert len(set(first)) == len(set(second)) == len(set(alone.pair))
+    assert Run.of(records).requests.repeated == 0
     assert records.requests.end_ms[: len(alone)].tolist() == alone.end_ms.tolist()
 
 
@@ -92,11 +91,10 @@ def test_events_keep_to_their_requests(tmp_path):
     assert "2.2-compiled-0-7" in {event["event_id"] for event in events}
     assert events[-1]["event_id"] is None
     assert events[-1]["request_ids"] is None
-    assert events[-2]["request_ids"] == ["2.2-1-compiled", None]
-    served = {event["request_ids"][0]: event["trial"] for event in events[:-2] if event["request_ids"]}
-    trials = dict(zip(records.requests.id.tolist(), records.requests.trial.tolist(), strict=True))
-    assert len(served) == 4
-    assert [trials[id] for id in hashes(pa.array(served)).tolist()] == list(served.values())
+    assert events[-2]["request_ids"] == ["2-1-compiled", None]
+    run = Run.of(records)
+    hit = [rows for event, rows in zip(run.events, run.attribution.event_requests, strict=True) if event.request_ids]
+    assert [np.unique(run.requests.trial[rows]).tolist() for rows in hit if rows.size] == [[1], [2], [3], [4]]
 
 
 def test_steps_and_samples_of_machines_follow_their_trial(tmp_path):
