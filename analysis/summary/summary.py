@@ -33,7 +33,7 @@ from analysis.run.trials import SECOND
 from analysis.settings.metrics import EMBED, EMBED_METRICS
 from analysis.settings.slo_targets import merged
 from analysis.statistics.compare import Comparison
-from analysis.statistics.quantiles import grouped_quantiles, ordered_interval, quantiles
+from analysis.statistics.quantiles import ordered_interval, quantiles
 from analysis.statistics.share_evidence import design_effect_of
 from analysis.summary.arms import arm_row
 from analysis.summary.model import SCHEMA, Summary
@@ -255,26 +255,22 @@ def _latency_series(run: Run) -> dict[str, Any]:
     return {"bin_s": bin_s, "arms": {arm: _bins(run, arm, bin_s) for arm in run.arms}}
 
 
-def _bins(run: Run, arm: str, bin_s: float) -> dict[str, list[Any]]:
+_BINS = ("trial", "t_s", "n", "failed", "ttft_p50_ms", "ttft_p99_ms", "e2e_p50_ms", "e2e_p99_ms", "e2e_max_ms")
+
+
+def _bins(run: Run, arm: str, bin_s: float) -> dict[str, Sequence[Any]]:
     requests = run.requests
-    columns: dict[str, list[Any]] = {}
+    rows: list[tuple[Any, ...]] = []
     for trial in run.trials:
         own = np.flatnonzero(run.of_arm(arm) & (requests.trial == trial.number) & ~requests.broken)
         since = (requests.start_ns[own] - trial.start_ns) // int(bin_s * SECOND)
-        numbers, place = np.unique(since, return_inverse=True)
-        bins = len(numbers)
-        ttft = grouped_quantiles(requests.ttft_ms[own], place, bins, (0.5, 0.99))
-        e2e = grouped_quantiles(requests.e2e_ms[own], place, bins, (0.5, 0.99, 1.0))
-        for name, values in {
-            "trial": np.full(bins, trial.number),
-            "t_s": numbers * bin_s,
-            "n": np.bincount(place, minlength=bins),
-            "failed": np.bincount(place[requests.failed[own]], minlength=bins),
-            **dict(zip(("ttft_p50_ms", "ttft_p99_ms"), ttft.T, strict=True)),
-            **dict(zip(("e2e_p50_ms", "e2e_p99_ms", "e2e_max_ms"), e2e.T, strict=True)),
-        }.items():
-            columns.setdefault(name, []).extend(values.tolist())
-    return columns
+        order = np.argsort(since, kind="stable")
+        numbers, first = np.unique(since[order], return_index=True)
+        for place, part in zip(numbers.tolist(), np.split(own[order], first[1:]), strict=False):
+            ttft = quantiles(requests.ttft_ms[part], (0.5, 0.99))
+            e2e = quantiles(requests.e2e_ms[part], (0.5, 0.99, 1.0))
+            rows.append((trial.number, place * bin_s, len(part), int(requests.failed[part].sum()), *ttft, *e2e))
+    return dict(zip(_BINS, zip(*rows, strict=True), strict=False))
 
 
 def _distribution(run: Run) -> dict[str, Any]:

@@ -162,7 +162,7 @@ def _start(arm: ArmConfig, arrivals: Arrivals, outbox: Outbox) -> tuple[Engine, 
             ),
         )
     )
-    _reset_peak(runner.device)
+    read_memory(runner.device, now_ns())  # the next peak counts from here
     return Engine(scheduler_for(arm), runner, recorder.drain, arrivals), runner.device
 
 
@@ -209,14 +209,6 @@ def itemised(
     """Divide the time from `started_ns` to `ready_ns`: what came before, the runner's `items`, and the small rest."""
     known = {"process": entered_ns - started_ns, "import": imported_ns - entered_ns, **items}
     return {**known, "other": max(0, ready_ns - started_ns - sum(known.values()))}
-
-
-def _reset_peak(device: Any) -> None:
-    """Leave no trace of the start-up in the first `peak_bytes`."""
-    import torch
-
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
 
 
 def read_memory(device: Any, at_ns: int) -> MemoryReading:
