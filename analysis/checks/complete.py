@@ -31,10 +31,9 @@ def _unrecorded(run: Run) -> Iterator[str]:
     requests = run.requests
     if run.pace or not is_recorded_whole(run):
         return
-    named = requests.request_ids.is_valid().to_numpy()
     for arm in run.arms:
         own = run.of_arm(arm)
-        needed = {"request_id": (own, named), "sent_ns": (own, requests.sent_ns > 0)}
+        needed = {"request_id": (own, requests.named), "sent_ns": (own, requests.sent_ns.known)}
         # Of production traffic a splitter knows what the server says.
         if not run.embeds and not run.of_users:
             needed["output_tokens"] = (own & requests.ok, ~requests.uncounted)

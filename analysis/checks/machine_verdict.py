@@ -16,11 +16,10 @@ QUIET, DISTURBED, UNMONITORED, PARTLY = "quiet", "disturbed", "not monitored", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineVerdict:
-    """The verdict on the machines, a sentence that begins with it, and what the records leave open, in words."""
+    """The verdict on the machines, and a sentence that begins with it and names what the records leave open."""
 
     verdict: str  # quiet | disturbed | not monitored | partly monitored
     line: str
-    unknown: tuple[str, ...] = ()
 
 
 def machine_verdict(machines: MachineRecords, checks: Sequence[Check]) -> MachineVerdict:
@@ -34,7 +33,7 @@ def machine_verdict(machines: MachineRecords, checks: Sequence[Check]) -> Machin
     else:
         verdict, line = PARTLY if unknown else QUIET, "nothing that was recorded disturbed the machines"
         line += f"; unknown: {'; '.join(unknown)}." if unknown else "."
-    return MachineVerdict(verdict=verdict, line=f"{verdict.capitalize()}: {line}", unknown=unknown)
+    return MachineVerdict(verdict=verdict, line=f"{verdict.capitalize()}: {line}")
 
 
 def _unknown(machines: MachineRecords) -> Iterator[str]:

@@ -93,7 +93,7 @@ def weight_stretches(run: Run) -> Iterator[tuple[Mapping[str, float], Bools]]:
     for which the splitter surely had them. Those around a change are in none."""
     requests = run.requests
     # What a client did not stamp when it sent it is taken to have been sent when it was due.
-    sent = np.where(requests.sent_ns > 0, requests.sent_ns, requests.start_ns)
+    sent = np.where(requests.sent_ns.known, requests.sent_ns[:], requests.start_ns)
     for trial in run.trials:
         usable = ~requests.broken & (requests.trial == trial.number)
         changes = [change for change in run.records.weights if change.trial == trial.number]

@@ -13,9 +13,9 @@ from analysis.checks.machines import SPEED
 from analysis.compare.pair import BASELINE, CANDIDATE, read_pair
 from analysis.judging.gates import FAIL, PASS
 from analysis.judging.judgement import judge
-from analysis.run.placement import devices_of
 from analysis.run.references import HOST_FIGURES, WORK, speeds_of
 from analysis.run.run import Run
+from analysis.run.trials import devices_of
 from analysis.summary.summary import summary_of
 
 _NOISE = 0.01  # of a log reference, by which two runs of one machine may differ

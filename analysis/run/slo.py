@@ -89,7 +89,7 @@ def misses(requests: Requests, target: SloTarget) -> tuple[Bools, Bools]:
         values[waiting] = np.where(_beyond(waited_ms, target), waited_ms, math.nan)
     known = ~np.isnan(values) & (completed | requests.cut)
     # The deadline that a failure counts with elsewhere may lie below the limit; failing is never within it.
-    lost = requests.failed if target.metric != "ttft" else requests.failed & (requests.first_ns <= 0)
+    lost = requests.failed if target.metric != "ttft" else requests.failed & ~requests.first_ns.known
     return known & (lost | _beyond(values, target)), known
 
 

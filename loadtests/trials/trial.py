@@ -32,7 +32,6 @@ from loadtests.trials.served_parity import (
     compared_vectors,
     questions,
 )
-from loadtests.trials.server_load import ServerLoads
 from loadtests.trials.server_logs import ServerLogs
 from loadtests.trials.splitters import EnvoySplitter, Splitter
 from loadtests.trials.steering import Steering
@@ -72,7 +71,6 @@ class Trial:
         self._recording = True
         cache = self._fresh_cache if context.experiment.trials.compile_cache == "fresh" else shared_cache
         self._server_logs = ServerLogs(context, self._collector)
-        self._server_loads: ServerLoads | None = None
         self._monitor = MonitorProcess(context)
         self._references = References(context)
         self._replicas = Replicas(
@@ -93,7 +91,6 @@ class Trial:
         self._schedule.write(context.folder / "schedule.arrow")
         context.write_facts()
         find_external_arms(context, self._schedule.ints("prompt_tokens") + self._schedule.ints("max_tokens"))
-        self._server_loads = ServerLoads(context)
         for name, arm, pid in local_servers(context):
             self._monitor.name_server(name, pid, arm=arm)
         self._monitor.first_look()
@@ -147,7 +144,7 @@ class Trial:
         if experiment.external_arms or experiment.traffic.direct:
             return {name: ",".join(addresses) for name, addresses in targets.items()}
         context.status.phase = "starting the splitter"
-        config = splitter_config(experiment, targets, logs=context.logs)
+        config = splitter_config(experiment, targets)
         self._envoy = envoy = Envoy.start(config, log_path=context.logs / "envoy.log", work_dir=context.folder)
         self._monitor.name("splitter", envoy.pid)
         watched = self._steering is None or not self._steering.moves_weights
@@ -244,7 +241,6 @@ class Trial:
             self._turns.stop,
             lambda: self._hear_out(hurry=hurry),
             lambda: self._server_logs.stop(hurry=hurry),
-            lambda: self._server_loads.stop() if self._server_loads is not None else None,
             self._collector.stop,
         )
 
@@ -307,7 +303,7 @@ def take_all(*steps: Callable[[], object]) -> None:
         raise failures[0]
 
 
-def splitter_config(experiment: Experiment, targets: dict[str, tuple[str, ...]], *, logs: Path) -> SplitterConfig:
+def splitter_config(experiment: Experiment, targets: dict[str, tuple[str, ...]]) -> SplitterConfig:
     """The splitter in front of the replicas at `targets`."""
     settings, traffic = experiment.splitter, experiment.traffic
     return SplitterConfig(

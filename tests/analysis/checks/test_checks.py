@@ -275,7 +275,7 @@ def test_a_load_process_that_is_lost_is_named(changes: dict[str, Any], words: tu
 def whole_run(directory: Path) -> tuple[Path, dict[str, Any]]:
     write_run(directory, FakeRun(rate=8.0))
     folder = directory / "trial-01"
-    rows = read_run(directory).requests.num_rows
+    rows = len(read_run(directory).requests)
     tell(directory, load_processes=1)
     files = list(folder.glob("requests*.arrow"))
     assert len(files) == 1

@@ -13,9 +13,10 @@ from analysis.judging.gates.objectives import goodput_gates
 from analysis.judging.judgement import Judgement, judge
 from analysis.records.joining import listed_runs, write_run_list
 from analysis.records.run_records import check_runs, read_run
-from analysis.records.tables import RecordWriter
+from analysis.records.schemas import COMPILE_EVENTS
 from analysis.run.run import Run
 from analysis.summary.summary import analyze
+from tests.fakes.request_rows import append_rows
 from tests.fakes.runs import DAYS_APART, EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
 RUN = FakeRun(duration_s=300, rate=3, gates={"metrics": ["e2e"], "max_error_pct": 1.0})
@@ -99,12 +100,10 @@ def test_missing_events_are_counted_under_the_new_number_of_their_trial(tmp_path
     compiling = FakeArm(name="compiled", compiles=(Compile(at_s=100, seconds=1),))
     folder = joined(tmp_path, replace(RUN, arms=(EAGER, compiling)), replace(RUN, arms=(EAGER, compiling)))
     path = tmp_path / "run-1" / "trial-01" / "compile_events.arrow"
-    events = read_run(tmp_path / "run-1").events
-    assert events is not None
-    with RecordWriter(path, events.schema) as writer:
-        row = {"trial": 1, "arm": "compiled", "replica": "compiled-0", "kind": "compile", "phase": "warmup"}
-        start = start_of(1, day=DAYS_APART) - SECOND
-        writer.append({**row, "event_id": "1-compiled-0-7", "start_ns": start, "end_ns": start + 1})
+    row = {"trial": 1, "arm": "compiled", "replica": "compiled-0", "kind": "compile", "phase": "warmup"}
+    start = start_of(1, day=DAYS_APART) - SECOND
+    row |= {"event_id": "1-compiled-0-7", "start_ns": start, "end_ns": start + 1}
+    append_rows(path, COMPILE_EVENTS, [row])
     _, judgement = judged(folder)
     reasons = [item.reason for item in judgement.checks if item.check == "telemetry" and not item.ok]
     assert len(reasons) == 1

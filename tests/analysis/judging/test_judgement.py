@@ -9,10 +9,10 @@ import pytest
 from analysis.judging.judgement import judge
 from analysis.records.run_records import read_run
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
-from analysis.records.tables import RecordWriter, read_table
+from analysis.records.tables import read_table
 from analysis.run.run import Run
 from tests.fakes.machines import tell
-from tests.fakes.request_rows import write_rows
+from tests.fakes.request_rows import append_rows, write_rows
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 9000}
@@ -82,7 +82,7 @@ class TestVerdicts:
         assert "blocks" in failed_checks(judgement)
         assert judgement.advice.needed_s >= 18 * 30
         assert {item.arm for item in judgement.gates} == {"compiled"}, "the control is measured and not judged"
-        assert {item.metric for item in judgement.compared.secondary if item.phase == "cold"} >= {"ttft", "e2e", "itl"}
+        assert {item.metric for item in judgement.compared.secondary} >= {"ttft", "e2e", "itl"}
 
     def test_a_recompiling_arm_fails_in_a_short_run(self, tmp_path):
         judgement = judgement_of(tmp_path, replace(SHORT, arms=(EAGER, FakeArm(name="padded"), NAIVE), slo=SLO))
@@ -94,11 +94,7 @@ class TestVerdicts:
     def test_stalls_weigh_on_all_traffic_and_not_on_steady(self, tmp_path):
         judgement = judgement_of(tmp_path, against(NAIVE))
         assert gate(judgement, "noninferiority p99_e2e", "naive").verdict == "PASS"
-        asked = ("ttft", 0.99, "all")
-        (everything,) = [
-            item for item in judgement.compared.secondary if (item.metric, item.quantile, item.phase) == asked
-        ]
-        assert everything.ratio > 10
+        assert gate(judgement, "longest stall", "naive").verdict == "FAIL"
 
     @pytest.mark.parametrize(
         ("run", "method"),
@@ -145,10 +141,7 @@ class TestVerdicts:
     def test_events_that_were_sent_twice_count_once(self, tmp_path):
         directory = write_run(tmp_path / "run", replace(SHORT, arms=(EAGER, NAIVE)))
         path = directory / "trial-01" / "compile_events.arrow"
-        events = read_table(path, COMPILE_EVENTS)[0].to_pylist()
-        with RecordWriter(path, COMPILE_EVENTS) as writer:
-            for row in events:
-                writer.append(row)
+        append_rows(path, COMPILE_EVENTS, read_table(path, COMPILE_EVENTS)[0].to_pylist())
         assert gate(judged(directory), "recompiles", "naive").value == 6
 
 

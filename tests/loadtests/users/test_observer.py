@@ -80,8 +80,8 @@ def test_a_request_becomes_a_record_with_what_its_server_measured(house: House) 
     assert times[1] == (start + S, start + S, None, start + S + 100 * MS)
     named = house.rows("arm", "replica", "status", "phase")
     assert named == [("eager", "eager-0", "OK", "measure"), ("eager", "127.0.0.1:9", "UNAVAILABLE", "measure")]
-    figures = house.rows("prompt_tokens", "output_tokens", "batch_id", "server_recv_ns", "max_tokens")
-    assert figures == [(9, 5, 7, 11, None), (0, None, None, None, None)]
+    figures = house.rows("prompt_tokens", "output_tokens", "server_recv_ns", "max_tokens")
+    assert figures == [(9, 5, 11, None), (0, None, None, None)]
     assert house.account("settled_ns") == [SINCE + 3 * S]
 
 
