@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,9 @@ from loadtests.trials.served_parity import (
     questions,
 )
 from loadtests.trials.server_logs import ServerLogs
-from loadtests.trials.splitters import EnvoySplitter, Splitter
 from loadtests.trials.steering import Steering
 from loadtests.trials.telemetry import Collector
-from loadtests.trials.weight_watch import WeightWatch, in_words
+from loadtests.trials.weights import UNANSWERED, EnvoySplitter, Splitter, WeightController, in_words
 from servers.security import server_tls
 from servers.splitter.admin import SplitterError
 from servers.splitter.envoy import Envoy
@@ -78,7 +78,8 @@ class Trial:
         )
         self._turns = ProcessorTurns(context)
         self._envoy: Envoy | None = None
-        self._weights: WeightWatch | None = None
+        self._weights: WeightController | None = None
+        self._splitter: EnvoySplitter | None = None
         self._load: LoadGenerator | None = None
 
     def run(self) -> None:
@@ -147,10 +148,12 @@ class Trial:
         config = splitter_config(experiment, targets)
         self._envoy = envoy = Envoy.start(config, log_path=context.logs / "envoy.log", work_dir=context.folder)
         self._monitor.name("splitter", envoy.pid)
+        shares = Shares(weights=config.weights, shadows=config.shadows)
+        self._splitter = EnvoySplitter(envoy.admin, configured=shares)
         watched = self._steering is None or not self._steering.moves_weights
         if experiment.traffic.design == "split" and watched:
-            shares = Shares(weights=config.weights, shadows=config.shadows)
-            self._weights = WeightWatch(context.folder.parent, trial=context.number, configured=shares)
+            run_dir, number = context.folder.parent, context.number
+            self._weights = WeightController(run_dir, shares.weights, trial=number, configured=shares)
         if context.metrics:
             page = MetricsPage(address=envoy.admin.address, path=ENVOY_METRICS)
             context.status.pages = {**context.status.pages, "splitter": page}
@@ -183,11 +186,11 @@ class Trial:
         load.read()
 
     def _watch_weights(self) -> None:
-        """A change of the splitter's weights that somebody else made is in the records."""
-        if self._weights is not None and self._envoy is not None:
-            change = self._weights.poll(self._envoy.admin)
-            if change is not None:
-                self._context.status.note(f"weights were set by hand: {in_words(change)} ({change.why})")
+        """Record a change of the splitter's weights that the run did not make."""
+        if self._weights is not None and self._splitter is not None:
+            with suppress(*UNANSWERED):  # an Envoy that is gone ends the run by other ways
+                if (change := self._weights.watch(self._splitter)) is not None:
+                    self._context.status.note(f"weights are {in_words(change)} now: {change.why}")
 
     @property
     def context(self) -> TrialContext:
@@ -202,7 +205,7 @@ class Trial:
     @property
     def splitter(self) -> Splitter | None:
         """Envoy, where requests go through it."""
-        return None if self._envoy is None else EnvoySplitter(self._envoy.admin)
+        return self._splitter
 
     def end_load(self, at_ns: int | None) -> None:
         """Nothing due at the instant or later is sent, nor to an arm of `ended_arms` from its own on; the facts say

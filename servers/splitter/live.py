@@ -111,10 +111,16 @@ def live_shares(admin: Admin, configured: Shares | None = None) -> Shares:
         return Shares(weights=weights, shadows={arm: percent for arm, percent in shadows.items() if percent})
 
 
-def shares_after(
+def reshare(
     admin: Admin, *, weights: Mapping[str, int] | None = None, shadows: Mapping[str, float] | None = None
 ) -> Shares:
-    """Return the shares that `reshare` would put in force, with those of shadows that end as 0. Raises as it does."""
+    """Have new requests follow `weights`, and be copied to the arms of `shadows` (percentages; 0 ends the copies).
+
+    All of it changes in one step; streams in flight are not touched, copies neither. Arms that are not named keep
+    theirs. The fewest sessions change their arm when the sum of all weights stays the same. Returns the shares from
+    now on. Raises ConfigError for an unknown arm, a bad weight or percentage, an arm that would have both or nothing
+    but zeros, and SplitterError when no split answers.
+    """
     weights, shadows = weights or {}, shadows or {}
     current = live_shares(admin)
     for name in (*weights, *shadows):
@@ -128,20 +134,6 @@ def shares_after(
         raise ConfigError("every arm would have weight 0: give at least one arm a weight of 1 or more")
     for name, percent in merged.shadows.items():
         check_shadow(name, percent, merged.weights[name])
-    return merged
-
-
-def reshare(
-    admin: Admin, *, weights: Mapping[str, int] | None = None, shadows: Mapping[str, float] | None = None
-) -> Shares:
-    """Have new requests follow `weights`, and be copied to the arms of `shadows` (percentages; 0 ends the copies).
-
-    All of it changes in one step; streams in flight are not touched, copies neither. Arms that are not named keep
-    theirs. The fewest sessions change their arm when the sum of all weights stays the same. Returns the shares from
-    now on. Raises ConfigError for an unknown arm, a bad weight or percentage, an arm that would have both or nothing
-    but zeros, and SplitterError when no split answers.
-    """
-    merged = shares_after(admin, weights=weights, shadows=shadows)
     changes = {f"{WEIGHT_KEYS}.{name}": str(weight) for name, weight in merged.weights.items()}
     for name, percent in merged.shadows.items():
         fraction = {"numerator": per_million(percent), "denominator": "MILLION"}

@@ -86,7 +86,7 @@ class UsersHouse:
 
     def weights(self) -> dict[str, int]:
         """Return what is in force."""
-        return live_shares(self.admin)
+        return live_shares(self.admin).weights
 
     def start_arm(self, arm: str) -> None:
         config = self.folder / f"{arm}.json"

@@ -250,8 +250,10 @@ def test_every_request_is_counted_once_however_it_ends(build: Build) -> None:
 
     house.loop.run(cancel())
     ended(38)
+    wait_for(lambda: [replica.active for replica in house.all] == [0, 4])  # copies go on
     # cut as the replica dies, with no connection, and without a healthy replica
     held = house.hold(7)
+    wait_for(lambda: [replica.active for replica in house.all] == [7, 11])
     for replica in house.all:
         house.loop.run(replica.stop())
     assert {answer.tokens for answer in held.result(PATIENCE_S)} == {1}
