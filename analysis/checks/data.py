@@ -26,30 +26,25 @@ _MOST_CORRELATION = 0.7
 DISAGREE_ALPHA = 0.1
 
 
-def _blocks_of(run: Run, arm: str) -> int:
-    return sum(trial.blocks for trial in run.trials_of(arm))
-
-
 def _of(seen: Evidence, arm: str) -> list[Comparison]:
     return [item for item in seen.compared.gated if item.arm == arm]
 
 
 def _blocks(seen: Evidence) -> Iterable[Check]:
     run, limits = seen.run, seen.run.limits
-    for arm in run.treatments:
-        blocks = {}
-        # Sequential evidence waits by itself for enough blocks.
-        if not limits.sequential:
-            blocks["noninferiority"] = min((item.blocks for item in _of(seen, arm)), default=0)
-        if limits.min_goodput_ratio is not None or (run.targets and not limits.sequential):
-            blocks["slo"] = min(_blocks_of(run, arm) for arm in run.arms) if run.separate else run.blocks
+    # Sequential evidence waits by itself for enough blocks.
+    for arm in () if limits.sequential else run.treatments:
+        blocks = {"noninferiority": min((item.blocks for item in _of(seen, arm)), default=0)}
+        if run.targets:
+            of_arms = [sum(trial.blocks for trial in run.trials_of(name)) for name in run.arms]
+            blocks["slo"] = min(of_arms) if run.separate else run.blocks
         short = {kind: count for kind, count in blocks.items() if count < limits.min_blocks}
         faults = [
             f"{arm} can be judged over {counted(count, 'block')} of {run.block_s:g} s; {limits.min_blocks} are needed "
             "(gates.min_blocks)"
             for count in sorted(short.values())[:1]
         ]
-        yield from [BLOCKS.found(faults, arm=arm, opens=tuple(short))] if blocks else []
+        yield BLOCKS.found(faults, arm=arm, opens=tuple(short))
 
 
 BLOCKS = Rule(

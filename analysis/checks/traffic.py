@@ -10,7 +10,7 @@ import numpy as np
 from analysis.arrays import Bools, Floats
 from analysis.checks.check import ESTIMATES, Check, Evidence, Rule
 from analysis.checks.complete import allowed_missing, is_recorded_whole
-from analysis.judging.ramp_account import ramp_of
+from analysis.judging.ramp import ramp_of
 from analysis.run.attribution import OTHER
 from analysis.run.compile_events import windows_of
 from analysis.run.pairs import Copies, copies_of, matters_ms

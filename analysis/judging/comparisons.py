@@ -56,11 +56,11 @@ def comparisons(run: Run, *, secondary: bool = True) -> Comparisons:
     limits = run.limits
     qs = sorted({*QUANTILES, *limits.quantiles}) if secondary else limits.quantiles
     for arm in run.treatments:
-        rows = _rows(run, arm)
+        rows = steady_rows(run, arm)
         for metric in run.metrics if secondary else limits.metrics:
             gates = limits.quantiles if metric in limits.metrics else ()
-            samples = _samples(run, metric, rows)
-            items = _compared(run, arm, metric, samples, qs)
+            samples = samples_of(run, metric, rows)
+            items = compared(run, arm, metric, samples, qs)
             others += [item for item in items if item.quantile not in gates]
             gated += _with_evidence(run, rows, [item for item in items if item.quantile in gates])
             if gates and len(run.machines) > 1:
@@ -76,23 +76,23 @@ def comparisons(run: Run, *, secondary: bool = True) -> Comparisons:
 
 def step_comparisons(run: Run, arm: str, margin: float) -> list[Comparison]:
     """The arm at the quantiles that a step of a ramp asks for, each held to the margin of the steps."""
-    rows = _rows(run, arm)
+    rows = steady_rows(run, arm)
     found: list[Comparison] = []
     for metric in run.limits.metrics:
-        items = _compared(run, arm, metric, _samples(run, metric, rows), STEP_QUANTILES)
+        items = compared(run, arm, metric, samples_of(run, metric, rows), STEP_QUANTILES)
         held = [replace(item, margin=margin) for item in items]
         found += [item for item, _ in _with_evidence(run, rows, held, sooner=False)]
     return found
 
 
 def _with_evidence(
-    run: Run, rows: _Rows, items: Sequence[Comparison], *, sooner: bool = True
+    run: Run, rows: Rows, items: Sequence[Comparison], *, sooner: bool = True
 ) -> list[tuple[Comparison, Path | None]]:
     """The comparisons of one metric as interim evidence decides them, with its paths; as they are where only the whole
     run does. `sooner`: large effects may decide by segments of blocks."""
     if not run.limits.sequential or not items:
         return [(item, None) for item in items]
-    samples = _samples(run, items[0].metric, rows, segments=SEGMENTS)
+    samples = samples_of(run, items[0].metric, rows, segments=SEGMENTS)
     quantiles = {*run.limits.quantiles, *(STEP_QUANTILES if run.records.weights else ())}
     gates = len(run.treatments) * len(run.limits.metrics) * len(quantiles)
     # Arms that take turns within a block share no segment.
@@ -106,19 +106,9 @@ def _by_machine(
     items: list[Comparison] = []
     for place, machine in enumerate(run.machines.names):
         treatment, control = (sample.only(run.machines.codes(sample.trial) == place) for sample in samples)
-        found = _compared(run, arm, metric, (treatment, control), qs)
+        found = compared(run, arm, metric, (treatment, control), qs)
         items += [replace(item, machine=machine) for item in found]
     return items
-
-
-def judge_quantiles(run: Run, arm: str, metric: str, *, qs: Sequence[float]) -> list[Comparison]:
-    """The undecided comparisons of `arm` with the control at the quantiles `qs` of one metric."""
-    return _compared(run, arm, metric, compared(run, arm, metric), qs)
-
-
-def compared(run: Run, arm: str, metric: str) -> tuple[Sample, Sample]:
-    """What is compared: the values of the arm, and those of the control."""
-    return _samples(run, metric, _rows(run, arm))
 
 
 def description(item: Comparison) -> str:
@@ -131,13 +121,8 @@ def description(item: Comparison) -> str:
     return f"{seen} ({limits_text(item.low, item.high)})."
 
 
-def _compared(
-    run: Run,
-    arm: str,
-    metric: str,
-    samples: tuple[Sample, Sample],
-    qs: Sequence[float],
-) -> list[Comparison]:
+def compared(run: Run, arm: str, metric: str, samples: tuple[Sample, Sample], qs: Sequence[float]) -> list[Comparison]:
+    """The undecided comparisons of `arm` with the control, by samples of one metric, at the quantiles `qs`."""
     margin, alpha = run.limits.margin_of(metric), run.limits.alpha
     if run.separate:
         items = compare_separate(
@@ -161,7 +146,7 @@ def _compared(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rows:
+class Rows:
     """The requests of an arm and of the control. `paired`: each has its copy on the other arm."""
 
     treatment: Ints
@@ -170,7 +155,7 @@ class _Rows:
     uneven: bool  # one arm has clearly more requests in the same blocks
 
 
-def _rows(run: Run, arm: str) -> _Rows:
+def steady_rows(run: Run, arm: str) -> Rows:
     """Steady traffic leaves out the cold start and every request in flight while one of the two compiled. Both arms
     lose the same stretches, and where requests are copied, a request and its copy go together."""
     selected = [run.steady(run.of_arm(name) & run.usable, (arm, run.control)) for name in (arm, run.control)]
@@ -181,10 +166,10 @@ def _rows(run: Run, arm: str) -> _Rows:
         exchange_of(run, arm) == "requests"
         or max(map(len, (treatment, control))) > _UNEVEN * min(map(len, (treatment, control)))
     )
-    return _Rows(treatment=treatment, control=control, paired=paired, uneven=uneven)
+    return Rows(treatment=treatment, control=control, paired=paired, uneven=uneven)
 
 
-def _samples(run: Run, metric: str, rows: _Rows, *, segments: int = 1) -> tuple[Sample, Sample]:
+def samples_of(run: Run, metric: str, rows: Rows, *, segments: int = 1) -> tuple[Sample, Sample]:
     """The values of the metric where it is defined, of a request and its copy alike, by so many segments of a block."""
     own, base = (_known(run, metric, arm) for arm in (rows.treatment, rows.control))
     if rows.paired and len(own) and len(base):

@@ -21,7 +21,7 @@ from analysis.frontier.summary_rows import summary_rows as frontier_rows
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.gates.latency import noninferiority_name
 from analysis.judging.judgement import Judgement, judge
-from analysis.judging.ramp_account import ramp_of
+from analysis.judging.ramp import ramp_of
 from analysis.records.documents import write_json
 from analysis.records.joining import RecordedRun
 from analysis.records.plain_values import mapping, number

@@ -1,6 +1,6 @@
 """Moves the traffic of a trial to its candidate step by step, and back at once when something happens.
 
-`analysis.judging.ramp_decision` says what ends a step. A change that the splitter did not take is sent again until it
+`analysis.judging.ramp` says what ends a step. A change that the splitter did not take is sent again until it
 does.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from analysis.judging.alarms import Alarm, burst_alarms, compile_alarms, death_alarms
 from analysis.judging.gates import FAIL, PASS
-from analysis.judging.ramp_decision import Decision, Standing, decide
+from analysis.judging.ramp import Decision, Standing, decide
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.ramp_limits import RampLimits
 from loadtests.trials.early_end import END_DELAY_NS

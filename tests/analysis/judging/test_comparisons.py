@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from analysis.judging.comparisons import QUANTILES, blocks_at, compared, comparisons, judge_quantiles
-from analysis.judging.gates.objectives import Used, goodput_gates, judge_goodput
+from analysis.judging.comparisons import QUANTILES, blocks_at, compared, comparisons, samples_of, steady_rows
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
@@ -32,6 +30,10 @@ def run_of(path, run=SMALL, edit=None):
         file.unlink()
         write_rows(file, rows, batch=10**9)
     return Run.of(read_run(directory))
+
+
+def samples(run, arm, metric):
+    return samples_of(run, metric, steady_rows(run, arm))
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +70,14 @@ class TestWhatIsCompared:
 
 class TestSteadyTraffic:
     def test_the_cold_start_is_left_out(self, run):
-        steady, _ = compared(run, "compiled", "e2e")
+        steady, _ = samples(run, "compiled", "e2e")
         assert len(steady) == int((run.of_arm("compiled") & run.usable & ~run.cold).sum())
         assert run.cold.any()
 
     def test_a_compile_takes_its_requests_from_both_arms(self, tmp_path):
         naive = FakeArm(name="naive", compiles=[Compile(at_s=100, seconds=10)])
         run = run_of(tmp_path, FakeRun(arms=(EAGER, naive), duration_s=300, rate=2))
-        mine, theirs = compared(run, "naive", "e2e")
+        mine, theirs = samples(run, "naive", "e2e")
         assert len(mine) == len(theirs) < int((run.of_arm("naive") & ~run.cold).sum())
         assert mine.values.max() < 9000
 
@@ -84,7 +86,7 @@ class TestSteadyTraffic:
             return [row for place, row in enumerate(rows) if row["arm"] == "eager" or place % 3]
 
         run = run_of(tmp_path, edit=lose)
-        mine, theirs = compared(run, "compiled", "ttft")
+        mine, theirs = samples(run, "compiled", "ttft")
         assert len(mine) == len(theirs) < int((run.of_arm("eager") & ~run.cold).sum())
 
     def test_a_metric_that_one_copy_lacks_is_compared_without_both(self, tmp_path):
@@ -93,8 +95,8 @@ class TestSteadyTraffic:
             return [row | (short if row["arm"] == "eager" and place % 2 else {}) for place, row in enumerate(rows)]
 
         run = run_of(tmp_path, edit=single)
-        mine, theirs = compared(run, "compiled", "tpot")
-        assert len(mine) == len(theirs) < len(compared(run, "compiled", "e2e")[0])
+        mine, theirs = samples(run, "compiled", "tpot")
+        assert len(mine) == len(theirs) < len(samples(run, "compiled", "e2e")[0])
 
 
 class TestTokenGaps:
@@ -110,11 +112,11 @@ class TestTokenGaps:
             return rows
 
         run = run_of(tmp_path, edit=pause)
-        mine, _ = compared(run, "compiled", "itl")
+        mine, _ = samples(run, "compiled", "itl")
         long = mine.values > 30_000
         assert long.sum() > 3
         assert set(mine.block[long].tolist()) == {2}
-        own, _ = compared(run, "compiled", "max_itl")
+        own, _ = samples(run, "compiled", "max_itl")
         assert set(own.block[own.values > 30_000].tolist()) == {1}
 
     def test_requests_that_end_after_the_trial_are_in_its_last_block(self, run):
@@ -126,7 +128,7 @@ class TestTokenGaps:
 def test_a_slower_arm_is_slower_at_every_quantile(tmp_path):
     run = run_of(tmp_path, FakeRun(arms=(EAGER, FakeArm(name="compiled", ratio=1.5)), duration_s=300, rate=2))
     for metric in JUDGED_METRICS:
-        for item in judge_quantiles(run, "compiled", metric, qs=(0.5, 0.9)):
+        for item in compared(run, "compiled", metric, samples(run, "compiled", metric), (0.5, 0.9)):
             assert item.ratio == pytest.approx(1.5, rel=0.15)
 
 
@@ -208,100 +210,3 @@ def test_arm_without_requests_and_quantile_of_zero_cannot_be_compared() -> None:
     item = compare_arms(zero, full)
     assert (item.ratio, item.obstacle) == (None, None)
     assert "a quantile is unknown" in decide([item])[0].reason
-
-
-SLO = {"p99_ttft_ms": 2000}
-STALLS = FakeArm(name="compiled", compiles=[Compile(at_s=100 + 100 * step, seconds=20) for step in range(4)])
-RATED = FakeRun(duration_s=480, rate=2, slo=SLO)
-
-
-def goodput(path, run, edit=None):
-    (gate,) = goodput_gates(run_of(path, replace(run, gates={"min_goodput_ratio": 0.95}), edit), "compiled")
-    return gate
-
-
-NINE_TO_ONE = {"design": "split", "arms": (replace(EAGER, weight=9), FakeArm(name="compiled", weight=1)), "rate": 8}
-
-
-@pytest.mark.parametrize(
-    ("run", "low", "high"),
-    [
-        ({}, 0.95, 1.05),
-        (NINE_TO_ONE, 0.5, 1.1),
-        ({"arms": (EAGER, STALLS)}, 0.5, 0.98),
-        ({"arms": (EAGER, FakeArm(name="compiled", error_share=0.3))}, 0.5, 0.9),
-    ],
-    ids=["equal", "a split of nine to one", "stalls", "failures"],
-)
-def test_stalls_and_failures_cost_goodput_and_uneven_shares_do_not(tmp_path, run, low, high):
-    gate = goodput(tmp_path, replace(RATED, **run))
-    assert low < gate.interval[0] < gate.value < gate.interval[1] < high
-    assert "100 % of eager's" in gate.reason
-
-
-@pytest.mark.parametrize(
-    ("run", "edit", "why"),
-    [
-        (FakeRun(duration_s=60, rate=2), None, "what a good request is"),
-        (RATED, lambda rows: [row for row in rows if row["arm"] == "eager"], "no good request"),
-        (RATED, lambda rows: [row for row in rows if row["arm"] != "eager"], "no good request"),
-    ],
-)
-def test_unknown_goodput_is_no_pass(tmp_path, run, edit, why):
-    gate = goodput(tmp_path, run, edit)
-    assert (gate.value, gate.verdict) == (None, "INCONCLUSIVE")
-    assert why in gate.reason
-
-
-BLOCK = np.repeat(np.arange(40), 50)
-
-
-def used(missed, level=0.9, block=BLOCK):
-    return Used(share=np.where(np.arange(len(block)) % 100 < missed, np.inf, level), block=block)
-
-
-@pytest.mark.parametrize(
-    ("own", "control", "more", "verdict"),
-    [
-        (used(0), used(0), {}, "PASS"),
-        (used(5), used(1), {"least": 1.05}, "FAIL"),
-        (used(20), used(1), {}, "FAIL"),
-        (used(5), used(1), {}, "INCONCLUSIVE"),
-        (used(0), used(0), {"reach": 0.06}, "INCONCLUSIVE"),
-        (used(20), used(1), {"reach": 0.3}, "INCONCLUSIVE"),
-        (used(1), used(1), {}, "PASS"),
-        (replace(used(1), effect=80.0), used(1), {}, "INCONCLUSIVE"),
-        (used(0, block=BLOCK // 2), used(0), {}, "INCONCLUSIVE"),
-        (used(0, level=0.2, block=BLOCK // 2), used(0), {}, "PASS"),
-        (replace(used(0), share=np.where(BLOCK % 10 == 9, 0.99, 0.4)), used(0), {}, "INCONCLUSIVE"),
-    ],
-    ids=[
-        "no miss",
-        "more is asked than the control has",
-        "surely worse",
-        "near the limit",
-        "days differ by more than is left",
-        "days differ by as much as was seen",
-        "equal misses",
-        "trials differ",
-        "few blocks",
-        "few blocks far below the limits",
-        "slow requests in bunches",
-    ],
-)
-def test_goodput_is_decided_by_both_shares(own, control, more, verdict):
-    asked = {"least": 0.95, "alpha": 0.05, "least_blocks": 18, **more}
-    assert judge_goodput(own, control, **asked).verdict == verdict
-
-
-def test_the_limits_of_goodput_hold_the_truth_as_often_as_they_promise():
-    """Of 300 pairs with bunched misses, two-sided 90 % limits must hold the true ratio in 84 % at least."""
-    rng = np.random.default_rng(0)
-    block = np.repeat(np.arange(40), 50)
-    held = []
-    for _ in range(300):
-        shares = np.repeat(rng.beta(95, 5, size=(2, 40)), 50, axis=1)
-        sides = [Used(share=np.where(rng.random(2000) < share, 0.5, np.inf), block=block) for share in shares]
-        found = judge_goodput(*sides, least=1.0, alpha=0.1, least_blocks=18)
-        held.append(found.low <= 1.0 <= found.high)
-    assert np.mean(held) >= 0.84

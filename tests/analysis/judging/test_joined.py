@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from analysis.judging.comparisons import comparisons
-from analysis.judging.gates.objectives import goodput_gates
 from analysis.judging.judgement import Judgement, judge
 from analysis.records.joining import listed_runs, write_run_list
 from analysis.records.run_records import check_runs, read_run
@@ -164,17 +163,6 @@ def test_a_machine_that_contradicts_the_others_leaves_its_gate_open(tmp_path, ot
     if words:
         assert gates[kind].blocked_by == ("heterogeneity",)
         assert gates["noninferiority"].blocked_by == ()
-
-
-def test_machines_that_differ_widen_the_limits_of_goodput(tmp_path):
-    def width(folder: Path) -> float:
-        (gate,) = goodput_gates(Run.of(read_run(folder)), "compiled")
-        return gate.interval[1] - gate.interval[0]
-
-    asked = {"slo": {"p90_e2e_ms": 450}, "gates": {"min_goodput_ratio": 0.95}}
-    ratios = zip("abc", (0.9, 1.0, 1.3), strict=True)
-    apart = width(joined(tmp_path / "apart", *(on(name, ratio=ratio, **asked) for name, ratio in ratios)))
-    assert apart > 1.5 * width(joined(tmp_path / "alike", *(on(name, **asked) for name in "abc")))
 
 
 def test_the_summary_names_runs_and_machines(tmp_path):
