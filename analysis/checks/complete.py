@@ -51,7 +51,6 @@ def is_recorded_whole(run: Run) -> bool:
 DAMAGED = Rule(
     name="complete",
     find=_damaged,
-    sound="All records are whole: every trial ran to its end, and every arm has its requests.",
     says="The records are damaged: {}.",
     remedy="Run again; see the logs of the arms and of the disk.",
     opens=ALL_KINDS,
@@ -164,7 +163,6 @@ def into_compile(facts: object) -> str:
 ALIVE = Rule(
     name="alive",
     find=_alive,
-    sound="Every arm survived the run.",
     remedy="See the logs of the arm.",
     opens=ALL_KINDS,
 )

@@ -25,7 +25,7 @@ class MachineVerdict:
 def machine_verdict(machines: MachineRecords, checks: Sequence[Check]) -> MachineVerdict:
     """Return the verdict: disturbed where a check of the machines failed, quiet only where nothing is unknown."""
     unknown = tuple(_unknown(machines)) if machines.monitored else ()
-    disturbed = [row for row in checks if row.rule.rank == MACHINES and not row.ok and row.value is not None]
+    disturbed = [row for row in checks if row.rule.rank == MACHINES and not row.ok]
     if not machines.monitored:
         verdict, line = UNMONITORED, "no machine monitor recorded how the machines of this run behaved."
     elif disturbed:

@@ -147,12 +147,12 @@ def _arm(summary: Summary, arm: Arm, index: int) -> ArmBrief:
     )
 
 
-def value_of(row: Gate | Check) -> str:
-    return quantity(row.value, row.unit if isinstance(row, Gate) else "")
+def value_of(gate: Gate) -> str:
+    return quantity(gate.value, gate.unit)
 
 
-def limit_of(row: Gate | Check) -> str:
-    return quantity(row.limit, row.unit if isinstance(row, Gate) else "")
+def limit_of(gate: Gate) -> str:
+    return quantity(gate.limit, gate.unit)
 
 
 def bounds_of(gate: Gate) -> str:

@@ -63,9 +63,7 @@ class Check(Row):
     check: str
     ok: bool
     arm: Annotated[str | None, Field(description="null: it concerns all arms")] = None
-    value: Number = None
-    limit: Number = None
-    reason: str
+    reason: Annotated[str, Field(description="empty where it holds and nothing is to be said")]
     allowed: Annotated[bool, Field(description="failed, and the verdict holds whatever it found")] = False
     opens: Annotated[list[str], Field(description="gates, or kinds of them, that it leaves open")] = []
     remedy: str = ""

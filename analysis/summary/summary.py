@@ -211,7 +211,7 @@ def _check_row(check: Check, judgement: Judgement) -> dict[str, Any]:
     keeps_open = any(check.check in gate.blocked_by and check.arm in (None, gate.arm) for gate in judgement.gates)
     allowed = not check.ok and (judgement.overall == PASS or (check.shift is not None and not keeps_open))
     limits = not check.ok and not allowed
-    return {name: getattr(check, name) for name in ("check", "ok", "arm", "value", "limit", "reason")} | {
+    return {name: getattr(check, name) for name in ("check", "ok", "arm", "reason")} | {
         "allowed": allowed,
         "opens": (check.gates or check.opens) if limits else (),
         "remedy": check.remedy if limits else "",

@@ -355,7 +355,8 @@ def gate(kind: str = "noninferiority", verdict: str = "PASS", arm: str = "compil
 
 def check(ok: bool = False, opens: tuple[str, ...] = ESTIMATES, name: str = "load generator", **more: Any) -> Check:
     rule = next(rule for rule in RULES if rule.name == name)
-    return rule.row(ok, **{"reason": "The generator was late.", "remedy": "", "opens": opens, **more})
+    faults = [] if ok else ["The generator was late"]
+    return rule.found(faults, **{"reason": "The generator was late.", "remedy": "", "opens": opens, **more})
 
 
 def comparison(**more: Any) -> Comparison:

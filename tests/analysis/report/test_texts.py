@@ -237,8 +237,7 @@ def test_only_a_terminal_without_no_color_gets_colour(demo: Summary, monkeypatch
 
 def test_markup_and_escape_codes_in_a_name_are_not_obeyed_and_no_reason_is_repeated(demo: Summary) -> None:
     demo["arms"][0]["name"] = "[red]eager[/red]\x1b[2J"
-    failed = demo["validity"][0]
-    failed["ok"] = False
+    failed = next(row for row in demo["validity"] if not row["ok"])
     demo["headline"] = f"No verdict. {failed['reason']}"
     assert words(verdict_table(demo)).count(failed["reason"]) == 1
     shown = verdict_table(demo)
