@@ -74,7 +74,7 @@ class Envoy:
         """Start Envoy and return when its port is bound; it serves from `wait_ready` on.
 
         Writes `envoy.json` to `work_dir` and Envoy's log to `log_path`. The process has its own session, so that a
-        terminal's Ctrl-C does not reach it, and on Linux it ends when the thread that starts it does. Raises ConfigError
+        terminal's Ctrl-C does not reach it, and on Linux it ends with the thread that starts it. Raises ConfigError
         when the platform has no Envoy or a port is in use, SplitterError when Envoy ends or is silent for `timeout_s`.
         """
         binary = envoy_path()
