@@ -21,6 +21,7 @@ from loadtests.external.grpc_channel import open_channel
 from loadtests.trials.processes import log_tail
 from servers import stdout
 from servers.fields import ConfigError
+from servers.launcher import TemporaryFolder
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 from servers.splitter.admin import Admin, SplitterError, admin_address
 from servers.splitter.bootstrap import bootstrap
@@ -28,7 +29,6 @@ from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, upstream_tls
 from servers.splitter.kubernetes import grpc_route_manifest
 from servers.splitter.live import reshare
-from servers.temporary_folder import TemporaryFolder
 
 _ASKING_S = 5.0  # for a replica's name, whenever the health of one changes
 
