@@ -19,7 +19,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.describe(
         "Loads the arm, warms it up as it would be served, then runs each shape as a step of the engine and says\n"
         "what it met: a graph that was ready, a compile, a recompile and why, or a fall-back to eager. Then follow\n"
-        "the graphs (guards, nodes, kernels, graph breaks), memory and the cost of the start. No traffic is sent.\n\n"
+        "the graphs with their sizes, graph breaks and time. No traffic is sent.\n\n"
         "A shape is a step before padding: `prefill ROWSxTOKENS`, `decode ROWS@CONTEXT`, or for later chunks of\n"
         "prompts `extend ROWSxTOKENS@CONTEXT`. Without --shapes: every planned shape and a few that are not.\n\n"
         "With --trace nothing is loaded. It says of each compile policy how many graphs and compiles the prompt\n"

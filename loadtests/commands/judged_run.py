@@ -9,11 +9,11 @@ from loadtests.commands.analyze import judge_run
 from loadtests.commands.command_line import CommandParser
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
 from loadtests.commands.parity import show_parity
-from loadtests.trials.exporter import exporting
 from loadtests.trials.live_page import DEFAULT, OFF, LivePage, page_address
 from loadtests.trials.progress import Display, Status
 from loadtests.trials.run import Orchestrator
 from loadtests.trials.run_directory import has_requests
+from loadtests.trials.run_metrics import exporting
 
 
 def add_page(parser: CommandParser) -> None:

@@ -1,6 +1,5 @@
 """The console script `tailgate`: run | ramp | provider | frontier | parity | inspect | serve | precompile | split |
-worker | analyze | compare | plan. Each command is a module of this package; only that of the command in hand is
-imported.
+worker | analyze | compare. Each command is a module of this package; only that of the command in hand is imported.
 
 Exit codes of run, parity, analyze and compare: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run
 itself broke or was interrupted. Results go to stdout, as `servers.stdout` says: words for a person at a terminal,
@@ -37,7 +36,6 @@ COMMANDS = {
     "worker": "drive load from this host for a run on another one",
     "analyze": "judge a run again, or several runs as one",
     "compare": "compare two runs over time, such as last week's release and this",
-    "plan": "say how long a run must be",
 }
 
 
@@ -84,7 +82,6 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         "  tailgate analyze runs/20260101T120000Z-canary\n"
         "  tailgate compare baselines/main runs/20260108T120000Z-canary\n"
         "  tailgate inspect --trace conv.csv       how many compiles, how much padding, before any GPU time\n"
-        "  tailgate plan runs/20260101T120000Z-my  how long a run must be\n"
         "\n"
         "`tailgate COMMAND --help` says more.",
     )

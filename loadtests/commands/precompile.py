@@ -21,8 +21,8 @@ def add_arguments(parser: CommandParser) -> None:
     parser.describe(
         "Loads the arm, warms it up as it would be served, and writes what the compiler made to one file. A start\n"
         "whose arm has compile.artifact set to that file, here or on another machine of the same kind, finds its\n"
-        "graphs and tuned kernels and traces only. The file is refused where torch, the device, the model's shape or\n"
-        "the policy is another. Torch unpickles what it holds: load only files that you trust like a program.\n\n"
+        "graphs and inductor's tuned kernels. The file is refused where torch, the device, the model's name or the\n"
+        "policy is another. Torch unpickles what it holds: load only files that you trust like a program.\n\n"
         "Exit codes: 0 written, 2 bad usage or configuration, 1 it broke or was interrupted.",
         "  tailgate precompile --arm compiled-bucketed --model random:llama-3.2-1b --out bucketed.compiled\n"
         "  tailgate serve --preset compiled-bucketed --model random:llama-3.2-1b \\\n"

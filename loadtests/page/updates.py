@@ -1,4 +1,4 @@
-"""What is new in a run directory, for one browser: lines, rows and documents as they are; the page's script reads them."""
+"""What is new in a run directory, for one browser: lines, rows and documents as they are, for the page's script."""
 
 from __future__ import annotations
 

@@ -1,36 +1,41 @@
-"""The engine of a replica: what arrives, the next step, who gets which token or vector, who waited for which compile.
+"""The engine of a replica: the loop over its steps, and which request gets which token, vector or compile stall.
 
-Everything here belongs to the device thread, but for `Arrivals`, which a reader thread fills.
+Everything here belongs to the device thread; other threads fill `Engine.arrivals`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import math
-import threading
+import queue
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any, Protocol
 
 from servers.clock import now_ns
 from servers.compiler.events import CompileEvent
 from servers.complaint import named
-from servers.config import STALLING_KINDS, ArmConfig
-from servers.engine.batcher import Batcher
-from servers.engine.messages import Cancel, Finished, StepOutput, StepRecord, Submit
-from servers.engine.scheduler import Job, LaunchedStep, Move, Scheduler, Step
+from servers.config import STALLING_KINDS
+from servers.engine.messages import Cancel, Finished, Shutdown, StepOutput, StepRecord, Submit
+from servers.engine.scheduler import Batcher, Job, LaunchedStep, Move, Scheduler, Step
 
 log = logging.getLogger("tailgate.engine")
 
+Arrivals = queue.SimpleQueue[Submit | Cancel | Shutdown]
+
 # How the requests of a step end whose shape no graph fits, at an arm that compiles nothing while serving.
 REFUSED = "FAILED_PRECONDITION"
+
+_LONGEST_REST_S = 0.5
+_LONGEST_WAIT_S = 0.02  # while texts wait for a fuller batch: a deadline may pass
 
 
 class Runner(Protocol):
     """What the engine needs of a model runner."""
 
     overlaps: bool  # whether launch returns before the step is done
+    eos_ids: frozenset[int]  # tokens that end an answer
 
     def is_ready(self, step: Step) -> bool:
         """Whether launching `step` cannot start the compiler."""
@@ -54,11 +59,18 @@ class Engine:
     `drain_events` gives the compile events since its last call.
     """
 
-    def __init__(self, arm: ArmConfig, runner: Runner, drain_events: Callable[[], list[CompileEvent]]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler | Batcher,
+        runner: Runner,
+        drain_events: Callable[[], list[CompileEvent]],
+        arrivals: Arrivals | None = None,
+    ) -> None:
+        self.scheduler = scheduler
         self.runner = runner
+        self.arrivals: Arrivals = queue.SimpleQueue() if arrivals is None else arrivals
+        self._is_closed = False
         self._drain_events = drain_events
-        self.scheduler: Scheduler | Batcher = Batcher(arm.engine) if arm.model.embeds else Scheduler(arm.engine)
-        self.eos_ids: frozenset[int] = frozenset()
         self._step_id = 0
         self._pending: LaunchedStep | None = None
         self._last_end_ns = 0
@@ -70,20 +82,42 @@ class Engine:
         """Whether nothing is queued, running or still to be handed out."""
         return self._pending is None and len(self.scheduler) == 0
 
-    def rest_s(self) -> float:
-        """How long nothing is to be done, unless something arrives or a deadline passes; infinite when idle."""
-        if self._pending is not None:
-            return 0.0
-        rest_ns = self.scheduler.rest_ns(now_ns())
-        return math.inf if rest_ns is None else rest_ns / 1e9
+    def turns(self) -> Iterator[list[StepOutput | CompileEvent]]:
+        """Step until a Shutdown arrives. Each turn yields what it produced; without work it waits for arrivals."""
+        rest_s = 0.0
+        while self._take_arrivals(rest_s):
+            ended, cancelled = self.expire(now_ns()), self.take_cancelled()
+            output = [StepOutput(emit_ns=now_ns(), finished=ended, cancelled=cancelled)] if ended or cancelled else []
+            outputs, events = self.advance()
+            yield [*output, *events, *outputs]
+            rest_s = 0.0
+            if self._pending is None:
+                rest_ns = self.scheduler.rest_ns(now_ns())
+                longest_s = _LONGEST_REST_S if self.idle else _LONGEST_WAIT_S
+                rest_s = longest_s if rest_ns is None else min(rest_ns / 1e9, longest_s)
+
+    def _take_arrivals(self, wait_s: float = 0.0) -> bool:
+        """Take what has arrived, or arrives within `wait_s`; returns whether more is to come."""
+        with contextlib.suppress(queue.Empty):
+            message = self.arrivals.get(wait_s > 0, wait_s)
+            while True:
+                if isinstance(message, Submit):
+                    self.submit(message)
+                elif isinstance(message, Cancel):
+                    self.release(message.request_id)
+                    self._cancelled.append(message.request_id)
+                else:
+                    self._is_closed = True
+                message = self.arrivals.get_nowait()
+        return not self._is_closed
 
     def submit(self, message: Submit) -> None:
         """Queue a request."""
         job = Job(**{item.name: getattr(message, item.name) for item in fields(message)})
         if not job.ignore_eos:
-            job.stop_ids |= self.eos_ids
+            job.stop_ids |= self.runner.eos_ids
         for start_ns, end_ns in self._stalls:
-            # it stood in the pipe while a compile, already over, held this process
+            # it waited in the pipe while a compile, already over, held this process
             job.timing.compile_stall_ns += max(0, end_ns - max(start_ns, job.recv_ns))
         self.scheduler.submit(job)
 
@@ -93,11 +127,6 @@ class Engine:
         if move is not None:
             self.runner.move(move)
 
-    def cancel(self, request_id: str) -> None:
-        """Forget a request whose client has gone; `take_cancelled` confirms it."""
-        self.release(request_id)
-        self._cancelled.append(request_id)
-
     def take_cancelled(self) -> list[str]:
         """Return the requests that were cancelled since the last call."""
         cancelled, self._cancelled = self._cancelled, []
@@ -105,15 +134,10 @@ class Engine:
 
     def expire(self, at_ns: int) -> list[Finished]:
         """End every request whose deadline has passed."""
-        ended = []
-        for job in self.scheduler.expired(at_ns):
-            ended.append(
-                self._finished(job, "DEADLINE_EXCEEDED", message="the deadline passed before the answer was whole")
-            )
-            self.release(job.request_id)
-        return ended
+        message = "the deadline passed before the answer was whole"
+        return [self._end(job, "DEADLINE_EXCEEDED", message=message) for job in self.scheduler.expired(at_ns)]
 
-    def advance(self, arrivals: Arrivals) -> tuple[list[StepOutput], list[CompileEvent]]:
+    def advance(self) -> tuple[list[StepOutput], list[CompileEvent]]:
         """Launch the next step, if there is one, take what arrived meanwhile, and hand out what is done.
 
         Returns outputs, oldest first, and compile events. A failing step fails its own requests and no others.
@@ -129,7 +153,7 @@ class Engine:
             return outputs, self._settle(())  # a compile on another thread may have ended
         step_id, self._step_id = self._step_id, self._step_id + 1
         launched = self._launch(step, step_id)
-        arrivals.take(self)
+        self._take_arrivals()
         events = self._settle(step.jobs)
         if pending is not None:
             outputs.append(self._hand_out(pending))
@@ -161,7 +185,7 @@ class Engine:
         except Exception as error:
             return self._fail(launched.step, launched.batch_id, error)
         end_ns = now_ns()
-        # while the step before it was still running, this one stood in line
+        # this step waited while the one before it was running
         start_ns = max(launched.start_ns, self._last_end_ns)
         self._last_end_ns = end_ns
         for job in jobs:
@@ -175,14 +199,15 @@ class Engine:
             if not answers or self.scheduler.find(job.request_id) is not job:
                 continue  # more of its prompt to come, or cancelled or ended while the step ran
             outcome = self.scheduler.record(job, result)
-            if outcome == "embedded":
-                finished.append(self._embedded(job, result))
-            elif outcome is not None:
-                finished.append(self._finished(job, "OK", reason=outcome))
             if outcome != "embedded":
                 emitted.append((job.request_id, result))
-            if outcome is not None:
-                self.release(job.request_id)
+                if outcome is not None:
+                    finished.append(self._end(job, "OK", reason=outcome))
+            elif result:
+                finished.append(self._end(job, "OK", reason=outcome, vector=result))
+            else:
+                message = "the model's vector of this text is zero or no number"
+                finished.append(self._end(job, "INTERNAL", reason=outcome, message=message))
         record = StepRecord(
             step_id=launched.batch_id,
             kind=kind,
@@ -197,7 +222,7 @@ class Engine:
         return StepOutput(emit_ns=end_ns, tokens=emitted, finished=finished, step=record)
 
     def _settle(self, batch: Sequence[Job]) -> list[CompileEvent]:
-        """Charge the compile events of the last step to everyone who waited, and name them in the events."""
+        """Charge the compile events of the last step to every request that waited, and name these in the events."""
         events = self._drain_events()
         stalls = _united((event.start_ns, event.end_ns) for event in events if event.kind in STALLING_KINDS)
         for start_ns, end_ns in stalls:
@@ -211,7 +236,7 @@ class Engine:
         ]
 
     def _held(self, batch: Sequence[Job], end_ns: int) -> list[Job]:
-        """The batch, and whoever waited for it before `end_ns`."""
+        """The batch, and the requests that waited for it before `end_ns`."""
         return [*batch, *(job for job in self.scheduler if job not in batch and job.recv_ns < end_ns)]
 
     def _fail(self, step: Step, step_id: int, error: Exception) -> StepOutput:
@@ -225,29 +250,20 @@ class Engine:
             raise error
         statuses = {"OutOfMemoryError": "RESOURCE_EXHAUSTED", "UnforeseenShapeError": REFUSED}
         status = statuses.get(kind, "INTERNAL")
-        finished = []
-        for job in step.jobs:
-            if self.scheduler.find(job.request_id) is job:  # not cancelled or ended meanwhile
-                finished.append(self._finished(job, status, message=named(error)))
-                self.release(job.request_id)
+        held = [job for job in step.jobs if self.scheduler.find(job.request_id) is job]  # not cancelled or ended
+        finished = [self._end(job, status, message=named(error)) for job in held]
         return StepOutput(emit_ns=now_ns(), finished=finished)
 
-    def _embedded(self, job: Job, vector: bytes) -> Finished:
-        if vector:
-            return replace(self._finished(job, "OK", reason="embedded"), vector=vector)
-        return self._finished(
-            job, "INTERNAL", reason="embedded", message="the model's vector of this text is zero or no number"
-        )
-
-    @staticmethod
-    def _finished(job: Job, status: str, *, reason: str = "", message: str = "") -> Finished:
+    def _end(self, job: Job, status: str, **result: Any) -> Finished:
+        """Free the job's slot and return how it ended."""
+        self.release(job.request_id)
         # a copy: a step that still holds the job may add to its own
         timing = replace(job.timing, queue_ns=max(0, (job.admitted_ns or now_ns()) - job.recv_ns))
-        return Finished(request_id=job.request_id, status=status, reason=reason, message=message, timing=timing)
+        return Finished(request_id=job.request_id, status=status, timing=timing, **result)
 
 
 def _united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The spans, those that overlap as one: nobody waits twice at the same time."""
+    """The spans, overlapping ones merged: no request waits twice at the same time."""
     united: list[tuple[int, int]] = []
     for start, end in sorted(spans):
         if united and start < united[-1][1]:
@@ -266,34 +282,18 @@ def _still_held(step: Step | None) -> Step | None:
     return replace(step, jobs=tuple(step.jobs[index] for index in held), chunks=chunks) if held else None
 
 
-class Arrivals:
-    """Messages from the front, in order, as a thread read them off the pipe."""
+def serve(engine: Engine, requests: Iterable[Submit], *, slots: int = 0) -> Iterator[StepOutput | CompileEvent]:
+    """Yield what the engine produces while it answers `requests` and nothing else.
 
-    def __init__(self) -> None:
-        self._messages: deque[Submit | Cancel] = deque()
-        self._something = threading.Event()
-        self.closed = False
-
-    def put(self, message: Submit | Cancel) -> None:
-        """Add a message (called on the reader thread)."""
-        self._messages.append(message)
-        self._something.set()
-
-    def close(self) -> None:
-        """Say that no more messages will come."""
-        self.closed = True
-        self._something.set()
-
-    def take(self, engine: Engine) -> None:
-        """Hand everything that has arrived to `engine`."""
-        self._something.clear()
-        while self._messages:
-            message = self._messages.popleft()
-            if isinstance(message, Cancel):
-                engine.cancel(message.request_id)
-            else:
-                engine.submit(message)
-
-    def wait(self, timeout_s: float) -> None:
-        """Until something arrives, at most `timeout_s`."""
-        self._something.wait(timeout_s)
+    All come at once. With `slots`, one comes every other turn while fewer than that many are held: requests join while
+    others run, and none waits for a slot.
+    """
+    waiting = deque(requests)
+    while waiting and not slots:
+        engine.arrivals.put(waiting.popleft())
+    for turn, messages in enumerate(engine.turns()):
+        yield from messages
+        if waiting and (turn % 2 == 0 or engine.idle) and len(engine.scheduler) < slots:
+            engine.arrivals.put(waiting.popleft())
+        elif engine.idle and not waiting:
+            return

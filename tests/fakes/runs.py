@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import tomli_w
 
 from analysis.checks.check import ESTIMATES, Check
@@ -50,11 +49,9 @@ class Compile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Startup:
-    """What an arm reported of its start: the seconds of each shape that it warmed, and what was not compiled."""
+    """What an arm reported of its start: the seconds of each shape that it warmed."""
 
     warmed: Mapping[str, float]
-    graph_breaks: Mapping[str, int] = field(default_factory=dict)
-    cudagraph_skips: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as a trial's record holds it."""
@@ -217,14 +214,6 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
         names, noise = [arm.name for arm in run.arms], np.random.default_rng([run.seed, number, 1])
         trial |= run.machines.facts(names, number, noise)
         run.machines.write(folder, names, number, start, run.duration_s, noise)
-    compilers = {
-        f"{arm.name}-0": {"arm": arm.name}
-        | {"graph_breaks": dict(arm.startup.graph_breaks), "cudagraph_skips": dict(arm.startup.cudagraph_skips)}
-        for arm in run.arms
-        if arm.startup
-    }
-    if compilers:
-        (folder / "compiler.json").write_text(json.dumps(compilers))
     (folder / "trial.json").write_text(json.dumps(trial))
     lag = {"p50": 0.2, "p99": run.lag_ms, "max": 3.0}
     generator = {"worker": 0, "planned": count, "lag_ms": lag, "complete": True}
@@ -359,17 +348,6 @@ def _write_telemetry(folder: Path, run: FakeRun, trial: int, start: int, offsets
 GATES = {}
 
 
-def row(plan: dict[str, Any], what: str) -> dict[str, Any]:
-    (found,) = [item for item in plan["rows"] if item["what"] == what]
-    return found
-
-
-@pytest.fixture(scope="module")
-def pilot(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = FakeRun(duration_s=660, rate=2.0, gates=GATES, slo={"p99_ttft_ms": 2000})
-    return write_run(tmp_path_factory.mktemp("pilot") / "run", run)
-
-
 def gate(kind: str = "noninferiority", verdict: str = "PASS", arm: str = "compiled", **more: Any) -> Gate:
     known = {"gate": kind, "value": 1.0, "limit": 1.1, "unit": "ratio", "reason": "It is so."}
     return Gate(arm=arm, kind=kind, verdict=verdict, **known | more)  # type: ignore[arg-type]
@@ -377,7 +355,8 @@ def gate(kind: str = "noninferiority", verdict: str = "PASS", arm: str = "compil
 
 def check(ok: bool = False, opens: tuple[str, ...] = ESTIMATES, name: str = "load generator", **more: Any) -> Check:
     rule = next(rule for rule in RULES if rule.name == name)
-    return rule.row(ok, **{"reason": "The generator was late.", "remedy": "", "opens": opens, **more})
+    faults = [] if ok else ["The generator was late"]
+    return rule.found(faults, **{"reason": "The generator was late.", "remedy": "", "opens": opens, **more})
 
 
 def comparison(**more: Any) -> Comparison:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis.checks.applied import apply_checks, faults_to_fix
+from analysis.checks.applied import apply_checks
 from analysis.checks.check import ALL_KINDS, ESTIMATES, PARITY
 from analysis.checks.machines import HOST
 from analysis.checks.table import checks_of_run
@@ -25,7 +25,7 @@ from analysis.run.client_stalls import client_stalls
 from analysis.run.run import Run
 from analysis.run.work import lengths_apart
 from tests.fakes.machines import tell
-from tests.fakes.request_rows import write_rows
+from tests.fakes.request_rows import columns_of, write_rows
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, check, gate, write_run
 
 SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 9000}
@@ -133,24 +133,6 @@ class TestChecksOnGates:
         left = replace(gate(verdict="INCONCLUSIVE"), lasting=(0.8, 1.2))
         (result,) = apply_checks([left], [replace(check(name="machine speed"), among_trials=True)])
         assert result == left
-
-    @pytest.mark.parametrize(
-        ("trials", "blocked_by", "arm", "is_fault"),
-        [
-            (5, (), "compiled", True),
-            (6, (), "compiled", False),
-            (6, ("machine speed",), "compiled", True),
-            (6, ("machine speed",), "another", False),
-            (6, ("throttling",), "compiled", False),
-        ],
-    )
-    def test_a_disturbance_of_some_trials_is_a_fault_where_it_opens_a_gate(self, trials, blocked_by, arm, is_fault):
-        drift = replace(check(name="machine speed"), among_trials=True, arm="compiled")
-        sound, short = check(ok=True, name="throttling"), check(name="blocks")
-        own = replace(gate(verdict="INCONCLUSIVE"), arm=arm, blocked_by=blocked_by)
-        assert faults_to_fix([sound, drift, short], [own], trials) == ([drift] if is_fault else [])
-        lasting = replace(drift, among_trials=False)
-        assert faults_to_fix([lasting], [own], trials) == [lasting]
 
 
 def rewrite_rows(directory, edit, batch=10**9):
@@ -297,8 +279,9 @@ def recorded(design="mirrored", ignore_eos=False, metrics=("ttft", "e2e")):
     with tempfile.TemporaryDirectory() as folder:
         gates = WIDE | {"metrics": list(metrics)}
         run = replace(HONEST, design=design, ignore_eos=ignore_eos, gates=gates)
-        records = read_run(write_run(Path(folder, "run"), run))
-    return records, records.requests.to_pylist()
+        directory = write_run(Path(folder, "run"), run)
+        rows = [read_table(path, REQUESTS)[0] for path in sorted(directory.glob("trial-*/requests-*.arrow"))]
+        return read_run(directory), pa.concat_tables(rows).to_pylist()
 
 
 def run_with(change, arm="compiled", **run):
@@ -311,7 +294,7 @@ def run_with(change, arm="compiled", **run):
             changed += found if isinstance(found, list) else [found]
         else:
             changed.append(row)
-    return Run.of(replace(records, requests=pa.Table.from_pylist(changed, schema=records.requests.schema)))
+    return Run.of(replace(records, requests=columns_of(changed)))
 
 
 def failing(run):

@@ -76,7 +76,6 @@ BASE: dict[str, tuple[str, ...]] = {
     "worker": ("--master", "127.0.0.1:5557", "--keep", "OUT"),
     "analyze": ("RUN",),
     "compare": ("EARLIER", "RUN"),
-    "plan": ("RUN",),
 }
 
 

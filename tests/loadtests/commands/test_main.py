@@ -119,10 +119,6 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         ),
         (["split", "--admin", "localhost", "--set-weights", "a=1"], '--admin "localhost" is not HOST:PORT'),
         (["split", "--admin", "h:1", "--set-weights", "a=1", "--arm", "a=h:1"], "leave out --arm"),
-        (["plan"], "RUN_DIR"),
-        (["plan", "none"], 'run directory "none" does not exist'),
-        (["plan", ".", "--margin", "0"], "argument --margin: '0' is no share: give a number from 0.0001 to 10"),
-        (["plan", ".", "--ratio", "0"], "argument --ratio: '0' is no number"),
     ],
 )
 def test_bad_usage_is_one_line_with_exit_code_2(

@@ -14,14 +14,14 @@ from transformers import AutoModel, RobertaConfig
 from servers.clock import now_ns
 from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, EngineConfig, ModelConfig, ShapeConfig
-from servers.engine import encoder as encoder_module
-from servers.engine.borders import batch_borders, prompt_borders
+from servers.engine import step_runner
 from servers.engine.encoder import EncoderRunner, pooled
-from servers.engine.engine import Arrivals, Engine
-from servers.engine.messages import Finished, StepRecord, Submit
+from servers.engine.engine import Engine, serve
+from servers.engine.messages import Finished, StepOutput, StepRecord, Submit
 from servers.engine.model import check_task, load_model, readable_tokens
-from servers.engine.runners import runner_for
-from servers.engine.scheduler import Job
+from servers.engine.runner import runner_for
+from servers.engine.scheduler import Batcher, Job, Step
+from servers.engine.shapes import batch_borders, prompt_borders
 from servers.fields import ConfigError
 from tests.servers.engine.test_runner import compiling, recorder
 from tests.servers.test_config import refusal
@@ -74,10 +74,16 @@ def batches(arm: ArmConfig) -> list[list[Job]]:
     ]
 
 
+def vectors_of(runner: EncoderRunner, texts: Sequence[Job]) -> torch.Tensor:
+    """The vectors [texts, width] of texts that run as one step."""
+    step = Step("encode", tuple(texts), tuple((0, len(text.prompt)) for text in texts))
+    return runner.run(step, runner.shape_of(step))[0][: len(texts)].clone()
+
+
 def assert_as_plain(runner: EncoderRunner) -> None:
     reference = load_model(replace(runner.arm.model, attention="eager"))
     for texts in batches(runner.arm):
-        vectors = runner.vectors(texts)
+        vectors = vectors_of(runner, texts)
         assert torch.allclose(vectors.norm(dim=1), torch.ones(len(texts)), atol=1e-5)
         for text, vector in zip(texts, vectors, strict=True):
             assert cosine(vector, plain(reference, text.prompt, runner.arm.model.pooling)) >= 0.9999
@@ -89,31 +95,27 @@ def test_the_first_tokens_vector_is_taken_where_pooling_says_so(preset: str, rec
 
 
 def test_regions_of_an_encoder_are_named_and_may_match_nothing(recorder: CompileRecorder) -> None:
-    policy = compiling("encoder.layer.*.intermediate")
+    policy = compiling("encoder.layer.0.intermediate", "encoder.layer.1.intermediate")
     arm = ArmConfig(name="regions", model=MODEL, engine=ENGINE, shapes=ShapeConfig(kind="pad"), compile=policy)
     runner = warm(arm, recorder)
     assert {event.frame.rpartition(" ")[2] for event in recorder.drain()} == {"BertIntermediate"}
     assert_as_plain(runner)
-    missing = replace(arm, compile=compiling("model.layers.*"))
-    with pytest.raises(ConfigError, match=r"model\.layers\.\*.*embeddings"):
+    missing = replace(arm, compile=compiling("model.layers.0"))
+    with pytest.raises(ConfigError, match=r"model\.layers\.0.*embeddings"):
         runner_for(missing, recorder).load()
 
 
 def served(
     runner: EncoderRunner, recorder: CompileRecorder, lengths: Sequence[int]
 ) -> tuple[list[Finished], list[StepRecord]]:
-    engine, arrivals = Engine(runner.arm, runner, recorder.drain), Arrivals()
-    for number, length in enumerate(lengths):
-        arrivals.put(Submit(request_id=str(number), prompt=job(length).prompt, max_tokens=0, recv_ns=now_ns()))
-    arrivals.take(engine)
-    finished, steps = [], []
-    while not engine.idle:
-        outputs, _ = engine.advance(arrivals)
-        for output in outputs:
-            assert output.tokens == []
-            finished += output.finished
-            steps += [output.step] if output.step is not None else []
-    return finished, steps
+    requests = [
+        Submit(request_id=str(number), prompt=job(length).prompt, max_tokens=0, recv_ns=now_ns())
+        for number, length in enumerate(lengths)
+    ]
+    messages = serve(Engine(Batcher(runner.arm.engine), runner, recorder.drain), requests)
+    outputs = [message for message in messages if isinstance(message, StepOutput)]
+    assert not any(output.tokens for output in outputs)
+    return [item for output in outputs for item in output.finished], [item.step for item in outputs if item.step]
 
 
 @pytest.mark.parametrize("how", ["strict", "limited"])
@@ -128,7 +130,7 @@ def test_an_encoder_refuses_or_runs_eagerly_what_was_not_warmed(how: str, record
 
 
 def test_compiled_code_that_no_step_calls_is_seen(recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_module.compiler_policy, "compile_step", lambda step, policy: step)
+    monkeypatch.setattr(step_runner.compiler_policy, "compile_step", lambda step, policy: step)
     runner = warm(arm_of("compiled-padded"), recorder)
     _, steps = served(runner, recorder, [3, 5])
     assert [step.compiled for step in steps] == [False]

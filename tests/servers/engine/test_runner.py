@@ -14,8 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
-from servers.engine import attention
-from servers.engine import runner as runner_module
+from servers.engine import attention, step_runner
 from servers.engine.model import load_model
 from servers.engine.quantisation import is_quantised, quantise
 from servers.engine.runner import ModelRunner
@@ -23,7 +22,7 @@ from servers.engine.scheduler import Job, Scheduler, Step
 from servers.engine.shapes import StepShape
 from servers.engine.step_runner import filling_step
 from servers.fields import ConfigError
-from servers.front.readiness import first_request
+from servers.front.service import first_request
 from tests.fakes.kernels import varlen_flash
 from tests.servers.compiler.test_recorder import reset_compiler
 from tests.servers.test_config import refusal
@@ -110,6 +109,9 @@ def assert_answers_like_generate(arm: ArmConfig, recorder: CompileRecorder, *, s
     assert_greedy_like_generate(runner, jobs)
 
 
+MLPS = ("model.layers.0.mlp", "model.layers.1.mlp")
+
+
 def compiling(*regions: str, **settings: Any) -> CompileConfig:
     return CompileConfig(enabled=True, dynamic=False, backend="eager", regions=regions, **settings)
 
@@ -185,7 +187,7 @@ def assert_answers_for_one_position_a_row(
         "gemma3_text", **{**SMALL, **FAMILIES["gemma3_text"], "tie_word_embeddings": True}, final_logit_softcapping=2.0
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(str(folder))
-    load, computed = runner_module.load_model, set()
+    load, computed = step_runner.load_model, set()
 
     def watched(settings: ModelConfig) -> Any:
         model: Any = load(settings)
@@ -195,7 +197,7 @@ def assert_answers_for_one_position_a_row(
             monkeypatch.setattr(model, "get_output_embeddings", lambda: None)
         return model
 
-    monkeypatch.setattr(runner_module, "load_model", watched)
+    monkeypatch.setattr(step_runner, "load_model", watched)
     engine = replace(ENGINE, prefill_batch=3, prefill_chunk=16)
     arm = ArmConfig.from_preset(preset, engine=engine, model=ModelConfig(id=str(folder), dtype="float32"))
     runner = runner_for(replace(arm, compile=replace(arm.compile, backend="eager", mode="default")), recorder)
@@ -230,14 +232,14 @@ def test_a_model_from_disk_keeps_its_own_attention(family: str, tmp_path: object
 
 
 def test_layers_of_one_class_share_the_graphs_of_a_named_region(recorder: CompileRecorder) -> None:
-    policy = compiling("model.layers.*.mlp")
+    policy = compiling(*MLPS)
     runner = runner_for(ArmConfig(name="mlp", shapes=ShapeConfig(kind="pad"), compile=policy, engine=ENGINE), recorder)
     assert len(runner.cache.layers) > 1
     assert len(recorder.drain()) == len(list(runner.shapes.planned()))
 
 
 def test_a_region_past_the_recompile_limit_is_seen_to_run_eagerly(recorder: CompileRecorder) -> None:
-    policy = compiling("model.layers.*.mlp", recompile_limit=2, warmup="minimal")
+    policy = compiling(*MLPS, recompile_limit=2, warmup="minimal")
     runner = runner_for(ArmConfig(name="limited", compile=policy, engine=ENGINE), recorder)
     recorder.drain()
     serve(runner, jobs_for(runner.vocab_size, seed=4, count=4))
@@ -247,14 +249,14 @@ def test_a_region_past_the_recompile_limit_is_seen_to_run_eagerly(recorder: Comp
 def test_uncalled_regions_and_unknown_backends_are_refused(
     recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load = runner_module.load_model
+    load = step_runner.load_model
 
     def with_a_module_aside(model: ModelConfig) -> torch.nn.Module:
         loaded = load(model)
         loaded.aside = torch.nn.Linear(2, 2)
         return loaded
 
-    monkeypatch.setattr(runner_module, "load_model", with_a_module_aside)
+    monkeypatch.setattr(step_runner, "load_model", with_a_module_aside)
     policy = compiling("aside", "lm_head", warmup="minimal")
     with pytest.raises(ConfigError, match=r"compile\.regions names aside"):
         runner_for(ArmConfig(name="aside", compile=policy, engine=ENGINE), recorder)
@@ -263,7 +265,7 @@ def test_uncalled_regions_and_unknown_backends_are_refused(
 
 
 def test_an_arm_warmed_by_one_request_recompiles_while_serving_and_says_why(recorder: CompileRecorder) -> None:
-    arm = ArmConfig(name="naive", compile=compiling("model.layers.*.mlp", warmup="minimal"), engine=ENGINE)
+    arm = ArmConfig(name="naive", compile=compiling(*MLPS, warmup="minimal"), engine=ENGINE)
     runner = runner_for(arm, recorder)
     recorder.drain()
     serve(runner, [own_request(arm)])
@@ -275,7 +277,7 @@ def test_an_arm_warmed_by_one_request_recompiles_while_serving_and_says_why(reco
     for event in events:
         assert (event.phase, event.batch_id >= 0) == ("serving", True)
         assert "size mismatch" in event.reason
-        assert event.shape.startswith(("prefill batch", "decode batch"))
+        assert event.shape.startswith(("prefill ", "decode "))
     assert_greedy_like_generate(runner, jobs)
 
 
