@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from analysis.planning import plan_of
-from analysis.records.tables import RecordError
+import typer
+
 from analysis.wording import counted, duration_text
-from loadtests.commands.command_line import CommandParser, real, run_directory
+from loadtests.commands.options import Json, file_name, real, run_directory
 from loadtests.commands.terminal_table import aligned
-from loadtests.experiments.config_errors import as_config_error
 from servers import stdout
 
-
-def add_arguments(parser: CommandParser) -> None:
-    """`parser` reads the command line of `tailgate plan`."""
-    parser.describe(
-        "For a given margin, from the spread that a pilot run saw, for every gate. All gates pass together with a\n"
-        "chance of 80 % where arms are equal. Nothing is run.",
-        "  tailgate plan runs/20260101T120000Z-canary --margin 0.1",
-    )
-    add = parser.add_argument
-    add("run_dir", metavar="RUN_DIR", help="a pilot: a directory that `tailgate run` wrote")
-    add("--margin", type=real(1e-4, 10, "share"), metavar="M", help="accepted rise (default: the pilot's)")
-    add("--ratio", type=real(0.01, 100), default=1.0, metavar="R", help="true ratio to plan for (default 1: equal)")
+EXAMPLES = "  tailgate plan runs/20260101T120000Z-canary --margin 0.1"
 
 
-def main(options: argparse.Namespace) -> int:
-    """Says how long the run must be; the exit code."""
+def command(
+    run_dir: Annotated[
+        str, typer.Argument(metavar="RUN_DIR", help="A pilot: a directory that `tailgate run` wrote.", parser=file_name)
+    ],
+    margin: Annotated[
+        float | None,
+        typer.Option(metavar="M", parser=real(1e-4, 10, "share"), help="Accepted rise. Default: the pilot's."),
+    ] = None,
+    ratio: Annotated[
+        float, typer.Option(metavar="R", parser=real(0.01, 100), help="True ratio to plan for; 1 is equal arms.")
+    ] = 1.0,
+    as_json: Json = False,
+) -> int:
+    """Say how long a run must be.
+
+    Uses the spread that a pilot run saw. All gates pass together with a chance of 80 % where the arms are equal.
+    Nothing is run.
+    """
+    from analysis.planning import plan_of
+    from analysis.records.tables import RecordError
+    from loadtests.experiments.config_errors import as_config_error
+
     with as_config_error(RecordError):
-        directory = run_directory(options.run_dir)
-        plan = plan_of(directory, margin=options.margin, ratio=options.ratio)
-    stdout.write(plan_text(plan), plan, as_json=options.json)
+        plan = plan_of(run_directory(run_dir), margin=margin, ratio=ratio)
+    stdout.write(plan_text(plan), plan, as_json=as_json)
     return 0
 
 
 def plan_text(plan: Mapping[str, Any]) -> str:
-    """The plan for people."""
+    """Return the plan for a terminal."""
     goal, source = plan["wanted"], plan["source"]
     lines = [
         f"{source['run_dir']}: {duration_text(source['seconds'])} in {counted(source['trials'], 'trial')}, "
