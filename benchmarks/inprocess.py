@@ -16,8 +16,9 @@ import numpy as np
 from servers.clock import now_ns
 from servers.compiler.events import CompileEvent
 from servers.config import ArmConfig
-from servers.engine.engine import Arrivals, Engine
+from servers.engine.engine import Engine, serve
 from servers.engine.messages import StepOutput, Submit
+from servers.engine.scheduler import Scheduler
 
 
 class MeasurementError(RuntimeError):
@@ -92,28 +93,20 @@ class InProcess:
 
     def _serve(self, prompts: Sequence[list[int]], new_tokens: int) -> tuple[int, list[StepOutput]]:
         """(start, outputs) of `prompts` at once. Raises MeasurementError for a failed request or a compile event."""
-        engine = Engine(self.arm, self.runner, self.recorder.drain)
-        engine.eos_ids = self.runner.eos_ids
-        arrivals = Arrivals()
+        engine = Engine(Scheduler(self.arm.engine), self.runner, self.recorder.drain)
         outputs: list[StepOutput] = []
         self.recorder.drain()
         events: list[CompileEvent] = []
         start_ns = now_ns()
-        for number, prompt in enumerate(prompts):
-            arrivals.put(
-                Submit(
-                    request_id=str(number),
-                    prompt=prompt,
-                    max_tokens=new_tokens,
-                    recv_ns=start_ns,
-                    ignore_eos=True,
-                )
-            )
-        arrivals.take(engine)
-        while not engine.idle:
-            stepped, happened = engine.advance(arrivals)
-            outputs += stepped
-            events += happened
+        requests = [
+            Submit(request_id=str(number), prompt=prompt, max_tokens=new_tokens, recv_ns=start_ns, ignore_eos=True)
+            for number, prompt in enumerate(prompts)
+        ]
+        for message in serve(engine, requests):
+            if isinstance(message, StepOutput):
+                outputs.append(message)
+            else:
+                events.append(message)
         events += self.recorder.drain()
         ended = Counter(finished.status for output in outputs for finished in output.finished)
         if ended != {"OK": len(prompts)}:

@@ -54,13 +54,13 @@ def plant(faults: dict[str, float]) -> None:
     every_s = faults.get("every_s", float("inf"))
     due = time.perf_counter() + faults.get("first_s", every_s)
 
-    def slower(engine: Engine, arrivals: Any) -> Any:
+    def slower(engine: Engine) -> Any:
         nonlocal due
         began = time.perf_counter()
         if began >= due:
             time.sleep(faults["stall_s"])
             due = began + every_s
-        outputs = advance(engine, arrivals)
+        outputs = advance(engine)
         if outputs[0]:
             until = began + faults.get("decode", 1.0) * (time.perf_counter() - began)
             while time.perf_counter() < until:

@@ -1,4 +1,4 @@
-"""What one arm answers to a plan of prompts, and what float64 would have: `python -m servers.parity arm | reference`.
+"""Measure what one arm answers to a plan, and what float64 would answer: `python -m servers.parity arm | reference`.
 
 Each runs in a process of its own, started by loadtests/trials/parity_processes.py: compile caches belong to code
 objects, and two models may not fit one device. Prints one JSON line for each stage; results are files in --out. Nothing
@@ -31,24 +31,35 @@ from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, ModelConfig
 from servers.engine.borders import late_contexts, prompt_borders
 from servers.engine.encoder import EncoderRunner
-from servers.engine.engine import REFUSED, Arrivals, Engine
-from servers.engine.messages import Submit
+from servers.engine.engine import REFUSED, Engine, serve
+from servers.engine.messages import StepOutput, Submit
 from servers.engine.model import load_model
 from servers.engine.quantisation import weight_bytes
-from servers.engine.runner import ModelRunner
-from servers.engine.runners import runner_for
+from servers.engine.runner import ModelRunner, runner_for
 from servers.engine.scheduler import Job, Scheduler
 from servers.fields import ConfigError, build
 from servers.program import log_to_stderr, on_its_card_alone, read_arm
-from servers.vectors import Batches, make_batches, reference_vectors, served_vectors
+from servers.vectors import in_float64, make_batches, reference_vectors, rows_of, served_vectors
 
 log = logging.getLogger("tailgate.parity")
 
 MAX_LOGITS_BYTES = 8 << 30
 _CHECKSUM_CHUNK = 1 << 24
-_TURNS_APART = 2
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Report = Callable[[str, int, int], None]  # what goes on, done, total
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """A prompt, the tokens that follow it whatever a model prefers, and the row of the logits by compared place.
+
+    The token at place n is sampled from n positions more than the prompt has. The last token is fed nowhere.
+    """
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    rows: dict[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,23 +83,34 @@ class Plan:
         """Rows of the logits: one for each token of each continuation, then one for each late place."""
         return sum(self.counts) + len(self.late_places)
 
+    def sequences(self) -> list[Fed]:
+        """Return what is fed token by token: the continuations, then the late request, if any."""
+        fed, first = [], 0
+        for prompt, tokens in zip(self.prompts, self.continuations, strict=True):
+            fed.append(Fed(prompt, tokens, {place: first + place for place in range(len(tokens))}))
+            first += len(tokens)
+        if self.late_places:
+            rows = {place: first + index for index, place in enumerate(self.late_places)}
+            fed.append(Fed(self.late_prompt, (*self.late_tokens, 0), rows))
+        return fed
+
     def write(self, path: Path) -> None:
-        """`path` holds the plan."""
+        """Write the plan to `path`."""
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        """The plan in `path`."""
+        """Read the plan in `path`."""
         return build(cls, json.loads(path.read_text(encoding="utf-8")), where="plan")
 
 
 def make_plan(
     arms: Sequence[ArmConfig], *, vocab_size: int, prompts: int, tokens: int, seed: int, least: int = 0
 ) -> Plan:
-    """Fresh random prompts that reach every length at which an arm changes its shape.
+    """Draw random prompts that reach every length at which an arm changes its shape.
 
     Lengths are those of `prompt_borders` of every arm, and the rest spread evenly over orders of magnitude. Answers
-    differ in length, so that rows fall free at different steps. `prompts` and `least` are raised to the number of
+    differ in length, so that rows become free at different steps. `prompts` and `least` are raised to the number of
     lengths at which shapes change. With `prompts` 0, half as many again as the engine has slots, from 16 to 64, or as
     there are such lengths where these are more.
     """
@@ -105,14 +127,13 @@ def make_plan(
     lengths += [round(math.exp(rng.uniform(0.0, math.log(longest)))) for _ in range(count - len(lengths))]
     rng.shuffle(lengths)
     late = sorted(frozenset[int]().union(*map(late_contexts, arms)))
-    # beside the others, whose numbers are what they were without it
+    # a generator of its own leaves the other prompts as they are without it
     late_rng = random.Random(f"parity late {seed}")
     return Plan(
         prompts=tuple(tuple(rng.randrange(vocab_size) for _ in range(length)) for length in lengths),
         counts=tuple(rng.randint(fewest, most) for _ in lengths),
         late_prompt=tuple(late_rng.randrange(vocab_size) for _ in range(longest if late else 0)),
         late_tokens=tuple(late_rng.randrange(vocab_size) for _ in range(late[-1] - longest if late else 0)),
-        # the token at place n of an answer is decoded from n positions more than the prompt has
         late_places=tuple(context - longest for context in late),
     )
 
@@ -120,101 +141,87 @@ def make_plan(
 # --- An arm -----------------------------------------------------------------------------------------------------------
 
 
-def free_run(arm: ArmConfig, runner: ModelRunner, recorder: CompileRecorder, plan: Plan) -> list[list[int]]:
-    """The greedy answers [request][token] that the engine itself gives, requests joining while others run.
+def answers_of(runner: ModelRunner, requests: Sequence[Submit], *, slots: int = 0) -> list[list[int]]:
+    """Return the tokens of each request, as the serving engine gives them; `slots` as for `serve`.
 
     Raises RuntimeError, with the engine's own words where it has some, when a request fails or loses tokens;
     UnforeseenShapeError, once all were asked, when a strict arm refuses any.
     """
-    engine, arrivals = Engine(arm, runner, recorder.drain), Arrivals()
-    answers: list[list[int]] = [[] for _ in plan.prompts]
-    waiting = list(range(len(answers)))
+    engine = Engine(Scheduler(runner.arm.engine), runner, runner.recorder.drain)
+    answers: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    lengths = {request.request_id: len(request.prompt) for request in requests}
     refused: list[str] = []
-    turn = 0
-    while waiting or not engine.idle:
-        # requests join while others run, and none waits for a row
-        if waiting and (turn % _TURNS_APART == 0 or engine.idle) and len(engine.scheduler) < arm.engine.slots:
-            request = waiting.pop(0)
-            arrivals.put(
-                Submit(
-                    request_id=str(request),
-                    prompt=list(plan.prompts[request]),
-                    max_tokens=plan.counts[request],
-                    recv_ns=now_ns(),
-                    ignore_eos=True,
-                )
-            )
-        turn += 1
-        arrivals.take(engine)
-        outputs, _ = engine.advance(arrivals)
-        for output in outputs:
-            for name, token in output.tokens:
-                answers[int(name)].append(token)
-            for finished in output.finished:
-                if finished.status == REFUSED:
-                    length = len(plan.prompts[int(finished.request_id)])
-                    refused.append(f"request {finished.request_id} (prompt of {length} tokens): {finished.message}")
-                elif finished.status != "OK":
-                    raise RuntimeError(f"request {finished.request_id} ended {finished.status}: {finished.message}")
+    for output in serve(engine, requests, slots=slots):
+        if not isinstance(output, StepOutput):
+            continue
+        for name, token in output.tokens:
+            answers[name].append(token)
+        for finished in output.finished:
+            name = finished.request_id
+            if finished.status == REFUSED:
+                refused.append(f"request {name} (prompt of {lengths[name]} tokens): {finished.message}")
+            elif finished.status != "OK":
+                raise RuntimeError(f"request {name} ended {finished.status}: {finished.message}")
     if refused:
         raise UnforeseenShapeError(f"{len(refused)} of {len(answers)} requests are refused, first {refused[0]}")
-    for request, (answer, count) in enumerate(zip(answers, plan.counts, strict=True)):
-        if len(answer) != count:
-            raise RuntimeError(f"the engine answered request {request} with {len(answer)} tokens instead of {count}")
-    return answers
+    for request in requests:
+        name, count = request.request_id, request.max_tokens
+        if len(answers[name]) != count:
+            raise RuntimeError(
+                f"the engine answered request {name} with {len(answers[name])} tokens instead of {count}"
+            )
+    return list(answers.values())
+
+
+def _submits(prompts: Sequence[Sequence[int]], counts: Sequence[int], *, first: int = 0) -> list[Submit]:
+    return [
+        Submit(request_id=str(number), prompt=list(prompt), max_tokens=count, recv_ns=now_ns(), ignore_eos=True)
+        for number, (prompt, count) in enumerate(zip(prompts, counts, strict=True), first)
+    ]
+
+
+def free_run(runner: ModelRunner, plan: Plan) -> list[list[int]]:
+    """Return the greedy answers [request][token], requests joining while others run."""
+    return answers_of(runner, _submits(plan.prompts, plan.counts), slots=runner.arm.engine.slots)
 
 
 def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any], report: Report) -> None:
-    """`out` [positions, vocabulary] float32 holds the logits for every token of every continuation, fed as it is.
+    """Fill `out` [positions, vocabulary] float32 with the logits for every compared token of the plan.
 
-    Rows join, run together and leave as they do while serving.
+    The engine serves as always; only the tokens are the plan's. Rows join, run together and leave. The late request
+    runs alone, so that the steps at its borders have one row.
     """
-    scheduler = Scheduler(runner.arm.engine)
-    for request, (prompt, count) in enumerate(zip(plan.prompts, plan.counts, strict=True)):
-        scheduler.submit(Job(request_id=str(request), prompt=list(prompt), max_tokens=count, recv_ns=0))
-    first = np.concatenate(([0], np.cumsum(plan.counts)))
+    sequences = plan.sequences()
     done = 0
-    while (step := scheduler.next_step()) is not None:
-        rows = runner.logits(step).cpu().numpy()
-        for index, job in enumerate(step.jobs):
-            if step.chunks and step.chunks[index][1] < len(job.prompt):
+
+    def choose(logits: torch.Tensor, greedy: torch.Tensor, jobs: Sequence[Job], places: Sequence[int]) -> torch.Tensor:
+        nonlocal done
+        values = logits[list(places)].float().cpu().numpy()
+        tokens = [0] * len(greedy)
+        for job, place, row in zip(jobs, places, values, strict=True):
+            if job.prefilled < len(job.prompt):
                 continue  # more of its prompt to come
-            request = int(job.request_id)
-            out[first[request] + len(job.output)] = rows[index]
-            done += 1
-            outcome = scheduler.record(job, plan.continuations[request][len(job.output)])
-            if outcome is not None and (move := scheduler.release(job.request_id)) is not None:
-                runner.move(move)
-        report("teacher forcing", done, sum(plan.counts))
+            fed, at = sequences[int(job.request_id)], job.launched - 1
+            tokens[place] = fed.tokens[at]
+            if at in fed.rows:
+                out[fed.rows[at]] = row
+                done += 1
+        report("teacher forcing", done, plan.positions)
+        return torch.tensor(tokens, dtype=greedy.dtype, device=greedy.device)
 
-
-def late_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any], report: Report) -> list[int]:
-    """`out` [late places, vocabulary] holds the logits at the late places; the tokens that they prefer are returned.
-
-    The request stands alone, so that the steps to its borders have one row."""
-    if not plan.late_places:
-        return []
-    scheduler = Scheduler(runner.arm.engine)
-    fed = (*plan.late_tokens, 0)  # the last answer is compared and fed nowhere
-    scheduler.submit(Job(request_id="late", prompt=list(plan.late_prompt), max_tokens=len(fed), recv_ns=0))
-    rows = {place: row for row, place in enumerate(plan.late_places)}
-    while (step := scheduler.next_step()) is not None:
-        logits = runner.logits(step)
-        (job,) = step.jobs
-        if step.chunks and step.chunks[0][1] < len(job.prompt):
-            continue
-        place = len(job.output)
-        if place in rows:
-            out[rows[place]] = logits[0].cpu().numpy()
-        if scheduler.record(job, fed[place]) is not None:
-            scheduler.release(job.request_id)
-        report("late contexts", place + 1, len(fed))
-    return [int(token) for token in out.argmax(axis=1)]
+    choosing, runner.choose = runner.choose, choose
+    try:
+        together = len(plan.prompts)
+        for first, last in ((0, together), (together, len(sequences))):
+            some = sequences[first:last]
+            answers_of(runner, _submits([fed.prompt for fed in some], [len(fed.tokens) for fed in some], first=first))
+    finally:
+        runner.choose = choosing
 
 
 def arm_facts(runner: ModelRunner | EncoderRunner, weights: str) -> dict[str, Any]:
-    """What must be equal between arms, as it was loaded and not as it was configured; and in `held`, how the arm holds
-    its weights. `weights` is their checksum before they were quantised."""
+    """Return what must be equal between arms, as loaded and not as configured; and in `held`, how the arm holds its
+    weights. `weights` is their checksum before they were quantised."""
     model = runner.model
     every, quantised = weight_bytes(model)
     return {
@@ -230,7 +237,7 @@ def arm_facts(runner: ModelRunner | EncoderRunner, weights: str) -> dict[str, An
 
 
 def weights_of(model: ModelConfig) -> str:
-    """The checksum of the weights that are loaded before any is quantised. They are gone again afterwards."""
+    """Load the weights without quantisation and return their checksum."""
     loaded = load_model(replace(model, quantisation="none"))
     digest = checksum(loaded)
     del loaded
@@ -241,14 +248,14 @@ def weights_of(model: ModelConfig) -> str:
 
 @torch.no_grad()
 def checksum(model: nn.Module) -> str:
-    """A digest of every parameter and buffer that changes when any element does, in value or in place.
+    """Digest every parameter and buffer: the result changes when any element does, in value or in place.
 
     Each tensor counts as Σ word·(2·index + 1) modulo 2^64, exact in whatever order a device adds; an odd factor keeps
     a change of one word from cancelling itself.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted((*model.named_parameters(), *model.named_buffers())):
-        words = _words(tensor.detach())
+        words = tensor.detach().contiguous().flatten().view(_WORDS[tensor.element_size()])
         total = 0
         for start in range(0, words.numel(), _CHECKSUM_CHUNK):
             part = words[start : start + _CHECKSUM_CHUNK].to(torch.int64)
@@ -258,16 +265,11 @@ def checksum(model: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def _words(tensor: torch.Tensor) -> torch.Tensor:
-    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.contiguous().flatten().view(kinds[tensor.element_size()])
-
-
 # --- The reference ----------------------------------------------------------------------------------------------------
 
 
 class NothingBelowFloat64(TorchFunctionMode):
-    """Whatever a model rounds to float32 on purpose (norms, softmax, rotary angles) stays float64."""
+    """Keep at float64 what a model rounds to float32 on purpose: norms, softmax, rotary angles."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.float:
@@ -281,46 +283,36 @@ def _widened(value: Any) -> Any:
 
 
 def load_reference(model: ModelConfig) -> nn.Module:
-    """The arms' model with the arms' weights before any is quantised, and attention as plain products."""
+    """Load the arms' model with the arms' weights before any is quantised, and attention as plain products."""
     return load_model(replace(model, attention="eager", quantisation="none"))
 
 
 @torch.no_grad()
 def reference_logits(model: nn.Module, plan: Plan, out: np.ndarray[Any, Any], report: Report) -> None:
-    """`out` [positions, vocabulary] float64 holds what the whole sequences give, one by one, without any cache.
+    """Fill `out` [positions, vocabulary] float64 with what the whole sequences give, one by one, without any cache.
 
     The model's weights are widened to float64.
     """
     model.double()
     device = next(model.parameters()).device
-    at = 0
-    for prompt, continuation in zip(plan.prompts, plan.continuations, strict=True):
-        ids = torch.tensor([[*prompt, *continuation[:-1]]], device=device)
-        with NothingBelowFloat64():
-            logits = model(input_ids=ids, use_cache=False, logits_to_keep=len(continuation)).logits[0]
-        if logits.dtype != torch.float64:
-            raise RuntimeError(
-                f"the reference came out as {logits.dtype}: the model rounds where it cannot be kept from it"
-            )
-        out[at : at + len(continuation)] = logits.cpu().numpy()
-        at += len(continuation)
-        report("float64", at, plan.positions)
-    if plan.late_places:
-        ids = torch.tensor([[*plan.late_prompt, *plan.late_tokens]], device=device)
-        places = torch.tensor([len(plan.late_prompt) - 1 + place for place in plan.late_places], device=device)
+    done = 0
+    for fed in plan.sequences():
+        ids = torch.tensor([[*fed.prompt, *fed.tokens[:-1]]], device=device)
+        places = torch.tensor([len(fed.prompt) - 1 + place for place in fed.rows], device=device)
         with NothingBelowFloat64():
             logits = model(input_ids=ids, use_cache=False, logits_to_keep=places).logits[0]
-        out[at:] = logits.cpu().numpy()
-        report("float64", plan.positions, plan.positions)
+        out[list(fed.rows.values())] = in_float64(logits)
+        done += len(fed.rows)
+        report("float64", done, plan.positions)
 
 
 # --- The process ------------------------------------------------------------------------------------------------------
 
 
 def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
-    """`folder` holds facts.json, answers.json and logits.npy of `arm`, of an encoder vectors.npy and
-    rows.json instead of the last two; or refused.json where it is strict and refuses a shape. The control (no plan yet)
-    writes the plan; one that refuses is no measure: ConfigError."""
+    """Write facts.json, answers.json and logits.npy of `arm` to `folder`, of an encoder vectors.npy and rows.json
+    instead of the last two; or refused.json where it is strict and refuses a shape. The control (no plan yet) writes
+    the plan; one that refuses is no measure: ConfigError."""
     recorder = CompileRecorder()
     recorder.install()
     runner = runner_for(arm, recorder)
@@ -331,81 +323,59 @@ def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
     texts = _given_texts(task, runner.vocab_size) if task["texts"] and arm.name in task["on_texts"] else None
     runner.warm_up(lambda done, total, detail: _report(f"warm-up {detail}", done, total))
     plan_path = Path(task["plan"])
-    makes_plan = not plan_path.exists()
+    is_control = not plan_path.exists()
     arms = [ArmConfig.from_dict(table) for table in task["arms"]]
-    if makes_plan:
+    if is_control:
         sizes = {name: task[name] for name in ("prompts", "tokens", "seed", "least")}
         plan = make_plan(arms, vocab_size=runner.vocab_size, **sizes)
     else:
         plan = Plan.read(plan_path)
-    new_plan = plan_path if makes_plan else None
     try:
         if isinstance(runner, EncoderRunner):
-            _leave_vectors(arm, runner, recorder, plan, make_batches(arms, len(plan.prompts)), new_plan, folder)
+            batches = make_batches(arms, len(plan.prompts))
+            np.save(folder / "vectors.npy", served_vectors(runner, plan.prompts, batches, _report))
+            _write(folder / "rows.json", rows_of(batches))
         else:
-            _leave_answers(arm, runner, recorder, plan, texts, new_plan, folder)
+            plan = _write_answers(runner, plan, folder)
+            if texts is not None:
+                logits = _matrix(folder / "texts.npy", texts, runner.vocab_size, np.float32)
+                forced_logits(runner, texts, logits, _report)
+                logits.flush()
     except UnforeseenShapeError as error:
-        if makes_plan:
+        if is_control:
             raise ConfigError(
                 f"the control refuses what it is asked: {error}; take a control that is not strict"
             ) from None
-        (folder / "refused.json").write_text(json.dumps({"reason": str(error)}), encoding="utf-8")
+        _write(folder / "refused.json", {"reason": str(error)})
         log.warning("%s", error)
+    if is_control:
+        plan.write(plan_path)
 
 
-def _leave_answers(
-    arm: ArmConfig,
-    runner: ModelRunner,
-    recorder: CompileRecorder,
-    plan: Plan,
-    texts: Plan | None,
-    new_plan: Path | None,
-    folder: Path,
-) -> None:
-    """Answers and logits are in `folder`, and the plan with the answers as its continuations in `new_plan`, if any."""
+def _write_answers(runner: ModelRunner, plan: Plan, folder: Path) -> Plan:
+    """Write answers and logits to `folder`; returns the plan, with the answers as its continuations if it had none."""
     logits = _matrix(folder / "logits.npy", plan, runner.vocab_size, np.float32)
     _report("free run", 0, 0)
-    answers = free_run(arm, runner, recorder, plan)
-    (folder / "answers.json").write_text(json.dumps(answers), encoding="utf-8")
-    if new_plan is not None:
+    answers = free_run(runner, plan)
+    if not plan.continuations:
         plan = replace(plan, continuations=tuple(map(tuple, answers)))
-        plan.write(new_plan)
     forced_logits(runner, plan, logits, _report)
-    late = late_logits(runner, plan, logits[sum(plan.counts) :], _report)
-    if late:  # an answer like the others: what the arm prefers there
-        (folder / "answers.json").write_text(json.dumps([*answers, late]), encoding="utf-8")
     logits.flush()
-    if texts is not None:
-        logits = _matrix(folder / "texts.npy", texts, runner.vocab_size, np.float32)
-        forced_logits(runner, texts, logits, _report)
-        logits.flush()
-
-
-def _leave_vectors(
-    arm: ArmConfig,
-    runner: EncoderRunner,
-    recorder: CompileRecorder,
-    plan: Plan,
-    batches: Batches,
-    new_plan: Path | None,
-    folder: Path,
-) -> None:
-    """Vectors are in `folder`, and which text stands in which row of them; the plan is in `new_plan`, if any."""
-    if new_plan is not None:
-        plan.write(new_plan)
-    np.save(folder / "vectors.npy", served_vectors(arm, runner, recorder, plan.prompts, batches, _report))
-    (folder / "rows.json").write_text(json.dumps(batches.rows), encoding="utf-8")
+    # an answer like the others: the tokens that the arm prefers at the late places
+    late = logits[sum(plan.counts) :].argmax(axis=1).tolist()
+    _write(folder / "answers.json", [*answers, late] if late else answers)
+    return plan
 
 
 def run_reference(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
-    """`folder` holds facts.json and logits.npy, or vectors.npy, of the float64 reference for the control `arm`."""
+    """Write facts.json and logits.npy, or vectors.npy, of the float64 reference for the control `arm` to `folder`."""
     _report("loading", 0, 0)
     model: Any = load_reference(arm.model)
     _write_facts(folder, {"weights": checksum(model)})
     if arm.model.embeds:
         texts = Plan.read(Path(task["plan"])).prompts
-        vectors = reference_vectors(model, arm.model.pooling, texts, NothingBelowFloat64, _report)
-        np.save(folder / "vectors.npy", vectors)
+        with NothingBelowFloat64():
+            np.save(folder / "vectors.npy", reference_vectors(model, arm.model.pooling, texts, _report))
         return
     vocab_size = int(model.config.get_text_config().vocab_size)
     plans = {"logits.npy": Plan.read(Path(task["plan"]))}
@@ -418,7 +388,7 @@ def run_reference(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
 
 
 def _given_texts(task: dict[str, Any], vocab_size: int) -> Plan:
-    """The texts of the task, which are of this vocabulary. Raises ConfigError."""
+    """Read the texts of the task. Raises ConfigError when they are of another vocabulary."""
     texts = Plan.read(Path(task["texts"]))
     largest = max(token for ids in (*texts.prompts, *texts.continuations) for token in ids)
     if largest >= vocab_size:
@@ -429,13 +399,17 @@ def _given_texts(task: dict[str, Any], vocab_size: int) -> Plan:
     return texts
 
 
+def _write(path: Path, document: Any) -> None:
+    path.write_text(json.dumps(document), encoding="utf-8")
+
+
 def _write_facts(folder: Path, facts: dict[str, Any]) -> None:
-    (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+    _write(folder / "facts.json", facts)
     _print({"facts": facts})
 
 
 def _matrix(path: Path, plan: Plan, vocab_size: int, dtype: type) -> np.memmap[Any, Any]:
-    """A new memory-mapped file for [positions, vocabulary]. Raises ConfigError when it would be too large."""
+    """Create a memory-mapped file of [positions, vocabulary]. Raises ConfigError when it would be too large."""
     size = plan.positions * vocab_size * np.dtype(dtype).itemsize
     if size > MAX_LOGITS_BYTES:
         raise ConfigError(

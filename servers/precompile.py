@@ -39,7 +39,7 @@ def _precompile(arm: ArmConfig, path: str, *, as_json: bool) -> int:
         isolate_compiler(os.environ, folder)
         from servers.compiler import artifacts
         from servers.compiler.recorder import CompileRecorder
-        from servers.engine.runners import runner_for
+        from servers.engine.runner import runner_for
 
         artifacts.compile_portably()
         recorder = CompileRecorder()

@@ -1,16 +1,15 @@
-"""How fast a device and its host are, by work that never changes: `python -m servers.reference --device cuda:0`.
+"""Measure how fast a device and its host are: `python -m servers.reference --device cuda:0`.
 
-Run before and after each trial by loadtests/trials/references.py. Four parts, so that a slow card can be told from a
-slow host: a matrix product (the device computes), a read of memory (the device loads), many small launches (the host
-issues), a piece of Python (the host interprets). Prints {"ready": true} once all is allocated and warm, measures when a
-line comes on stdin, and prints one JSON object. Where nothing can be measured, "error" in it says why and the exit code
-is 0 all the same.
+The work never changes; loadtests/trials/references.py has it done before and after each trial. Four parts tell a slow
+card from a slow host: a matrix product (the device computes), a read of memory (the device loads), many small launches
+(the host issues), a loop of Python (the host interprets). Prints {"ready": true} once all is allocated and warm,
+measures when a line comes on stdin, and prints one JSON object. Where nothing can be measured, "error" in it says why
+and the exit code is 0.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import json
 import os
@@ -18,8 +17,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import median
 
 import torch
 
@@ -34,151 +32,118 @@ ROUNDS = 5  # the parts take turns, so that a disturbance of a moment hits a fif
 REST_S = 0.02
 _WARM_CALLS = 3
 _LOOP = 50_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """The fixed work: one product of two matrices [matrix, matrix], one read of `read_bytes` of float32."""
-
-    matrix: int
-    dtype: torch.dtype
-    read_bytes: int
-
-    @classmethod
-    def of(cls, device: torch.device) -> Sizes:
-        """What a device of this kind is given; the read is far larger than its caches.
-
-        Where others hold the memory the read is halved until it fits. The row says how much it was.
-        """
-        if device.type != "cuda":
-            return cls(matrix=1024, dtype=torch.float32, read_bytes=256 << 20)
-        free, _ = torch.cuda.mem_get_info(device)
-        read_bytes = 4 << 30
-        while read_bytes > 256 << 20 and read_bytes > free // 2:
-            read_bytes //= 2
-        return cls(matrix=8192, dtype=torch.bfloat16, read_bytes=read_bytes)
+_READ_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}  # far larger than caches
 
 
 class Reference:
     """The four parts on one device: allocated, filled with random data and warm. Zeros would draw less power."""
 
-    def __init__(self, device: torch.device, sizes: Sizes) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.sizes = sizes
+        self._on_gpu = device.type == "cuda"
+        self._read_bytes = _READ_BYTES[device.type]
+        if self._on_gpu:
+            free, _ = torch.cuda.mem_get_info(device)
+            # where others hold the memory; figures of unequal sizes are not compared
+            while self._read_bytes > _READ_BYTES["cpu"] and self._read_bytes > free // 2:
+                self._read_bytes //= 2
+        self._matrix, dtype = (8192, torch.bfloat16) if self._on_gpu else (1024, torch.float32)
         made = torch.Generator(device).manual_seed(0)
-        shape = (sizes.matrix, sizes.matrix)
-        self._left = torch.randn(shape, generator=made, device=device, dtype=sizes.dtype)
-        self._right = torch.randn(shape, generator=made, device=device, dtype=sizes.dtype)
-        self._product = torch.empty_like(self._left)
-        self._read = torch.rand(sizes.read_bytes // 4, generator=made, device=device)
+        left, right = (
+            torch.randn((self._matrix, self._matrix), generator=made, device=device, dtype=dtype) for _ in range(2)
+        )
+        product = torch.empty_like(left)
+        read = torch.rand(self._read_bytes // 4, generator=made, device=device)
+        self._dtype = dtype
         self._small = torch.rand(1, generator=made, device=device)
+        self._multiply: Callable[[], object] = lambda: torch.mm(left, right, out=product)
+        self._load: Callable[[], object] = read.sum
         for part in (self._multiply, self._load):
             for _ in range(_WARM_CALLS):
                 part()
         self._launch()
-        _interpret()
+        self._synchronize()
+        interpret()
 
     def measure(self, seconds: float) -> dict[str, float | int | str]:
-        """Medians over all repetitions within about `seconds`; each part has a quarter of them."""
+        """Return medians over all repetitions within about `seconds`; each part has a quarter of them."""
         share_s = seconds / (4 * ROUNDS)
         python: list[float] = []
-        issued: list[float] = []
         launched: list[float] = []
         products: list[float] = []
         reads: list[float] = []
         began = time.perf_counter()
-        with _each_processor() as next_processor:
+        allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        # On a shared host some processors are half as fast as others: the loop and the launches visit all of them.
+        order = itertools.cycle(random.Random(0).sample(allowed, len(allowed)))
+        try:
             for _ in range(ROUNDS):
-                for _ in _turns(share_s):
-                    next_processor()
-                    python.append(_processor_time(_interpret))
-                for _ in _turns(share_s):
-                    next_processor()
-                    issue_s, whole_s = self._launch()
-                    issued.append(issue_s)
-                    launched.append(whole_s)
+                for part, times in ((interpret, python), (self._launch, launched)):
+                    for _ in turns(share_s):
+                        if allowed:
+                            os.sched_setaffinity(0, {next(order)})
+                        self._synchronize()
+                        times.append(processor_time(part))
                 products += self._products(share_s)
                 reads += self._device_times(self._load, share_s)
-        sizes = self.sizes
-        low_ms, high_ms = _deciles([1e3 * item for item in python])
+        finally:
+            if allowed:
+                os.sched_setaffinity(0, allowed)
         return {
             "device": device_name(self._device),
             "seconds": time.perf_counter() - began,
-            "matmul_tflops": 2 * sizes.matrix**3 / median(products) / 1e12,
-            "read_gb_per_s": sizes.read_bytes / median(reads) / 1e9,
-            "launch_us": median(issued) / LAUNCHES * 1e6,
-            "launched_ms": median(launched) * 1e3,
+            "matmul_tflops": 2 * self._matrix**3 / median(products) / 1e12,
+            "read_gb_per_s": self._read_bytes / median(reads) / 1e9,
+            "launch_us": median(launched) / LAUNCHES * 1e6,
             "python_ms": median(python) * 1e3,
-            "python_low_ms": low_ms,
-            "python_high_ms": high_ms,
-            "matrix": sizes.matrix,
-            "dtype": str(sizes.dtype).removeprefix("torch."),
-            "read_bytes": sizes.read_bytes,
+            "matrix": self._matrix,
+            "dtype": str(self._dtype).removeprefix("torch."),
+            "read_bytes": self._read_bytes,
             "launches": LAUNCHES,
-            "rest_ms": 1e3 * REST_S if self._device.type == "cuda" else 0.0,
-            "processors": len(_processors()),
-            "threads": torch.get_num_threads(),
+            "rest_ms": 1e3 * REST_S if self._on_gpu else 0.0,
+            "processors": len(allowed),
         }
 
-    def _multiply(self) -> None:
-        torch.mm(self._left, self._right, out=self._product)
-
-    def _load(self) -> None:
-        self._read.sum()
-
-    def _launch(self) -> tuple[float, float]:
-        """Seconds of this thread to issue all small operations, and seconds until the device had done them."""
-        self._synchronize()
-        start = time.perf_counter()
-        issued = _processor_time(self._issue)
-        self._synchronize()
-        return issued, time.perf_counter() - start
-
-    def _issue(self) -> None:
+    def _launch(self) -> None:
         small = self._small
         for _ in range(LAUNCHES):
             small.add_(1.0)
 
     def _products(self, seconds: float) -> list[float]:
-        """Seconds of each product, with a rest after each on a GPU."""
-        if self._device.type != "cuda":
+        """Return the seconds of each product, with a rest after each on a GPU."""
+        if not self._on_gpu:
             return self._device_times(self._multiply, seconds)
         times = []
-        for _ in _turns(seconds):
+        for _ in turns(seconds):
             times += self._marked_times(self._multiply, 1)
             time.sleep(REST_S)
         return times
 
-    def _device_times(self, part: Callable[[], None], seconds: float) -> list[float]:
-        """Seconds of each call, on the device's own clock where it has one: the host's launch is not in them."""
-        if self._device.type != "cuda":
-            return [_timed(part) for _ in _turns(seconds)]
+    def _device_times(self, part: Callable[[], object], seconds: float) -> list[float]:
+        """Return the seconds of each call, on the device's own clock where it has one: without the host's launch."""
+        if not self._on_gpu:
+            return [elapsed(part) for _ in turns(seconds)]
         part()  # brings the clocks up again after what the host did alone
         self._synchronize()
-        return self._marked_times(part, max(1, int(seconds / max(1e-6, self._rough_seconds(part)))))
+        (rough_s,) = self._marked_times(part, 1)
+        return self._marked_times(part, max(1, int(seconds / max(1e-6, rough_s))))
 
-    def _marked_times(self, part: Callable[[], None], calls: int) -> list[float]:
+    def _marked_times(self, part: Callable[[], object], calls: int) -> list[float]:
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]  # type: ignore[no-untyped-call]
         marks[0].record()
         for mark in marks[1:]:
             part()
             mark.record()
         self._synchronize()
-        return [marks[index].elapsed_time(marks[index + 1]) / 1e3 for index in range(calls)]
-
-    def _rough_seconds(self, part: Callable[[], None]) -> float:
-        start = time.perf_counter()
-        part()
-        self._synchronize()
-        return time.perf_counter() - start
+        return [first.elapsed_time(second) / 1e3 for first, second in itertools.pairwise(marks)]
 
     def _synchronize(self) -> None:
-        if self._device.type == "cuda":
+        if self._on_gpu:
             torch.cuda.synchronize(self._device)
 
 
-def _interpret() -> int:
-    """A fixed piece of Python: integers, a list, a dictionary and a branch, as an interpreter's time mostly goes."""
+def interpret() -> int:
+    """Run a fixed piece of Python of typical operations: integers, a list, a dictionary and a branch."""
     value, seen, recent = 1, dict[int, int](), [0] * 64
     for step in range(_LOOP):
         value = (value * 1_103_515_245 + 12_345) & 0x7FFFFFFF
@@ -189,54 +154,22 @@ def _interpret() -> int:
     return len(seen) + recent[0]
 
 
-def _processors() -> list[int]:
-    """Those on which this process may run; empty where the system does not tell."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-
-
-@contextlib.contextmanager
-def _each_processor() -> Iterator[Callable[[], None]]:
-    """Each call moves this thread to another processor; afterwards it may run on all of them again.
-
-    On a shared host some are half as fast as others, and which of them a process meets is luck: a figure of one would
-    say nothing of the host.
-    """
-    processors = _processors()
-    order = itertools.cycle(random.Random(0).sample(processors, len(processors)))
-
-    def move() -> None:
-        if processors:
-            os.sched_setaffinity(0, {next(order)})
-
-    try:
-        yield move
-    finally:
-        if processors:
-            os.sched_setaffinity(0, processors)
-
-
-def _deciles(values: Sequence[float]) -> tuple[float, float]:
-    """The first and the ninth decile."""
-    cuts = quantiles(values, n=10, method="inclusive") if len(values) > 1 else [values[0]]
-    return cuts[0], cuts[-1]
-
-
-def _processor_time(part: Callable[[], object]) -> float:
-    """Seconds that this thread had a processor: what others run beside it is not in them, as it is looked at elsewhere
-    (the check "busy host")."""
+def processor_time(part: Callable[[], object]) -> float:
+    """Return the seconds that this thread had a processor; the check "busy host" judges what others took of it."""
     start = time.thread_time()
     part()
     return time.thread_time() - start
 
 
-def _timed(part: Callable[[], object]) -> float:
+def elapsed(part: Callable[[], object]) -> float:
+    """Return the seconds that `part` took."""
     start = time.perf_counter()
     part()
     return time.perf_counter() - start
 
 
-def _turns(seconds: float) -> Iterator[None]:
-    """One turn at least, and others until `seconds` have passed."""
+def turns(seconds: float) -> Iterator[None]:
+    """Yield once at least, and again until `seconds` have passed."""
     end = time.perf_counter() + seconds
     yield
     while time.perf_counter() < end:
@@ -244,7 +177,7 @@ def _turns(seconds: float) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The program: one JSON line when it could measure, one with what it measured or why it did not."""
+    """Print one JSON line when it can measure, and one with what it measured or why it did not."""
     parser = argparse.ArgumentParser(prog="python -m servers.reference", description=__doc__)
     parser.add_argument("--device", required=True, help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--seconds", type=float, default=2.0)
@@ -253,18 +186,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device = resolve_device(options.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        reference = Reference(device, Sizes.of(device))
-        _say({"ready": True})
+        reference = Reference(device)
+        print(json.dumps({"ready": True}), flush=True)
         if not sys.stdin.readline():
-            return 1  # who would read it is gone
-        _say({"at_ns": now_ns(), **reference.measure(options.seconds), "error": None})
+            return 1  # the reader is gone
+        answer = {"at_ns": now_ns(), **reference.measure(options.seconds), "error": None}
     except Exception as error:  # a device that is taken, full or broken is a finding
-        _say({"at_ns": now_ns(), "error": one_line(named(error))})
+        answer = {"at_ns": now_ns(), "error": one_line(named(error))}
+    print(json.dumps(answer), flush=True)
     return 0
-
-
-def _say(message: dict[str, object]) -> None:
-    print(json.dumps(message), flush=True)
 
 
 if __name__ == "__main__":

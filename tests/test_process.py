@@ -26,7 +26,6 @@ ALLOWED = {
     "servers/front/sender.py": PIPE,
     "servers/front/serve.py": PIPE,
     "servers/engine/device.py": PIPE,
-    "servers/engine/outbox.py": PIPE,
     "benchmarks/analysis.py": POOL,
     "benchmarks/damage.py": POOL,
     "benchmarks/simulation/table.py": POOL,

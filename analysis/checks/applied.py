@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from analysis.checks.check import Check
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.statistics.compare import TRIALS_FOR_T_TEST
 
 # What goodput rests on is what objectives rest on, and memory needs what counts of errors need.
 _RESTS_ON = {"goodput": "slo", "memory": "error"}
@@ -26,18 +25,6 @@ def apply_checks(gates: Sequence[Gate], checks: Sequence[Check]) -> list[Gate]:
 def blocking(gate: Gate, checks: Iterable[Check]) -> list[Check]:
     """The failed checks that keep the gate open."""
     return [check for check in checks if not check.ok and check.check in gate.blocked_by and _concerns(check, gate)]
-
-
-def faults_to_fix(checks: Iterable[Check], gates: Sequence[Gate], trials: int) -> list[Check]:
-    """The failed checks that no longer run passes. From as many `trials` on as are each one observation, what fell on
-    some of them is in what they differ by, and is a fault where one of the `gates` is open by it all the same."""
-    failed = [check for check in checks if not check.ok and not check.rule.mended_by_length]
-    by_trials = trials >= TRIALS_FOR_T_TEST
-    return [
-        check
-        for check in failed
-        if not (by_trials and check.among_trials) or any(blocking(gate, [check]) for gate in gates)
-    ]
 
 
 def _concerns(check: Check, gate: Gate) -> bool:

@@ -38,7 +38,7 @@ def command(
             "folder joined-... or results-... next to the first.",
         ),
     ] = None,
-    allow_different: AllowDifferent = "",
+    allow_different: AllowDifferent = None,
     slo: Slo = None,
     as_json: WholeJson = False,
 ) -> int:

@@ -59,7 +59,7 @@ def command(
             help="An earlier search of the experiment to continue, or a folder that joins some. Repeatable.",
         ),
     ] = None,
-    allow_different: AllowDifferent = "",
+    allow_different: AllowDifferent = None,
     settings: Annotated[list[str] | None, set_option("traffic.step_s=20")] = None,
     out: Out = "runs",
     seed: Seed = None,

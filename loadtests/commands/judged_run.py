@@ -15,10 +15,10 @@ from loadtests.trials.run import Orchestrator
 from loadtests.trials.run_directory import has_requests
 
 
-def page_of(address: str, status: Status, *, weights: bool = False) -> LivePage | None:
-    """The live page at the address of --page, on which `weights` may be changed; None where there is to be none."""
+def page_of(address: str, status: Status) -> LivePage | None:
+    """Return the live page at the address of --page, or None for `off`."""
     parsed = PageAddress.of(address)
-    return None if parsed is None else LivePage(parsed, status, weights=weights)
+    return None if parsed is None else LivePage(parsed, status)
 
 
 def run_and_judge(

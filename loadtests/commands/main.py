@@ -24,7 +24,6 @@ from loadtests.commands import (
     frontier,
     inspect,
     parity,
-    plan,
     precompile,
     provider,
     ramp,
@@ -51,7 +50,6 @@ COMMANDS = {
     "worker": worker,
     "analyze": analyze,
     "compare": compare,
-    "plan": plan,
 }
 _EXAMPLES = """\
   tailgate run demo                       three arms on this CPU, 90 s of traffic, a verdict
@@ -61,8 +59,7 @@ _EXAMPLES = """\
   tailgate inspect --arm compiled-naive   what will recompile, before any load
   tailgate analyze runs/20260101T120000Z-canary
   tailgate compare baselines/main runs/20260108T120000Z-canary
-  tailgate inspect --trace conv.csv       how many compiles, how much padding, before any GPU time
-  tailgate plan runs/20260101T120000Z-my  how long a run must be"""
+  tailgate inspect --trace conv.csv       how many compiles, how much padding, before any GPU time"""
 
 
 def _epilog(examples: str) -> str:

@@ -41,11 +41,11 @@ def file_name(text: str) -> str:
         raise typer.BadParameter(str(error)) from None
 
 
-def whole(low: int, high: int, what: str = "number") -> Callable[[str], int]:
-    """Return a parser of whole numbers from `low` to `high`."""
+def whole(low: int, high: int, what: str = "number") -> Callable[[str | int], int]:
+    """Return a parser of whole numbers from `low` to `high`. It also gets the default."""
 
-    def parse(text: str) -> int:
-        digits = text.removeprefix("-")
+    def parse(text: str | int) -> int:
+        digits = str(text).removeprefix("-")
         if digits.isascii() and digits.isdecimal() and len(digits) <= 20 and low <= int(text) <= high:
             return int(text)
         raise typer.BadParameter(f"{text!r} is no {what}: give a whole number from {low} to {high}")
@@ -101,7 +101,8 @@ ExperimentName = Annotated[str, typer.Argument(metavar="EXPERIMENT", help=_EXPER
 OptionalExperiment = Annotated[str, typer.Argument(metavar="[EXPERIMENT]", help=_EXPERIMENT, parser=file_name)]
 Out = Annotated[str, typer.Option(metavar="DIR", help="Folder for run directories.", parser=file_name)]
 Seed = Annotated[
-    int | None, typer.Option(metavar="N", parser=whole(0, LARGEST_SEED, "seed"), help="Replaces the experiment's seed.")
+    int | None,
+    typer.Option(metavar="N", parser=whole(0, LARGEST_SEED, "seed"), help="Replaces the experiment's seed."),
 ]
 TraceFile = Annotated[
     str, typer.Option("--trace", metavar="FILE", help="Replay times and lengths of this trace.", parser=file_name)
@@ -131,7 +132,7 @@ Metrics = Annotated[
     ),
 ]
 AllowDifferent = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="KEYS",
         help="Settings in which joined runs may differ, such as gates.margin,versions.torch. The first run's count.",
@@ -164,9 +165,9 @@ def listener_tls(certificate: str | None, key: str | None, client_ca: str | None
     return server_tls(*(value or "" for value in flags.values()))
 
 
-def split_keys(text: str) -> tuple[str, ...]:
+def split_keys(text: str | None) -> tuple[str, ...]:
     """Return the keys of --allow-different. Raises ConfigError for an empty one."""
-    keys = tuple(key.strip() for key in text.split(",")) if text else ()
+    keys = () if text is None else tuple(key.strip() for key in text.split(","))
     if "" in keys:
         raise ConfigError("--allow-different holds an empty key: give settings with commas between, or leave it out")
     return keys

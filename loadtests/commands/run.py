@@ -107,7 +107,7 @@ def command(
         burstiness=burstiness,
         max_concurrency=max_concurrency,
         num_prompts=num_prompts,
-        goodput=goodput or (),
+        goodput=[part for text in goodput or () for part in text.split()],
     )
     loaded = load(experiment, settings=settings or (), trace=trace, seed=seed, flags=flags, slo=slo or ())
     if until_decided:

@@ -24,7 +24,7 @@ def command(
     ] = "tailgate-worker",
     trials: Annotated[
         int,
-        typer.Option(metavar="N", parser=whole(0, 10**6), help="End after N trials; 0 waits for more until Ctrl-C."),
+        typer.Option(metavar="N", parser=whole(0, 10**6), help="End after N trials; 0: never."),
     ] = 0,
 ) -> int:
     """Generate load from this host for a run on another one.

@@ -3,8 +3,7 @@
     python -P -m loadtests.page RUN_DIR --host 127.0.0.1 --port 0
 
 Prints {"url": …} on stdout once it listens, and writes the same to RUN_DIR/page.json. The token that browsers need is
-in the environment, where the page is not for this machine alone. With --weights browsers that send the token may ask
-for other weights: each question is a line on stdout, and the answer a line on stdin.
+in the environment, where the page is not for this machine alone.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from analysis.records.documents import write_document
-from loadtests.page.access import page_token, run_token
-from loadtests.page.asking import RunLine
+from loadtests.page.access import page_token
 from loadtests.page.server import PageServer
 
 NICENESS = 10
@@ -35,7 +33,6 @@ def main() -> int:
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--weights", action="store_true")
     options = parser.parse_args()
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stopping.set())
@@ -43,14 +40,7 @@ def main() -> int:
         os.nice(NICENESS)
     token, _ = page_token(options.host)
     try:
-        server = PageServer(
-            options.run_dir,
-            options.host,
-            options.port,
-            token=token,
-            line=RunLine(sys.stdout, sys.stdin) if options.weights else None,
-            change_token=run_token()[0] if options.weights else "",
-        )
+        server = PageServer(options.run_dir, options.host, options.port, token=token)
     except OSError as error:
         print(f"{options.host}:{options.port} cannot be listened on: {error.strerror or error}", file=sys.stderr)
         return 1

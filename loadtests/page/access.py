@@ -1,10 +1,10 @@
-"""Who may see the page: anybody on this machine, and from elsewhere whoever holds the token. Who may change weights on
-it: whoever holds the token, always."""
+"""Who may see the page: anybody on this machine, and from elsewhere those who hold the token."""
 
 from __future__ import annotations
 
 import hmac
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
@@ -26,18 +26,12 @@ def is_loopback(host: str) -> bool:
 
 
 def page_token(host: str, *, environment: Mapping[str, str] = os.environ) -> tuple[str, bool]:
-    """(token, whether it was made just now) of a page on `host`; an empty token where only this machine reaches it.
+    """Return (token, whether it is a new one) of a page on `host`; an empty token where only this machine reaches it.
 
-    Raises as `run_token` does.
+    Raises ConfigError for a token in `environment` that is too short, or that no cookie holds.
     """
-    return ("", False) if is_loopback(host) else run_token(environment=environment)
-
-
-def run_token(*, environment: Mapping[str, str] = os.environ) -> tuple[str, bool]:
-    """(token, whether it was made just now): the user's, or else a new one.
-
-    Raises ConfigError for one in `environment` that is too short, or that no cookie holds.
-    """
+    if is_loopback(host):
+        return "", False
     token = environment.get(TOKEN_VARIABLE, "").strip()
     if not token:
         return secrets.token_hex(16), True
@@ -46,7 +40,7 @@ def run_token(*, environment: Mapping[str, str] = os.environ) -> tuple[str, bool
             f"{TOKEN_VARIABLE} holds {len(token)} characters; the least is {FEWEST_CHARACTERS}: make one with "
             "`openssl rand -hex 16`"
         )
-    if not (token.isascii() and all(letter.isalnum() or letter in "-_." for letter in token)):
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", token):
         raise ConfigError(
             f"{TOKEN_VARIABLE} holds other characters than letters, digits, -, _ and .: make one with "
             "`openssl rand -hex 16`"
@@ -55,13 +49,14 @@ def run_token(*, environment: Mapping[str, str] = os.environ) -> tuple[str, bool
 
 
 class Access:
-    """Decides from the headers of a request. Without a token, only requests to a name of this machine are answered:
-    a foreign page whose name was bound anew to 127.0.0.1 still sends its own name as Host. `change_token` is the one
-    with which weights are changed; without it nobody changes any."""
+    """Decides from the headers of a request.
 
-    def __init__(self, token: str, *, port: int, change_token: str = "") -> None:
+    Without a token, only requests to a name of this machine are answered: a foreign page whose name was bound anew to
+    127.0.0.1 still sends its own name as Host.
+    """
+
+    def __init__(self, token: str, *, port: int) -> None:
         self._token = token
-        self._change_token = change_token
         # Cookies are shared by all ports of a host, and several runs may be watched.
         self._cookie = f"tailgate_page_{port}"
 
@@ -85,33 +80,16 @@ class Access:
             return False
         return held is not None and self.is_token(held.value)
 
-    def may_change(self, *, authorization: str | None) -> bool:
-        """Whether the request itself carries the token. A cookie does not do: browsers send it by themselves."""
-        return _same(_bearer(authorization), self._change_token)
-
     def is_token(self, given: str) -> bool:
-        """Whether it is the token."""
-        return _same(given, self._token)
+        """Whether it is the token, where there is one; takes as long for any text of one length."""
+        return bool(self._token) and hmac.compare_digest(given.encode(), self._token.encode())
 
     def set_cookie(self) -> str:
         """The Set-Cookie header with which a browser sends the token from now on."""
         return f"{self._cookie}={self._token}; HttpOnly; SameSite=Strict; Path=/"
 
 
-def _same(given: str, token: str) -> bool:
-    """Whether it is the token, where there is one; takes as long for any text of one length."""
-    return bool(token) and hmac.compare_digest(given.encode(), token.encode())
-
-
 def _bearer(authorization: str | None) -> str:
     """The token that an Authorization header carries; empty for any other header."""
     scheme, _, given = (authorization or "").partition(" ")
     return given.strip() if scheme.lower() == "bearer" else ""
-
-
-def is_own_page(*, host: str | None, origin: str | None, fetch_site: str | None) -> bool:
-    """Whether this page, or a program that is no browser, sent the request: browsers say in Origin and Sec-Fetch-Site
-    which page did."""
-    if fetch_site not in (None, "same-origin"):
-        return False
-    return origin is None or origin.lower() == f"http://{(host or '').strip().lower()}"

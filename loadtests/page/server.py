@@ -1,9 +1,7 @@
-"""The page over HTTP: the page itself, its stream of events, the report once there is one, and weights that are asked
-for."""
+"""The page over HTTP: the page itself, its stream of events, and the report once there is one."""
 
 from __future__ import annotations
 
-import json
 import socket
 import sys
 import threading
@@ -17,8 +15,7 @@ from socketserver import TCPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-from loadtests.page.access import Access, is_own_page
-from loadtests.page.asking import RunLine
+from loadtests.page.access import Access
 from servers.address import joined
 
 if TYPE_CHECKING:
@@ -27,36 +24,23 @@ if TYPE_CHECKING:
 _SILENCE_S = 10.0  # after which a comment shows whether the browser is still there
 _IDLE_S = 30.0  # that a connection may say nothing
 _MOST_CONNECTIONS = 256  # each is a thread and a file
-_LARGEST_QUESTION = 16_384  # bytes
-_ANSWER_S = 15.0  # longer than a run takes to carry something out, or to refuse it
 _FRAMELESS = "frame-ancestors 'none'"
 
 
 class PageServer(ThreadingHTTPServer):
     """Listens on (host, port) from now on and answers once `serve_forever` runs.
 
-    Nothing but this is imported until the first browser comes: a run that nobody watches pays for a socket. `line` is
-    where the run is asked for weights, by whoever has the `change_token`; None: nobody asks.
+    Nothing but this is imported until the first browser comes: a run that nobody watches pays for a socket.
     """
 
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(
-        self,
-        run_dir: Path,
-        host: str,
-        port: int,
-        *,
-        token: str,
-        line: RunLine | None = None,
-        change_token: str = "",
-    ) -> None:
+    def __init__(self, run_dir: Path, host: str, port: int, *, token: str) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
         self.run_dir = run_dir
-        self.access = Access(token, port=self.port, change_token=change_token)
-        self.line = line
+        self.access = Access(token, port=self.port)
         self.reports_sent = 0
         self._feed: Feed | None = None
         self._making = threading.Lock()
@@ -183,52 +167,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         self.do_GET()
-
-    def do_POST(self) -> None:
-        status, answer = self._asked()
-        self.close_connection = True  # of what was refused the body was not read
-        body = json.dumps(answer).encode() + b"\n"
-        headers = {"Content-Type": "application/json", "Connection": "close"}
-        self._answer(status, body, headers, _FRAMELESS)
-
-    def _asked(self) -> tuple[HTTPStatus, dict[str, Any]]:
-        """(status, answer) to a browser that asks for weights: {"weights": …}, or {"error": …} in one line."""
-        server, headers = self.server, self.headers
-        host = headers.get("Host")
-        if not server.access.knows_host(host) or not is_own_page(
-            host=host, origin=headers.get("Origin"), fetch_site=headers.get("Sec-Fetch-Site")
-        ):
-            return HTTPStatus.FORBIDDEN, {"error": "Another site asked for this."}
-        if self.path != "/weights":
-            return HTTPStatus.NOT_FOUND, {"error": "There is nothing to ask for here: weights are at /weights."}
-        if server.line is None:
-            why = 'Weights are changed here in runs of traffic.design = "split" alone, through the splitter.'
-            return HTTPStatus.CONFLICT, {"error": why}
-        if not server.access.may_change(authorization=headers.get("Authorization")):
-            return HTTPStatus.UNAUTHORIZED, {"error": "That is not the token: the terminal of the run shows it."}
-        if headers.get_content_type() != "application/json":
-            return HTTPStatus.UNSUPPORTED_MEDIA_TYPE, {"error": "Send JSON, with Content-Type: application/json."}
-        weights = self._weights()
-        if weights is None:
-            return HTTPStatus.BAD_REQUEST, {"error": 'Send {"weights": {"ARM": WHOLE NUMBER, …}}.'}
-        answer = server.line.ask_weights(weights, within_s=_ANSWER_S)
-        if answer is None:
-            why = "The run does not answer: what its weights are now stands below."
-            return HTTPStatus.GATEWAY_TIMEOUT, {"error": why}
-        return HTTPStatus.OK if "weights" in answer else HTTPStatus.CONFLICT, answer
-
-    def _weights(self) -> dict[str, int] | None:
-        """The weights in the body; None for a body that is something else, or too large."""
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > _LARGEST_QUESTION:
-            return None
-        try:
-            weights = json.loads(self.rfile.read(int(length)))["weights"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return None
-        if not isinstance(weights, dict) or not weights or any(type(weight) is not int for weight in weights.values()):
-            return None
-        return weights
 
     def _report(self) -> None:
         try:

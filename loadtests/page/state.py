@@ -347,7 +347,6 @@ class RunState:
             "lag_ms": self._lag_ms(current),
             "decided": self._decided(),
             "locust_page": self._locust_page(),
-            "changes_weights": status.get("weights") is True,
             "silent_s": None if ended else self._silent_s(),
             "ended": ended,
         }

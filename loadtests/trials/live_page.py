@@ -1,13 +1,12 @@
-"""The live page of a run: its process, and the two small files that tell it what the orchestrator knows.
+"""Serve the live page of a run: its process, and the two small files with what only the orchestrator knows.
 
-`status.json` is what the run does now, rewritten each second; `load.jsonl` gets a line a second with the live numbers
+`status.json` is what the run does now, replaced each second; `load.jsonl` gets a line a second with the live numbers
 of each arm. A page that cannot start, or that dies, is one note: the run never waits for it.
 """
 
 from __future__ import annotations
 
 import json
-import queue
 import sys
 import threading
 import time
@@ -15,10 +14,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from analysis.records.documents import write_document
-from loadtests.page.access import TOKEN_VARIABLE, is_loopback, run_token
+from loadtests.page.access import TOKEN_VARIABLE, page_token
 from loadtests.trials.processes import Child, child_environment, describe_exit
 from loadtests.trials.progress import Status
 from servers.address import host_port
@@ -29,7 +28,6 @@ _COMMAND = (sys.executable, "-P", "-m", "loadtests.page")
 _EVERY_S = 1.0
 _STOP_GRACE_S = 5.0
 _MOST_NOTES = 60
-_LATE_S = 5.0  # after which nobody waits any more for what was asked
 OFF = "off"
 DEFAULT = "127.0.0.1:0"
 
@@ -43,7 +41,7 @@ class PageAddress:
 
     @classmethod
     def of(cls, text: str) -> PageAddress | None:
-        """The address in HOST:PORT; None for `off`. Raises ConfigError."""
+        """Return the address in HOST:PORT; None for `off`. Raises ConfigError."""
         if text == OFF:
             return None
         wrong = f'--page "{text}" is not HOST:PORT: give one such as 127.0.0.1:8080, port 0 for a free one, or {OFF}'
@@ -51,34 +49,18 @@ class PageAddress:
         return cls(host=host, port=port)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightRequest:
-    """Weights that somebody with the token asked for, at monotonic `at_s`."""
-
-    number: int
-    weights: Mapping[str, int]
-    at_s: float
-
-
 class LivePage:
     """The page of the run whose `status` is given, served from `open` until `close`.
 
-    With `weights`, whoever has the token may ask for weights on it: they wait in `asked`. Raises ConfigError for a
-    token that cannot be used.
+    Raises ConfigError for a token that cannot be used.
     """
 
-    def __init__(self, address: PageAddress, status: Status, *, weights: bool = False) -> None:
+    def __init__(self, address: PageAddress, status: Status) -> None:
         self._address = address
         self._status = status
-        self.weights = weights
-        self._requests: queue.SimpleQueue[WeightRequest] = queue.SimpleQueue()
-        is_local = is_loopback(address.host)
-        self._token, is_new = run_token() if weights or not is_local else ("", False)
-        self._in_address = is_new and not is_local
-        self._to_show = is_new and is_local
-        self._run_dir: Path | None = None
+        self._token, self._is_new_token = page_token(address.host)
+        self._run_dir = Path()
         self._child: Child | None = None
-        self._load: IO[str] | None = None
         self._began_ns = now_ns()
         self._written_load_s = -1.0
         self._noted = False
@@ -86,43 +68,23 @@ class LivePage:
         self._thread = threading.Thread(target=self._write_until_closed, name="live-page", daemon=True)
 
     def open(self, run_dir: Path) -> None:
-        """The page of the run in `run_dir` will soon be served; its address comes into the status.
+        """Start to serve the page of the run in `run_dir`; its address comes into the status once it listens.
 
         Call it from a thread that lives as long as the run.
         """
         self._run_dir = run_dir
         command = [*_COMMAND, str(run_dir.resolve()), "--host", self._address.host, "--port", str(self._address.port)]
-        command += ["--weights"] if self.weights else []
         environment = child_environment() | ({TOKEN_VARIABLE: self._token} if self._token else {})
         try:
-            self._load = (run_dir / "load.jsonl").open("a", encoding="utf-8")
-            self._child = Child(
-                "page", command, log_path=run_dir / "logs" / "page.log", environment=environment, commands=self.weights
-            )
+            self._child = Child("page", command, log_path=run_dir / "logs" / "page.log", environment=environment)
         except OSError as error:
             self._note(str(error))
             return
         self._write()
         self._thread.start()
 
-    def asked(self) -> WeightRequest | None:
-        """The next weights that somebody asked for and still waits for; None where there are none."""
-        while True:
-            try:
-                request = self._requests.get_nowait()
-            except queue.Empty:
-                return None
-            if time.monotonic() - request.at_s < _LATE_S:
-                return request
-            self.answer(request, {"error": "The run was busy, and nothing was changed: ask again."})
-
-    def answer(self, request: WeightRequest, answer: Mapping[str, Any]) -> None:
-        """Whoever asked is told."""
-        assert self._child is not None
-        self._child.command(json.dumps({"ask": request.number, **answer}))
-
     def close(self, ended: Mapping[str, Any]) -> None:
-        """The page has shown how the run `ended` to whoever watches, and is gone. A second call does nothing."""
+        """Show browsers how the run `ended`, and stop the page. A second call does nothing."""
         if self._child is None or self._closing.is_set():
             return
         self._closing.set()
@@ -130,12 +92,9 @@ class LivePage:
         self._write(ended)
         with suppress(OSError):
             self._child.stop(_STOP_GRACE_S)
-        if self._load is not None:
-            with suppress(OSError):
-                self._load.close()
 
     def kill(self) -> None:
-        """The page is gone at once. Safe in a signal handler."""
+        """Kill the page at once. Safe in a signal handler."""
         if self._child is not None:
             self._child.kill_now()
 
@@ -153,26 +112,15 @@ class LivePage:
                 written_s = time.monotonic()
 
     def _watch(self) -> None:
-        """What the page said is known, and its end is noted."""
+        """Take the address that the page prints, and note its end."""
         assert self._child is not None
-        ended = self._child.poll()  # read first: what it says, it says before it ends
+        ended = self._child.poll()  # read first: what it prints, it prints before it ends
         while (line := self._child.line(0)) is not None:
             with suppress(ValueError, KeyError, TypeError):
-                self._take(json.loads(line))
+                url = str(json.loads(line)["url"])
+                self._status.page = f"{url}?token={self._token}" if self._is_new_token else url
         if ended is not None:
             self._note(f"it ended with {describe_exit(ended)}: {self._child.log_tail(2)}")
-
-    def _take(self, said: Mapping[str, Any]) -> None:
-        """The address of the page, once it listens, or weights that somebody asks for."""
-        if "url" in said:
-            self._status.page_token = self._token if self._to_show else ""
-            self._status.page = f"{said['url']}?token={self._token}" if self._in_address else str(said["url"])
-            return
-        request = WeightRequest(number=int(said["ask"]), weights=said["weights"], at_s=time.monotonic())
-        if self._status.phase == "traffic":
-            self._requests.put(request)
-        else:
-            self.answer(request, {"error": "Weights are changed while traffic flows, and none does now."})
 
     def _note(self, why: str) -> None:
         if not self._noted:
@@ -180,25 +128,8 @@ class LivePage:
             self._status.note(f"there is no live page, and the run goes on: {why}")
 
     def _write(self, ended: Mapping[str, Any] | None = None) -> None:
-        assert self._run_dir is not None
-        with suppress(OSError, ValueError):
-            write_document(self._run_dir / "status.json", self._content(ended))
-        load = self._status.load
-        if load.arms and load.t_s != self._written_load_s and self._load is not None:
-            self._written_load_s = load.t_s
-            line = {
-                "at_ns": now_ns(),
-                "trial": self._status.trial,
-                "t_s": load.t_s,
-                "arms": {name: asdict(arm) for name, arm in load.arms.items()},
-            }
-            with suppress(OSError, ValueError):
-                self._load.write(json.dumps(line, separators=(",", ":")) + "\n")
-                self._load.flush()
-
-    def _content(self, ended: Mapping[str, Any] | None) -> dict[str, Any]:
         status, load = self._status, self._status.load
-        return {
+        content = {
             "at_ns": now_ns(),
             "began_ns": self._began_ns,
             **{name: getattr(status, name) for name in ("phase", "detail", "trial", "trials", "planned", "duration_s")},
@@ -213,6 +144,14 @@ class LivePage:
             },
             "load": {"finished": load.finished, "failed": load.failed, "t_s": load.t_s},
             "notes": status.notes[-_MOST_NOTES:],
-            "weights": self.weights,
             "ended": None if ended is None else dict(ended),
         }
+        with suppress(OSError, ValueError):
+            write_document(self._run_dir / "status.json", content)
+        if not load.arms or load.t_s == self._written_load_s:
+            return
+        self._written_load_s = load.t_s
+        arms = {name: asdict(arm) for name, arm in load.arms.items()}
+        line = {"at_ns": now_ns(), "trial": status.trial, "t_s": load.t_s, "arms": arms}
+        with suppress(OSError, ValueError), (self._run_dir / "load.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")

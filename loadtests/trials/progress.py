@@ -101,7 +101,6 @@ class Status:
     replicas: dict[str, ReplicaState] = field(default_factory=dict)
     load: Load = field(default_factory=Load)
     page: str = ""  # address of the live page, with its token where one was made for whoever may see it
-    page_token: str = ""  # one that was made for whoever may change weights on it
     notes: list[str] = field(default_factory=list)
     run_dir: Path | None = None
     pages: Mapping[str, MetricsPage] = field(default_factory=dict)
@@ -109,12 +108,6 @@ class Status:
     def note(self, text: str) -> None:
         """One line for the user that stays on the screen, such as an arm's death."""
         self.notes.append(text)
-
-    @property
-    def page_line(self) -> str:
-        """Where the live page is, in words."""
-        token = f" (token for changes: {self.page_token})" if self.page_token else ""
-        return f"live page: {self.page}{token}"
 
 
 def read_load(folder: Path) -> Load:
@@ -221,7 +214,7 @@ def live_table(status: Status, elapsed_s: float) -> Group:
             )
         parts.append(numbers)
     parts += [Text(note, style="yellow") for note in status.notes[-5:]]
-    parts += [Text(status.page_line, style="cyan")] if status.page else []
+    parts += [Text(f"live page: {status.page}", style="cyan")] if status.page else []
     return Group(*parts)
 
 
@@ -283,7 +276,7 @@ class Display:
                 print(plain_line(status, elapsed), file=self._stream, flush=True)
             if status.page != page:
                 page = status.page
-                print(f"[{_clock(elapsed)}] {status.page_line}", file=self._stream, flush=True)
+                print(f"[{_clock(elapsed)}] live page: {status.page}", file=self._stream, flush=True)
             for note in status.notes[notes:]:
                 print(f"[{_clock(elapsed)}] {note}", file=self._stream, flush=True)
                 notes += 1

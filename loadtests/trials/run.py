@@ -17,7 +17,6 @@ from analysis.records.documents import toml_with_checksum, write_document
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.writing import to_toml
 from loadtests.traffic.schedule import Schedule
-from loadtests.trials.asked_weights import AskedWeights
 from loadtests.trials.context import TrialContext
 from loadtests.trials.device_rotation import in_trial
 from loadtests.trials.early_end import EarlyEnding
@@ -30,7 +29,7 @@ from loadtests.trials.preflight import check_experiment
 from loadtests.trials.progress import Status
 from loadtests.trials.run_directory import check_writable, new_run_dir
 from loadtests.trials.served_parity import ExpectedAnswers
-from loadtests.trials.steering import Steering, Together
+from loadtests.trials.steering import Steering
 from loadtests.trials.trial import Trial
 from loadtests.trials.trial_facts import TrialFacts
 from loadtests.trials.trial_schedule import TrialSchedules
@@ -95,7 +94,6 @@ class Orchestrator:
         # What a kill must end.
         self._running: Trial | UsersTrial | ParityRun | None = None
         self._judge: Judge | None = None
-        self._asked: AskedWeights | None = None
         self._folders: list[Path] = []  # which the run has made, and needs
         # A plain flag: the signal handler that sets it may interrupt any line of the main thread, where taking a lock
         # could deadlock.
@@ -142,8 +140,6 @@ class Orchestrator:
         status.run_dir = run_dir = self._directory()
         if self._page is not None:
             self._page.open(run_dir)
-            if self._page.weights:
-                self._asked = AskedWeights(run_dir, self._page, experiment)
         ended = partial(RunOutcome, run_dir=run_dir, complete=False)
         try:
             if experiment.parity.full:
@@ -230,7 +226,7 @@ class Orchestrator:
             shared_cache=self._shared_cache,
             arm_command=self._arm_command,
             expected=expected,
-            steering=Together(self._steering(context), self._asked),
+            steering=self._steering(context),
         )
         self._folders.append(context.folder)
         clean = False

@@ -37,16 +37,3 @@ class Steering(Protocol):
 
     def poll(self, trial: Steered) -> None:
         """What is to be done now was done."""
-
-
-class Together:
-    """All of them steer, one after the other."""
-
-    def __init__(self, *parts: Steering | None) -> None:
-        self._parts = [part for part in parts if part is not None]
-        self.moves_weights = any(part.moves_weights for part in self._parts)
-
-    def poll(self, trial: Steered) -> None:
-        """What each of them has to do now was done."""
-        for part in self._parts:
-            part.poll(trial)

@@ -12,32 +12,76 @@ import contextlib
 import gc
 import logging
 import os
+import queue
 import signal
 import threading
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
 from servers.clock import now_ns
 from servers.compiler.events import CompileUnderWay
 from servers.complaint import named
 from servers.config import ArmConfig
 from servers.engine.engine import Arrivals, Engine
-from servers.engine.messages import MemoryReading, Progress, Ready, Shutdown, StepOutput
-from servers.engine.outbox import Outbox
-from servers.engine.startup import itemised, process_started_ns
+from servers.engine.messages import MemoryReading, Progress, Ready, Shutdown
+from servers.engine.scheduler import scheduler_for
 from servers.fields import ConfigError
 from servers.program import isolate_compiler, log_to_stderr
 
 log = logging.getLogger("tailgate.device")
 
-_LONGEST_REST_S = 0.5
-_LONGEST_WAIT_S = 0.02  # with texts that wait for company, whose deadlines may pass
-_LONGEST_FLUSH_S = 0.1  # a front that does not read holds no compile up for longer
+MEMORY_EVERY_NS = 1_000_000_000
+_LONGEST_FLUSH_S = 0.1  # a front that does not read delays no compile for longer
+
+
+class Outbox(queue.SimpleQueue[object]):
+    """Messages to the front, in order. `put` takes them from any thread without a wait; `send` runs in a thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._flushes: deque[threading.Event] = deque()  # each is in the queue too, behind what it waits for
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything put so far is in the pipe; returns whether it is after at most `timeout_s`.
+
+        The calling thread gives the interpreter to the sending one: after the call it may hold it for long.
+        """
+        sent = threading.Event()
+        self._flushes.append(sent)
+        self.put(sent)
+        return sent.wait(timeout_s)
+
+    def close(self) -> None:
+        """End the sending thread once it has sent what is there."""
+        self.put(None)
+
+    def send(self, connection: Connection) -> None:
+        """Send everything until the outbox is closed or the front is gone."""
+        with contextlib.suppress(OSError):
+            more = True
+            while more:
+                messages = [self.get()]
+                while not self.empty():
+                    messages.append(self.get())
+                if not (more := messages[-1] is not None):
+                    messages.pop()
+                flushed = []
+                if self._flushes:  # rare: the messages are searched only then
+                    flushed = [item for item in messages if isinstance(item, threading.Event)]
+                    messages = [item for item in messages if not isinstance(item, threading.Event)]
+                connection.send(messages)
+                for event in flushed:
+                    self._flushes.popleft()
+                    event.set()
 
 
 def serve_engine(connection: Connection, table: dict[str, object], cache_dir: str) -> None:
-    """The body of the engine process: load, warm up, then step until the front closes the pipe."""
+    """Load, warm up, then step until the front closes the pipe: the body of the engine process."""
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)  # the front decides when to stop
     log_to_stderr()
@@ -49,7 +93,7 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
     try:
         arm = ArmConfig.from_dict(table)
         isolate_compiler(os.environ, cache_dir)
-        engine, memory = _start(arm, outbox)
+        engine, device = _start(arm, arrivals, outbox)
     except Exception as error:
         is_refused = isinstance(error, ConfigError)
         if not is_refused:
@@ -58,17 +102,22 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
         outbox.close()
         sender.join(5.0)
         return
-    _loop(engine, memory, arrivals, outbox)
+    due_ns = 0
+    for messages in engine.turns():
+        for message in messages:
+            outbox.put(message)
+        if (at_ns := now_ns()) >= due_ns:
+            due_ns = at_ns + MEMORY_EVERY_NS
+            outbox.put(read_memory(device, at_ns))
 
 
-def _start(arm: ArmConfig, outbox: Outbox) -> tuple[Engine, Callable[[], MemoryReading | None]]:
-    """A warm engine, and what says once a second what it holds."""
+def _start(arm: ArmConfig, arrivals: Arrivals, outbox: Outbox) -> tuple[Engine, Any]:
+    """Return a warm engine and its device."""
     entered_ns = now_ns()
     outbox.put(Progress(at_ns=entered_ns, stage="load", detail=arm.model.id))
     from servers.compiler.recorder import CompileRecorder
-    from servers.engine.memory import MemoryWatch
     from servers.engine.placement import platform_versions
-    from servers.engine.runners import runner_for
+    from servers.engine.runner import runner_for
 
     imported_ns = now_ns()
     recorder = CompileRecorder(publish=outbox.put, announce=lambda compile: _announce(compile, outbox))
@@ -97,8 +146,6 @@ def _start(arm: ArmConfig, outbox: Outbox) -> tuple[Engine, Callable[[], MemoryR
     # What start-up leaves behind stays; a collection while serving need not walk through it.
     gc.collect()
     gc.freeze()
-    engine = Engine(arm, runner, recorder.drain)
-    engine.eos_ids = runner.eos_ids
     artifact = {"artifact": loaded.artifact.identity} if loaded is not None else {}
     outbox.put(
         Ready(
@@ -117,32 +164,12 @@ def _start(arm: ArmConfig, outbox: Outbox) -> tuple[Engine, Callable[[], MemoryR
             ),
         )
     )
-    return engine, MemoryWatch(runner.device).due
-
-
-def _loop(
-    engine: Engine,
-    memory: Callable[[], MemoryReading | None],
-    arrivals: Arrivals,
-    outbox: Outbox,
-) -> None:
-    while not arrivals.closed:
-        arrivals.take(engine)
-        ended, cancelled = engine.expire(now_ns()), engine.take_cancelled()
-        if ended or cancelled:
-            outbox.put(StepOutput(emit_ns=now_ns(), finished=ended, cancelled=cancelled))
-        outputs, events = engine.advance(arrivals)
-        for message in (*events, *outputs):
-            outbox.put(message)
-        if (reading := memory()) is not None:
-            outbox.put(reading)
-        # a deadline may pass meanwhile, and telemetry goes on
-        if (rest_s := min(engine.rest_s(), _LONGEST_REST_S if engine.idle else _LONGEST_WAIT_S)) > 0:
-            arrivals.wait(rest_s)
+    _reset_peak(runner.device)
+    return Engine(scheduler_for(arm), runner, recorder.drain, arrivals), runner.device
 
 
 def _announce(compile: CompileUnderWay, outbox: Outbox) -> None:
-    """The front knows of the compile before it begins: from then on it may hold the interpreter lock."""
+    """Tell the front of the compile before it begins: from then on it may hold the interpreter lock."""
     outbox.put(compile)
     if not compile.end_ns:
         outbox.flush(_LONGEST_FLUSH_S)
@@ -167,3 +194,59 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(PackageNotFoundError):
             versions[package] = version(package)
     return versions
+
+
+def process_started_ns(pid: int) -> int:
+    """Return when the process `pid` began, to about 10 ms; now, where the system does not say."""
+    try:
+        # the name of a program may hold anything, so fields are counted from its closing bracket
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        since_boot_ns = int(fields[19]) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return now_ns()
+    return now_ns() - max(0, time.clock_gettime_ns(time.CLOCK_BOOTTIME) - since_boot_ns)
+
+
+def itemised(
+    items: Mapping[str, int], *, started_ns: int, entered_ns: int, imported_ns: int, ready_ns: int
+) -> dict[str, int]:
+    """Divide the time from `started_ns` to `ready_ns`: what came before, the runner's `items`, and the small rest."""
+    known = {"process": entered_ns - started_ns, "import": imported_ns - entered_ns, **items}
+    return {**known, "other": max(0, ready_ns - started_ns - sum(known.values()))}
+
+
+def _reset_peak(device: Any) -> None:
+    """Leave no trace of the start-up in the first `peak_bytes`."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def read_memory(device: Any, at_ns: int) -> MemoryReading:
+    """Read what the process holds of the host and of `device`. The next `peak_bytes` counts from here.
+
+    Takes some tens of microseconds: counters of the allocator, and one line of the process table. The device is not
+    asked, so that a step under way goes on.
+    """
+    import torch
+
+    try:
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        resident = None
+    if device.type != "cuda":
+        return MemoryReading(at_ns=at_ns, memory_bytes=resident)
+    # nested, because flattening it takes longer than asking
+    counters = torch.cuda.memory_stats_as_nested_dict(device)
+    allocated = counters["allocated_bytes"]["all"]
+    torch.cuda.reset_peak_memory_stats(device)
+    return MemoryReading(
+        at_ns=at_ns,
+        memory_bytes=resident,
+        allocated_bytes=allocated["current"],
+        reserved_bytes=counters["reserved_bytes"]["all"]["current"],
+        peak_bytes=allocated["peak"],
+        allocator_retries=counters["num_alloc_retries"],
+        out_of_memory=counters["num_ooms"],
+    )

@@ -6,7 +6,7 @@ policy takes it whole, or takes regions of the model. The shape policy decides t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from servers.compiler.regions import CompiledRegions, leave_eager, select_region
 from servers.config import ArmConfig, Pooling, check_positions
 from servers.engine.capture import Tensors
 from servers.engine.model import load_model, readable_tokens
-from servers.engine.scheduler import Job, LaunchedStep, Step
+from servers.engine.scheduler import LaunchedStep, Step
 from servers.engine.shapes import Kind, StepShape
 from servers.engine.step_runner import StepRunner
 from servers.engine.text_shapes import TextShapes, text_shapes
@@ -141,12 +141,6 @@ class EncoderRunner(StepRunner):
 
     def move(self, move: Any) -> None:
         """Nothing moves: a text is held by its one step alone."""
-
-    def vectors(self, jobs: Sequence[Job]) -> torch.Tensor:
-        """The vectors [len(jobs), width] float32 of texts that run as one step."""
-        step = Step("encode", tuple(jobs), tuple((0, len(job.prompt)) for job in jobs))
-        (vectors,) = self.run(step, self.shape_of(step))
-        return vectors[: len(jobs)].clone()
 
     def _inputs(self, step: Step, shape: StepShape) -> tuple[list[torch.Tensor], Tensors]:
         ids, mask = [], []

@@ -1,36 +1,38 @@
-"""The engine of a replica: what arrives, the next step, who gets which token or vector, who waited for which compile.
+"""The engine of a replica: the loop over its steps, and which request gets which token, vector or compile stall.
 
-Everything here belongs to the device thread, but for `Arrivals`, which a reader thread fills.
+Everything here belongs to the device thread, except `Arrivals`, which reader threads fill.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any, Protocol
 
 from servers.clock import now_ns
 from servers.compiler.events import CompileEvent
 from servers.complaint import named
-from servers.config import STALLING_KINDS, ArmConfig
-from servers.engine.batcher import Batcher
+from servers.config import STALLING_KINDS
 from servers.engine.messages import Cancel, Finished, StepOutput, StepRecord, Submit
-from servers.engine.scheduler import Job, LaunchedStep, Move, Scheduler, Step
+from servers.engine.scheduler import Batcher, Job, LaunchedStep, Move, Scheduler, Step
 
 log = logging.getLogger("tailgate.engine")
 
 # How the requests of a step end whose shape no graph fits, at an arm that compiles nothing while serving.
 REFUSED = "FAILED_PRECONDITION"
 
+_LONGEST_REST_S = 0.5
+_LONGEST_WAIT_S = 0.02  # while texts wait for a fuller batch: a deadline may pass
+
 
 class Runner(Protocol):
     """What the engine needs of a model runner."""
 
     overlaps: bool  # whether launch returns before the step is done
+    eos_ids: frozenset[int]  # tokens that end an answer
 
     def is_ready(self, step: Step) -> bool:
         """Whether launching `step` cannot start the compiler."""
@@ -54,11 +56,17 @@ class Engine:
     `drain_events` gives the compile events since its last call.
     """
 
-    def __init__(self, arm: ArmConfig, runner: Runner, drain_events: Callable[[], list[CompileEvent]]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler | Batcher,
+        runner: Runner,
+        drain_events: Callable[[], list[CompileEvent]],
+        arrivals: Arrivals | None = None,
+    ) -> None:
+        self.scheduler = scheduler
         self.runner = runner
+        self.arrivals = arrivals or Arrivals()
         self._drain_events = drain_events
-        self.scheduler: Scheduler | Batcher = Batcher(arm.engine) if arm.model.embeds else Scheduler(arm.engine)
-        self.eos_ids: frozenset[int] = frozenset()
         self._step_id = 0
         self._pending: LaunchedStep | None = None
         self._last_end_ns = 0
@@ -70,20 +78,37 @@ class Engine:
         """Whether nothing is queued, running or still to be handed out."""
         return self._pending is None and len(self.scheduler) == 0
 
-    def rest_s(self) -> float:
-        """How long nothing is to be done, unless something arrives or a deadline passes; infinite when idle."""
-        if self._pending is not None:
-            return 0.0
+    def turns(self) -> Iterator[list[StepOutput | CompileEvent]]:
+        """Step until `arrivals` is closed. Each turn yields what it produced; without work it waits for arrivals."""
+        while not self.arrivals.closed:
+            self._take_arrivals()
+            ended, cancelled = self.expire(now_ns()), self.take_cancelled()
+            output = [StepOutput(emit_ns=now_ns(), finished=ended, cancelled=cancelled)] if ended or cancelled else []
+            outputs, events = self.advance()
+            yield [*output, *events, *outputs]
+            if self._pending is None and (rest_s := self._rest_s()) > 0:
+                self.arrivals.wait(rest_s)
+
+    def _rest_s(self) -> float:
+        """How long nothing is to be done unless something arrives; short enough to notice passing deadlines."""
         rest_ns = self.scheduler.rest_ns(now_ns())
-        return math.inf if rest_ns is None else rest_ns / 1e9
+        longest_s = _LONGEST_REST_S if self.idle else _LONGEST_WAIT_S
+        return longest_s if rest_ns is None else min(rest_ns / 1e9, longest_s)
+
+    def _take_arrivals(self) -> None:
+        for message in self.arrivals.take():
+            if isinstance(message, Cancel):
+                self.cancel(message.request_id)
+            else:
+                self.submit(message)
 
     def submit(self, message: Submit) -> None:
         """Queue a request."""
         job = Job(**{item.name: getattr(message, item.name) for item in fields(message)})
         if not job.ignore_eos:
-            job.stop_ids |= self.eos_ids
+            job.stop_ids |= self.runner.eos_ids
         for start_ns, end_ns in self._stalls:
-            # it stood in the pipe while a compile, already over, held this process
+            # it waited in the pipe while a compile, already over, held this process
             job.timing.compile_stall_ns += max(0, end_ns - max(start_ns, job.recv_ns))
         self.scheduler.submit(job)
 
@@ -113,7 +138,7 @@ class Engine:
             self.release(job.request_id)
         return ended
 
-    def advance(self, arrivals: Arrivals) -> tuple[list[StepOutput], list[CompileEvent]]:
+    def advance(self) -> tuple[list[StepOutput], list[CompileEvent]]:
         """Launch the next step, if there is one, take what arrived meanwhile, and hand out what is done.
 
         Returns outputs, oldest first, and compile events. A failing step fails its own requests and no others.
@@ -129,7 +154,7 @@ class Engine:
             return outputs, self._settle(())  # a compile on another thread may have ended
         step_id, self._step_id = self._step_id, self._step_id + 1
         launched = self._launch(step, step_id)
-        arrivals.take(self)
+        self._take_arrivals()
         events = self._settle(step.jobs)
         if pending is not None:
             outputs.append(self._hand_out(pending))
@@ -161,7 +186,7 @@ class Engine:
         except Exception as error:
             return self._fail(launched.step, launched.batch_id, error)
         end_ns = now_ns()
-        # while the step before it was still running, this one stood in line
+        # this step waited while the one before it was running
         start_ns = max(launched.start_ns, self._last_end_ns)
         self._last_end_ns = end_ns
         for job in jobs:
@@ -197,7 +222,7 @@ class Engine:
         return StepOutput(emit_ns=end_ns, tokens=emitted, finished=finished, step=record)
 
     def _settle(self, batch: Sequence[Job]) -> list[CompileEvent]:
-        """Charge the compile events of the last step to everyone who waited, and name them in the events."""
+        """Charge the compile events of the last step to every request that waited, and name these in the events."""
         events = self._drain_events()
         stalls = _united((event.start_ns, event.end_ns) for event in events if event.kind in STALLING_KINDS)
         for start_ns, end_ns in stalls:
@@ -211,7 +236,7 @@ class Engine:
         ]
 
     def _held(self, batch: Sequence[Job], end_ns: int) -> list[Job]:
-        """The batch, and whoever waited for it before `end_ns`."""
+        """The batch, and the requests that waited for it before `end_ns`."""
         return [*batch, *(job for job in self.scheduler if job not in batch and job.recv_ns < end_ns)]
 
     def _fail(self, step: Step, step_id: int, error: Exception) -> StepOutput:
@@ -247,7 +272,7 @@ class Engine:
 
 
 def _united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The spans, those that overlap as one: nobody waits twice at the same time."""
+    """The spans, overlapping ones merged: no request waits twice at the same time."""
     united: list[tuple[int, int]] = []
     for start, end in sorted(spans):
         if united and start < united[-1][1]:
@@ -284,16 +309,29 @@ class Arrivals:
         self.closed = True
         self._something.set()
 
-    def take(self, engine: Engine) -> None:
-        """Hand everything that has arrived to `engine`."""
+    def take(self) -> Iterator[Submit | Cancel]:
+        """Yield everything that has arrived."""
         self._something.clear()
         while self._messages:
-            message = self._messages.popleft()
-            if isinstance(message, Cancel):
-                engine.cancel(message.request_id)
-            else:
-                engine.submit(message)
+            yield self._messages.popleft()
 
     def wait(self, timeout_s: float) -> None:
-        """Until something arrives, at most `timeout_s`."""
+        """Wait until something arrives, at most `timeout_s`."""
         self._something.wait(timeout_s)
+
+
+def serve(engine: Engine, requests: Iterable[Submit], *, slots: int = 0) -> Iterator[StepOutput | CompileEvent]:
+    """Yield what the engine produces while it answers `requests` and nothing else.
+
+    All come at once. With `slots`, one comes every other turn while fewer than that many are held: requests join while
+    others run, and none waits for a slot.
+    """
+    waiting = deque(requests)
+    while waiting and not slots:
+        engine.arrivals.put(waiting.popleft())
+    for turn, messages in enumerate(engine.turns()):
+        yield from messages
+        if waiting and (turn % 2 == 0 or engine.idle) and len(engine.scheduler) < slots:
+            engine.arrivals.put(waiting.popleft())
+        elif engine.idle and not waiting:
+            return

@@ -138,7 +138,7 @@ class Ready:
 def startup_groups(items_ns: Mapping[str, int]) -> dict[str, int]:
     """Start-up by group (process, import, load, prefill, extend, decode, encode, capture, other) and in `total`.
 
-    An item belongs to the group that its first word names: "decode batch 4 × length 1, context 256" to decode.
+    An item belongs to the group that its first word names: "decode 4@256" to decode.
     """
     groups: dict[str, int] = {}
     for item, spent_ns in items_ns.items():

@@ -19,13 +19,16 @@ from servers.compiler.recorder import CompileRecorder, Trigger
 from servers.compiler.regions import CompiledRegions, leave_eager, select_regions
 from servers.config import GRAPH_TREE_MODES, ArmConfig
 from servers.engine import attention, sampling
+from servers.engine.encoder import EncoderRunner
 from servers.engine.kv_cache import SlotCache
 from servers.engine.model import eos_ids, join_weights, load_model
-from servers.engine.quantisation import step_weight_bytes
 from servers.engine.scheduler import Job, LaunchedStep, Move, Step
 from servers.engine.shapes import Kind, ShapePolicy, StepShape, shape_policy
 from servers.engine.step_runner import StepRunner, filling_step
 from servers.engine.steps import DecodeStep, ExtendStep, PrefillStep, gather_last
+
+# The next tokens [B] from logits [B, vocab], their argmax [B], the jobs, and the row of each job.
+Choose = Callable[[torch.Tensor, torch.Tensor, Sequence[Job], Sequence[int]], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,7 @@ class ModelRunner(StepRunner):
     def __init__(self, arm: ArmConfig, recorder: CompileRecorder) -> None:
         super().__init__(arm, recorder)
         self.shapes: ShapePolicy = shape_policy(arm.shapes, arm.engine)
+        self.choose: Choose = self._draw
 
     def _build(self) -> None:
         policy, engine = self.arm.compile, self.arm.engine
@@ -151,7 +155,7 @@ class ModelRunner(StepRunner):
         try:
             logits, greedy = self.run(step, shape)
             places = [job.row for job in jobs] if step.kind == "decode" else list(range(len(jobs)))
-            tokens = greedy if sampling.is_greedy(jobs) else self._draw(logits, greedy, jobs, places)
+            tokens = self.choose(logits, greedy, jobs, places)
             if step.kind == "decode":
                 self._newest[: shape.batch].copy_(tokens)
             else:
@@ -181,24 +185,13 @@ class ModelRunner(StepRunner):
         tokens: list[int] = launched.tokens.tolist()
         return [tokens[place] for place in launched.places]
 
-    @torch.no_grad()
-    def logits(self, step: Step) -> torch.Tensor:
-        """Logits [len(step.jobs), vocab] float32, nothing sampled: decode feeds each job's last output, whoever chose
-        it (teacher forcing)."""
-        places = list(range(len(step.jobs)))
-        if step.kind == "decode":
-            places = [job.row for job in step.jobs]
-            self._newest[self._tensor(places)] = self._tensor([job.output[-1] for job in step.jobs])
-        logits, _ = self.run(step, self.shape_of(step))
-        return logits[places].float()
-
     def move(self, move: Move) -> None:
         """Carry out the scheduler's row move."""
         self.cache.move_row(move.source, move.target, move.positions)
         self._newest[move.target] = self._newest[move.source]
 
     def _held_bytes(self) -> dict[str, int]:
-        return {"step_weights": step_weight_bytes(self.model), "kv_cache": self.cache.memory_bytes()}
+        return {"kv_cache": self.cache.memory_bytes()}
 
     def _inputs(self, step: Step, shape: StepShape) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
         padding = self.cache.max_length
@@ -227,6 +220,8 @@ class ModelRunner(StepRunner):
     def _draw(
         self, logits: torch.Tensor, greedy: torch.Tensor, jobs: Sequence[Job], places: Sequence[int]
     ) -> torch.Tensor:
+        if sampling.is_greedy(jobs):
+            return greedy
         table = sampling.draw_table(jobs, places, logits.shape[0])
         ranked = any(job.top_k > 0 or 0 < job.top_p < 1 for job in jobs if job.temperature > 0)
         return sampling.choose(logits, greedy, self._tensor(table, torch.float32), ranked=ranked)
@@ -262,3 +257,8 @@ class ModelRunner(StepRunner):
         wrote_eagerly, began_eagerly = window.canary.ran_eagerly(), window.begun.ran_eagerly()
         # modules that are left eager may be those that write to the cache
         return not (began_eagerly if self._selection.eager else wrote_eagerly)
+
+
+def runner_for(arm: ArmConfig, recorder: CompileRecorder) -> ModelRunner | EncoderRunner:
+    """Return what loads, warms and runs the arm's model; nothing is loaded yet."""
+    return EncoderRunner(arm, recorder) if arm.model.embeds else ModelRunner(arm, recorder)

@@ -1,22 +1,24 @@
-"""Iteration-level batching: a queue, rows, deadlines, cancellation. No tensors and no clock of its own.
+"""Which requests the next engine step takes. No tensors and no clock of its own.
 
-How many requests may wait is decided where they are admitted (servers/front/front.py). The scheduler decides what the
-next engine step is; the runner executes it. Rows stay dense: the active requests
-always hold rows 0 … n-1, so that a decode step is a plain slice of the cache. When a request leaves, the last row
-moves into its place.
+`Scheduler` batches generation iteration by iteration: a queue, rows, deadlines, cancellation. Rows stay dense: the
+active requests always hold rows 0 … n-1, so that a decode step is a plain slice of the cache. When a request leaves,
+the last row moves into its place. A step is planned before the tokens of the step before it are known: a job counts
+what was launched for it separately from the output that has come back.
 
-A step is planned before the tokens of the step before it are known: a job counts what was launched for it apart from
-the output that has come back.
+`Batcher` batches whole texts for an encoder: a queue, a largest batch and a longest wait.
+
+The front limits how many requests may wait (servers/front/front.py).
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal
 
-from servers.config import EngineConfig
+from servers.config import ArmConfig, EngineConfig
 from servers.engine.messages import Submit, Timing
 from servers.engine.shapes import Kind, StepShape
 
@@ -62,7 +64,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedStep:
-    """A step on its way through the device. What its tokens are a runner knows by the class that it makes of this."""
+    """A step on its way through the device."""
 
     step: Step
     answers: tuple[bool, ...]  # whether the job gets a token: not for a chunk with more of the prompt to come
@@ -75,14 +77,35 @@ class LaunchedStep:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The first `positions` of cache row `source` must be copied to `target`: their request has moved there."""
+    """A request has moved: the first `positions` of cache row `source` must be copied to row `target`."""
 
     source: int
     target: int
     positions: int = 0
 
 
-class Scheduler:
+class _Held:
+    """The jobs that a scheduler holds, waiting or running, by id."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Job] = {}
+
+    def expired(self, now_ns: int) -> list[Job]:
+        """Return the jobs whose deadline has passed; they stay until released."""
+        return [job for job in self._jobs.values() if job.deadline_ns and job.deadline_ns <= now_ns]
+
+    def find(self, request_id: str) -> Job | None:
+        """Return the job with that id, if it is still held."""
+        return self._jobs.get(request_id)
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs.values())
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+
+class Scheduler(_Held):
     """Queue, rows and the order of steps.
 
     While prompts wait, one prefill step and `decode_per_prefill` decode steps alternate, so a running request waits for
@@ -90,10 +113,10 @@ class Scheduler:
     """
 
     def __init__(self, limits: EngineConfig) -> None:
+        super().__init__()
         self._limits = limits
         self._queue: deque[Job] = deque()
         self._active: list[Job] = []
-        self._jobs: dict[str, Job] = {}
         self._decodes_due = 0
 
     def submit(self, job: Job) -> None:
@@ -102,8 +125,8 @@ class Scheduler:
         self._queue.append(job)
 
     def next_step(self, at_ns: int = 0) -> Step | None:
-        """The next step, counted as launched, or None when there is nothing to do. Admits queued jobs into rows. The
-        time does not matter."""
+        """Plan the next step and count it as launched; None when there is nothing to do. Admits queued jobs into rows.
+        The time does not matter."""
         decodable = tuple(job for job in self._active if job.can_decode)
         if not (decodable and self._decodes_due > 0):
             prefill = self._next_prefill()
@@ -120,18 +143,14 @@ class Scheduler:
         begun = [job for job in self._active if job.prefilled < len(job.prompt)][: self._limits.prefill_batch]
         if begun:
             return self._chunks("extend", begun)
-        room = self._room()
-        if room <= 0:
+        free = min(self._limits.slots - len(self._active), self._limits.prefill_batch, len(self._queue))
+        if free <= 0:
             return None
-        admitted = [self._queue.popleft() for _ in range(room)]
+        admitted = [self._queue.popleft() for _ in range(free)]
         for job in admitted:
             job.row = len(self._active)
             self._active.append(job)
         return self._chunks("prefill", admitted)
-
-    def _room(self) -> int:
-        """How many waiting requests begin next."""
-        return min(self._limits.slots - len(self._active), self._limits.prefill_batch, len(self._queue))
 
     def _chunks(self, kind: Kind, jobs: list[Job]) -> Step:
         chunks = []
@@ -143,11 +162,11 @@ class Scheduler:
         return Step(kind, tuple(jobs), tuple(chunks))
 
     def rest_ns(self, at_ns: int) -> int | None:
-        """0 while there is something to do, else None: no step waits for a moment."""
+        """Return 0 while there is something to do, else None: no step waits for a moment."""
         return 0 if self._jobs else None
 
     def record(self, job: Job, token: int) -> Outcome | None:
-        """Add a sampled token to `job`; says why the job is over, or None while it goes on."""
+        """Add a sampled token to `job`; returns why the job is over, or None while it goes on."""
         job.output.append(token)
         if token in job.stop_ids:
             return "stop"
@@ -170,16 +189,55 @@ class Scheduler:
         self._active[hole] = last
         return move
 
-    def expired(self, now_ns: int) -> list[Job]:
-        """Jobs, queued or active, whose deadline has passed; they stay until released."""
-        return [job for job in self._jobs.values() if job.deadline_ns and job.deadline_ns <= now_ns]
 
-    def find(self, request_id: str) -> Job | None:
-        """The job with that id, if the scheduler still holds it."""
-        return self._jobs.get(request_id)
+class Batcher(_Held):
+    """Texts that wait, texts that run, and when the next batch leaves.
 
-    def __iter__(self) -> Iterator[Job]:
-        return iter(self._jobs.values())
+    A batch takes `slots` texts at most and leaves when it is full, or `max_wait_ms` after its oldest text arrived at
+    the server; later texts never overtake earlier ones. Texts that run have a row, those that wait have none (-1).
+    """
 
-    def __len__(self) -> int:
-        return len(self._jobs)
+    def __init__(self, limits: EngineConfig) -> None:
+        super().__init__()
+        self._most = limits.slots
+        self._wait_ns = int(limits.max_wait_ms * 1e6)
+        self._waiting: OrderedDict[str, Job] = OrderedDict()
+
+    def submit(self, job: Job) -> None:
+        """Queue `job`."""
+        self._jobs[job.request_id] = self._waiting[job.request_id] = job
+
+    def next_step(self, at_ns: int) -> Step | None:
+        """Return the batch that leaves at `at_ns`; None when there is none, or one that is still to fill up."""
+        if self.rest_ns(at_ns) != 0:
+            return None
+        jobs = tuple(islice(self._waiting.values(), self._most))
+        for row, job in enumerate(jobs):
+            del self._waiting[job.request_id]
+            job.row, job.prefilled, job.launched = row, len(job.prompt), 1
+        return Step("encode", jobs, tuple((0, len(job.prompt)) for job in jobs))
+
+    def rest_ns(self, at_ns: int) -> int | None:
+        """Return how long until the next batch leaves if nothing else comes: 0 when it is due, None without texts."""
+        if not self._waiting:
+            return None
+        if len(self._waiting) >= self._most:
+            return 0
+        oldest = next(iter(self._waiting.values()))
+        return max(0, oldest.recv_ns + self._wait_ns - at_ns)
+
+    def record(self, job: Job, result: object) -> Outcome:
+        """Return why the text is over: it has run."""
+        return "embedded"
+
+    def release(self, request_id: str) -> None:
+        """Forget a finished or cancelled text. One that runs is computed to the end, and its result is dropped."""
+        job = self._jobs.pop(request_id, None)
+        if job is not None:
+            job.row = -1
+            self._waiting.pop(request_id, None)
+
+
+def scheduler_for(arm: ArmConfig) -> Scheduler | Batcher:
+    """Return an empty scheduler for the arm's task."""
+    return Batcher(arm.engine) if arm.model.embeds else Scheduler(arm.engine)

@@ -30,7 +30,15 @@ class StepShape:
     context: int
 
     def __str__(self) -> str:
-        return f"{self.kind} batch {self.batch} × length {self.length}, context {self.context}"
+        """As `tailgate inspect --shapes` takes it: "decode 8@512"."""
+        return f"{self.kind} {self.size}"
+
+    @property
+    def size(self) -> str:
+        """ROWSxTOKENS of prompts and texts, ROWSxTOKENS@CONTEXT of later chunks, ROWS@CONTEXT of decode steps."""
+        if self.kind == "decode":
+            return f"{self.batch}@{self.context}"
+        return f"{self.batch}x{self.length}" + (f"@{self.context}" if self.kind == "extend" else "")
 
     @property
     def tokens(self) -> int:

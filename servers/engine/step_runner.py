@@ -7,6 +7,7 @@ What a step is, which tensors it takes and what is done with its outputs, a runn
 from __future__ import annotations
 
 import logging
+import resource
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +25,6 @@ from servers.engine.placement import product_name, resolve_device
 from servers.engine.quantisation import weight_bytes
 from servers.engine.scheduler import Job, Step
 from servers.engine.shapes import Kind, PlannedShapes, StepShape
-from servers.engine.startup import memory_peaks
 from servers.engine.warmup import WARMUP_CALLS, warmup_plan
 from servers.fields import ConfigError
 
@@ -212,20 +212,19 @@ class StepRunner(ABC):
         return str(self.model.dtype).removeprefix("torch.")
 
     def memory_bytes(self) -> dict[str, int]:
-        """Bytes by owner: weights and those of them that are quantised, what the steps hold beside them, the
-        allocator's peak on a GPU, and what `memory_peaks` sees."""
+        """Return bytes by owner: weights and those of them that are quantised, what the steps hold apart from them, the
+        process's peak on the host, and of a GPU the allocator's peak and what CUDA graphs hold in pools of their own.
+        """
         every, quantised = weight_bytes(self.model)
-        memory = {
-            "weights": every,
-            **({"quantised_weights": quantised} if quantised else {}),
-            **self._held_bytes(),
-        }
-        segments: Any = ()
+        memory = {"weights": every, "quantised_weights": quantised, **self._held_bytes()}
+        memory["process_peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if self.device.type == "cuda":
             memory["device_peak"] = torch.cuda.max_memory_allocated(self.device)
-            memory["device_reserved"] = torch.cuda.memory_reserved(self.device)
-            segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-        return {**memory, **memory_peaks(segments)}
+            segments: Any = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+            memory["graph_pools"] = sum(
+                item["total_size"] for item in segments if tuple(item.get("segment_pool_id", (0, 0))) != (0, 0)
+            )
+        return {owner: size for owner, size in memory.items() if size}
 
     def _tensor(self, values: list[Any], dtype: torch.dtype = torch.int64) -> torch.Tensor:
         if self.device.type != "cuda":

@@ -1,4 +1,4 @@
-"""What the gRPC services of a replica share: the requests in flight, the engine's state, the telemetry log."""
+"""What the gRPC services of a replica share: requests in flight, the engine's state, and the telemetry log."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from servers.compiler.events import CompileEvent, CompilerFacts, CompileUnderWay
 from servers.config import ArmConfig
 from servers.engine.messages import Cancel, Finished, MemoryReading, Progress, Ready, StepOutput, StepRecord, Submit
 from servers.front.metrics import FrontMetrics
-from servers.front.request_limits import RefusedError
+from servers.front.requests import RefusedError
 from servers.front.tokenizer import Tokenizer
-from servers.front.watcher import Watcher
 
 log = logging.getLogger("tailgate.front")
 
 # What Telemetry.Watch streams.
 TelemetryEvent = CompileEvent | CompileUnderWay | StepRecord | Progress | CompilerFacts | MemoryReading
 
-# How many of each Telemetry.Watch can replay to a late subscriber.
+# How many events of each kind Telemetry.Watch replays to a late subscriber.
 _RETAINED = {
     Progress: 1000,
     CompileEvent: 100_000,
@@ -35,6 +34,52 @@ _RETAINED = {
     CompilerFacts: 1,
     MemoryReading: 10_000,
 }
+# More than is ever retained: a subscriber further behind has stopped reading, and would fill this process's memory.
+MOST_WAITING = 500_000
+
+
+class Watcher:
+    """The queue of one telemetry subscriber: the retained events of `kinds`, then new ones, then the end.
+
+    `fell_behind`: the end came because the subscriber did not read.
+    """
+
+    def __init__(self, kinds: tuple[type, ...], retained: Iterable[TelemetryEvent], *, limit: int) -> None:
+        self.fell_behind = False
+        self._kinds = kinds
+        self._events = deque(retained)
+        self._limit = limit
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def put(self, event: TelemetryEvent) -> None:
+        """Queue `event` if it is of a kind that the subscriber watches."""
+        if self._closed or not isinstance(event, self._kinds):
+            return
+        if len(self._events) >= self._limit:
+            self.fell_behind = True
+            self._events.clear()
+            self.close()
+            return
+        self._events.append(event)
+        self._changed.set()
+
+    def close(self) -> None:
+        """End the queue after what it holds."""
+        self._closed = True
+        self._changed.set()
+
+    async def take(self, most: int) -> list[TelemetryEvent]:
+        """Wait for events and return up to `most` of them; none at the end."""
+        while not self._events and not self._closed:
+            self._changed.clear()
+            await self._changed.wait()
+        return [self._events.popleft() for _ in range(min(most, len(self._events)))]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no event is queued."""
+        return not self._events
 
 
 class Answer:
@@ -55,14 +100,14 @@ class Answer:
         self._changed.set()
 
     def finish(self, finished: Finished) -> None:
-        """The request has ended."""
+        """End the answer."""
         self.finished = finished
         self._changed.set()
 
     async def next(self) -> tuple[list[int], list[int]]:
-        """Everything that has come since the last call, at least one token unless the answer is over.
+        """Wait for tokens and return all since the last call with their times; there may be none at the end.
 
-        A slow stream thus gets fewer, larger chunks instead of falling behind.
+        A slow stream gets fewer, larger chunks instead of falling behind.
         """
         await self._changed.wait()
         self._changed.clear()
@@ -70,9 +115,15 @@ class Answer:
         self.token_ids, self.emit_ns = [], []
         return token_ids, emit_ns
 
+    async def ended(self) -> Finished:
+        """Wait for the end."""
+        while self.finished is None:
+            await self.next()
+        return self.finished
+
 
 class Front:
-    """What the services share: the requests in flight, the engine's state, and the telemetry log."""
+    """What the services share: requests in flight, the engine's state, and the telemetry log."""
 
     def __init__(
         self,
@@ -93,15 +144,13 @@ class Front:
         names = ("requests", "tokens", "rejected", "compile_events", "steps", "eager_fallback_steps")
         self.counters = dict.fromkeys(names, 0)
         self.facts = CompilerFacts(graph_breaks={}, cudagraph_skips={})
-        self._watchers: set[Watcher[TelemetryEvent]] = set()
+        self._watchers: set[Watcher] = set()
         self._logs: dict[type, deque[TelemetryEvent]] = {kind: deque(maxlen=most) for kind, most in _RETAINED.items()}
         self.publish(self.facts)
         self._send = send
         self._answers: dict[str, Answer] = {}
         # How many cancels of an id the engine has not confirmed. Until then its outputs belong to an earlier request.
         self._cancelling: Counter[str] = Counter()
-
-    # requests
 
     @property
     def in_flight(self) -> int:
@@ -136,23 +185,21 @@ class Front:
         return answer
 
     def take(self, submit: Submit) -> Answer:
-        """Pass a request on to the engine, neither refused nor counted: an admitted one, or the replica's own."""
+        """Pass a request on to the engine without checks or counts."""
         answer = self._answers[submit.request_id] = Answer()
         self._send(submit)
         return answer
 
     def abandon(self, request_id: str, answer: Answer) -> None:
-        """The client has gone or needs no more: free the request's slot, unless a later request has the id by now."""
+        """Free the slot of a request whose client needs no more, unless a later request has its id by now."""
         if self._answers.get(request_id) is answer:
             del self._answers[request_id]
             self._cancelling[request_id] += 1
             self.metrics.in_flight.set(self.in_flight)
             self._send(Cancel(request_id=request_id))
 
-    # messages of the engine
-
     def receive(self, messages: Iterable[object]) -> None:
-        """Take the engine's messages, in order. A message that cannot be taken is logged and costs no other."""
+        """Process the engine's messages in order. Log one that cannot be processed and go on."""
         for message in messages:
             try:
                 self._receive(message)
@@ -160,29 +207,29 @@ class Front:
                 log.exception("a message of the engine: %s", type(message).__name__)
 
     def _receive(self, message: object) -> None:
-        if isinstance(message, StepOutput):
-            self._take_output(message)
-        elif isinstance(message, CompileUnderWay):
-            self.publish(replace(message, phase="warmup") if self._is_on_trial else message)
-        elif isinstance(message, CompileEvent):
-            if self._is_on_trial:
-                message = replace(message, phase="warmup")
-            self.counters["compile_events"] += 1
-            self.metrics.count_compile(message)
-            self.publish(message)
-        elif isinstance(message, CompilerFacts):
-            self.metrics.count_facts(message, self.facts)
-            self.facts = message
-            self.publish(message)
-        elif isinstance(message, MemoryReading):
-            self.metrics.show_memory(message)
-            self.publish(message)
-        elif isinstance(message, Progress):
-            if message.stage == "failed":
-                self.failure = message.detail
-            self.publish(message)
-        elif isinstance(message, Ready):
-            self.warm = message
+        match message:
+            case StepOutput():
+                self._take_output(message)
+            case CompileUnderWay():
+                self.publish(replace(message, phase="warmup") if self._is_on_trial else message)
+            case CompileEvent():
+                event = replace(message, phase="warmup") if self._is_on_trial else message
+                self.counters["compile_events"] += 1
+                self.metrics.count_compile(event)
+                self.publish(event)
+            case CompilerFacts():
+                self.metrics.count_facts(message, self.facts)
+                self.facts = message
+                self.publish(message)
+            case MemoryReading():
+                self.metrics.show_memory(message)
+                self.publish(message)
+            case Progress():
+                if message.stage == "failed":
+                    self.failure = message.detail
+                self.publish(message)
+            case Ready():
+                self.warm = message
 
     @property
     def _is_on_trial(self) -> bool:
@@ -190,7 +237,7 @@ class Front:
         return self.warm is not None and self.ready is None
 
     def open(self) -> None:
-        """The replica serves from now on: its engine is warm and has answered."""
+        """Serve from now on: the engine is warm and has answered."""
         assert self.warm is not None
         self.ready = self.warm
         self.metrics.show_start(self.ready)
@@ -223,7 +270,7 @@ class Front:
             self.publish(output.step)
 
     def fail(self, message: str) -> None:
-        """The engine process has died: every request in flight ends with UNAVAILABLE."""
+        """End every request in flight with UNAVAILABLE: the engine process has died."""
         self.failure = self.failure or message
         self._logs[CompileUnderWay].clear()
         self.publish(Progress(at_ns=now_ns(), stage="failed", detail=self.failure))
@@ -231,19 +278,17 @@ class Front:
             answer.finish(Finished(request_id=request_id, status="UNAVAILABLE", message=self.failure))
         self._answers.clear()
 
-    # telemetry
-
     def publish(self, event: TelemetryEvent) -> None:
-        """The event is retained, and in the queue of each watcher of its kind."""
+        """Retain the event and queue it for each watcher of its kind."""
         self._logs[type(event)].append(event)
         for watcher in self._watchers:
             watcher.put(event)
 
     @contextlib.contextmanager
-    def watch(self, *kinds: type) -> Iterator[Watcher[TelemetryEvent]]:
-        """A queue that holds everything retained of `kinds` and receives everything to come."""
+    def watch(self, *kinds: type, limit: int = MOST_WAITING) -> Iterator[Watcher]:
+        """Queue everything retained of `kinds` and everything to come."""
         retained = (log for kind, log in self._logs.items() if kind in kinds)
-        watcher = Watcher(kinds, itertools.chain.from_iterable(retained))
+        watcher = Watcher(kinds, itertools.chain.from_iterable(retained), limit=limit)
         self._watchers.add(watcher)
         try:
             yield watcher

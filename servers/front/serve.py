@@ -13,9 +13,13 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import pickle
+import queue
+import select
 import signal
 import sys
 import threading
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import grpc
@@ -32,13 +36,12 @@ from servers.config import ArmConfig
 from servers.engine.device import serve_engine
 from servers.engine.messages import Progress, Shutdown
 from servers.fields import ConfigError
-from servers.front.decode_check import DecodeCheck
 from servers.front.front import Front
+from servers.front.interceptors import DecodeCheck, TokenCheck
 from servers.front.metrics import FrontMetrics
-from servers.front.readiness import try_out
-from servers.front.request_limits import METADATA_BYTES, message_bytes
-from servers.front.sender import Sender
-from servers.front.service import InferenceService, TelemetryService, TokenCheck
+from servers.front.requests import METADATA_BYTES, message_bytes
+from servers.front.service import InferenceService, try_out
+from servers.front.telemetry import TelemetryService
 from servers.front.tokenizer import load_tokenizer
 from servers.metadata import INFERENCE_SERVICE
 from servers.program import compile_cache, exit_code, log_to_stderr, on_its_card_alone, read_arm
@@ -59,12 +62,51 @@ SERVER_OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.keepalive_permit_without_calls", 1),
 )
+# The kernel calls a socket writable while at most a quarter of its buffer (208 KiB by default) is used.
+_FITS_BYTES = 64 << 10
+
+
+class Sender:
+    """Sends messages to the engine process in order without waiting, while its pipe may be full.
+
+    A front that waited could answer neither health checks nor signals. What has no room in the pipe is left to a
+    thread.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._poll = select.poll()
+        self._poll.register(connection.fileno(), select.POLLOUT)
+        self._late: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._waiting = 0  # messages given to the thread that are not in the pipe yet
+        self._lock = threading.Lock()
+        threading.Thread(target=self._send_late, name="sender", daemon=True).start()
+
+    def send(self, message: object) -> None:
+        """Send a message, now or later; it is lost if the engine is gone."""
+        body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        with self._lock:
+            if self._waiting or len(body) > _FITS_BYTES or not self._poll.poll(0):
+                self._waiting += 1
+                self._late.put(body)
+            else:
+                self._write(body)
+
+    def _write(self, body: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self._connection.send_bytes(body)
+
+    def _send_late(self) -> None:
+        while True:
+            self._write(self._late.get())
+            with self._lock:
+                self._waiting -= 1
 
 
 async def serve(
     arm: ArmConfig, options: argparse.Namespace, *, cache_dir: str, tls: ServerTls | None, token: str
 ) -> int:
-    """Run the replica until it is told to stop; returns the exit code: 0 drained, 1 the engine failed."""
+    """Run the replica until a signal stops it, and return the exit code: 0 drained, 1 the engine failed."""
     loop = asyncio.get_running_loop()
     replica = options.replica or f"{arm.name}-0"
     spawn = multiprocessing.get_context("spawn")
@@ -157,7 +199,7 @@ async def serve(
 
 
 def _server(front: Front, health_service: health.aio.HealthServicer, token: str) -> grpc.aio.Server:
-    """The services of a replica, behind token and message checks."""
+    """Return the server of a replica's services, behind token and message checks."""
     options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", message_bytes(front.arm.engine)))
     checks = (*((TokenCheck(token),) if token else ()), DecodeCheck())
     server = grpc.aio.server(options=options, interceptors=checks)
@@ -171,7 +213,7 @@ def _server(front: Front, health_service: health.aio.HealthServicer, token: str)
 
 
 def _listen(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None) -> int:
-    """The port that the server listens on. Raises ConfigError when `port` cannot be had."""
+    """Bind the server and return its port. Raises ConfigError when `port` cannot be had."""
     try:
         address = joined(host, port)
         bound: int = server.add_secure_port(address, _credentials(tls)) if tls else server.add_insecure_port(address)

@@ -1,17 +1,15 @@
-"""How long a run must be: what was seen, the spread of it, and plans from a pilot or from a design."""
+"""How long a run must be, from what a run saw."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from analysis.judging.gates.latency import latency_gate
-from analysis.planning import plan_of
 from analysis.run.slo import judge_share
 from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.planning import (
@@ -22,10 +20,7 @@ from analysis.statistics.planning import (
 )
 from benchmarks.simulation.planning import planned_power
 from benchmarks.simulation.scenario import Scenario
-from tests.fakes.runs import comparison, pilot, row, share
-
-__all__ = ["pilot"]
-
+from tests.fakes.runs import comparison, share
 
 SEEN = comparison(spread=0.08, method="t over groups of blocks", requests=4000)
 TRIALS = replace(SEEN, method="t over trials", blocks=120, groups=6, trials=6, spread=0.05)
@@ -178,13 +173,3 @@ def test_a_ratio_at_its_margin_needs_no_impossible_number_of_starts():
         gate = latency_gate(run, replace(open_one, ratio=ratio))
         assert gate.needed_starts is not None
         assert 2 < gate.needed_starts < 500
-
-
-def test_a_pilot_plans_every_gate(pilot: Path) -> None:
-    plan = plan_of(pilot, margin=0.05)
-    assert {item["what"] for item in plan["rows"]} == {
-        *("p99 TTFT", "p99 E2E", "slo p99_ttft_ms", "errors", "blocks and tail"),
-    }
-    assert plan["needed_s"] == max(item["needed_s"] for item in plan["rows"])
-    assert plan["needed_s"] == row(plan, plan["decided_by"].removeprefix("compiled "))["needed_s"]
-    assert (plan["wanted"]["margin"], plan["trials"], plan["trial_s"]) == (0.05, 1, plan["needed_s"])

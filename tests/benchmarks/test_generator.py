@@ -243,7 +243,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of an engine whose steps take 10 ms, which plant() changes until the test is over."""
     clock = Clock()
 
-    def advance(engine: Any, arrivals: Any) -> Any:
+    def advance(engine: Any) -> Any:
         clock.sleep(0.01)
         return (["a token"],)
 
@@ -255,7 +255,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def step_s(clock: Clock) -> float:
     began_s = clock.perf_counter()
-    Engine.advance(None, [])  # type: ignore[arg-type]
+    Engine.advance(None)  # type: ignore[arg-type]
     return clock.perf_counter() - began_s
 
 

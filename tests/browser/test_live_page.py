@@ -88,7 +88,7 @@ def test_the_page_shows_the_state_of_the_run(make_run: MakeRun, open_page: Open)
     assert "recompile 5.39 s 16 prefill 4×475" in tab.text("#compiles")
     assert "cuda:1 1,980 MHz" in tab.text("#machines")
     assert tab.text("#notes").endswith("see nvidia-smi, and one ` alone")
-    assert (tab.text("#notes code"), tab.text("#checks code")) == ("nvidia-smi", "tailgate plan")
+    assert (tab.text("#notes code"), tab.text("#checks code")) == ("nvidia-smi", "gates.min_blocks")
     assert tab.complaints == []
 
 

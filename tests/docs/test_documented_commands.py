@@ -49,7 +49,7 @@ NOT_RUN = {
     "openssl": "makes a secret",
 }
 SHELL = frozenset(("echo", "sleep", "mkdir", "chmod", "printf", "["))
-ENDS = frozenset(["analyze", "compare", "plan"])
+ENDS = frozenset(["analyze", "compare"])
 # Where a command has checked all that it can check without starting something.
 STARTS = (
     "commands.judged_run.run_and_judge",

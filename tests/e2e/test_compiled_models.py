@@ -19,6 +19,7 @@ from tests.servers.engine.test_encoder import (
     assert_as_plain,
     job,
     served,
+    vectors_of,
     warm,
 )
 from tests.servers.engine.test_runner import (
@@ -268,8 +269,8 @@ def test_a_batch_that_is_full_of_equal_texts_has_the_graph_of_one_that_is_padded
     """transformers leaves the mask out where nothing is padded, which would be a second graph."""
     runner = warm(arm_of("compiled-bucketed"), recorder)
     recorder.drain()
-    runner.vectors([job(40, seed=row) for row in range(5)])
-    runner.vectors([job(40 - row, seed=row) for row in range(5)])
+    vectors_of(runner, [job(40, seed=row) for row in range(5)])
+    vectors_of(runner, [job(40 - row, seed=row) for row in range(5)])
     assert recorder.drain() == []
 
 

@@ -146,7 +146,7 @@ def test_a_naive_encoder_recompiles_and_names_the_delayed_request(tmp_path: Path
     assert int(trailer["tailgate-compile-stall-ns"]) > 0
     (event, *_) = wait_for(lambda: serving_compiles(replica))
     assert event.kind == "recompile"
-    assert event.shape == "encode batch 1 × length 10, context 10"
+    assert event.shape == "encode 1x10"
     assert list(event.request_ids) == ["first of its length"]
 
 

@@ -187,7 +187,6 @@ COLUMNS = 80
 ENDING: dict[str, tuple[str, ...]] = {
     "analyze": ("RUN",),
     "compare": ("EARLIER", "RUN"),
-    "plan": ("RUN",),
     "inspect": ("--arm", "eager", "--slots", "2", "--shapes", "prefill 1x12, decode 2@30"),
 }
 

@@ -45,24 +45,22 @@ reference_s = 0
 """
 
 
-def start_run(folder: Path, *, duration_s: float, host: str, port: int) -> subprocess.Popen[str]:
+def start_run(folder: Path, *arguments: str, duration_s: float, host: str, port: int) -> subprocess.Popen[str]:
     traffic = f'design = "split"\nworkers = 0\nremote_workers = 1\nmaster_bind = "{host}:{port}"'
     text = RUN.format(duration_s=duration_s, traffic=traffic) + TLS.format(token='token_env = "PLANTED_TOKEN"')
     (folder / "small.toml").write_text(text)
-    return start(folder, "run", tailgate("run", "small.toml"))
+    return start(folder, "run", tailgate("run", "small.toml", *arguments))
 
 
-def ask_for_weights(folder: Path, token: str) -> int:
+def ask_for_page(folder: Path, token: str) -> int:
     """Return the status of the page's answer; 0 where there is no page."""
     pages = list(folder.glob("runs/*/page.json"))
     if not pages:
         return 0
     try:
-        host, port = host_port(json.loads(pages[0].read_text())["url"].removeprefix("http://").rstrip("/"))
-        connection = http.client.HTTPConnection(host, port, timeout=10)
-        body = json.dumps({"weights": {"eager": 2}})
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-        connection.request("POST", "/weights", body, headers)
+        _, port = host_port(json.loads(pages[0].read_text())["url"].removeprefix("http://").rstrip("/"))
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request("GET", "/", headers={"Authorization": f"Bearer {token}"})
         return connection.getresponse().status
     except (OSError, ValueError, http.client.HTTPException):
         return 0
@@ -76,14 +74,14 @@ def worker(folder: Path, port: int, **variables: str) -> subprocess.Popen[str]:
 def test_a_run_with_a_remote_worker_writes_and_sends_no_secret(tmp_path: Path) -> None:
     pem = give(tmp_path, "127.0.0.1", ELSEWHERE)
     port = free_port()
-    run = start_run(tmp_path, duration_s=4.0, host=ELSEWHERE, port=port)
+    run = start_run(tmp_path, "--page", "0.0.0.0:0", duration_s=4.0, host=ELSEWHERE, port=port)
     answers = set()
     with Tap((ELSEWHERE, port)) as tap, Watched(tmp_path / "tmp") as watched:
         load = worker(tmp_path, tap.port)
         watched.pids += [run.pid, load.pid]
         with ended(run, load):
             while run.poll() is None:
-                answers |= {ask_for_weights(tmp_path, token) for token in (OTHER, TOKENS[PAGE_VARIABLE])}
+                answers |= {ask_for_page(tmp_path, token) for token in (OTHER, TOKENS[PAGE_VARIABLE])}
                 time.sleep(0.2)
             assert load.wait(PATIENCE_S) == 0
         seen = bytes(tap.seen)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import grpc
 import grpc.aio
 
-from servers.front.service import TokenCheck
+from servers.front.interceptors import TokenCheck
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from tests.fakes.grpc_servers import add_inference, spawned, trailers
 

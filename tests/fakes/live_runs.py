@@ -35,7 +35,6 @@ class WatchedRun:
     streams: bool = True
     notes: list[str] = field(default_factory=list)
     compiling: float | None = None  # for how many seconds the last arm has been
-    weights: bool = False  # may be changed on the page
     dead: tuple[str, ...] = ()  # arms
 
     def __post_init__(self) -> None:
@@ -47,7 +46,7 @@ class WatchedRun:
             for index, arm in enumerate(self.arms)
         )
         head = f"name = {json.dumps(self.text or 'canary')}\n"
-        head += f'[traffic]\ndesign = "{"split" if self.weights else "mirrored"}"\nduration_s = {self.duration_s}\n'
+        head += f'[traffic]\ndesign = "mirrored"\nduration_s = {self.duration_s}\n'
         (self.folder / "experiment.toml").write_text(head + "[gates]\nmax_generator_lag_ms = 50.0\n" + tables)
         self.writers = {
             name: RecordWriter(self.trial / f"{name}.arrow", schema)
@@ -74,7 +73,7 @@ class WatchedRun:
             **{"trial": 1, "trials": 1, "planned": int(self.duration_s * 12), "duration_s": self.duration_s},
             "replicas": states,
             "load": {"finished": self.at_s * 12, "failed": self.at_s // 40, "t_s": float(self.at_s)},
-            **{"notes": self.notes, "weights": self.weights, "ended": ended},
+            **{"notes": self.notes, "ended": ended},
         }
         write_document(self.folder / "status.json", content)
         write_document(self.trial / "generator-0.json", {"lag_ms": {"p50": 0.4, "p99": 3.1, "max": 9.0}})
@@ -180,7 +179,7 @@ class WatchedRun:
             {"check": check, "arm": None, "ok": True, "value": value, "limit": limit, "reason": reason, "remedy": ""}
             for check, value, limit, reason in reasons
         ]
-        checks[0] |= {"ok": number > 9, "remedy": "Let it run on; `tailgate plan` says how long."}
+        checks[0] |= {"ok": number > 9, "remedy": "Let it run on: `gates.min_blocks` asks for more."}
         checks[1] |= {"remedy": "Give the load more processors."}
         checks[2] |= {"arm": self.naive}
         line = {

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import tomli_w
 
 from analysis.checks.check import ESTIMATES, Check
@@ -357,17 +356,6 @@ def _write_telemetry(folder: Path, run: FakeRun, trial: int, start: int, offsets
 
 
 GATES = {}
-
-
-def row(plan: dict[str, Any], what: str) -> dict[str, Any]:
-    (found,) = [item for item in plan["rows"] if item["what"] == what]
-    return found
-
-
-@pytest.fixture(scope="module")
-def pilot(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = FakeRun(duration_s=660, rate=2.0, gates=GATES, slo={"p99_ttft_ms": 2000})
-    return write_run(tmp_path_factory.mktemp("pilot") / "run", run)
 
 
 def gate(kind: str = "noninferiority", verdict: str = "PASS", arm: str = "compiled", **more: Any) -> Gate:

@@ -22,8 +22,9 @@ from servers.compiler.events import CompileEvent
 from servers.compiler.policy import compile_step, configure_compiler
 from servers.compiler.recorder import CompileRecorder, Trigger
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
-from servers.engine import attention, memory
+from servers.engine import attention
 from servers.engine.capture import CapturedStep
+from servers.engine.device import read_memory
 from servers.engine.kv_cache import Window
 from servers.engine.model import join_weights
 from servers.engine.quantisation import is_quantised, stored_bytes
@@ -31,7 +32,7 @@ from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Job
 from servers.fields import ConfigError
 from servers.presets import RANDOM_PRESETS
-from servers.reference import Reference, Sizes
+from servers.reference import Reference
 from tests.servers.compiler.test_policy import Gated, distance
 from tests.servers.compiler.test_recorder import reset_compiler
 from tests.servers.engine.test_runner import (
@@ -261,7 +262,7 @@ def test_chunks_read_in_place_agree_with_float64(
 
 def test_two_measurements_of_a_card_agree() -> None:
     device = torch.device("cuda")
-    made = Reference(device, Sizes.of(device))
+    made = Reference(device)
     first, second = made.measure(2.0), made.measure(2.0)
     # Other tests may use the card meanwhile; figures of the host are noisier still.
     for figure in ("matmul_tflops", "read_gb_per_s"):
@@ -272,14 +273,13 @@ def test_two_measurements_of_a_card_agree() -> None:
 def test_memory_is_read_without_waiting_for_the_device_and_counts_failed_allocations() -> None:
     device, mib = torch.device("cuda", 0), 1 << 20
     torch.cuda.init()
-    begun = memory.MemoryWatch(device).due()
-    assert begun is not None
+    begun = read_memory(device, 0)
     first = torch.empty(64 * mib, dtype=torch.uint8, device=device)
     del first
     second = torch.empty(16 * mib, dtype=torch.uint8, device=device)
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(1 << 44, dtype=torch.uint8, device=device)
-    after = memory.read_memory(device, 1)
+    after = read_memory(device, 1)
     known = (begun.allocated_bytes, after.allocated_bytes, after.peak_bytes, after.reserved_bytes)
     allocated, now, peak, reserved = (value or 0 for value in known)
     assert now - allocated == 16 * mib
@@ -287,14 +287,14 @@ def test_memory_is_read_without_waiting_for_the_device_and_counts_failed_allocat
     assert reserved >= now
     assert (after.out_of_memory or 0) - (begun.out_of_memory or 0) == 1
     assert (after.allocator_retries or 0) - (begun.allocator_retries or 0) == 1
-    assert (memory.read_memory(device, 2).peak_bytes or 0) == now, "the next peak counts from the last reading"
+    assert (read_memory(device, 2).peak_bytes or 0) == now, "the next peak counts from the last reading"
     del second
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)  # type: ignore[no-untyped-call]  # cycles: about a second
     took = []
     for at_ns in range(200):
         start = time.perf_counter()
-        memory.read_memory(device, at_ns)
+        read_memory(device, at_ns)
         took.append(time.perf_counter() - start)
     assert not torch.cuda.current_stream().query(), "the device must still be at work"
     assert statistics.median(took) < 0.5e-3

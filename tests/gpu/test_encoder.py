@@ -16,7 +16,7 @@ from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, 
 from servers.engine.encoder import EncoderRunner
 from servers.engine.model import load_model
 from servers.engine.scheduler import Job, Step
-from tests.servers.engine.test_encoder import batches, cosine, job, recorder, served, warm
+from tests.servers.engine.test_encoder import batches, cosine, job, recorder, served, vectors_of, warm
 
 __all__ = ["recorder"]
 
@@ -33,7 +33,7 @@ def assert_as_plain(runner: EncoderRunner, every: Sequence[Sequence[Job]], least
     model: nn.Module = load_model(replace(runner.arm.model, attention="eager"))
     model.float()
     for texts in every:
-        for text, vector in zip(texts, runner.vectors(texts), strict=True):
+        for text, vector in zip(texts, vectors_of(runner, texts), strict=True):
             ids = torch.tensor([text.prompt], device="cuda")
             mean = model(input_ids=ids).last_hidden_state[0].mean(dim=0)
             assert cosine(vector, mean) >= least, f"{text.request_id} of {len(texts)}"

@@ -15,9 +15,7 @@ from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Step
 from servers.engine.shapes import StepShape
 from servers.engine.steps import Outputs
-from servers.inspect.display import show
-from servers.inspect.inspection import EXIT_COMPILES, Inspection, inspect_arm
-from servers.inspect.listed_shapes import listed, parse_shapes, unplanned_shapes
+from servers.inspect import EXIT_COMPILES, Inspection, inspect_arm, parse_shapes, show, unplanned_shapes
 from tests.servers.compiler.test_recorder import reset_compiler
 from tests.servers.test_config import refusal
 
@@ -33,8 +31,7 @@ def compiler() -> Iterator[None]:
 
 def inspection_of(arm: ArmConfig, shapes: str = "") -> Inspection:
     reset_compiler()
-    listed = parse_shapes(shapes, arm) if shapes else []
-    return inspect_arm(arm, listed, report=lambda line: None)
+    return inspect_arm(arm, parse_shapes(shapes, arm) if shapes else [], report=lambda line: None)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +46,7 @@ def inspection_of(arm: ArmConfig, shapes: str = "") -> Inspection:
 def test_shapes_are_read_as_they_are_written(text: str, expected: list[StepShape]) -> None:
     arm = ENCODER if text.startswith("encode") else ArmConfig(engine=ENGINE)
     assert parse_shapes(text, arm) == expected
-    assert parse_shapes(", ".join(map(listed, expected)), arm) == expected
+    assert parse_shapes(", ".join(map(str, expected)), arm) == expected
 
 
 @pytest.mark.parametrize(
@@ -83,7 +80,7 @@ def test_shapes_that_the_engine_can_never_run_are_refused_in_a_short_line(text: 
 def test_unplanned_shapes_can_run(engine: EngineConfig) -> None:
     arm = ArmConfig(engine=engine)
     shapes = list(unplanned_shapes(arm))
-    assert parse_shapes(", ".join(map(listed, shapes)), arm) == shapes
+    assert parse_shapes(", ".join(map(str, shapes)), arm) == shapes
     assert {shape.kind for shape in shapes} >= {"prefill", "decode"}
 
 
@@ -112,10 +109,10 @@ def test_an_arm_warmed_with_one_request_names_the_shapes_that_will_recompile_and
     assert [graph.compile_id for graph in naive.graphs] == ["1/0", "2/0", "1/1", "2/1"]
     assert [graph.phase for graph in naive.graphs] == ["warmup", "warmup", "serving", "serving"]
     assert [graph.dynamic for graph in naive.graphs] == [False, False, True, True]
-    assert naive.graphs[2].shape == "prefill batch 1 × length 8, context 8"
+    assert naive.graphs[2].shape == "prefill 1x8"
     assert all(graph.guards > 0 and graph.nodes > 50 and "steps.py" in graph.frame for graph in naive.graphs[:2])
     text = shown(naive)
-    assert all(listed(visit.shape) in text for visit in naive.visits)
+    assert all(str(visit.shape) in text for visit in naive.visits)
     assert text.strip().splitlines()[-1].startswith("2 of 5 shapes are not ready")
     json.dumps(naive.to_dict())
 
@@ -159,5 +156,5 @@ def test_an_inspection_says_what_it_cannot_see(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(internals.Taps, "compiles", lambda *_: None)
     met = inspection_of(ArmConfig(engine=ENGINE), "prefill 1x5")
     (text,) = met.facts.blind_spots
-    assert met.to_dict()["blind_spots"] == [text]
+    assert met.to_dict()["blind_spots"] == (text,)
     assert "not seen: torch" in shown(met)

@@ -22,11 +22,11 @@ from servers.compiler.recorder import CompileRecorder
 from servers.config import PRESETS, ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine.borders import batch_borders, prompt_borders
 from servers.engine.encoder import EncoderRunner
-from servers.engine.engine import Arrivals, Engine
+from servers.engine.engine import Engine
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Move
 from servers.fields import ConfigError
-from servers.vectors import make_batches, reference_vectors, served_vectors
+from servers.vectors import make_batches, reference_vectors, rows_of, served_vectors
 from tests.servers.compiler.test_recorder import reset_compiler
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12, threads=1)
@@ -78,13 +78,13 @@ def answers(
             tokens=12,
             seed=3,
         )
-        free = parity.free_run(arm, runner, recorder, plan_of)
+        free = parity.free_run(runner, plan_of)
         if plan is None:
             plan_of = replace(plan_of, continuations=tuple(map(tuple, free)))
         logits = np.zeros((plan_of.positions, runner.vocab_size), dtype=np.float32)
         parity.forced_logits(runner, plan_of, logits, quiet)
-        late = parity.late_logits(runner, plan_of, logits[sum(plan_of.counts) :], quiet)
-        free = [*free, late] if late else free
+        if plan_of.late_places:
+            free = [*free, logits[sum(plan_of.counts) :].argmax(axis=1).tolist()]
         if arm.compile.enabled and fault is None:
             assert not {"compile", "recompile", "limit_hit"} & {event.kind for event in recorder.drain()}
         return Answers(name=arm.name, tokens=free, logits=logits), plan_of
@@ -321,8 +321,8 @@ def measured(arm: ArmConfig, folder: Path, **task: Any) -> parity.Plan:
 
 def test_lost_tokens_large_logits_and_other_texts_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Losing(Engine):
-        def advance(self, arrivals: Arrivals) -> Any:
-            outputs, events = super().advance(arrivals)
+        def advance(self) -> Any:
+            outputs, events = super().advance()
             return [replace(output, tokens=output.tokens[1:]) for output in outputs], events
 
     arm, texts = arm_for("eager", "float32"), tmp_path / "texts.json"
@@ -393,22 +393,23 @@ BATCHES = make_batches(ENCODERS, len(PLAN.prompts))
 
 
 def vectors_of(arm: ArmConfig, fault: Callable[[EncoderRunner], None] = lambda runner: None) -> np.ndarray[Any, Any]:
-    recorder = CompileRecorder()
-    runner = EncoderRunner(arm, recorder)
+    runner = EncoderRunner(arm, CompileRecorder())
     runner.load()
     fault(runner)
-    return served_vectors(arm, runner, recorder, PLAN.prompts, BATCHES, quiet)
+    return served_vectors(runner, PLAN.prompts, BATCHES, quiet)
 
 
 @functools.cache
 def control_vectors() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     model = parity.load_reference(ENCODER)
-    return vectors_of(ENCODERS[0]), reference_vectors(model, "mean", PLAN.prompts, parity.NothingBelowFloat64, quiet)
+    with parity.NothingBelowFloat64():
+        reference = reference_vectors(model, "mean", PLAN.prompts, quiet)
+    return vectors_of(ENCODERS[0]), reference
 
 
 def judged_vectors(arm: np.ndarray[Any, Any]) -> Parity:
     said, reference = control_vectors()
-    texts, sizes = zip(*BATCHES.rows, strict=True)
+    texts, sizes = zip(*rows_of(BATCHES), strict=True)
     rows = TextRows(texts=texts, batches=sizes, lengths=[len(prompt) for prompt in PLAN.prompts])
     return judge_vectors("eager", {"eager": said, "arm": arm}, reference, rows=rows, dtype="float32")
 
@@ -416,12 +417,12 @@ def judged_vectors(arm: np.ndarray[Any, Any]) -> Parity:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_text_is_embedded_alone_and_in_a_batch_of_every_border(preset: str) -> None:
     arms = [ENCODERS[0], ArmConfig.from_preset(preset, model=ENCODER, engine=replace(TEXTS, slots=20))]
-    batches = make_batches(arms, 7).batches
-    assert batches[:7] == tuple((text,) for text in range(7))
+    batches = make_batches(arms, 7)
+    assert batches[:7] == [(text,) for text in range(7)]
     assert {len(batch) for batch in batches} == set().union(*map(batch_borders, arms))
     assert {text for batch in batches[7:] for text in batch} == set(range(7))
     one_slot = replace(ENCODERS[0], engine=replace(TEXTS, slots=1))
-    assert make_batches([one_slot], 3).batches == ((0,), (1,), (2,))
+    assert make_batches([one_slot], 3) == [(0,), (1,), (2,)]
 
 
 def test_a_padded_arm_has_the_vectors_of_the_control_and_of_float64() -> None:
@@ -464,7 +465,7 @@ def test_a_strict_encoder_that_was_not_warmed_at_a_border_is_refused_and_no_cont
     PLAN.write(tmp_path / "plan.json")
     measured(strict, tmp_path)
     reason = json.loads((tmp_path / "refused.json").read_text())["reason"]
-    assert f" of {len(BATCHES.rows)} vectors" in reason
+    assert f" of {len(rows_of(BATCHES))} vectors" in reason
     assert "no graph fits" in reason
     assert not (tmp_path / "vectors.npy").exists()
 

@@ -14,7 +14,7 @@ const parts = [
   { on: ["events", "compiles", "run"], every: 0, draw: showCompiles },
   { on: ["now", "run"], every: 0, draw: showUnderWay },
   { on: ["load", "run"], every: EVERY_MS, draw: loadCharts() },
-  { on: ["load", "weights", "run", "now"], every: EVERY_MS, draw: weightParts() },
+  { on: ["load", "weights", "run"], every: EVERY_MS, draw: weightParts() },
   { on: ["machines"], every: EVERY_MS, draw: showMachines },
   { on: ["notes"], every: 0, draw: showNotes },
   { on: ["run"], every: 0, draw: showRun },

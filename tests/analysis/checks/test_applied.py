@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis.checks.applied import apply_checks, faults_to_fix
+from analysis.checks.applied import apply_checks
 from analysis.checks.check import ALL_KINDS, ESTIMATES, PARITY
 from analysis.checks.machines import HOST
 from analysis.checks.table import checks_of_run
@@ -133,24 +133,6 @@ class TestChecksOnGates:
         left = replace(gate(verdict="INCONCLUSIVE"), lasting=(0.8, 1.2))
         (result,) = apply_checks([left], [replace(check(name="machine speed"), among_trials=True)])
         assert result == left
-
-    @pytest.mark.parametrize(
-        ("trials", "blocked_by", "arm", "is_fault"),
-        [
-            (5, (), "compiled", True),
-            (6, (), "compiled", False),
-            (6, ("machine speed",), "compiled", True),
-            (6, ("machine speed",), "another", False),
-            (6, ("throttling",), "compiled", False),
-        ],
-    )
-    def test_a_disturbance_of_some_trials_is_a_fault_where_it_opens_a_gate(self, trials, blocked_by, arm, is_fault):
-        drift = replace(check(name="machine speed"), among_trials=True, arm="compiled")
-        sound, short = check(ok=True, name="throttling"), check(name="blocks")
-        own = replace(gate(verdict="INCONCLUSIVE"), arm=arm, blocked_by=blocked_by)
-        assert faults_to_fix([sound, drift, short], [own], trials) == ([drift] if is_fault else [])
-        lasting = replace(drift, among_trials=False)
-        assert faults_to_fix([lasting], [own], trials) == [lasting]
 
 
 def rewrite_rows(directory, edit, batch=10**9):

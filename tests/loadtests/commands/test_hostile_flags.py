@@ -76,7 +76,6 @@ BASE: dict[str, tuple[str, ...]] = {
     "worker": ("--master", "127.0.0.1:5557", "--keep", "OUT"),
     "analyze": ("RUN",),
     "compare": ("EARLIER", "RUN"),
-    "plan": ("RUN",),
 }
 
 
@@ -85,7 +84,8 @@ def cases() -> Iterator[Any]:
     for name, one in GROUP.commands.items():
         for option in one.params:
             flag = option.opts[-1] if option.opts[-1].startswith("-") else ""
-            kind = (repr(option.type), getattr(option.type, "name", ""), option.multiple if flag else False)
+            described = option.type_descriptor
+            kind = (described.annotation, described.parameter_info.parser, option.nargs)
             if getattr(option, "is_flag", False) or (flag and kind in seen):
                 continue
             seen.add(kind)

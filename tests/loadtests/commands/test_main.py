@@ -76,7 +76,7 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         (["foretell"], "No such command 'foretell'"),
         (["run"], "Missing argument 'EXPERIMENT': see `tailgate run --help`"),
         (["run", "none.toml"], 'experiment "none.toml" does not exist'),
-        (["run", "demo", "--seed", "x"], "Invalid value for '--seed': 'x' is not a valid int"),
+        (["run", "demo", "--seed", "x"], "Invalid value for '--seed': 'x' is no seed"),
         (["run", "demo", "--set", "traffic.rate"], "is not KEY=VALUE"),
         (["run", "demo", "--set", "traffic.rate=fast"], "traffic.rate is 'fast': expected float"),
         (["run", "demo", "--set", "traffic.speed=1"], "traffic.speed is unknown"),
@@ -85,7 +85,7 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         (["analyze", "none"], 'run directory "none" does not exist'),
         (["serve"], "Missing option '--preset'"),
         (["serve", "--preset", "fast"], 'preset "fast" is unknown'),
-        (["serve", "--preset", "eager", "--port", "70000"], "Invalid value for '--port': 70000 is not in the range"),
+        (["serve", "--preset", "eager", "--port", "70000"], "Invalid value for '--port': '70000' is no port"),
         (["serve", "--preset", "eager", "--device", "tpu"], 'model.device is "tpu"'),
         (["serve", "--preset", "eager", "--dtype", "int4"], "model.dtype is 'int4'"),
         (["serve", "--preset", "eager", "--slots", "0"], "engine.slots is 0"),
@@ -116,13 +116,6 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         ),
         (["split", "--admin", "localhost", "--set-weights", "a=1"], '--admin "localhost" is not HOST:PORT'),
         (["split", "--admin", "h:1", "--set-weights", "a=1", "--arm", "a=h:1"], "leave out --arm"),
-        (["plan"], "Missing argument 'RUN_DIR'"),
-        (["plan", "none"], 'run directory "none" does not exist'),
-        (
-            ["plan", ".", "--margin", "0"],
-            "Invalid value for '--margin': '0' is no share: give a number from 0.0001 to 10",
-        ),
-        (["plan", ".", "--ratio", "0"], "Invalid value for '--ratio': '0' is no number"),
     ],
 )
 def test_bad_usage_is_one_line_with_exit_code_2(

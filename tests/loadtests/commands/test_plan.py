@@ -1,52 +1,20 @@
-"""Plans of runs and of searches, and what a trace will cost."""
+"""Plans of searches, and what a trace will cost."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from analysis.planning import plan_of
 from loadtests.commands import frontier_plan as planning
 from loadtests.commands.frontier_plan import STANDARD, asks_for_verdicts, frontier_plan
 from loadtests.commands.main import main
-from loadtests.commands.plan import plan_text
 from loadtests.commands.trace_forecast import Forecast, forecast, forecast_text
 from loadtests.traffic.traces import Trace, read_trace
 from servers.config import ArmConfig
 from servers.fields import ConfigError
 from tests.fakes.processes import refusal
-from tests.fakes.runs import EAGER, GATES, FakeArm, FakeRun, pilot, write_run
-from tests.loadtests.commands.test_main import refused, told
-
-__all__ = ["pilot"]
-
-
-@pytest.mark.parametrize(
-    "run",
-    [
-        FakeRun(duration_s=20, gates=GATES),
-        FakeRun(duration_s=60, gates=GATES, arms=(EAGER, FakeArm(name="compiled", error_share=1.0))),
-        FakeRun(duration_s=60, gates=GATES, design="split", arms=(EAGER, FakeArm(name="compiled", weight=0.0))),
-        FakeRun(duration_s=60, gates=GATES, rate=0.02),
-    ],
-)
-def test_a_pilot_that_shows_nothing_is_told_in_words(tmp_path: Path, run: FakeRun) -> None:
-    plan = plan_of(write_run(tmp_path / "run", run))
-    text = plan_text(plan)
-    assert "nan" not in text
-    assert json.dumps(plan, allow_nan=False)
-    if plan["needed_s"] is None:
-        assert "No run of up to a week decides" in text
-
-
-def test_the_command_plans_from_a_pilot(pilot: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, plan, words = told(capsys, "plan", str(pilot), "--margin", "0.05", "--ratio", "0.9")
-    assert (code, plan["wanted"]["ratio"]) == (0, 0.9)
-    assert "run length" in words
-    assert told(capsys, "plan", str(pilot), "--margin", "0.05", "--ratio", "0.9", "--json")[1] == plan
-
+from tests.loadtests.commands.test_main import refused
 
 LENGTHS = [5, 9, 5, 300, 9, 40, 41, 5, 300, 12]
 
@@ -97,10 +65,10 @@ def test_the_forecast_begins_with_what_was_read(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--ladder", "5,x"], "argument --ladder: 'x' is no number: give a whole number from 1"),
-        (["--ladder", "0,5"], "argument --ladder: '0' is no number: give 1 to 2147483647"),
-        (["--ladder", "5" + ",6" * 1024], "argument --ladder: it has 1025 values: give up to 1024"),
-        (["--graphs", "0"], "argument --graphs: '0' is no number: give 1 to 1024"),
+        (["--ladder", "5,x"], '--ladder "5,x" is no list of buckets: give up to 1,024 lengths'),
+        (["--ladder", "0,5"], '--ladder "0,5" is no list of buckets'),
+        (["--ladder", "5" + ",6" * 1024], "is no list of buckets: give up to 1,024 lengths"),
+        (["--graphs", "0"], "'--graphs': '0' is no number: give a whole number from 1 to 1024"),
         (["--ladder", "2"], "no request fits the ladder"),
         (["--arm", "eager"], "--arm has no effect with --trace"),
         (["--set", "compile.mode=default"], "--set has no effect with --trace"),

@@ -63,7 +63,7 @@ def test_only_what_is_there_is_served(run: WatchedRun, serve: Serve) -> None:
         "/report.html/",
     ):
         assert status_of(server, path) == 404
-    assert (status_of(server, "/", "POST"), status_of(server, "/", "PUT")) == (404, 501)
+    assert (status_of(server, "/", "POST"), status_of(server, "/", "PUT")) == (501, 501)
     assert status_of(server, "/", "HEAD") == status_of(server, "/events", "HEAD") == 200
     run.end()
     with asked(server, "/report.html") as answer:
@@ -95,75 +95,6 @@ def test_with_a_token_nothing_is_served_without_it(run: WatchedRun, serve: Serve
         cookie = answer.headers["Set-Cookie"].partition(";")[0]
     assert status_of(server, "/", Cookie=cookie) == 200
     assert status_of(server, "/report.html", Authorization=f"Bearer {TOKEN}", Host="bench-host") == 200
-
-
-def changed(server: PageServer, body: str, path: str = "/weights", **headers: str) -> tuple[int, dict[str, Any]]:
-    """(status, answer) of the page to somebody who asks for weights."""
-    given = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
-    given |= {name.replace("_", "-"): value for name, value in headers.items()}
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
-    try:
-        connection.request("POST", path, body.encode(), given)
-        answer = connection.getresponse()
-        assert answer.headers["Connection"] == "close"
-        return answer.status, json.loads(answer.read())
-    finally:
-        connection.close()
-
-
-def test_weights_are_asked_of_the_run_with_the_token_alone(run: WatchedRun, serve: Serve) -> None:
-    asked: list[dict[str, Any]] = []
-
-    def answer(weights: dict[str, Any]) -> dict[str, Any]:
-        asked.append(weights)
-        return {"weights": weights} if "eager" in weights else {"error": 'arm "x" is unknown'}
-
-    for token in ("", "a-token-to-look-at-it"):
-        server = serve(run.folder, token=token, answer=answer, change=TOKEN)
-        good = '{"weights": {"eager": 3}}'
-        assert changed(server, good) == (200, {"weights": {"eager": 3}})
-        assert changed(server, '{"weights": {"x": 3}}') == (409, {"error": 'arm "x" is unknown'})
-        own = {"Origin": f"http://127.0.0.1:{server.port}", "Sec_Fetch_Site": "same-origin"}
-        assert changed(server, good, **own)[0] == 200
-        asked.clear()
-        cookie = server.access.set_cookie().partition(";")[0]
-        for wrong in ("", f"Bearer {TOKEN}x", f"Basic {TOKEN}", "Bearer", f"bearer {token or 'x'}", "Bearer ü"):
-            status, told = changed(server, good, Authorization=wrong, Cookie=cookie)
-            assert status == 401
-            assert told == {"error": "That is not the token: the terminal of the run shows it."}
-        assert changed(server, good, Origin="http://evil.example")[0] == 403
-        assert changed(server, good, Origin="null")[0] == 403
-        for site in ("cross-site", "same-site", "none"):
-            assert changed(server, good, Sec_Fetch_Site=site)[0] == 403
-        assert changed(server, good, Host="evil.example", Origin="http://evil.example")[0] == (
-            403 if not token else 200
-        )
-        asked.clear()
-        assert changed(server, good, path="/weights?x")[0] == 404
-        for form in ("application/x-www-form-urlencoded", "text/plain", "multipart/form-data"):
-            assert changed(server, good, Content_Type=form)[0] == 415
-        for body in ("", "[]", "{}", '{"weights": {}}', '{"weights": [1]}', '{"weights": {"eager": "1"}}', "[" * 9999):
-            assert changed(server, body)[0] == 400, body
-        for value in ("1.5", "true", "null", "NaN", "1e400"):
-            assert changed(server, f'{{"weights": {{"eager": {value}}}}}')[0] == 400, value
-        assert changed(server, " " * 20_000 + good)[0] == 400
-        assert changed(server, good, Content_Length="-1")[0] == 400
-        assert asked == []
-
-
-def test_a_run_that_does_not_answer_is_said(run: WatchedRun, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtests.page.server._ANSWER_S", 0.2)
-    server = serve(run.folder, answer=lambda weights: None, change=TOKEN)
-    status, told = changed(server, '{"weights": {"eager": 3}}')
-    assert status == 504
-    assert told["error"].startswith("The run does not answer")
-    assert status_of(server, "/") == 200
-
-
-def test_a_run_whose_weights_decide_nothing_says_so(run: WatchedRun, serve: Serve) -> None:
-    status, told = changed(serve(run.folder), '{"weights": {"eager": 3}}')
-    assert status == 409
-    assert told["error"].startswith('Weights are changed here in runs of traffic.design = "split" alone')
 
 
 def test_events_are_a_stream_that_ends_with_the_run(run: WatchedRun, serve: Serve) -> None:

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +14,6 @@ import yaml
 from analysis.records.weight_journal import BY_HAND, WeightChange, append, read_weights
 from loadtests.experiments.users import UsersConfig
 from loadtests.trials import weight_watch
-from loadtests.trials.asked_weights import AskedWeights
-from loadtests.trials.progress import Status
 from loadtests.trials.splitters import EnvoySplitter, RouteSplitter, Splitter, splitter_of
 from loadtests.trials.telemetry import Restart
 from loadtests.trials.users_trial import is_known
@@ -27,8 +24,7 @@ from servers.splitter.kubernetes import grpc_route_manifest, route_weights
 from servers.splitter.weights import Shares, reshare
 from tests.fakes.kubernetes import FakeCluster, served
 from tests.fakes.processes import PATIENCE_S
-from tests.fakes.whole_run import experiment as run_experiment
-from tests.loadtests.trials.test_ramp_control import FakeSplitter, Ramp
+from tests.loadtests.trials.test_ramp_control import Ramp
 from tests.servers.splitter.house import House, Loop
 
 ROOT = Path(__file__).parents[3]
@@ -156,25 +152,3 @@ def test_a_new_process_whose_predecessor_was_not_reported_dead_is_a_death() -> N
     assert is_known(restart, [death | {"at_ns": 101 * SECOND}])
     assert not is_known(restart, [death | {"at_ns": 9 * SECOND}])  # the death before
     assert not is_known(restart, [death | {"replica": "eager-1"}])
-
-
-@pytest.mark.parametrize("deaf", [False, True])
-def test_a_change_asked_for_on_the_page_is_in_the_journal_before_and_after_the_splitter_takes_it(
-    deaf: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, answers = [SimpleNamespace(number=1, weights={"naive": 9})], []
-    page: Any = SimpleNamespace(
-        asked=lambda: asked.pop() if asked else None, answer=lambda request, answer: answers.append(answer)
-    )
-    splitter = FakeSplitter({"eager": 1, "naive": 1})
-    if deaf:
-        monkeypatch.setattr(splitter, "reweight", lambda weights: splitter.fail())
-    context = SimpleNamespace(number=1, facts=SimpleNamespace(start_ns=5), status=Status())
-    trial: Any = SimpleNamespace(splitter=splitter, context=context)
-    AskedWeights(tmp_path, page, run_experiment(traffic={"design": "split"})).poll(trial)
-    start, change, *back = read_weights(tmp_path)
-    assert (start.action, start.weights["naive"], start.done_ns) == ("start", 1, None)
-    assert (change.action, change.weights["naive"], change.done_ns is None) == ("set", 9, deaf)
-    assert [(one.action, one.weights["naive"]) for one in back] == [("set", 1)] * deaf
-    assert answers == [{"error": "no split answers"} if deaf else {"weights": {"eager": 1, "naive": 9}}]
-    assert splitter.kept["naive"] == (1 if deaf else 9)

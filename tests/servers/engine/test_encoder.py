@@ -17,11 +17,11 @@ from servers.config import ArmConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine import encoder as encoder_module
 from servers.engine.borders import batch_borders, prompt_borders
 from servers.engine.encoder import EncoderRunner, pooled
-from servers.engine.engine import Arrivals, Engine
-from servers.engine.messages import Finished, StepRecord, Submit
+from servers.engine.engine import Engine, serve
+from servers.engine.messages import Finished, StepOutput, StepRecord, Submit
 from servers.engine.model import check_task, load_model, readable_tokens
-from servers.engine.runners import runner_for
-from servers.engine.scheduler import Job
+from servers.engine.runner import runner_for
+from servers.engine.scheduler import Batcher, Job, Step
 from servers.fields import ConfigError
 from tests.servers.engine.test_runner import compiling, recorder
 from tests.servers.test_config import refusal
@@ -74,10 +74,16 @@ def batches(arm: ArmConfig) -> list[list[Job]]:
     ]
 
 
+def vectors_of(runner: EncoderRunner, texts: Sequence[Job]) -> torch.Tensor:
+    """The vectors [texts, width] of texts that run as one step."""
+    step = Step("encode", tuple(texts), tuple((0, len(text.prompt)) for text in texts))
+    return runner.run(step, runner.shape_of(step))[0][: len(texts)].clone()
+
+
 def assert_as_plain(runner: EncoderRunner) -> None:
     reference = load_model(replace(runner.arm.model, attention="eager"))
     for texts in batches(runner.arm):
-        vectors = runner.vectors(texts)
+        vectors = vectors_of(runner, texts)
         assert torch.allclose(vectors.norm(dim=1), torch.ones(len(texts)), atol=1e-5)
         for text, vector in zip(texts, vectors, strict=True):
             assert cosine(vector, plain(reference, text.prompt, runner.arm.model.pooling)) >= 0.9999
@@ -102,18 +108,14 @@ def test_regions_of_an_encoder_are_named_and_may_match_nothing(recorder: Compile
 def served(
     runner: EncoderRunner, recorder: CompileRecorder, lengths: Sequence[int]
 ) -> tuple[list[Finished], list[StepRecord]]:
-    engine, arrivals = Engine(runner.arm, runner, recorder.drain), Arrivals()
-    for number, length in enumerate(lengths):
-        arrivals.put(Submit(request_id=str(number), prompt=job(length).prompt, max_tokens=0, recv_ns=now_ns()))
-    arrivals.take(engine)
-    finished, steps = [], []
-    while not engine.idle:
-        outputs, _ = engine.advance(arrivals)
-        for output in outputs:
-            assert output.tokens == []
-            finished += output.finished
-            steps += [output.step] if output.step is not None else []
-    return finished, steps
+    requests = [
+        Submit(request_id=str(number), prompt=job(length).prompt, max_tokens=0, recv_ns=now_ns())
+        for number, length in enumerate(lengths)
+    ]
+    messages = serve(Engine(Batcher(runner.arm.engine), runner, recorder.drain), requests)
+    outputs = [message for message in messages if isinstance(message, StepOutput)]
+    assert not any(output.tokens for output in outputs)
+    return [item for output in outputs for item in output.finished], [item.step for item in outputs if item.step]
 
 
 @pytest.mark.parametrize("how", ["strict", "limited"])

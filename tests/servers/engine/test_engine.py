@@ -15,16 +15,15 @@ import torch
 
 from servers.clock import now_ns
 from servers.compiler.events import CompileEvent
-from servers.config import ArmConfig, EngineConfig
+from servers.config import EngineConfig
 from servers.engine import engine as engine_module
 from servers.engine.capture import uncollected
-from servers.engine.engine import Arrivals, Engine
+from servers.engine.device import Outbox, itemised, process_started_ns
+from servers.engine.engine import Engine
 from servers.engine.messages import Cancel, StepOutput, Submit
-from servers.engine.outbox import Outbox
 from servers.engine.placement import device_name, platform_versions, product_name, resolve_device
-from servers.engine.scheduler import LaunchedStep, Move, Step
+from servers.engine.scheduler import LaunchedStep, Move, Scheduler, Step
 from servers.engine.shapes import StepShape
-from servers.engine.startup import itemised, process_started_ns
 from tests.servers.test_config import refusal
 
 
@@ -36,8 +35,9 @@ class ScriptedStep(LaunchedStep):
 class ScriptedRunner:
     """Counts tokens up; `during` runs inside a launch, as messages arrive while the device is busy."""
 
-    def __init__(self, *, overlaps: bool) -> None:
+    def __init__(self, *, overlaps: bool, eos: int) -> None:
         self.overlaps = overlaps
+        self.eos_ids = frozenset([eos])
         self.ready = True
         self.moves: list[Move] = []
         self.log: list[str] = []
@@ -77,10 +77,10 @@ class Scripted:
         self, *, slots: int = 2, prefill_batch: int = 2, prefill_chunk: int = 0, overlaps: bool = False, eos: int = -1
     ) -> None:
         limits = EngineConfig(slots=slots, prefill_batch=prefill_batch, prefill_chunk=prefill_chunk)
-        self.runner, self.arrivals = ScriptedRunner(overlaps=overlaps), Arrivals()
+        self.runner = ScriptedRunner(overlaps=overlaps, eos=eos)
         self.compiles: list[CompileEvent] = []
-        self.engine = Engine(ArmConfig(engine=limits), self.runner, self.drain)
-        self.engine.eos_ids = frozenset([eos])
+        self.engine = Engine(Scheduler(limits), self.runner, self.drain)
+        self.arrivals = self.engine.arrivals
 
     def drain(self) -> list[CompileEvent]:
         compiles, self.compiles = self.compiles, []
@@ -91,13 +91,13 @@ class Scripted:
             self.engine.submit(submission(name, **fields))
 
     def step(self) -> StepOutput:
-        (output,), _ = self.engine.advance(self.arrivals)
+        (output,), _ = self.engine.advance()
         return output
 
     def run(self) -> list[StepOutput]:
         outputs: list[StepOutput] = []
         while not self.engine.idle:
-            outputs += self.engine.advance(self.arrivals)[0]
+            outputs += self.engine.advance()[0]
         return outputs
 
     def endings(self) -> list[tuple[str, str, str]]:
@@ -143,7 +143,7 @@ def test_tokens_and_endings_come_out_in_order() -> None:
     assert second.tokens == [("a", 11)]
     timing = second.finished[0].timing
     assert (timing.batch_id, timing.batch_size, timing.padded_batch, timing.padded_length) == (0, 2, 4, 8)
-    assert scripted.engine.advance(scripted.arrivals) == ([], [])
+    assert scripted.engine.advance() == ([], [])
     assert scripted.engine.idle
 
 
@@ -158,7 +158,7 @@ def test_a_compile_is_charged_to_its_batch_the_queue_and_later_arrivals() -> Non
         scripted.arrivals.put(submission("after its end", recv_ns=1200))
 
     scripted.runner.during = compile_now
-    _, settled = scripted.engine.advance(scripted.arrivals)
+    _, settled = scripted.engine.advance()
     assert settled[0].request_ids == ("trigger", "queued", "late")
     assert scripted.stalls() == {"trigger": 1000, "queued": 700, "late": 200, "after its end": 0}
     scripted.submit("still in the pipe", recv_ns=1150)
@@ -171,7 +171,7 @@ def test_compiles_inside_each_other_are_charged_once() -> None:
     scripted.submit("a", recv_ns=100)
     spans = ((200, 1200, "autotune"), (900, 1400, "jit"), (2000, 2100, "jit"))
     scripted.runner.during = lambda: scripted.compiles.extend(compile_of(*span) for span in spans)
-    _, settled = scripted.engine.advance(scripted.arrivals)
+    _, settled = scripted.engine.advance()
     assert len(settled) == 3
     scripted.submit("still in the pipe", recv_ns=1000)
     assert scripted.stalls() == {"a": 1300, "still in the pipe": 500}
@@ -183,7 +183,7 @@ def test_events_that_hold_up_no_step_are_reported_and_charged_to_no_request(kind
     if kind == "eager_fallback":
         scripted.submit("a")
     scripted.compiles = [compile_of(0, 99, kind)]
-    _, settled = scripted.engine.advance(scripted.arrivals)
+    _, settled = scripted.engine.advance()
     assert [event.kind for event in settled] == [kind]
     scripted.submit("later", recv_ns=50)
     assert set(scripted.stalls().values()) == {0}
@@ -202,7 +202,7 @@ def test_a_compile_is_not_charged_to_an_answer_that_ended_before_it() -> None:
     scripted.runner.during = compile_now
     settled = []
     while not scripted.engine.idle:
-        settled += scripted.engine.advance(scripted.arrivals)[1]
+        settled += scripted.engine.advance()[1]
     assert [event.request_ids for event in settled] == [("continues",)]
 
 

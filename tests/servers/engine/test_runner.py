@@ -23,7 +23,7 @@ from servers.engine.scheduler import Job, Scheduler, Step
 from servers.engine.shapes import StepShape
 from servers.engine.step_runner import filling_step
 from servers.fields import ConfigError
-from servers.front.readiness import first_request
+from servers.front.service import first_request
 from tests.fakes.kernels import varlen_flash
 from tests.servers.compiler.test_recorder import reset_compiler
 from tests.servers.test_config import refusal

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servers.config import EngineConfig
-from servers.engine.batcher import Batcher
-from servers.engine.scheduler import Job, Move, Scheduler
+from servers.engine.scheduler import Batcher, Job, Move, Scheduler
 
 MS = 1_000_000
 

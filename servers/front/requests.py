@@ -1,0 +1,150 @@
+"""Requests as the engine takes them, and the refusal of any other.
+
+Limits that depend on the arm follow from `max_prompt_tokens`; the rest are fixed, so that reading one request never
+delays the others. docs/arms.md lists all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+import grpc
+
+from servers.config import ArmConfig, EngineConfig
+from servers.engine.messages import Submit
+from servers.front.tokenizer import Tokenizer
+from servers.rpc import inference_pb2
+
+STOP_STRINGS = 16
+STOP_CHARACTERS = 256
+STOP_TOKEN_IDS = 1024
+ID_CHARACTERS = 256
+
+# No tokenizer in use averages as much: English has some 4 bytes a token, the longest tokens (runs of spaces) 128. A
+# token id takes 5 bytes on the wire at most.
+BYTES_A_TOKEN = 64
+# The smallest limit of a message is large, so that a long prompt is refused by a status that names its length.
+_LEAST_MESSAGE_BYTES = 4 << 20
+_OTHER_FIELDS_BYTES = 1 << 20
+METADATA_BYTES = 16 << 10
+
+# Longer texts are tokenized outside the event loop.
+TEXT_AT_ONCE_CHARACTERS = 4 << 10
+
+Request = inference_pb2.GenerateRequest | inference_pb2.EmbedRequest
+
+
+class RefusedError(Exception):
+    """A request is answered with a status instead of tokens. The message names value, limit and remedy."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def message_bytes(engine: EngineConfig) -> int:
+    """Return the size of the largest message that the server reads; gRPC refuses others with RESOURCE_EXHAUSTED."""
+    return max(_LEAST_MESSAGE_BYTES, engine.max_prompt_tokens * BYTES_A_TOKEN + _OTHER_FIELDS_BYTES)
+
+
+async def check_request(
+    request: Request, arm: ArmConfig, tokenizer: Tokenizer, vocab: int, *, recv_ns: int, deadline_ns: int = 0
+) -> Submit:
+    """Return the engine's form of `request`. Raises RefusedError."""
+    if isinstance(request, inference_pb2.GenerateRequest) == arm.model.embeds:
+        does, call = ("embeds", "Embed") if arm.model.embeds else ("generates", "Generate")
+        raise RefusedError(
+            grpc.StatusCode.UNIMPLEMENTED, f"{arm.name} serves {arm.model.id}, which {does}: call {call} instead"
+        )
+    _check_sizes(request, arm.engine)
+    submit = Submit(
+        request_id=request.request_id or uuid.uuid4().hex,
+        prompt=await _tokens_of(request, arm.engine, tokenizer, vocab),
+        max_tokens=0,
+        recv_ns=recv_ns,
+        deadline_ns=deadline_ns,
+    )
+    if isinstance(request, inference_pb2.GenerateRequest):
+        _add_sampling(submit, request, arm.engine)
+    return submit
+
+
+def _add_sampling(submit: Submit, request: inference_pb2.GenerateRequest, engine: EngineConfig) -> None:
+    if not 1 <= request.max_tokens <= engine.max_new_tokens:
+        raise _invalid(
+            f"max_tokens is {request.max_tokens}; the limit is 1 to {engine.max_new_tokens}: "
+            "ask for fewer or raise max_new_tokens"
+        )
+    sampling = request.sampling
+    if not 0.0 <= sampling.temperature <= 100.0:
+        raise _invalid(f"temperature is {sampling.temperature:g}: give a value from 0 to 100")
+    if sampling.top_k < 0:
+        raise _invalid(f"top_k is {sampling.top_k}: give 0 (off) or a positive number")
+    if not 0.0 <= sampling.top_p <= 1.0:
+        raise _invalid(f"top_p is {sampling.top_p:g}: give a value from 0 to 1")
+    submit.max_tokens = request.max_tokens
+    submit.stop_ids = frozenset(request.stop_token_ids)
+    submit.ignore_eos = request.ignore_eos
+    submit.temperature, submit.top_k, submit.top_p = sampling.temperature, sampling.top_k, sampling.top_p
+    submit.seed = sampling.seed
+
+
+async def _tokens_of(request: Request, engine: EngineConfig, tokenizer: Tokenizer, vocab: int) -> list[int]:
+    name, has_ids = _name(request), request.HasField("token_ids")
+    if not has_ids and not request.HasField("text"):
+        raise _invalid(f"the {name} is missing: give text or token_ids")
+    if has_ids:
+        ids = list(request.token_ids.ids)
+    elif len(request.text) <= TEXT_AT_ONCE_CHARACTERS:
+        ids = tokenizer.encode(request.text)
+    else:  # other calls go on meanwhile
+        ids = await asyncio.to_thread(tokenizer.encode, request.text)
+    if not ids or not (has_ids or request.text):
+        raise _invalid(f"the {name} is empty: give at least one token")
+    _check_tokens(len(ids), name, engine)
+    for bad in (min(ids), max(ids)):
+        if not 0 <= bad < vocab:
+            raise _invalid(f"token id {bad} is not in the vocabulary: ids go from 0 to {vocab - 1}")
+    return ids
+
+
+def _check_sizes(request: Request, engine: EngineConfig) -> None:
+    """Raise RefusedError for a field that is too long, in a time that does not grow with the number of token ids."""
+    fields = [
+        ("request_id", len(request.request_id), "characters", ID_CHARACTERS, "a shorter one"),
+        ("session_id", len(request.session_id), "characters", ID_CHARACTERS, "a shorter one"),
+    ]
+    if isinstance(request, inference_pb2.GenerateRequest):
+        longest = max(map(len, request.stop), default=0)
+        fields += [
+            ("stop", len(request.stop), "strings", STOP_STRINGS, "fewer"),
+            ("a stop string", longest, "characters", STOP_CHARACTERS, "a shorter one"),
+            ("stop_token_ids", len(request.stop_token_ids), "ids", STOP_TOKEN_IDS, "fewer"),
+        ]
+    for name, size, unit, limit, remedy in fields:
+        if size > limit:
+            raise _invalid(f"{name} has {size} {unit}; the limit is {limit}: give {remedy}")
+    _check_tokens(len(request.token_ids.ids), _name(request), engine)
+    size, limit = len(request.text.encode()), engine.max_prompt_tokens * BYTES_A_TOKEN
+    if size > limit:
+        raise _invalid(
+            f"text has {size} bytes; the limit is {limit}, {BYTES_A_TOKEN} for each of max_prompt_tokens = "
+            f"{engine.max_prompt_tokens}: shorten it or raise max_prompt_tokens"
+        )
+
+
+def _check_tokens(count: int, name: str, engine: EngineConfig) -> None:
+    if count > engine.max_prompt_tokens:
+        raise _invalid(
+            f"{name} has {count} tokens; the limit is {engine.max_prompt_tokens}: shorten it or raise max_prompt_tokens"
+        )
+
+
+def _name(request: Request) -> str:
+    return "prompt" if isinstance(request, inference_pb2.GenerateRequest) else "text"
+
+
+def _invalid(message: str) -> RefusedError:
+    return RefusedError(grpc.StatusCode.INVALID_ARGUMENT, message)

@@ -1,0 +1,97 @@
+"""`tailgate.v1.Telemetry` of a replica, and the wire form of its events."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from servers.compiler.events import CompileEvent, CompilerFacts, CompileUnderWay
+from servers.engine.messages import MemoryReading, Progress, StepRecord, startup_groups
+from servers.front.front import MOST_WAITING, Front, TelemetryEvent
+from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
+
+# A message costs as much as fifty step records, and delays the tokens that are streamed meanwhile: steps are gathered
+# for a while, and a replay of what is retained pauses between messages.
+GATHER_S = 0.05
+REPLAY_PAUSE_S = 0.01
+EVENTS_AT_ONCE = 200
+
+# The fields of WatchRequest and of TelemetryEvent for each kind of event.
+_FIELDS: dict[type, tuple[str, str]] = {
+    CompileEvent: ("compile_events", "compile"),
+    StepRecord: ("steps", "steps"),
+    Progress: ("progress", "progress"),
+    CompilerFacts: ("facts", "facts"),
+    MemoryReading: ("memory", "memory"),
+    CompileUnderWay: ("under_way", "under_way"),
+}
+
+
+class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
+    """`tailgate.v1.Telemetry` over a Front."""
+
+    def __init__(self, front: Front) -> None:
+        self.front = front
+
+    async def Watch(  # noqa: N802  (gRPC's name)
+        self, request: telemetry_pb2.WatchRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[telemetry_pb2.TelemetryEvent]:
+        """Replay what is retained, then follow until the server stops, or until the client no longer reads."""
+        kinds = tuple(kind for kind, (field, _) in _FIELDS.items() if getattr(request, field))
+        if not kinds:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "nothing to watch is named: set compile_events, under_way, steps, progress, facts or memory",
+            )
+        with self.front.watch(*kinds) as watcher:
+            while events := await watcher.take(EVENTS_AT_ONCE):
+                for message in telemetry_events(events):
+                    yield message
+                if isinstance(events[-1], StepRecord):
+                    await asyncio.sleep(GATHER_S if watcher.is_empty else REPLAY_PAUSE_S)
+            if watcher.fell_behind:
+                await context.abort(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    f"{MOST_WAITING} events wait to be read: watch again and read faster; what is retained comes again",
+                )
+
+    async def Snapshot(  # noqa: N802
+        self, request: telemetry_pb2.SnapshotRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> telemetry_pb2.SnapshotResponse:
+        """Return the arm as it runs: configuration, versions, counters, memory, start-up cost."""
+        front = self.front
+        answer = telemetry_pb2.SnapshotResponse(
+            arm=front.arm.name, replica=front.replica, config_json=json.dumps(front.arm.to_dict())
+        )
+        answer.counters.update({**front.counters, "in_flight": front.in_flight})
+        answer.graph_breaks.update(front.facts.graph_breaks)
+        answer.cudagraph_skips.update(front.facts.cudagraph_skips)
+        answer.blind_spots.extend(front.facts.blind_spots)
+        answer.eager_fallback_share = front.counters["eager_fallback_steps"] / max(1, front.counters["steps"])
+        if front.ready is not None:
+            answer.versions.update(front.ready.versions)
+            answer.memory_bytes.update(front.ready.memory_bytes)
+            answer.startup_ns.update(front.ready.startup_ns)
+            answer.startup_groups_ns.update(startup_groups(front.ready.startup_ns))
+            answer.device = front.ready.device
+            answer.dtype = front.ready.dtype
+            answer.vocab_size = front.ready.vocab_size
+        return answer
+
+
+def telemetry_events(events: Sequence[TelemetryEvent]) -> Iterator[telemetry_pb2.TelemetryEvent]:
+    """Yield the wire form of events in order, with consecutive steps in one message."""
+    for kind, group in itertools.groupby(events, type):
+        name = _FIELDS[kind][1]
+        rows = [{item.name: getattr(event, item.name) for item in dataclasses.fields(event)} for event in group]
+        if kind is StepRecord:
+            yield telemetry_pb2.TelemetryEvent(steps={"records": rows})
+        else:
+            yield from (telemetry_pb2.TelemetryEvent(**{name: row}) for row in rows)

@@ -1,0 +1,391 @@
+"""Which shapes of an arm find their graph ready, and which graphs there are.
+
+`python -m servers.inspect --config ARM.json --shapes "prefill 1x128, decode 8@512"` loads and warms the arm as it would
+be served, runs each shape as a step of the engine, and prints what the compiler did. No port is opened and no traffic
+is needed. Exit codes: 0 no shape makes the compiler run, 99 some do, 2 cannot be configured so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from servers import stdout
+from servers.clock import now_ns
+from servers.compiler.events import CompileEvent, CompilerFacts
+from servers.complaint import named
+from servers.config import ArmConfig
+from servers.engine.shapes import StepShape
+from servers.engine.warmup import WARMUP_CALLS, warmup_plan
+from servers.fields import ConfigError
+from servers.program import compile_cache, exit_code, isolate_compiler, log_to_stderr, on_its_card_alone, read_arm
+
+if TYPE_CHECKING:
+    from servers.engine.encoder import EncoderRunner
+    from servers.engine.runner import ModelRunner
+
+EXIT_COMPILES = 99
+NOTATION = (
+    "write prefill ROWSxTOKENS, extend ROWSxTOKENS@CONTEXT or decode ROWS@CONTEXT; of an encoder encode ROWSxTOKENS"
+)
+_LISTED = re.compile(
+    r"(prefill|extend|decode|encode)\s+([0-9]{1,18})(?:\s*[x×]\s*([0-9]{1,18}))?(?:\s*@\s*([0-9]{1,18}))?"
+)
+_WHOLE = ("prefill", "encode")  # read from the beginning, so that the context is the length
+
+Outcome = Literal["ready", "compile", "recompile", "jit", "capture", "limit", "guarded", "refused", "error", "off"]
+
+# How each outcome reads, and its colour.
+SHOWN: Mapping[Outcome, tuple[str, str]] = {
+    "ready": ("ready", "green"),
+    "compile": ("compiles", "bold red"),
+    "recompile": ("recompiles", "bold red"),
+    "jit": ("compiles a kernel", "bold red"),
+    "capture": ("captures", "bold yellow"),
+    "limit": ("eager", "bold red"),
+    "guarded": ("eager, guarded", "yellow"),
+    "refused": ("is refused", "bold red"),
+    "error": ("fails", "bold red"),
+    "off": ("eager", "dim"),
+}
+_UNDISTURBED = ("ready", "guarded", "off")  # with any other outcome a request waits, runs slowly unnoticed, or fails
+
+
+# --- Shapes -----------------------------------------------------------------------------------------------------------
+
+
+def parse_shapes(text: str, arm: ArmConfig) -> list[StepShape]:
+    """Read the shapes in `text`, separated by commas. Raises ConfigError for what the engine can never run."""
+    shapes = []
+    for item in text.split(","):
+        match = _LISTED.fullmatch(item.strip())
+        kind = match[1] if match else ""
+        if match is None or (match[3] is None) != (kind == "decode") or (match[4] is None) != (kind in _WHOLE):
+            raise ConfigError(f'--shapes "{item.strip()}" is not a shape: {NOTATION}')
+        batch, length = int(match[2]), int(match[3] or 1)
+        shape = StepShape(kind, batch, length, int(match[4] or length))  # type: ignore[arg-type]
+        _check(shape, arm)
+        shapes.append(shape)
+    return shapes
+
+
+def _check(shape: StepShape, arm: ArmConfig) -> None:
+    engine = arm.engine
+    if arm.model.embeds != (shape.kind == "encode"):
+        steps = "encode steps alone" if arm.model.embeds else "no encode steps"
+        raise ConfigError(f'--shapes "{shape}" is not run: model.task is "{arm.model.task}", which has {steps}')
+    rows, key = (engine.slots, "engine.slots")
+    if shape.kind in ("prefill", "extend"):
+        rows, key = engine.prefill_batch, "engine.prefill_batch"
+    context = engine.longest_context if shape.kind == "decode" else engine.max_prompt_tokens
+    shortest = 1 if shape.kind in _WHOLE else shape.length + 1
+    for value, low, high, what, limit in (
+        (shape.batch, 1, rows, "rows", key),
+        (shape.length, 1, engine.prefill_tokens, "tokens", "min(max_prompt_tokens, prefill_chunk)"),
+        (shape.context, shortest, context, "positions", "the engine's limits"),
+    ):
+        if not low <= value <= high:
+            raise ConfigError(
+                f'--shapes "{shape}" has {value} {what}; {limit} allows {low} to {high}: list another shape or change '
+                "it"
+            )
+
+
+def unplanned_shapes(arm: ArmConfig) -> Iterator[StepShape]:
+    """Yield a few sizes that traffic brings and no ladder names, from small to the limits."""
+    engine = arm.engine
+    tokens, prompt, rows, slots = engine.prefill_tokens, engine.max_prompt_tokens, engine.prefill_batch, engine.slots
+    third = max(1, tokens // 3)
+    if arm.model.embeds:
+        for batch in dict.fromkeys((1, max(1, slots // 2), slots)):
+            for length in dict.fromkeys((1, third, tokens)):
+                yield StepShape("encode", batch, length, length)
+        return
+    for length in (1, max(1, tokens // 5), max(1, tokens // 2), tokens):
+        yield StepShape("prefill", 1, length, length)
+    if rows > 1:
+        yield StepShape("prefill", rows, third, third)
+    if tokens < prompt:
+        yield StepShape("extend", 1, third, prompt)
+    longest = engine.longest_context
+    for batch, context in ((1, longest // 3), (slots // 2, longest // 2), (slots, longest - 1), (slots, longest)):
+        yield StepShape("decode", max(1, batch), 1, max(2, context))
+
+
+# --- What they meet ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """What running one listed shape took."""
+
+    shape: StepShape
+    padded: StepShape
+    planned: bool
+    outcome: Outcome
+    reason: str
+    first_s: float  # the first call, compiles included
+    again_s: float  # the last call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """An arm, its shapes and its graphs."""
+
+    arm: ArmConfig
+    device: str
+    dtype: str
+    visits: tuple[Visit, ...]
+    graphs: tuple[CompileEvent, ...]  # one for each compile that ended with a graph
+    facts: CompilerFacts
+
+    @property
+    def unready(self) -> tuple[Visit, ...]:
+        """The visits that made a request wait, run slowly or fail."""
+        return tuple(visit for visit in self.visits if visit.outcome not in _UNDISTURBED)
+
+    @property
+    def exit_code(self) -> int:
+        """0 when every shape was ready."""
+        return EXIT_COMPILES if self.unready else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything in JSON's own types."""
+        return {
+            "arm": self.arm.name,
+            "device": self.device,
+            "dtype": self.dtype,
+            "exit_code": self.exit_code,
+            "unready": [str(visit.shape) for visit in self.unready],
+            "shapes": [
+                asdict(visit) | {"shape": str(visit.shape), "padded": str(visit.padded)} for visit in self.visits
+            ],
+            "graphs": [asdict(graph) for graph in self.graphs],
+            **asdict(self.facts),
+        }
+
+
+def inspect_arm(arm: ArmConfig, shapes: Sequence[StepShape], *, report: Callable[[str], None]) -> Inspection:
+    """Load the arm, warm it as it would be served, and run each shape; by default planned and unplanned ones.
+
+    A shape that compiles changes the outcome of later ones, as it does while serving. `report` gets progress lines.
+    """
+    report(f"loading {arm.model.id}")
+    from servers.compiler.recorder import CompileRecorder
+    from servers.engine.runner import runner_for
+
+    recorder = CompileRecorder()
+    recorder.install()
+    runner = runner_for(arm, recorder)
+    with contextlib.ExitStack() as installed:
+        installed.callback(recorder.remove)
+        runner.load()
+        runner.warm_up(lambda done, total, detail: report(f"warm-up {done}/{total}: {detail}"))
+        planned = warmup_plan(arm)
+        visits: list[Visit] = []
+        events = list(recorder.drain())
+        for number, shape in enumerate(shapes or dict.fromkeys([*planned, *unplanned_shapes(arm)])):
+            report(f"shape {number + 1}: {shape}")
+            visits.append(_visit(runner, shape, planned, events))
+    return Inspection(
+        arm=arm,
+        device=runner.device_name(),
+        dtype=runner.dtype_name(),
+        visits=tuple(visits),
+        graphs=tuple(event for event in events if event.kind in ("compile", "recompile")),
+        facts=recorder.facts,
+    )
+
+
+def _visit(
+    runner: ModelRunner | EncoderRunner, shape: StepShape, planned: Sequence[StepShape], events: list[CompileEvent]
+) -> Visit:
+    """Run the shape as often as graph capture needs: under graph trees the second or third call records. The compile
+    events go to the end of `events`."""
+    import torch
+
+    from servers.compiler.policy import UnforeseenShapeError
+    from servers.engine.step_runner import filling_step
+
+    step = filling_step(shape, runner.vocab_size, torch.Generator().manual_seed(0))
+    padded = runner.shape_of(step)
+    before = len(events)
+    seconds: list[float] = []
+    compiled = True
+    failed: tuple[Outcome, str] | None = None
+    while len(seconds) < WARMUP_CALLS and not failed:
+        started_ns = now_ns()
+        try:
+            launched = runner.launch(step, 0)
+            runner.collect(launched)  # type: ignore[arg-type]
+            compiled = launched.compiled
+        except UnforeseenShapeError as raised:
+            failed = "refused", str(raised)
+        except Exception as raised:  # the engine, too, fails the requests of a step and goes on
+            failed = "error", named(raised)
+        seconds.append((now_ns() - started_ns) / 1e9)
+        events += runner.recorder.drain()
+    outcome, reason = failed or _outcome(runner.arm, events[before:], events, compiled=compiled)
+    return Visit(
+        shape=shape,
+        padded=padded,
+        planned=padded in planned,
+        outcome=outcome,
+        reason=reason,
+        first_s=seconds[0],
+        again_s=seconds[-1],
+    )
+
+
+def _outcome(
+    arm: ArmConfig, caused: Sequence[CompileEvent], events: Sequence[CompileEvent], *, compiled: bool
+) -> tuple[Outcome, str]:
+    """Return the outcome of a shape whose run `caused` these of all events so far, and why."""
+    kernels = [event.reason for event in caused if event.kind == "jit"]
+    if not arm.compile.enabled:
+        return ("jit", kernels[0]) if kernels else ("off", "")
+    if not compiled:
+        limit = next((event for event in (*caused, *events) if event.kind == "limit_hit"), None)
+        if limit is not None:
+            return "limit", f"the recompile limit was reached at {limit.shape or 'an earlier shape'}\n{limit.reason}"
+        if arm.compile.guarded:
+            return "guarded", "no graph fits, and compile.guarded forbids a compile while serving"
+        return "limit", "part of the step runs as plain Python: see the graph breaks"
+    for kind in ("recompile", "compile"):
+        reasons = [event.reason for event in caused if event.kind == kind]
+        if reasons:
+            return kind, next((reason for reason in reasons if reason), "no graph of this step was there")  # type: ignore[return-value]
+    if kernels:
+        return "jit", kernels[0]
+    if any(event.kind == "graph_capture" for event in caused):
+        return "capture", "its CUDA graph was not recorded in the warm-up"
+    return "ready", ""
+
+
+# --- How it reads -----------------------------------------------------------------------------------------------------
+
+
+def show(inspection: Inspection, console: Console) -> None:
+    """Print the inspection as tables, with the verdict last."""
+    arm, facts = inspection.arm, inspection.facts
+    policy = f"torch.compile {arm.compile.backend}, {arm.compile.mode}" if arm.compile.enabled else "eager"
+    where = f"{arm.model.id}, {inspection.dtype} on {inspection.device}"
+    console.print(Text.assemble((arm.name, "bold"), f"  {where}; shapes {arm.shapes.kind}; {policy}"))
+    console.print(_shape_table(inspection.visits))
+    if inspection.graphs:
+        console.print(_graph_table(inspection.graphs))
+    for title, counts in (("graph breaks", facts.graph_breaks), ("CUDA graphs not made", facts.cudagraph_skips)):
+        shown = [f"{count} × {text}" for text, count in counts.items()] or ["none"]
+        console.print(Text.assemble((f"{title}: ", "bold"), "\n  ".join(["", *shown] if len(shown) > 1 else shown)))
+    for text in facts.blind_spots:
+        console.print(Text.assemble(("not seen: ", "bold red"), text))
+    console.print(_verdict(inspection))
+
+
+def _shape_table(visits: Sequence[Visit]) -> Table:
+    table = _table("shape", "padded to", "planned", "met", numbers=("first", "again"))
+    table.add_column("why", overflow="fold")
+    for visit in visits:
+        word, style = SHOWN[visit.outcome]
+        first, _, more = visit.reason.partition("\n")
+        table.add_row(
+            str(visit.shape),
+            Text("as it is", "dim") if visit.padded == visit.shape else visit.padded.size,
+            "yes" if visit.planned else Text("no", "dim"),
+            Text(word, style),
+            _seconds(visit.first_s),
+            _seconds(visit.again_s),
+            Text(first + (f" (and {len(more.splitlines())} more)" if more else "")),
+        )
+    return table
+
+
+def _graph_table(graphs: Sequence[CompileEvent]) -> Table:
+    table = _table(
+        "graph", "frame", "made for", "in", "sizes", numbers=("guards", "nodes", "kernels", "breaks", "cache", "took")
+    )
+    for graph in graphs:
+        table.add_row(
+            graph.compile_id,
+            graph.frame,
+            graph.shape,
+            "warm-up" if graph.phase == "warmup" else Text("serving", "bold red"),
+            "dynamic" if graph.dynamic else "static",
+            *(f"{number or '–'}" for number in (graph.guards, graph.nodes, graph.kernels)),
+            f"{len(graph.breaks)}",
+            graph.cache or "–",
+            _seconds((graph.end_ns - graph.start_ns) / 1e9),
+        )
+    return table
+
+
+def _table(*words: str, numbers: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1), pad_edge=False)
+    for name in words:
+        table.add_column(name, no_wrap=name != "frame", overflow="fold")
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _verdict(inspection: Inspection) -> Text:
+    total = len(inspection.visits)
+    guarded = sum(visit.outcome == "guarded" for visit in inspection.visits)
+    aside = f" {guarded} run eagerly, as compile.guarded allows." if guarded else ""
+    if not inspection.arm.compile.enabled:
+        return Text(f"This arm compiles nothing: all {total} shapes run eagerly.", "bold")
+    if not inspection.unready:
+        return Text(f"None of the {total} shapes makes the compiler run.{aside}", "bold green")
+    groups: dict[str, list[str]] = {}
+    for visit in inspection.unready:
+        groups.setdefault(SHOWN[visit.outcome][0], []).append(str(visit.shape))
+    listed = "; ".join(f"{word}: {', '.join(shapes)}" for word, shapes in groups.items())
+    return Text(f"{len(inspection.unready)} of {total} shapes are not ready. {listed}.{aside}", "bold red")
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1e3:.1f} ms" if value < 0.9995 else f"{value:.2f} s"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m servers.inspect", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--config", required=True, help="the arm as JSON (ArmConfig.to_dict())")
+    parser.add_argument("--shapes", default="", help=f"shapes to run, separated by commas: {NOTATION[6:]}")
+    parser.add_argument("--cache-dir", default="", help="keep compiled code here (default: nowhere)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object alone")
+    options = parser.parse_args(arguments)
+    return exit_code(lambda: _inspect(options))
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    log_to_stderr(logging.WARNING)
+    with compile_cache(options.cache_dir) as cache:
+        arm = on_its_card_alone(read_arm(options.config), os.environ)
+        isolate_compiler(os.environ, cache)
+        shapes = parse_shapes(options.shapes, arm) if options.shapes.strip() else []
+        inspection = inspect_arm(arm, shapes, report=lambda line: print(line, file=sys.stderr, flush=True))
+    with contextlib.suppress(BrokenPipeError):
+        # A pipe has no width of its own: enough for the tables to stand in one line each.
+        console = Console(width=None if stdout.is_terminal() else 160, highlight=False, emoji=False)
+        with console.capture() as captured:
+            show(inspection, console)
+        words = "\n".join(line.rstrip() for line in captured.get().splitlines())
+        stdout.write(words, inspection.to_dict(), as_json=options.json)
+    return inspection.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
