@@ -27,8 +27,7 @@ from servers.clock import now_ns
 from servers.compiler.events import CompileEvent, CompilerFacts
 from servers.complaint import named
 from servers.config import ArmConfig
-from servers.engine.shapes import StepShape
-from servers.engine.warmup import WARMUP_CALLS, warmup_plan
+from servers.engine.shapes import WARMUP_CALLS, StepShape, warmup_plan
 from servers.fields import ConfigError
 from servers.program import compile_cache, exit_code, isolate_compiler, log_to_stderr, on_its_card_alone, read_arm
 

@@ -29,7 +29,6 @@ from servers.clock import now_ns
 from servers.compiler.policy import UnforeseenShapeError
 from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, ModelConfig
-from servers.engine.borders import late_contexts, prompt_borders
 from servers.engine.encoder import EncoderRunner
 from servers.engine.engine import REFUSED, Engine, serve
 from servers.engine.messages import StepOutput, Submit
@@ -37,6 +36,7 @@ from servers.engine.model import load_model
 from servers.engine.quantisation import weight_bytes
 from servers.engine.runner import ModelRunner, runner_for
 from servers.engine.scheduler import Job, Scheduler
+from servers.engine.shapes import late_contexts, prompt_borders
 from servers.fields import ConfigError, build
 from servers.program import log_to_stderr, on_its_card_alone, read_arm
 from servers.vectors import in_float64, make_batches, reference_vectors, rows_of, served_vectors

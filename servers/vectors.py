@@ -16,11 +16,11 @@ from torch import nn
 from servers.clock import now_ns
 from servers.compiler.policy import UnforeseenShapeError
 from servers.config import ArmConfig, Pooling
-from servers.engine.borders import batch_borders
 from servers.engine.encoder import EncoderRunner, EncodeStep
 from servers.engine.engine import REFUSED, Engine, serve
 from servers.engine.messages import StepOutput, Submit
 from servers.engine.scheduler import Batcher
+from servers.engine.shapes import batch_borders
 
 Report = Callable[[str, int, int], None]  # what goes on, done, total
 Batches = Sequence[tuple[int, ...]]  # the numbers of the texts of each batch

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from loadtests.experiments.users import UsersConfig
-from servers.address import host_port
 from servers.fields import ConfigError
 from servers.splitter.admin import Admin, SplitterError
-from servers.splitter.gateway import ApiServer, Gateway, in_cluster
+from servers.splitter.kubernetes import Gateway
 from servers.splitter.weights import live_weights, reweight, shares_after, started_s_ago
 
 # Whoever waits sees no alarm meanwhile, and a rollback is to take 2 s at most.
@@ -95,11 +94,7 @@ def splitter_of(users: UsersConfig, arms: Collection[str]) -> Splitter | None:
     whose route is named."""
     if users.route:
         namespace, _, route = users.route.partition("/")
-        api = _proxy(users.api) if users.api else in_cluster()[0]
-        return RouteSplitter(Gateway(api=api, namespace=namespace, route=route, arms=arms, kind=users.route_kind))
+        return RouteSplitter(
+            Gateway(namespace=namespace, route=route, arms=arms, kind=users.route_kind, proxy=users.api)
+        )
     return EnvoySplitter(Admin(users.admin)) if users.admin else None
-
-
-def _proxy(address: str) -> ApiServer:
-    host, port = host_port(address)
-    return ApiServer(host=host, port=port)

@@ -1,113 +1,73 @@
-"""ModelRunner: padded prefill and decode steps on the one device thread.
-
-Every arm runs the same steps over the same cache; the shape policy decides their sizes and the compile policy whether
-they are compiled. A step is launched and collected apart: on a GPU the next step can be launched before the tokens of
-the last have come back, because the newest token of every row stays on the device.
-"""
+"""ModelRunner: prefill, extend and decode steps of a causal language model over the slot cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
-from torch import nn
 
 from servers.clock import now_ns
-from servers.compiler import policy as compiler_policy
 from servers.compiler.recorder import CompileRecorder, Trigger
-from servers.compiler.regions import CompiledRegions, leave_eager, select_regions
 from servers.config import GRAPH_TREE_MODES, ArmConfig
 from servers.engine import attention, sampling
 from servers.engine.encoder import EncoderRunner
 from servers.engine.kv_cache import SlotCache
-from servers.engine.model import eos_ids, join_weights, load_model
-from servers.engine.scheduler import Job, LaunchedStep, Move, Step
-from servers.engine.shapes import Kind, ShapePolicy, StepShape, shape_policy
-from servers.engine.step_runner import StepRunner, filling_step
+from servers.engine.model import eos_ids
+from servers.engine.scheduler import Job, Move, Step
+from servers.engine.shapes import Kind, StepShape
+from servers.engine.step_runner import StepRunner, Tensors, filling_step
 from servers.engine.steps import DecodeStep, ExtendStep, PrefillStep, gather_last
 
 # The next tokens [B] from logits [B, vocab], their argmax [B], the jobs, and the row of each job.
 Choose = Callable[[torch.Tensor, torch.Tensor, Sequence[Job], Sequence[int]], torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceStep(LaunchedStep):
-    """A launched step, and where its tokens will be once `done` has happened (at once when None)."""
-
-    places: tuple[int, ...]  # where each job's token stands in `tokens`
-    tokens: torch.Tensor  # on the host
-    done: torch.cuda.Event | None
-
-
 class ModelRunner(StepRunner):
     """Owns model, cache and compiled steps. Every method belongs to the device thread."""
 
+    cache: SlotCache
+
     def __init__(self, arm: ArmConfig, recorder: CompileRecorder) -> None:
         super().__init__(arm, recorder)
-        self.shapes: ShapePolicy = shape_policy(arm.shapes, arm.engine)
         self.choose: Choose = self._draw
 
-    def _build(self) -> None:
+    @torch.no_grad()
+    def _make_steps(self) -> Mapping[str, Callable[..., Tensors]]:
         policy, engine = self.arm.compile, self.arm.engine
         planned = list(self.shapes.planned())
-        self.model = load_model(self.arm.model)
-        if policy.join_projections:
-            join_weights(self.model)
-        if policy.enabled:
-            self._selection = select_regions(self.model, policy)
-        text_config = self.model.config.get_text_config()
-        self.device = next(self.model.parameters()).device
-        self.overlaps = self.device.type == "cuda"
-        self.vocab_size = int(text_config.vocab_size)
         self.eos_ids = eos_ids(self.model)
         attention.prepare(self.device)
         # what a later chunk of a prompt may be padded to
         extends = [shape.length for shape in planned if shape.kind == "extend"]
         self.cache = SlotCache(
-            layers=text_config.num_hidden_layers,
+            layers=self.model.config.get_text_config().num_hidden_layers,
             slots=self.cache_rows,
             max_length=engine.max_length,
             spare=max(engine.prefill_tokens, *extends) if extends else 0,
             static_address=policy.enabled and policy.mode in GRAPH_TREE_MODES,
         )
+        self._canary = self.cache.window.begun
         gather_last(self.model, self.cache.window)
         self._rows = torch.arange(self.cache_rows, device=self.device)
         self._context = torch.arange(engine.max_length, device=self.device)
         # the newest token of each row: what the next decode step reads, without a way over the host
         self._newest = torch.randint(self.vocab_size, (self.cache_rows,), device=self.device)
-        compiler_policy.configure_compiler(
-            policy,
-            planned_shapes=len(planned),
-            closed=self.shapes.is_closed(),
-            regions=len(self._selection.compiled) or 1,
-        )
         # a bucket may be longer than any prompt
         widest = max(engine.max_length, *(shape.length for shape in planned))
-        steps = {
-            "prefill": PrefillStep(self.model, self.cache, widest),
+        prefill = PrefillStep(self.model, self.cache, widest)
+        # One eager token lets every layer allocate its own cache with the sizes that the model really uses.
+        one = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
+        prefill(one, one, one[0], one[0])
+        return {
+            "prefill": prefill,
             "extend": ExtendStep(self.model, self.cache, widest),
             "decode": DecodeStep(self.model, self.cache, widest),
         }
-        self._allocate(steps["prefill"])
-        leave_eager(self._selection)
-        if self._selection.compiled:
-            self._regions = CompiledRegions(self.model, self._selection, policy, cache=self.cache)
-            self._steps = dict(steps)
-        else:
-            self._steps = {kind: compiler_policy.compile_step(step, policy) for kind, step in steps.items()}
-        self._ran_compiled()
 
     @property
     def cache_rows(self) -> int:
         """Rows in the cache: the slots, and never fewer than the smallest or the largest batch that is run."""
         return max(self.arm.engine.slots, self.arm.shapes.min_size, *self.arm.shapes.batch_ladder)
-
-    @torch.no_grad()
-    def _allocate(self, prefill: nn.Module) -> None:
-        # One eager token lets every layer allocate its own cache with the sizes that the model really uses.
-        one = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
-        prefill(one, one, one[0], one[0])
 
     def _too_large(self, why: str) -> str:
         engine = self.arm.engine
@@ -145,53 +105,24 @@ class ModelRunner(StepRunner):
             return self.shapes.prefill(len(step.jobs), length)
         return self.shapes.extend(len(step.jobs), length, max(stop for _, stop in step.chunks))
 
-    def launch(self, step: Step, batch_id: int) -> DeviceStep:
-        """`step` is on its way; its jobs' rows are set. Errors of the device may show here or in `collect`."""
-        shape = self.shape_of(step)
-        self.recorder.trigger = Trigger(batch_id=batch_id, shape=str(shape), phase="serving")
-        started_ns = now_ns()
-        jobs = step.jobs
-        answers = tuple(stop == len(job.prompt) for job, (_, stop) in zip(jobs, step.chunks, strict=False))
-        try:
-            logits, greedy = self.run(step, shape)
-            places = [job.row for job in jobs] if step.kind == "decode" else list(range(len(jobs)))
-            tokens = self.choose(logits, greedy, jobs, places)
-            if step.kind == "decode":
-                self._newest[: shape.batch].copy_(tokens)
-            else:
-                rows = self._tensor([job.row for job in jobs])
-                self._newest.index_copy_(0, rows, tokens[: len(jobs)])
-            host, done = self._to_host(tokens)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            raise
-        return DeviceStep(
-            step=step,
-            answers=answers or (True,) * len(jobs),
-            shape=shape,
-            real_tokens=sum(stop - start for start, stop in step.chunks) or len(jobs),
-            batch_id=batch_id,
-            start_ns=started_ns,
-            compiled=self._note_canary(shape, started_ns, now_ns()),
-            places=tuple(places),
-            tokens=host,
-            done=done,
-        )
+    def _answer(self, step: Step, shape: StepShape, places: Sequence[int]) -> torch.Tensor:
+        logits, greedy = self.run(step, shape)
+        tokens = self.choose(logits, greedy, step.jobs, places)
+        if step.kind == "decode":
+            self._newest[: shape.batch].copy_(tokens)
+        else:
+            rows = self._tensor([job.row for job in step.jobs])
+            self._newest.index_copy_(0, rows, tokens[: len(step.jobs)])
+        return tokens
 
-    def collect(self, launched: DeviceStep) -> list[int]:
-        """The token sampled for each job of `launched`, once the device has it."""
-        if launched.done is not None:
-            launched.done.synchronize()
-        tokens: list[int] = launched.tokens.tolist()
-        return [tokens[place] for place in launched.places]
+    def _results(self, results: torch.Tensor, places: Sequence[int]) -> list[int]:
+        tokens: list[int] = results.tolist()
+        return [tokens[place] for place in places]
 
     def move(self, move: Move) -> None:
         """Carry out the scheduler's row move."""
         self.cache.move_row(move.source, move.target, move.positions)
         self._newest[move.target] = self._newest[move.source]
-
-    def _held_bytes(self) -> dict[str, int]:
-        return {"kv_cache": self.cache.memory_bytes()}
 
     def _inputs(self, step: Step, shape: StepShape) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
         padding = self.cache.max_length
@@ -226,37 +157,24 @@ class ModelRunner(StepRunner):
         ranked = any(job.top_k > 0 or 0 < job.top_p < 1 for job in jobs if job.temperature > 0)
         return sampling.choose(logits, greedy, self._tensor(table, torch.float32), ranked=ranked)
 
-    def _mark(self, kind: Kind, varying: list[torch.Tensor], fixed: tuple[torch.Tensor, ...]) -> None:
+    def _varying(
+        self, kind: Kind, varying: list[torch.Tensor], fixed: Tensors
+    ) -> Iterable[tuple[torch.Tensor, int, tuple[int, ...]]]:
         policy, engine = self.arm.compile, self.arm.engine
-        if not policy.mark_dynamic:
-            return
-        promised = kind not in self._unpromised
-
-        def mark(tensor: torch.Tensor, dimension: int, bounds: tuple[int, ...]) -> None:
-            compiler_policy.mark_dimension(tensor, dimension, bounds, promised=promised)
-
         low = max(2, self.arm.shapes.min_size)
         rows = self.cache_rows if kind == "decode" else engine.prefill_batch
         if rows > 1:  # the bounds that are given are those of steps whose rows vary
             for tensor in varying if kind != "decode" else (*varying, fixed[0]):
-                mark(tensor, 0, policy.batch_bounds or (low, rows))
+                yield tensor, 0, policy.batch_bounds or (low, rows)
         if kind != "decode":
             for tensor in varying[:2]:
-                mark(tensor, 1, policy.length_bounds or (low, engine.prefill_tokens))
+                yield tensor, 1, policy.length_bounds or (low, engine.prefill_tokens)
         if kind != "prefill":
             longest = engine.max_prompt_tokens
             if kind == "decode":
                 # The whole of the cache is a size of its own: a mask that is not cut compiles apart from one that is.
                 longest = engine.longest_context if self.arm.shapes.kind == "exact" else engine.max_length
-            mark(fixed[-1], 0, policy.context_bounds or (low, longest))
-
-    def _ran_compiled(self) -> bool:
-        window = self.cache.window
-        if self._regions is not None:
-            return self._regions.ran_compiled()
-        wrote_eagerly, began_eagerly = window.canary.ran_eagerly(), window.begun.ran_eagerly()
-        # modules that are left eager may be those that write to the cache
-        return not (began_eagerly if self._selection.eager else wrote_eagerly)
+            yield fixed[-1], 0, policy.context_bounds or (low, longest)
 
 
 def runner_for(arm: ArmConfig, recorder: CompileRecorder) -> ModelRunner | EncoderRunner:

@@ -1,4 +1,4 @@
-"""Which tensor shapes the batcher may produce: pure integers, no tensors.
+"""Which tensor shapes steps have, which of them a warm-up runs, and where they change: integers, no tensors.
 
 A step has a real size (rows, new tokens a row, positions attended to) and the padded size that the policy turns it
 into. The fewer padded sizes there are, the fewer graphs a compiler needs; the more there are, the less is padded.
@@ -10,14 +10,18 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal, Protocol
+from typing import Literal
 
-from servers.config import EngineConfig, ShapeConfig, prefill_lengths, prompt_contexts
+from servers.config import ArmConfig, EngineConfig, ShapeConfig, prefill_lengths, prompt_contexts
 from servers.fields import ConfigError
 from servers.ladders import default_batches
 
 # Beginnings of prompts, later chunks of prompts, or one token a row; whole texts for an encoder.
 Kind = Literal["prefill", "extend", "decode", "encode"]
+
+# Each shape runs this often in a warm-up: under CUDA graphs the first call compiles, the second warms the memory
+# pool, the third records.
+WARMUP_CALLS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,57 +50,50 @@ class StepShape:
         return self.batch * self.length
 
 
-class PlannedShapes(Protocol):
-    """The shapes that a warm-up runs."""
-
-    def is_closed(self) -> bool:
-        """Whether `planned` lists all the shapes that can ever run."""
-
-    def planned(self) -> Iterator[StepShape]:
-        """The shapes to warm, in order; later chunks only where prompts are cut."""
-
-
-class ShapePolicy(PlannedShapes, Protocol):
-    """Turns real sizes into the sizes that run."""
-
-    def prefill(self, batch: int, length: int) -> StepShape:
-        """The shape for the beginnings of `batch` prompts, the longest of `length` tokens."""
-
-    def extend(self, batch: int, length: int, context: int) -> StepShape:
-        """The shape for later chunks of `batch` prompts, of `length` tokens at most, that end at `context`."""
-
-    def decode(self, batch: int, context: int) -> StepShape:
-        """The shape for one token on `batch` rows of which the longest holds `context` positions, the new included."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactShape:
-    """Shapes as they come, nothing padded, except that batch and prompt length are never smaller than `min_size`."""
+    """Shapes as they come, except that batch and length are never smaller than `min_size`.
+
+    `first` is the kind of the steps that read whole prompts or texts.
+    """
 
     engine: EngineConfig
     min_size: int = 1
+    first: Kind = "prefill"
 
     def prefill(self, batch: int, length: int) -> StepShape:
-        rows = batch if self.engine.prefill_batch == 1 else max(batch, self.min_size)
+        """Return the shape for whole texts, or for the beginnings of prompts, the longest of `length` tokens."""
+        rows = batch if self.first == "prefill" and self.engine.prefill_batch == 1 else max(batch, self.min_size)
         padded = max(length, self.min_size)
-        return StepShape("prefill", rows, padded, padded)
+        return StepShape(self.first, rows, padded, padded)
 
     def extend(self, batch: int, length: int, context: int) -> StepShape:
+        """Return the shape for later chunks of prompts, of `length` tokens at most, that end at `context`."""
         shape = self.prefill(batch, length)
         return StepShape("extend", shape.batch, shape.length, max(context, self.min_size))
 
     def decode(self, batch: int, context: int) -> StepShape:
+        """Return the shape for one token a row, of which the longest holds `context` positions, the new included."""
         return StepShape("decode", max(batch, self.min_size), 1, max(context, self.min_size))
 
     def is_closed(self) -> bool:
+        """Return whether `planned` lists all the shapes that can ever run."""
         return False
 
     def planned(self) -> Iterator[StepShape]:
-        # Two sizes that differ in every free dimension: a graph that served both has no size of its own left.
-        # Odd sizes on purpose: a size equal to a model dimension (head size, heads) would specialise that dimension.
-        # Largest first: the compiler tunes a dynamic graph for the sizes of its first call.
+        """Yield the shapes to warm, in order.
+
+        Sizes differ in every free dimension: a graph that served two such has no size of its own left. They are odd: a
+        size equal to a model dimension (head size, heads) would specialise that dimension. The largest come first: the
+        compiler tunes a dynamic graph for the sizes of its first call.
+        """
         engine = self.engine
+        batches = sorted({self.min_size, min(3, engine.slots), engine.slots}, reverse=True)
         lengths, rows = spread(engine.prefill_tokens), min(engine.prefill_batch, 2)
+        if self.first == "encode":
+            shapes = [self.prefill(batch, lengths[place % len(lengths)]) for place, batch in enumerate(batches)]
+            yield from dict.fromkeys([*shapes, *(self.prefill(batches[0], length) for length in lengths[1:])])
+            return
         for length in lengths:
             yield self.prefill(rows, length)
         if engine.prefill_batch > 2:
@@ -108,65 +105,82 @@ class ExactShape:
             if engine.prefill_batch > 2:
                 yield self.extend(engine.prefill_batch, lengths[0], ends[0])
         contexts = spread(engine.max_length)
-        batches = sorted({self.min_size, min(3, engine.slots), engine.slots}, reverse=True)
-        for position, batch in enumerate(batches):
-            yield self.decode(batch, contexts[position % len(contexts)])
+        for place, batch in enumerate(batches):
+            yield self.decode(batch, contexts[place % len(contexts)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buckets:
     """Each dimension is rounded up to the next step of its ladder; one-step ladders are a single padded shape."""
 
-    batches: tuple[int, ...]
     prefill_batches: tuple[int, ...]
     lengths: tuple[int, ...]
-    contexts: tuple[int, ...]
+    batches: tuple[int, ...] = ()  # of decode steps; empty for an encoder, as the next two
+    contexts: tuple[int, ...] = ()
     prompt_contexts: tuple[int, ...] = ()  # where later chunks may end; empty where prompts are never cut
+    first: Kind = "prefill"
 
     def prefill(self, batch: int, length: int) -> StepShape:
+        """As ExactShape's."""
         padded = round_up(length, self.lengths, "prompt", "tokens")
-        return StepShape("prefill", round_up(batch, self.prefill_batches, "prefill batch", "rows"), padded, padded)
+        rows = round_up(batch, self.prefill_batches, f"{self.first} batch", "rows")
+        return StepShape(self.first, rows, padded, padded)
 
     def extend(self, batch: int, length: int, context: int) -> StepShape:
-        # a later chunk is padded to the full chunk: its length is no dimension of its own in the ladder
+        """As ExactShape's. A chunk is padded to the full one: its length is no dimension of its own in the ladder."""
         rows = self.prefill(batch, length).batch
         return StepShape("extend", rows, self.lengths[-1], round_up(context, self.prompt_contexts, "prompt", "tokens"))
 
     def decode(self, batch: int, context: int) -> StepShape:
+        """As ExactShape's."""
         rows = round_up(batch, self.batches, "batch", "rows")
         return StepShape("decode", rows, 1, round_up(context, self.contexts, "context", "positions"))
 
     def is_closed(self) -> bool:
+        """As ExactShape's."""
         return True
 
     def planned(self) -> Iterator[StepShape]:
+        """Yield every shape."""
         for length, batch in product(self.lengths, self.prefill_batches):
-            yield StepShape("prefill", batch, length, length)
+            yield StepShape(self.first, batch, length, length)
         for context, batch in product(self.prompt_contexts, self.prefill_batches):
             yield StepShape("extend", batch, self.lengths[-1], context)
         for context, batch in product(self.contexts, self.batches):
             yield StepShape("decode", batch, 1, context)
 
 
-def shape_policy(shapes: ShapeConfig, engine: EngineConfig) -> ShapePolicy:
-    """The policy that `shapes` asks for, with empty ladders filled from the engine's limits."""
+ShapePolicy = ExactShape | Buckets
+
+
+def shape_policy(shapes: ShapeConfig, engine: EngineConfig, *, embeds: bool = False) -> ShapePolicy:
+    """Return the policy that `shapes` asks for, with empty ladders filled from the engine's limits."""
+    first: Kind = "encode" if embeds else "prefill"
     if shapes.kind == "exact":
-        return ExactShape(engine=engine, min_size=shapes.min_size)
+        return ExactShape(engine=engine, min_size=shapes.min_size, first=first)
     is_padded = shapes.kind == "pad"
+    batches = (engine.slots,) if is_padded else shapes.batch_ladder or default_batches(engine.slots)
+    lengths = prefill_lengths(shapes, engine)
+    if embeds:
+        return Buckets(prefill_batches=batches, lengths=lengths, first=first)
+    # one step: decode attention skips the positions that a row does not hold, so padding costs it next to nothing
+    contexts = {min(step, engine.max_length) for step in shapes.context_ladder or (engine.max_length,)}
     return Buckets(
-        batches=(engine.slots,) if is_padded else shapes.batch_ladder or default_batches(engine.slots),
         prefill_batches=(engine.prefill_batch,) if is_padded else default_batches(engine.prefill_batch),
-        lengths=prefill_lengths(shapes, engine),
-        # one step: decode attention skips the positions that a row does not hold, so padding costs it next to nothing
-        contexts=tuple(
-            sorted({min(step, engine.max_length) for step in shapes.context_ladder or (engine.max_length,)})
-        ),
+        lengths=lengths,
+        batches=batches,
+        contexts=tuple(sorted(contexts)),
         prompt_contexts=prompt_contexts(shapes, engine),
     )
 
 
+def policy_of(arm: ArmConfig) -> ShapePolicy:
+    """Return the policy of the arm."""
+    return shape_policy(arm.shapes, arm.engine, embeds=arm.model.embeds)
+
+
 def round_up(value: int, ladder: tuple[int, ...], what: str, unit: str) -> int:
-    """The first step of `ladder` that holds `value`. Raises ConfigError where none does."""
+    """Return the first step of `ladder` that holds `value`. Raises ConfigError where none does."""
     position = bisect_left(ladder, value)
     if position == len(ladder):
         raise ConfigError(f"{what} has {value} {unit}; largest bucket is {ladder[-1]}: add a bucket of {value}")
@@ -174,5 +188,101 @@ def round_up(value: int, ladder: tuple[int, ...], what: str, unit: str) -> int:
 
 
 def spread(limit: int) -> list[int]:
-    """Up to three distinct odd sizes below `limit` (or what fits), large to small."""
+    """Return up to three distinct odd sizes below `limit` (or what fits), large to small."""
     return sorted({max(1, min(size | 1, limit)) for size in (limit // 7, limit // 3, limit - 2)}, reverse=True)
+
+
+# --- The warm-up ------------------------------------------------------------------------------------------------------
+
+
+def warmup_plan(arm: ArmConfig) -> list[StepShape]:
+    """Return the steps to run before serving. A replica's request to itself always meets shapes among them.
+
+    `minimal` is what an unsuspecting deployment does: one short request, then open the doors. `lengths` looks careful:
+    prompts of many lengths, one after another, so that no step has ever two rows.
+    """
+    if arm.compile.warmup == "lengths":
+        steps = (step for length in _lengths(arm.engine.max_prompt_tokens) for step in _alone(arm, length))
+        return list(dict.fromkeys(steps))
+    first = list(_alone(arm, first_prompt(arm)))
+    if arm.compile.warmup == "minimal":
+        return first
+    plan = list(policy_of(arm).planned())
+    if not arm.compile.enabled or arm.compile.mark_dynamic:
+        return plan  # nothing is compiled for a size
+    return list(dict.fromkeys([*plan, *first]))
+
+
+def first_prompt(arm: ArmConfig) -> int:
+    """Return the length of the prompt, or of the text, that a replica sends itself before it serves, in tokens: one
+    that the warm-up has run."""
+    if arm.compile.warmup == "lengths":
+        return _lengths(arm.engine.max_prompt_tokens)[-1]
+    planned = 5
+    if arm.compile.warmup == "shapes":
+        planned = min(shape.length for shape in policy_of(arm).planned() if shape.kind in ("prefill", "encode"))
+    return min(planned, arm.engine.prefill_tokens)
+
+
+def _lengths(longest: int) -> list[int]:
+    """Return eight prompt lengths at most, halving from the longest. They are odd, as in `ExactShape.planned`."""
+    return list(dict.fromkeys(max(1, (longest >> halvings) - 1 | 1) for halvings in range(8)))
+
+
+def _alone(arm: ArmConfig, length: int) -> Iterator[StepShape]:
+    """Yield the steps of a request that has the replica to itself: its prompt, chunk by chunk, and its first new token;
+    or its text."""
+    shapes, chunk = policy_of(arm), arm.engine.prefill_tokens
+    yield shapes.prefill(1, min(length, chunk))
+    if arm.model.embeds:
+        return
+    for begun in range(chunk, length, chunk):
+        yield shapes.extend(1, min(chunk, length - begun), min(begun + chunk, length))
+    yield shapes.decode(1, length + 1)
+
+
+# --- Borders: sizes at which shapes change ----------------------------------------------------------------------------
+
+
+def prompt_borders(arm: ArmConfig) -> frozenset[int]:
+    """Return the lengths of prompts, in tokens, that lie on a border or just past it, as far as prompts may be so long.
+
+    Borders are one token, the longest prompt, the steps of a ladder, the smallest size that is not padded up, the first
+    length that is cut (whose last chunk is one token), the ends of the bounds that the policy gives, and those of a
+    context: a prompt of n tokens is decoded from context n + 1 on.
+    """
+    longest, policy = arm.engine.max_prompt_tokens, arm.compile
+    ends = {1, arm.engine.prefill_tokens, longest, *arm.length_ladder, *_small_sizes(arm.shapes)}
+    for bounds in (policy.length_bounds, policy.context_bounds):
+        ends |= {bounds[0] - 1, bounds[1]} if bounds else set()
+    ends |= {end - 2 for end in policy.context_bounds}
+    ends |= {end - 1 for end in arm.shapes.context_ladder}
+    return _both_sides(ends, longest)
+
+
+def late_contexts(arm: ArmConfig) -> frozenset[int]:
+    """Return the contexts of decode steps, in positions, on a border or just past it that an answer reaches only as it
+    grows: no prompt is so long. The longest context is one of them."""
+    longest, first = arm.engine.longest_context, arm.engine.max_prompt_tokens + 1
+    ends = {longest, *arm.shapes.context_ladder, *arm.compile.context_bounds}
+    return frozenset(end for end in _both_sides(ends, longest) if end > first)
+
+
+def batch_borders(arm: ArmConfig) -> frozenset[int]:
+    """Return the sizes of an encoder's batches that lie on a border or just past it: one and two, all slots, the steps
+    of a ladder, the smallest size that is not padded up, and the ends of given bounds."""
+    most, shapes, bounds = arm.engine.slots, arm.shapes, arm.compile.batch_bounds
+    ends = {1, most, *_small_sizes(shapes)}
+    if shapes.kind == "buckets":
+        ends |= set(shapes.batch_ladder or default_batches(most))
+    ends |= {bounds[0] - 1, bounds[1]} if bounds else set()
+    return _both_sides(ends, most)
+
+
+def _small_sizes(shapes: ShapeConfig) -> set[int]:
+    # sizes 0 and 1 are their own to a compiler: 2 is the first that is like the others
+    return {shapes.min_size - 1, shapes.min_size, 2} if shapes.kind == "exact" else set()
+
+
+def _both_sides(ends: set[int], longest: int) -> frozenset[int]:
+    return frozenset(end + past for end in ends for past in (0, 1) if 1 <= end + past <= longest)

@@ -1,15 +1,19 @@
-"""StepRunner: whatever the model does, its padded steps are loaded, warmed, captured and run on the one device thread.
+"""StepRunner: padded steps are loaded, warmed, captured and run on the one device thread, whatever the model's task.
 
-What a step is, which tensors it takes and what is done with its outputs, a runner of one task says: ModelRunner
-(generation) and EncoderRunner (embedding).
+What a step is, which tensors it takes and what its outputs are, a runner of one task says: ModelRunner (generation) and
+EncoderRunner (embedding). Every arm runs the same steps; the shape policy decides their sizes and the compile policy
+whether they are compiled.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import resource
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,28 +21,79 @@ import torch
 from servers.clock import now_ns
 from servers.compiler import artifacts
 from servers.compiler import policy as compiler_policy
-from servers.compiler.recorder import CompileRecorder, Trigger
-from servers.compiler.regions import CompiledRegions, Selection
+from servers.compiler.recorder import CompileRecorder, EagerCanary, Trigger
+from servers.compiler.regions import CompiledRegions, Selection, leave_eager, select_regions
 from servers.config import ArmConfig
-from servers.engine.capture import CapturedStep, Tensors
+from servers.engine.kv_cache import SlotCache
+from servers.engine.model import join_weights, load_model
 from servers.engine.placement import product_name, resolve_device
 from servers.engine.quantisation import weight_bytes
-from servers.engine.scheduler import Job, Step
-from servers.engine.shapes import Kind, PlannedShapes, StepShape
-from servers.engine.warmup import WARMUP_CALLS, warmup_plan
+from servers.engine.scheduler import Job, LaunchedStep, Step
+from servers.engine.shapes import WARMUP_CALLS, Kind, StepShape, policy_of, warmup_plan
 from servers.fields import ConfigError
 
 log = logging.getLogger("tailgate.runner")
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Collect no garbage inside.
+
+    What a collection destroys may call the driver, which breaks a recording: another CUDA graph, or a kernel that lost
+    a tuning. torch has not collected before a recording since 2.9 (github.com/pytorch/pytorch/pull/161037).
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class CapturedStep:
+    """`call(*varying, *fixed)` as one CUDA graph, recorded once and replayed with new inputs.
+
+    Graph trees, which `mode="reduce-overhead"` brings, decide at every call what to record. A captured step decides
+    nothing: its kernels were fixed in the warm-up, so that neither a guard nor the compiler runs while serving. Its
+    outputs are overwritten by the next replay of any graph in the pool.
+    """
+
+    def __init__(self, call: Callable[..., Any], varying: Sequence[torch.Tensor], fixed: Tensors, pool: Any) -> None:
+        self.compiled = True  # whether what was recorded is compiled code
+        self._inputs = [tensor.clone() for tensor in varying]
+        self._fixed = fixed  # the graph reads their memory
+        self._graph = torch.cuda.CUDAGraph()
+        # "thread_local": the threads that move messages may not break a capture
+        graph = torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local")
+        with uncollected(), graph:
+            self._outputs: Tensors = call(*self._inputs, *fixed)
+
+    def __call__(self, varying: Sequence[torch.Tensor]) -> Tensors:
+        """Return the outputs for `varying`, which have the shapes of the capture."""
+        torch._foreach_copy_(self._inputs, list(varying))
+        self._graph.replay()
+        return self._outputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceStep(LaunchedStep):
+    """A launched step, and where its results will be once `done` has happened (at once when None)."""
+
+    places: Sequence[int]  # which row of `results` belongs to each job
+    results: torch.Tensor  # on the host: tokens [B], or vectors [B, width]
+    done: torch.cuda.Event | None
 
 
 class StepRunner(ABC):
     """Owns the model and its compiled steps. Every method belongs to the device thread.
 
-    `_build` sets `model`, `device`, `overlaps` (whether a launch returns before the step is done), `vocab_size` and
-    `_steps`.
+    A step is launched and collected separately: on a GPU (`overlaps`) the next one can be launched before the results
+    of the last have come back.
     """
 
-    shapes: PlannedShapes
     device: torch.device
     overlaps: bool
     vocab_size: int
@@ -47,10 +102,13 @@ class StepRunner(ABC):
     def __init__(self, arm: ArmConfig, recorder: CompileRecorder) -> None:
         self.arm = arm
         self.recorder = recorder
+        self.shapes = policy_of(arm)
         self.model: Any = None
         self.startup_ns: dict[str, int] = {}
         self.loaded: artifacts.Loaded | None = None  # the compiled code that the start began with
+        self.cache: SlotCache | None = None
         self._steps: dict[str, Callable[..., Tensors]] = {}
+        self._canary = EagerCanary()  # counts what compiled code must not run as plain Python
         self._seen: set[StepShape] = set()
         self._graphs: dict[StepShape, CapturedStep] = {}
         self._pool: Any = None
@@ -61,40 +119,42 @@ class StepRunner(ABC):
     # what a task says
 
     @abstractmethod
-    def _build(self) -> None:
-        """Load the model and make its steps, compiled as the policy wants."""
+    def _make_steps(self) -> Mapping[str, Callable[..., Tensors]]:
+        """Make the steps of the loaded model by kind, not compiled yet, and set `_canary`."""
 
     @abstractmethod
     def _too_large(self, why: str) -> str:
-        """What to say when the device cannot hold what `_build` makes."""
+        """Return what to say when the device cannot hold model and steps."""
 
     @abstractmethod
     def shape_of(self, step: Step) -> StepShape:
-        """The padded shape that `step` runs at."""
+        """Return the padded shape that `step` runs at."""
 
     @abstractmethod
     def _inputs(self, step: Step, shape: StepShape) -> tuple[list[torch.Tensor], Tensors]:
-        """(inputs that change from call to call, inputs that belong to the shape), in the order of the step."""
+        """Return (inputs that change from call to call, inputs that belong to the shape), in the order of the step."""
 
     @abstractmethod
-    def _mark(self, kind: Kind, varying: list[torch.Tensor], fixed: Tensors) -> None:
-        """Name the dimensions that vary, with their bounds, where the policy asks for it."""
+    def _varying(
+        self, kind: Kind, varying: list[torch.Tensor], fixed: Tensors
+    ) -> Iterable[tuple[torch.Tensor, int, tuple[int, ...]]]:
+        """Yield (tensor, dimension, bounds) of what varies between steps of the kind."""
 
     @abstractmethod
-    def _ran_compiled(self) -> bool:
-        """Whether what the policy compiles has run as compiled code since the last call."""
+    def _answer(self, step: Step, shape: StepShape, places: Sequence[int]) -> torch.Tensor:
+        """Run the step; returns its results on the device, those of a job in the row that `places` says."""
+
+    @abstractmethod
+    def _results(self, results: torch.Tensor, places: Sequence[int]) -> list[Any]:
+        """Return the result of each job from those on the host."""
 
     def _warm_rest(self, report: Callable[[str], None]) -> None:  # noqa: B027 (there may be nothing)
-        """Warm what the planned shapes do not; nothing by default. `report` is told what goes on."""
-
-    def _held_bytes(self) -> dict[str, int]:
-        """Bytes by owner of what the steps hold beside the weights; nothing by default."""
-        return {}
+        """Warm what the planned shapes do not; nothing by default."""
 
     # start-up
 
     def load(self) -> None:
-        """The model and its steps exist; nothing is compiled yet, but for what the arm's artifact brings.
+        """Load the model and make its steps; nothing is compiled yet, except for what the arm's artifact brings.
 
         Raises ConfigError when they do not fit the device, or the artifact was not made for this arm and machine.
         """
@@ -114,6 +174,30 @@ class StepRunner(ABC):
             raise ConfigError(self._too_large(str(error).splitlines()[0])) from None
         self._finish()
         self.startup_ns["load"] = now_ns() - started_ns
+
+    def _build(self) -> None:
+        policy = self.arm.compile
+        self.model = load_model(self.arm.model)
+        self.device = next(self.model.parameters()).device
+        self.overlaps = self.device.type == "cuda"
+        self.vocab_size = int(self.model.config.get_text_config().vocab_size)
+        if policy.join_projections:
+            join_weights(self.model)
+        if policy.enabled:
+            self._selection = select_regions(self.model, policy)
+        compiler_policy.configure_compiler(
+            policy,
+            planned_shapes=len(list(self.shapes.planned())),
+            closed=self.shapes.is_closed(),
+            regions=len(self._selection.compiled) or 1,
+        )
+        self._steps = dict(self._make_steps())
+        leave_eager(self._selection)
+        if self._selection.compiled:
+            self._regions = CompiledRegions(self.model, self._selection, policy, cache=self.cache)
+        else:
+            self._steps = {kind: compiler_policy.compile_step(step, policy) for kind, step in self._steps.items()}
+        self._ran_compiled()
 
     def warm_up(self, report: Callable[[int, int, str], None]) -> None:
         """Run every shape that the policy can produce, on this thread, as often as graph capture needs.
@@ -172,7 +256,7 @@ class StepRunner(ABC):
     # steps
 
     def is_ready(self, step: Step) -> bool:
-        """Whether `step` cannot make the compiler run, so that it may be launched while finished tokens wait."""
+        """Return whether `step` cannot make the compiler run, so that it may be launched while finished tokens wait."""
         policy = self.arm.compile
         is_marked = policy.mark_dynamic and policy.warmup == "shapes" and not policy.has_bounds
         if not policy.enabled or policy.is_closed_once_warm:
@@ -181,16 +265,51 @@ class StepRunner(ABC):
             return True
         return self.shape_of(step) in self._seen
 
+    def launch(self, step: Step, batch_id: int) -> DeviceStep:
+        """Start `step`; its jobs' rows are set. Errors of the device may show here or in `collect`."""
+        shape = self.shape_of(step)
+        self.recorder.trigger = Trigger(batch_id=batch_id, shape=str(shape), phase="serving")
+        started_ns = now_ns()
+        jobs, chunks = step.jobs, step.chunks
+        places = range(len(jobs)) if chunks else [job.row for job in jobs]
+        try:
+            host, done = self._to_host(self._answer(step, shape, places))
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            raise
+        answers = tuple(stop == len(job.prompt) for job, (_, stop) in zip(jobs, chunks, strict=False))
+        return DeviceStep(
+            step=step,
+            answers=answers or (True,) * len(jobs),
+            shape=shape,
+            real_tokens=sum(stop - start for start, stop in chunks) or len(jobs),
+            batch_id=batch_id,
+            start_ns=started_ns,
+            compiled=self._note_canary(shape, started_ns, now_ns()),
+            places=places,
+            results=host,
+            done=done,
+        )
+
+    def collect(self, launched: DeviceStep) -> list[Any]:
+        """Return the result of each job of `launched`, once the device has it."""
+        if launched.done is not None:
+            launched.done.synchronize()
+        return self._results(launched.results, launched.places)
+
     @torch.no_grad()
     def run(self, step: Step, shape: StepShape) -> Tensors:
-        """Outputs of the step at its padded shape: B = shape.batch rows. Raises UnforeseenShapeError where no graph
-        fits and the policy is strict."""
+        """Return the outputs of the step at its padded shape: B = shape.batch rows. Raises UnforeseenShapeError where
+        no graph fits and the policy is strict."""
         varying, fixed = self._inputs(step, shape)
         self._seen.add(shape)
         graph = self._graphs.get(shape)
         if graph is not None:
             return graph(varying)
-        self._mark(step.kind, varying, fixed)
+        if self.arm.compile.mark_dynamic:
+            promised = step.kind not in self._unpromised
+            for tensor, dimension, bounds in self._varying(step.kind, varying, fixed):
+                compiler_policy.mark_dimension(tensor, dimension, bounds, promised=promised)
         compiler_policy.begin_step(self.arm.compile)
         try:
             return self._steps[step.kind](*varying, *fixed)
@@ -203,43 +322,14 @@ class StepRunner(ABC):
                 "shape, or set compile.guarded instead to run it eagerly"
             ) from None
 
-    def device_name(self) -> str:
-        """The accelerator's product name, or cpu."""
-        return product_name(self.device)
-
-    def dtype_name(self) -> str:
-        """The type of the weights, "bfloat16" for example."""
-        return str(self.model.dtype).removeprefix("torch.")
-
-    def memory_bytes(self) -> dict[str, int]:
-        """Return bytes by owner: weights and those of them that are quantised, what the steps hold apart from them, the
-        process's peak on the host, and of a GPU the allocator's peak and what CUDA graphs hold in pools of their own.
-        """
-        every, quantised = weight_bytes(self.model)
-        memory = {"weights": every, "quantised_weights": quantised, **self._held_bytes()}
-        memory["process_peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        if self.device.type == "cuda":
-            memory["device_peak"] = torch.cuda.max_memory_allocated(self.device)
-            segments: Any = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-            memory["graph_pools"] = sum(
-                item["total_size"] for item in segments if tuple(item.get("segment_pool_id", (0, 0))) != (0, 0)
-            )
-        return {owner: size for owner, size in memory.items() if size}
-
-    def _tensor(self, values: list[Any], dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        if self.device.type != "cuda":
-            return torch.tensor(values, dtype=dtype)
-        # from pinned memory the copy does not hold this thread up
-        return torch.tensor(values, dtype=dtype, pin_memory=True).to(self.device, non_blocking=True)
-
-    def _to_host(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-        if self.device.type != "cuda":
-            return tokens.clone(), None
-        host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-        host.copy_(tokens, non_blocking=True)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
-        return host, done
+    def _ran_compiled(self) -> bool:
+        """Return whether what the policy compiles has run as compiled code since the last call."""
+        began_eagerly = self._canary.ran_eagerly()
+        if self._regions is not None:
+            return self._regions.ran_compiled()
+        if self.cache is None or self._selection.eager:  # modules that are left eager may write to the cache
+            return not began_eagerly
+        return not self.cache.window.canary.ran_eagerly()
 
     def _note_canary(self, shape: StepShape, start_ns: int, end_ns: int) -> bool:
         graph = self._graphs.get(shape)
@@ -253,13 +343,53 @@ class StepRunner(ABC):
             self.recorder.record_eager_step(start_ns, end_ns, reason=reason)
         return compiled
 
+    # what it is and holds
+
+    def device_name(self) -> str:
+        """Return the accelerator's product name, or cpu."""
+        return product_name(self.device)
+
+    def dtype_name(self) -> str:
+        """Return the type of the weights, "bfloat16" for example."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Return bytes by owner: weights and those of them that are quantised, KV cache, the process's peak on the
+        host, and of a GPU the allocator's peak and what CUDA graphs hold in pools of their own."""
+        every, quantised = weight_bytes(self.model)
+        memory = {"weights": every, "quantised_weights": quantised}
+        memory["kv_cache"] = self.cache.memory_bytes() if self.cache is not None else 0
+        memory["process_peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        if self.device.type == "cuda":
+            memory["device_peak"] = torch.cuda.max_memory_allocated(self.device)
+            segments: Any = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+            memory["graph_pools"] = sum(
+                item["total_size"] for item in segments if tuple(item.get("segment_pool_id", (0, 0))) != (0, 0)
+            )
+        return {owner: size for owner, size in memory.items() if size}
+
+    def _tensor(self, values: list[Any], dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        if self.device.type != "cuda":
+            return torch.tensor(values, dtype=dtype)
+        # from pinned memory the copy does not delay this thread
+        return torch.tensor(values, dtype=dtype, pin_memory=True).to(self.device, non_blocking=True)
+
+    def _to_host(self, results: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        if self.device.type != "cuda":
+            return results.clone(), None
+        host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
+        host.copy_(results, non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+        return host, done
+
     def _finish(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
 
 def filling_step(shape: StepShape, vocab_size: int, rng: torch.Generator | None = None) -> Step:
-    """A step of fresh random prompts that fills `shape`."""
+    """Return a step of random prompts that fills `shape`."""
     # a decode step feeds the first output at the position after the prompt
     size = shape.context - 1 if shape.kind == "decode" else shape.context
     jobs = tuple(

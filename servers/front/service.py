@@ -16,7 +16,7 @@ from servers.clock import now_ns
 from servers.complaint import one_line
 from servers.config import ArmConfig
 from servers.engine.messages import Submit, Timing
-from servers.engine.warmup import first_prompt
+from servers.engine.shapes import first_prompt
 from servers.front.front import Answer, Front
 from servers.front.requests import RefusedError, Request, check_request
 from servers.front.tokenizer import StopStrings

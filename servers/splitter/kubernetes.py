@@ -1,21 +1,26 @@
-"""The same split for a Kubernetes gateway: a GRPCRoute with pins, the refusal, weights and shadows, and the patch that
-changes the weights of one that is there. Pure."""
+"""The split of a Kubernetes gateway: the GRPCRoute that states it, and the weights of a route in a cluster."""
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 from servers.fields import ConfigError
 from servers.metadata import ARM_HEADER
-from servers.splitter.envoy_config import SplitterConfig, check_shadow, check_weight, per_million
+from servers.splitter.admin import SplitterError
+from servers.splitter.envoy_config import SplitterConfig, check_weight, per_million
 
-_PORT = 50051  # of every Service
+_PORT: Final = 50051  # of every Service
+_GROUP: Final = "gateway.networking.k8s.io"
+_TRIES: Final = 5  # of a change while others change the same route
+_TIMEOUT_S: Final = 10.0
 
 
 def grpc_route_manifest(config: SplitterConfig) -> dict[str, Any]:
-    """The Gateway API GRPCRoute (JSON-ready) with the same pins, refusal, weights and shadows, for an existing gateway.
+    """Return the Gateway API GRPCRoute (JSON-ready) with the same pins, refusal, weights and shadows.
 
     Arm "x" is the Service `service_name("x")`. Stickiness, health checks and the response header that names the arm are
     not portable in a GRPCRoute and left out. A shadow's share needs Gateway API 1.3 or newer. Raises ConfigError when
@@ -39,7 +44,7 @@ def grpc_route_manifest(config: SplitterConfig) -> dict[str, Any]:
             for arm, percent in config.shadows.items()
         ]
     return {
-        "apiVersion": "gateway.networking.k8s.io/v1",
+        "apiVersion": f"{_GROUP}/v1",
         "kind": "GRPCRoute",
         "metadata": {"name": "tailgate"},
         "spec": {
@@ -55,98 +60,198 @@ def grpc_route_manifest(config: SplitterConfig) -> dict[str, Any]:
     }
 
 
-def weights_patch(route: Mapping[str, Any], weights: Mapping[str, int]) -> list[dict[str, Any]]:
-    """The JSON patch (RFC 6902) that gives the arms of an existing GRPCRoute these weights, and changes nothing else.
-
-    The rules of an HTTPRoute hold them alike.
-
-    An arm is the Service `service_name(arm)`, or the one of that very name. Weights are set in every rule that has
-    several backends, where the arm is one of them; arms that are not named keep theirs. The patch names the
-    resourceVersion of `route`, so that the API server refuses it with a conflict once somebody else has changed the
-    route. Raises ConfigError for an arm that is not there, a bad weight, an arm that gets copies and would have a
-    weight, and a rule that would have nothing but zeros.
-    """
-    present = route_weights(route)
-    for arm, weight in weights.items():
-        check_weight(arm, weight)
-    named = {_service(arm, present, route): weight for arm, weight in weights.items()}
-    patch: list[dict[str, Any]] = [
-        {"op": "replace", "path": "/metadata/resourceVersion", "value": route["metadata"]["resourceVersion"]}
-    ]
-    for number, rule in _weighted_rules(route):
-        merged = {item["name"]: named.get(item["name"], item.get("weight", 1)) for item in rule["backendRefs"]}
-        if not any(merged.values()):
-            raise ConfigError("every arm would have weight 0: give at least one arm a weight of 1 or more")
-        for service, percent in _copies(rule).items():
-            check_shadow(service, percent, merged.get(service, 0))
-        patch += [
-            {"op": "add", "path": f"/spec/rules/{number}/backendRefs/{place}/weight", "value": named[item["name"]]}
-            for place, item in enumerate(rule["backendRefs"])
-            if item["name"] in named
-        ]
-    return patch
-
-
-def route_weights(route: Mapping[str, Any]) -> dict[str, int]:
-    """The weight of each Service that an existing GRPCRoute or HTTPRoute splits over. Raises ConfigError where it
-    splits nothing, or where two of its rules give a Service different weights."""
-    name = _named(route)
-    weights: dict[str, int] = {}
-    for _, rule in _weighted_rules(route):
-        for item in rule["backendRefs"]:
-            weight = item.get("weight", 1)
-            if weights.setdefault(item["name"], weight) != weight:
-                raise ConfigError(
-                    f"{name} gives {item['name']} weight {weights[item['name']]} in one rule and {weight} "
-                    "in another: make them equal"
-                )
-    if not weights:
-        raise ConfigError(f"{name} has no rule with several backends: give it one rule with every arm")
-    return weights
-
-
-def arm_weights(route: Mapping[str, Any], arms: Iterable[str]) -> dict[str, int]:
-    """The weight of each of `arms` in an existing GRPCRoute. Raises ConfigError for one that is not there."""
-    present = route_weights(route)
-    return {arm: present[_service(arm, present, route)] for arm in arms}
-
-
-def _named(route: Mapping[str, Any]) -> str:
-    return f'{route.get("kind", "GRPCRoute")} "{route["metadata"]["name"]}"'
-
-
-def _weighted_rules(route: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for number, rule in enumerate(route["spec"].get("rules", [])):
-        if len(rule.get("backendRefs", [])) > 1:
-            yield number, rule
-
-
-def _service(arm: str, present: Mapping[str, int], route: Mapping[str, Any]) -> str:
-    for name in (service_name(arm), arm):
-        if name in present:
-            return name
-    raise ConfigError(
-        f'arm "{arm}" has no Service {service_name(arm)} among the weighted backends of '
-        f"{_named(route)}: use one of {', '.join(present)}"
-    )
-
-
-def _copies(rule: Mapping[str, Any]) -> dict[str, float]:
-    """The percentage of requests that each Service gets copies of."""
-    copies = {}
-    for item in rule.get("filters", []):
-        if item["type"] == "RequestMirror":
-            mirror = item["requestMirror"]
-            fraction = mirror.get("fraction", {"numerator": mirror.get("percent", 100)})
-            copies[mirror["backendRef"]["name"]] = 100 * fraction["numerator"] / fraction.get("denominator", 100)
-    return copies
-
-
 def _fraction(percent: float) -> dict[str, Any]:
     # Without a fraction all requests are copied, which gateways understood before there were fractions.
     return {} if percent == 100 else {"fraction": {"numerator": per_million(percent), "denominator": 1_000_000}}
 
 
 def service_name(arm: str) -> str:
-    """The Kubernetes Service of an arm: "tailgate-" and the name in lower case, with "-" for what DNS does not take."""
+    """Return the Service of an arm: "tailgate-" and the name in lower case, with "-" for what DNS does not take."""
     return "tailgate-" + re.sub(r"[^a-z0-9-]", "-", arm.lower()).strip("-")
+
+
+def weights_patch(route: Mapping[str, Any], weights: Mapping[str, int]) -> dict[str, Any]:
+    """Return the merge patch (RFC 7386) that gives the arms of a route these weights, and changes nothing else.
+
+    An arm is the Service `service_name(arm)`, or the one of that very name. Weights are set in every rule that has
+    several backends; arms that are not named keep theirs. The patch holds the version of `route`: the API server
+    refuses it once somebody else has changed the route. Raises ConfigError for an unknown arm, a bad weight, and a rule
+    that would have nothing but zeros.
+    """
+    services = _services(route, weights)
+    for arm, weight in weights.items():
+        check_weight(arm, weight)
+    rules = copy.deepcopy(route["spec"]["rules"])
+    for rule in filter(_is_weighted, rules):
+        for backend in rule["backendRefs"]:
+            if backend["name"] in services:
+                backend["weight"] = weights[services[backend["name"]]]
+        if not any(backend.get("weight", 1) for backend in rule["backendRefs"]):
+            raise ConfigError("every arm would have weight 0: give at least one arm a weight of 1 or more")
+    return {"metadata": {"resourceVersion": route["metadata"]["resourceVersion"]}, "spec": {"rules": rules}}
+
+
+def arm_weights(route: Mapping[str, Any], arms: Iterable[str]) -> dict[str, int]:
+    """Return the weight of each of `arms` in a route. Raises ConfigError for an unknown arm."""
+    present = route_weights(route)
+    return {arm: present[service] for service, arm in _services(route, arms).items()}
+
+
+def route_weights(route: Mapping[str, Any]) -> dict[str, int]:
+    """Return the weight of each Service that a route splits over.
+
+    Raises ConfigError where it splits nothing, or where two of its rules give a Service different weights.
+    """
+    weights: dict[str, int] = {}
+    for rule in filter(_is_weighted, route["spec"].get("rules", [])):
+        for backend in rule["backendRefs"]:
+            name, weight = backend["name"], backend.get("weight", 1)
+            if weights.setdefault(name, weight) != weight:
+                raise ConfigError(
+                    f"{_name(route)} gives {name} weight {weights[name]} in one rule and {weight} in another: "
+                    "make them equal"
+                )
+    if not weights:
+        raise ConfigError(f"{_name(route)} has no rule with several backends: give it one rule with every arm")
+    return weights
+
+
+def _services(route: Mapping[str, Any], arms: Iterable[str]) -> dict[str, str]:
+    """The arm of each Service."""
+    present, found = route_weights(route), {}
+    for arm in arms:
+        service = next((name for name in (service_name(arm), arm) if name in present), None)
+        if service is None:
+            raise ConfigError(
+                f'arm "{arm}" has no Service {service_name(arm)} among the weighted backends of {_name(route)}: '
+                f"use one of {', '.join(present)}"
+            )
+        found[service] = arm
+    return found
+
+
+def _is_weighted(rule: Mapping[str, Any]) -> bool:
+    return len(rule.get("backendRefs", [])) > 1
+
+
+def _name(route: Mapping[str, Any]) -> str:
+    return f'{route.get("kind", "GRPCRoute")} "{route["metadata"]["name"]}"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteState:
+    """A route as it was read: the weight of each arm, and whether its gateways follow what it says.
+
+    `in_force`: every gateway that reports has accepted this very generation; False also where none reports.
+    """
+
+    weights: Mapping[str, int]
+    in_force: bool
+
+
+class _ConflictError(SplitterError):
+    """The route has changed since it was read."""
+
+
+class Gateway:
+    """The route (GRPCRoute or HTTPRoute, by `kind`) of a cluster that splits the traffic among `arms`.
+
+    `proxy` is the address of a `kubectl proxy`; without it the API server is the one that a pod finds. The role in
+    deploy/kubernetes/ramp allows all that is needed for a GRPCRoute.
+    """
+
+    def __init__(
+        self, *, namespace: str, route: str, arms: Collection[str], kind: str = "GRPCRoute", proxy: str = ""
+    ) -> None:
+        try:
+            from kubernetes import client, config
+        except ImportError:
+            raise ConfigError(
+                "a route is moved with the Kubernetes client: pip install 'tailgate[kubernetes]'"
+            ) from None
+        settings = client.Configuration()
+        if proxy:
+            settings.host = f"http://{proxy}"
+        else:
+            try:
+                config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+            except config.ConfigException as error:
+                raise ConfigError(
+                    f"{error} Run in a pod that has the token of a service account, or give the address of a "
+                    "`kubectl proxy`"
+                ) from None
+        settings.retries = False
+        self._api = client.CustomObjectsApi(client.ApiClient(settings))
+        self._address = settings.host
+        self._arms = arms
+        self._name = f'{kind} "{route}" of namespace "{namespace}"'
+        self._place = {
+            "group": _GROUP,
+            "version": "v1",
+            "namespace": namespace,
+            "plural": f"{kind.lower()}s",
+            "name": route,
+        }
+
+    def state(self) -> RouteState:
+        """Read the route. Raises SplitterError, and ConfigError where it does not split among the arms."""
+        return self._state(self._get())
+
+    def reweight(self, weights: Mapping[str, int]) -> RouteState:
+        """Give the route these weights; arms that are not named keep theirs. Returns its state after that.
+
+        Changes of others to the same route are kept. Raises ConfigError as `weights_patch` does, and SplitterError when
+        somebody else changes the weights too, or when the API server does not answer or refuses.
+        """
+        route = self._get()
+        before = route_weights(route)
+        for _ in range(_TRIES):
+            try:
+                return self._state(
+                    self._call(
+                        self._api.patch_namespaced_custom_object,
+                        body=weights_patch(route, weights),
+                        _content_type="application/merge-patch+json",
+                    )
+                )
+            except _ConflictError:
+                route = self._get()
+            if (now := route_weights(route)) != before:
+                raise SplitterError(
+                    f"somebody else changed the weights of {self._name} from {before} to {now}: let one of the two "
+                    "set them"
+                )
+        raise SplitterError(f"{self._name} was changed by others {_TRIES} times in a row: see who writes to it")
+
+    def _state(self, route: Mapping[str, Any]) -> RouteState:
+        generation = route["metadata"].get("generation", 0)
+        accepted = [
+            condition.get("status") == "True" and condition.get("observedGeneration", 0) >= generation
+            for parent in route.get("status", {}).get("parents", [])
+            for condition in parent.get("conditions", [])
+            if condition.get("type") == "Accepted"
+        ]
+        return RouteState(weights=arm_weights(route, self._arms), in_force=bool(accepted) and all(accepted))
+
+    def _get(self) -> Mapping[str, Any]:
+        return self._call(self._api.get_namespaced_custom_object)
+
+    def _call(self, method: Callable[..., Any], **arguments: Any) -> Mapping[str, Any]:
+        """Return the route that the API server answers with."""
+        from kubernetes.client import ApiException
+        from urllib3.exceptions import HTTPError
+
+        try:
+            route = method(**self._place, _request_timeout=_TIMEOUT_S, **arguments)
+        except ApiException as error:
+            kind = _ConflictError if error.status == 409 else SplitterError
+            said = " ".join(str(error.body or error.reason).split())[:300]
+            raise kind(
+                f"{self._address} answered {error.status} for {self._name} ({said}): see the role in "
+                "deploy/kubernetes/ramp/rbac.yaml, and whether the cluster has the Gateway API"
+            ) from None
+        except (HTTPError, OSError) as error:
+            raise SplitterError(f"the API server at {self._address} does not answer ({error}): is it up?") from None
+        if not isinstance(route, dict) or "spec" not in route or "resourceVersion" not in route.get("metadata", {}):
+            raise SplitterError(f"{self._address} answered no route: is it a Kubernetes API?")
+        return route

@@ -19,7 +19,7 @@ from servers.compiler.events import CompileEvent
 from servers.compiler.policy import compile_step, configure_compiler
 from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
-from servers.engine import runner as runner_module
+from servers.engine import step_runner
 from servers.engine.model import join_weights
 from servers.engine.runner import ModelRunner
 from servers.fields import ConfigError
@@ -124,7 +124,7 @@ def test_an_artifact_of_another_machine_is_refused_before_the_model_is_loaded(
     written = artifact.write(str(tmp_path / "other.compiled"), tmp_path / "cache", facts)
     arm = replace(arm, model=replace(arm.model, device="cpu"), compile=replace(arm.compile, artifact=written.path))
     loaded: list[object] = []
-    monkeypatch.setattr(runner_module, "load_model", loaded.append)
+    monkeypatch.setattr(step_runner, "load_model", loaded.append)
     with pytest.raises(ConfigError, match="Another processor"):
         ModelRunner(arm, CompileRecorder()).load()
     assert loaded == []

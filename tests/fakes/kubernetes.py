@@ -1,7 +1,7 @@
-"""A Kubernetes API server that holds one route, over real HTTP or TLS: tokens, roles, JSON patches, conflicts.
+"""A Kubernetes API server that holds one route, over real HTTP or TLS: tokens, roles, merge patches, conflicts.
 
-It follows the real one in what matters to a client: a patch is tried on the object as it is (422 where a path is gone),
-then a resourceVersion in it that is not the newest is a conflict (409), and each change counts the generation up.
+It follows the real one in what matters to a client: a resourceVersion in a patch that is not the newest is a conflict
+(409), and each change counts the generation up.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class FakeCluster:
         return status, document
 
     def _answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> tuple[int, dict[str, Any]]:
-        if self.token and headers.get("authorization") != f"Bearer {self.token}":
+        if self.token and headers.get("authorization", "").lower() != f"bearer {self.token}":
             return _status(401, "Unauthorized")
         namespace, _, rest = path.removeprefix(PREFIX).partition("/")
         kind, _, name = rest.partition("/")
@@ -76,18 +76,15 @@ class FakeCluster:
             return _status(404, f'{kind}.gateway.networking.k8s.io "{name}" not found')
         if method == "GET":
             return 200, self.route
-        if headers.get("content-type") != "application/json-patch+json":
+        if headers.get("content-type") != "application/merge-patch+json":
             return _status(415, "the body of the request was in an unknown format")
         if self.interfere is not None:
             self.interfere(self.route)
-        patched = copy.deepcopy(self.route)
-        try:
-            for operation in json.loads(body):
-                _apply(patched, operation)
-        except (KeyError, IndexError):
-            return _status(422, "the server rejected our request due to an error in our request")
         if self.refusal:
             return _status(422, self.refusal)
+        patched, patch = copy.deepcopy(self.route), json.loads(body)
+        for part in ("metadata", "spec"):
+            patched[part] |= patch[part]
         if patched["metadata"]["resourceVersion"] != self.route["metadata"]["resourceVersion"]:
             return _status(409, "the object has been modified; please apply your changes to the latest version")
         if self.admit is not None:
@@ -122,16 +119,6 @@ def served(cluster: FakeCluster, certificates: Certificates | None = None) -> It
 def _allows(rule: Mapping[str, Any], verb: str, kind: str, name: str) -> bool:
     group = "gateway.networking.k8s.io" in rule["apiGroups"]
     return verb in rule["verbs"] and kind in rule["resources"] and group and name in rule.get("resourceNames", [name])
-
-
-def _apply(document: Any, operation: Mapping[str, Any]) -> None:
-    """RFC 6902: add and replace of members of objects."""
-    *parents, last = operation["path"].split("/")[1:]
-    for part in parents:
-        document = document[int(part)] if isinstance(document, list) else document[part]
-    if operation["op"] == "replace" and last not in document:
-        raise KeyError(last)
-    document[last] = operation["value"]
 
 
 def _status(code: int, message: str) -> tuple[int, dict[str, Any]]:

@@ -23,13 +23,13 @@ from servers.compiler.policy import compile_step, configure_compiler
 from servers.compiler.recorder import CompileRecorder, Trigger
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine import attention
-from servers.engine.capture import CapturedStep
 from servers.engine.device import read_memory
 from servers.engine.kv_cache import Window
 from servers.engine.model import join_weights
 from servers.engine.quantisation import is_quantised, stored_bytes
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Job
+from servers.engine.step_runner import CapturedStep
 from servers.fields import ConfigError
 from servers.presets import RANDOM_PRESETS
 from servers.reference import Reference

@@ -14,14 +14,14 @@ from transformers import AutoModel, RobertaConfig
 from servers.clock import now_ns
 from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, EngineConfig, ModelConfig, ShapeConfig
-from servers.engine import encoder as encoder_module
-from servers.engine.borders import batch_borders, prompt_borders
+from servers.engine import step_runner
 from servers.engine.encoder import EncoderRunner, pooled
 from servers.engine.engine import Engine, serve
 from servers.engine.messages import Finished, StepOutput, StepRecord, Submit
 from servers.engine.model import check_task, load_model, readable_tokens
 from servers.engine.runner import runner_for
 from servers.engine.scheduler import Batcher, Job, Step
+from servers.engine.shapes import batch_borders, prompt_borders
 from servers.fields import ConfigError
 from tests.servers.engine.test_runner import compiling, recorder
 from tests.servers.test_config import refusal
@@ -130,7 +130,7 @@ def test_an_encoder_refuses_or_runs_eagerly_what_was_not_warmed(how: str, record
 
 
 def test_compiled_code_that_no_step_calls_is_seen(recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_module.compiler_policy, "compile_step", lambda step, policy: step)
+    monkeypatch.setattr(step_runner.compiler_policy, "compile_step", lambda step, policy: step)
     runner = warm(arm_of("compiled-padded"), recorder)
     _, steps = served(runner, recorder, [3, 5])
     assert [step.compiled for step in steps] == [False]

@@ -17,13 +17,13 @@ from servers.clock import now_ns
 from servers.compiler.events import CompileEvent
 from servers.config import EngineConfig
 from servers.engine import engine as engine_module
-from servers.engine.capture import uncollected
 from servers.engine.device import Outbox, itemised, process_started_ns
 from servers.engine.engine import Engine
 from servers.engine.messages import Cancel, StepOutput, Submit
 from servers.engine.placement import device_name, platform_versions, product_name, resolve_device
 from servers.engine.scheduler import LaunchedStep, Move, Scheduler, Step
 from servers.engine.shapes import StepShape
+from servers.engine.step_runner import uncollected
 from tests.servers.test_config import refusal
 
 

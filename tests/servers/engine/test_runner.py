@@ -14,8 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
-from servers.engine import attention
-from servers.engine import runner as runner_module
+from servers.engine import attention, step_runner
 from servers.engine.model import load_model
 from servers.engine.quantisation import is_quantised, quantise
 from servers.engine.runner import ModelRunner
@@ -185,7 +184,7 @@ def assert_answers_for_one_position_a_row(
         "gemma3_text", **{**SMALL, **FAMILIES["gemma3_text"], "tie_word_embeddings": True}, final_logit_softcapping=2.0
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(str(folder))
-    load, computed = runner_module.load_model, set()
+    load, computed = step_runner.load_model, set()
 
     def watched(settings: ModelConfig) -> Any:
         model: Any = load(settings)
@@ -195,7 +194,7 @@ def assert_answers_for_one_position_a_row(
             monkeypatch.setattr(model, "get_output_embeddings", lambda: None)
         return model
 
-    monkeypatch.setattr(runner_module, "load_model", watched)
+    monkeypatch.setattr(step_runner, "load_model", watched)
     engine = replace(ENGINE, prefill_batch=3, prefill_chunk=16)
     arm = ArmConfig.from_preset(preset, engine=engine, model=ModelConfig(id=str(folder), dtype="float32"))
     runner = runner_for(replace(arm, compile=replace(arm.compile, backend="eager", mode="default")), recorder)
@@ -247,14 +246,14 @@ def test_a_region_past_the_recompile_limit_is_seen_to_run_eagerly(recorder: Comp
 def test_uncalled_regions_and_unknown_backends_are_refused(
     recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load = runner_module.load_model
+    load = step_runner.load_model
 
     def with_a_module_aside(model: ModelConfig) -> torch.nn.Module:
         loaded = load(model)
         loaded.aside = torch.nn.Linear(2, 2)
         return loaded
 
-    monkeypatch.setattr(runner_module, "load_model", with_a_module_aside)
+    monkeypatch.setattr(step_runner, "load_model", with_a_module_aside)
     policy = compiling("aside", "lm_head", warmup="minimal")
     with pytest.raises(ConfigError, match=r"compile\.regions names aside"):
         runner_for(ArmConfig(name="aside", compile=policy, engine=ENGINE), recorder)
@@ -275,7 +274,7 @@ def test_an_arm_warmed_by_one_request_recompiles_while_serving_and_says_why(reco
     for event in events:
         assert (event.phase, event.batch_id >= 0) == ("serving", True)
         assert "size mismatch" in event.reason
-        assert event.shape.startswith(("prefill batch", "decode batch"))
+        assert event.shape.startswith(("prefill ", "decode "))
     assert_greedy_like_generate(runner, jobs)
 
 

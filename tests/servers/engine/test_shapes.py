@@ -11,10 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servers.config import PRESETS, ArmConfig, CompileConfig, EngineConfig, ShapeConfig
-from servers.engine.borders import late_contexts, prompt_borders
-from servers.engine.shapes import Buckets, StepShape, shape_policy
-from servers.engine.text_shapes import text_shapes
-from servers.engine.warmup import first_prompt, warmup_plan
+from servers.engine.shapes import (
+    Buckets,
+    ShapePolicy,
+    StepShape,
+    first_prompt,
+    late_contexts,
+    prompt_borders,
+    shape_policy,
+    warmup_plan,
+)
 from servers.fields import ConfigError
 from servers.ladders import check_rising, default_lengths, doubling
 
@@ -28,6 +34,12 @@ ENGINES = st.builds(
     max_new_tokens=st.integers(1, 500),
     prefill_chunk=st.integers(0, 600),
 )
+
+
+def text_shapes(shapes: ShapeConfig, engine: EngineConfig) -> ShapePolicy:
+    return shape_policy(shapes, engine, embeds=True)
+
+
 POLICIES = st.sampled_from(
     [ShapeConfig(), ShapeConfig(min_size=2), ShapeConfig(kind="pad"), ShapeConfig(kind="buckets")]
 )
@@ -68,13 +80,13 @@ def test_each_kind_of_policy_pads_as_its_name_says() -> None:
         exact = shape_policy(ShapeConfig(min_size=min_size), EngineConfig())
         assert (exact.prefill(1, 1), exact.decode(1, 91)) == (prefill, decode)
         assert exact.prefill(1, 37) == StepShape("prefill", 1, 37, 37)
-        assert text_shapes(ShapeConfig(min_size=min_size), TEXTS).encode(1, 1) == encode
+        assert text_shapes(ShapeConfig(min_size=min_size), TEXTS).prefill(1, 1) == encode
     padded_texts = text_shapes(ShapeConfig(kind="pad"), TEXTS)
-    assert list(padded_texts.planned()) == [StepShape("encode", 6, 100, 100)] == [padded_texts.encode(1, 1)]
+    assert list(padded_texts.planned()) == [StepShape("encode", 6, 100, 100)] == [padded_texts.prefill(1, 1)]
     buckets = text_shapes(ShapeConfig(kind="buckets"), TEXTS)
     sizes = {(batch, length) for batch in (1, 2, 4, 6) for length in (32, 64, 100)}
     assert sorted((shape.batch, shape.length) for shape in buckets.planned()) == sorted(sizes)
-    assert buckets.encode(3, 33) == StepShape("encode", 4, 64, 64)
+    assert buckets.prefill(3, 33) == StepShape("encode", 4, 64, 64)
 
 
 def test_a_size_past_the_ladder_is_refused_with_the_largest_bucket() -> None:
@@ -83,7 +95,7 @@ def test_a_size_past_the_ladder_is_refused_with_the_largest_bucket() -> None:
         decoder.prefill(1, 640)
     encoder = text_shapes(ShapeConfig(kind="buckets", batch_ladder=(2,), length_ladder=(8,)), TEXTS)
     with pytest.raises(ConfigError, match=r"9 .* 8"):
-        encoder.encode(1, 9)
+        encoder.prefill(1, 9)
 
 
 @given(kind=st.sampled_from(["pad", "buckets"]), slots=st.integers(1, 70), longest=st.integers(1, 600), data=st.data())
@@ -92,7 +104,7 @@ def test_a_closed_policy_plans_all_texts(
 ) -> None:
     shapes = text_shapes(ShapeConfig(kind=kind), EngineConfig(slots=slots, max_prompt_tokens=longest))
     batch, length = data.draw(st.integers(1, slots)), data.draw(st.integers(1, longest))
-    shape = shapes.encode(batch, length)
+    shape = shapes.prefill(batch, length)
     assert shapes.is_closed()
     assert shape in set(shapes.planned())
     assert (shape.batch >= batch, shape.length >= length) == (True, True)

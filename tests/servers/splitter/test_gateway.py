@@ -9,13 +9,20 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes.config import incluster_config
 
 from servers.config import ArmConfig
 from servers.fields import ConfigError
 from servers.splitter.admin import SplitterError
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
-from servers.splitter.gateway import ApiServer, Gateway, RouteState, in_cluster
-from servers.splitter.kubernetes import arm_weights, grpc_route_manifest, route_weights, service_name, weights_patch
+from servers.splitter.kubernetes import (
+    Gateway,
+    arm_weights,
+    grpc_route_manifest,
+    route_weights,
+    service_name,
+    weights_patch,
+)
 from tests.fakes.credentials import make_certificates
 from tests.fakes.kubernetes import FakeCluster, served
 from tests.servers.test_config import refusal
@@ -37,10 +44,9 @@ def split_of(weights: dict[str, int], shadows: dict[str, float] | None = None) -
     return SplitterConfig(arms=tuple(arms))
 
 
-def manifest(weights: tuple[int, int] = (90, 10), shadow: float = 0.0) -> dict[str, Any]:
+def manifest() -> dict[str, Any]:
     """The route that tailgate prints, as a cluster holds it."""
-    config = split_of(dict(zip(ARMS, weights, strict=True)), {ARMS[1]: shadow})
-    route = copy.deepcopy(grpc_route_manifest(config))
+    route = copy.deepcopy(grpc_route_manifest(split_of(dict(zip(ARMS, (90, 10), strict=True)))))
     route["metadata"]["resourceVersion"] = "100"
     return route
 
@@ -89,20 +95,17 @@ def test_deployed_route_is_the_generated_one_and_finds_its_services_and_arms() -
 
 
 def test_a_patch_sets_the_weights_of_the_named_arms_in_every_rule_and_holds_the_version() -> None:
-    assert weights_patch(manifest(), {"Compiled_2.13": 25}) == [
-        {"op": "replace", "path": "/metadata/resourceVersion", "value": "100"},
-        {"op": "add", "path": "/spec/rules/3/backendRefs/1/weight", "value": 25},
-    ]
     route = manifest()
     backends = [{"name": "eager", "port": 1}, {"name": "other", "port": 1, "weight": 4}]
     split = {"matches": [{"method": {"service": "a"}}], "backendRefs": backends}
     route["spec"]["rules"] = [split, {"backendRefs": [{"name": "eager", "port": 1}]}, copy.deepcopy(split)]
     assert route_weights(route) == {"eager": 1, "other": 4}  # 1 is the default of a weight
     assert arm_weights(route, ["other"]) == {"other": 4}
-    assert [item["path"] for item in weights_patch(route, {"eager": 0})[1:]] == [
-        "/spec/rules/0/backendRefs/0/weight",
-        "/spec/rules/2/backendRefs/0/weight",
-    ]
+    patch = weights_patch(route, {"eager": 0})
+    assert patch["metadata"] == {"resourceVersion": "100"}
+    for number in (0, 2):
+        del patch["spec"]["rules"][number]["backendRefs"][0]["weight"]
+    assert patch["spec"]["rules"] == route["spec"]["rules"]
 
 
 def with_rules(change: Any) -> dict[str, Any]:
@@ -122,75 +125,55 @@ UNEVEN = {"backendRefs": [{"name": "tailgate-eager", "weight": 1}, {"name": "b"}
         (manifest(), {"eager": 0, "Compiled_2.13": 0}, ("weight 0",)),
         (with_rules(lambda rules: rules.pop()), {"eager": 1}, ('"tailgate"', "no rule")),
         (with_rules(lambda rules: rules.append(UNEVEN)), {"eager": 1}, ("tailgate-eager", "90", "1 in another")),
-        (manifest((1, 0), shadow=100), {"Compiled_2.13": 1}, ('"tailgate-compiled-2-13"', "100 %")),
-        (manifest((1, 0), shadow=25), {"Compiled_2.13": 1}, ('"tailgate-compiled-2-13"', "25 %")),
     ],
 )
 def test_an_impossible_patch_is_refused(route: Any, weights: dict[str, int], words: tuple[str, ...]) -> None:
     refusal(weights_patch, route, weights, words=words)
 
 
-def gateway_to(api: ApiServer, **fields: Any) -> Gateway:
-    return Gateway(**{"api": api, "namespace": "models", "route": "tailgate", "arms": ARMS, **fields})
+def gateway_to(port: int, **fields: Any) -> Gateway:
+    return Gateway(**{"namespace": "models", "route": "tailgate", "arms": ARMS, "proxy": f"127.0.0.1:{port}", **fields})
 
 
 def test_new_weights_are_set_and_read_back_also_beside_other_changes() -> None:
     cluster = FakeCluster(manifest())
     with served(cluster) as port:
-        gateway = gateway_to(ApiServer(host="127.0.0.1", port=port))
+        gateway = gateway_to(port)
         state = gateway.reweight({"eager": 50, "Compiled_2.13": 50})
-        assert state == RouteState(resource_version="107", weights={"eager": 50, "Compiled_2.13": 50}, in_force=False)
+        assert (state.weights, state.in_force) == ({"eager": 50, "Compiled_2.13": 50}, False)
         assert cluster.route["spec"]["rules"][:-1] == manifest()["spec"]["rules"][:-1]
         cluster.accept()
         assert gateway.state().in_force
 
-        def label(route: dict[str, Any]) -> None:
+        def move(route: dict[str, Any]) -> None:
             cluster.interfere = None
-            cluster.change(lambda route: route["metadata"].update(labels={"team": "models"}))
+            cluster.change(lambda route: route["spec"].update(rules=[WEB, *route["spec"]["rules"][1:]]))
 
-        cluster.interfere = label
+        cluster.interfere = move
         state = gateway.reweight({"eager": 70})
         assert (state.weights, state.in_force) == ({"eager": 70, "Compiled_2.13": 50}, False)
-        assert cluster.route["metadata"]["labels"] == {"team": "models"}
+        assert cluster.route["spec"]["rules"][0] == WEB
+        assert [status for _, status in cluster.requests[-4:]] == [200, 409, 200, 200]
         cluster.interfere = lambda _: cluster.change(
             lambda route: route["spec"]["rules"][-1]["backendRefs"][0].update(weight=33)
         )
-        with pytest.raises(SplitterError, match=r"=70 .*=33"):
+        with pytest.raises(SplitterError, match=r"eager': 70.*eager': 33"):
             gateway.reweight({"eager": 60})
         assert route_weights(cluster.route)["tailgate-eager"] == 33
-        cluster.interfere, cluster.refusal = None, "no changes\non Fridays"
-        with pytest.raises(SplitterError, match=r"422 to PATCH.*no changes on Fridays"):
-            gateway.reweight({"eager": 70})
-        with pytest.raises(SplitterError, match=r'404 .*"elsewhere"'):
-            gateway_to(gateway.api, namespace="elsewhere").state()
 
 
 WEB = {"backendRefs": [{"name": "web", "port": 1}]}
 READ_ONLY = [{"apiGroups": ["gateway.networking.k8s.io"], "resources": ["grpcroutes"], "verbs": ["get"]}]
 
 
-@pytest.mark.parametrize("added", [0, 1])
-def test_rules_that_move_before_the_patch_are_a_conflict(added: int) -> None:
-    cluster = FakeCluster(manifest())
-
-    def move(route: dict[str, Any]) -> None:
-        cluster.interfere = None
-        cluster.change(lambda route: route["spec"].update(rules=[WEB] * added + route["spec"]["rules"][1 - added :]))
-
-    cluster.interfere = move
-    with served(cluster) as port:
-        assert gateway_to(ApiServer(host="127.0.0.1", port=port)).reweight({"eager": 70}).weights["eager"] == 70
-    assert [status for _, status in cluster.requests] == [200, 422, 200, 200]
-    assert route_weights(cluster.route) == {"tailgate-eager": 70, "tailgate-compiled-2-13": 10}
-
-
 @pytest.mark.parametrize(
     ("trouble", "words"),
     [
-        ({"admit": lambda route: route["spec"]["rules"][-1]["backendRefs"][0].update(weight=90)}, "eager=90 .*=70"),
-        ({"rules": READ_ONLY}, "403 to PATCH"),
+        ({"refusal": "no changes\non Fridays"}, r"422 .*no changes.*on Fridays"),
+        ({"namespace": "elsewhere"}, r'404 .*"models"'),
+        ({"rules": READ_ONLY}, "403 .*rbac.yaml"),
         ({"busy": True}, "5 times"),
-        ({"route": {"metadata": {"name": "tailgate"}}}, "no GRPCRoute"),
+        ({"route": {"metadata": {"name": "tailgate"}}}, "no route"),
     ],
 )
 def test_weights_that_cannot_be_set_are_an_error(trouble: dict[str, Any], words: str) -> None:
@@ -200,49 +183,30 @@ def test_weights_that_cannot_be_set_are_an_error(trouble: dict[str, Any], words:
     for name, value in trouble.items():
         setattr(cluster, name, value)
     with served(cluster) as port:
-        gateway = gateway_to(ApiServer(host="127.0.0.1", port=port))
+        gateway = gateway_to(port)
         with pytest.raises(SplitterError, match=words):
             gateway.reweight({"eager": 70})
     with pytest.raises(SplitterError, match=f"127.0.0.1:{port} does not answer"):
         gateway.state()
 
 
-def test_a_pod_finds_its_api_server_and_reads_its_token_again(tmp_path: Path) -> None:
-    pem = make_certificates(tmp_path)
-    cluster = FakeCluster(manifest(), token="first")
-    environment = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
-    for values, word in (({}, "KUBERNETES_SERVICE_HOST"), (environment, r"ca\.crt")):
-        with pytest.raises(ConfigError, match=word):
-            in_cluster(values, tmp_path)
-    for name, content in (("ca.crt", Path(pem.ca).read_text()), ("token", "first\n"), ("namespace", "models\n")):
-        (tmp_path / name).write_text(content)
-    api, namespace = in_cluster(environment, tmp_path)
-    assert (api.address, namespace) == ("[fd00::1]:6443", "models")
-    with pytest.raises(ConfigError, match="https"):
-        in_cluster({**environment, "KUBERNETES_SERVICE_PORT_HTTPS": "https"}, tmp_path)
-    with served(cluster, pem) as port:
-        api, _ = in_cluster({"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(port)}, tmp_path)
-        assert gateway_to(api).reweight({"eager": 5}).weights["eager"] == 5
-        cluster.token = "second"  # Kubernetes takes back the old one
-        with pytest.raises(SplitterError, match="401"):
-            gateway_to(api).state()
-        (tmp_path / "token").write_text("second")
-        assert gateway_to(api).state().weights["eager"] == 5
-
-
-def test_an_api_server_of_another_authority_gets_no_token(tmp_path: Path) -> None:
+def test_a_pod_finds_its_api_server_and_shows_its_token_to_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pem = make_certificates(tmp_path)
     cluster = FakeCluster(manifest(), token="secret")
-    token = tmp_path / "token"
-    token.write_text("secret")
+    with pytest.raises(ConfigError, match="kubectl proxy"):
+        gateway_to(0, proxy="")
+    (tmp_path / "token").write_text("secret")
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
     with served(cluster, pem) as port:
-        api = ApiServer(host="127.0.0.1", port=port, ca=pem.other_ca, token=str(token))
-        with pytest.raises(SplitterError, match="certificate verify failed"):
-            gateway_to(api).state()
-    assert cluster.requests == []
-    with pytest.raises(ConfigError, match="authority"):
-        ApiServer(host="127.0.0.1", port=1, token=str(token))
-    token.write_text("secret\nother line")
-    with pytest.raises(SplitterError, match="token") as refused:
-        gateway_to(ApiServer(host="127.0.0.1", port=1, ca=pem.ca, token=str(token))).state()
-    assert "secret" not in str(refused.value)
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(port))
+        for ca, words in ((pem.other_ca, "certificate verify failed"), (pem.ca, "")):
+            monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", ca)
+            if words:
+                with pytest.raises(SplitterError, match=words):
+                    gateway_to(0, proxy="").state()
+                assert cluster.requests == []
+            else:
+                assert gateway_to(0, proxy="").reweight({"eager": 5}).weights["eager"] == 5
