@@ -1,12 +1,10 @@
-"""What judging costs: seconds and memory from a run's Arrow files to comparisons and to the report.
+"""What judging costs: seconds and memory of `tailgate analyze`, without loading its modules.
 
     python benchmarks/analysis.py [--requests 1000000]
 
-Makes a run of two mirrored arms in a temporary folder, an hour long, with `--requests` rows in all, second by second.
-In a process of its own for each, once its modules are loaded: (1) *comparisons*: `read_run`, `Run.of` and the
-comparisons of p50, p95 and p99 of E2E of the arm with the control, all within the clock; (2) *analyze*: all of
-`tailgate analyze` but its imports, with summary and reports written. Memory is the most that is added while it runs.
-The last line on stdout is one JSON object.
+Makes a run of two mirrored arms in a temporary folder, in trials of an hour, with `--requests` rows in all, second by
+second, and analyzes it in a fresh process, with summary and reports written. Memory is the most that is added while it
+runs. The last line on stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -15,11 +13,10 @@ import argparse
 import json
 import multiprocessing
 import os
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,37 +28,42 @@ import pyarrow.compute as pc
 # First, since this file has the name of the package beside it.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.arrays import Floats
-from analysis.judging.comparisons import judge_quantiles
-from analysis.records.run_records import read_run
+from analysis.arrays import Ints
 from analysis.records.schemas import REQUESTS
-from analysis.records.tables import Checksum
+from analysis.records.tables import RecordWriter
 from analysis.report import write_reports
-from analysis.run.run import Run
 from analysis.summary.summary import analyze, write_summary
-from benchmarks.simulation.records import EPOCH_NS, request_table, to_ns
+from benchmarks.simulation.records import EPOCH_NS, request_table
 
-QUANTILES = (0.5, 0.95, 0.99)
 METRIC = "e2e"
-SECONDS = 3600
+SECONDS = 3600  # of a trial
+MOST_OF_A_TRIAL = 10_000_000
 
 
 # --- The run ----------------------------------------------------------------------------------------------------------
 
 
 def write_run(directory: Path, *, requests: int, seed: int) -> int:
-    """Write a run of `requests` rows, half of each arm; the bytes of its records. Each second is a batch."""
-    folder = directory / "trial-01"
-    folder.mkdir(parents=True)
+    """Write a run of `requests` rows, half of each arm, in trials of an hour; the bytes of its records."""
+    trials = max(1, round(requests / MOST_OF_A_TRIAL))
+    directory.mkdir(parents=True)
     (directory / "experiment.toml").write_text(
         f'name = "benchmark"\nseed = {seed}\n[[arms]]\nname = "eager"\ncontrol = true\n[[arms]]\nname = "compiled"\n'
         f'[traffic]\ndesign = "mirrored"\ntimeout_s = 120\n[gates]\nmetrics = ["{METRIC}"]\n'
     )
-    pairs = requests // 2
+    rng = np.random.default_rng(seed)
+    return sum(_write_trial(directory, number, requests // trials // 2, rng) for number in range(1, trials + 1))
+
+
+def _write_trial(directory: Path, number: int, pairs: int, rng: np.random.Generator) -> int:
+    """Write a trial, each second as a batch; the bytes of its records."""
+    folder = directory / f"trial-{number:02d}"
+    folder.mkdir()
+    start_ns = EPOCH_NS + number * 2 * SECONDS * 10**9
     trial = {
-        "trial": 1,
+        "trial": number,
         "design": "mirrored",
-        "start_ns": EPOCH_NS,
+        "start_ns": start_ns,
         "duration_s": SECONDS,
         "block_s": 30,
         "open_loop": True,
@@ -69,37 +71,26 @@ def write_run(directory: Path, *, requests: int, seed: int) -> int:
         "planned": {"eager": pairs, "compiled": pairs},
     }
     (folder / "trial.json").write_text(json.dumps(trial))
-    rng = np.random.default_rng(seed)
     counts = rng.multinomial(pairs, np.full(SECONDS, 1.0 / SECONDS))
     level = np.repeat(np.exp(0.1 * rng.standard_normal(SECONDS // 30)), 30)
     first = 0
     path = folder / "requests-0.arrow"
-    checksum = Checksum()
-    with path.open("wb") as file:
-
-        def write(piece: pa.Buffer | bytes, rows: int) -> None:
-            file.write(piece)
-            checksum.add(memoryview(piece), rows)
-
-        write(REQUESTS.serialize(), 0)
+    with RecordWriter(path, REQUESTS) as writer:
         for second, count in enumerate(counts.tolist()):
             if count:
-                due = second + np.sort(rng.random(count))
-                batch = _batch(first, due, float(level[second]), rng)
-                write(batch.serialize(), batch.num_rows)
+                due = start_ns + second * 10**9 + (np.sort(rng.random(count)) * 1e9).astype(np.int64)
+                writer.append_batch(_batch(number, first, due, float(level[second]), rng))
                 first += count
-        file.write(checksum.end())
     return path.stat().st_size
 
 
-def _batch(first: int, due: Floats, level: float, rng: np.random.Generator) -> pa.RecordBatch:
+def _batch(trial: int, first: int, scheduled: Ints, level: float, rng: np.random.Generator) -> pa.RecordBatch:
     """The requests of one second on both arms."""
-    count = len(due)
+    count, prefix = len(scheduled), str(trial)
     output = np.clip(rng.lognormal(5.019, 0.859, count), 1, 2000).astype(np.int32)
     prompt = rng.integers(16, 4096, count).astype(np.int32)
     numbers = np.arange(first, first + count)
     names = pa.array(numbers).cast(pa.string())
-    scheduled = to_ns(due)
     arms = []
     for arm in ("eager", "compiled"):
         wait = np.exp(0.3 * rng.standard_normal(count)) * level
@@ -108,19 +99,19 @@ def _batch(first: int, due: Floats, level: float, rng: np.random.Generator) -> p
         arms.append(
             request_table(
                 scheduled + 300_000,
+                trial=trial,
                 scheduled_ns=scheduled,
-                request_id=pc.binary_join_element_wise("1", names, arm, "-"),
-                session_id=pc.binary_join_element_wise("1", pa.array(numbers // 3).cast(pa.string()), "-"),
+                request_id=pc.binary_join_element_wise(prefix, names, arm, "-"),
+                session_id=pc.binary_join_element_wise(prefix, pa.array(numbers // 3).cast(pa.string()), "-"),
                 arm=arm,
                 replica=f"{arm}-0",
-                pair_id=pc.binary_join_element_wise("1", names, "-"),
+                pair_id=pc.binary_join_element_wise(prefix, names, "-"),
                 first_token_ns=scheduled + ttft,
                 end_ns=scheduled + took,
                 prompt_tokens=prompt,
                 max_tokens=2048,
                 output_tokens=output,
                 compile_stall_ns=0,
-                batch_id=numbers // 4,
                 server_recv_ns=scheduled + 400_000,
                 server_end_ns=scheduled + took - 100_000,
                 phase="measure",
@@ -129,30 +120,12 @@ def _batch(first: int, due: Floats, level: float, rng: np.random.Generator) -> p
     return pa.concat_tables(arms).combine_chunks().to_batches()[0]
 
 
-# --- The work, each in a process of its own --------------------------------------------------------------------------
-
-
-def comparisons(directory: Path) -> dict[str, Any]:
-    """Read, cut and compare; the seconds of each."""
-    began, worked = time.perf_counter(), time.process_time()
-    records = [read_run(directory)]
-    read = time.perf_counter()
-    run = Run.of(records.pop())  # which lets go of the table, as `analyze` does
-    cut = time.perf_counter()
-    judge_quantiles(run, "compiled", METRIC, "steady", qs=QUANTILES)
-    ended = time.perf_counter()
-    return {
-        "seconds": ended - began,
-        "read_s": read - began,
-        "cut_s": cut - read,
-        "compare_s": ended - cut,
-        "cpu_s": time.process_time() - worked,
-    }
+# --- The work --------------------------------------------------------------------------------------------------------
 
 
 def whole(directory: Path) -> dict[str, Any]:
     """All of `tailgate analyze`: the summary and the reports are in the run directory."""
-    began, worked = time.perf_counter(), time.process_time()
+    before, began, worked = memory_mb("VmRSS"), time.perf_counter(), time.process_time()
     summary = analyze(directory)
     judged = time.perf_counter()
     write_summary(summary, directory / "summary.json")
@@ -162,6 +135,7 @@ def whole(directory: Path) -> dict[str, Any]:
         "seconds": ended - began,
         "judge_s": judged - began,
         "cpu_s": time.process_time() - worked,
+        "added_mb": memory_mb("VmHWM") - before,
         "verdict": summary["overall"],
     }
 
@@ -174,16 +148,10 @@ def memory_mb(key: str) -> float:
     raise RuntimeError(f"/proc/self/status has no {key}: run this on Linux")
 
 
-def alone(work: Callable[[Path], dict[str, Any]], directory: Path) -> dict[str, Any]:
-    """Do `work` in a fresh process; its figures, with the memory that it took beyond what the loaded modules take."""
+def alone(directory: Path) -> dict[str, Any]:
+    """Analyze in a fresh process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_here, work, directory).result()
-
-
-def _here(work: Callable[[Path], dict[str, Any]], directory: Path) -> dict[str, Any]:
-    before = memory_mb("VmRSS")
-    figures = work(directory)
-    return {**figures, "added_mb": memory_mb("VmHWM") - before}
+        return pool.submit(whole, directory).result()
 
 
 # --- The command ------------------------------------------------------------------------------------------------------
@@ -193,7 +161,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--requests", type=int, default=1_000_000, help="rows, both arms together (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="of the comparisons; the median counts (%(default)s)")
     options = parser.parse_args(arguments)
     if options.requests < 2 * SECONDS:
         parser.error(f"--requests is {options.requests}: give at least {2 * SECONDS}, one a second and arm")
@@ -203,13 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         directory = Path(place) / "run"
         size = write_run(directory, requests=options.requests, seed=1)
         print(f"{options.requests:,} requests, {size / 1e6:.0f} MB of records")
-        tries = [alone(comparisons, directory) for _ in range(options.repeats)]
-        own = {key: statistics.median(row[key] for row in tries) for key in tries[0]}
-        print(
-            f"comparisons  {own['seconds']:8.2f} s  (read {own['read_s']:.2f}, cut {own['cut_s']:.2f}, "
-            f"compare {own['compare_s']:.2f})  {own['added_mb']:6.0f} MB"
-        )
-        analyzed = alone(whole, directory)
+        analyzed = alone(directory)
         print(
             f"analyze      {analyzed['seconds']:8.2f} s  ({analyzed['cpu_s']:.1f} of the processor)  "
             f"{analyzed['added_mb']:6.0f} MB"
@@ -218,8 +179,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "benchmark": "analysis",
         "requests": options.requests,
         "records_mb": size / 1e6,
-        "quantiles": QUANTILES,
-        "comparisons": own,
         "analyze": analyzed,
     }
     print(json.dumps(result))

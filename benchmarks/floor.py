@@ -32,14 +32,20 @@ class StepBytes:
 
 
 def step_bytes(model: Any) -> StepBytes:
-    """The bytes that a loaded Hugging Face causal model must move in a decode step."""
-    from servers.engine.quantisation import step_weight_bytes, weight_bytes  # brings torch along
+    """The bytes that a loaded Hugging Face causal model must move in a decode step.
+
+    Of an input embedding that is not the output matrix too, a step reads one row a token: it does not count.
+    """
+    from servers.engine.quantisation import stored_bytes, weight_bytes  # brings torch along
 
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     position = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize
-    return StepBytes(weights=step_weight_bytes(model), position=position, quantised=weight_bytes(model)[1])
+    embedding, output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    every, quantised = weight_bytes(model)
+    weights = every if embedding is output else every - stored_bytes(embedding)
+    return StepBytes(weights=weights, position=position, quantised=quantised)
 
 
 def measure_bandwidth(device: Any, dtype: Any, *, tensor_bytes: int = 0, repeats: int = 15) -> dict[str, float]:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.arrays import Ints
-from analysis.records.requests import integers
+from analysis.records.request_columns import integers
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
 

@@ -57,7 +57,7 @@ def answers(run: Run, arm: str, metric: str, windows: Windows) -> Answers:
     rows = run.answered(arm)
     rows = rows[~run.cold[rows]]
     requests = run.requests
-    latency_ms = requests.metric_ms(metric)
+    latency_ms = requests.metric_ms(metric).astype(np.float64)
     rows = rows[_within(run, rows, windows) & ~np.isnan(latency_ms[rows])]
     trial = requests.trial[rows]
     begin_ns = np.array([windows[int(number)].begin_ns for number in trial], dtype=np.int64)

@@ -225,13 +225,13 @@ class CompileConfig:
     """What torch.compile is asked for. `enabled = false` is plain eager.
 
     `backend_module` is imported first, for a backend that its package registers when it is imported. `regions` are the
-    modules to compile by qualified name, where it is not the whole model; `regional` is the repeated block. What
-    `eager_regions` names stays eager, wherever it stands. `capture` records one CUDA graph for every planned shape,
-    instead of the graph trees of `mode`. Once warm, a shape that no graph fits compiles; it runs eagerly where the
-    policy is `guarded`, and is refused where it is `strict`. `join_projections` multiplies projections of the same
-    input (query, key and value; gate and up) as one matrix; `options` are inductor's own, by name; other backends read
-    neither. `artifact` is a file that `tailgate precompile` wrote, whose compiled
-    code a start begins with. The bounds are what `mark_dynamic` promises of a dimension, empty for the engine's limits.
+    modules to compile by qualified name, where it is not the whole model; `regional` is the repeated block. `capture`
+    records one CUDA graph for every planned shape, instead of the graph trees of `mode`. Once warm, a shape that no
+    graph fits compiles; it runs eagerly where the policy is `guarded`, and is refused where it is `strict`.
+    `join_projections` multiplies projections of the same input (query, key and value; gate and up) as one matrix;
+    `options` are inductor's own, by name; other backends read neither. `artifact` is a file that `tailgate precompile`
+    wrote, whose compiled code a start begins with. The bounds are what `mark_dynamic` promises of a dimension, empty
+    for the engine's limits.
     """
 
     enabled: bool = False
@@ -242,7 +242,6 @@ class CompileConfig:
     backend_module: str = ""
     regional: bool = False
     regions: tuple[str, ...] = ()
-    eager_regions: tuple[str, ...] = ()
     recompile_limit: Annotated[int, Range(0, 100_000)] = 0
     mark_dynamic: bool = False
     batch_bounds: tuple[int, ...] = ()
@@ -299,21 +298,10 @@ class CompileConfig:
             )
 
     def _check_regions(self) -> None:
-        for key in ("regions", "eager_regions"):
-            for pattern in getattr(self, key):
-                if not all(pattern.split(".")):
-                    raise ConfigError(
-                        f'compile.{key} holds "{pattern}": give qualified names of modules, such as model.layers.*.mlp'
-                    )
         if self.regional and self.regions:
             raise ConfigError(
                 f"compile.regional is true but compile.regions is {list(self.regions)}: regional is the repeated block "
                 "alone, drop one of them"
-            )
-        if self.eager_regions and self.fullgraph and not self.is_by_region:
-            raise ConfigError(
-                f"compile.eager_regions is {list(self.eager_regions)} but compile.fullgraph is true for the whole "
-                "model: a graph ends where an eager module begins, so set fullgraph = false or name regions around it"
             )
 
     @property

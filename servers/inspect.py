@@ -13,9 +13,9 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -44,22 +44,7 @@ _LISTED = re.compile(
 )
 _WHOLE = ("prefill", "encode")  # read from the beginning, so that the context is the length
 
-Outcome = Literal["ready", "compile", "recompile", "jit", "capture", "limit", "guarded", "refused", "error", "off"]
-
-# How each outcome reads, and its colour.
-SHOWN: Mapping[Outcome, tuple[str, str]] = {
-    "ready": ("ready", "green"),
-    "compile": ("compiles", "bold red"),
-    "recompile": ("recompiles", "bold red"),
-    "jit": ("compiles a kernel", "bold red"),
-    "capture": ("captures", "bold yellow"),
-    "limit": ("eager", "bold red"),
-    "guarded": ("eager, guarded", "yellow"),
-    "refused": ("is refused", "bold red"),
-    "error": ("fails", "bold red"),
-    "off": ("eager", "dim"),
-}
-_UNDISTURBED = ("ready", "guarded", "off")  # with any other outcome a request waits, runs slowly unnoticed, or fails
+READY, AS_ASKED = "ready", "eager as asked"  # with any other outcome a request waits, runs slowly unnoticed, or fails
 
 
 # --- Shapes -----------------------------------------------------------------------------------------------------------
@@ -85,13 +70,11 @@ def _check(shape: StepShape, arm: ArmConfig) -> None:
     if arm.model.embeds != (shape.kind == "encode"):
         steps = "encode steps alone" if arm.model.embeds else "no encode steps"
         raise ConfigError(f'--shapes "{shape}" is not run: model.task is "{arm.model.task}", which has {steps}')
-    rows, key = (engine.slots, "engine.slots")
-    if shape.kind in ("prefill", "extend"):
-        rows, key = engine.prefill_batch, "engine.prefill_batch"
+    key = "prefill_batch" if shape.kind in ("prefill", "extend") else "slots"
     context = engine.longest_context if shape.kind == "decode" else engine.max_prompt_tokens
     shortest = 1 if shape.kind in _WHOLE else shape.length + 1
     for value, low, high, what, limit in (
-        (shape.batch, 1, rows, "rows", key),
+        (shape.batch, 1, getattr(engine, key), "rows", f"engine.{key}"),
         (shape.length, 1, engine.prefill_tokens, "tokens", "min(max_prompt_tokens, prefill_chunk)"),
         (shape.context, shortest, context, "positions", "the engine's limits"),
     ):
@@ -104,23 +87,19 @@ def _check(shape: StepShape, arm: ArmConfig) -> None:
 
 def unplanned_shapes(arm: ArmConfig) -> Iterator[StepShape]:
     """Yield a few sizes that traffic brings and no ladder names, from small to the limits."""
-    engine = arm.engine
-    tokens, prompt, rows, slots = engine.prefill_tokens, engine.max_prompt_tokens, engine.prefill_batch, engine.slots
+    engine, embeds = arm.engine, arm.model.embeds
+    tokens, longest = engine.prefill_tokens, engine.longest_context
     third = max(1, tokens // 3)
-    if arm.model.embeds:
-        for batch in dict.fromkeys((1, max(1, slots // 2), slots)):
-            for length in dict.fromkeys((1, third, tokens)):
-                yield StepShape("encode", batch, length, length)
+    for batch in (1, engine.slots if embeds else engine.prefill_batch):
+        for length in (1, third, tokens):
+            yield StepShape("encode" if embeds else "prefill", batch, length, length)
+    if embeds:
         return
-    for length in (1, max(1, tokens // 5), max(1, tokens // 2), tokens):
-        yield StepShape("prefill", 1, length, length)
-    if rows > 1:
-        yield StepShape("prefill", rows, third, third)
-    if tokens < prompt:
-        yield StepShape("extend", 1, third, prompt)
-    longest = engine.longest_context
-    for batch, context in ((1, longest // 3), (slots // 2, longest // 2), (slots, longest - 1), (slots, longest)):
-        yield StepShape("decode", max(1, batch), 1, max(2, context))
+    if tokens < engine.max_prompt_tokens:
+        yield StepShape("extend", 1, third, engine.max_prompt_tokens)
+    for batch in (1, engine.slots):
+        for context in (max(2, longest // 3), longest):
+            yield StepShape("decode", batch, 1, context)
 
 
 # --- What they meet ---------------------------------------------------------------------------------------------------
@@ -133,7 +112,7 @@ class Visit:
     shape: StepShape
     padded: StepShape
     planned: bool
-    outcome: Outcome
+    outcome: str
     reason: str
     first_s: float  # the first call, compiles included
     again_s: float  # the last call
@@ -153,7 +132,7 @@ class Inspection:
     @property
     def unready(self) -> tuple[Visit, ...]:
         """The visits that made a request wait, run slowly or fail."""
-        return tuple(visit for visit in self.visits if visit.outcome not in _UNDISTURBED)
+        return tuple(visit for visit in self.visits if visit.outcome not in (READY, AS_ASKED))
 
     @property
     def exit_code(self) -> int:
@@ -188,16 +167,17 @@ def inspect_arm(arm: ArmConfig, shapes: Sequence[StepShape], *, report: Callable
     recorder = CompileRecorder()
     recorder.install()
     runner = runner_for(arm, recorder)
-    with contextlib.ExitStack() as installed:
-        installed.callback(recorder.remove)
+    planned = warmup_plan(arm)
+    visits: list[Visit] = []
+    try:
         runner.load()
         runner.warm_up(lambda done, total, detail: report(f"warm-up {done}/{total}: {detail}"))
-        planned = warmup_plan(arm)
-        visits: list[Visit] = []
-        events = list(recorder.drain())
+        events = recorder.drain()
         for number, shape in enumerate(shapes or dict.fromkeys([*planned, *unplanned_shapes(arm)])):
             report(f"shape {number + 1}: {shape}")
             visits.append(_visit(runner, shape, planned, events))
+    finally:
+        recorder.remove()
     return Inspection(
         arm=arm,
         device=runner.device_name(),
@@ -223,7 +203,7 @@ def _visit(
     before = len(events)
     seconds: list[float] = []
     compiled = True
-    failed: tuple[Outcome, str] | None = None
+    failed: tuple[str, str] | None = None
     while len(seconds) < WARMUP_CALLS and not failed:
         started_ns = now_ns()
         try:
@@ -231,9 +211,9 @@ def _visit(
             runner.collect(launched)  # type: ignore[arg-type]
             compiled = launched.compiled
         except UnforeseenShapeError as raised:
-            failed = "refused", str(raised)
+            failed = "is refused", str(raised)
         except Exception as raised:  # the engine, too, fails the requests of a step and goes on
-            failed = "error", named(raised)
+            failed = "fails", named(raised)
         seconds.append((now_ns() - started_ns) / 1e9)
         events += runner.recorder.drain()
     outcome, reason = failed or _outcome(runner.arm, events[before:], events, compiled=compiled)
@@ -250,27 +230,27 @@ def _visit(
 
 def _outcome(
     arm: ArmConfig, caused: Sequence[CompileEvent], events: Sequence[CompileEvent], *, compiled: bool
-) -> tuple[Outcome, str]:
+) -> tuple[str, str]:
     """Return the outcome of a shape whose run `caused` these of all events so far, and why."""
     kernels = [event.reason for event in caused if event.kind == "jit"]
     if not arm.compile.enabled:
-        return ("jit", kernels[0]) if kernels else ("off", "")
+        return ("compiles a kernel", kernels[0]) if kernels else (AS_ASKED, "")
     if not compiled:
         limit = next((event for event in (*caused, *events) if event.kind == "limit_hit"), None)
         if limit is not None:
-            return "limit", f"the recompile limit was reached at {limit.shape or 'an earlier shape'}\n{limit.reason}"
+            return "eager", f"the recompile limit was reached at {limit.shape or 'an earlier shape'}\n{limit.reason}"
         if arm.compile.guarded:
-            return "guarded", "no graph fits, and compile.guarded forbids a compile while serving"
-        return "limit", "part of the step runs as plain Python: see the graph breaks"
+            return AS_ASKED, "no graph fits, and compile.guarded forbids a compile while serving"
+        return "eager", "part of the step runs as plain Python: see the graph breaks"
     for kind in ("recompile", "compile"):
         reasons = [event.reason for event in caused if event.kind == kind]
         if reasons:
-            return kind, next((reason for reason in reasons if reason), "no graph of this step was there")  # type: ignore[return-value]
+            return f"{kind}s", next(filter(None, reasons), "no graph of this step was there")
     if kernels:
-        return "jit", kernels[0]
+        return "compiles a kernel", kernels[0]
     if any(event.kind == "graph_capture" for event in caused):
-        return "capture", "its CUDA graph was not recorded in the warm-up"
-    return "ready", ""
+        return "captures", "its CUDA graph was not recorded in the warm-up"
+    return READY, ""
 
 
 # --- How it reads -----------------------------------------------------------------------------------------------------
@@ -297,13 +277,13 @@ def _shape_table(visits: Sequence[Visit]) -> Table:
     table = _table("shape", "padded to", "planned", "met", numbers=("first", "again"))
     table.add_column("why", overflow="fold")
     for visit in visits:
-        word, style = SHOWN[visit.outcome]
+        style = {READY: "green", AS_ASKED: "dim"}.get(visit.outcome, "bold red")
         first, _, more = visit.reason.partition("\n")
         table.add_row(
             str(visit.shape),
             Text("as it is", "dim") if visit.padded == visit.shape else visit.padded.size,
             "yes" if visit.planned else Text("no", "dim"),
-            Text(word, style),
+            Text(visit.outcome, style),
             _seconds(visit.first_s),
             _seconds(visit.again_s),
             Text(first + (f" (and {len(more.splitlines())} more)" if more else "")),
@@ -312,9 +292,7 @@ def _shape_table(visits: Sequence[Visit]) -> Table:
 
 
 def _graph_table(graphs: Sequence[CompileEvent]) -> Table:
-    table = _table(
-        "graph", "frame", "made for", "in", "sizes", numbers=("guards", "nodes", "kernels", "breaks", "cache", "took")
-    )
+    table = _table("graph", "frame", "made for", "in", "sizes", numbers=("breaks", "cache", "took"))
     for graph in graphs:
         table.add_row(
             graph.compile_id,
@@ -322,7 +300,6 @@ def _graph_table(graphs: Sequence[CompileEvent]) -> Table:
             graph.shape,
             "warm-up" if graph.phase == "warmup" else Text("serving", "bold red"),
             "dynamic" if graph.dynamic else "static",
-            *(f"{number or '–'}" for number in (graph.guards, graph.nodes, graph.kernels)),
             f"{len(graph.breaks)}",
             graph.cache or "–",
             _seconds((graph.end_ns - graph.start_ns) / 1e9),
@@ -341,17 +318,12 @@ def _table(*words: str, numbers: Sequence[str]) -> Table:
 
 def _verdict(inspection: Inspection) -> Text:
     total = len(inspection.visits)
-    guarded = sum(visit.outcome == "guarded" for visit in inspection.visits)
-    aside = f" {guarded} run eagerly, as compile.guarded allows." if guarded else ""
-    if not inspection.arm.compile.enabled:
-        return Text(f"This arm compiles nothing: all {total} shapes run eagerly.", "bold")
+    eager = sum(visit.outcome == AS_ASKED for visit in inspection.visits)
+    aside = f" {eager} run eagerly, as asked." if eager else ""
     if not inspection.unready:
         return Text(f"None of the {total} shapes makes the compiler run.{aside}", "bold green")
-    groups: dict[str, list[str]] = {}
-    for visit in inspection.unready:
-        groups.setdefault(SHOWN[visit.outcome][0], []).append(str(visit.shape))
-    listed = "; ".join(f"{word}: {', '.join(shapes)}" for word, shapes in groups.items())
-    return Text(f"{len(inspection.unready)} of {total} shapes are not ready. {listed}.{aside}", "bold red")
+    listed = ", ".join(f"{visit.shape} {visit.outcome}" for visit in inspection.unready)
+    return Text(f"{len(inspection.unready)} of {total} shapes are not ready: {listed}.{aside}", "bold red")
 
 
 def _seconds(value: float) -> str:

@@ -13,7 +13,6 @@ INFERENCE_SERVICE = "tailgate.v1.Inference"
 # Request headers. The splitter answers with the first one as well: the arm that it chose.
 ARM_HEADER = "x-tailgate-arm"
 SESSION_HEADER = "x-tailgate-session"
-# Carried to the arm and to its shadows, so that the splitter's log knows a request and its copies as one.
 
 # How a call ended, by the number of its gRPC status.
 STATUS_NAMES: Final = (

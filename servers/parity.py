@@ -44,8 +44,6 @@ from servers.vectors import in_float64, make_batches, reference_vectors, rows_of
 log = logging.getLogger("tailgate.parity")
 
 MAX_LOGITS_BYTES = 8 << 30
-_CHECKSUM_CHUNK = 1 << 24
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Report = Callable[[str, int, int], None]  # what goes on, done, total
 
@@ -248,21 +246,12 @@ def weights_of(model: ModelConfig) -> str:
 
 @torch.no_grad()
 def checksum(model: nn.Module) -> str:
-    """Digest every parameter and buffer: the result changes when any element does, in value or in place.
-
-    Each tensor counts as Σ word·(2·index + 1) modulo 2^64, exact in whatever order a device adds; an odd factor keeps
-    a change of one word from cancelling itself.
-    """
-    digest = hashlib.sha256()
+    """Digest every parameter and buffer: the result changes when any element does, in value or in place."""
+    digest = hashlib.blake2b(digest_size=8)
     for name, tensor in sorted((*model.named_parameters(), *model.named_buffers())):
-        words = tensor.detach().contiguous().flatten().view(_WORDS[tensor.element_size()])
-        total = 0
-        for start in range(0, words.numel(), _CHECKSUM_CHUNK):
-            part = words[start : start + _CHECKSUM_CHUNK].to(torch.int64)
-            odd = torch.arange(start, start + part.numel(), device=part.device, dtype=torch.int64) * 2 + 1
-            total = (total + int((part * odd).sum())) % (1 << 64)
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {total};".encode())
-    return digest.hexdigest()[:16]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 # --- The reference ----------------------------------------------------------------------------------------------------

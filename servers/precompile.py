@@ -1,8 +1,7 @@
 """Compile an arm once and leave its code in a file: `python -m servers.precompile --config ARM.json --out FILE`.
 
-The arm is loaded and warmed as it would be served, in a compile cache of its own; the file holds that cache. A start
-with `compile.artifact` set to the file compiles none of it again. Exit codes: 0 written, 2 cannot be configured so,
-1 it broke.
+The arm is loaded and warmed as it would be served, in a compile cache of its own. A start with `compile.artifact` set
+to the file compiles none of its graphs again. Exit codes: 0 written, 2 cannot be configured so, 1 it broke.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from servers import stdout
-from servers.clock import now_ns
 from servers.config import ArmConfig
 from servers.program import compile_cache, exit_code, isolate_compiler, log_to_stderr, on_its_card_alone, read_arm
 
@@ -34,7 +32,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _precompile(arm: ArmConfig, path: str, *, as_json: bool) -> int:
     log_to_stderr(logging.WARNING)
     arm = on_its_card_alone(replace(arm, compile=replace(arm.compile, artifact="")), os.environ)
-    begun_ns = now_ns()
     with compile_cache("") as folder:
         isolate_compiler(os.environ, folder)
         from servers.compiler import artifacts
@@ -45,22 +42,14 @@ def _precompile(arm: ArmConfig, path: str, *, as_json: bool) -> int:
         recorder = CompileRecorder()
         recorder.install()
         runner = runner_for(arm, recorder)
-        print(f"loading {arm.model.id}", file=sys.stderr, flush=True)
         runner.load()
         runner.warm_up(lambda done, total, detail: print(f"{done}/{total}: {detail}", file=sys.stderr, flush=True))
-        compiles = [event for event in recorder.drain() if event.kind in ("compile", "recompile")]
-        written = artifacts.save(path, arm, runner.device)
-    unkept = sum(event.cache == "bypass" for event in compiles)
-    size, seconds, graphs = Path(path).stat().st_size, (now_ns() - begun_ns) / 1e9, int(written.facts["graphs"])
-    kept = "1 graph" if graphs == 1 else f"{graphs} graphs"
-    words = (
-        f"{path}\n{kept} of {arm.name} in {size / 2**20:.1f} MiB, compiled in {seconds:.1f} s\n"
-        f"for {written.facts['device']}; load it with compile.artifact"
-    )
-    if unkept:
-        words += f"\n{unkept} of {len(compiles)} graphs cannot be kept: they compile at every start"
-    document = {"artifact": path, "identity": written.identity, "bytes": size, "seconds": seconds}
-    stdout.write(words, {**document, "graphs": graphs, "compiles": len(compiles), "unkept": unkept}, as_json=as_json)
+        graphs = artifacts.save(path, arm, str(runner.device))
+    unkept = sum(event.cache == "bypass" for event in recorder.drain())
+    words = f"{path}: {graphs} graphs of {arm.name} for {runner.device_name()}; load it with compile.artifact"
+    words += f"\n{unkept} graphs cannot be kept: they compile at every start" if unkept else ""
+    document = {"artifact": path, "bytes": Path(path).stat().st_size, "graphs": graphs, "unkept": unkept}
+    stdout.write(words, document, as_json=as_json)
     return 0
 
 

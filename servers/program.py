@@ -6,6 +6,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
@@ -15,12 +16,11 @@ from pathlib import Path
 from servers.complaint import fault, one_line
 from servers.config import ArmConfig
 from servers.fields import ConfigError
-from servers.temporary_folder import TemporaryFolder
-from servers.visible_card import only_card
+from servers.launcher import TemporaryFolder
 
 
 def read_arm(path: str) -> ArmConfig:
-    """The arm in the JSON file that --config names. Raises ConfigError."""
+    """Return the arm in the JSON file that --config names. Raises ConfigError."""
     try:
         table = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -29,13 +29,13 @@ def read_arm(path: str) -> ArmConfig:
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:
-    """Lines from `level` on have a time and the name of who wrote them."""
+    """Log lines from `level` on, with their time and the name of their logger."""
     logging.basicConfig(level=level, format="%(asctime)s %(name)s %(levelname)s %(message)s")
 
 
 @contextmanager
 def compile_cache(folder: str) -> Iterator[str]:
-    """Where compiled code is kept: in `folder`, or in a fresh one that is gone afterwards.
+    """Yield where compiled code is kept: `folder`, or a fresh one that is removed afterwards.
 
     A cold cache is the honest default: a replica with last week's artifacts would hide what a rollout costs.
     """
@@ -57,17 +57,38 @@ _CARRYING = (
     *("TORCH_CACHING_PRECOMPILE", "TRITON_CACHE_DIR", "TRITON_CACHE_MANAGER"),
     "TORCHINDUCTOR_FX_COMPILE_MODE",
 )
+_VISIBLE = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 
 def on_its_card_alone(arm: ArmConfig, environment: MutableMapping[str, str]) -> ArmConfig:
-    """The arm as a process reads it that has `environment` from its start and sees no card but the arm's own."""
-    device, visible = only_card(arm.model.device, environment)
-    environment.update(visible)
-    return replace(arm, model=replace(arm.model, device=device))
+    """Narrow `environment` to the arm's card, and return the arm as a process with that environment reads it.
+
+    Inductor keeps compiled code under the number of its card: an arm that changes places from trial to trial would
+    compile and tune everything anew, though the cards are alike. In a process that sees its card alone, the number is
+    always 0. An arm on the processor sees no card: torch's compiler asks for the state of every card that it sees,
+    which takes half a gigabyte on the first one. A card that `environment` does not show stays as it is: whatever
+    resolves the name reports it.
+    """
+    if arm.model.device == "cpu":
+        environment.update(dict.fromkeys(_VISIBLE, ""))
+        return arm
+    match = re.fullmatch(r"cuda:(\d+)", arm.model.device)
+    if match is None:
+        return arm
+    number = int(match[1])
+    # Each variable that is set is narrowed: which one counts depends on the card's maker.
+    shown = {name: environment[name].split(",") for name in _VISIBLE if name in environment}
+    narrowed = {name: cards[number].strip() for name, cards in shown.items() if number < len(cards)}
+    if not shown:
+        narrowed = {_VISIBLE[-1]: str(number)}
+    if not narrowed or not all(narrowed.values()):
+        return arm
+    environment.update(narrowed)
+    return replace(arm, model=replace(arm.model, device="cuda:0"))
 
 
 def isolate_compiler(environment: MutableMapping[str, str], folder: str) -> None:
-    """In `environment` the compiler takes over from earlier processes what lies in `folder`, and nothing else.
+    """Have the compiler take over from earlier processes what lies in `folder`, and nothing else.
 
     Torch reads these variables when it is imported. Without a folder it keeps code in its default place.
     """
@@ -86,7 +107,7 @@ def isolate_compiler(environment: MutableMapping[str, str], folder: str) -> None
 
 
 def _torch_assembler() -> Path | None:
-    """The assembler (ptxas) that torch's CUDA builds bring, which inductor gives to Triton. Does not import torch."""
+    """Find the assembler (ptxas) that torch's CUDA builds bring, which inductor gives to Triton. Without torch."""
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
         return None
@@ -95,7 +116,7 @@ def _torch_assembler() -> Path | None:
 
 
 def exit_code(work: Callable[[], int]) -> int:
-    """What `work` returns; 2 when it cannot be configured so and 1 when it broke, each with one line on stderr."""
+    """Return what `work` returns; 2 for a wrong configuration and 1 when it broke, each with one line on stderr."""
     try:
         return work()
     except ConfigError as error:

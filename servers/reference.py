@@ -30,116 +30,81 @@ ROUNDS = 5  # the parts take turns, so that a disturbance of a moment hits a fif
 # Between two products on a GPU. Back to back they reach the card's power cap, and scatter by 4 to 5 % on an H200; with
 # rests by 1 % at most.
 REST_S = 0.02
+READS = 64  # at once on a GPU, so that the host's launches are not in their time
 _WARM_CALLS = 3
 _LOOP = 50_000
 _READ_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}  # far larger than caches
 
+Work = Callable[[], object]
 
-class Reference:
-    """The four parts on one device: allocated, filled with random data and warm. Zeros would draw less power."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._on_gpu = device.type == "cuda"
-        self._read_bytes = _READ_BYTES[device.type]
-        if self._on_gpu:
-            free, _ = torch.cuda.mem_get_info(device)
-            # where others hold the memory; figures of unequal sizes are not compared
-            while self._read_bytes > _READ_BYTES["cpu"] and self._read_bytes > free // 2:
-                self._read_bytes //= 2
-        self._matrix, dtype = (8192, torch.bfloat16) if self._on_gpu else (1024, torch.float32)
-        made = torch.Generator(device).manual_seed(0)
-        left, right = (
-            torch.randn((self._matrix, self._matrix), generator=made, device=device, dtype=dtype) for _ in range(2)
-        )
-        product = torch.empty_like(left)
-        read = torch.rand(self._read_bytes // 4, generator=made, device=device)
-        self._dtype = dtype
-        self._small = torch.rand(1, generator=made, device=device)
-        self._multiply: Callable[[], object] = lambda: torch.mm(left, right, out=product)
-        self._load: Callable[[], object] = read.sum
-        for part in (self._multiply, self._load):
-            for _ in range(_WARM_CALLS):
-                part()
-        self._launch()
-        self._synchronize()
-        interpret()
+def measure(device: torch.device, seconds: float, begin: Callable[[], None] = lambda: None) -> dict[str, object]:
+    """Return medians over all repetitions within about `seconds`; each part has a quarter of them.
 
-    def measure(self, seconds: float) -> dict[str, float | int | str]:
-        """Return medians over all repetitions within about `seconds`; each part has a quarter of them."""
-        share_s = seconds / (4 * ROUNDS)
-        python: list[float] = []
-        launched: list[float] = []
-        products: list[float] = []
-        reads: list[float] = []
-        began = time.perf_counter()
-        allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-        # On a shared host some processors are half as fast as others: the loop and the launches visit all of them.
-        order = itertools.cycle(random.Random(0).sample(allowed, len(allowed)))
-        try:
-            for _ in range(ROUNDS):
-                for part, times in ((interpret, python), (self._launch, launched)):
-                    for _ in turns(share_s):
-                        if allowed:
-                            os.sched_setaffinity(0, {next(order)})
-                        self._synchronize()
-                        times.append(processor_time(part))
-                products += self._products(share_s)
-                reads += self._device_times(self._load, share_s)
-        finally:
-            if allowed:
-                os.sched_setaffinity(0, allowed)
-        return {
-            "device": device_name(self._device),
-            "seconds": time.perf_counter() - began,
-            "matmul_tflops": 2 * self._matrix**3 / median(products) / 1e12,
-            "read_gb_per_s": self._read_bytes / median(reads) / 1e9,
-            "launch_us": median(launched) / LAUNCHES * 1e6,
-            "python_ms": median(python) * 1e3,
-            "matrix": self._matrix,
-            "dtype": str(self._dtype).removeprefix("torch."),
-            "read_bytes": self._read_bytes,
-            "launches": LAUNCHES,
-            "rest_ms": 1e3 * REST_S if self._on_gpu else 0.0,
-            "processors": len(allowed),
-        }
+    `begin` is called once all is allocated, filled with random data (zeros would draw less power) and warm.
+    """
+    on_gpu = device.type == "cuda"
+    size, dtype = (8192, torch.bfloat16) if on_gpu else (1024, torch.float32)
+    read_bytes = _READ_BYTES[device.type]
+    # where others hold the memory; figures of unequal sizes are not compared
+    while on_gpu and read_bytes > max(_READ_BYTES["cpu"], torch.cuda.mem_get_info(device)[0] // 2):
+        read_bytes //= 2
+    made = torch.Generator(device).manual_seed(0)
+    left, right = (torch.randn((size, size), generator=made, device=device, dtype=dtype) for _ in range(2))
+    product = torch.empty_like(left)
+    numbers = torch.rand(read_bytes // 4, generator=made, device=device)
+    one = torch.rand(1, generator=made, device=device)
 
-    def _launch(self) -> None:
-        small = self._small
+    def multiply() -> None:
+        torch.mm(left, right, out=product)
+
+    def launch() -> None:
         for _ in range(LAUNCHES):
-            small.add_(1.0)
+            one.add_(1.0)
 
-    def _products(self, seconds: float) -> list[float]:
-        """Return the seconds of each product, with a rest after each on a GPU."""
-        if not self._on_gpu:
-            return self._device_times(self._multiply, seconds)
-        times = []
-        for _ in turns(seconds):
-            times += self._marked_times(self._multiply, 1)
-            time.sleep(REST_S)
-        return times
-
-    def _device_times(self, part: Callable[[], object], seconds: float) -> list[float]:
-        """Return the seconds of each call, on the device's own clock where it has one: without the host's launch."""
-        if not self._on_gpu:
-            return [elapsed(part) for _ in turns(seconds)]
-        part()  # brings the clocks up again after what the host did alone
-        self._synchronize()
-        (rough_s,) = self._marked_times(part, 1)
-        return self._marked_times(part, max(1, int(seconds / max(1e-6, rough_s))))
-
-    def _marked_times(self, part: Callable[[], object], calls: int) -> list[float]:
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]  # type: ignore[no-untyped-call]
-        marks[0].record()
-        for mark in marks[1:]:
-            part()
-            mark.record()
-        self._synchronize()
-        return [first.elapsed_time(second) / 1e3 for first, second in itertools.pairwise(marks)]
-
-    def _synchronize(self) -> None:
-        if self._on_gpu:
-            torch.cuda.synchronize(self._device)
+    for work in (multiply, numbers.sum, launch, interpret):
+        for _ in range(_WARM_CALLS):
+            work()
+    begin()
+    python: list[float] = []
+    launched: list[float] = []
+    products: list[float] = []
+    reads: list[float] = []
+    began = time.perf_counter()
+    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    # On a shared host some processors are half as fast as others: the loop and the launches visit all of them.
+    processors = itertools.cycle(random.Random(0).sample(allowed, len(allowed)))
+    try:
+        for _ in range(ROUNDS):
+            for work, times in ((interpret, python), (launch, launched)):
+                for _ in turns(seconds / (4 * ROUNDS)):
+                    if allowed:
+                        os.sched_setaffinity(0, {next(processors)})
+                    if on_gpu:
+                        torch.cuda.synchronize(device)
+                    times.append(processor_time(work))
+            for _ in turns(seconds / (4 * ROUNDS)):
+                products += device_times(device, multiply, 1)
+                time.sleep(REST_S if on_gpu else 0.0)
+            for _ in turns(seconds / (4 * ROUNDS)):
+                reads += device_times(device, numbers.sum, READS)
+    finally:
+        if allowed:
+            os.sched_setaffinity(0, allowed)
+    return {
+        "device": device_name(device),
+        "seconds": time.perf_counter() - began,
+        "matmul_tflops": 2 * size**3 / median(products) / 1e12,
+        "read_gb_per_s": read_bytes / median(reads) / 1e9,
+        "launch_us": median(launched) / LAUNCHES * 1e6,
+        "python_ms": median(python) * 1e3,
+        "matrix": size,
+        "dtype": str(dtype).removeprefix("torch."),
+        "read_bytes": read_bytes,
+        "launches": LAUNCHES,
+        "rest_ms": 1e3 * REST_S if on_gpu else 0.0,
+        "processors": len(allowed),
+    }
 
 
 def interpret() -> int:
@@ -154,18 +119,26 @@ def interpret() -> int:
     return len(seen) + recent[0]
 
 
-def processor_time(part: Callable[[], object]) -> float:
+def processor_time(work: Work) -> float:
     """Return the seconds that this thread had a processor; the check "busy host" judges what others took of it."""
     start = time.thread_time()
-    part()
+    work()
     return time.thread_time() - start
 
 
-def elapsed(part: Callable[[], object]) -> float:
-    """Return the seconds that `part` took."""
-    start = time.perf_counter()
-    part()
-    return time.perf_counter() - start
+def device_times(device: torch.device, work: Work, calls: int) -> list[float]:
+    """Return the seconds of each call on the device's own clock; of one call on the host's where it has none."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        work()
+        return [time.perf_counter() - start]
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]  # type: ignore[no-untyped-call]
+    marks[0].record()
+    for mark in marks[1:]:
+        work()
+        mark.record()
+    torch.cuda.synchronize(device)
+    return [first.elapsed_time(second) / 1e3 for first, second in itertools.pairwise(marks)]
 
 
 def turns(seconds: float) -> Iterator[None]:
@@ -174,6 +147,16 @@ def turns(seconds: float) -> Iterator[None]:
     yield
     while time.perf_counter() < end:
         yield
+
+
+def _say(message: dict[str, object]) -> None:
+    print(json.dumps(message), flush=True)
+
+
+def _begin() -> None:
+    _say({"ready": True})
+    if not sys.stdin.readline():
+        sys.exit(1)  # the reader is gone
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -186,14 +169,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device = resolve_device(options.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        reference = Reference(device)
-        print(json.dumps({"ready": True}), flush=True)
-        if not sys.stdin.readline():
-            return 1  # the reader is gone
-        answer = {"at_ns": now_ns(), **reference.measure(options.seconds), "error": None}
+        _say({"at_ns": now_ns(), **measure(device, options.seconds, _begin), "error": None})
     except Exception as error:  # a device that is taken, full or broken is a finding
-        answer = {"at_ns": now_ns(), "error": one_line(named(error))}
-    print(json.dumps(answer), flush=True)
+        _say({"at_ns": now_ns(), "error": one_line(named(error))})
     return 0
 
 

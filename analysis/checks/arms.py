@@ -55,20 +55,19 @@ def comparable(arm: str, differences: Sequence[str] | None, *, intended: bool, e
     """The arm differs from the control in shapes, compile policy and how its weights are held alone, or the experiment
     intends more. `differences` are None where it is unknown how one of the two was configured; of those that are
     `external` nothing can be compared."""
-    fault = f"{arm} also differs from the control in {', '.join(differences or [])}"
+    faults = [f"{arm} also differs from the control in {', '.join(differences)}"] if differences else []
     if external:
-        fault = (
+        faults = [
             f"{listed([*external])}: weights, precision, limits, batching and answers of an external arm are unknown"
-        )
+        ]
     elif differences is None:
-        fault = f"it is not recorded how {arm} and the control were configured, since one of them ran in no trial"
-    return COMPARABLE.judged(intended or not (external or differences is None or differences), fault, arm=arm)
+        faults = [f"it is not recorded how {arm} and the control were configured, since one of them ran in no trial"]
+    return COMPARABLE.found([] if intended else faults, arm=arm)
 
 
 COMPARABLE = Rule(
     name="comparable",
     find=_comparable,
-    sound="Every arm differs from the control in its policy alone, or as the experiment intends.",
     says="A difference between the arms cannot be attributed to the compiler: {}.",
     remedy="Make these settings equal, or set compare_models = true if that is the question.",
     opens=("noninferiority", "goodput"),
@@ -89,12 +88,7 @@ def equal_work(work: Work) -> Check:
     apart = max((_apart(own, control) for _, own, control in work.means), default=0.0)
     means = " and ".join(f"{own:.4g} to {control:.4g} {what}" for what, own, control in work.means)
     faults = [f"{work.arm} and {work.control} had {means} on average, by their own count"] if apart > WORK_APART else []
-    return EQUAL_WORK.found(
-        [*faults, *work.other],
-        value=100.0 * apart if math.isfinite(apart) else None,
-        limit=100.0 * WORK_APART,
-        arm=work.arm,
-    )
+    return EQUAL_WORK.found([*faults, *work.other], arm=work.arm)
 
 
 def _apart(one: float, other: float) -> float:
@@ -105,7 +99,6 @@ def _apart(one: float, other: float) -> float:
 EQUAL_WORK = Rule(
     name="equal work",
     find=_equal_work,
-    sound="Prompts and answers of every arm were as long as the control's.",
     says="The arms did different work: {}.",
     remedy="Make prompts and answers of one length (traffic.ignore_eos; for an external arm token ids or its "
     "tokenizer, and length_fields), and find out why an arm answers less or more than asked.",
@@ -135,14 +128,12 @@ def token_stream(own: TokenTimes, control: TokenTimes, *, judged: bool) -> Check
     if apart > max(_AT_ONCE_APART, chance):
         pieces = [f"{100.0 * share:.0f} % of {times.arm}" for share, times in zip(shares, both, strict=True)]
         faults.append(f"answers in one piece were {' and '.join(pieces)}")
-    limit = 100.0 * _AT_ONCE_APART
-    return TOKEN_STREAM.found(faults if judged else [], value=100.0 * apart, limit=limit, arm=own.arm)
+    return TOKEN_STREAM.found(faults if judged else [], arm=own.arm)
 
 
 TOKEN_STREAM = Rule(
     name="token stream",
     find=_token_stream,
-    sound="The tokens of all arms have times of their own.",
     says="Gaps between tokens do not compare: {}.",
     remedy="Let both servers stream token by token, or judge by TTFT and E2E alone.",
 )
@@ -154,13 +145,12 @@ def _answers(seen: Evidence) -> Iterable[Check]:
     # A single replica is its own measure.
     if len({row.get("replica") for row in rows}) > 1 or any(row.get("error") for row in rows):
         verdict, reason = judge_answers(control, rows)
-        yield ANSWERS.judged(verdict == PASS, reason.removesuffix("."))
+        yield ANSWERS.found([] if verdict == PASS else [reason.removesuffix(".")])
 
 
 ANSWERS = Rule(
     name="answers",
     find=_answers,
-    sound="After the traffic, the control's replicas gave one and the same answer.",
     remedy="Find out why the control's replicas differ, then run again.",
     opens=(*ALL_KINDS, PARITY),
     at_end=True,

@@ -39,8 +39,7 @@ class Rule:
 
     name: str
     find: Callable[[Evidence], Iterable[Check]]  # nothing where the rule does not apply
-    sound: str = ""  # the sentence of a check that holds, in the first of its rules
-    says: str = "{}."  # the sentence of one that failed, around its faults
+    says: str = "{}."  # the sentence around the faults
     remedy: str = ""  # empty where a longer run is the answer
     opens: tuple[str, ...] = ESTIMATES  # kinds of gates that a failure turns INCONCLUSIVE
     keeps: tuple[str, ...] = ("recompile", "error")  # kinds whose FAIL it keeps, as counts of what happened
@@ -51,19 +50,14 @@ class Rule:
     by_step: bool = False  # where arms take turns in a search, the steps of single trials are left out instead
     slows: bool = False  # what it sees can only have made requests slower
 
-    def row(self, ok: bool, reason: str = "", **more: Any) -> Check:
-        """Return what the rule found: its own sentence, gates and remedy where `more`, fields of `Check`, has none."""
-        own = {"opens": self.opens, "remedy": self.remedy} | {key: it for key, it in more.items() if it is not None}
-        return Check(rule=self, ok=ok, reason=reason or self.sound, **own)  # type: ignore[arg-type]
-
     def found(self, faults: Sequence[str], **more: Any) -> Check:
-        """Return the row of these faults: it holds without any."""
+        """Return the check with these faults: it holds without any. `more` are fields of `Check`; where it has no gates
+        and no remedy, it has the rule's."""
         shown = [*faults[:_MOST_SHOWN], *([f"{len(faults) - _MOST_SHOWN} more"] if len(faults) > _MOST_SHOWN else [])]
-        return self.row(not faults, self.says.format("; ".join(shown)) if faults else "", **more)
-
-    def judged(self, ok: bool, fault: str, **more: Any) -> Check:
-        """Return the row of one fault."""
-        return self.found([] if ok else [fault], **more)
+        reason = self.says.format("; ".join(shown)) if faults else ""
+        own = {"opens": self.opens, "remedy": self.remedy, "reason": reason}
+        own |= {key: value for key, value in more.items() if value is not None}
+        return Check(rule=self, ok=not faults, **own)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +66,9 @@ class Check:
 
     rule: Rule
     ok: bool
-    reason: str
+    reason: str  # empty where it holds
     opens: tuple[str, ...]  # kinds of gates
     arm: str | None = None
-    value: float | None = None
-    limit: float | None = None
     gates: tuple[str, ...] = ()  # the only gates of these kinds that it concerns; empty: all
     shift: float | None = None  # the most that it can have moved the log of a ratio by; None: unknown
     among_trials: bool = False  # it falls on some trials and not on others, so their differences have it in

@@ -31,10 +31,9 @@ def _unrecorded(run: Run) -> Iterator[str]:
     requests = run.requests
     if run.pace or not is_recorded_whole(run):
         return
-    named = requests.request_ids.is_valid().to_numpy()
     for arm in run.arms:
         own = run.of_arm(arm)
-        needed = {"request_id": (own, named), "sent_ns": (own, requests.sent_ns > 0)}
+        needed = {"request_id": (own, requests.named), "sent_ns": (own, requests.sent_ns.known)}
         # Of production traffic a splitter knows what the server says.
         if not run.embeds and not run.of_users:
             needed["output_tokens"] = (own & requests.ok, ~requests.uncounted)
@@ -52,7 +51,6 @@ def is_recorded_whole(run: Run) -> bool:
 DAMAGED = Rule(
     name="complete",
     find=_damaged,
-    sound="All records are whole: every trial ran to its end, and every arm has its requests.",
     says="The records are damaged: {}.",
     remedy="Run again; see the logs of the arms and of the disk.",
     opens=ALL_KINDS,
@@ -165,7 +163,6 @@ def into_compile(facts: object) -> str:
 ALIVE = Rule(
     name="alive",
     find=_alive,
-    sound="Every arm survived the run.",
     remedy="See the logs of the arm.",
     opens=ALL_KINDS,
 )

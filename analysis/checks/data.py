@@ -26,40 +26,30 @@ _MOST_CORRELATION = 0.7
 DISAGREE_ALPHA = 0.1
 
 
-def _blocks_of(run: Run, arm: str) -> int:
-    return sum(trial.blocks for trial in run.trials_of(arm))
-
-
 def _of(seen: Evidence, arm: str) -> list[Comparison]:
     return [item for item in seen.compared.gated if item.arm == arm]
 
 
 def _blocks(seen: Evidence) -> Iterable[Check]:
     run, limits = seen.run, seen.run.limits
-    for arm in run.treatments:
-        blocks = {}
-        # Sequential evidence waits by itself for enough blocks.
-        if not limits.sequential:
-            blocks["noninferiority"] = min((item.blocks for item in _of(seen, arm)), default=0)
-        if limits.min_goodput_ratio is not None or (run.targets and not limits.sequential):
-            blocks["slo"] = min(_blocks_of(run, arm) for arm in run.arms) if run.separate else run.blocks
-        if blocks:
-            least = min(blocks.values())
-            yield BLOCKS.judged(
-                least >= limits.min_blocks,
-                f"{arm} can be judged over {counted(least, 'block')} of {run.block_s:g} s; {limits.min_blocks} are "
-                "needed (gates.min_blocks)",
-                value=float(least),
-                limit=float(limits.min_blocks),
-                arm=arm,
-                opens=tuple(kind for kind, count in blocks.items() if count < limits.min_blocks),
-            )
+    # Sequential evidence waits by itself for enough blocks.
+    for arm in () if limits.sequential else run.treatments:
+        blocks = {"noninferiority": min((item.blocks for item in _of(seen, arm)), default=0)}
+        if run.targets:
+            of_arms = [sum(trial.blocks for trial in run.trials_of(name)) for name in run.arms]
+            blocks["slo"] = min(of_arms) if run.separate else run.blocks
+        short = {kind: count for kind, count in blocks.items() if count < limits.min_blocks}
+        faults = [
+            f"{arm} can be judged over {counted(count, 'block')} of {run.block_s:g} s; {limits.min_blocks} are needed "
+            "(gates.min_blocks)"
+            for count in sorted(short.values())[:1]
+        ]
+        yield BLOCKS.found(faults, arm=arm, opens=tuple(short))
 
 
 BLOCKS = Rule(
     name="blocks",
     find=_blocks,
-    sound="Every arm can be judged over enough blocks.",
     rank=TOO_SHORT,
     mended_by_length=True,
     in_search=False,
@@ -73,13 +63,12 @@ def _tail(seen: Evidence) -> Iterable[Check]:
     for arm in run.treatments if run.limits.sequential or not seen.search else ():
         requests = min((item.requests for item in _of(seen, arm)), default=0)
         fault = f"p{100.0 * quantile:.10g} needs {counted(needed, 'compared request')}; {arm} has {requests}"
-        yield TAIL_SIZE.judged(requests >= needed, fault, value=float(requests), limit=float(needed), arm=arm)
+        yield TAIL_SIZE.found([fault] if requests < needed else [], arm=arm)
 
 
 TAIL_SIZE = Rule(
     name="tail",
     find=_tail,
-    sound="Enough requests of every arm lie beyond the quantile.",
     opens=("noninferiority",),
     rank=TAIL,
     mended_by_length=True,
@@ -93,21 +82,16 @@ def _cut(seen: Evidence) -> Iterable[Check]:
     for arm in (arm for arm in run.treatments if arm not in run.ended_arms):
         worst = max((arm, run.control), key=lambda name: float(cut[name].mean()) if cut[name].size else 0.0)
         count, requests = int(cut[worst].sum()), cut[worst].size
-        share = count / max(1, requests)
-        yield CUT.judged(
-            share <= limit + 1e-12,
+        fault = (
             f"{count} of {requests} requests of {worst} were still under way at the end: they could hold all of the "
-            f"slowest {100.0 * limit:.3g} %",
-            value=100.0 * share,
-            limit=100.0 * limit,
-            arm=arm,
+            f"slowest {100.0 * limit:.3g} %"
         )
+        yield CUT.found([fault] if count / max(1, requests) > limit + 1e-12 else [], arm=arm)
 
 
 CUT = Rule(
     name="cut requests",
     find=_cut,
-    sound="The tail is not among the requests that were still under way at the end.",
     remedy="Let the run drain before it ends, or run longer.",
     opens=("noninferiority", "slo"),
     rank=TAIL,
@@ -127,21 +111,16 @@ def autocorrelation(arm: str, comparisons: Sequence[Comparison]) -> Iterable[Che
     """Neighbouring groups of blocks do not resemble each other, as resampling them assumes; nothing of too few."""
     known = [item.autocorrelation for item in comparisons if item.autocorrelation is not None]
     if known:
-        worst, limit = max(known), _MOST_CORRELATION
-        yield AUTOCORRELATION.judged(
-            worst <= limit,
-            f"The difference of {arm} to the control in neighbouring stretches correlates by {worst:.2f}, limit "
-            f"{limit:.2f}: something lasts for longer than a stretch",
-            value=worst,
-            limit=limit,
-            arm=arm,
+        fault = (
+            f"The difference of {arm} to the control in neighbouring stretches correlates by {max(known):.2f}, limit "
+            f"{_MOST_CORRELATION:.2f}: something lasts for longer than a stretch"
         )
+        yield AUTOCORRELATION.found([fault] if max(known) > _MOST_CORRELATION else [], arm=arm)
 
 
 AUTOCORRELATION = Rule(
     name="block autocorrelation",
     find=_autocorrelation,
-    sound="Neighbouring stretches do not resemble each other.",
     remedy="Run longer, so that stretches get longer, or run six trials or more.",
     opens=("noninferiority",),
     in_search=False,
@@ -169,12 +148,9 @@ def heterogeneity(
     surely misses them: (gate, kind, what was seen there).
     """
     found = list(shares)
-    p_values = []
     for item in gated:
         own = [one for one in apart if (one.metric, one.quantile) == (item.metric, item.quantile)]
-        p_value = _p_of_one_ratio(own)
-        p_values += [] if p_value is None else [p_value]
-        if _contradicted(item, own, p_value):
+        if _contradicted(item, own):
             known = sorted((one.ratio, one.machine) for one in own if one.ratio is not None)
             on_each = ", ".join(f"{ratio:.2f} on {machine}" for ratio, machine in reversed(known))
             label = quantile_label(item.metric, item.quantile)
@@ -182,8 +158,6 @@ def heterogeneity(
             found.append((noninferiority_name(item), "noninferiority", text))
     return HETEROGENEITY.found(
         [text for *_, text in found],
-        value=min(p_values, default=None),
-        limit=DISAGREE_ALPHA,
         arm=arm,
         opens=tuple(dict.fromkeys(kind for _, kind, _ in found)) or None,
         gates=tuple(gate for gate, *_ in found),
@@ -193,7 +167,6 @@ def heterogeneity(
 HETEROGENEITY = Rule(
     name="heterogeneity",
     find=_heterogeneity,
-    sound="No machine by itself contradicts what all machines together decide.",
     says="The machines disagree: {}.",
     remedy="Find out in what the machines differ (the section on the runs shows each), or judge each by itself.",
     opens=("noninferiority", "slo", "error"),
@@ -201,21 +174,19 @@ HETEROGENEITY = Rule(
 )
 
 
-def _p_of_one_ratio(apart: Sequence[Comparison]) -> float | None:
-    known = [one for one in apart if one.ratio and one.spread is not None]
-    spreads = [math.hypot(one.spread or 0.0, one.restart_spread / math.sqrt(max(1, one.trials))) for one in known]
-    return disagreement(np.log([one.ratio or 1.0 for one in known]), np.array(spreads))
-
-
-def _contradicted(item: Comparison, apart: Sequence[Comparison], p_value: float | None) -> bool:
+def _contradicted(item: Comparison, apart: Sequence[Comparison]) -> bool:
     """Whether some machines were seen on the other side of the margin, by more than chance."""
     if item.verdict not in (PASS, FAIL):
         return False
     worse = item.verdict == PASS
     other = [one for one in apart if one.ratio is not None and (one.ratio > 1.0 + item.margin) is worse]
     own = [one.p_inferior if worse else one.p_noninferior for one in other]
-    surely = any(value is not None and value <= item.alpha for value in own)
-    return bool(other) and (surely or (p_value is not None and p_value <= DISAGREE_ALPHA))
+    if any(value is not None and value <= item.alpha for value in own):
+        return True
+    known = [one for one in apart if one.ratio and one.spread is not None]
+    spreads = [math.hypot(one.spread or 0.0, one.restart_spread / math.sqrt(max(1, one.trials))) for one in known]
+    p_value = disagreement(np.log([one.ratio or 1.0 for one in known]), np.array(spreads)) if other else None
+    return p_value is not None and p_value <= DISAGREE_ALPHA
 
 
 def _missed_on_one(run: Run, arm: str) -> Iterable[tuple[str, str, str]]:

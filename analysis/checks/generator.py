@@ -35,7 +35,7 @@ def _generator(seen: Evidence) -> Iterable[Check]:
     if is_kept or accounts:
         dropped = list(dropped_faults(accounts))
         opens = ALL_KINDS if dropped else ESTIMATES
-        yield GENERATOR.found([*dropped, *faults], value=lag_ms, limit=limit_ms, opens=opens)
+        yield GENERATOR.found([*dropped, *faults], opens=opens)
     for arm in run.treatments:
         apart = [
             f"requests of {arm} were sent {lag:+.3g} ms after those of {run.control} {what}, limit {most:.3g} ms"
@@ -59,7 +59,6 @@ def _lag_ms(run: Run) -> float | None:
 GENERATOR = Rule(
     name="load generator",
     find=_generator,
-    sound="The load generator kept to its schedule.",
     says="The load generator fell short: {}.",
     remedy="Give the load generator its own cores or more workers (traffic.workers) near the master and a faster disk, "
     "or lower the rate. Where one arm alone is late, look for what delays its connections.",

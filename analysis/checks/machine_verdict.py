@@ -16,17 +16,16 @@ QUIET, DISTURBED, UNMONITORED, PARTLY = "quiet", "disturbed", "not monitored", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineVerdict:
-    """The verdict on the machines, a sentence that begins with it, and what the records leave open, in words."""
+    """The verdict on the machines, and a sentence that begins with it and names what the records leave open."""
 
     verdict: str  # quiet | disturbed | not monitored | partly monitored
     line: str
-    unknown: tuple[str, ...] = ()
 
 
 def machine_verdict(machines: MachineRecords, checks: Sequence[Check]) -> MachineVerdict:
     """Return the verdict: disturbed where a check of the machines failed, quiet only where nothing is unknown."""
     unknown = tuple(_unknown(machines)) if machines.monitored else ()
-    disturbed = [row for row in checks if row.rule.rank == MACHINES and not row.ok and row.value is not None]
+    disturbed = [row for row in checks if row.rule.rank == MACHINES and not row.ok]
     if not machines.monitored:
         verdict, line = UNMONITORED, "no machine monitor recorded how the machines of this run behaved."
     elif disturbed:
@@ -34,7 +33,7 @@ def machine_verdict(machines: MachineRecords, checks: Sequence[Check]) -> Machin
     else:
         verdict, line = PARTLY if unknown else QUIET, "nothing that was recorded disturbed the machines"
         line += f"; unknown: {'; '.join(unknown)}." if unknown else "."
-    return MachineVerdict(verdict=verdict, line=f"{verdict.capitalize()}: {line}", unknown=unknown)
+    return MachineVerdict(verdict=verdict, line=f"{verdict.capitalize()}: {line}")
 
 
 def _unknown(machines: MachineRecords) -> Iterator[str]:

@@ -7,7 +7,7 @@ disturbs a host. A difference that falls on an arm and the control alike, since 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
@@ -35,27 +35,17 @@ class Disturbance:
     place: str  # of several faults of one place the worst counts, those of several places add up
     trial: int
     arms: tuple[str, ...] | None  # None: all
-    value: float
-    limit: float
+    excess: float  # how many times its limit
     shift: float | None = None  # by how much it changed a machine's speed, in logarithms; None: unknown
     among_trials: bool = False  # as of the check
     text: str  # a sentence without its full stop
 
-    @property
-    def excess(self) -> float:
-        """How many times its limit the value is; infinite where the limit is zero."""
-        return self.value / self.limit if self.limit else math.inf
 
+def rows_of_rule(rule: Rule, arms: Sequence[str], found: Iterable[Disturbance]) -> Iterator[Check]:
+    """One row of all arms, and one for each arm whose gates alone are concerned.
 
-def rows_of_rule(rule: Rule, arms: Sequence[str], found: Sequence[Disturbance] | None) -> Iterator[Check]:
-    """One row of all arms, and one for each arm whose gates alone are concerned; one that holds where nothing is found.
-
-    The control is the first of `arms`; what concerns it concerns all, since each is compared with it. Nothing where
-    `found` is None, which is unknown.
+    The control is the first of `arms`; what concerns it concerns all, since each is compared with it.
     """
-    if not found:
-        yield from () if found is None else [rule.row(True)]
-        return
     worst = sorted(found, key=lambda item: -item.excess)
     of_all = {item.place for item in worst if item.arms is None or arms[0] in item.arms}
     for arm in (None, *arms[1:]):
@@ -72,12 +62,9 @@ def rows_of_rule(rule: Rule, arms: Sequence[str], found: Sequence[Disturbance] |
             texts.append(first.text + (f", and in {counted(more, 'more trial')}" if more else ""))
         shifts = [[item.shift for item in items if item.shift is not None] for items in places.values()]
         unknown = any(item.shift is None for item in own)
-        yield rule.row(
-            False,
-            f"{sentence(texts)}.",
+        yield rule.found(
+            [sentence(texts)],
             arm=arm,
-            value=own[0].value,
-            limit=own[0].limit,
             shift=None if unknown else LEVER * sum(map(max, shifts)),
             among_trials=all(item.among_trials for item in own),
         )
@@ -86,19 +73,17 @@ def rows_of_rule(rule: Rule, arms: Sequence[str], found: Sequence[Disturbance] |
 # --- Other work -------------------------------------------------------------------------------------------------------
 
 
-def foreign_work(machines: MachineRecords) -> list[Disturbance] | None:
+def foreign_work(seen: Evidence) -> Iterator[Disturbance]:
     """Processes of others on an arm's device. Where these are hidden during the traffic, those that were there before
-    the arms started are taken to have stayed. None where both are unknown."""
-    known = [device for device in machines.used if device.foreign_s is not None or device.held_before]
-    found: list[Disturbance] = []
-    for device in known:
-        if device.foreign_s is None:
-            text = f"{device.name} was held by others before the arms started, and perhaps"
-        else:
+    the arms started are taken to have stayed."""
+    for device in seen.machines.used:
+        if device.foreign_s is not None:
             held = f" with {device.foreign_bytes / 2**30:.3g} GiB" if device.foreign_bytes else ""
             text = f"{device.name} had {counted(device.foreign_processes, 'process')} of others{held}"
-        found += _for_too_long(device, device.seconds if device.foreign_s is None else device.foreign_s, text)
-    return found if known else None
+            yield from _for_too_long(device, device.foreign_s, text)
+        elif device.held_before:
+            text = f"{device.name} was held by others before the arms started, and perhaps"
+            yield from _for_too_long(device, device.seconds, text)
 
 
 def _for_too_long(device: Device, seconds: float, text: str) -> Iterator[Disturbance]:
@@ -108,22 +93,18 @@ def _for_too_long(device: Device, seconds: float, text: str) -> Iterator[Disturb
             place=device.name,
             trial=device.trial,
             arms=device.arms or None,
-            value=share,
-            limit=_MOST_SHARE,
+            excess=share / _MOST_SHARE,
             text=f"{text} for {digits(seconds)} s of the {digits(device.seconds)} s of trial {device.trial}",
         )
 
 
-def host_work(seen: Evidence) -> list[Disturbance] | None:
+def host_work(seen: Evidence) -> Iterator[Disturbance]:
     """Hosts on which the hypervisor or other work took too much of the processors' time, or tasks waited for memory.
-    None where no host reports it.
 
     Where all arms ran at the same time, such a share of the processors' time can have slowed an arm by that share at
     most. Where arms took turns, all of it may have fallen on one of them.
     """
     limits = seen.run.limits
-    found: list[Disturbance] = []
-    known = False
     for host in seen.machines.hosts:
         name = "the host" if host.host == RUN_HOST else f"the host of {host.host}"
         for share, limit, text in (
@@ -131,20 +112,15 @@ def host_work(seen: Evidence) -> list[Disturbance] | None:
             (host.foreign, limits.max_other_cpu_pct / 100.0, "work that is not of the run took {} of {}'s processors"),
             (host.pressure_memory, _MOST_SHARE, "tasks waited for memory {} of the time on {}"),
         ):
-            known |= share is not None
             if share is not None and share > limit:
-                found.append(
-                    Disturbance(
-                        place=f"{host.host} {text}",
-                        trial=host.trial,
-                        arms=None,
-                        value=share,
-                        limit=limit,
-                        shift=-math.log1p(-share) if _is_shared(seen) and share < 1.0 else None,
-                        text=f"{text.format(percent(share), name)} in trial {host.trial}",
-                    )
+                yield Disturbance(
+                    place=f"{host.host} {text}",
+                    trial=host.trial,
+                    arms=None,
+                    excess=share / limit if limit else math.inf,
+                    shift=-math.log1p(-share) if _is_shared(seen) and share < 1.0 else None,
+                    text=f"{text.format(percent(share), name)} in trial {host.trial}",
                 )
-    return found if known else None
 
 
 def _is_shared(seen: Evidence) -> bool:
@@ -154,8 +130,7 @@ def _is_shared(seen: Evidence) -> bool:
 
 FOREIGN: Rule = Rule(
     name="other work",
-    find=lambda seen: rows_of_rule(FOREIGN, seen.run.arms, foreign_work(seen.machines)),
-    sound="Nothing else ran on the machines that counts.",
+    find=lambda seen: rows_of_rule(FOREIGN, seen.run.arms, foreign_work(seen)),
     remedy="Stop what else runs on the card (`nvidia-smi` lists it), or use another one.",
     opens=(*ESTIMATES, "memory"),  # others' memory on a card looks like the arm's
     slows=True,
@@ -185,29 +160,24 @@ class Reading(NamedTuple):
 Gaps = Mapping[int, tuple[Reading, Reading]]  # of the arm's and of the control's device, by trial
 
 
-def unequal(arm: str, what: str, gaps: Gaps, limit: float, *, part: str, momentary: bool = False) -> list[Disturbance]:
+def unequal(
+    arm: str, what: str, gaps: Gaps, limit: float, *, part: str, momentary: bool = False
+) -> Iterator[Disturbance]:
     """The gaps that are too wide, unless swapping devices balanced them: by the mean of the logarithms over trials the
     machines alone move the ratio of the arms. `part` of a card is what they are of; empty: its speed."""
     mean = fmean(own.value - other.value for own, other in gaps.values()) if gaps else 0.0
-    if _lost(mean) <= limit:
-        return []
-    found = []
     for trial, (low, high) in ((trial, sorted(pair)) for trial, pair in gaps.items()):
-        if _lost(high.value - low.value) > limit:
-            share = _lost(high.value - low.value)
-            found.append(
-                Disturbance(
-                    place=f"{low.card} {part}".strip(),
-                    trial=trial,
-                    arms=(arm,),
-                    value=share,
-                    limit=limit,
-                    shift=abs(mean),
-                    among_trials=momentary,
-                    text=f"{what} was {percent(share)} lower on {low.where} than on {high.where} in trial {trial}",
-                )
+        share = _lost(high.value - low.value)
+        if _lost(mean) > limit and share > limit:
+            yield Disturbance(
+                place=f"{low.card} {part}".strip(),
+                trial=trial,
+                arms=(arm,),
+                excess=share / limit,
+                shift=abs(mean),
+                among_trials=momentary,
+                text=f"{what} was {percent(share)} lower on {low.where} than on {high.where} in trial {trial}",
             )
-    return found
 
 
 def _lost(apart: float) -> float:
@@ -215,13 +185,10 @@ def _lost(apart: float) -> float:
     return -math.expm1(-abs(apart))
 
 
-def throttling(machines: MachineRecords) -> list[Disturbance] | None:
-    """What held an arm's device back; None where no device reports it. Its power cap counts where clocks are unknown:
-    where they are known they show what it did."""
-    if all(device.throttled_s is None for device in machines.used):
-        return None
-    found: list[Disturbance] = []
-    for device in machines.used:
+def throttling(seen: Evidence) -> Iterator[Disturbance]:
+    """What held an arm's device back. Its power cap counts where clocks are unknown: where they are known they show
+    what it did."""
+    for device in seen.machines.used:
         held = dict(device.throttled_s or {})
         seconds = device.throttle_s or 0.0
         if device.mean_mhz is None:
@@ -229,24 +196,19 @@ def throttling(machines: MachineRecords) -> list[Disturbance] | None:
         else:
             held.pop(POWER_CAP, None)
         why = ", ".join(THROTTLES[name] for name in sorted(held, key=lambda name: -held[name]))
-        found += _for_too_long(device, seconds, f"{device.name} was throttled ({why})")
-    return found
+        yield from _for_too_long(device, seconds, f"{device.name} was throttled ({why})")
 
 
-def settings(seen: Evidence) -> list[Disturbance] | None:
-    """Power limits and clocks that differ between an arm's device and the control's; None where no two were used."""
-    pairs_of = {arm: seen.machines.pairs(arm, seen.run.control) for arm in seen.run.treatments}
-    if not any(pairs_of.values()):
-        return None
-    found: list[Disturbance] = []
-    for arm, pairs in pairs_of.items():
+def settings(seen: Evidence) -> Iterator[Disturbance]:
+    """Power limits and clocks that differ between an arm's device and the control's."""
+    for arm in seen.run.treatments:
+        pairs = seen.machines.pairs(arm, seen.run.control)
         for what, gaps in (
             ("the power limit", _gaps(pairs, "power_limit_w")),
             ("the highest clock under load", _gaps(pairs, "free_mhz")),
             ("the mean clock under the power cap", _capped_clocks(pairs)),
         ):
-            found += unequal(arm, what, gaps, seen.run.limits.max_machine_drift, part=what)
-    return found
+            yield from unequal(arm, what, gaps, seen.run.limits.max_machine_drift, part=what)
 
 
 Pairs = Mapping[int, tuple[Device, Device]]
@@ -285,8 +247,7 @@ def _capped_clocks(pairs: Pairs) -> Gaps:
 
 THROTTLED: Rule = Rule(
     name="throttling",
-    find=lambda seen: rows_of_rule(THROTTLED, seen.run.arms, throttling(seen.machines)),
-    sound="Nothing held the arms' devices back, and they had one power limit and one highest clock.",
+    find=lambda seen: rows_of_rule(THROTTLED, seen.run.arms, throttling(seen)),
     remedy="Cool the card or lower and lock its clock below what it cannot hold, and run again.",
     slows=True,
     rank=MACHINES,
@@ -303,13 +264,10 @@ SETTINGS: Rule = Rule(
 # --- Speed ------------------------------------------------------------------------------------------------------------
 
 
-def speed(seen: Evidence) -> list[Disturbance] | None:
-    """Devices and hosts that were not as fast as before, or as each other, by the reference; None where nothing was
-    measured twice, or of two."""
-    changes, apart = list(_changes(seen)), _apart(seen)
-    if not changes and apart is None:
-        return None
-    return [*(item for item in changes if item.value > item.limit), *(apart or ())]
+def speed(seen: Evidence) -> Iterator[Disturbance]:
+    """Devices and hosts that were not as fast as before, or as each other, by the reference."""
+    yield from (item for item in _changes(seen) if item.excess > 1.0)
+    yield from _apart(seen)
 
 
 def _changes(seen: Evidence) -> Iterator[Disturbance]:
@@ -340,8 +298,7 @@ def _change(seen: Evidence, item: Speed, other: Speed, change: float, part: floa
         place=item.card if item.figure in CARD_FIGURES else "host",
         trial=item.trial,
         arms=None if None in both else tuple(dict.fromkeys(arm for arms in both for arm in arms or ())),
-        value=_lost(change),
-        limit=seen.run.limits.max_machine_drift,
+        excess=_lost(change) / seen.run.limits.max_machine_drift,
         shift=part * change,
         among_trials=True,
         text=f"{WORK[item.figure]} was {percent(_lost(change))} lower on {_where(item)} {text}",
@@ -361,16 +318,13 @@ def _where(item: Speed) -> str:
     return "the host" if item.device == "cpu" else f"the host of {item.device}"
 
 
-def _apart(seen: Evidence) -> list[Disturbance] | None:
-    """Devices and hosts of an arm that are slower or faster than the control's, where the two did equal work; None
-    where no two were measured.
+def _apart(seen: Evidence) -> Iterator[Disturbance]:
+    """Devices and hosts of an arm that are slower or faster than the control's, where the two did equal work.
 
     What of a gap stays with a device is in all trials, as far as swapping devices does not balance it; the rest is
     momentary, and in what trials differ by.
     """
     machines, limit = seen.machines, seen.run.limits.max_machine_drift
-    found: list[Disturbance] = []
-    measured = False
     for figure, size in dict.fromkeys((item.figure, item.size) for item in machines.speeds):
         own = [item for item in machines.speeds if (item.figure, item.size) == (figure, size)]
         at = {(item.trial, item.device): Reading(item.mean, _where(item), item.card) for item in own}
@@ -381,40 +335,30 @@ def _apart(seen: Evidence) -> list[Disturbance] | None:
                 pair = [at.get((trial, placed.get(name, ""))) for name in (arm, seen.run.control)]
                 if pair[0] is not None and pair[1] is not None:
                     gaps[trial] = pair[0], pair[1]
-                    measured |= pair[0] is not pair[1]
             stays = fmean(lasting[one.card] - lasting[two.card] for one, two in gaps.values()) if gaps else 0.0
             part = "" if figure in CARD_FIGURES else "host"
-            found += unequal(arm, WORK[figure], gaps, limit, part=part, momentary=_lost(stays) <= limit)
-    return found if measured else None
+            yield from unequal(arm, WORK[figure], gaps, limit, part=part, momentary=_lost(stays) <= limit)
 
 
-def slow(machines: MachineRecords) -> list[Disturbance] | None:
-    """Devices far below what their kind is known for; None where nothing is known of the kind."""
-    found: list[Disturbance] = []
-    compared = False
-    for item in machines.speeds:
-        if (known := _KNOWN.get(item.model, {}).get(item.figure)) is None:
-            continue
-        compared, share = True, math.exp(item.mean) / known
+def slow(seen: Evidence) -> Iterator[Disturbance]:
+    """Devices far below what their kind is known for."""
+    for item in seen.machines.speeds:
+        known = _KNOWN.get(item.model, {}).get(item.figure)
+        share = 1.0 if known is None else math.exp(item.mean) / known
         if share < _LEAST_OF_KIND:
             text = f"{WORK[item.figure]} on {item.device} in trial {item.trial} was {percent(share)} of what"
-            found.append(
-                Disturbance(
-                    place=item.card,
-                    trial=item.trial,
-                    arms=_concerned(machines, item),
-                    value=1.0 - share,
-                    limit=1.0 - _LEAST_OF_KIND,
-                    text=f"{text} {item.model} is known for",
-                )
+            yield Disturbance(
+                place=item.card,
+                trial=item.trial,
+                arms=_concerned(seen.machines, item),
+                excess=(1.0 - share) / (1.0 - _LEAST_OF_KIND),
+                text=f"{text} {item.model} is known for",
             )
-    return found if compared else None
 
 
 SPEED: Rule = Rule(
     name="machine speed",
     find=lambda seen: rows_of_rule(SPEED, seen.run.arms, speed(seen)),
-    sound="By the reference, the arms' devices and hosts were as fast before as after, and as fast as each other.",
     remedy="Let the machine settle, lock the clocks of its cards, if any, and run again with nothing else on the host, "
     "on cards of one speed or swapped over an even number of trials (trials.swap_devices). A ratio to the control is "
     "decided by more trials, too: six or more in all, on several days.",
@@ -422,7 +366,7 @@ SPEED: Rule = Rule(
 )
 SLOW: Rule = Rule(
     name="machine speed",
-    find=lambda seen: rows_of_rule(SLOW, seen.run.arms, slow(seen.machines)),
+    find=lambda seen: rows_of_rule(SLOW, seen.run.arms, slow(seen)),
     remedy="Look for a throttled, shared or faulty machine, or run on another one.",
     slows=True,
     rank=MACHINES,

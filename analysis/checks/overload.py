@@ -131,17 +131,17 @@ def overload(loads: Mapping[str, Sequence[Load | None]], control: str) -> Iterab
         both = [(base, own) for base, own in pairs if base is not None and own is not None]
         over = [pair for pair in both if pair[0].overloaded and pair[1].overloaded]
         if not over:
-            yield from [OVERLOAD.row(True)] if both else []
+            yield from [OVERLOAD.found([])] if both else []
             continue
         offered = fmean(load.offered_rps for pair in over for load in pair)
         answered = [fmean(load.answered_rps for load in of_arm) for of_arm in zip(*over, strict=True)]
-        yield OVERLOAD.judged(
-            2 * len(over) < len(both),
+        fault = (
             f"{control} and {arm} were overloaded in {len(over)} of {counted(len(both), 'trial')}: of "
-            f"{digits(offered)} requests/s they answered {listed([digits(rate) for rate in answered])}",
+            f"{digits(offered)} requests/s they answered {listed([digits(rate) for rate in answered])}"
+        )
+        yield OVERLOAD.found(
+            [fault] if 2 * len(over) >= len(both) else [],
             arm=arm,
-            value=min(answered),
-            limit=offered,
             remedy=f"Lower the rate to {digits(_BELOW * min(answered), 2)} requests/s or less, or search for what the "
             'arms hold (traffic.arrivals = "saturation").',
         )
@@ -152,7 +152,6 @@ def overload(loads: Mapping[str, Sequence[Load | None]], control: str) -> Iterab
 OVERLOAD = Rule(
     name="overload",
     find=_overload,
-    sound="No arm was overloaded together with the control.",
     opens=("noninferiority", "slo"),
     keeps=("recompile", "error", "slo"),
     rank=OVERLOADED,

@@ -65,14 +65,7 @@ def checks_of_run(
     for _, group in groupby(RULES, lambda rule: rule.name):
         rules = list(group)
         asked = [rule for rule in rules if (at_end or not rule.at_end) and (rule.in_search or not seen.search)]
-        checks += _joined([check for rule in asked for check in rule.find(seen)], rules[0].sound)
+        found = [check for rule in asked for check in rule.find(seen)]
+        # Where none failed, one that holds.
+        checks += [check for check in found if not check.ok] or [replace(check, arm=None) for check in found[:1]]
     return checks, machines
-
-
-def _joined(rows: list[Check], sound: str) -> list[Check]:
-    """The rows of one check that failed; where there is none, one that holds."""
-    failed = [row for row in rows if not row.ok]
-    if failed or not rows:
-        return failed
-    own = next((row.reason for row in rows if row.reason), sound)
-    return [replace(rows[0], arm=rows[0].arm if len(rows) == 1 else None, reason=own)]

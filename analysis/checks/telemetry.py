@@ -162,7 +162,6 @@ def _steps(run: Run, arm: str) -> Iterable[Check]:
 TELEMETRY = Rule(
     name="telemetry",
     find=_telemetry,
-    sound="The compile telemetry of every arm is whole, as far as its replicas counted.",
     says="Telemetry is missing: {}.",
     remedy="Run again; see the logs of the arm and of the disk.",
     by_step=True,
@@ -213,24 +212,19 @@ def unknown_stalls(run: Run, seen: ArmStalls) -> Check:
         if value > getattr(limits, key) and (name == _LONGEST or len(stalls) >= _SEVERAL)
     )
     if not gates:
-        return UNKNOWN_STALLS.row(True)
+        return UNKNOWN_STALLS.found([])
     longest = max(stalls, key=lambda stall: stall.seconds)
     began_ns = next(trial.first_ns for trial in run.trials if trial.number == longest.trial)
-    return UNKNOWN_STALLS.judged(
-        False,
+    fault = (
         f"{seen.arm} stalled {counted(len(stalls), 'time')}, the longest for {digits(longest.seconds)} s "
-        f"{(longest.start_ns - began_ns) / 1e9:.0f} s into trial {longest.trial}, and no compile event explains it",
-        value=longest.seconds,
-        limit=limits.max_stall_s,
-        arm=seen.arm,
-        gates=gates,
+        f"{(longest.start_ns - began_ns) / 1e9:.0f} s into trial {longest.trial}, and no compile event explains it"
     )
+    return UNKNOWN_STALLS.found([fault], arm=seen.arm, gates=gates)
 
 
 UNKNOWN_STALLS = Rule(
     name="stalls of unknown cause",
     find=_unknown,
-    sound="But for compiles, no arm stalled by itself for longer than compiles may.",
     remedy="See what the arm and its host did then: logs, the allocator, first loads of kernels. If users may wait "
     "that long, raise gates.max_stall_s.",
     opens=("recompile",),
@@ -264,7 +258,6 @@ def compiled_code(arm: str, counts: Sequence[CompiledSteps], *, control: bool) -
 COMPILED = Rule(
     name="compiled code",
     find=_compiled,
-    sound="Every arm that asks for compiling ran compiled code.",
     says="An arm asks for compiling, and ran no compiled code: {}.",
     remedy="See compile.regions and the graph breaks of the arm with tailgate inspect, or call it eager.",
     opens=(*ESTIMATES, "recompile"),

@@ -10,7 +10,7 @@ import numpy as np
 from analysis.arrays import Bools, Floats
 from analysis.checks.check import ESTIMATES, Check, Evidence, Rule
 from analysis.checks.complete import allowed_missing, is_recorded_whole
-from analysis.judging.ramp_account import ramp_of
+from analysis.judging.ramp import ramp_of
 from analysis.run.attribution import OTHER
 from analysis.run.compile_events import windows_of
 from analysis.run.pairs import Copies, copies_of, matters_ms
@@ -48,7 +48,6 @@ def _open_loop(seen: Evidence) -> Iterable[Check]:
 OPEN_LOOP = Rule(
     name="open loop",
     find=_open_loop,
-    sound="Requests started on schedule, whatever the server did.",
     says="It is not known when requests were due: {}.",
     remedy="Send requests by a schedule or a rate, with no limit on requests under way, record scheduled_ns, and say "
     '{"complete": true, "open_loop": true} in trial-01/trial.json.',
@@ -71,7 +70,6 @@ def _schedules(seen: Evidence) -> Iterable[Check]:
 SCHEDULES = Rule(
     name="schedules",
     find=_schedules,
-    sound="Every trial drove a schedule of its own.",
     says="Trials drove the same schedule, of one seed, and say less than trials with one each: {}.",
     remedy="Give each run another seed (tailgate run --seed N).",
     at_end=True,
@@ -93,7 +91,7 @@ def weight_stretches(run: Run) -> Iterator[tuple[Mapping[str, float], Bools]]:
     for which the splitter surely had them. Those around a change are in none."""
     requests = run.requests
     # What a client did not stamp when it sent it is taken to have been sent when it was due.
-    sent = np.where(requests.sent_ns > 0, requests.sent_ns, requests.start_ns)
+    sent = np.where(requests.sent_ns.known, requests.sent_ns[:], requests.start_ns)
     for trial in run.trials:
         usable = ~requests.broken & (requests.trial == trial.number)
         changes = [change for change in run.records.weights if change.trial == trial.number]
@@ -129,13 +127,12 @@ def sample_ratio(
                 words += f" in stretch {number} of the weights" if len(stretches) > 1 else ""
     p_value = min(1.0, worst * tests)
     if tests:
-        yield SAMPLE_RATIO.judged(p_value >= alpha, f"{words}: farther than chance", value=p_value, limit=alpha)
+        yield SAMPLE_RATIO.found([f"{words}: farther than chance"] if p_value < alpha else [])
 
 
 SAMPLE_RATIO = Rule(
     name="sample ratio",
     find=_sample_ratio,
-    sound="Each arm got its share of the sessions.",
     remedy="Look for requests that one arm loses or that a client pins to an arm, and check the splitter's weights.",
     opens=(*ESTIMATES, "error"),
 )
@@ -166,13 +163,12 @@ def copies(found: Copies, allowed_ms: float) -> Check:
         **{f"pairs that differ in {what}": count for what, count in found.unequal.items()},
     }
     faults = [f"{what} ({count})" for what, count in counts.items() if count]
-    return PAIRS.found(faults, value=found.farthest_ms, limit=allowed_ms, arm=found.arm)
+    return PAIRS.found(faults, arm=found.arm)
 
 
 PAIRS = Rule(
     name="pairs",
     find=_pairs,
-    sound="Every request has a copy on the control, due at the same instant.",
     says="Requests are not copies of the control's: {}.",
     remedy="Send each planned request to every arm at once, and record pair_id and scheduled_ns as they were.",
     opens=(*ESTIMATES, "error"),
@@ -186,13 +182,12 @@ def _control_errors(seen: Evidence) -> Iterable[Check]:
     failed, requests = int(run.requests.failed[answered].sum()), int(answered.sum())
     share = 100.0 * failed / requests if requests else 0.0
     fault = f"{failed} of {requests} requests of {run.control} failed ({share:.3g} %), limit {limit_pct:g} %"
-    yield CONTROL_ERRORS.judged(share <= limit_pct, fault, value=share, limit=limit_pct)
+    yield CONTROL_ERRORS.found([fault] if share > limit_pct else [])
 
 
 CONTROL_ERRORS = Rule(
     name="control errors",
     find=_control_errors,
-    sound="The control works.",
     remedy="Find out why the control fails, then run again.",
     opens=(*ESTIMATES, "error"),
     keeps=("recompile",),
@@ -210,19 +205,16 @@ def _interference(seen: Evidence) -> Iterable[Check]:
 def interference(slowdown: float | None, p_value: float | None) -> Iterable[Check]:
     """The control does not slow down while other arms compile; nothing where too few requests show it."""
     if slowdown is not None and p_value is not None:
-        yield INTERFERENCE.judged(
-            slowdown <= _SLOWDOWN_LIMIT or p_value > _SLOWDOWN_ALPHA,
-            f"While other arms compiled, requests of the control took {slowdown:.2f} times as long, "
-            f"limit {_SLOWDOWN_LIMIT:.2f}: they share a machine",
-            value=slowdown,
-            limit=_SLOWDOWN_LIMIT,
+        fault = (
+            f"While other arms compiled, requests of the control took {slowdown:.2f} times as long, limit "
+            f"{_SLOWDOWN_LIMIT:.2f}: they share a machine"
         )
+        yield INTERFERENCE.found([fault] if slowdown > _SLOWDOWN_LIMIT and p_value <= _SLOWDOWN_ALPHA else [])
 
 
 INTERFERENCE = Rule(
     name="interference",
     find=_interference,
-    sound="The control did not slow down while other arms compiled.",
     remedy="Give each arm its own cores or host, or judge those that compile while serving in a run of their own.",
 )
 

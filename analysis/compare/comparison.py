@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from analysis.checks.check import Check, Rule
+from analysis.checks.check import TAIL, Check, Rule
 from analysis.checks.machines import SPEED
 from analysis.compare.pair import BASELINE, CANDIDATE, read_pair
 from analysis.judging.gates import FAIL, PASS
 from analysis.judging.judgement import judge
-from analysis.run.placement import devices_of
 from analysis.run.references import HOST_FIGURES, WORK, speeds_of
 from analysis.run.run import Run
+from analysis.run.trials import devices_of
 from analysis.summary.summary import summary_of
 
 _NOISE = 0.01  # of a log reference, by which two runs of one machine may differ
 _DRIFT = 0.05  # from here on a queue may have grown by more than the machine was slower
 
-WHAT_DIFFERS = Rule(name="what differs", find=lambda seen: (), sound="Nothing recorded of the runs differs.", opens=())
+WHAT_DIFFERS = Rule(name="what differs", find=lambda seen: (), opens=())
 
 
 def compare_runs(
@@ -38,9 +39,9 @@ def compare_runs(
     the machines of both for equally fast.
     """
     pair = read_pair(baseline, candidate, arm=arm, gates=gates)
-    differs = f"The candidate differs in {'; '.join(pair.differs)}." if pair.differs else ""
+    differs = f"The candidate differs in {'; '.join(pair.differs)}." if pair.differs else "Nothing recorded differs."
     speed = _speed(pair.run, same_machine=pair.same_machine, trusted=trust_machines)
-    return summary_of(pair.run, judge(pair.run, (speed, WHAT_DIFFERS.row(True, differs, arm=CANDIDATE))))
+    return summary_of(pair.run, judge(pair.run, (speed, WHAT_DIFFERS.found([], reason=differs, arm=CANDIDATE))))
 
 
 def _speed(run: Run, *, same_machine: bool, trusted: bool) -> Check:
@@ -55,12 +56,12 @@ def _speed(run: Run, *, same_machine: bool, trusted: bool) -> Check:
     known = trusted or (same_machine and not external) or (bool(apart) and one.keys() == two.keys())
     row: dict[str, Any] = {"arm": CANDIDATE, "opens": ("noninferiority", "goodput")}
     if not known:
-        reason = "Nothing says that the machines of both runs were equally fast."
+        fault = "Nothing says that the machines of both runs were equally fast"
         remedy = "Take references in both runs ([machines] reference_s), or give --trust-machines."
-        return SPEED.row(False, reason, remedy=remedy, **row)
+        return replace(SPEED, rank=TAIL).found([fault], remedy=remedy, **row)  # which is no disturbance
     if not moved:
-        reason = "The machines of both runs were equally fast."
-        return SPEED.row(True, reason if apart else f"{reason[:-1]}, as is taken for granted.", **row)
+        reason = "The machines of both runs were equally fast"
+        return SPEED.found([], reason=f"{reason}." if apart else f"{reason}, as is taken for granted.", **row)
     words = (
         f"{WORK[figure]} was {100.0 * abs(math.expm1(-value)):.1f} % {'lower' if value > 0 else 'higher'} on the "
         f"candidate's {'host' if figure in HOST_FIGURES else 'card'}"
@@ -69,11 +70,8 @@ def _speed(run: Run, *, same_machine: bool, trusted: bool) -> Check:
     text = ", ".join(words)
     spread = max(map(abs, moved.values()))
     slowed, sped = max(moved.values()) > 0, min(moved.values()) < 0
-    return SPEED.row(
-        False,
-        f"{text[:1].upper()}{text[1:]}.",
-        value=100.0 * math.expm1(spread),
-        limit=100.0 * _NOISE,
+    return SPEED.found(
+        [f"{text[:1].upper()}{text[1:]}"],
         shift=spread if spread <= math.log1p(_DRIFT) else None,
         spares="" if slowed and sped else PASS if slowed else FAIL,
         remedy="Run the baseline again on the candidate's machine.",

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.imports.file import name_of
-from analysis.imports.run_directory import DESIGN, write_run
+from analysis.imports.run_directory import DESIGN, name_of, write_run
 from analysis.records.joining import RecordedRun, flat, joins_runs, settings_of, shown
 from analysis.records.plain_values import mapping, rows_of, table
+from analysis.records.request_columns import RequestColumns, is_named
 from analysis.records.run_records import RunRecords, read_together, table_files
 from analysis.records.tables import RecordError
 from analysis.run.arm_account import replica_names
@@ -34,7 +35,7 @@ _ALIKE = ("traffic", "slo", "goodput", "trials.compile_cache", "loop", "arm.mode
 _IGNORED = (
     *("traffic.workers", "traffic.remote_workers", "traffic.master_bind", "traffic.block_s"),
     *("arms", "control", "model", "arm.model.seed", "arm.weight"),
-    *("name", "seed", "machines", "rollout", "trials.count", "block_s", "stalling_kinds"),
+    *("name", "seed", "machines", "trials.count", "block_s"),
 )
 _FILES = ("traffic.trace", "traffic.conversations", "traffic.tokenizer")  # compared by their names
 _OF_MACHINE = ("machine", "cpu.model", "cpu.usable", "gpus", "platform", "python", "git_commit")
@@ -199,17 +200,25 @@ def _of_two_arms(records: RunRecords, sides: Sequence[_Side], gates: Mapping[str
         experiment=experiment,
         environment={**records.environment, **sides[1].run.environment},
         trials=tuple(_info(info, side_of[trial]) for trial, info in infos.items() if trial not in absent),
-        requests=_renamed(records.requests, names),
+        requests=_of_sides(records.requests, names),
         events=renamed(records.events),
         steps=renamed(records.steps),
         machines=renamed(records.machines, keep_others=True),
-        server_load=renamed(records.server_load),
         parity=None,
         answers=(),
         search=None,
         weights=(),
         runs=(),
     )
+
+
+def _of_sides(requests: RequestColumns, names: Mapping[tuple[int, str], str]) -> RequestColumns:
+    """The requests of the arms in `names`, by trial and arm."""
+    arms = tuple(sorted(set(names.values())))
+    arm = np.full(len(requests), -1, dtype=np.int8)
+    for (number, name), chosen in names.items():
+        arm[(requests.trial == number) & is_named(requests.arm, requests.arms, name)] = arms.index(chosen)
+    return replace(requests, arms=arms, arm=arm).kept(arm >= 0)
 
 
 def _renamed(rows: pa.Table, names: Mapping[tuple[int, str], str], *, keep_others: bool = False) -> pa.Table:

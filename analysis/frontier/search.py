@@ -2,10 +2,8 @@
 
 The budget is shared out over rounds, and each round over the arms that are still in the search. An arm leaves when it
 surely holds less than another (successive elimination [1]), or held no step where the control did. The control never
-leaves. An arm whose knee is known
-closely enough, and that is ordered against all others in the search, gets no more. Once that is so of all, the rest of
-the budget goes to the knees of those that left, but for arms that no load could speak for. Before the first round every
-arm has one start.
+leaves. An arm whose knee is known closely enough, and that is ordered against all others in the search, gets no more.
+Once that is so of all, the search ends. Before the first round every arm has one start.
 
 Pure: the same steps and the same budget give the same decision.
 
@@ -126,8 +124,6 @@ def next_round(
     left = _leaving(frontier, staying)
     staying = [arm for arm in staying if arm not in {item.arm for item in left}]
     wanting = [arm for arm in staying if _open(frontier, arm, staying, budget)]
-    if not wanting:
-        wanting = _returning(frontier, start_s, budget)
     remaining_s = budget.total_s - spent_s
     if not wanting:
         return Round(turns=(), left=tuple(left), stop="the answer is not open any more")
@@ -163,18 +159,6 @@ def _open(frontier: Frontier, arm: str, staying: Sequence[str], budget: Budget) 
         return True
     others = (other for other in staying if other != arm)
     return any(not frontier.surely_more(arm, other) and not frontier.surely_more(other, arm) for other in others)
-
-
-def _returning(frontier: Frontier, start_s: Mapping[str, float], budget: Budget) -> list[str]:
-    """The arms whose own knee is still open, and that no arm beats which starts as soon."""
-    return [
-        item.arm
-        for item in frontier.holdings
-        if _width(item) > 1.0 + budget.resolution
-        and not any(
-            start_s[other] <= start_s[item.arm] and frontier.surely_more(other, item.arm) for other in frontier.arms
-        )
-    ]
 
 
 def _width(holding: Holding) -> float:

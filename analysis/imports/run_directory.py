@@ -1,4 +1,5 @@
-"""A run directory made of other tools' result files: each is a trial of one arm, since each was a run by itself."""
+"""Result files of other load tools, recognised by what they hold, and a run directory made of them: each is a trial of
+one arm, since each was a run by itself."""
 
 from __future__ import annotations
 
@@ -12,16 +13,69 @@ import pyarrow as pa
 import pyarrow.parquet
 import tomli_w
 
-from analysis.imports.file import read_result
+from analysis.imports import aiperf, guidellm, vllm
 from analysis.imports.result import Result
-from analysis.records.documents import write_json
+from analysis.records.documents import content_of, parse_json, write_json
 from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordError
+from analysis.records.tables import RecordError, one_line
 
 DESIGN = "separate"
 
 Named = tuple[str, Path]
 """An arm, and a file of it."""
+
+_READ = "vLLM bench serve, AIPerf and GuideLLM"
+_USUAL = ("profile_export", "benchmarks")  # what tools call every file
+
+
+def name_of(path: Path) -> str:
+    """Return the name of the run whose result lies there: of its file, or of its folder if the tool calls every file
+    so."""
+    folder = path.resolve().parent.name
+    return folder if folder and path.stem in _USUAL else path.stem
+
+
+def read_result(path: Path) -> Result:
+    """Return what the file holds. Raises RecordError, which names it, for one that cannot be read."""
+    try:
+        result = _result(path, _documents(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read ({error.strerror}): give a result file of {_READ}") from None
+    except UnicodeDecodeError:
+        raise RecordError(f"{path} is no text: give a result file of {_READ}") from None
+    except RecordError as error:
+        raise RecordError(f"{path} {error}") from None
+    if not result.requests.num_rows:
+        raise RecordError(f"{path} holds no request: run it again")
+    return result
+
+
+def _result(path: Path, documents: Sequence[Any]) -> Result:
+    only = documents[0] if len(documents) == 1 else None
+    table = only if isinstance(only, dict) else {}
+    if vllm.is_vllm(table):
+        return vllm.result_of(table)
+    if len(documents) > 1 and all(isinstance(item, dict) and vllm.is_vllm(item) for item in documents):
+        raise RecordError(f"holds {len(documents)} results: give a file of one, written without --append-result")
+    if guidellm.is_guidellm(table):
+        return guidellm.result_of(table)
+    if aiperf.is_aiperf(documents):
+        return aiperf.result_of(documents, content_of(aiperf.summary_path(path)))
+    if aiperf.SUMMARY in table:
+        raise RecordError("is a summary without its requests: give profile_export.jsonl of AIPerf")
+    raise RecordError(f"is no result file of {_READ}")
+
+
+def _documents(text: str) -> list[Any]:
+    """Return the values of JSON in the text, one or one a line."""
+    try:
+        return [parse_json(text)]
+    except ValueError as error:
+        whole = one_line(error)
+    try:
+        return [parse_json(line) for line in text.split("\n") if line.strip()]
+    except ValueError:
+        raise RecordError(f"is no whole JSON ({whole}): copy it again, or run it again") from None
 
 
 def write_run(folder: Path, files: Sequence[Named], *, name: str = "") -> None:
@@ -73,13 +127,9 @@ def _check_alike(one_path: Path, one: Result, other_path: Path, other: Result) -
 
 def _write_trial(folder: Path, number: int, arm: str, path: Path, result: Result) -> None:
     folder.mkdir(parents=True)
-    table = result.requests
-    for name, value in (("arm", arm), ("trial", number)):
-        place = REQUESTS.get_field_index(name)
-        table = table.set_column(
-            place, REQUESTS.field(place), pa.array([value] * len(table), REQUESTS.field(place).type)
-        )
-    pa.parquet.write_table(table, folder / "requests.parquet", compression="zstd")
+    columns = dict(zip(result.requests.column_names, result.requests.columns, strict=True))
+    columns |= {"arm": [arm] * len(result.requests), "trial": [number] * len(result.requests)}
+    pa.parquet.write_table(pa.table(columns, REQUESTS), folder / "requests.parquet", compression="zstd")
     info: dict[str, Any] = {
         "trial": number,
         "complete": True,

@@ -21,7 +21,7 @@ from analysis.run.settled import settled, settled_s
 
 JOURNAL = "interim.jsonl"
 PREVIEW = "preview.jsonl"  # analyses by which nothing is decided
-_OF_CHECKS = ("check", "arm", "ok", "value", "limit", "reason", "remedy")
+_OF_CHECKS = ("check", "arm", "ok", "reason", "remedy")
 
 
 def row_of(interim: Interim, run: Run, *, count: int, at_ns: int) -> dict[str, Any]:

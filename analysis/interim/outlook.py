@@ -15,7 +15,7 @@ from analysis.checks.traffic import SAMPLE_RATIO
 from analysis.judging.comparisons import step_comparisons
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.judgement import judge
-from analysis.judging.ramp_account import ramp_of
+from analysis.judging.ramp import ramp_of
 from analysis.judging.verdict import KIND_ORDER
 from analysis.run.run import Run
 
@@ -58,9 +58,8 @@ class Interim:
 def analyse(run: Run) -> Interim:
     """The interim analysis of what the run holds."""
     seen = judge(run, at_end=False)
-    limits = run.limits
     # No step of a ramp can wait for the end of the run.
-    to_the_end = ramp_of(run) is None and (limits.min_goodput_ratio is not None or limits.max_memory_ratio is not None)
+    to_the_end = ramp_of(run) is None and run.limits.max_memory_ratio is not None
     arms = []
     for arm in run.treatments:
         own = [gate for gate in seen.gates if gate.arm == arm]

@@ -1,4 +1,4 @@
-"""Every comparison of a run: five latencies at five quantiles and more, of each arm with the control, in each phase.
+"""Every comparison of a run: five latencies at five quantiles and more, of steady traffic of each arm and the control.
 
 The experiment chooses the few that gate. The others are reported and decide nothing.
 """
@@ -13,27 +13,23 @@ import numpy as np
 from analysis.arrays import Ints
 from analysis.judging.paths import Path, exchange_of, with_evidence
 from analysis.run.gaps import gaps_of
-from analysis.run.machines import Machines
 from analysis.run.pairs import in_pairs
 from analysis.run.run import Run
-from analysis.run.trials import block_numbers
+from analysis.run.trials import Machines, block_numbers
 from analysis.run.variance import start_spread
 from analysis.settings.metrics import JUDGED_METRICS
 from analysis.statistics.compare import (
-    NO_TEST,
     Comparison,
     Sample,
     as_many,
     compare,
     decide,
-    described,
     limits_text,
     seen_text,
 )
 from analysis.statistics.sequential import SEGMENTS
 from analysis.statistics.unpaired import compare_separate
 
-PHASES = ("steady", "cold", "all")
 STEP_QUANTILES = (0.5, 0.9)  # that a step of a ramp is left by: few requests say little of a tail
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 _SMALLEST_MS = 1e-3
@@ -60,16 +56,15 @@ def comparisons(run: Run, *, secondary: bool = True) -> Comparisons:
     limits = run.limits
     qs = sorted({*QUANTILES, *limits.quantiles}) if secondary else limits.quantiles
     for arm in run.treatments:
-        for phase in PHASES if secondary else ("steady",):
-            rows = _rows(run, arm, phase)
-            for metric in run.metrics if secondary else limits.metrics:
-                gates = limits.quantiles if phase == "steady" and metric in limits.metrics else ()
-                samples = _samples(run, metric, rows)
-                items = _compared(run, arm, metric, phase, samples, qs)
-                others += [item for item in items if item.quantile not in gates]
-                gated += _with_evidence(run, rows, [item for item in items if item.quantile in gates])
-                if gates and len(run.machines) > 1:
-                    by_machine += _by_machine(run, arm, metric, samples, gates)
+        rows = steady_rows(run, arm)
+        for metric in run.metrics if secondary else limits.metrics:
+            gates = limits.quantiles if metric in limits.metrics else ()
+            samples = samples_of(run, metric, rows)
+            items = compared(run, arm, metric, samples, qs)
+            others += [item for item in items if item.quantile not in gates]
+            gated += _with_evidence(run, rows, [item for item in items if item.quantile in gates])
+            if gates and len(run.machines) > 1:
+                by_machine += _by_machine(run, arm, metric, samples, gates)
     decided = tuple(item for item, _ in gated)
     return Comparisons(
         gated=decided if limits.sequential else tuple(decide(decided)),
@@ -81,23 +76,23 @@ def comparisons(run: Run, *, secondary: bool = True) -> Comparisons:
 
 def step_comparisons(run: Run, arm: str, margin: float) -> list[Comparison]:
     """The arm at the quantiles that a step of a ramp asks for, each held to the margin of the steps."""
-    rows = _rows(run, arm, "steady")
+    rows = steady_rows(run, arm)
     found: list[Comparison] = []
     for metric in run.limits.metrics:
-        items = _compared(run, arm, metric, "steady", _samples(run, metric, rows), STEP_QUANTILES)
+        items = compared(run, arm, metric, samples_of(run, metric, rows), STEP_QUANTILES)
         held = [replace(item, margin=margin) for item in items]
         found += [item for item, _ in _with_evidence(run, rows, held, sooner=False)]
     return found
 
 
 def _with_evidence(
-    run: Run, rows: _Rows, items: Sequence[Comparison], *, sooner: bool = True
+    run: Run, rows: Rows, items: Sequence[Comparison], *, sooner: bool = True
 ) -> list[tuple[Comparison, Path | None]]:
     """The comparisons of one metric as interim evidence decides them, with its paths; as they are where only the whole
     run does. `sooner`: large effects may decide by segments of blocks."""
     if not run.limits.sequential or not items:
         return [(item, None) for item in items]
-    samples = _samples(run, items[0].metric, rows, segments=SEGMENTS)
+    samples = samples_of(run, items[0].metric, rows, segments=SEGMENTS)
     quantiles = {*run.limits.quantiles, *(STEP_QUANTILES if run.records.weights else ())}
     gates = len(run.treatments) * len(run.limits.metrics) * len(quantiles)
     # Arms that take turns within a block share no segment.
@@ -111,20 +106,9 @@ def _by_machine(
     items: list[Comparison] = []
     for place, machine in enumerate(run.machines.names):
         treatment, control = (sample.only(run.machines.codes(sample.trial) == place) for sample in samples)
-        found = _compared(run, arm, metric, "steady", (treatment, control), qs)
+        found = compared(run, arm, metric, (treatment, control), qs)
         items += [replace(item, machine=machine) for item in found]
     return items
-
-
-def judge_quantiles(run: Run, arm: str, metric: str, phase: str, *, qs: Sequence[float]) -> list[Comparison]:
-    """The undecided comparisons of `arm` with the control at the quantiles `qs` of one metric."""
-    rows = _rows(run, arm, phase)
-    return _compared(run, arm, metric, phase, _samples(run, metric, rows), qs)
-
-
-def compared(run: Run, arm: str, metric: str, phase: str) -> tuple[Sample, Sample]:
-    """What is compared: the values of the arm, and those of the control."""
-    return _samples(run, metric, _rows(run, arm, phase))
 
 
 def description(item: Comparison) -> str:
@@ -134,17 +118,11 @@ def description(item: Comparison) -> str:
         return seen
     if item.obstacle is not None:
         return f"{seen}; there are no limits: {item.obstacle}."
-    return f"{seen}." if item.method == NO_TEST else f"{seen} ({limits_text(item.low, item.high)})."
+    return f"{seen} ({limits_text(item.low, item.high)})."
 
 
-def _compared(
-    run: Run,
-    arm: str,
-    metric: str,
-    phase: str,
-    samples: tuple[Sample, Sample],
-    qs: Sequence[float],
-) -> list[Comparison]:
+def compared(run: Run, arm: str, metric: str, samples: tuple[Sample, Sample], qs: Sequence[float]) -> list[Comparison]:
+    """The undecided comparisons of `arm` with the control, by samples of one metric, at the quantiles `qs`."""
     margin, alpha = run.limits.margin_of(metric), run.limits.alpha
     if run.separate:
         items = compare_separate(
@@ -155,24 +133,21 @@ def _compared(
             restart_spread=start_spread(run, arm),
             day_spread=run.limits.day_spread,
         )
-    elif phase != "steady":
-        # What users saw, compiles included: the quotient of the figures that reports show. No gate rests on it.
-        items = described(*samples, qs=qs, margin=margin, alpha=alpha)
     else:
         spread, machines = start_spread(run, arm), run.machines.of_trial
         items = compare(*samples, qs=qs, margin=margin, alpha=alpha, restart_spread=spread, machines=machines)
         if not all(map(len, samples)):
             why = f"none past the cold start of {run.limits.cold_s:g} s that no compile delayed"
             items = [replace(item, obstacle=f"{item.obstacle}, {why}") for item in items]
-    return [replace(item, arm=arm, control=run.control, metric=metric, phase=phase) for item in items]
+    return [replace(item, arm=arm, control=run.control, metric=metric) for item in items]
 
 
 # --- Which requests ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rows:
-    """The requests of an arm and of the control in one phase. `paired`: each has its copy on the other arm."""
+class Rows:
+    """The requests of an arm and of the control. `paired`: each has its copy on the other arm."""
 
     treatment: Ints
     control: Ints
@@ -180,16 +155,10 @@ class _Rows:
     uneven: bool  # one arm has clearly more requests in the same blocks
 
 
-def _rows(run: Run, arm: str, phase: str) -> _Rows:
-    """The steady phase leaves out the cold start and every request in flight while one of the two compiled. Both arms
+def steady_rows(run: Run, arm: str) -> Rows:
+    """Steady traffic leaves out the cold start and every request in flight while one of the two compiled. Both arms
     lose the same stretches, and where requests are copied, a request and its copy go together."""
-    selected = []
-    for name in (arm, run.control):
-        mask = run.of_arm(name) & run.usable
-        if phase == "steady":
-            selected.append(run.steady(mask, (arm, run.control)))
-        else:
-            selected.append(np.flatnonzero(mask & run.cold if phase == "cold" else mask))
+    selected = [run.steady(run.of_arm(name) & run.usable, (arm, run.control)) for name in (arm, run.control)]
     paired = run.copied and all(len(rows) > 0 and (run.requests.pair[rows] >= 0).all() for rows in selected)
     treatment, control = in_pairs(run.requests.pair, *selected) if paired else selected
     # Sequential evidence exchanges requests where shares are uneven; other comparisons draw as many of each arm.
@@ -197,10 +166,10 @@ def _rows(run: Run, arm: str, phase: str) -> _Rows:
         exchange_of(run, arm) == "requests"
         or max(map(len, (treatment, control))) > _UNEVEN * min(map(len, (treatment, control)))
     )
-    return _Rows(treatment=treatment, control=control, paired=paired, uneven=uneven)
+    return Rows(treatment=treatment, control=control, paired=paired, uneven=uneven)
 
 
-def _samples(run: Run, metric: str, rows: _Rows, *, segments: int = 1) -> tuple[Sample, Sample]:
+def samples_of(run: Run, metric: str, rows: Rows, *, segments: int = 1) -> tuple[Sample, Sample]:
     """The values of the metric where it is defined, of a request and its copy alike, by so many segments of a block."""
     own, base = (_known(run, metric, arm) for arm in (rows.treatment, rows.control))
     if rows.paired and len(own) and len(base):
@@ -235,14 +204,14 @@ def _known(run: Run, metric: str, rows: Ints) -> Ints:
     if metric == "itl":
         offsets = requests.gap_offsets
         return rows[(offsets[rows + 1] > offsets[rows]) | requests.failed[rows]]
-    return rows[~np.isnan(requests.metric_ms(metric)[rows])]
+    return rows[np.flatnonzero(~np.isnan(requests.metric_ms(metric)[rows]))]
 
 
 def _sample(run: Run, metric: str, rows: Ints, segments: int) -> Sample:
     """The values of the rows. Of ITL all gaps, each in the block in which it ended, whenever its request was due."""
     requests = run.requests
     if metric != "itl":
-        values, trial = requests.metric_ms(metric)[rows], requests.trial[rows]
+        values, trial = requests.metric_ms(metric)[rows].astype(np.float64), requests.trial[rows]
         if segments == 1:
             return Sample(values=values, block=run.block[rows], trial=trial)
         return Sample(values=values, block=blocks_at(run, trial, requests.start_ns[rows], segments), trial=trial)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from analysis.checks.applied import apply_checks
@@ -14,10 +15,10 @@ from analysis.judging.gates import Gate
 from analysis.judging.gates.compiles import CompileFacts, compile_facts, compile_gates, eager_gates
 from analysis.judging.gates.latency import latency_gate, with_needed
 from analysis.judging.gates.memory import memory_gates
-from analysis.judging.gates.objectives import death_gates, error_gates, goodput_gates, objective_gate, refused_gates
+from analysis.judging.gates.objectives import death_gates, error_gates, objective_gate, refused_gates
 from analysis.judging.gates.parity import parity_gates
 from analysis.judging.load_steps import goodput_gate, holding_of, is_search, steps_of
-from analysis.judging.ramp_account import ramp_gate, ramp_of
+from analysis.judging.ramp import ramp_gate, ramp_of
 from analysis.judging.verdict import Advice, advise, combined, headline
 from analysis.run.client_stalls import ArmStalls, client_stalls
 from analysis.run.machine_records import MachineRecords
@@ -47,19 +48,19 @@ def judge(run: Run, given: Sequence[Check] = (), *, at_end: bool = True) -> Judg
     """The judgement on the run. The same records and seed give an equal one.
 
     `given` checks replace those of the same name, as where two runs are compared. An interim analysis (`at_end` False)
-    leaves out what decides nothing, and what only the whole run decides: goodput, and memory but for a
-    ramp's, whose peak is one observation of a start.
+    leaves out what decides nothing, and memory but for a ramp's, whose peak is one observation of a start.
     """
     # A search drives the arms past what they hold, so their latency over the whole run means nothing.
     search = is_search(run)
-    compared = Comparisons() if search else comparisons(run, secondary=at_end)
-    stalls = client_stalls(run.requests, run.arms)
+    with ThreadPoolExecutor(1) as other_processor:
+        stalled = other_processor.submit(client_stalls, run.requests, run.arms)
+        compared = Comparisons() if search else comparisons(run, secondary=at_end)
+        stalls = stalled.result()
     checks, machines = checks_of_run(run, compared, stalls, at_end=at_end)
     checks = [*(check for check in checks if check.check not in {own.check for own in given}), *given]
     facts = {arm: compile_facts(run, arm) for arm in run.arms}
     memory = memory_of(run)
     ramp = ramp_of(run)
-    objectives = {arm: [objective_gate(run, arm, target) for target in run.targets] for arm in run.arms}
     steps = steps_of(run) if search else []
     raw: list[Gate] = []
     for arm in run.treatments:
@@ -69,8 +70,7 @@ def judge(run: Run, given: Sequence[Check] = (), *, at_end: bool = True) -> Judg
         else:
             pairs = zip(compared.gated, compared.paths, strict=True)
             raw += [latency_gate(run, item, path) for item, path in pairs if item.arm == arm]
-            raw += objectives[arm]
-            raw += goodput_gates(run, arm) if at_end else []
+            raw += [objective_gate(run, arm, target) for target in run.targets]
         raw += compile_gates(run, arm, stalls[arm])
         raw += [*eager_gates(run, arm), *refused_gates(run, arm)]
         raw += death_gates(run, arm) if search else error_gates(run, arm)
@@ -94,10 +94,5 @@ def judge(run: Run, given: Sequence[Check] = (), *, at_end: bool = True) -> Judg
         verdicts=verdicts,
         overall=combined(list(verdicts.values())),
         headline=headline(verdicts, gates, checks, run.control),
-        advice=advise(
-            gates,
-            checks,
-            external=[arm for arm in run.arms if run.account(arm).external],
-            of_control=objectives[run.control],
-        ),
+        advice=advise(gates, checks, external=[arm for arm in run.arms if run.account(arm).external]),
     )

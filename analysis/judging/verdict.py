@@ -27,10 +27,6 @@ def combined(verdicts: Sequence[str]) -> str:
     return PASS if verdicts and set(verdicts) == {PASS} else INCONCLUSIVE
 
 
-def _in_order(gates: Sequence[Gate]) -> list[Gate]:
-    return sorted(gates, key=lambda gate: KIND_ORDER[gate.kind])
-
-
 # --- The headline -----------------------------------------------------------------------------------------------------
 
 
@@ -39,35 +35,27 @@ def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Ch
     if not arms:
         return f"There is no arm to judge against {control}."
     # Whatever else is true of a run that overloaded its arms, it is true of an overload.
-    not_passed = [arm for arm, verdict in arms.items() if verdict != PASS]
-    parts = [f"{check.reason} {check.remedy}" for check in checks if _is_overload(check, not_passed)]
-    of_arm = {arm: _in_order([gate for gate in gates if gate.arm == arm]) for arm in arms}
-    for arm in _with(arms, FAIL):
-        first = next(gate for gate in of_arm[arm] if gate.verdict == FAIL)
-        reason = first.reason.replace(f" {first.allowance}", "") if first.allowance else first.reason
-        parts.append(f"{arm} must not replace {control}: {reason}")
+    overloads = [check for check in checks if check.rule.rank == OVERLOADED and not check.ok]
+    concerned = [None, *(arm for arm, verdict in arms.items() if verdict != PASS)]
+    parts = [f"{check.reason} {check.remedy}" for check in overloads if check.arm in concerned and len(concerned) > 1]
     undecided: dict[str, list[str]] = {}
-    for arm in _with(arms, INCONCLUSIVE):
-        undecided.setdefault(_open_reason(of_arm[arm], checks), []).append(arm)
-    for reason, own in undecided.items():
-        parts.append(f"This run cannot decide whether {' or '.join(own)} may replace {control}: {reason}")
-    for arm in _with(arms, PASS):
-        bounds = [
-            max((gate.high, *(gate.lasting or ())))
-            for gate in of_arm[arm]
-            if gate.kind == "noninferiority" and gate.high is not None
-        ]
-        slower = f" (latency at most {max(bounds):.2f} times {control}'s, error bars included)" if bounds else ""
-        parts.append(f"{arm} may replace {control}: every gate passed{slower}.")
-    return " ".join(parts)
-
-
-def _with(arms: Mapping[str, str], verdict: str) -> list[str]:
-    return [arm for arm, own in arms.items() if own == verdict]
-
-
-def _is_overload(check: Check, arms: Collection[str]) -> bool:
-    return check.rule.rank == OVERLOADED and not check.ok and bool(arms) and check.arm in (None, *arms)
+    passed = []
+    for arm, verdict in arms.items():
+        own = sorted((gate for gate in gates if gate.arm == arm), key=lambda gate: KIND_ORDER[gate.kind])
+        if verdict == FAIL:
+            first = next(gate for gate in own if gate.verdict == FAIL)
+            reason = first.reason.replace(f" {first.allowance}", "") if first.allowance else first.reason
+            parts.append(f"{arm} must not replace {control}: {reason}")
+        elif verdict == INCONCLUSIVE:
+            undecided.setdefault(_open_reason(own, checks), []).append(arm)
+        else:
+            ratios = [gate for gate in own if gate.kind == "noninferiority" and gate.high is not None]
+            most = max((max((gate.high or 0.0, *(gate.lasting or ()))) for gate in ratios), default=None)
+            slower = "" if most is None else f" (latency at most {most:.2f} times {control}'s, error bars included)"
+            passed.append(f"{arm} may replace {control}: every gate passed{slower}.")
+    for reason, own_arms in undecided.items():
+        parts.append(f"This run cannot decide whether {' or '.join(own_arms)} may replace {control}: {reason}")
+    return " ".join([*parts, *passed])
 
 
 def _open_reason(gates: Sequence[Gate], checks: Sequence[Check]) -> str:
@@ -104,9 +92,10 @@ class Advice:
     remedies: tuple[Remedy, ...] = ()
 
 
-_LONG_S = 4 * 3600.0  # a gate that needs more is named by itself
-
-# What would decide an open gate that no length of the run decides, by its kind.
+# What would decide open gates, by their kind where no length of the run decides them.
+_LENGTH = "A run of about {length} would decide the open gates, if the arms behave as they did here."
+_LONG_S = 4 * 3600.0
+_LONG = "It takes about {length} for {gates}: near the limit, or much varied."
 _STUCK = {
     "recompile": "Record the compile events of {arms}.",
     "memory": "More and longer trials would decide {gates}, with the machines watched ([machines]).",
@@ -133,81 +122,60 @@ _REMEDIES = {
     "memory": "To hold less, take fewer slots (engine.slots) or fewer planned shapes, which hold CUDA graphs.",
     "ramp": "The section on the ramp says at which share of the users it ended and why.",
 }
-_OF_BOTH = "The control misses it too: look at the objective and the load first."
 _OF_EXTERNAL = {
     "parity": "Compare its weights, precision and sampling with the control's.",
     "recompile": "Have its server warm up the lengths of this traffic before it is measured.",
 }
 
 
-def advise(
-    gates: Sequence[Gate], checks: Sequence[Check], *, external: Collection[str] = (), of_control: Sequence[Gate] = ()
-) -> Advice:
+def advise(gates: Sequence[Gate], checks: Sequence[Check], *, external: Collection[str] = ()) -> Advice:
     """What would decide the open gates, of arms that have not failed, and what to do about the failed ones.
 
-    `external` are external arms, `of_control` the control's own gates on objectives.
+    `external` are external arms.
     """
     failed = sorted({gate.arm for gate in gates if gate.verdict == FAIL})
-    open_gates = [gate for gate in gates if gate.verdict == INCONCLUSIVE and gate.arm not in failed]
-    sentences: list[str] = []
-    timed: list[Gate] = []
-    stuck: dict[str, list[Gate]] = {}
-    for gate in open_gates:
+    fixes: list[str] = []
+    found: dict[str, list[Gate]] = {}
+    for gate in (gate for gate in gates if gate.verdict == INCONCLUSIVE and gate.arm not in failed):
         faults = blocking(gate, checks)
-        sentences += [check.remedy for check in faults if check.remedy]
-        if gate.needed_s is None and not gate.blocked_by:
+        fixes += [check.remedy for check in faults if check.remedy]
+        if any(check.rule.rank == OVERLOADED for check in faults):
+            continue  # a longer run of an overload only makes the queues longer
+        if gate.needed_s is not None:
+            found.setdefault(_LONG if gate.needed_s > _LONG_S else _LENGTH, []).append(gate)
+        elif not gate.blocked_by:
             sentence = _STUCK.get(gate.kind, _STARTS if gate.needed_starts else _NEVER)
-            stuck.setdefault(_UNSEEN if gate.unseen else sentence, []).append(gate)
-        elif gate.needed_s is not None and not any(check.rule.rank == OVERLOADED for check in faults):
-            timed.append(gate)  # a longer run of an overload only makes the queues longer
-    sentences += _lengths(timed)
-    for sentence, own in stuck.items():
-        count = max(gate.needed_starts or 0 for gate in own)
-        arms = ", ".join(sorted({gate.arm for gate in own}))
-        sentences.append(sentence.format(count=count, arms=arms, gates=_names(own)))
+            found.setdefault(_UNSEEN if gate.unseen else sentence, []).append(gate)
+    lengths = [text for text in (_LENGTH, _LONG) if text in found]
+    sentences = [_filled(text, found[text]) for text in (*lengths, *(text for text in found if text not in lengths))]
     if failed:
         sentences.append(f"A longer run will not clear {', '.join(failed)}.")
     return Advice(
-        needed_s=max((gate.needed_s or 0.0 for gate in timed), default=None),
-        text=" ".join(dict.fromkeys(sentences)) or "Nothing is open.",
-        remedies=_remedies(gates, external, {gate.gate for gate in of_control if gate.verdict == FAIL}),
+        needed_s=max((gate.needed_s or 0.0 for text in lengths for gate in found[text]), default=None),
+        text=" ".join(dict.fromkeys([*fixes, *sentences])) or "Nothing is open.",
+        remedies=_remedies(gates, external),
     )
 
 
-def _lengths(timed: Sequence[Gate]) -> list[str]:
-    """How long a run would decide the gates that a length decides."""
-    long = [gate for gate in timed if (gate.needed_s or 0.0) > _LONG_S]
-    soon = [gate for gate in timed if gate not in long]
-    sentences = []
-    if soon:
-        others = f"all open gates but {len(long)}" if long else "the open gates"
-        sentences.append(f"A run of about {_length(soon)} would decide {others}, if the arms behave as they did here.")
-    if long:
-        sentences.append(f"About {_length(long)} would decide {_names(long)}: near the limit, or much varied.")
-    return sentences
-
-
-def _length(gates: Sequence[Gate]) -> str:
-    """The longest run that one of the gates needs, and in how many fresh starts."""
+def _filled(text: str, gates: Sequence[Gate]) -> str:
+    """The sentence on the gates: their names, and the longest run and the most fresh starts that one of them needs."""
     starts = max(gate.needed_starts or 0 for gate in gates)
     over = f" in {starts} fresh starts (trials.count = {starts})" if starts else ""
-    return f"{duration_text(max(gate.needed_s or 0.0 for gate in gates))}{over}"
+    return text.format(
+        arms=", ".join(sorted({gate.arm for gate in gates})),
+        gates=", ".join(sorted({f'"{gate_label(gate.gate)}" of {gate.arm}' for gate in gates})),
+        count=starts,
+        length=f"{duration_text(max(gate.needed_s or 0.0 for gate in gates))}{over}",
+    )
 
 
-def _names(gates: Sequence[Gate]) -> str:
-    return ", ".join(sorted({f'"{gate_label(gate.gate)}" of {gate.arm}' for gate in gates}))
-
-
-def _remedies(gates: Sequence[Gate], external: Collection[str], missed: Collection[str]) -> tuple[Remedy, ...]:
-    """One remedy for all gates of an arm that failed for one cause, in the order of arms and of `KIND_ORDER`.
-
-    `missed` are the objectives that the control misses too.
-    """
+def _remedies(gates: Sequence[Gate], external: Collection[str]) -> tuple[Remedy, ...]:
+    """One remedy for all gates of an arm that failed for one cause, in the order of arms and of `KIND_ORDER`."""
+    arms = list(dict.fromkeys(gate.arm for gate in gates))
     found: dict[tuple[str, str], list[str]] = {}
-    for arm in dict.fromkeys(gate.arm for gate in gates):
-        for gate in _in_order([gate for gate in gates if gate.arm == arm and gate.verdict == FAIL]):
+    for gate in sorted(gates, key=lambda gate: (arms.index(gate.arm), KIND_ORDER[gate.kind])):
+        if gate.verdict == FAIL:
             text = _REMEDIES.get(gate.gate, _REMEDIES[gate.kind])
-            text = _OF_EXTERNAL.get(gate.kind, text) if arm in external else text
-            text = _OF_BOTH if gate.gate in missed else text
-            found.setdefault((arm, text.format(arm=arm)), []).append(gate.gate)
+            text = _OF_EXTERNAL.get(gate.kind, text) if gate.arm in external else text
+            found.setdefault((gate.arm, text.format(arm=gate.arm)), []).append(gate.gate)
     return tuple(Remedy(arm=arm, gates=tuple(names), text=text) for (arm, text), names in found.items())

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 DEEPEST = 32  # levels of values; no setting lies deeper
-LARGEST_BYTES = 64 << 20
 
 _KEY = "crc32"
 _TOML_END = re.compile(r"\n# crc32 ([0-9a-f]{8})\s*\Z")
@@ -64,8 +63,6 @@ def read_document(path: Path) -> tuple[dict[str, Any] | None, str]:
     if not path.exists():
         return None, ""
     try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise ValueError("too large")
         content = parse_json(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError("no table")
@@ -134,8 +131,6 @@ def read_toml(path: Path) -> tuple[dict[str, Any], str]:
     """
     if not path.exists():
         return {}, ""
-    if path.stat().st_size > LARGEST_BYTES:
-        raise ValueError(f"it has more than {LARGEST_BYTES >> 20} MiB")
     text = path.read_text(encoding="utf-8")
     content = parse_toml(text)
     _check(content)

@@ -1,8 +1,8 @@
 """Several runs of one experiment as one run: which runs a folder joins, whether they may be joined, and new names.
 
 A folder that joins runs holds runs.json, which names them by paths from the folder. Trials are numbered anew in order
-of time, with planned trials that are missing included. Ids are unique within a run only, so each gets the place of its
-run in front, such as "2.1-17-eager".
+of time, with planned trials that are missing included. Ids are unique within a run only: those of compile events get
+the place of their run in front, such as "2.1-compiled-0-7", and requests are found by trial and id.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ RUN_LIST = "runs.json"
 
 _MOST_PLANNED = 1000  # trials of one run
 _LONGEST_SHOWN = 120  # characters of a value
-_IDS = ("request_id", "session_id", "pair_id", "event_id", "request_ids")
 # Settings that change nothing of what is measured, as keys or as tables: where and how often, not what.
 _MAY_DIFFER = (
-    *("name", "seed", "machines", "rollout", "trials.count", "trials.ready_timeout_s"),
-    *("splitter.port", "splitter.admin_port", "splitter.access_log"),
+    *("name", "seed", "machines", "trials.count", "trials.ready_timeout_s"),
+    *("splitter.port", "splitter.admin_port"),
     *("traffic.workers", "traffic.remote_workers", "traffic.master_bind"),
 )
 _MUST_AGREE = ("arms", "control", "traffic.design", "loop")  # whatever is accepted
@@ -158,12 +157,13 @@ class RecordedRun:
 
     def with_own_names(self, rows: pa.Table, trial: int) -> pa.Table:
         """Return the rows of a table of `trial`, with its number where they state none. Among several runs, trials have
-        their new numbers and ids that no other run has."""
+        their new numbers and compile events ids that no other run has."""
         given = pc.fill_null(rows.column("trial"), trial)
         if not self.place:
             return _replaced(rows, "trial", given)
-        for name in (name for name in _IDS if name in rows.column_names):
-            rows = _replaced(rows, name, _prefixed(rows.column(name), f"{self.place}."))
+        if "event_id" in rows.column_names:
+            ids = pc.binary_join_element_wise(str(self.place), rows.column("event_id"), ".")
+            rows = _replaced(rows, "event_id", ids)
         given = given.to_numpy()
         numbers = np.full(len(given), self.unknown, dtype=np.int32)
         for own in np.unique(given).tolist():
@@ -174,14 +174,6 @@ class RecordedRun:
 def _replaced(rows: pa.Table, name: str, column: Any) -> pa.Table:
     place = rows.schema.get_field_index(name)
     return rows.set_column(place, rows.schema.field(place), column.cast(rows.schema.field(place).type))
-
-
-def _prefixed(column: Any, front: str) -> Any:
-    """Return ids, or lists of ids, with `front` before each; null stays null."""
-    if pa.types.is_list(column.type):
-        lists = column.to_pylist()
-        return pa.array([ids and [name and front + name for name in ids] for ids in lists], column.type)
-    return pc.binary_join_element_wise(front, column, "")
 
 
 def renumbered(runs: Sequence[RecordedRun]) -> tuple[RecordedRun, ...]:
@@ -225,8 +217,7 @@ def check_joinable(runs: Sequence[RecordedRun], accepted: Sequence[str] = ()) ->
 
 def check_next(runs: Sequence[RecordedRun], coming: RecordedRun, accepted: Sequence[str] = ()) -> None:
     """Raise RecordError if a run that has not begun yet differs from `runs` in what is known before it begins."""
-    begun = tuple({"stalling_kinds": info.get("stalling_kinds")} for info in runs[0].infos if info)
-    _differences((replace(runs[0], infos=begun), coming), accepted)
+    _differences((replace(runs[0], infos=()), coming), accepted)
 
 
 def _differences(runs: Sequence[RecordedRun], accepted: Sequence[str]) -> tuple[str, ...]:
@@ -273,7 +264,7 @@ def settings_of(run: RecordedRun) -> dict[str, Any]:
     quantised = any(key.endswith(".quantisation") and value != "none" for key, value in found.items())
     prompts = mapping(first_of(infos, "prompts"))
     facts = {
-        **{key: first_of(infos, key) for key in ("block_s", "stalling_kinds")},
+        "block_s": first_of(infos, "block_s"),
         "arms": sorted(str(row.get("name")) for row in rows),
         "control": [str(row.get("name")) for row in rows if row.get("control") is True],
         "loop": [str(first_of(infos, key)) for key in ("loop", "open_loop")],

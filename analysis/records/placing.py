@@ -11,9 +11,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from analysis.records.request_columns import RequestColumns
 from analysis.records.requests import Requests
 from analysis.records.schemas import EVENT_KINDS
 from analysis.wording import counted
@@ -77,17 +78,22 @@ def place_events(
     return table.filter(pa.array([reason is None for reason in reasons])), tuple(unplaced)
 
 
-def misplaced_requests(table: pa.Table, *, arms: Collection[str], trials: Collection[int]) -> tuple[str, ...]:
+def misplaced_requests(requests: RequestColumns, *, arms: Collection[str], trials: Collection[int]) -> tuple[str, ...]:
     """Return a phrase for the requests that name no arm, and one for each arm, trial or phase that the run does not
     have. An empty collection places every row."""
     unplaced = []
-    if nameless := table.column("arm").null_count:
+    if nameless := int((requests.arm < 0).sum()):
         # The client gave up or lost its connection before the splitter had answered.
         unplaced.append(f"{counted(nameless, 'request')} that ended before the arm was known")
-    for what, known in (("arm", arms), ("trial", trials), ("phase", REQUEST_PHASES)):
-        for item in pc.value_counts(table.column(what).combine_chunks()).to_pylist() if known else ():
-            if item["values"] is not None and item["values"] not in known:
-                unplaced.append(f"{counted(item['counts'], 'request')} of an unknown {what} ({_shown(item['values'])})")
+    for what, known, column, names in (
+        ("arm", arms, requests.arm, requests.arms),
+        ("trial", trials, requests.trial, None),
+        ("phase", REQUEST_PHASES, requests.phase, requests.phases),
+    ):
+        for code, count in zip(*(found.tolist() for found in np.unique(column, return_counts=True)), strict=True):
+            value = code if names is None else names[code] if code >= 0 else None
+            if known and value is not None and value not in known:
+                unplaced.append(f"{counted(count, 'request')} of an unknown {what} ({_shown(value)})")
     return tuple(unplaced)
 
 

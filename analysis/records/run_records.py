@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 
 from analysis.records import joining
 from analysis.records.asked_answers import PATTERN as ANSWERS
 from analysis.records.documents import read_document, read_toml
 from analysis.records.joining import RecordedRun, RunList, read_run_list
+from analysis.records.request_columns import ColumnBuilder, RequestColumns
 from analysis.records.schemas import JUDGED_REQUESTS, REQUIRED, TABLES
-from analysis.records.tables import RecordError, one_line, read_table
+from analysis.records.tables import RecordError, one_line, tables_in
 from analysis.records.weight_journal import JOURNAL, WeightChange, read_journal
 from analysis.wording import counted
+
+_BYTES_A_BYTE = 1.2  # of requests in a file, at the peak of an analysis (benchmarks/analysis.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +32,11 @@ class RunRecords:
     environment: dict[str, Any]
     trials: tuple[dict[str, Any], ...]  # trial.json of each trial, in order; empty for bare tables
     generators: tuple[dict[str, Any], ...]
-    requests: pa.Table  # the columns of JUDGED_REQUESTS
+    requests: RequestColumns
     events: pa.Table | None  # None: no such file, so nothing is known of compiles
     steps: pa.Table | None  # None: of no trial
     machines: pa.Table | None  # samples of the machines; None if nothing sampled them
     problems: tuple[str, ...]  # what is torn, damaged or unreadable, in words
-    server_load: pa.Table | None = None  # as external arms report it; None if none does
     parity: Mapping[str, Any] | None = None  # parity.json: measured before the first trial; None if it was not
     answers: tuple[dict[str, Any], ...] = ()  # of external arms to prompts that all were asked, a trial and an arm each
     search: Mapping[str, Any] | None = None  # frontier.json: how a search, or several, went on; None if none was made
@@ -45,11 +48,6 @@ class RunRecords:
     def joined(self) -> bool:
         """Whether these are the records of several runs."""
         return any(run.place for run in self.runs)
-
-    @property
-    def directories(self) -> tuple[Path, ...]:
-        """The directories that hold trials."""
-        return tuple(run.directory for run in self.runs) or (self.directory,)
 
 
 def read_run(directory: Path) -> RunRecords:
@@ -132,13 +130,13 @@ class _Files:
         self.add(path, problem)
         return content
 
-    def table(self, path: Path, stem: str) -> pa.Table:
-        """Return the rows of the file of the table `stem`. Raises RecordError."""
+    def tables(self, path: Path, stem: str) -> Iterator[pa.Table]:
+        """Yield the rows of the file of the table `stem`, some megabytes at a time. Raises RecordError."""
+        problems: list[str] = []
         schema = JUDGED_REQUESTS if stem == "requests" else TABLES[stem]
-        rows, problems = read_table(path, schema, required=REQUIRED[stem])
+        yield from tables_in(path, schema, problems, required=REQUIRED[stem])
         for problem in problems:
             self.add(path, problem)
-        return rows
 
 
 def _opened(directories: Sequence[Path]) -> list[tuple[RecordedRun, _Files]]:
@@ -191,7 +189,9 @@ def _together(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
 
 def _records(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
     """Return the records of a run, or of several with new numbers."""
-    tables: dict[str, list[pa.Table]] = {stem: [] for stem in TABLES}
+    _check_memory(opened)
+    requests = ColumnBuilder()
+    tables: dict[str, list[pa.Table]] = {stem: [] for stem in TABLES if stem != "requests"}
     infos: list[dict[str, Any]] = []
     generators: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
@@ -201,24 +201,26 @@ def _records(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
             trial = {"trial": run.trials[number]}
             infos += [] if info is None else [{**info, **trial}]
             accounts = {path.stem: account | trial for path, account in files.all(folder, "generator-*.json")}
+            for path in table_files(folder, "requests"):
+                before, nameless = requests.rows, 0
+                for rows in files.tables(path, "requests"):
+                    nameless += rows.column("trial").null_count
+                    requests.add(run.with_own_names(rows, number), run.place)
+                process = path.name.partition(".")[0].replace("requests-", "generator-")
+                if process in accounts:
+                    accounts[process]["rows"] = requests.rows - before
+                if nameless and info is not None:  # bare tables need not name their trial
+                    files.add(path, f"has {counted(nameless, 'request')} without a trial")
             for stem, found in tables.items():
                 for path in table_files(folder, stem):
-                    rows = files.table(path, stem)
-                    process = path.name.partition(".")[0].replace("requests-", "generator-")
-                    if process in accounts:
-                        accounts[process]["rows"] = rows.num_rows
-                    nameless = rows.column("trial").null_count
-                    if stem == "requests" and nameless and info is not None:  # bare tables need not name their trial
-                        files.add(path, f"has {counted(nameless, 'request')} without a trial")
-                    found.append(run.with_own_names(rows, number))
+                    found.append(TABLES[stem].empty_table())
+                    found += [run.with_own_names(rows, number) for rows in files.tables(path, stem)]
             generators += accounts.values()
             answers += [document | trial for _, document in files.all(folder, ANSWERS)]
             files.document(folder / "compiler.json")
         weights, problem = read_journal(run.directory)
         files.add(run.directory / JOURNAL, problem)
     runs = tuple(run for run, _ in opened)
-    if not tables["requests"]:
-        raise _no_requests(runs[0])
     for files, folder in ((files, folder) for run, files in opened for folder in run.folders):
         if tables["compile_events"] and not table_files(folder, "compile_events"):  # which would read as no compile
             files.add(folder, "holds no compile_events, as other trials do")
@@ -229,11 +231,10 @@ def _records(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
         environment=joining.joined_environment(runs),
         trials=tuple(sorted(infos, key=lambda info: info["trial"])),
         generators=tuple(generators),
-        requests=known["requests"],
+        requests=requests.columns(),
         events=known["compile_events"],
         steps=known["steps"],
         machines=known["machines"],
-        server_load=known["server_load"],
         problems=tuple(problem for _, files in opened for problem in files.problems),
         parity=joining.joined_parity([run.parity for run in runs]),
         answers=tuple(answers),
@@ -241,6 +242,20 @@ def _records(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
         weights=() if runs[0].place else weights,
         runs=runs,
     )
+
+
+def _check_memory(opened: Sequence[tuple[RecordedRun, _Files]]) -> None:
+    """Raise RecordError if there is no file of requests, and if their analysis takes more memory than is free."""
+    paths = [path for run, _ in opened for folder in run.folders for path in table_files(folder, "requests")]
+    if not paths:
+        raise _no_requests(opened[0][0])
+    size = sum(path.stat().st_size for path in paths)
+    needed = _BYTES_A_BYTE * size
+    if needed > (free := psutil.virtual_memory().available):
+        raise RecordError(
+            f"{opened[0][0].name} holds {size / 1e9:.1f} GB of requests, whose analysis takes about {needed / 1e9:.1f} "
+            f"GB of memory, and {free / 1e9:.1f} GB are free: analyse it on a machine with more"
+        )
 
 
 def _no_requests(run: RecordedRun) -> RecordError:

@@ -29,12 +29,12 @@ REQUESTS = pa.schema(
         ("output_tokens", pa.int32()),
         ("token_ns", pa.list_(pa.int64())),  # offsets from sent_ns, one per token
         ("compile_stall_ns", pa.int64()),
-        ("batch_id", pa.int64()),
         ("server_recv_ns", pa.int64()),
         ("server_end_ns", pa.int64()),
         ("phase", pa.string()),  # rampup | measure
     ]
 )
+JUDGED_REQUESTS = pa.schema(field for field in REQUESTS if not field.name.startswith("server_"))
 
 COMPILE_EVENTS = pa.schema(
     [
@@ -55,10 +55,6 @@ COMPILE_EVENTS = pa.schema(
         ("request_ids", pa.list_(pa.string())),
         ("backend_ns", pa.int64()),
         ("phase", pa.string()),  # warmup | serving
-        ("autotune_ns", pa.int64()),  # share of the event that went into benchmarking kernels
-        ("guards", pa.int32()),
-        ("nodes", pa.int32()),  # of the traced graph
-        ("kernels", pa.int32()),  # generated, or called from libraries
         ("breaks", pa.list_(pa.string())),  # graph breaks that the tracing met: place and cause
     ]
 )
@@ -77,20 +73,6 @@ STEPS = pa.schema(
         ("tokens", pa.int64()),
         ("padded_tokens", pa.int64()),
         ("compiled", pa.bool_()),
-    ]
-)
-
-# The load of a server by its own account, read about once a second. Null is what it does not say.
-SERVER_LOAD = pa.schema(
-    [
-        ("trial", pa.int32()),
-        ("arm", pa.string()),
-        ("replica", pa.string()),  # null where one page speaks for all of the arm's
-        ("at_ns", pa.int64()),  # when the page came
-        ("running", pa.float64()),  # requests
-        ("waiting", pa.float64()),
-        ("cache_pct", pa.float64()),  # of the KV cache in use
-        ("preemptions", pa.float64()),  # since the server started
     ]
 )
 
@@ -127,11 +109,8 @@ MACHINES = pa.schema(
         # process
         ("device_memory_bytes", pa.int64()),  # held by the process on its devices
         # allocator
-        ("allocated_bytes", pa.int64()),
         ("reserved_bytes", pa.int64()),
         ("peak_bytes", pa.int64()),  # allocated at once since the row before; the first says nothing of the warm-up
-        ("allocator_retries", pa.int64()),
-        ("out_of_memory", pa.int64()),
     ]
 )
 
@@ -140,7 +119,6 @@ TABLES: Final = {
     "steps": STEPS,
     "compile_events": COMPILE_EVENTS,
     "machines": MACHINES,
-    "server_load": SERVER_LOAD,
 }
 
 # Columns that a file must have.
@@ -148,7 +126,6 @@ REQUIRED: Final = {
     "requests": ("arm", "end_ns", "status"),
     "compile_events": ("arm", "kind", "start_ns", "end_ns"),
     "steps": ("arm", "start_ns", "end_ns"),
-    "server_load": ("arm", "at_ns"),
     "machines": ("kind", "name", "at_ns"),
 }
 
@@ -163,12 +140,3 @@ EVENT_KINDS: Final[Mapping[str, str]] = {
     "background_compile": "background compile",
     "eager_fallback": "eager fallback",
 }
-
-# What judging reads of a request; a name that many requests share is kept once.
-_UNREAD = ("batch_id", "server_recv_ns", "server_end_ns")
-_SHARED_NAMES = ("arm", "replica", "status", "error", "phase")
-JUDGED_REQUESTS = pa.schema(
-    field.with_type(pa.dictionary(pa.int32(), pa.string())) if field.name in _SHARED_NAMES else field
-    for field in REQUESTS
-    if field.name not in _UNREAD
-)

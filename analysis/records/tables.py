@@ -34,15 +34,15 @@ _ROWS_AT_ONCE = 1 << 16  # of Parquet
 _BYTES_AT_ONCE = 1 << 24
 _LONGEST, _HEAD = 1000, 700  # characters of an error
 
-# jemalloc returns freed memory at once, which halves the peak while a large run is read. Not every build has it.
+
+# jemalloc returns freed memory at once. Not every build has it.
 with contextlib.suppress(NotImplementedError):
     pa.set_memory_pool(pa.jemalloc_memory_pool())
     pa.jemalloc_set_decay_ms(0)
 
 
 class RecordError(ValueError):
-    """The records cannot be read or judged. The message is one line: what, where, remedy; a long one is shortened in
-    the middle."""
+    """The records cannot be read or judged. The message is one line, which may be cut: what, where, remedy."""
 
     def __init__(self, message: str) -> None:
         line = " ".join(message.splitlines())
@@ -98,24 +98,17 @@ def read_end(path: Path) -> tuple[int, bool] | None:
 
 
 class RecordWriter:
-    """Rows appended to one Arrow stream; what `flush` wrote survives a kill of the process.
+    """Rows appended to a new Arrow stream; what `flush` wrote survives a kill of the process.
 
-    An existing file is continued after its last whole batch. Raises RecordError for one with another schema and for one
-    that is not as it was written.
+    Raises OSError if the file cannot be made, as where it exists.
     """
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._schema = schema
         self._rows: list[Mapping[str, Any]] = []
         self._checksum = Checksum()
-        kept = _kept_batches(path, schema)
-        # The whole batches go to a new file that replaces the old one: a kill here loses nothing either.
-        fresh = path.with_name(path.name + ".new")
-        self._file = fresh.open("wb", buffering=0)
+        self._file = path.open("xb", buffering=0)
         self._append(schema.serialize().to_pybytes(), 0)
-        for batch in kept:
-            self.append_batch(batch)
-        fresh.replace(path)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add the row to the next batch; columns it lacks are null."""
@@ -176,40 +169,37 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         return pa.array([x if x is not None and -beyond <= x < beyond else None for x in values], kind)
 
 
-def _kept_batches(path: Path, schema: pa.Schema) -> list[pa.RecordBatch]:
-    problems: list[str] = []
-    tables = list(_arrow_tables(path, None, problems)) if path.exists() else []
-    if NOT_AS_WRITTEN in problems or any(not table.schema.equals(schema) for table in tables):
-        raise RecordError(f"{path.name} is damaged or holds other columns, so it is not continued: give another file")
-    return [batch for table in tables for batch in table.to_batches()]
-
-
 # --- Reading ----------------------------------------------------------------------------------------------------------
 
 
 def read_table(path: Path, schema: pa.Schema, *, required: Sequence[str] = ()) -> tuple[pa.Table, tuple[str, ...]]:
-    """Return the rows of an Arrow, Parquet or JSON Lines file in `schema`, and what is wrong with the file, in words
-    that follow its name.
+    """Return the rows of a file in `schema`, and what is wrong with it: see `tables_in`."""
+    problems: list[str] = []
+    tables = [schema.empty_table(), *tables_in(path, schema, problems, required=required)]
+    return pa.concat_tables(tables), tuple(problems)
+
+
+def tables_in(
+    path: Path, schema: pa.Schema, problems: list[str], *, required: Sequence[str] = ()
+) -> Iterator[pa.Table]:
+    """Yield the rows of an Arrow, Parquet or JSON Lines file in `schema`, some megabytes at a time, and add what is
+    wrong with the file to `problems`, in words that follow its name.
 
     Columns that `schema` lacks are not read, and columns that the file lacks are null. Raises RecordError for a missing
     `required` column, a column of another kind, and a file that cannot be read.
     """
     tables_of = {".parquet": _parquet_tables, ".jsonl": _json_tables}.get(path.suffix, _arrow_tables)
-    problems: list[str] = []
-    tables = [schema.empty_table()]
     try:
         for table in tables_of(path, schema, problems):
-            tables.append(_conform(table, schema, required, path.name))
+            yield _conform(table, schema, required, path.name)
     except RecordError:
         raise
     except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
         raise RecordError(f"{path.name} cannot be read ({one_line(error)}): give the file again") from error
-    return pa.concat_tables(tables), tuple(problems)
 
 
-def _arrow_tables(path: Path, schema: pa.Schema | None, problems: list[str]) -> Iterator[pa.Table]:
-    """Yield the whole batches of an Arrow stream, with the columns of `schema` or all, and add what is wrong with the
-    file to `problems`."""
+def _arrow_tables(path: Path, schema: pa.Schema, problems: list[str]) -> Iterator[pa.Table]:
+    """Yield the whole batches of an Arrow stream, and add what is wrong with the file to `problems`."""
     end = read_end(path)
     if end is None:
         problems.append(CUT_OFF)
@@ -218,7 +208,6 @@ def _arrow_tables(path: Path, schema: pa.Schema | None, problems: list[str]) -> 
         return
     batches: list[pa.RecordBatch] = []
     rows = waiting = 0
-    # Read, not memory-mapped: a writer that continues the file must be free to replace it.
     with pa.OSFile(str(path)) as file:
         for batch in _whole_batches(file, schema, torn=end is None):
             batches.append(batch)
@@ -233,12 +222,12 @@ def _arrow_tables(path: Path, schema: pa.Schema | None, problems: list[str]) -> 
         raise ValueError(f"{rows} of {end[0]} rows")
 
 
-def _whole_batches(file: pa.NativeFile, schema: pa.Schema | None, *, torn: bool) -> Iterator[pa.RecordBatch]:
+def _whole_batches(file: pa.NativeFile, schema: pa.Schema, *, torn: bool) -> Iterator[pa.RecordBatch]:
     """Yield the batches of the stream up to the first that is not whole."""
     with contextlib.suppress(pa.ArrowException, OSError):
         names = pa.ipc.open_stream(file).schema.names
         file.seek(0)
-        wanted = [place for place, name in enumerate(names) if schema is None or name in schema.names]
+        wanted = [place for place, name in enumerate(names) if name in schema.names]
         for batch in pa.ipc.open_stream(file, options=pa.ipc.IpcReadOptions(included_fields=wanted)):
             if torn:  # a damaged batch may end the process
                 batch.validate(full=True)
@@ -302,7 +291,4 @@ def _cast(column: Any, kind: pa.DataType) -> Any:
         # Not-a-number and values beyond any clock are unknown, not zero.
         usable = pc.and_kleene(pc.is_finite(column), pc.less(pc.abs(column), _LARGEST_INT))
         column = pc.round(pc.if_else(usable, column, None))
-    if not types.is_dictionary(kind):
-        return column.cast(kind)
-    # A cast to the type that the texts have takes as long as the encoding.
-    return (column if column.type == kind.value_type else column.cast(kind.value_type)).dictionary_encode()
+    return column.cast(kind)

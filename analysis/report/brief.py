@@ -34,7 +34,6 @@ class ArmBrief:
     verdict: str  # empty of the control, and of a search without gates
     figures: Mapping[str, tuple[str, str]]  # at a glance, by name: a value, and its interval or nothing
     gates: tuple[Gate, ...]
-    leaning: str  # what its verdict would be by the values alone, in a sentence; empty where it is decided
 
     def of(self, verdict: str) -> tuple[Gate, ...]:
         """Its gates with this verdict."""
@@ -145,16 +144,15 @@ def _arm(summary: Summary, arm: Arm, index: int) -> ArmBrief:
         verdict=(gates[0].verdict if gates else "INCONCLUSIVE") if judged else "",
         figures={name: (value, note) for name, value, note in figures if value != DASH},
         gates=tuple(gates),
-        leaning="" if arm.control else _leaning(arm.name, gates),
     )
 
 
-def value_of(row: Gate | Check) -> str:
-    return quantity(row.value, row.unit if isinstance(row, Gate) else "")
+def value_of(gate: Gate) -> str:
+    return quantity(gate.value, gate.unit)
 
 
-def limit_of(row: Gate | Check) -> str:
-    return quantity(row.limit, row.unit if isinstance(row, Gate) else "")
+def limit_of(gate: Gate) -> str:
+    return quantity(gate.limit, gate.unit)
 
 
 def bounds_of(gate: Gate) -> str:
@@ -206,26 +204,6 @@ def _held(frontier: Mapping[str, Any], arm: str) -> Iterable[tuple[str, str, str
             yield "surely holds", quantity(row["low_rps"], "rps"), ""
             yield "as seen", quantity(row["seen_rps"], "rps"), ""
             yield "start", seconds(row["start_s"]), ""
-
-
-def _leaning(arm: str, gates: Sequence[Gate]) -> str:
-    """What the arm's verdict would be if each open gate held by its value alone."""
-    undecided = [gate for gate in gates if gate.verdict == "INCONCLUSIVE"]
-    if not undecided or any(gate.verdict == "FAIL" for gate in gates):
-        return ""
-    for gate in undecided:
-        if _is_beyond(gate):
-            return f"By its values alone {arm} would FAIL: {gate.title} is {value_of(gate)}, limit {limit_of(gate)}."
-    if unknown := [gate.title for gate in undecided if gate.value is None or gate.limit is None]:
-        return f"Nothing was measured for {', '.join(unknown)} of {arm}; its other values are within their limits."
-    return f"By its values alone {arm} would PASS; what is open is whether they hold."
-
-
-def _is_beyond(gate: Gate) -> bool:
-    if gate.value is None or gate.limit is None:
-        return False
-    more_is_better = gate.kind in MORE_IS_BETTER and gate.unit != "count"
-    return gate.value < gate.limit if more_is_better else gate.value > gate.limit
 
 
 # --- What to do -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from analysis.records.schemas import EVENT_KINDS
-from analysis.summary.model import Bins, Histogram, Machines, Summary
+from analysis.summary.model import Bins, Histogram, Summary
 
 
 def chart_data(summary: Summary) -> dict[str, Any]:
@@ -44,7 +44,6 @@ def chart_data(summary: Summary) -> dict[str, Any]:
         "distribution": {
             metric: [arms.get(name, Histogram()) for name in names] for metric, arms in summary.distribution.items()
         },
-        "machines": _machines(summary.machines, index),
         "knees": _knees(summary.frontier, index),
     }
 
@@ -52,19 +51,6 @@ def chart_data(summary: Summary) -> dict[str, Any]:
 def script_json(data: object) -> str:
     """JSON that can stand in a script element: no "</script" or "<!--" can occur in it."""
     return re.sub("[<>&]", lambda mark: f"\\u{ord(mark[0]):04x}", to_json(data, inf_nan_mode="null").decode())
-
-
-def _machines(machines: Machines, index: Mapping[str, int]) -> dict[str, Any] | None:
-    """The samples of the machines; a device has the colour of the arm that it served in the trial."""
-    series = machines.series
-    served: dict[tuple[Any, ...], list[str]] = {(row.trial, row.host, row.name): row.arms for row in machines.devices}
-    shown = []
-    for row in series.get("rows", ()):
-        arms = served.get((row.get("trial"), row.get("host"), row.get("name")), [])
-        name = str(row.get("name"))
-        own = index.get(name) if row.get("kind") == "arm" else index.get(arms[0]) if arms else None
-        shown.append({**row, "label": f"{name} ({', '.join(arms)})" if arms else name, "arm": own})
-    return {**series, "rows": shown} if shown else None
 
 
 def _knees(search: Mapping[str, Any] | None, index: Mapping[str, int]) -> dict[str, Any]:

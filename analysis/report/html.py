@@ -21,7 +21,6 @@ SCRIPTS = (
     "timeline-marks.js",
     "timeline-input.js",
     "distribution.js",
-    "machines.js",
     "knees.js",
     "tables.js",
     "report.js",

@@ -55,7 +55,7 @@ def environment() -> Environment:
     for show in (
         *(values.text, values.count, values.milliseconds, values.column_ms, values.seconds, values.span),
         *(values.percent, values.byte_size, values.rate, values.ratio),
-        *(values.interval, values.figure),
+        values.interval,
         *(brief.value_of, brief.limit_of, brief.bounds_of, brief.sentence_of, brief.first_sentence),
         *(prose, code, prose_with_code, html_with_code),
     ):

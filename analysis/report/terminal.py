@@ -48,9 +48,6 @@ def verdict_table(document: Mapping[str, Any], *, width: int = 100) -> str:
     if brief.verdict:
         console.print(Text.assemble(_CHIPS[brief.verdict], "  ", (brief.name, "bold")))
         console.print(Text(brief.headline))
-        for arm in brief.treatments:
-            if arm.leaning:
-                console.print(Text(arm.leaning))
     else:
         console.print(Text(brief.name, "bold"))
     if brief.answer:

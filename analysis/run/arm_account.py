@@ -64,11 +64,6 @@ class ArmAccount:
         return list(dict.fromkeys(spots))
 
     @property
-    def scrapes(self) -> list[Mapping[str, Any]]:
-        """How often each of the arm's pages for Prometheus answered, trial by trial."""
-        return [page for row in self.rows for page in rows_of(mapping(row.get("reported")).get("metrics"))]
-
-    @property
     def counts_tokens(self) -> bool:
         """Whether the arm's server reports how many tokens it answered; else `output_tokens` counts pieces."""
         return all(probe.get("tokens") is not None for probe in self._probes)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from analysis.arrays import Bools, Floats, Ints
+from analysis.records.request_columns import hashes
 from analysis.records.requests import Requests
 from analysis.run.compile_events import CompileEvent, Windows, windows_of
 
@@ -207,11 +207,11 @@ def _replicas(requests: Requests, events: Sequence[CompileEvent]) -> list[_Serve
 def _requests_named(requests: Requests, events: Sequence[CompileEvent]) -> list[Ints]:
     """For each event, the requests that it names, on its own arm and trial."""
     names = sorted({name for event in events for name in event.request_ids})
-    index = pc.index_in(requests.request_ids, value_set=pa.array(names, pa.string()))
-    index = np.asarray(pc.fill_null(index, -1).to_numpy(zero_copy_only=False), dtype=np.int64)
+    ids = hashes(pa.array(names, pa.string()))
+    name_of = dict(zip(ids.tolist(), names, strict=True))
     rows_by_name: dict[str, list[int]] = {}
-    for row in np.flatnonzero((index >= 0) & ~requests.broken).tolist():
-        rows_by_name.setdefault(names[index[row]], []).append(row)
+    for row in np.flatnonzero(np.isin(requests.ids, ids) & ~requests.broken).tolist():
+        rows_by_name.setdefault(name_of[int(requests.ids[row])], []).append(row)
     named = []
     for event in events:
         rows = [

@@ -56,7 +56,6 @@ class ArmStalls:
     arm: str
     stalls: tuple[Stall, ...]
     detectable_s: float  # the shortest stall that would have shown on every server; NaN where too little is known
-    witnesses: int  # other servers, which separate the host's stalls from the arm's own
 
     def of_cause(self, *causes: str) -> list[Stall]:
         """The stalls with one of the causes."""
@@ -65,12 +64,13 @@ class ArmStalls:
 
 def client_stalls(requests: Requests, arms: Collection[str]) -> dict[str, ArmStalls]:
     """The stalls of each of `arms`."""
-    servers = servers_of(requests)
     seen: dict[str, list[ArmStalls]] = {arm: [] for arm in arms}
-    for server in servers:
-        if (arm := requests.arms[server.arm]) in seen:
-            others = [other for other in servers if other is not server and other.trial == server.trial]
-            seen[arm].append(_of_server(requests, server, others))
+    for trial in np.unique(requests.trial).tolist():
+        servers = servers_of(requests, trial)
+        for server in servers:
+            if (arm := requests.arms[server.arm]) in seen:
+                others = [other for other in servers if other is not server]
+                seen[arm].append(_of_server(requests, server, others))
     return {
         arm: ArmStalls(
             arm=arm,
@@ -81,7 +81,6 @@ def client_stalls(requests: Requests, arms: Collection[str]) -> dict[str, ArmSta
                 )
             ),
             detectable_s=float(np.max([one.detectable_s for one in own])) if own else math.nan,
-            witnesses=min((one.witnesses for one in own), default=0),
         )
         for arm, own in seen.items()
     }
@@ -103,7 +102,7 @@ def _of_server(requests: Requests, server: Server, others: Sequence[Server]) -> 
         )
         for start_ns, end_ns, cause, rows in found
     ]
-    return ArmStalls(arm=arm, stalls=tuple(stalls), detectable_s=own.detectable_s, witnesses=len(others))
+    return ArmStalls(arm=arm, stalls=tuple(stalls), detectable_s=own.detectable_s)
 
 
 def is_explained(stall: Stall, events: Sequence[CompileEvent]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from analysis.records.requests import Requests
 
 # Work on another thread or in another process: other code serves meanwhile.
 BACKGROUND = "background_compile"
-# Kinds that do not hold the device while they last, where the server does not say which do (trial.json).
+# Kinds that do not hold the device while they last.
 _RUNS_ON = frozenset({"eager_fallback", BACKGROUND})
 # A kernel that a compiler beside torch's made when it was first called.
 JIT = "jit"
@@ -42,13 +42,10 @@ class CompileEvent:
         return (self.end_ns - self.start_ns) / 1e9
 
 
-def compile_events(
-    table: pa.Table | None, requests: Requests, *, stalling: Collection[str] | None = None
-) -> tuple[CompileEvent, ...]:
+def compile_events(table: pa.Table | None, requests: Requests) -> tuple[CompileEvent, ...]:
     """The events of `table`, which were placed, in order of time, each id once (a stream that resumed repeats events).
 
-    One without a phase is serving if it ends after the first request. `stalling` are the kinds that hold the device;
-    without it, all but an eager fallback do.
+    One without a phase is serving if it ends after the first request.
     """
     if table is None:
         return ()
@@ -71,7 +68,7 @@ def compile_events(
                 start_ns=row["start_ns"],
                 end_ns=row["end_ns"],
                 serving=phase == "serving" if phase else row["end_ns"] > spans.get(trial, (0, 0))[0],
-                stalls=kind not in _RUNS_ON if stalling is None else kind in stalling,
+                stalls=kind not in _RUNS_ON,
                 request_ids=tuple(name for name in row["request_ids"] or () if name is not None),
                 row=row,
             )

@@ -13,10 +13,9 @@ import numpy as np
 from analysis.records.plain_values import mapping, number, rows_of, text_of
 from analysis.records.schemas import RUN_HOST
 from analysis.run.machine_samples import Rows, Samples
-from analysis.run.placement import described, devices_of, identity_of
 from analysis.run.references import Speed, speeds_of
 from analysis.run.run import Run
-from analysis.run.trials import Trial
+from analysis.run.trials import Trial, described, devices_of, identity_of
 
 # NVML's reasons why a clock is not higher that hold a busy card back. An idle card, and a clock that was asked for, do
 # not: gpu_idle, applications_clocks_setting, display_clock_setting.
@@ -46,9 +45,7 @@ class Device:
     arms: tuple[str, ...]  # those that it served
     seconds: float  # of the traffic that were sampled
     known: bool  # whether what must be known of it was sampled almost throughout
-    low_mhz: float | None  # the SM clock
-    high_mhz: float | None
-    mean_mhz: float | None  # while the device worked
+    mean_mhz: float | None  # the SM clock, while the device worked
     free_mhz: float | None  # the highest at a time when the device worked and nothing held it back
     power_limit_w: float | None  # the lowest: it may change while a trial runs
     throttled_s: Mapping[str, float] | None  # by reason; None where the card does not report it
@@ -67,7 +64,6 @@ class Host:
     host: str
     known: bool  # whether it was sampled almost throughout
     steal: float | None
-    busy: float | None
     foreign: float | None  # busy with other work; None where the run's own processes are not known
     pressure_memory: float | None  # share of time in which some task waited for memory
 
@@ -150,8 +146,6 @@ def _device(trial: Trial, rows: Rows) -> Device:
         arms=tuple(arm for arm, name in devices_of(trial).items() if (rows.host, rows.name) == (RUN_HOST, name)),
         seconds=rows.seconds,
         known=sampled and all(rows.reported(name) >= LEAST_SAMPLED for name in _NEEDED),
-        low_mhz=rows.level("sm_mhz", np.min),
-        high_mhz=rows.level("sm_mhz", np.max),
         mean_mhz=float(clocks[working].mean()) if working.any() else None,
         free_mhz=float(free.max()) if free.size else None,
         power_limit_w=number(facts.get("power_limit_w")) if limit is None else limit,
@@ -176,15 +170,12 @@ def _hosts(trial: Trial, samples: Samples) -> Iterator[Host]:
         cores = rows.rate("cpu_s")
         own = None if rows.host in blind else _cores([item for item in processes if item.host == rows.host])
         foreign = None if cores is None or own is None else max(0.0, cores - own)
-        steal, busy, other = (
-            None if rate is None or cpus <= 0 else rate / cpus for rate in (rows.rate("steal_s"), cores, foreign)
-        )
+        steal, other = (None if rate is None or cpus <= 0 else rate / cpus for rate in (rows.rate("steal_s"), foreign))
         yield Host(
             trial=rows.trial,
             host=rows.host,
             known=rows.seconds >= LEAST_SAMPLED * trial.seconds,
             steal=steal,
-            busy=busy,
             foreign=other,
             pressure_memory=rows.rate("pressure_memory_s"),
         )

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from analysis.run.machine_samples import Rows, Samples
-from analysis.run.placement import devices_of
 from analysis.run.run import Run
-from analysis.run.trials import Trial
+from analysis.run.trials import Trial, devices_of
 
 _UNWATCHED = 0.1  # of the traffic, at either end, that samples may miss
 

@@ -38,12 +38,12 @@ class Copies:
 
 def in_pairs(pair: Codes, rows: Ints, base: Ints) -> tuple[Ints, Ints]:
     """(those of the rows that have a copy in `base`, their copies); the last copy where there are two."""
-    partner = np.full(int(pair.max(initial=-1)) + 2, -1, dtype=np.int64)  # the last place is of rows without a pair
+    partner = np.full(len(pair) + 1, -1, dtype=np.int32)  # the last place is of rows without a pair
     partner[pair[base]] = base
     partner[-1] = -1
     copies = partner[pair[rows]]
     both = copies >= 0
-    return rows[both], copies[both]
+    return rows[both], copies[both].astype(np.int64)
 
 
 def copies_of(run: Run, arm: str, *, allowed_ms: float) -> Copies:
@@ -51,7 +51,7 @@ def copies_of(run: Run, arm: str, *, allowed_ms: float) -> Copies:
     requests = run.requests
     pair = requests.pair
     arms = [run.of_arm(name) for name in (arm, run.control)]
-    counts = [_rows_of_pairs(pair, own) for own in arms]
+    present = [_pairs_of(pair, own) for own in arms]
     rows, copies = in_pairs(pair, *(np.flatnonzero(own) for own in arms))
     apart_ms = np.zeros(0)
     if run.reported_open_loop is not False:  # the copies of a closed loop start when each arm's own user is free
@@ -65,8 +65,8 @@ def copies_of(run: Run, arm: str, *, allowed_ms: float) -> Copies:
         arm=arm,
         control=run.control,
         pairs=len(rows),
-        lonely=int(((counts[0] > 0) != (counts[1] > 0)).sum()),
-        repeated=int(sum(np.maximum(own - 1, 0).sum() for own in counts)),
+        lonely=int((present[0] != present[1]).sum()),
+        repeated=int(sum((own & (pair >= 0)).sum() - of_arm.sum() for own, of_arm in zip(arms, present, strict=True))),
         unpaired=int(sum((own & (pair < 0)).sum() for own in arms)),
         other_instant=int((apart_ms > allowed_ms).sum()),
         farthest_ms=float(apart_ms.max(initial=0.0)),
@@ -75,9 +75,11 @@ def copies_of(run: Run, arm: str, *, allowed_ms: float) -> Copies:
     )
 
 
-def _rows_of_pairs(pair: Codes, own: Bools) -> Codes:
-    """How many of one's own rows each pair has."""
-    return np.bincount(pair[own & (pair >= 0)], minlength=int(pair.max(initial=-1)) + 1)
+def _pairs_of(pair: Codes, own: Bools) -> Bools:
+    """Which pairs one's own rows belong to."""
+    present = np.zeros(len(pair), dtype=np.bool_)
+    present[pair[own & (pair >= 0)]] = True
+    return present
 
 
 def _unequal(tokens: Codes, rows: Ints, copies: Ints) -> int:

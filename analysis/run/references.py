@@ -13,8 +13,7 @@ from statistics import fmean
 
 from analysis.records.plain_values import number, rows_of, text_of
 from analysis.records.schemas import RUN_HOST
-from analysis.run.placement import described, identity_of
-from analysis.run.trials import Trial
+from analysis.run.trials import Trial, described, identity_of
 
 PYTHON = "python_ms"
 WORK = {

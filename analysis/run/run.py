@@ -5,7 +5,7 @@ Nothing is decided here. What the records leave out stays unknown: None, empty, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,15 +17,15 @@ from analysis.arrays import Bools, Codes, Ints
 from analysis.records.placing import Unplaced, misplaced_requests, place_events
 from analysis.records.plain_values import first_of, mapping, number, rows_of, table
 from analysis.records.plain_values import seconds as seconds_of
+from analysis.records.request_columns import ColumnBuilder
 from analysis.records.requests import Requests, requests_of
 from analysis.records.run_records import RunRecords
 from analysis.records.tables import RecordError
 from analysis.run.arm_account import ArmAccount, replica_names
 from analysis.run.attribution import Attribution, attribute
 from analysis.run.compile_events import CompileEvent, compile_events, stall_windows
-from analysis.run.machines import Machines
 from analysis.run.slo import parse_goodput
-from analysis.run.trials import SECOND, Trial, block_numbers, planned_ends, trials_of
+from analysis.run.trials import SECOND, Machines, Trial, block_numbers, planned_ends, trials_of
 from analysis.settings.gate_limits import GateLimits, usual_for
 from analysis.settings.metrics import EMBED, EMBED_METRICS, JUDGED_METRICS, task_of
 from analysis.settings.slo_targets import SloTarget, parse_slo
@@ -71,16 +71,15 @@ class Run:
         timeout_s = number(table(experiment, "traffic").get("timeout_s"))
         numbers = {int(info["trial"]) for info in infos}
         unplaced_requests = misplaced_requests(records.requests, arms=_named_arms(records), trials=numbers)
-        # What is judged of the table will be in `requests`: memory need not hold it twice.
-        whole = [records.requests]
-        records = replace(records, requests=records.requests.select([]))
         requests = requests_of(
-            whole.pop(),
+            records.requests,
             deadline_ms=timeout_s * 1e3 if timeout_s else None,
             ends_ns=planned_ends(infos),
             cut_short={int(info["trial"]) for info in infos if not info.get("complete")},
             tokens=task_of(experiment) != EMBED,
         )
+        # What is judged of the columns is in `requests`: memory need not hold the rest.
+        records = replace(records, requests=ColumnBuilder().columns())
         control, arms = _arms(records, requests)
         placed, unplaced_events = place_events(
             records.events,
@@ -89,7 +88,13 @@ class Run:
             trials=numbers.union(np.unique(requests.trial).tolist()),
             replicas={arm: names for arm in arms if (names := replica_names(infos, arm))},
         )
-        events = compile_events(placed, requests, stalling=stalling_kinds(infos))
+        events = compile_events(placed, requests)
+        # Nor ids that no event names and sessions that the splitter did not place.
+        no_ids = np.broadcast_to(np.uint64(0), len(requests))
+        if not any(event.request_ids for event in events):
+            requests = replace(requests, ids=no_ids)
+        if design == "mirrored" and (requests.pair >= 0).all():
+            requests = replace(requests, session=no_ids)
         # Arms that take turns meet only in a block that holds a turn of each.
         width_s = block_s * len(arms) if design == "switchback" else block_s
         trials = trials_of(requests, infos, width_s, whole=limits.sequential)
@@ -251,9 +256,10 @@ class Run:
         """Sessions that the arm got, since the splitter places sessions; a request without one counts by itself. With
         `rows`, those that have a request among them."""
         own = self.of_arm(arm) if rows is None else self.of_arm(arm) & rows
-        session, trial = self.requests.session[own], self.requests.trial[own].astype(np.int64)
-        known = session >= 0
-        return len(np.unique(trial[known] * len(own) + session[known])) + int((~known).sum())
+        session, trial = self.requests.session[own], self.requests.trial[own]
+        known = session > 0
+        found = (np.unique(session[known & (trial == number)]).size for number in np.unique(trial).tolist())
+        return sum(found) + int((~known).sum())
 
     def account(self, arm: str) -> ArmAccount:
         """What the experiment and the trials say of the arm."""
@@ -333,12 +339,6 @@ def _arms(records: RunRecords, requests: Requests) -> tuple[str, tuple[str, ...]
             "add [[arms]] with name and control = true to experiment.toml, or name one arm control"
         )
     return str(control), (str(control), *(name for name in names if name != control))
-
-
-def stalling_kinds(infos: Iterable[Mapping[str, Any]]) -> frozenset[str] | None:
-    """The kinds of compile events that hold the device, by any of the trials. None where no trial says."""
-    lists = [kinds for info in infos if isinstance(kinds := info.get("stalling_kinds"), list)]
-    return frozenset(kind for kinds in lists for kind in kinds if isinstance(kind, str)) if lists else None
 
 
 def _named_arms(records: RunRecords) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analysis.arrays import Bools, Codes, Ints
 from analysis.records.plain_values import number
 from analysis.records.run_records import RunRecords
 from analysis.run.trials import SECOND
@@ -39,12 +40,13 @@ def settled(records: RunRecords) -> RunRecords | None:
             until[int(info["trial"])] = int(info["start_ns"]) + int(seconds * SECOND)
     if not trials:
         return None
+    requests = records.requests
     return replace(
         records,
         trials=tuple(trials),
-        requests=_before(records.requests, until, "scheduled_ns", "sent_ns"),
-        events=None if records.events is None else _before(records.events, until, "start_ns"),
-        steps=None if records.steps is None else _before(records.steps, until, "start_ns"),
+        requests=requests.kept(_before(requests.trial, requests.start_ns, until)),
+        events=_table_before(records.events, until),
+        steps=_table_before(records.steps, until),
     )
 
 
@@ -62,11 +64,16 @@ def settled_s(accounts: Iterable[Mapping[str, Any]], info: Mapping[str, Any]) ->
     return max(0.0, min(most_s, (until_ns - start_ns) / SECOND // width_s * width_s))
 
 
-def _before(rows: pa.Table, until: Mapping[int, int], *times: str) -> pa.Table:
-    """Return the rows that began before the end of their trial; `times` are columns of which the first known counts."""
-    trial = pc.fill_null(rows.column("trial"), 1).to_numpy()
-    began = pc.fill_null(pc.coalesce(*(rows.column(name) for name in times)), 0).to_numpy()
+def _table_before(rows: pa.Table | None, until: Mapping[int, int]) -> pa.Table | None:
+    if rows is None:
+        return None
+    trial, start = (pc.fill_null(rows.column(name), 0).to_numpy() for name in ("trial", "start_ns"))
+    return rows.filter(pa.array(_before(trial, start, until)))
+
+
+def _before(trial: Codes, start_ns: Ints, until: Mapping[int, int]) -> Bools:
+    """Return what began before the end of its trial."""
     end = np.full(len(trial), np.iinfo(np.int64).min)
     for own, end_ns in until.items():
         end[trial == own] = end_ns
-    return rows.filter(pa.array(began < end))
+    return np.asarray(start_ns < end)

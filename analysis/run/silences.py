@@ -32,8 +32,8 @@ _ALONE_NS = 1_000_000_000  # a single one, which a lost packet can delay too
 _SAME_NS = 100_000_000  # gaps whose begins and ends differ by less are one
 _EDGE_NS = 50_000_000  # clocks, networks and a step under way
 _OVERTAKING = 2  # requests that came later and were answered earlier
-_WAITING = 3  # that waited together for their first token; one or two may have waited for reasons of their own
-_NEAREST, _ROOM = 30, 1.5  # a wait that is half as long again as nearly all of the prompts about as long
+_WAITING = 3  # requests that waited together for their first token; one or two may have reasons of their own
+_NEAREST, _ROOM = 30, 1.5  # a wait half as long again as the p90 of the prompts of about the same length
 _MOST = 200  # candidates: the longest
 
 
@@ -86,22 +86,20 @@ class Silences:
     detectable_s: float  # the shortest stall that shows at nine tenths of the moments at which requests came, or NaN
 
 
-def servers_of(requests: Requests) -> list[Server]:
-    """Every replica of every arm in every trial."""
-    usable = ~requests.broken
+def servers_of(requests: Requests, trial: int) -> list[Server]:
+    """Every replica of every arm in the trial."""
     servers = []
-    for trial in np.unique(requests.trial[usable]).tolist():
-        for arm in range(len(requests.arms)):
-            of_arm = np.flatnonzero(usable & (requests.trial == trial) & (requests.arm == arm))
-            replicas = requests.replica[of_arm]
-            present = np.unique(replicas)
-            known = present[present >= 0]
-            if known.size == 1:
-                # A request that was never answered names no replica, and here there was only one.
-                replicas = np.full_like(replicas, known[0])
-            # Where there were several, their unanswered requests belong to none.
-            for replica in (known if known.size else present).tolist():
-                servers.append(_server(requests, arm, trial, replica, of_arm[replicas == replica]))
+    for arm in range(len(requests.arms)):
+        of_arm = np.flatnonzero(~requests.broken & (requests.trial == trial) & (requests.arm == arm))
+        replicas = requests.replica[of_arm]
+        present = np.unique(replicas)
+        known = present[present >= 0]
+        if known.size == 1:
+            # A request that was never answered names no replica, and here there was only one.
+            replicas = np.full_like(replicas, known[0])
+        # Where there were several, their unanswered requests belong to none.
+        for replica in (known if known.size else present).tolist():
+            servers.append(_server(requests, arm, trial, replica, of_arm[replicas == replica]))
     return servers
 
 
@@ -255,18 +253,18 @@ Stretch = tuple[int, int, Ints]  # from, to, the requests that stalled
 
 
 def partial_stalls(requests: Requests, server: Server, silences: Silences) -> list[Stretch]:
-    """When requests of the server stalled while it answered others, in order of time; those that overlap are one.
+    """When requests of the server stalled while it answered others, in order of time; stretches that overlap are one.
 
     One server with one loop has none. Where several servers share one address and name no replica, the answers of the
     others hide a stall of one, but not from the requests that it delayed.
     """
     joined: list[Stretch] = []
     found = [*_between_tokens(requests, server.rows), *_before_the_first(requests, server, silences)]
-    for start, end, rows in sorted(found, key=lambda item: item[0]):
+    for start, end, own in sorted(found, key=lambda item: item[0]):
         if joined and start < joined[-1][1]:
             earlier, last, others = joined.pop()
-            start, end, rows = earlier, max(last, end), np.union1d(others, rows)
-        joined.append((start, end, rows))
+            start, end, own = earlier, max(last, end), np.union1d(others, own)
+        joined.append((start, end, own))
     return joined
 
 
@@ -294,8 +292,10 @@ def _between_tokens(requests: Requests, rows: Ints) -> Iterator[Stretch]:
 
 
 def _before_the_first(requests: Requests, server: Server, silences: Silences) -> Iterator[Stretch]:
-    """Waits of three requests or more at once for their first token, each half as long again as nearly all prompts of
-    its length, while others that were sent later got theirs earlier."""
+    """Yield waits of three requests or more at once for their first token.
+
+    Each is half as long again as nearly all prompts of its length, while later requests got their first token earlier.
+    """
     answered = (requests.first_ns[server.rows] > 0) & requests.ok[server.rows]
     rows, sent = server.rows[answered], server.sent_ns[answered]
     first = requests.first_ns[rows]

@@ -89,7 +89,7 @@ def misses(requests: Requests, target: SloTarget) -> tuple[Bools, Bools]:
         values[waiting] = np.where(_beyond(waited_ms, target), waited_ms, math.nan)
     known = ~np.isnan(values) & (completed | requests.cut)
     # The deadline that a failure counts with elsewhere may lie below the limit; failing is never within it.
-    lost = requests.failed if target.metric != "ttft" else requests.failed & (requests.first_ns <= 0)
+    lost = requests.failed if target.metric != "ttft" else requests.failed & ~requests.first_ns.known
     return known & (lost | _beyond(values, target)), known
 
 
@@ -98,23 +98,16 @@ def _beyond(values: npt.NDArray[Any], target: SloTarget) -> Bools:
         return np.asarray(values > target.limit)
 
 
-def limit_used(requests: Requests, targets: Sequence[SloTarget]) -> Floats:
-    """How much of its nearest per-request limit each request used, as a share; infinite where it is not good.
+def meets_all(requests: Requests, targets: Sequence[SloTarget]) -> Bools:
+    """Which requests completed within every per-request limit: the numerator of goodput.
 
-    At most 1 where `meets_all` holds. ITL pools the gaps of all requests, so a target on it limits no single one.
+    ITL pools the gaps of all requests, so a target on it limits no single one.
     """
-    used = np.zeros(len(requests))
+    met = requests.ok.copy()
     for target in targets:
         if target.quantile is not None and target.metric != "itl":
-            missed, known = misses(requests, target)
-            values = np.where(known, requests.metric_ms(target.metric) / target.limit, 0.0)
-            used = np.maximum(used, np.where(missed & (values <= 1.0), np.inf, values))
-    return np.where(requests.ok, used, np.inf)
-
-
-def meets_all(requests: Requests, targets: Sequence[SloTarget]) -> Bools:
-    """Which requests completed within every per-request limit: the numerator of goodput."""
-    return limit_used(requests, targets) <= 1.0
+            met &= ~misses(requests, target)[0]
+    return met
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,12 +139,11 @@ def judge_share(
     ms: Floats | None = None,
     limit_ms: float | None = None,
     least_blocks: int = 0,
-    least_effect: float = 1.0,
     tests: int = 1,
 ) -> ShareResult:
     """Return PASS if the share that missed is at most `allowed` by its limits, FAIL if it is above, else INCONCLUSIVE.
 
-    Limits are Clopper and Pearson's on a sample shrunk by the design effect of the misses, `least_effect` at least, and
+    Limits are Clopper and Pearson's on a sample shrunk by the design effect of the misses, and
     for the upper limit also of the slow requests, by their latencies `ms` (infinite for failures), where it is known at
     what latency they miss: see `analysis.statistics.share_evidence`. A PASS needs `least_blocks` blocks, and
     `BLOCKS_FOR_PASS` unless the slowest request that met `limit_ms` is far below it, or all may miss. Fewer than three
@@ -166,7 +158,7 @@ def judge_share(
     blocks = int((np.bincount(block) > 0).sum())
     slow = None if ms is None or limit_ms is None else ms
     far = slow is None or allowed >= 1.0 or is_far(float(slow[~missed].max(initial=0.0)), limit_ms, blocks=blocks)
-    own = max(least_effect, design_effect_of(missed, block))
+    own = design_effect_of(missed, block)
     effect = own if slow is None or far else max(own, bunching(slow, block, allowed=allowed))
     low = float(beta_quantile(alpha / tests, count / own, (size - count) / own + 1.0)) if count > 0 else 0.0
     high = 1.0 if count == size else float(beta_quantile(1.0 - alpha, count / effect + 1.0, (size - count) / effect))

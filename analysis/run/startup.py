@@ -1,19 +1,16 @@
-"""What one start of an arm cost, part by part, what its compiler could not do, and which steps ran compiled code."""
+"""What one start of an arm cost, part by part, and which steps ran compiled code."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.records.documents import content_of
 from analysis.records.plain_values import mapping, number
-from analysis.records.run_records import trial_folders
 from analysis.run.compile_events import held_s
 from analysis.run.run import Run
 
@@ -71,29 +68,10 @@ def _compiling(run: Run, arm: str) -> dict[str, Any]:
     }
 
 
-def compiler_facts(directories: Iterable[Path], arm: str) -> dict[str, dict[str, int] | None]:
-    """Graph breaks and CUDA-graph skips of the arm over all replicas and trials of the runs, the most frequent first.
-
-    None where no replica reported them; empty where they reported none.
-    """
-    folders = [folder for directory in directories for folder in trial_folders(directory)]
-    contents = [content_of(folder / "compiler.json") for folder in folders]
-    reports = [mapping(row) for content in contents for row in content.values() if mapping(row).get("arm") == arm]
-    return {name: _summed(reports, name) if reports else None for name in ("graph_breaks", "cudagraph_skips")}
-
-
 def blind_spots(run: Run, arm: str) -> list[str]:
     """What the arm's replicas could not see of their compilers, in sentences, each once."""
     spots = (start.get("blind_spots") for start in run.account(arm).startups)
     return list(dict.fromkeys(text for texts in spots if isinstance(texts, list) for text in map(str, texts)))
-
-
-def _summed(rows: list[Mapping[str, Any]], name: str) -> dict[str, int]:
-    totals: dict[str, int] = {}
-    for row in rows:
-        for text, count in mapping(row.get(name)).items():
-            totals[str(text)] = totals.get(str(text), 0) + int(number(count) or 0)
-    return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))
 
 
 # --- Steps that ran compiled code ------------------------------------------------------------------------------------

@@ -1,18 +1,23 @@
-"""The trials of a run in time, and the blocks that they are cut into."""
+"""The trials of a run: when they were, the blocks that they are cut into, and the devices and machines that they had.
+
+Devices have the names of the samples: `cuda:0`, `cpu`.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from analysis.arrays import Codes, Ints
-from analysis.records.plain_values import number, rows_of
+from analysis.records.joining import RecordedRun
+from analysis.records.plain_values import mapping, number, rows_of, text_of
 from analysis.records.plain_values import seconds as seconds_of
 from analysis.records.requests import Requests
+from analysis.records.schemas import RUN_HOST
 
 SECOND = 1_000_000_000
 
@@ -107,3 +112,70 @@ def block_numbers(trials: Sequence[Trial], block_s: float, trial: Codes, at_ns: 
         since = (at_ns[own] - item.start_ns) // int(block_s * SECOND / segments)
         block[own] = item.first_block * segments + np.clip(since, 0, item.blocks * segments - 1)
     return block
+
+
+# --- Devices and machines ---------------------------------------------------------------------------------------------
+
+
+_FIRST_CARD = "cuda:0"
+
+
+def described(trial: Trial, host: str, device: str) -> Mapping[str, Any]:
+    """What the machine monitor says of a device; empty where it says nothing."""
+    row = mapping(mapping(mapping(trial.info.get("monitor")).get("devices")).get(device))
+    return row if text_of(row, "host", RUN_HOST) == host else {}
+
+
+def identity_of(trial: Trial, host: str, device: str) -> str:
+    """What identifies a device in all trials, whatever its name there."""
+    machine = mapping(mapping(mapping(trial.info.get("monitor")).get("machines")).get(host))
+    return text_of(described(trial, host, device), "uuid", f"{text_of(machine, 'machine', host)} {device}")
+
+
+def devices_of(trial: Trial) -> dict[str, str]:
+    """The device of each managed arm: `auto` and `cuda` are the first card, or the processor.
+
+    The monitor has resolved them where there was one; a replica that reports that it ran on the processor knows better.
+    """
+    monitor = mapping(trial.info.get("monitor"))
+    cards = [str(name) for name in mapping(monitor.get("devices")) if described(trial, RUN_HOST, str(name))]
+    first = _FIRST_CARD if _FIRST_CARD in cards else next(iter(cards), None)
+    devices = {}
+    for arm, given in {**mapping(trial.info.get("devices")), **mapping(monitor.get("arms"))}.items():
+        name = str(given)
+        product = mapping(mapping(trial.info.get("startup")).get(arm)).get("device")
+        if product == "cpu":
+            name = "cpu"
+        elif name in ("auto", "cuda"):
+            name = first or ("cpu" if name == "auto" and not product else _FIRST_CARD)
+        devices[str(arm)] = name
+    return devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """The machines that the trials of a run ran on, in order of their first trial. A run by itself has one."""
+
+    names: tuple[str, ...] = ("",)
+    of_trial: Mapping[int, int] = field(default_factory=dict)  # place in `names`; 0 for trials that are not there
+
+    @classmethod
+    def of(cls, runs: Sequence[RecordedRun]) -> Machines:
+        """Those of joined runs. A run that does not say where it ran has a machine of its own."""
+        joined = [run for run in runs if run.place]
+        trials = sorted(
+            (number, run.machine or f"the machine of {run.name}")
+            for run in joined
+            for number in (run.trials[own] for own in run.numbers)
+        )
+        names = tuple(dict.fromkeys(name for _, name in trials))
+        return cls(names=names or ("",), of_trial={number: names.index(name) for number, name in trials})
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def codes(self, trial: Ints) -> Ints:
+        """The machine of each of these trials, as its place in `names`."""
+        place = np.zeros(max(self.of_trial, default=0) + 2, dtype=np.int64)
+        place[list(self.of_trial)] = list(self.of_trial.values())
+        return np.asarray(place[np.clip(trial, 0, len(place) - 1)])  # the last is of no trial

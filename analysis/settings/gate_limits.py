@@ -39,7 +39,6 @@ class GateLimits(Settings):
     # Of an arm that compiles: steps that ran as plain Python, and requests whose shape it refused.
     max_eager_steps_pct: float = Field(default=1.0, ge=0.0, le=100.0)
     max_refused_pct: float = Field(default=0.0, ge=0.0, le=100.0)
-    min_goodput_ratio: float | None = Field(default=None, ge=0.0, le=10.0)  # to the control's at the same load
     max_memory_ratio: float | None = Field(default=None, ge=0.0, le=1000.0)  # of a replica's peak to the control's
     cold_s: float = Field(default=30.0, ge=0.0, le=86_400.0)  # after the first request, left out of comparisons
     min_blocks: int = Field(default=MIN_BLOCKS, ge=2, le=100_000)

@@ -22,16 +22,23 @@ from analysis.arrays import Bools, Floats, Ints
 from analysis.settings.gate_limits import RESTART_SPREAD
 from analysis.settings.metrics import quantile_label
 from analysis.statistics.dependence import FEWEST_GROUPS, Dependence, dependence_of, groups_of
-from analysis.statistics.distributions import t_quantile, t_sf
+from analysis.statistics.distributions import t_quantile
 from analysis.statistics.machines import Part, error_over_trials, lasting_reach
 from analysis.statistics.quantiles import quantiles
 from analysis.statistics.slow_counts import Logs
-from analysis.statistics.windows import Windows, ratios_by_group, tail_of_group, typical_ratio, window_limits
+from analysis.statistics.windows import (
+    Limits,
+    Windows,
+    ratios_by_group,
+    student_limits,
+    tail_of_group,
+    typical_ratio,
+    window_limits,
+)
 from analysis.wording import counted
 
 TRIALS_FOR_T_TEST = 6
 TRIALS_METHOD = "t over trials"
-NO_TEST = "quotient of quantiles"
 GROUPS_METHOD = "t over groups of blocks"
 _ALIKE = "no block differs from the others"
 _FEWEST_DISTINCT = 10  # fewer different latencies are a coarse clock or made-up data
@@ -66,7 +73,6 @@ class Comparison:
     control: str = ""
     metric: str = ""
     machine: str = ""  # the one that it is of; empty: all
-    phase: str = "steady"
     quantile: float
     margin: float
     alpha: float
@@ -75,8 +81,7 @@ class Comparison:
     high: float | None = None
     p_noninferior: float | None = None  # of H0: ratio >= 1 + margin; small speaks for the arm
     p_inferior: float | None = None  # of H0: ratio <= 1 + margin; small speaks against it
-    p_inferior_holm: float | None = None
-    tests: int = 1  # over which that is adjusted
+    tests: int = 1  # over which it is adjusted (Holm)
     autocorrelation: float | None = None  # between neighbouring groups, as predicted from blocks
     spread: float | None = None  # standard error of the log ratio, without the variance of starts
     lasting: tuple[float, float] | None = None  # limits that also hold where a state outlasts a trial; None below six
@@ -95,53 +100,17 @@ class Comparison:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """A log ratio and its variance, for Student's t; None where the data set none."""
-
-    effect: float
-    part: Part | None
-
-    @property
-    def spread(self) -> float | None:
-        """The standard error."""
-        return None if self.part is None else math.sqrt(self.part.variance)
-
-    def limits(self, alpha: float) -> tuple[float | None, float | None]:
-        """One-sided limits at level `alpha` each."""
-        if self.part is None:
-            return None, None
-        reach = float(t_quantile(1.0 - alpha, self.part.degrees)) * math.sqrt(self.part.variance)
-        return self.effect - reach, self.effect + reach
-
-    def p_above(self, bound: float) -> float | None:
-        """The p-value of H0: the true value is at most `bound`."""
-        return self._p(self.effect - bound)
-
-    def p_below(self, bound: float) -> float | None:
-        """The p-value of H0: the true value is at least `bound`."""
-        return self._p(bound - self.effect)
-
-    def _p(self, distance: float) -> float | None:
-        if self.part is None:
-            return None
-        if self.part.variance <= 0:
-            return 0.0 if distance > 0 else 1.0
-        return float(t_sf(distance / math.sqrt(self.part.variance), self.part.degrees))
-
-    def of(self, item: Comparison) -> Comparison:
-        """The comparison with this ratio, its limits and its p-values."""
-        low, high = self.limits(item.alpha)
-        bound = math.log1p(item.margin)
-        return replace(
-            item,
-            ratio=math.exp(self.effect),
-            low=None if low is None else math.exp(low),
-            high=None if high is None else math.exp(high),
-            p_noninferior=self.p_below(bound),
-            p_inferior=self.p_above(bound),
-            spread=self.spread,
-        )
+def with_limits(item: Comparison, limits: Limits) -> Comparison:
+    """The comparison with the ratio, its limits and its p-values."""
+    return replace(
+        item,
+        ratio=math.exp(limits.ratio),
+        low=None if limits.low is None else math.exp(limits.low),
+        high=None if limits.high is None else math.exp(limits.high),
+        p_noninferior=limits.p_noninferior,
+        p_inferior=limits.p_inferior,
+        spread=limits.spread,
+    )
 
 
 def as_many(treatment: Sample, control: Sample, *, rng: np.random.Generator) -> tuple[Sample, Sample]:
@@ -223,23 +192,6 @@ def compare(
     ]
 
 
-def described(
-    treatment: Sample, control: Sample, *, qs: Sequence[float], margin: float, alpha: float
-) -> list[Comparison]:
-    """Return the quotient of the quantiles over all requests for each quantile in `qs`, without a test."""
-    samples = (treatment, control)
-    base = Comparison(
-        quantile=0.5,
-        margin=margin,
-        alpha=alpha,
-        method=NO_TEST,
-        blocks=min(len(np.unique(sample.block)) for sample in samples),
-        trials=min(len(np.unique(sample.trial)) for sample in samples),
-        requests=min(map(len, samples)),
-    )
-    return _wholes(base, treatment, control, qs)
-
-
 def _wholes(base: Comparison, treatment: Sample, control: Sample, qs: Sequence[float]) -> list[Comparison]:
     """The base with the quotient of the quantiles over all requests, for each quantile."""
     items = []
@@ -270,15 +222,7 @@ def _tested(
     limits = window_limits(windows, bound=bound, alpha=item.alpha, dependence=dependence)
     if limits is None:
         return replace(item, obstacle=_ALIKE)
-    return replace(
-        item,
-        ratio=math.exp(limits.ratio),
-        low=None if limits.low is None else math.exp(limits.low),
-        high=None if limits.high is None else math.exp(limits.high),
-        p_noninferior=limits.p_noninferior,
-        p_inferior=limits.p_inferior,
-        spread=limits.spread,
-    )
+    return with_limits(item, limits)
 
 
 def in_shared_blocks(treatment: Sample, control: Sample) -> tuple[Sample, Sample, Ints, Ints]:
@@ -335,7 +279,7 @@ def _by_trials(item: Comparison, ratios: Floats, machine: Ints) -> Comparison:
     wider = int(reaches[1] > reaches[0])
     lasting = max(*reaches, lasting_reach(ratios, alpha))
     return replace(
-        Estimate(effect=mean, part=parts[wider]).of(item),
+        with_limits(item, student_limits(mean, parts[wider], bound=math.log1p(item.margin), alpha=alpha)),
         machine_spread=math.sqrt(between) if wider else 0.0,
         lasting=(math.exp(mean - lasting), math.exp(mean + lasting)),
     )
@@ -385,7 +329,7 @@ def _decided(item: Comparison, adjusted: float | None, tests: int) -> Comparison
         )
     else:
         verdict, ending = "PASS", f", below the limit of {bound:.2f}"
-    return replace(item, p_inferior_holm=adjusted, tests=tests, verdict=verdict, reason=f"{seen}{ending}.")
+    return replace(item, tests=tests, verdict=verdict, reason=f"{seen}{ending}.")
 
 
 def seen_text(item: Comparison) -> str:

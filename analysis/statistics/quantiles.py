@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from analysis.arrays import Floats, Ints
+from analysis.arrays import Floats
 from analysis.statistics.distributions import binomial_quantile
 
 
@@ -24,36 +24,11 @@ def quantile(values: npt.ArrayLike, q: float) -> float:
 
 def quantiles(values: npt.ArrayLike, qs: Sequence[float]) -> list[float]:
     """Several quantiles as `quantile` gives them, all from one partial sort."""
-    known = np.asarray(values, dtype=np.float64)
+    known = np.asarray(values)
     known = known[~np.isnan(known)]
     if not known.size:
         return [math.nan] * len(qs)
     return [float(value) for value in np.quantile(known, np.asarray(qs), overwrite_input=True, method="linear")]
-
-
-def grouped_quantiles(values: Floats, group: Ints, groups: int, qs: Sequence[float]) -> Floats:
-    """The quantiles of each group's values, as `quantiles` gives them, from one sort. Shape (groups, quantiles).
-
-    `group` numbers the group of each value from 0. NaN for a group without a number.
-    """
-    known = ~np.isnan(values)
-    values, group = values[known], group[known]
-    if not len(values):
-        return np.full((groups, len(qs)), math.nan)
-    ordered = values[np.argsort(group, kind="stable")]
-    counts = np.bincount(group, minlength=groups)[:, None]
-    first = np.cumsum(counts, axis=0) - counts
-    for begin, count in zip(first[:, 0].tolist(), counts[:, 0].tolist(), strict=True):
-        ordered[begin : begin + count].sort()
-    place = np.maximum(counts - 1, 0) * np.asarray(qs)
-    below = np.floor(place).astype(np.int64)
-    share = place - below
-    last = np.maximum(counts - 1, 0)
-    low = ordered[np.minimum(first + below, ordered.size - 1)]
-    high = ordered[np.minimum(first + np.minimum(below + 1, last), ordered.size - 1)]
-    # From whichever end is nearer, so that the largest is exactly itself.
-    between = np.where(share < 0.5, low + (high - low) * share, high - (high - low) * (1.0 - share))
-    return np.where(counts > 0, between, math.nan)
 
 
 def ordered_interval(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from scipy.special import gammaln, logsumexp
@@ -23,7 +24,7 @@ _SMALLEST_MS = 1e-3  # less is measurement noise, and 0 has no logarithm
 
 @dataclass(frozen=True, slots=True)
 class Logs:
-    """The log latencies of one arm in order, (requests,), and the block of each, numbered from 0."""
+    """The log latencies of one arm, (requests,), and the block of each, numbered from 0."""
 
     values: Floats
     block: Ints
@@ -31,8 +32,7 @@ class Logs:
     @classmethod
     def of(cls, ms: Floats, block: Ints) -> Logs:
         """The logarithms of latencies in ms."""
-        order = np.argsort(ms)
-        return cls(np.log(np.maximum(ms[order], _SMALLEST_MS)), block[order])
+        return cls(np.log(np.maximum(ms, _SMALLEST_MS)), block)
 
     def means(self, blocks: int) -> Floats:
         """The mean of each of so many blocks, none of which is empty. Shape (blocks,)."""
@@ -52,8 +52,12 @@ class SortedGroups:
         """The log latencies by the group of their block, (blocks,), from 0; those of group -1 are left out."""
         of_each = group.astype(np.int16 if groups < 2**15 else np.int64)[logs.block]  # short integers sort by radix
         order = np.argsort(of_each, kind="stable")
-        starts = np.searchsorted(of_each[order], np.arange(groups + 1))
-        return cls(logs.values[order[starts[0] :]], starts - starts[0])
+        starts = np.cumsum(np.bincount(of_each + 1, minlength=groups + 1))
+        values = logs.values[order[starts[0] :]]
+        starts -= starts[0]
+        for begin, end in pairwise(starts.tolist()):
+            values[begin:end].sort()
+        return cls(values, starts)
 
     def __len__(self) -> int:
         return len(self.starts) - 1

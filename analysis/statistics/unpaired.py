@@ -21,11 +21,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.arrays import Bools, Floats, Ints
-from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison, Estimate, Sample
+from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison, Sample, with_limits
 from analysis.statistics.dependence import PRIOR_DEGREES, cosine_variance
 from analysis.statistics.distributions import normal_quantile
 from analysis.statistics.machines import Part, summed
 from analysis.statistics.quantiles import ordered_interval, quantile
+from analysis.statistics.windows import Limits, student_limits
 
 _FEWEST_ALONE = 3  # trials that say how much they differ where nothing else does
 _CONFIDENCE = 0.95
@@ -72,13 +73,14 @@ def day_part(spread: float) -> Part:
     return Part(variance=spread**2, degrees=PRIOR_DEGREES)
 
 
-def difference(baseline: Level, candidate: Level, day: Part) -> Estimate:
-    """The candidate's level less the baseline's: Welch's t [1] with a variance more, that of the days of both."""
-    effect = candidate.mean - baseline.mean
+def difference(baseline: Level, candidate: Level, day: Part, *, bound: float, alpha: float) -> Limits | None:
+    """Limits of the candidate's level less the baseline's: Welch's t [1] with a variance more, that of the days of
+    both. None where a level has no variance."""
     if baseline.each is None or candidate.each is None:
-        return Estimate(effect=effect, part=None)
+        return None
     means = [level.each.times(1.0 / level.trials) for level in (baseline, candidate) if level.each is not None]
-    return Estimate(effect=effect, part=summed([*means, day.times(2.0)]))
+    effect, part = candidate.mean - baseline.mean, summed([*means, day.times(2.0)])
+    return student_limits(effect, part, bound=bound, alpha=alpha)
 
 
 def trials_needed(baseline: Level, candidate: Level, day: Part, *, bound: float, alpha: float) -> int | None:
@@ -93,8 +95,8 @@ def trials_needed(baseline: Level, candidate: Level, day: Part, *, bound: float,
             )
             for level in (baseline, candidate)
         )
-        p_value = difference(one, two, day).p_below(bound)
-        if p_value is not None and p_value <= alpha:
+        apart = difference(one, two, day, bound=bound, alpha=alpha)
+        if apart is not None and apart.p_noninferior <= alpha:
             return count
     return None
 
@@ -175,12 +177,15 @@ def _compared(item: Comparison, samples: tuple[Sample, Sample], day: Part) -> Co
     own, base = (_level(sample, item) for sample in samples)
     if own is None or base is None:
         return item
-    apart, anchor = difference(base, own, day), math.log1p(item.margin)
-    if apart.effect <= anchor:
+    anchor = math.log1p(item.margin)
+    apart = difference(base, own, day, bound=anchor, alpha=item.alpha)
+    if apart is None:
+        return replace(item, ratio=math.exp(own.mean - base.mean))
+    if apart.ratio <= anchor:
         needed = trials_needed(base, own, day, bound=anchor, alpha=item.alpha)
     else:
         needed = trials_needed(own, base, day, bound=-anchor, alpha=item.alpha)
-    return replace(apart.of(item), needed_trials=needed)
+    return replace(with_limits(item, apart), needed_trials=needed)
 
 
 def _level(sample: Sample, item: Comparison) -> Level | None:

@@ -22,6 +22,7 @@ import numpy as np
 from analysis.arrays import Floats, Ints
 from analysis.statistics.dependence import Dependence
 from analysis.statistics.distributions import t_cdf, t_quantile, t_sf
+from analysis.statistics.machines import Part
 from analysis.statistics.slow_counts import Logs, SortedGroups, slow_counts
 
 FARTHEST = math.log(1000.0)  # a limit beyond this ratio is no limit
@@ -46,6 +47,27 @@ class Limits:
     p_noninferior: float
     p_inferior: float
     spread: float
+
+
+def student_limits(effect: float, part: Part, *, bound: float, alpha: float) -> Limits:
+    """Student's t around a log ratio whose estimate has the variance `part`."""
+    error = math.sqrt(part.variance)
+    reach = float(t_quantile(1.0 - alpha, part.degrees)) * error
+    return Limits(
+        ratio=effect,
+        low=effect - reach,
+        high=effect + reach,
+        p_noninferior=_p_positive(bound - effect, error, part.degrees),
+        p_inferior=_p_positive(effect - bound, error, part.degrees),
+        spread=error,
+    )
+
+
+def _p_positive(distance: float, error: float, degrees: float) -> float:
+    """The p-value of H0: the true distance is 0 or less."""
+    if error <= 0:
+        return 0.0 if distance > 0 else 1.0
+    return float(t_sf(distance / error, degrees))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,16 +12,14 @@ import pyarrow.compute as pc
 from analysis.arrays import Bools
 from analysis.judging.gates.compiles import CompileFacts
 from analysis.judging.judgement import Judgement
-from analysis.records.plain_values import number
 from analysis.records.requests import METRICS
 from analysis.run.attribution import CAUSES
 from analysis.run.client_stalls import HOST, PART, UNKNOWN, WORK, ArmStalls, Stall, is_explained
 from analysis.run.compile_events import BACKGROUND, JIT, held_s
 from analysis.run.run import Run
-from analysis.run.server_load import server_load
 from analysis.run.slo import meets_all
 from analysis.run.spikes import excess_ms
-from analysis.run.startup import compiled_steps, compiler_facts, most_eager, startup_row
+from analysis.run.startup import compiled_steps, most_eager, startup_row
 from analysis.statistics.quantiles import quantiles
 
 
@@ -92,19 +90,11 @@ def _external_row(run: Run, arm: str) -> dict[str, Any] | None:
     if not external:
         return None
     checked = ", its greedy answers were" if account.asked_in else ", nor were its answers"
-    spans = [(trial.number, trial.start_ns, trial.end_ns) for trial in run.trials]
-    load = server_load(run.records.server_load, arm, spans)
-    answered, failed = (
-        sum(int(number(page.get(key)) or 0) for page in account.scrapes) for key in ("answered", "failed")
-    )
-    why = next((f" ({page['why']})" for page in account.scrapes if page.get("why")), "")
     compiles = "; ".join(["Its compiles are those that its log reports", *account.log_spots])
     notes = {
         "Tailgate did not start it: its start-up is unknown, and nothing resets it between trials.": True,
         f"{compiles}.": account.tells_compiles,
         "Its compiles are unknown.": not account.tells_compiles,
-        f"By its own metrics it had at most: {load}.": load,
-        f"Its page of metrics failed {failed} of {answered + failed} times{why}.": failed,
         f"Its weights, precision, limits and batching were not checked{checked}.": True,
         "It does not count its tokens: TPOT, ITL and token rates are per piece of text.": not account.counts_tokens,
         "It does not stream: the first token comes with the last.": not account.streams,
@@ -141,7 +131,7 @@ def _compile_row(run: Run, arm: str, facts: CompileFacts) -> dict[str, Any]:
         row["requests_hit_pct"] = facts.hit_pct if facts.requests else None
     most = most_eager(compiled_steps(run, arm))
     row["eager_fallback_pct"] = None if most is None else most.eager_pct
-    return row | compiler_facts(run.records.directories, arm)
+    return row
 
 
 def _causes(run: Run, arm: str) -> dict[str, dict[str, Any]]:

@@ -63,9 +63,7 @@ class Check(Row):
     check: str
     ok: bool
     arm: Annotated[str | None, Field(description="null: it concerns all arms")] = None
-    value: Number = None
-    limit: Number = None
-    reason: str
+    reason: Annotated[str, Field(description="empty where it holds and nothing is to be said")]
     allowed: Annotated[bool, Field(description="failed, and the verdict holds whatever it found")] = False
     opens: Annotated[list[str], Field(description="gates, or kinds of them, that it leaves open")] = []
     remedy: str = ""
@@ -158,8 +156,6 @@ class Compiles(Row):
     requests_hit_pct: Number = None
     background_s: Number = None
     causes: dict[str, Cause] | None = None
-    graph_breaks: Annotated[dict[str, int] | None, Field(description="by place and cause")] = None
-    cudagraph_skips: Annotated[dict[str, int] | None, Field(description="by cause")] = None
 
 
 class Stall(Row):
@@ -234,12 +230,11 @@ class Arm(Row):
 
 
 class Comparison(Row):
-    """A quantile of an arm over the control's: of steady traffic of a typical block, else of all its requests."""
+    """A quantile of an arm over the control's, of steady traffic of a typical block."""
 
     arm: str
     metric: str
     quantile: float
-    phase: Literal["steady", "cold", "all"]
     ratio: Number
     low: Number = None
     high: Number = None
@@ -263,7 +258,6 @@ class Spike(Row):
     cause: str
     event_ids: list[str]
     explained_pct: Number
-    server: Annotated[str, Field(description="the load that its server reported meanwhile, in words")] = ""
 
 
 class Event(Row):
@@ -362,52 +356,11 @@ class Joined(Row):
     differences: list[str]
 
 
-class MachineHost(Row):
-    """One host during the traffic of one trial: shares of the time of its processors."""
-
-    trial: int
-    host: str
-    busy: Number = None
-    foreign: Annotated[Number, Field(description="work that is not of the run")] = None
-    steal: Annotated[Number, Field(description="taken by the hypervisor")] = None
-    pressure_memory: Annotated[Number, Field(description="share of time in which some task waited for memory")] = None
-
-
-class MachineDevice(Row):
-    """One device during the traffic of one trial."""
-
-    trial: int
-    host: str
-    name: str
-    arms: list[str] = []
-    low_mhz: Annotated[Number, Field(description="the SM clock")] = None
-    high_mhz: Number = None
-    power_limit_w: Annotated[Number, Field(description="lowest")] = None
-    throttled_s: Annotated[dict[str, float] | None, Field(description="by reason")] = None
-    foreign_s: Annotated[Number, Field(description="with processes of others")] = None
-    foreign_processes: Count = None
-
-
-class MachineSpeed(Row):
-    """One figure of the reference on a device, before and after a trial."""
-
-    trial: int
-    device: str
-    figure: Literal["matmul_tflops", "read_gb_per_s", "launch_us", "python_ms"]
-    before: Number = None
-    after: Number = None
-
-
 class Machines(Row):
     """What was recorded of the machines, and whether they were quiet."""
 
     verdict: Literal["quiet", "disturbed", "partly monitored", "not monitored"] = "not monitored"
     line: str = ""
-    unknown: Annotated[list[str], Field(description="what the records leave open")] = []
-    hosts: list[MachineHost] = []
-    devices: list[MachineDevice] = []
-    speeds: list[MachineSpeed] = []
-    series: Annotated[dict[str, Any], Field(description="columns for charts")] = {}
 
 
 class Summary(Row):

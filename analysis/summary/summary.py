@@ -7,6 +7,7 @@ give the same bytes.
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,12 +21,13 @@ from analysis.frontier.summary_rows import summary_rows as frontier_rows
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.gates.latency import noninferiority_name
 from analysis.judging.judgement import Judgement, judge
+from analysis.judging.ramp import ramp_of
 from analysis.records.documents import write_json
+from analysis.records.joining import RecordedRun
 from analysis.records.plain_values import mapping, number
 from analysis.records.run_records import RunRecords, read_run
 from analysis.run.client_stalls import with_lengths
 from analysis.run.run import Run
-from analysis.run.server_load import server_load
 from analysis.run.spikes import Spike, find_spikes
 from analysis.run.trials import SECOND
 from analysis.settings.metrics import EMBED, EMBED_METRICS
@@ -34,12 +36,7 @@ from analysis.statistics.compare import Comparison
 from analysis.statistics.quantiles import ordered_interval, quantiles
 from analysis.statistics.share_evidence import design_effect_of
 from analysis.summary.arms import arm_row
-from analysis.summary.joined import joined_facts
-from analysis.summary.machines import machines_row
 from analysis.summary.model import SCHEMA, Summary
-from analysis.summary.ramp import ramp_row, weight_rows
-from analysis.summary.sent_traffic import traffic_facts
-from analysis.summary.series import latency_series
 
 EXIT_CODES = {PASS: 0, INCONCLUSIVE: 3, FAIL: 99}
 
@@ -47,6 +44,7 @@ _QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 _MOST_EVENTS = 500
 _MOST_REQUEST_IDS = 50
 _CURVE_BINS = 60
+_MOST_BINS = 1200
 
 
 def analyze(run_dir: Path, *, seed: int | None = None, slo: Sequence[str] = ()) -> dict[str, Any]:
@@ -85,7 +83,7 @@ def exit_code(summary: Mapping[str, Any]) -> int:
 
 def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     frontier = frontier_rows(run, judgement)
-    run_id = run.records.directory.resolve().name
+    run_id, ramp = run.records.directory.resolve().name, ramp_of(run)
     spikes = find_spikes(run.requests, run.attribution, run.events, control=run.control)
     return {
         "schema": SCHEMA,
@@ -112,14 +110,14 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "design": _design(run),
         "spikes": [_spike_row(run, spike) for spike in spikes],
         "events": _events(run),
-        "series": latency_series(run),
+        "series": _latency_series(run),
         "distribution": _distribution(run),
         "interim": _interim(run),
-        "ramp": ramp_row(run),
-        "weights": weight_rows(run),
-        "joined": joined_facts(run),
-        "traffic": traffic_facts(run),
-        "machines": machines_row(run, judgement),
+        "ramp": None if ramp is None else asdict(ramp),
+        "weights": _weights(run),
+        "joined": _joined(run),
+        "traffic": _traffic(run),
+        "machines": asdict(judgement.machine_verdict),
         "frontier": frontier,
         "environment": run.records.environment,
     }
@@ -132,10 +130,59 @@ def _interim(run: Run) -> str | None:
 
 
 def _created(run: Run) -> str | None:
-    """When the first request started, in UTC."""
-    started_ns = min((trial.first_ns for trial in run.trials if trial.first_ns > 0), default=0)
-    moment = datetime.datetime.fromtimestamp(started_ns // SECOND, tz=datetime.UTC)
-    return moment.isoformat() if started_ns > 0 else None
+    """When the first request started."""
+    return _moment(min((trial.first_ns for trial in run.trials if trial.first_ns > 0), default=0))
+
+
+def _moment(at_ns: int) -> str | None:
+    """A time in UTC; None for 0."""
+    return datetime.datetime.fromtimestamp(at_ns // SECOND, tz=datetime.UTC).isoformat() if at_ns > 0 else None
+
+
+def _weights(run: Run) -> list[dict[str, Any]]:
+    """The changes of weights in order, also those after the run. Offsets are seconds from the start of the trial."""
+    return [
+        {
+            "offset_s": run.offset_s(change.trial, change.at_ns),
+            "action": change.action,
+            "weights": dict(change.weights),
+            "shadows_pct": dict(change.shadows),
+            "reason": change.why,
+        }
+        for change in run.records.weights
+    ]
+
+
+def _joined(run: Run) -> dict[str, Any] | None:
+    """The runs that were judged as one and the number of machines; None for a run that is judged by itself."""
+    if not run.records.joined:
+        return None
+    return {
+        "runs": [_joined_run(one) for one in run.records.runs],
+        "machines": len(run.machines),
+        "differences": list(run.records.differences),
+    }
+
+
+def _joined_run(run: RecordedRun) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "started": _moment(min(run.starts_ns.values(), default=0)),
+        "machine": run.machine or None,
+        "trials": [run.trials[number] for number in sorted(set(run.numbers))],
+        "missing": [joined for number, joined in run.trials.items() if number not in run.numbers],
+        "seed": run.experiment.get("seed"),
+        "git_commit": run.environment.get("git_commit"),
+        "tailgate": mapping(run.environment.get("versions")).get("tailgate"),
+    }
+
+
+def _traffic(run: Run) -> Mapping[str, Any]:
+    """What the first trial that describes its traffic says of it. Trials differ only in what they draw."""
+    for info in run.infos:
+        if facts := {key: info[key] for key in ("dropped", "prompts") if mapping(info.get(key))}:
+            return {"trial": info.get("trial"), **facts}
+    return {}
 
 
 def _gate_of(item: Comparison, gates: Sequence[Gate]) -> Gate:
@@ -145,7 +192,7 @@ def _gate_of(item: Comparison, gates: Sequence[Gate]) -> Gate:
 
 def _comparison_row(item: Comparison, gate: Gate | None) -> dict[str, Any]:
     """The comparison with the verdict of the gate that rests on it; without one it has no verdict at all."""
-    names = ("arm", "metric", "quantile", "phase", "ratio", "low", "high")
+    names = ("arm", "metric", "quantile", "ratio", "low", "high")
     return {
         **{name: getattr(item, name) for name in names},
         "gate": gate is not None,
@@ -164,7 +211,7 @@ def _check_row(check: Check, judgement: Judgement) -> dict[str, Any]:
     keeps_open = any(check.check in gate.blocked_by and check.arm in (None, gate.arm) for gate in judgement.gates)
     allowed = not check.ok and (judgement.overall == PASS or (check.shift is not None and not keeps_open))
     limits = not check.ok and not allowed
-    return {name: getattr(check, name) for name in ("check", "ok", "arm", "value", "limit", "reason")} | {
+    return {name: getattr(check, name) for name in ("check", "ok", "arm", "reason")} | {
         "allowed": allowed,
         "opens": (check.gates or check.opens) if limits else (),
         "remedy": check.remedy if limits else "",
@@ -176,7 +223,6 @@ def _spike_row(run: Run, spike: Spike) -> dict[str, Any]:
         **asdict(spike),
         "offset_s": run.offset_s(spike.trial, spike.start_ns),
         "seconds": (spike.end_ns - spike.start_ns) / SECOND,
-        "server": server_load(run.records.server_load, spike.arm, [(spike.trial, spike.start_ns, spike.end_ns)]),
     }
 
 
@@ -200,6 +246,31 @@ def _events(run: Run) -> list[dict[str, Any]]:
         }
         for event, hit, behind in found[:_MOST_EVENTS]
     ]
+
+
+def _latency_series(run: Run) -> dict[str, Any]:
+    """The bins of every arm that hold requests, as columns in order of trial and time; `bin_s` is their width."""
+    longest = max((trial.seconds for trial in run.trials), default=0.0)
+    bin_s = float(max(1, math.ceil(longest / _MOST_BINS)))
+    return {"bin_s": bin_s, "arms": {arm: _bins(run, arm, bin_s) for arm in run.arms}}
+
+
+_BINS = ("trial", "t_s", "n", "failed", "ttft_p50_ms", "ttft_p99_ms", "e2e_p50_ms", "e2e_p99_ms", "e2e_max_ms")
+
+
+def _bins(run: Run, arm: str, bin_s: float) -> dict[str, Sequence[Any]]:
+    requests = run.requests
+    rows: list[tuple[Any, ...]] = []
+    for trial in run.trials:
+        own = np.flatnonzero(run.of_arm(arm) & (requests.trial == trial.number) & ~requests.broken)
+        since = (requests.start_ns[own] - trial.start_ns) // int(bin_s * SECOND)
+        order = np.argsort(since, kind="stable")
+        numbers, first = np.unique(since[order], return_index=True)
+        for place, part in zip(numbers.tolist(), np.split(own[order], first[1:]), strict=False):
+            ttft = quantiles(requests.ttft_ms[part], (0.5, 0.99))
+            e2e = quantiles(requests.e2e_ms[part], (0.5, 0.99, 1.0))
+            rows.append((trial.number, place * bin_s, len(part), int(requests.failed[part].sum()), *ttft, *e2e))
+    return dict(zip(_BINS, zip(*rows, strict=True), strict=False))
 
 
 def _distribution(run: Run) -> dict[str, Any]:

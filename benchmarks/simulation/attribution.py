@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.arrays import Bools, Floats, Ints
+from analysis.records.request_columns import RequestColumns
 from analysis.records.run_records import RunRecords
 from analysis.records.schemas import COMPILE_EVENTS
 from analysis.run.attribution import CAUSES, OTHER
@@ -178,7 +179,7 @@ def live(case: Case, seed: int) -> Lived:
         environment={},
         trials=(),
         generators=(),
-        requests=requests,
+        requests=RequestColumns.of(requests),
         events=_events(seen),
         steps=None,
         machines=None,

@@ -16,6 +16,7 @@ import pyarrow as pa
 from analysis.arrays import Floats
 from analysis.judging.gates import PASS
 from analysis.judging.gates.compiles import client_gates, may_compile
+from analysis.records.request_columns import RequestColumns
 from analysis.records.requests import Requests, requests_of
 from analysis.run.client_stalls import HOST, PART, ArmStalls, client_stalls
 from analysis.settings.gate_limits import GateLimits
@@ -170,13 +171,12 @@ def detect_in_fleet(made: Fleet, rng: np.random.Generator, *, tokens: bool = Tru
     """What is found of the treatment of a run of two arms with replicas."""
     treatment, control = fleet(made, rng)
     arms = ((treatment, TREATMENT), (control, CONTROL))
-    requests = requests_of(
-        pa.concat_tables(
-            replica_table(replica, arm, rng, tokens=tokens, copies=made.design == "mirrored")
-            for replicas, arm in arms
-            for replica in replicas
-        )
+    tables = (
+        replica_table(replica, arm, rng, tokens=tokens, copies=made.design == "mirrored")
+        for replicas, arm in arms
+        for replica in replicas
     )
+    requests = requests_of(RequestColumns.of(pa.concat_tables(tables)))
     seen = client_stalls(requests, [TREATMENT])[TREATMENT]
     pauses = [(replica.name, pause) for replica in treatment for pause in replica.served.compiled]
     minutes = made.replicas * made.duration_s / 60.0
@@ -219,14 +219,9 @@ def records(made: Run, rng: np.random.Generator, *, tokens: bool = True, copies:
 
     With `copies`, request i of one arm is that of the other.
     """
-    return requests_of(
-        pa.concat_tables(
-            [
-                arm_table(made.treatment, TREATMENT, rng, tokens=tokens, copies=copies),
-                arm_table(made.control, CONTROL, rng, tokens=tokens, copies=copies),
-            ]
-        )
-    )
+    arms = ((made.treatment, TREATMENT), (made.control, CONTROL))
+    tables = (arm_table(served, arm, rng, tokens=tokens, copies=copies) for served, arm in arms)
+    return requests_of(RequestColumns.of(pa.concat_tables(tables)))
 
 
 def arm_table(served: Served, arm: str, rng: np.random.Generator, *, tokens: bool, copies: bool) -> pa.Table:

@@ -20,7 +20,7 @@ from analysis.arrays import Floats, Ints
 from analysis.checks.data import heterogeneity
 from analysis.judging.comparisons import leveled
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
-from analysis.run.machines import Machines
+from analysis.run.trials import Machines
 from analysis.statistics.compare import Comparison, Sample, compare, decide
 
 REQUESTS, BLOCKS, BLOCK_S = 960, 8, 30.0

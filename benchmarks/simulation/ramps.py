@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from analysis.arrays import Floats
-from analysis.judging.ramp_decision import Standing, decide
+from analysis.judging.ramp import Standing, decide
 from analysis.settings.ramp_limits import RampLimits
 from analysis.statistics.compare import Sample
 from analysis.statistics.sequential import Evidence, groups_for

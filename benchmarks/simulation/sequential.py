@@ -13,7 +13,6 @@ from statistics import median
 import numpy as np
 
 from analysis.arrays import Floats
-from analysis.judging.gates.objectives import Used, judge_goodput
 from analysis.judging.paths import Decided, first_decided
 from analysis.run.slo import judge_share
 from analysis.statistics.sequential import APART, SEGMENTS, Exchange, Outcome, groups_for
@@ -27,7 +26,6 @@ LONGEST_S = 2400.0
 MINUTE_S = 60.0
 _BLOCKS = 2  # of 30 s, to a group
 LEAST_BLOCKS = 18  # of one analysis
-LEAST_GOODPUT = 0.95
 _RUNS = 120
 
 # Minutes until half of the runs are decided: what a mixture of exp(λS - λ²S²/2) over minutes needs, S the swap score at
@@ -119,41 +117,11 @@ def met_by_all_but(allowed: float, kind: Kind) -> float:
     return float(np.quantile(np.concatenate(list(runs)), 1.0 - allowed))
 
 
-def goodput_errors(limits_ms: tuple[float, float], kind: Kind, seed: int, *, kept: float) -> Floats:
-    """Return (PASS, FAIL) of a goodput ratio exactly at `LEAST_GOODPUT`, after one run: both are wrong.
-
-    `limits_ms` are what a good request takes at most, of the arm and of the control. `kept` is the arm's share of what
-    the control is sent.
-    """
-    one, other = samples(pair(kind, np.random.default_rng([seed, 11])), "e2e_ms")
-    one = one.only(np.random.default_rng([seed, 12]).uniform(size=len(one)) < kept)
-    numbers = np.unique(np.concatenate((one.block, other.block)))
-    sides = [
-        Used(share=sample.values / limit_ms, block=np.searchsorted(numbers, sample.block))
-        for sample, limit_ms in zip((one, other), limits_ms, strict=True)
-    ]
-    verdict = judge_goodput(*sides, least=LEAST_GOODPUT, alpha=ALPHA, least_blocks=LEAST_BLOCKS).verdict
-    return np.array([verdict == word for word in ("PASS", "FAIL")], dtype=np.float64)
-
-
-def _goodput_rows(table: Table) -> None:
-    uneven = replace(KINDS["split"], rate=8.0, slots=32)
-    for name, kind, kept in [*((name, kind, 1.0) for name, kind in KINDS.items()), ("split of 1 to 9", uneven, 1 / 9)]:
-        for good in (0.99, 0.9):
-            limits_ms = met_by_all_but(1.0 - good * LEAST_GOODPUT, kind), met_by_all_but(1.0 - good, kind)
-            passed, failed = table.means(partial(goodput_errors, limits_ms, kind, kept=kept))
-            what = f"goodput at {LEAST_GOODPUT:g} of {100 * good:g} %, {name}, once after 20 min"
-            table.add(f"{what}: PASS", passed, most=0.08)
-            table.add("  the same: FAIL", failed, most=0.08)
-
-
 def objectives_table(table: Table) -> None:
     """Add the rows of objectives that an arm misses by exactly as much as is allowed, on every kind of server.
 
-    p99 is an [slo]; 0.5 % is `gates.max_error_pct` where requests fail at their deadline. Then those of a goodput ratio
-    exactly at its limit.
+    p99 is an [slo]; 0.5 % is `gates.max_error_pct` where requests fail at their deadline.
     """
-    _goodput_rows(table)
     for allowed, what in ((0.01, "p99"), (0.005, "errors 0.5 %")):
         for name, kind in KINDS.items():
             limit_ms = met_by_all_but(allowed, kind)

@@ -71,8 +71,8 @@ def command(
     """Find out which policy to ship at which load.
 
     Starts one arm after another, again and again, each time at loads around the highest that it holds within the [slo],
-    until the budget is spent or nothing is open. Then it says which policy to ship at which load, how many GPUs that
-    takes, and what is not known. An experiment with the control alone gets the standard set: padded, bucketed with the
+    until the budget is spent or nothing is open. Then it says which policy to ship at which load, and what is not
+    known. An experiment with the control alone gets the standard set: padded, bucketed with the
     ladder that pads its lengths least, dynamic. Loads begin at traffic.rates, or around traffic.rate. Ctrl-C ends the
     search with what is known.
 

@@ -21,10 +21,10 @@ from loadtests.experiments.config_errors import as_config_error
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.writing import to_toml
 from loadtests.trials.environment import describe_environment
-from loadtests.trials.exporter import exporting
 from loadtests.trials.frontier import FrontierSearch
 from loadtests.trials.progress import Display, Status
 from loadtests.trials.run_directory import has_requests
+from loadtests.trials.run_metrics import exporting
 from loadtests.trials.trial_facts import known_before
 from servers.fields import ConfigError
 

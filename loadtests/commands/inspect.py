@@ -93,7 +93,7 @@ def command(
 
     Loads the arm, warms it up as it would be served, then runs each shape as a step of the engine and reports what
     it met: a ready graph, a compile, a recompile and why, or a fall-back to eager. It then lists the graphs
-    (guards, nodes, kernels, graph breaks), memory and the cost of the start. No traffic is sent.
+    with their sizes, graph breaks and time. No traffic is sent.
 
     A shape is a step before padding: `prefill ROWSxTOKENS`, `decode ROWS@CONTEXT`, or for later chunks of prompts
     `extend ROWSxTOKENS@CONTEXT`. Without --shapes it runs every planned shape and a few that are not.

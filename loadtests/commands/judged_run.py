@@ -8,11 +8,11 @@ from typing import Any
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
 from loadtests.commands.parity import show_parity
 from loadtests.commands.verdict_output import judge_run
-from loadtests.trials.exporter import exporting
 from loadtests.trials.live_page import LivePage, PageAddress
 from loadtests.trials.progress import Display, Status
 from loadtests.trials.run import Orchestrator
 from loadtests.trials.run_directory import has_requests
+from loadtests.trials.run_metrics import exporting
 
 
 def page_of(address: str, status: Status) -> LivePage | None:

@@ -19,14 +19,14 @@ from loadtests.commands.exits import EXIT_BROKE, complain, stopping
 from loadtests.commands.options import Json, Port, TlsCertificate, TlsClientCa, TlsKey, file_name, listener_tls
 from servers import stdout
 from servers.fields import ConfigError
+from servers.launcher import TemporaryFolder
 from servers.security import check_named
 from servers.splitter.admin import Admin, SplitterError, admin_address
 from servers.splitter.bootstrap import bootstrap
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, upstream_tls
 from servers.splitter.kubernetes import grpc_route_manifest
-from servers.splitter.weights import reshare
-from servers.temporary_folder import TemporaryFolder
+from servers.splitter.live import reshare
 
 _ASKING_S = 5.0  # for a replica's name, whenever the health of one changes
 EXAMPLES = """\

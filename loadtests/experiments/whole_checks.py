@@ -42,15 +42,11 @@ def check_whole(experiment: Experiment) -> None:
         targets = parse_slo(experiment.slo)
     if targets or experiment.goodput.limits:
         return
-    for what, is_set, lacking in (
-        ("gates.min_goodput_ratio is set", experiment.gates.min_goodput_ratio is not None, "what a good request is"),
-        ('traffic.arrivals is "saturation"', experiment.traffic.arrivals == "saturation", "what load counts as held"),
-    ):
-        if is_set:
-            raise ConfigError(
-                f"{what} but nothing says {lacking}: add a table [slo] or [goodput], such as p99_ttft_ms = 500 or "
-                "ttft = 200"
-            )
+    if experiment.traffic.arrivals == "saturation":
+        raise ConfigError(
+            'traffic.arrivals is "saturation" but nothing says what load counts as held: add a table [slo] or '
+            "[goodput], such as p99_ttft_ms = 500 or ttft = 200"
+        )
 
 
 def _check_sequential(experiment: Experiment) -> None:

@@ -1,4 +1,4 @@
-"""What the server of an external arm tells of itself, and where: pages for Prometheus, and logs."""
+"""The logs of an external arm's server, and where they are."""
 
 from __future__ import annotations
 
@@ -17,22 +17,15 @@ LogFormat = Literal["auto", "vllm", "torch", "sglang"]
 class TelemetryConfig:
     """Of each kind none, one for the whole arm, or one for each of its addresses, in their order.
 
-    `metrics` are pages in Prometheus' text format. `log` are files on this host; `log_command` are programs that print
+    `log` are files on this host; `log_command` are programs that print
     new lines of the log on stdout for as long as they run. `log_format` says whose lines are looked for, "auto" all.
     """
 
-    metrics: tuple[str, ...] = ()
     log: tuple[str, ...] = ()
     log_command: tuple[tuple[str, ...], ...] = ()
     log_format: LogFormat = "auto"
 
     def __post_init__(self) -> None:
-        for address in self.metrics:
-            scheme, _, rest = address.partition("://")
-            if scheme.lower() not in ("http", "https") or not rest.strip("/") or not address.isprintable():
-                raise ConfigError(f'metrics "{address}" is no page: write it whole, such as http://host:8000/metrics')
-            if "@" in rest.partition("/")[0]:
-                raise ConfigError('metrics carries a user or password before "@": leave it out')
         if self.log and self.log_command:
             raise ConfigError("log and log_command are both set: keep the one that shows the server's lines")
         if not all(self.log):
@@ -41,10 +34,8 @@ class TelemetryConfig:
             raise ConfigError('log_command is empty: give a program and its arguments, such as ["tail", "-F", "x.log"]')
         if self.log_format != "auto" and not self.logs:
             raise ConfigError(f'log_format is "{self.log_format}" but there is neither log nor log_command: give one')
-        for key in ("metrics", "log"):
-            given = getattr(self, key)
-            if len(set(given)) < len(given):
-                raise ConfigError(f"{key} names one thing twice: each replica has its own")
+        if len(set(self.log)) < len(self.log):
+            raise ConfigError("log names one file twice: each replica has its own")
 
     @property
     def logs(self) -> tuple[str | tuple[str, ...], ...]:
@@ -62,7 +53,7 @@ class TelemetryConfig:
 
     def check_replicas(self, replicas: int) -> None:
         """There is one for each of `replicas`, or one for all. Otherwise ConfigError."""
-        for key in ("metrics", "log", "log_command"):
+        for key in ("log", "log_command"):
             count = len(getattr(self, key))
             if count not in (0, 1, replicas):
                 raise ConfigError(
@@ -74,13 +65,12 @@ SILENT = TelemetryConfig()
 
 
 def telemetry_from_table(table: Any, *, where: str) -> TelemetryConfig:
-    """What [arms.telemetry] says. One page, file or command needs no list around it."""
+    """What [arms.telemetry] says. One file or command needs no list around it."""
     if not isinstance(table, Mapping):
         raise ConfigError(f"{where} is {table!r}: give a table [arms.telemetry]")
     settings = dict(table)
-    for key in ("metrics", "log"):
-        if isinstance(settings.get(key), str):
-            settings[key] = [settings[key]]
+    if isinstance(settings.get("log"), str):
+        settings["log"] = [settings["log"]]
     command = settings.get("log_command")
     if isinstance(command, str):
         raise ConfigError(f'{where}.log_command is {command!r}: give a list, such as ["kubectl", "logs", "-f", "pod"]')
@@ -96,7 +86,6 @@ def telemetry_from_table(table: Any, *, where: str) -> TelemetryConfig:
 def telemetry_table(telemetry: TelemetryConfig) -> dict[str, Any]:
     """The table that `telemetry_from_table` reads back to an equal setting; empty for a server that tells nothing."""
     lists = {
-        "metrics": list(telemetry.metrics),
         "log": list(telemetry.log),
         "log_command": [list(command) for command in telemetry.log_command],
     }

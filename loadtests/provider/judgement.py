@@ -12,7 +12,7 @@ from typing import Any
 
 from analysis.judging.alarms import Alarm
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
-from analysis.judging.ramp_decision import Standing, lacks
+from analysis.judging.ramp import Standing, lacks
 from analysis.records.plain_values import mapping, rows_of, text_of
 from analysis.settings.ramp_limits import RampLimits
 from loadtests.provider.question import Question

@@ -11,7 +11,7 @@ from typing import Any
 
 from analysis.records.documents import content_of
 from analysis.records.schemas import MACHINES
-from analysis.records.tables import RecordError, RecordWriter
+from analysis.records.tables import CUT_OFF, RecordError, RecordWriter, read_table
 from loadtests.monitor.gpus import MUCH_BYTES, index_of
 from loadtests.trials.context import TrialContext
 from loadtests.trials.processes import Child, child_environment, describe_exit
@@ -129,7 +129,17 @@ class MonitorProcess:
         self._monitor["gaps"].append({"host": "run", "at_ns": at_ns, "why": why})
         self._trial.status.note(f"the machines were not watched to the end: {why}")
         with suppress(OSError, RecordError):
-            RecordWriter(self._table, MACHINES).close()
+            self._end_table()
+
+    def _end_table(self) -> None:
+        """State the end of a table that the watcher left cut off."""
+        rows, problems = read_table(self._table, MACHINES)
+        if CUT_OFF in problems:
+            ended = self._table.with_suffix(".ended")
+            with RecordWriter(ended, MACHINES) as writer:
+                for batch in rows.to_batches():
+                    writer.append_batch(batch)
+            ended.replace(self._table)
 
     def _add_other_hosts(self) -> None:
         """What load workers saw of their hosts, which they sent with their accounts."""

@@ -11,22 +11,18 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from analysis.wording import counted
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.toml_limits import expanded
 from loadtests.traffic.prompts import check_hub
-from loadtests.trials.environment import count_gpus, gpu_capabilities, gpu_names, sees_gpu
+from loadtests.trials.environment import count_gpus, gpu_capabilities, sees_gpu
 from loadtests.trials.parity_texts import read_texts
 from loadtests.workers.channel_token import channel_token
-from servers import artifact
 from servers.config import (
     FLOAT8_CAPABILITY,
     ArmConfig,
-    CompileConfig,
     check_quantisation,
     check_torchao,
     preset_policies,
@@ -80,17 +76,7 @@ def check_arm(config: ArmConfig) -> None:
     _check_backend(config, "cpu" if on_cpu else "cuda")
     _check_regions(config)
     if config.compile.artifact:
-        _check_artifact(config, on_cpu=on_cpu)
-
-
-def _check_artifact(config: ArmConfig, *, on_cpu: bool) -> None:
-    """The arm's compiled code is whole and was made for this arm on such a machine, as far as can be told without
-    torch."""
-    # "NVIDIA H200, 570.86": torch knows the card by the name before the driver's version.
-    gpus = sorted({name.rpartition(",")[0] for name in gpu_names()})
-    devices = (artifact.processor(),) if on_cpu else gpus
-    written = artifact.read(config.compile.artifact)
-    artifact.check(written, config, on_cpu=on_cpu, devices=devices, threads=config.engine.threads if on_cpu else 0)
+        _ask("artifacts.read(arm, device)", config, "cpu" if on_cpu else config.model.device.replace("auto", "cuda"))
 
 
 def _check_quantisation(config: ArmConfig, *, on_cpu: bool) -> None:
@@ -128,107 +114,48 @@ def _check_model(config: ArmConfig) -> None:
 
 # Every supported torch has these.
 _KNOWN_BACKENDS = ("inductor", "eager", "aot_eager")
-_ASK_TORCH = """
-import contextlib, importlib, json, sys
-from servers.compiler.internals import has_inductor_option, known_backends, option_kind, try_backend
-backend, module, device, options = sys.argv[1:]
-options = json.loads(options)
-reply = {"unknown": [name for name in options if not has_inductor_option(name)]}
-reply["unlike"] = {name: kind for name, value in options.items() if (kind := option_kind(name, value))}
-@contextlib.contextmanager
-def fault(what):
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        cause = getattr(error, "inner_exception", error)
-        reply[what] = " ".join(f"{type(cause).__name__}: {cause}".split())[:300]
-with contextlib.redirect_stdout(sys.stderr):
-    with fault("import"):
-        module and importlib.import_module(module)
-    reply["backends"] = known_backends()
-    with fault("load"):
-        backend in reply["backends"] and try_backend(backend, device)
-print(json.dumps(reply))
+_QUESTION = """
+import json, sys
+from servers.config import ArmConfig
+from servers.fields import ConfigError
+from servers.compiler import artifacts, policy, regions
+from servers.engine.model import hollow_model
+arm, device = ArmConfig.from_dict(json.loads(sys.argv[1])), sys.argv[2]
+try:
+    {call}
+except ConfigError as error:
+    print("\\n" + json.dumps({{"complaint": str(error)}}))
 """
 
 
 def _check_backend(config: ArmConfig, device: str) -> None:
-    """torch has the compiler's backend, which compiles a function of one line, and its options, of the kind given.
+    """Check that torch has the compiler's backend, which compiles a function of one line, and its options.
 
     To ask takes seconds, so usual ones are not asked for.
     """
     policy = config.compile
-    usual = preset_policies(config.preset)[1].options
-    options = sorted(set(policy.options) - set(usual)) if policy.backend == "inductor" else []
-    known = policy.backend in _KNOWN_BACKENDS and not policy.backend_module
-    if not policy.enabled or (known and not options):
-        return
-    given = json.dumps({name: policy.options[name] for name in options})
-    backend = "" if known else policy.backend
-    command = [sys.executable, "-P", "-c", _ASK_TORCH, backend, policy.backend_module, device, given]
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_S, check=True)
-        reply = json.loads(ended.stdout.splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return  # the arm itself reports it
-    if complaint := _complaint_of(policy, reply):
-        raise ConfigError(f'arm "{config.name}": {complaint}')
-
-
-def _complaint_of(policy: CompileConfig, reply: Mapping[str, Any]) -> str:
-    """What torch's `reply` says against the policy; empty where it says nothing."""
-    backend, module = f'compile.backend is "{policy.backend}"', policy.backend_module
-    if "import" in reply:
-        return (
-            f'compile.backend_module is "{module}" and cannot be imported ({reply["import"]}): install the package '
-            "that brings it, or name another module"
-        )
-    if reply["backends"] and policy.backend not in (*_KNOWN_BACKENDS, *reply["backends"]):
-        known = f"torch knows {', '.join(reply['backends'])}"
-        if module:
-            return (
-                f"{backend}, which importing {module} does not register: {known}; name the backend or the module as "
-                "its package does"
-            )
-        return (
-            f"{backend}: {known}; install the package that brings it, and name in compile.backend_module what "
-            "registers it"
-        )
-    if "load" in reply:
-        return f"{backend} and cannot compile ({reply['load']}): install or mend its package, or use another"
-    if reply["unknown"]:
-        return f"compile.options.{reply['unknown'][0]} is unknown to this torch: see torch._inductor.config"
-    for name, kind in reply["unlike"].items():
-        return f"compile.options.{name} is {policy.options[name]!r} and this torch has {kind} there: give one"
-    return ""
-
-
-_ASK_MODEL = """
-import json, sys
-from servers.compiler.regions import select_regions
-from servers.config import ArmConfig
-from servers.engine.model import hollow_model
-from servers.fields import ConfigError
-arm = ArmConfig.from_dict(json.loads(sys.argv[1]))
-try:
-    select_regions(hollow_model(arm.model), arm.compile)
-except ConfigError as error:
-    print(json.dumps({"complaint": str(error)}))
-"""
+    options = policy.options.keys() - preset_policies(config.preset)[1].options.keys()
+    is_known = policy.backend in _KNOWN_BACKENDS and not policy.backend_module
+    if policy.enabled and not (is_known and not (options and policy.backend == "inductor")):
+        _ask("policy.check_backend(arm.compile, device)", config, device)
 
 
 def _check_regions(config: ArmConfig) -> None:
-    """The model has the modules that the policy names. To ask it takes seconds, so an arm that names none is not."""
-    policy = config.compile
-    if not policy.enabled or not (policy.regions or policy.eager_regions):
-        return
-    command = [sys.executable, "-P", "-c", _ASK_MODEL, json.dumps(config.to_dict())]
+    """Check that the model has the modules that the policy names. To ask takes seconds, so only named ones are."""
+    if config.compile.enabled and config.compile.regions:
+        _ask("regions.select_regions(hollow_model(arm.model), arm.compile)", config)
+
+
+def _ask(call: str, config: ArmConfig, device: str = "") -> None:
+    """Make the call in a process that may import torch. Raises the ConfigError that it raises; whatever else fails
+    there, the arm itself reports."""
+    command = [sys.executable, "-P", "-c", _QUESTION.format(call=call), json.dumps(config.to_dict()), device]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_S, check=True)
         lines = ended.stdout.splitlines()
         complaint = json.loads(lines[-1])["complaint"] if lines else ""
     except (OSError, subprocess.SubprocessError, ValueError, TypeError, KeyError):
-        return  # the arm itself reports it
+        return
     if complaint:
         raise ConfigError(f'arm "{config.name}": {complaint}')
 

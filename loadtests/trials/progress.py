@@ -78,11 +78,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsPage:
-    """Where a process of the trial shows its metrics to Prometheus. `arm` is empty where it belongs to none."""
+    """Where a process of the trial shows its metrics to Prometheus."""
 
     address: str  # "host:port", or the path of a Unix socket
     path: str
-    arm: str = ""
 
 
 @dataclass(slots=True)

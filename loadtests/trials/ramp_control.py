@@ -1,32 +1,28 @@
 """Moves the traffic of a trial to its candidate step by step, and back at once when something happens.
 
-What a step is left by, `analysis.judging.ramp_decision` says. A change of weights is written down before the splitter
-is told, so that the candidate never has more than the last line allows, and again once the splitter has taken it. One
-that the splitter did not take is told again until it does.
+`analysis.judging.ramp` says what ends a step. A change that the splitter did not take is sent again until it
+does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from analysis.judging.alarms import Alarm, burst_alarms, compile_alarms, death_alarms
 from analysis.judging.gates import FAIL, PASS
-from analysis.judging.ramp_decision import Decision, Standing, decide
-from analysis.records.weight_journal import BY_HAND, WeightChange, append
+from analysis.judging.ramp import Decision, Standing, decide
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.ramp_limits import RampLimits
 from loadtests.trials.early_end import END_DELAY_NS
 from loadtests.trials.judge import Judge
-from loadtests.trials.splitters import UNANSWERED, Splitter
 from loadtests.trials.steering import Steered
+from loadtests.trials.weights import UNANSWERED, Splitter, WeightController, in_words
 from servers.clock import now_ns
 
 WHOLE = 10_000  # the sum of all weights, so that a step may have two decimals
 _AFTER_NS = 10_000_000_000  # of traffic that goes on after a rollback, to show that the control serves it
-_READ_NS = 1_000_000_000  # between two readings of the weights in force
 _LAST_NS = 2_000_000_000  # before the traffic ends: what a rollback may take
 _UNSEEN_NS = 120_000_000_000  # without a look, after which a step whose time is over does not wait for one
 
@@ -49,19 +45,15 @@ class RampControl:
         judge: Judge,
         step: int = 0,
     ) -> None:
-        self._run_dir = run_dir
         self._limits, self._gates = limits, gates
         self._control, self._candidate = control, limits.candidate
         self._judge = judge
+        self._weights = WeightController(run_dir, (control, limits.candidate))
         self._began_ns = 0
         self._end_ns: int | None = None  # when the load ends, once the ramp has
         self._looked = self._looked_ns = 0
         self._failed_before = self._finished_before = 0
         self._step = step
-        self._last: WeightChange | None = None
-        self._due: WeightChange | None = None  # written down, and not taken by the splitter yet
-        self._read_ns = 0
-        self._held = True  # by the last reading
 
     @property
     def share(self) -> float:
@@ -76,11 +68,11 @@ class RampControl:
         if self._end_ns is not None:
             self._end(trial)
             return
-        if self._last is None:
+        if self._weights.last is None:
             self._change(trial, "start", f"step {self._step + 1} of {len(self._limits.steps)}")
         self._tell(trial, splitter)
-        assert self._last is not None
-        if self._last.action == "rollback":
+        assert self._weights.last is not None
+        if self._weights.last.action == "rollback":
             return  # decided once, whether or not the splitter has taken it
         alarms = self._alarms(trial)
         if alarms:
@@ -92,7 +84,8 @@ class RampControl:
             self._act(trial, Decision(action="rollback", why=why))
             self._tell(trial, splitter)
             return
-        if self._due is not None or not self._holds(trial, splitter, self._last):
+        self._watch(trial, splitter)
+        if self._end_ns is not None or self._weights.due is not None or not self._weights.held:
             return
         look = self._judge.last()
         if look is None or int(look["number"]) == self._looked:
@@ -157,8 +150,9 @@ class RampControl:
         return sorted(found)
 
     def _act(self, trial: Steered, decision: Decision, *, cause_ns: int | None = None) -> None:
-        if decision.action == "hold" and self._last is not None and self._last.action != "hold":
-            self._last = self._record(decision.action, decision.why)
+        weights = self._weights
+        if decision.action == "hold" and weights.last is not None and weights.last.action != "hold":
+            weights.decide(action=decision.action, why=decision.why)
             trial.context.status.note(f"ramp: held at {self.share:g} %: {decision.why}")
         if decision.action in ("stay", "hold"):
             trial.context.status.detail = f"{self.share:g} % to {self._candidate}: {decision.why}"
@@ -166,113 +160,55 @@ class RampControl:
         if decision.action == "advance":
             self._step += 1
         if decision.action == "promoted":
-            self._last = self._record(decision.action, decision.why, cause_ns=cause_ns)
+            weights.decide(action=decision.action, why=decision.why, cause_ns=cause_ns)
+            self._end_ns = now_ns()
         else:
             self._change(trial, decision.action, decision.why, cause_ns=cause_ns)
         trial.context.status.note(f"ramp: {decision.action}: {decision.why}")
-        if decision.action == "promoted":
-            self._end_ns = now_ns()
 
     def _change(self, trial: Steered, action: str, why: str, *, cause_ns: int | None = None) -> None:
-        """The journal says what the candidate is to have, and the splitter is to be told."""
-        self._last = self._due = self._record(action, why, cause_ns=cause_ns)
+        """Record what the candidate is to have, and begin to count."""
+        share = 0 if action == "rollback" else round(self.share / 100.0 * WHOLE)
+        weights = {self._control: WHOLE - share, self._candidate: share}
+        self._weights.set(weights, action=action, why=why, step=self._step, cause_ns=cause_ns)
         self._began_ns = now_ns()
         load = trial.context.status.load.arms.get(self._candidate)
         if load is not None:
             self._failed_before, self._finished_before = load.failed, load.finished
 
     def _tell(self, trial: Steered, splitter: Splitter) -> None:
-        """What is due is done, and the journal says since when. A splitter that does not answer is told again."""
-        due = self._due
-        if due is None:
-            return
+        """Have the splitter take what is due; one that does not answer is asked again."""
         status = trial.context.status
         try:
-            splitter.reweight(due.weights)
+            if not self._weights.tell(splitter):
+                return
         except UNANSWERED as error:
             status.detail = f"the weights are not changed yet: {error}"
             return
-        self._due, self._last = None, replace(due, done_ns=now_ns())
-        self._read_ns = self._began_ns = now_ns()
-        self._held = True
-        append(self._run_dir, self._last)
-        share = f"{100.0 * due.weights[self._candidate] / WHOLE:g} % of the traffic to {self._candidate}"
-        status.detail = share
-        status.note(share)
-        if due.action == "rollback":
+        assert self._weights.last is not None
+        self._began_ns = now_ns()
+        share = self._weights.last.weights[self._candidate]
+        status.detail = f"{100.0 * share / WHOLE:g} % of the traffic to {self._candidate}"
+        status.note(status.detail)
+        if self._weights.last.action == "rollback":
             self._end_ns = now_ns() + _AFTER_NS
 
-    def _holds(self, trial: Steered, splitter: Splitter, last: WeightChange) -> bool:
-        """Whether the splitter still has the weights that it was told, by the last reading.
-
-        What somebody else has set is written down, and the ramp leaves it so and ends. Weights that a splitter has
-        forgotten because it started anew are set again.
-        """
-        before_ns = self._read_ns
-        if now_ns() - before_ns < _READ_NS:
-            return self._held
-        read = self._read(trial, splitter)
-        self._held = read is not None and _gives(read[0], last.weights)
-        if read is None or self._held:
-            return self._held
-        weights, up_s = read
-        if _started_since(last, up_s):
-            self._change(trial, "again", "the splitter has started anew, with the weights of its configuration")
-        else:
-            self._yield(trial, weights, since_ns=before_ns or last.done_ns or now_ns())
-        return False
-
-    def _read(self, trial: Steered, splitter: Splitter) -> tuple[Mapping[str, int], float] | None:
-        """The weights in force and for how long the splitter has kept what it was told; None where it does not say."""
-        self._read_ns = now_ns()
+    def _watch(self, trial: Steered, splitter: Splitter) -> None:
+        """End the ramp where others have set the weights, which stay as they are."""
+        status = trial.context.status
         try:
-            return splitter.weights(), splitter.up_s()
+            change = self._weights.watch(splitter)
         except UNANSWERED as error:
-            trial.context.status.detail = f"the splitter does not answer: {error}"
-            return None
-
-    def _yield(self, trial: Steered, weights: Mapping[str, int], *, since_ns: int) -> None:
-        """Somebody else has set the weights, at `since_ns` not yet: the ramp leaves them so and ends."""
-        shares = ", ".join(f"{arm}={weight}" for arm, weight in weights.items())
-        self._last = WeightChange(
-            at_ns=since_ns,
-            weights=dict(weights),
-            why=f"somebody else set the weights to {shares}",
-            action=BY_HAND,
-            step=self._step,
-            done_ns=now_ns(),
-        )
-        append(self._run_dir, self._last)
-        self._end_ns = now_ns()
-        trial.context.status.note(f"ramp: {self._last.why}; it leaves them so and ends")
-
-    def _record(self, action: str, why: str, *, cause_ns: int | None = None) -> WeightChange:
-        share = 0 if action == "rollback" else round(self.share / 100.0 * WHOLE)
-        change = WeightChange(
-            at_ns=now_ns(),
-            weights={self._control: WHOLE - share, self._candidate: share},
-            why=why,
-            action=action,
-            step=self._step,
-            cause_ns=cause_ns,
-        )
-        append(self._run_dir, change)
-        return change
+            status.detail = f"the splitter does not answer: {error}"
+            return
+        if change is not None:
+            self._end_ns = now_ns()
+            status.note(f"ramp: another program set the weights to {in_words(change)}; the ramp ends")
 
     def _end(self, trial: Steered) -> None:
         """The load ends some time after the ramp has."""
         facts = trial.context.facts
         if facts.ended is None and self._end_ns is not None and now_ns() >= self._end_ns:
-            assert self._last is not None
-            facts.ended = f"the ramp ended: {self._last.action}, {self._last.why}"
+            assert self._weights.last is not None
+            facts.ended = f"the ramp ended: {self._weights.last.action}, {self._weights.last.why}"
             trial.end_load(now_ns() + END_DELAY_NS)
-
-
-def _gives(weights: Mapping[str, int], change: Mapping[str, int]) -> bool:
-    """Whether a splitter with the weights gives the arms of a change what it says."""
-    return all(weights.get(arm, 0) == weight for arm, weight in change.items())
-
-
-def _started_since(change: WeightChange, up_s: float) -> bool:
-    """Whether a splitter that has been up for so long started after it was told the change."""
-    return up_s < (now_ns() - (change.done_ns or change.at_ns)) / 1e9

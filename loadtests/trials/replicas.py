@@ -154,7 +154,7 @@ class Replicas:
             return  # nothing was printed, or something else, which is in the log
         replica.target = f"127.0.0.1:{port}"
         if metrics_port:
-            page = MetricsPage(address=f"127.0.0.1:{metrics_port}", path="/metrics", arm=replica.arm.name)
+            page = MetricsPage(address=f"127.0.0.1:{metrics_port}", path="/metrics")
             self._trial.status.pages = {**self._trial.status.pages, replica.name: page}
         # Arms check tokens from a variable, which they inherit; the load generator may read its own from a file.
         security = self._trial.experiment.security

@@ -1,4 +1,4 @@
-"""What a run shows to Prometheus: where it stands, what the load did, and how late the load itself was.
+"""The page of a run for Prometheus: its state, what the load did and how late it was, and the pages of its processes.
 
 Everything is read when it is asked for, from the status and from the small files that the load processes rewrite each
 second: a scrape costs the load nothing. Counters count over all trials of the run. No label has more values than the
@@ -7,21 +7,27 @@ experiment has arms, replicas and load processes.
 
 from __future__ import annotations
 
+import http.client
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
+from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from analysis.records.plain_values import mapping, number
-from loadtests.trials.progress import Status
+from loadtests.trials.progress import MetricsPage, Status
+from servers.address import host_port
+from servers.fields import ConfigError
+from servers.splitter.admin import Admin
 
 HISTOGRAMS: Final = {
     "ttft": ("tailgate_load_time_to_first_token_seconds", "From the scheduled start to the first token."),
@@ -33,6 +39,32 @@ _LAGS: Final = {
     "loop_lag_ms": ("tailgate_load_loop_lag_seconds", "How late a waiting greenlet ran in this trial."),
 }
 _QUANTILES: Final = {"p50": "0.5", "p99": "0.99", "max": "1"}
+_PAGE_S: Final = 2.0
+
+
+@contextmanager
+def exporting(status: Status, address: str) -> Iterator[int]:
+    """Show the run behind `status` at `address`, "host:port", and yield the port; nowhere, and 0, where it is empty.
+
+    Raises ConfigError where nothing can listen there.
+    """
+    if not address:
+        yield 0
+        return
+    host, port = host_port(address, f'--metrics "{address}" is not HOST:PORT: give 127.0.0.1:9465', lowest=0)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(RunCollector(status))
+    try:
+        server, thread = start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"--metrics {address} cannot be used ({reason}): give another address") from None
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=2.0)
 
 
 class RunCollector(Collector):
@@ -47,6 +79,7 @@ class RunCollector(Collector):
         trials = _trials(self._status.run_dir)
         yield from _load(trials)
         yield from _load_processes(trials)
+        yield from _pages(self._status.pages.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,3 +215,15 @@ def _at(account: Mapping[str, Any], path: Sequence[str]) -> float:
     for key in keys:
         account = mapping(account.get(key))
     return number(account.get(last)) or 0.0
+
+
+def _pages(pages: Iterable[MetricsPage]) -> Iterable[Metric]:
+    """What replicas and splitter show of themselves; a process that does not answer is left out."""
+    families: dict[str, Metric] = {}
+    for page in pages:
+        with suppress(OSError, http.client.HTTPException, ValueError):
+            _, text = Admin(page.address).fetch("GET", page.path, timeout_s=_PAGE_S)
+            for family in text_string_to_metric_families(text):
+                families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                families[family.name].samples += family.samples
+    return families.values()

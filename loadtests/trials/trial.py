@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +33,15 @@ from loadtests.trials.served_parity import (
     compared_vectors,
     questions,
 )
-from loadtests.trials.server_load import ServerLoads
 from loadtests.trials.server_logs import ServerLogs
-from loadtests.trials.splitters import EnvoySplitter, Splitter
 from loadtests.trials.steering import Steering
 from loadtests.trials.telemetry import Collector
-from loadtests.trials.weight_watch import WeightWatch, in_words
+from loadtests.trials.weights import UNANSWERED, EnvoySplitter, Splitter, WeightController, in_words
 from servers.security import server_tls
 from servers.splitter.admin import SplitterError
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
-from servers.splitter.weights import Shares
+from servers.splitter.live import Shares
 
 _POLL_S = 0.1
 _ENVOY_READY_S = 30.0
@@ -72,7 +71,6 @@ class Trial:
         self._recording = True
         cache = self._fresh_cache if context.experiment.trials.compile_cache == "fresh" else shared_cache
         self._server_logs = ServerLogs(context, self._collector)
-        self._server_loads: ServerLoads | None = None
         self._monitor = MonitorProcess(context)
         self._references = References(context)
         self._replicas = Replicas(
@@ -80,7 +78,8 @@ class Trial:
         )
         self._turns = ProcessorTurns(context)
         self._envoy: Envoy | None = None
-        self._weights: WeightWatch | None = None
+        self._weights: WeightController | None = None
+        self._splitter: EnvoySplitter | None = None
         self._load: LoadGenerator | None = None
 
     def run(self) -> None:
@@ -93,7 +92,6 @@ class Trial:
         self._schedule.write(context.folder / "schedule.arrow")
         context.write_facts()
         find_external_arms(context, self._schedule.ints("prompt_tokens") + self._schedule.ints("max_tokens"))
-        self._server_loads = ServerLoads(context)
         for name, arm, pid in local_servers(context):
             self._monitor.name_server(name, pid, arm=arm)
         self._monitor.first_look()
@@ -147,13 +145,15 @@ class Trial:
         if experiment.external_arms or experiment.traffic.direct:
             return {name: ",".join(addresses) for name, addresses in targets.items()}
         context.status.phase = "starting the splitter"
-        config = splitter_config(experiment, targets, logs=context.logs)
+        config = splitter_config(experiment, targets)
         self._envoy = envoy = Envoy.start(config, log_path=context.logs / "envoy.log", work_dir=context.folder)
         self._monitor.name("splitter", envoy.pid)
+        shares = Shares(weights=config.weights, shadows=config.shadows)
+        self._splitter = EnvoySplitter(envoy.admin, configured=shares)
         watched = self._steering is None or not self._steering.moves_weights
         if experiment.traffic.design == "split" and watched:
-            shares = Shares(weights=config.weights, shadows=config.shadows)
-            self._weights = WeightWatch(context.folder.parent, trial=context.number, configured=shares)
+            run_dir, number = context.folder.parent, context.number
+            self._weights = WeightController(run_dir, shares.weights, trial=number, configured=shares)
         if context.metrics:
             page = MetricsPage(address=envoy.admin.address, path=ENVOY_METRICS)
             context.status.pages = {**context.status.pages, "splitter": page}
@@ -186,11 +186,11 @@ class Trial:
         load.read()
 
     def _watch_weights(self) -> None:
-        """A change of the splitter's weights that somebody else made is in the records."""
-        if self._weights is not None and self._envoy is not None:
-            change = self._weights.poll(self._envoy.admin)
-            if change is not None:
-                self._context.status.note(f"weights were set by hand: {in_words(change)} ({change.why})")
+        """Record a change of the splitter's weights that the run did not make."""
+        if self._weights is not None and self._splitter is not None:
+            with suppress(*UNANSWERED):  # an Envoy that is gone ends the run by other ways
+                if (change := self._weights.watch(self._splitter)) is not None:
+                    self._context.status.note(f"weights are {in_words(change)} now: {change.why}")
 
     @property
     def context(self) -> TrialContext:
@@ -205,7 +205,7 @@ class Trial:
     @property
     def splitter(self) -> Splitter | None:
         """Envoy, where requests go through it."""
-        return None if self._envoy is None else EnvoySplitter(self._envoy.admin)
+        return self._splitter
 
     def end_load(self, at_ns: int | None) -> None:
         """Nothing due at the instant or later is sent, nor to an arm of `ended_arms` from its own on; the facts say
@@ -244,7 +244,6 @@ class Trial:
             self._turns.stop,
             lambda: self._hear_out(hurry=hurry),
             lambda: self._server_logs.stop(hurry=hurry),
-            lambda: self._server_loads.stop() if self._server_loads is not None else None,
             self._collector.stop,
         )
 
@@ -307,7 +306,7 @@ def take_all(*steps: Callable[[], object]) -> None:
         raise failures[0]
 
 
-def splitter_config(experiment: Experiment, targets: dict[str, tuple[str, ...]], *, logs: Path) -> SplitterConfig:
+def splitter_config(experiment: Experiment, targets: dict[str, tuple[str, ...]]) -> SplitterConfig:
     """The splitter in front of the replicas at `targets`."""
     settings, traffic = experiment.splitter, experiment.traffic
     return SplitterConfig(
@@ -318,6 +317,5 @@ def splitter_config(experiment: Experiment, targets: dict[str, tuple[str, ...]],
         admin_port=settings.admin_port,
         workers=settings.workers,
         stickiness=settings.stickiness,
-        access_log=str((logs / "access.log").resolve()) if settings.access_log else "",
         tls=server_tls(settings.tls_certificate, settings.tls_key, settings.tls_client_ca),
     )

@@ -11,7 +11,6 @@ from analysis.records.documents import write_document
 from loadtests.experiments.model import Experiment, ExperimentArm, ExternalArm
 from loadtests.external.addresses import external_table
 from loadtests.traffic.schedule import Schedule
-from servers.config import STALLING_KINDS
 
 # Left out until they are known: a trial that was cut off has none.
 _LATE = ("final", "answers", "asked", "monitor", "processor_turns", "ended", "ended_arms")
@@ -40,7 +39,6 @@ class TrialFacts:
     weights: dict[str, int]
     planned: Mapping[str, int]
     dropped: dict[str, int | str]
-    stalling_kinds: list[str] = field(default_factory=lambda: list(STALLING_KINDS))
     start_ns: int | None = None
     start_order: list[str] = field(default_factory=list)
     complete: bool = False
@@ -90,9 +88,8 @@ class TrialFacts:
 
 
 def known_before(experiment: Experiment) -> dict[str, Any]:
-    """What of every trial's facts the experiment and this version alone decide: its arms as they are resolved, and
-    which compile events hold requests up."""
-    return {"arms": [_arm(arm) for arm in experiment.arms], "stalling_kinds": list(STALLING_KINDS)}
+    """What of every trial's facts the experiment alone decides: its arms as they are resolved."""
+    return {"arms": [_arm(arm) for arm in experiment.arms]}
 
 
 def _arm(arm: ExperimentArm) -> dict[str, Any]:

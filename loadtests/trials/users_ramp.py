@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from analysis.records.weight_journal import BY_OTHERS, WeightChange, append
+from analysis.records.weight_journal import BY_OTHERS
 from analysis.settings.ramp_limits import RampLimits
 from loadtests.experiments.model import Experiment
 from loadtests.traffic.schedule import SCHEDULE, Schedule
@@ -18,18 +18,14 @@ from loadtests.trials.progress import Status
 from loadtests.trials.ramp_control import RampControl
 from loadtests.trials.run import Orchestrator
 from loadtests.trials.run_directory import check_writable
-from loadtests.trials.splitters import UNANSWERED, EnvoySplitter, Splitter, splitter_of
 from loadtests.trials.steering import Steered, Steering
 from loadtests.trials.trial_facts import TrialFacts
 from loadtests.trials.users_trial import UsersTrial, observed_of
+from loadtests.trials.weights import UNANSWERED, EnvoySplitter, Splitter, WeightController, splitter_of
 from servers.clock import now_ns
 from servers.fields import ConfigError
-from servers.splitter.access_log import log_path
 from servers.splitter.admin import Admin, SplitterError
-from servers.splitter.replicas import replica_addresses
-from servers.splitter.weights import configured_weights, live_shares
-
-_READ_NS = 1_000_000_000
+from servers.splitter.live import configured_shares, live_shares, log_path, replica_addresses
 
 
 class UsersRamp(Orchestrator):
@@ -60,7 +56,7 @@ class UsersRamp(Orchestrator):
             self._log, self._arms = users.access_log, dict(users.addresses)
             if users.admin:
                 self._ask_envoy(Admin(users.admin))
-            weights = dict(self._splitter.weights()) if self._splitter is not None else dict.fromkeys(names, 0)
+            weights = self._splitter.shares().weights if self._splitter is not None else dict.fromkeys(names, 0)
         except SplitterError as error:
             raise ConfigError(str(error)) from None
         for name in names:
@@ -86,7 +82,7 @@ class UsersRamp(Orchestrator):
                 f"{candidate} gets copies of {percent:g} % of the requests: end them first, by tailgate split --admin "
                 f"{admin.address} --set-shadow {candidate}=0%"
             )
-        if moves and (share := configured_weights(admin).get(candidate, 0)):
+        if moves and (share := configured_shares(admin).weights.get(candidate, 0)):
             # Envoy forgets live weights when it starts anew.
             raise ConfigError(
                 f"the split gives {candidate} weight {share} whenever it starts anew: start it with "
@@ -157,35 +153,20 @@ class UsersRamp(Orchestrator):
 
 
 class Onlooker:
-    """Writes down what weights somebody else gives the arms, and moves none."""
+    """Records what weights another program gives the arms, and moves none."""
 
     moves_weights = True
 
     def __init__(self, run_dir: Path, *, control: str, candidate: str) -> None:
-        self._run_dir = run_dir
-        self._arms = (control, candidate)
-        self._weights: dict[str, int] | None = None
-        self._read_ns = 0
+        self._weights = WeightController(run_dir, (control, candidate), others=BY_OTHERS, step=0)
 
     def poll(self, trial: Steered) -> None:
-        """The journal has the weights in force."""
-        if trial.splitter is None or now_ns() - self._read_ns < _READ_NS:
-            return
-        self._read_ns = now_ns()
-        try:
-            every = trial.splitter.weights()
-        except UNANSWERED as error:
-            trial.context.status.detail = f"the splitter does not answer: {error}"
-            return
-        weights = {arm: every.get(arm, 0) for arm in self._arms}
-        if weights != self._weights:
-            self._weights = weights
-            why = "as others set them"
-            at_ns = now_ns()
-            append(
-                self._run_dir,
-                WeightChange(at_ns=at_ns, weights=weights, why=why, action=BY_OTHERS, step=0, done_ns=at_ns),
-            )
+        """Record the weights in force."""
+        if trial.splitter is not None:
+            try:
+                self._weights.watch(trial.splitter)
+            except UNANSWERED as error:
+                trial.context.status.detail = f"the splitter does not answer: {error}"
 
 
 def step_of(weights: Mapping[str, int], limits: RampLimits, *, control: str) -> int:

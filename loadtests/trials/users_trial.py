@@ -17,10 +17,10 @@ from loadtests.trials.processes import Child, child_environment, describe_exit
 from loadtests.trials.progress import Load, ReplicaState, read_load
 from loadtests.trials.pulse import Pulse
 from loadtests.trials.snapshots import check_alike, configuration, start_up
-from loadtests.trials.splitters import Splitter
 from loadtests.trials.steering import Steering
 from loadtests.trials.telemetry import Collector, Restart
 from loadtests.trials.trial import take_all
+from loadtests.trials.weights import Splitter
 from loadtests.users.observed import OBSERVED, Observed
 from servers.clock import now_ns
 from servers.rpc.telemetry_pb2 import SnapshotResponse

@@ -16,9 +16,9 @@ from loadtests.users.log_follower import LogFollower
 from loadtests.users.observed import Observed
 from loadtests.users.under_way import UnderWay
 from loadtests.users.user_records import request_id, user_record
-from servers.splitter.access_log import LoggedRequest, parse_line
 from servers.splitter.admin import Admin, SplitterError
-from servers.splitter.statistics import SAME_START_S, read_statistics
+from servers.splitter.live import SAME_START_S, ended_requests
+from servers.splitter.request_log import LoggedRequest, parse_line
 
 _RECENT_NS = 10_000_000_000
 _REQUESTS, _ACCOUNT, _PROGRESS = "requests-0.arrow", "generator-0.json", "progress-0.json"
@@ -27,8 +27,8 @@ _REQUESTS, _ACCOUNT, _PROGRESS = "requests-0.arrow", "generator-0.json", "progre
 @dataclass(slots=True)
 class _Counts:
     """What the log held. `pinned` requests were sent to an arm by its name, `others` are no inference or had no arm;
-    `unplaced` ones were under way when the splitter ended. Nothing else is known of these three. `passed` have ended at
-    one of the arms, whatever they were."""
+    `unplaced` ones were under way when the splitter ended. Nothing else is known of these three. `passed` have ended,
+    whatever they were."""
 
     started: int = 0
     finished: int = 0
@@ -41,7 +41,7 @@ class _Counts:
 
 @dataclass(slots=True)
 class _Source:
-    """How many requests the splitter itself has counted for its arms, over all its starts."""
+    """How many requests the splitter itself has counted, over all its starts."""
 
     start_s: float
     first: int
@@ -78,7 +78,7 @@ class Observer:
             if logged is None:
                 continue
             if logged.ended and logged.start_ns + logged.end_ns >= self._observed.since_ns:
-                self._counts.passed += logged.arm in self._observed.arms
+                self._counts.passed += 1
             if logged.start_ns < self._observed.since_ns or self._is_too_late(logged):
                 continue
             if not logged.ended:
@@ -132,11 +132,9 @@ class Observer:
         if self._admin is None:
             return
         try:
-            arms = read_statistics(self._admin)
+            count, start_s = ended_requests(self._admin)
         except SplitterError:
-            return  # it is told by whoever moves its weights
-        count = sum(arms[arm].ended for arm in self._observed.arms if arm in arms)
-        start_s = max(arm.envoy_start_s for arm in arms.values())
+            return  # the weight controller reports it
         source = self._source
         if source is None:
             self._source = _Source(start_s=start_s, first=count, last=count)

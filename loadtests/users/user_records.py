@@ -1,9 +1,9 @@
-"""The record of a user's request, from the line of its end in the access log. Pure."""
+"""The record of a user's request, from the line of its end in the request log. Pure."""
 
 from __future__ import annotations
 
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
-from servers.splitter.access_log import LoggedRequest
+from servers.splitter.request_log import LoggedRequest
 
 # The figures of a replica whose columns have other names, or that are no columns.
 _NAMES = {"recv_ns": "server_recv_ns", "end_ns": "server_end_ns"}

@@ -1,89 +1,126 @@
-"""Compiled code that outlives its process: made so that all of it can be kept, saved to a file, and loaded from one."""
+"""Compiled code that outlives its process: saved to a file, loaded from one, and refused where it does not belong.
+
+A file is a line that names the format, the SHA-256 of all that follows, one line of JSON that says what the code was
+compiled for, and torch's portable cache. The checksum tells damage and not malice: torch unpickles its cache, so an
+artifact is to be trusted like a program.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch._inductor.config as inductor
 
-from servers import artifact
-from servers.artifact import Artifact
-from servers.compiler import internals
 from servers.config import ArmConfig
 from servers.fields import ConfigError
 
-# Three ways of inductor leave something out of the cache folder, or do not find what lies there:
-#
-# - A statically launched kernel is pickled with the path of its source, and looks for its tuned configuration beside
-#   that path: in the folder of the process that compiled it. Up to torch 2.11 it looks only if it began with several
-#   configurations (CachingAutotuner.recheck_autotune_cache). Either way it is tuned again. Launched by Triton itself, a
-#   kernel is read from the folder that is there now.
-# - A reduction that takes many registers is given a smaller variant whenever it is loaded, tuned or not. The faster of
-#   the two is then kept as the best one, in the place of what the search had found; up to torch 2.11 what lies there is
-#   no configuration that the next process knows, so that it searches again. The search tries smaller ones itself.
-# - Precompiled C++ headers lie in a folder of their own, and the C++ compiler reads all headers at each start to find
-#   out whether they still hold.
-_PORTABLE = {
-    "use_static_cuda_launcher": False,
-    "use_static_triton_launcher": False,  # the later name of the same
-    "dynamic_scale_rblock": False,
-    "cpp_cache_precompile_headers": False,
-}
-
-
-_MADE = (".so", ".cubin", ".hsaco")
+_FORMAT = b"tailgate compiled code 2\n"
+_REMEDY = "write it anew with `tailgate precompile`"
+# What no graph depends on. The threads of a processor are part of the device.
+_FREE = frozenset(
+    {"name", "preset", "model.id", "model.seed", "model.device", "engine.max_queue", "engine.max_wait_ms"}
+    | {"engine.decode_per_prefill", "engine.drain_grace_s", "engine.threads", "compile.artifact"}
+)
+# A statically launched kernel looks for its tuned configuration in the folder of the process that compiled it, and a
+# reduction that takes many registers is given another variant whenever it is loaded: either is tuned again at a start.
+# The launcher has its second name since torch 2.13.
+_PORTABLE = {"use_static_cuda_launcher": False, "use_static_triton_launcher": False, "dynamic_scale_rblock": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """An artifact whose files lie in this process's compile cache, and what lay there then."""
+class Artifact:
+    """A file of compiled code that belongs here. Records call it by its `identity`."""
 
-    artifact: Artifact
-    folder: Path
-    files: frozenset[Path]
-
-    def compiled_anew(self) -> int:
-        """Libraries and kernels in the cache that were not there then. A cache hit of torch does not tell: behind one
-        the C++ compiler or Triton may have run."""
-        return sum(path.suffix in _MADE and path not in self.files for path in artifact.kept_files(self.folder))
+    path: str
+    identity: str
+    code: bytes
 
 
 def compile_portably() -> None:
-    """From here on all that the compiler makes lies in its cache folder, and is found there again wherever that is.
-
-    What `compile.options` say of these settings counts more.
-    """
+    """Have the compiler make what another process can use without tuning. `compile.options` overrule it."""
     for name, value in _PORTABLE.items():
-        if internals.has_inductor_option(name):
-            internals.set_inductor_option(name, value)
+        if hasattr(inductor, name):
+            setattr(inductor, name, value)
 
 
-def save(path: str, arm: ArmConfig, device: torch.device) -> Artifact:
-    """`path` holds all compiled code of this process, which has compiled `arm` and nothing else."""
-    folder = Path(internals.compiled_code_folder())
-    graphs = sum("fxgraph" in file.relative_to(folder).parts for file in artifact.kept_files(folder))
-    if not graphs:
-        raise ConfigError(
-            f'arm "{arm.name}" left no graph in the compile cache: switch the cache on (TORCHINDUCTOR_FX_GRAPH_CACHE, '
-            "TORCHINDUCTOR_FORCE_DISABLE_CACHES), or compile something"
-        )
-    facts = artifact.facts_of(arm, device=_kind(device), threads=torch.get_num_threads(), on_cpu=device.type == "cpu")
-    return artifact.write(path, folder, {**facts, "graphs": graphs})
+def save(path: str, arm: ArmConfig, device: str) -> int:
+    """Write the graphs of this process, which has compiled `arm` and nothing else. Returns their number.
+
+    What a kill leaves of the file is refused as damaged.
+    """
+    saved = torch.compiler.save_cache_artifacts()
+    if saved is None or not saved[1].inductor_artifacts:
+        raise ConfigError(f'arm "{arm.name}" left no graph in the compile cache: switch it on, or compile something')
+    body = json.dumps(facts_of(arm, device)).encode() + b"\n" + saved[0]
+    Path(path).write_bytes(_FORMAT + hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+    return len(saved[1].inductor_artifacts)
 
 
-def load(arm: ArmConfig, device: torch.device) -> Loaded:
-    """This process's compile cache holds the arm's artifact. ConfigError where that is damaged or made for another."""
-    loaded = artifact.read(arm.compile.artifact)
-    threads = arm.engine.threads or torch.get_num_threads()
-    on_cpu = device.type == "cpu"
-    artifact.check(loaded, arm, on_cpu=on_cpu, devices=(_kind(device),), threads=threads if on_cpu else 0)
-    folder = Path(internals.compiled_code_folder())
-    artifact.unpack(loaded, folder)
+def load(arm: ArmConfig, device: str) -> Artifact:
+    """Fill this process's compile cache with the arm's artifact. Raises ConfigError where it does not belong here."""
+    artifact = read(arm, device)
+    if torch.compiler.load_cache_artifacts(artifact.code) is None:
+        raise ConfigError(f'compile.artifact "{artifact.path}" holds no cache that torch can read: {_REMEDY}')
     compile_portably()
-    return Loaded(artifact=loaded, folder=folder, files=frozenset(artifact.kept_files(folder)))
+    return artifact
 
 
-def _kind(device: torch.device) -> str:
-    """Machines of one kind run each other's code: a GPU by its product name, a processor by name and instructions."""
-    return artifact.processor() if device.type == "cpu" else torch.cuda.get_device_name(device)
+def read(arm: ArmConfig, device: str) -> Artifact:
+    """Read the arm's artifact. Raises ConfigError where there is none, it is damaged, or it was written for another
+    arm, device or torch."""
+    path = arm.compile.artifact
+    what = f'arm "{arm.name}": compile.artifact "{path}"'
+    try:
+        content = Path(path).read_bytes() if Path(path).is_file() else b""  # to open a pipe would wait for a writer
+    except OSError as error:
+        raise ConfigError(f"{what} cannot be read ({error.strerror}): {_REMEDY}") from None
+    if not content.startswith(_FORMAT):
+        raise ConfigError(f"{what} is no file of compiled code in this version's format: {_REMEDY}")
+    checksum, _, body = content.removeprefix(_FORMAT).partition(b"\n")
+    if hashlib.sha256(body).hexdigest().encode() != checksum:
+        raise ConfigError(f"{what} is damaged, its checksum does not match: copy it again, or {_REMEDY}")
+    line, _, code = body.partition(b"\n")
+    facts, here = json.loads(line), facts_of(arm, device)
+    for key in {**here, **facts}:
+        if here.get(key) != facts.get(key):
+            made, mine = ("not set" if side.get(key) is None else side[key] for side in (facts, here))
+            raise ConfigError(f"{what} is for {key} {made} and here it is {mine}: make them equal, or {_REMEDY}")
+    return Artifact(path=path, identity=checksum[:16].decode(), code=code)
+
+
+def facts_of(arm: ArmConfig, device: str) -> dict[str, Any]:
+    """What must be equal where the arm's compiled code is used, by key: device, versions, settings, and the name of the
+    model or of its folder, wherever that is.
+
+    A GPU is known by its product name, a processor by its instructions and the threads in use.
+    """
+    threads = arm.engine.threads or torch.get_num_threads()
+    on_cpu = torch.device(device).type == "cpu"
+    processor = f"a processor with {torch.backends.cpu.get_cpu_capability()} and {threads} threads"
+    folders = (Path(__file__).parent, Path(__file__).parents[1] / "engine")
+    traced = sorted(path for folder in folders for path in folder.glob("*.py"))
+    facts = {
+        "device": processor if on_cpu else torch.cuda.get_device_name(device),
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        **{name: metadata.version(name) for name in ("torch", "transformers")},
+        "tailgate": hashlib.sha256(b"".join(path.read_bytes() for path in traced)).hexdigest()[:8],
+        "model name": Path(arm.model.id).name,
+    }
+    settings = _flat("", json.loads(json.dumps(asdict(arm), default=dict)))
+    return facts | {key: value for key, value in settings if key not in _FREE}
+
+
+def _flat(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(f"{prefix}{key}.", value)
+        else:
+            yield f"{prefix}{key}", value

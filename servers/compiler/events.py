@@ -9,9 +9,8 @@ from dataclasses import dataclass
 class CompileEvent:
     """One event of the compiler, or of another that stalls a server. Columns as in the run directory.
 
-    `compile_id` is unique within a process: "0/1", and "0/1@3" in the cache of a region of its own. `backend_ns` and
-    `autotune_ns` are shares of the event's own time; guards, nodes and kernels count what the compile made; `breaks`
-    names the graph breaks of its tracing.
+    `compile_id` is unique within a process: "0/1". `backend_ns` is the backend's share of a compile. `breaks` are the
+    graph breaks that its tracing met, as place and cause.
     """
 
     event_id: str
@@ -28,18 +27,14 @@ class CompileEvent:
     request_ids: tuple[str, ...] = ()
     backend_ns: int = 0
     phase: str = "warmup"
-    autotune_ns: int = 0
-    guards: int = 0
-    nodes: int = 0
-    kernels: int = 0
     breaks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileUnderWay:
-    """A compile of the device thread, sent before it begins and again, with `end_ns`, once it is over, failed or not.
+    """A compile of the device thread, sent when it begins and again, with `end_ns`, once it is over, failed or not.
 
-    The last one says how it stands. `kind` is compile, whichever it turns out to be, or graph_capture.
+    `kind` is compile, whichever it turns out to be, or graph_capture.
     """
 
     kind: str

@@ -1,6 +1,6 @@
 """Kernels that are compiled outside of torch.compile, when they are first called: by Triton, CuTe or any other JIT.
 
-Triton is watched by itself (`internals.Taps`). Whoever brings another such compiler says when it works:
+`watch_triton` reports Triton's. Any other compiler is reported by the code that calls it:
 
     from servers.compiler.jit import jit_compile
 
@@ -13,16 +13,20 @@ No torch here, so that a plug-in may import it anywhere. Outside of a tailgate s
 from __future__ import annotations
 
 import contextlib
+import importlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from types import CodeType
+from typing import Any
 
 from servers.clock import now_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JitCompile:
-    """A kernel that was compiled, or tuned by running its variants against each other (`tuned`), on one thread."""
+    """A kernel that was compiled, or tuned by running its variants against each other, on one thread."""
 
     compiler: str
     kernel: str
@@ -30,65 +34,169 @@ class JitCompile:
     end_ns: int
     thread: int
     variant: str = ""
-    place: str = ""  # where the kernel stands: "engine/decode_kernel.py:25 in _decode"
+    place: str = ""  # of the kernel's source: "engine/decode_kernel.py:25 in _decode"
     cache: str = ""  # hit | miss | empty where unknown
     tuned: bool = False
-    kernels: int = 1
-    compile_ns: int = 0  # what of the time went into compiling; the rest of a tuning went into running
 
 
 JitListener = Callable[[JitCompile], object]
 
-# Compilers are called from code that knows no recorder. Those that listen in this process are therefore kept here.
+# Compilers are called from code that knows no recorder, so the listeners of this process are kept here.
 _listeners: list[JitListener] = []
 
 
 def listen(listener: JitListener) -> None:
-    """From now on `listener` gets every compile that `jit_compile` encloses, on the thread that compiled."""
+    """Call `listener` with every compile that `jit_compile` encloses, on the thread that compiled."""
     _listeners.append(listener)
 
 
 def stop_listening(listener: JitListener) -> None:
-    """`listener` gets no more of them."""
+    """Call `listener` no more."""
     with contextlib.suppress(ValueError):
         _listeners.remove(listener)
 
 
 @contextlib.contextmanager
 def jit_compile(kernel: str, *, variant: str = "", compiler: str = "jit") -> Iterator[None]:
-    """The enclosed code compiles `kernel`, and is recorded as one JIT compile whether it succeeds or raises.
+    """Record the enclosed code as one JIT compile of `kernel`, whether it succeeds or raises.
 
-    `variant` says what this compile is for and another would not be: sizes, types, tiles. `compiler` is its name.
+    `variant` says what sets this compile apart from others: sizes, types, tiles. `compiler` is its name.
     """
     start_ns = now_ns()
     try:
         yield
     finally:
-        end_ns = now_ns()
+        end_ns, thread = now_ns(), threading.get_ident()
         compiled = JitCompile(
-            compiler=compiler,
-            kernel=kernel,
-            variant=variant,
-            start_ns=start_ns,
-            end_ns=end_ns,
-            thread=threading.get_ident(),
-            compile_ns=end_ns - start_ns,
+            compiler=compiler, kernel=kernel, variant=variant, start_ns=start_ns, end_ns=end_ns, thread=thread
         )
         for listener in tuple(_listeners):
             listener(compiled)
 
 
-def outermost(compiles: Iterable[JitCompile]) -> list[JitCompile]:
-    """The compiles without those that happened inside another one, which has their number and time.
+def place(filename: str | None, line: int | None, function: str | None) -> str:
+    """Shorten a place in source to "models/llama/modeling_llama.py:300 in forward": the path below site-packages, or
+    its last two parts."""
+    if not filename:
+        return f"an unknown place in {function}" if function else ""
+    _, packages, inside = filename.rpartition("site-packages/")
+    shown = inside if packages else "/".join(PurePath(filename).parts[-2:])
+    return f"{shown}:{line} in {function}"
 
-    A tuning compiles every variant that it tries: that is one wait of the requests, and one event.
+
+def replaced(owner: Any, name: str, replacement: object) -> Callable[[], None]:
+    """Set an attribute of `owner`, and return what sets it back unless it was replaced again since."""
+    original = getattr(owner, name)
+    setattr(owner, name, replacement)
+
+    def restore() -> None:
+        if getattr(owner, name) is replacement:
+            setattr(owner, name, original)
+
+    return restore
+
+
+# --- Triton -----------------------------------------------------------------------------------------------------------
+
+
+def watch_triton(listener: JitListener) -> Callable[[], None]:
+    """Call `listener` with each kernel that Triton compiles or fetches from its disk cache, and each tuning.
+
+    Triton's compile listener reports the kernels. Its autotuner reports nothing, so its `run` is wrapped. Returns what
+    ends it. Raises what is raised where this Triton lacks one of the two.
     """
-    merged: list[JitCompile] = []
-    for item in sorted(compiles, key=lambda item: (item.thread, item.start_ns, -item.end_ns)):
-        last = merged[-1] if merged else None
-        if last is None or last.thread != item.thread or (item.start_ns + item.end_ns) // 2 >= last.end_ns:
-            merged.append(item)
-        elif last.tuned:
-            inside = last.compile_ns + item.compile_ns
-            merged[-1] = replace(last, kernels=last.kernels + item.kernels, compile_ns=inside)
-    return sorted(merged, key=lambda item: item.start_ns)
+    knobs = importlib.import_module("triton.knobs").compilation
+    autotuner = importlib.import_module("triton.runtime.autotuner").Autotuner
+    earlier, run, stopped = knobs.listener, autotuner.run, False
+
+    def on_compile(**compiled: Any) -> None:
+        if earlier is not None:
+            earlier(**compiled)
+        if not stopped:
+            listener(_compiled(now_ns(), **compiled))
+
+    def tuned(tuner: Any, *args: Any, **options: Any) -> Any:
+        known, start_ns = len(tuner.cache), now_ns()
+        try:
+            return run(tuner, *args, **options)
+        finally:
+            if not stopped and len(tuner.cache) > known:
+                listener(_tuned(tuner, start_ns, now_ns()))
+
+    restore = (replaced(knobs, "listener", on_compile), replaced(autotuner, "run", tuned))
+
+    def stop() -> None:
+        nonlocal stopped
+        stopped = True
+        for undo in restore:
+            undo()
+
+    return stop
+
+
+def compile_empty_kernel() -> None:
+    """Have Triton compile an empty kernel, or fetch it from its disk cache."""
+    triton, compiler = importlib.import_module("triton"), importlib.import_module("triton.compiler")
+    triton.compile(compiler.ASTSource(fn=triton.jit(_empty), signature={}))
+
+
+def _empty():  # type: ignore[no-untyped-def]  # Triton reads the source
+    pass
+
+
+def _compiled(end_ns: int, *, src: Any, metadata: Any, times: Any, cache_hit: bool, **_: Any) -> JitCompile:
+    """Read one call of Triton's listener; `times` are microseconds."""
+    function = getattr(src, "fn", None)
+    name, where = _kernel(function)
+    is_inductors = str(getattr(function, "__module__", "")).startswith("torch._inductor")
+    names = getattr(function, "arg_names", ())
+    constants: Mapping[Any, Any] = getattr(src, "constants", None) or {}
+    variant = [f"{_argument(key, names)}={value}" for key, value in constants.items()]
+    variant += [f"{key}={metadata[key]}" for key in ("num_warps", "num_stages") if key in metadata]
+    # Two variants may differ in nothing but the types of their arguments, or in what is known to divide them.
+    signature: Mapping[Any, Any] = getattr(src, "signature", None) or {}
+    variant += [f"{_argument(key, names)} {kind}" for key, kind in signature.items() if kind != "constexpr"]
+    attributes: Mapping[Any, Any] = getattr(src, "attrs", None) or {}
+    if divisible := [_argument(key, names) for key, known in attributes.items() if known]:
+        variant.append(f"multiples of 16: {' '.join(divisible)}")
+    return JitCompile(
+        compiler="inductor" if is_inductors else "triton",
+        kernel=name or str(getattr(src, "name", "a kernel")),
+        variant=", ".join(variant),
+        place=where,
+        start_ns=end_ns - int(getattr(times, "total", 0)) * 1000,
+        end_ns=end_ns,
+        thread=threading.get_ident(),
+        cache="hit" if cache_hit else "miss",
+    )
+
+
+def _tuned(tuner: Any, start_ns: int, end_ns: int) -> JitCompile:
+    """Describe one tuning: every variant of a kernel was run for sizes that it had not met."""
+    name, where = _kernel(getattr(tuner, "base_fn", None))
+    return JitCompile(
+        compiler="triton",
+        kernel=name or "a kernel",
+        variant=str(next(reversed(tuner.cache), "")),
+        place=where,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        thread=threading.get_ident(),
+        tuned=True,
+    )
+
+
+def _kernel(function: Any) -> tuple[str, str]:
+    """(name, place) of a kernel by its Python function, which Triton may have wrapped."""
+    while function is not None and not isinstance(getattr(function, "__code__", None), CodeType):
+        function = getattr(function, "fn", None)
+    if function is None:
+        return "", ""
+    code = function.__code__
+    return function.__name__, place(code.co_filename, code.co_firstlineno, function.__name__)
+
+
+def _argument(key: Any, names: Sequence[str]) -> str:
+    """The name of an argument by which a constant is kept: its position, a path that begins with it, or its name."""
+    position = key[0] if isinstance(key, tuple) and key else key
+    return names[position] if isinstance(position, int) and position < len(names) else str(key)

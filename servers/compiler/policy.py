@@ -1,7 +1,4 @@
-"""The compile policy: what torch.compile is asked for.
-
-What of it is private to torch stands in internals.py.
-"""
+"""The compile policy: what torch.compile is asked for."""
 
 from __future__ import annotations
 
@@ -13,14 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo
+import torch._inductor.config as inductor
+import torch.fx.experimental._config as symbolic_shapes
+from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from servers.compiler import internals, products
+# A graph has a condition that the compiler cannot show to hold within the promised bounds, whether it does or not.
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError as UnprovenBounds
+
+from servers.compiler import products
 from servers.compiler.products import join_linears, scale_products, store_single_rows
 from servers.complaint import named
 from servers.config import GRAPH_TREE_MODES, CompileConfig
 from servers.fields import ConfigError
 
-UnprovenBounds = internals.UnprovenBounds
+__all__ = ["UnprovenBounds"]
 
 
 class UnforeseenShapeError(RuntimeError):
@@ -37,41 +41,62 @@ def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bo
         return
     load_backend(policy)
     for name, value in policy.options.items() if policy.backend == "inductor" else ():
-        internals.set_inductor_option(name, value)
+        setattr(inductor, name, value)
     # regions of one kind share their graphs, and the kinds (windowed or not) are few; a model that shares none has
     # one for each region
     known = 2 * planned_shapes * regions
     # a bucket is a graph; the limit guards against unplanned shapes, not against the ladder
-    limit = policy.recompile_limit or (max(8, known) if closed else None)
-    internals.set_recompile_limits(limit, max(256, known, policy.recompile_limit))
+    if limit := policy.recompile_limit or (max(8, known) if closed else None):
+        torch._dynamo.config.recompile_limit = limit
+    torch._dynamo.config.accumulated_recompile_limit = max(256, known, policy.recompile_limit)
     if policy.backend == "inductor":
-        internals.use_graph_pass(_GraphPass(graph_changes(policy)))
+        inductor.pre_grad_custom_pass = _GraphPass(graph_changes(policy))
     if policy.mark_dynamic:
-        internals.keep_equal_sizes_apart()
+        # two dimensions that happen to be equal in the first batch are not one dimension
+        symbolic_shapes.use_duck_shape = False
+
+
+# --- Backends and options ---------------------------------------------------------------------------------------------
 
 
 def load_backend(policy: CompileConfig) -> None:
-    """The policy's backend is there and can be loaded. Raises ConfigError, one line that says what is missing."""
-    what = f'compile.backend is "{policy.backend}"'
-    if policy.backend_module:
-        try:
-            importlib.import_module(policy.backend_module)
-        except (Exception, SystemExit) as error:
-            raise ConfigError(
-                f'compile.backend_module is "{policy.backend_module}" and cannot be imported ({named(error)}): '
-                "install the package that brings it, or name another module"
-            ) from None
-    known_backends = internals.known_backends()
-    if known_backends and policy.backend not in known_backends:
-        remedy = "install the package that brings it, and name in compile.backend_module what registers it"
-        if policy.backend_module:
-            what += f", which importing {policy.backend_module} does not register"
-            remedy = "name the backend or the module as its package does"
-        raise ConfigError(f"{what}: torch knows {', '.join(known_backends)}; {remedy}")
+    """Load the policy's backend, and check inductor's options. Raises ConfigError, one line that says what is wrong."""
     try:
-        internals.find_backend(policy.backend)  # a package's entry point is only loaded here
+        if policy.backend_module:
+            importlib.import_module(policy.backend_module)
+        torch._dynamo.lookup_backend(policy.backend)  # a package's entry point is only loaded here
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{what} and cannot be loaded ({named(error)}): mend its package, or use another") from None
+        raise ConfigError(_unusable(policy, error)) from None
+    for name, value in policy.options.items() if policy.backend == "inductor" else ():
+        try:
+            torch.compile(lambda: None, options={name: value})  # type: ignore[dict-item]  # compiles nothing yet
+        except RuntimeError as error:
+            said = str(error).partition(", known options")[0]
+            raise ConfigError(f"compile.options.{name} is {value!r} ({said}): see torch._inductor.config") from None
+
+
+def check_backend(policy: CompileConfig, device: str) -> None:
+    """Load the policy's backend, and have it compile a function of one line on `device`, where there is one: many load
+    their package only when they are first used. Raises ConfigError."""
+    load_backend(policy)
+    if policy.backend == "inductor":
+        return
+    place = "cuda" if device == "cuda" and torch.cuda.is_available() else "cpu"
+    try:
+        torch.compile(lambda values: values + 1, backend=policy.backend)(torch.ones(2, device=place))
+    except (Exception, SystemExit) as error:
+        raise ConfigError(_unusable(policy, getattr(error, "inner_exception", error))) from None
+
+
+def _unusable(policy: CompileConfig, error: BaseException) -> str:
+    return (
+        f'compile.backend is "{policy.backend}" and compile.backend_module "{policy.backend_module}", which cannot be '
+        f"used ({named(error)}): install or mend the package that registers the backend, or use one of "
+        f"{', '.join(sorted(torch._dynamo.list_backends(exclude_tags=())))}"
+    )
+
+
+# --- Graphs -----------------------------------------------------------------------------------------------------------
 
 
 GraphChange = Callable[[torch.fx.Graph], None]
@@ -83,12 +108,12 @@ def graph_changes(policy: CompileConfig) -> tuple[GraphChange, ...]:
     if policy.join_projections:
         changes.append(join_linears)
     # without this option such products stay products
-    if policy.options.get("coordinate_descent_tuning") and internals.store() is not None:
+    if policy.options.get("coordinate_descent_tuning"):
         changes.append(store_single_rows)
     return tuple(changes)
 
 
-class _GraphPass(internals.GraphPass):  # type: ignore[misc]
+class _GraphPass(CustomGraphPass):
     """Changes as inductor takes them: with a name under which compiled code is kept, another one for other changes."""
 
     def __init__(self, changes: Sequence[GraphChange]) -> None:
@@ -105,21 +130,18 @@ class _GraphPass(internals.GraphPass):  # type: ignore[misc]
 @functools.cache
 def _source_digest() -> str:
     """What the changes are written as: torch may look for compiled code by the graph as it was before them."""
-    sources = (Path(str(module.__file__)).read_bytes() for module in (products, internals))
-    return hashlib.sha256(b"".join(sources)).hexdigest()
-
-
-def _arguments(policy: CompileConfig) -> dict[str, Any]:
-    # other backends are given a mode and read none, so the configuration allows them the default alone
-    mode = policy.mode if policy.mode != "default" else None
-    return {"mode": mode, "dynamic": policy.dynamic, "fullgraph": policy.fullgraph, "backend": policy.backend}
+    return hashlib.sha256(Path(str(products.__file__)).read_bytes()).hexdigest()
 
 
 def compile_step(step: Callable[..., Any], policy: CompileConfig) -> Callable[..., Any]:
     """`step` as the policy wants it: itself when compiling is off, otherwise under torch.compile."""
     if not policy.enabled:
         return step
-    compiled: Callable[..., Any] = torch.compile(step, **_arguments(policy))
+    # other backends are given a mode and read none, so the configuration allows them the default alone
+    mode = policy.mode if policy.mode != "default" else None
+    compiled: Callable[..., Any] = torch.compile(
+        step, mode=mode, dynamic=policy.dynamic, fullgraph=policy.fullgraph, backend=policy.backend
+    )
     return compiled
 
 
@@ -132,14 +154,14 @@ def mark_dimension(tensor: torch.Tensor, dimension: int, bounds: Sequence[int], 
     if low >= high or tensor.shape[dimension] < low:
         return
     if promised:
-        internals.mark_dynamic(tensor, dimension, low, high)
+        torch._dynamo.mark_dynamic(tensor, dimension, min=low, max=high)
     else:
-        internals.maybe_mark_dynamic(tensor, dimension)
+        torch._dynamo.maybe_mark_dynamic(tensor, dimension)
 
 
 def fix_address(tensor: torch.Tensor) -> None:
     """Tell the compiler that this memory stays where it is, so that graphs may change it in place."""
-    internals.mark_static_address(tensor)
+    torch._dynamo.mark_static_address(tensor)
 
 
 def begin_step(policy: CompileConfig) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-
-from servers.compiler import internals
+from torch._inductor.inductor_prims import force_stride_order
 
 # --- Weights side by side in memory -----------------------------------------------------------------------------------
 
@@ -111,8 +110,9 @@ def scaled_product(source: torch.Tensor, weights: Sequence[Any]) -> torch.Tensor
     if len(weights) > 1:
         values = torch.as_strided(values, *_joined([weight.qdata for weight in weights]))
         scales = torch.as_strided(scales, *_joined([weight.scale for weight in weights]))
+    one = torch.ones((), device=rows.qdata.device)  # the scales follow below
     fast = first.mm_config.use_fast_accum
-    product = internals.multiply_float8(rows.qdata, values.t(), dtype=source.dtype, fast=fast)
+    product = torch._scaled_mm(rows.qdata, values.t(), one, one, out_dtype=source.dtype, use_fast_accum=fast)
     scaled: torch.Tensor = product * (rows.scale * scales.t())
     return scaled.to(source.dtype).reshape(*source.shape[:-1], -1)
 
@@ -143,7 +143,8 @@ def store_single_rows(graph: torch.fx.Graph) -> None:
             continue
         if source not in stored:
             with graph.inserting_before(node):
-                stored[source] = graph.call_function(internals.store(), (source, row.stride()))
+                # an operator of inductor that gives the same tensor, in memory
+                stored[source] = graph.call_function(force_stride_order, (source, row.stride()))
             stored[source].meta = dict(source.meta)
         node.args = (stored[source], *node.args[1:])
 

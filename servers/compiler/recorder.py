@@ -1,40 +1,60 @@
 """What compilers did and when: compile events, what they could not do, and the eager canary.
 
-torch tells of its compiles through metrics, counters, callbacks and a log, Triton through a listener, and other JITs
-through `jit_compile`; `internals` reads them. The recorder joins what they tell to the step that was running, which is
-the step that triggered it: the device thread compiles synchronously. What compiles on another thread delays no step and
-is a `background_compile`, unless it began and ended within one step: then that step may have waited for it.
+torch reports its compiles on one stream, the logger `torch.__trace` that TORCH_TRACE and tlparse read: begin, end,
+reasons, graph breaks, caches, recordings of CUDA graphs. It costs nothing while nothing compiles, and 2 to 14 % of a
+compile: torch builds all records once one is read, graphs in words among them. Skipped CUDA graphs are no record; a log
+and a counter report them.
 
-Where torch's compiler cannot be read, its public counters still show after each step whether it made a graph. Such an
-event covers the whole step, and `facts.blind_spots` says what else is not seen.
+The recorder joins a record to the running step, which triggered it: the device thread compiles synchronously. What
+compiles on another thread delays no step and is a `background_compile`, unless it began and ended within one step: then
+that step may have waited for it.
+
+`install` checks that the stream reports a test compile. Where it does not, torch's public counters show after each step
+whether a graph was made: such an event covers the whole step, and `facts.blind_spots` says what is not seen.
 """
 
 from __future__ import annotations
 
+import builtins
+import importlib
+import importlib.util
 import itertools
+import json
+import logging
 import re
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import CodeType
+from types import FunctionType
 from typing import Any
 
 import torch
+import torch._dynamo
 
 from servers.clock import now_ns
-from servers.compiler import internals, jit
+from servers.compiler import jit
 from servers.compiler.events import CompileEvent, CompilerFacts, CompileUnderWay
+from servers.complaint import named
 
 RAN_EAGERLY = "a step of a compiled arm ran eagerly: no compiled code fits its shape any more"
-COUNTED = "counted, not seen: this torch's compiler is not read, so the time is that of the whole step"
+COUNTED = "counted, not seen: torch's stream of compile events is not read, so the time is that of the whole step"
 
+_STREAM = "torch.__trace"
+_RECORDING = "CUDAGraphNode.record"
+_FRAMES = ("frames", "total")
+_SKIPS = ("inductor", "cudagraph_skips")
 # What inductor's own kernels are compiled for. It reports the sum of its tunings in a step, not when each was.
 _OF_TORCH = frozenset({"compile", "recompile", "limit_hit", "autotune"})
-# What has the kernels that were compiled in it among its own. An eager step, a recording and a tuning have not.
-_ENCLOSING = frozenset({"compile", "recompile", "limit_hit"})
-_LONGEST_VARIANT = 400
+_INDUCTORS = "inductor "
+_LONGEST_TEXT = 400
 _MOST_REASONS = 8
+_CACHE_STATE = re.compile(r"(fx_graph|aotautograd)_cache_(hit|miss|bypass)")
+# A symbol among the sizes of a traced graph is quoted, a number is not: {'x': ['s77', 8]}.
+_SYMBOLIC_SIZE = re.compile(r"\[[^\]]*'")
+_DEBUG_CONTEXT = re.compile(r"Developer debug context: (.+)")
+# "Encountered graph break when attempting to trace CALL:", before the cause.
+_INTRODUCTION = re.compile(r"^.*:\n+")
 _SKIP = re.compile(r"^((skipping|disabling) cudagraphs? (for backward )?due to )+")
 _STACK_LINE = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 
@@ -49,11 +69,21 @@ class Trigger:
     started_ns: int = field(default_factory=now_ns)
 
 
+@dataclass(slots=True)
+class _Compile:
+    """What the stream has reported of the compile `key` ("0/1") before its end."""
+
+    key: str
+    reasons: list[str] = field(default_factory=list)  # why each graph that was tried did not fit
+    breaks: list[str] = field(default_factory=list)
+    caches: dict[str, str] = field(default_factory=dict)
+
+
 class CompileRecorder:
     """Collects the compile events of this process. Install once, on the device thread, where all else happens too.
 
     `publish` is called with all facts whenever one has changed, at the end of the compile that changed it. `announce`
-    is called before each compile of the device thread begins, and when it is over.
+    is called when a compile of the device thread begins, and when it is over.
     """
 
     def __init__(
@@ -65,55 +95,43 @@ class CompileRecorder:
         self._publish = publish
         self._announce = announce
         self._under_way: CompileUnderWay | None = None
+        self._compiles: dict[int, _Compile] = {}  # by thread
         self._events: list[CompileEvent] = []
         self._ids = itertools.count()
         self._graph_breaks: Counter[str] = Counter()
         self._cudagraph_skips: Counter[str] = Counter()
-        self._reported = 0
-        self._counts: dict[str, int] = {}  # the compiler's own running counts at the last look
-        self._last_break: Any = None
-        self._seen_failures: dict[CodeType, tuple[list[str], int]] = {}
-        self._skip_texts: list[str] = []
-        self._capture_start_ns = 0
+        self._counts: dict[str, int] = {}  # torch's running counts at the last comparison
+        self._logged_skips = 0
         self._fallback_is_open = False
         self._thread = 0
-        self._taps = internals.Taps()
+        self._undo: list[Callable[[], object]] = []
         self._is_read = False
-        self._blind_spots: tuple[str, ...] = ()
-        # Filled on any thread, emptied by `drain`.
-        self._kernels: deque[tuple[jit.JitCompile, Trigger]] = deque()
-        self._elsewhere: deque[tuple[str, dict[str, Any]]] = deque()  # what each is if its step waited for it
+        self._blind_spots: list[str] = []
+        # Of other threads: what each is if its step waited for it.
+        self._elsewhere: deque[tuple[str, dict[str, Any]]] = deque()
         self._drained_ns = 0
 
     def install(self) -> None:
-        """Tap the compilers that a test compile is heard of. What happened before is not recorded."""
+        """Listen to the compilers that report a test compile. What happened before is not recorded."""
         self._thread = threading.get_ident()
-        torch_spots = internals.torch_blind_spots() or internals.hear_torch()
-        triton_spots = internals.triton_blind_spots() or internals.hear_triton()
-        self._blind_spots = (*torch_spots, *triton_spots)
-        self._is_read = not torch_spots
-        self._look_at_counters()
-        self._fresh_graphs()
-        self._fresh_skips()
-        if self._is_read:
-            self._fresh_breaks()
-            self._fresh_guard_failures()
-            self._taps.compiles(self._on_compiled)
-            self._taps.recordings(self._on_recording, self._on_recorded)
-            self._taps.skipped_graphs(self._read_skip, self._count_skip)
-            if self._announce is not None:
-                self._taps.under_way(self._on_begin, self._on_over)
-        if not triton_spots and internals.has_triton():
-            self._taps.triton(self._on_kernel)
+        self._blind_spots = []
+        self._fresh(*_SKIPS)
+        self._read_torch()
+        if importlib.util.find_spec("triton") is not None:
+            self._read_triton()
+        self._events.clear()
+        self._elsewhere.clear()
+        self._compiles.clear()
+        self._fresh(*_FRAMES)
         jit.listen(self._on_kernel)
+        self._undo.append(lambda: jit.stop_listening(self._on_kernel))
         if self._blind_spots and self._publish is not None:
             self._publish(self.facts)
 
     def remove(self) -> None:
-        """Take the taps out again, in the reverse order of their installation."""
-        jit.stop_listening(self._on_kernel)
-        self._taps.remove()
-        self._taps = internals.Taps()
+        """Stop listening, in the reverse order of the installation."""
+        while self._undo:
+            self._undo.pop()()
 
     @property
     def facts(self) -> CompilerFacts:
@@ -121,17 +139,18 @@ class CompileRecorder:
         return CompilerFacts(
             graph_breaks=dict(self._graph_breaks),
             cudagraph_skips=dict(self._cudagraph_skips),
-            blind_spots=self._blind_spots,
+            blind_spots=tuple(self._blind_spots),
         )
 
     def drain(self) -> list[CompileEvent]:
-        """The events since the last call, oldest first; to be called after each step. What ran on other threads comes
-        last, without a step unless it began and ended within the one that has just run."""
-        self._note_skips()  # graph trees also give up while compiled code runs, outside of any compile
-        self._publish_changes()
-        if not self._is_read and self._fresh_graphs():
+        """Return the events since the last call, oldest first; to be called after each step. What ran on other threads
+        comes last, without a step unless it began and ended within the one that has just run."""
+        self._end()  # nothing is under way after a step
+        self._note_silent_skips()
+        if not self._is_read and self._fresh(*_FRAMES):
             self._add("compile", self.trigger.started_ns, now_ns(), reason=COUNTED)
-        self._add_kernels()
+        if any(event.kind in _OF_TORCH for event in self._events):
+            self._events = [event for event in self._events if not event.reason.startswith(_INDUCTORS)]
         is_of_step = self.trigger.started_ns >= self._drained_ns  # not of one that ended before the last call
         while self._elsewhere:
             kind, details = self._elsewhere.popleft()
@@ -143,7 +162,7 @@ class CompileRecorder:
         events, self._events = self._events, []
         return events
 
-    # what the runner reports
+    # --- What the runner reports ---
 
     def record_eager_step(self, start_ns: int, end_ns: int, *, reason: str = "") -> None:
         """Note that a step which should have run compiled code ran plain Python: one event per uninterrupted spell."""
@@ -164,10 +183,169 @@ class CompileRecorder:
 
     def capture_skipped(self, reason: str) -> None:
         """Note that a CUDA graph was to be captured and could not be."""
-        self._count_skip(reason)
-        self._publish_changes()
+        self._count(self._cudagraph_skips, [_cause(reason)])
 
-    # what compilers report
+    # --- What torch reports ---
+
+    def _read_torch(self) -> None:
+        """Listen to torch, and compile a function of one line for two sizes, which takes 0.2 to 0.5 s. A blind spot
+        where a compile and a recompile with its reason are not reported."""
+        self._is_read, problem = True, ""
+        announce, self._announce = self._announce, lambda news: begun.append(news.compile_id)
+        begun: list[str] = []
+        # A code of its own: the compiler keeps graphs by code, and forgets them with the function.
+        code = (lambda values: values + 1).__code__.replace(co_name="self_test")
+        function = FunctionType(code, {"__builtins__": builtins})
+        try:
+            self._listen()
+            step = torch.compile(function, backend="eager", dynamic=False)
+            for size in (2, 3):
+                step(torch.ones(size))
+        except Exception as error:  # anything that another version raises
+            problem = named(error)
+        self._announce, self._under_way = announce, None
+        reported = [event for event in self._events if event.frame.endswith(" in self_test")]
+        ids = [event.compile_id for event in reported]
+        if (
+            not self._blind_spots
+            and [(event.kind, bool(event.reason)) for event in reported] == [("compile", False), ("recompile", True)]
+            and begun == [ids[0], ids[0], ids[1], ids[1]]
+        ):
+            return
+        what = problem or f"{len(begun)} beginnings and ends, {len(self._events)} compiles"
+        self._blind_spots.append(
+            f"torch {torch.__version__} does not report a test's compile and recompile ({what}): compiles are counted "
+            "by its public counters alone"
+        )
+        self._is_read = False
+        self.remove()
+
+    def _listen(self) -> None:
+        stream, enabled = logging.getLogger(_STREAM), logging.NullHandler()
+        stream.addHandler(enabled)  # torch writes to the stream if it has a handler
+        stream.addFilter(self._on_record)
+        self._undo += [lambda: stream.removeHandler(enabled), lambda: stream.removeFilter(self._on_record)]
+        log = importlib.import_module("torch._inductor.cudagraph_utils").cudagraphs_log
+        log.addFilter(self._read_skip)
+        self._undo.append(lambda: log.removeFilter(self._read_skip))
+        # Where a graph is partitioned, torch gives CUDA graphs up without a record, a log line or a count.
+        module, name = importlib.import_module("torch._inductor.output_code"), "cudagraph_partition_post_compile"
+        partition = getattr(module, name)
+
+        def after(example_inputs: Any, graph: Any, *rest: Any, **options: Any) -> None:
+            partition(example_inputs, graph, *rest, **options)
+            causes = graph.cudagraph_info.cudagraph_fail_reasons
+            if undo in self._undo and (causes or not graph.partition_maps):
+                self.capture_skipped("; ".join(causes) or "no part of the graph can be captured")
+
+        undo = jit.replaced(module, name, after)
+        self._undo.append(undo)
+
+    def _on_record(self, record: logging.LogRecord) -> bool:
+        try:
+            if self._is_read:
+                self._read(record.metadata, record.payload)  # type: ignore[attr-defined]
+        except Exception as error:  # the compiler would fail with it
+            self._is_read = False  # `drain` counts from here on, this compile included
+            self._blind_spots.append(f"a record of torch {torch.__version__} cannot be read ({named(error)})")
+            if self._publish is not None:
+                self._publish(self.facts)
+        return True
+
+    def _read(self, metadata: Mapping[str, Any], payload: str | None) -> None:
+        """Read one record: {its name: its content, "frame_id": 0, "frame_compile_id": 1, …}, and its text."""
+        name = next(iter(metadata))
+        if name == "dynamo_start":
+            self._begin("compile", self._compile_of(metadata).key)
+        elif name == "artifact" and "frame_id" in metadata:
+            self._read_artifact(metadata, payload or "")
+        elif name == "chromium_event" and payload is not None and _RECORDING in payload:
+            self._read_recording(json.loads(payload))
+        elif name == "compilation_metrics":
+            compile = self._compiles.pop(threading.get_ident(), None) or _Compile("")
+            self._end_compile(compile, metadata[name])
+        elif name == "compilation_metrics_runtime" and metadata[name]["runtime_triton_autotune_time_us"]:
+            end_ns, took_us = now_ns(), metadata[name]["runtime_triton_autotune_time_us"]
+            if threading.get_ident() == self._thread:
+                self._add("autotune", end_ns - took_us * 1000, end_ns, compile_id=metadata[name]["compile_id"] or "")
+
+    def _compile_of(self, metadata: Mapping[str, Any]) -> _Compile:
+        """The compile of this thread that the record belongs to."""
+        key, thread = f"{metadata['frame_id']}/{metadata['frame_compile_id']}", threading.get_ident()
+        if thread not in self._compiles or self._compiles[thread].key != key:
+            self._compiles[thread] = _Compile(key)
+        return self._compiles[thread]
+
+    def _read_artifact(self, metadata: Mapping[str, Any], text: str) -> None:
+        name = metadata["artifact"]["name"]
+        if name == "recompile_reasons":
+            self._compile_of(metadata).reasons += json.loads(text) if text.startswith("[") else [text]
+        elif name == "dynamo_graph_break_reason":
+            self._compile_of(metadata).breaks.append(_break(text))
+        elif state := _CACHE_STATE.fullmatch(name):
+            self._compile_of(metadata).caches[state[1]] = state[2]
+
+    def _end_compile(self, compile: _Compile, metrics: Mapping[str, Any]) -> None:
+        end_ns, failure = now_ns(), metrics["fail_reason"] or ""
+        is_recompile = bool(metrics["recompile_reason"])
+        kind = "recompile" if is_recompile else "compile"
+        if "recompile limit" in failure.lower():
+            kind = "limit_hit"
+        elif failure and not metrics["has_guarded_code"]:
+            file, line = metrics["fail_user_frame_filename"], metrics["fail_user_frame_lineno"]
+            where = (file, line) if file and line else (metrics["co_filename"], metrics["co_firstlineno"])
+            text = f"{jit.place(*where, metrics['co_name'])}: the whole frame runs eagerly: {_cause(failure)}"
+            compile.breaks.append(text)
+        details: dict[str, Any] = {
+            "start_ns": end_ns - (metrics["end_time_us"] - metrics["start_time_us"]) * 1000,
+            "end_ns": end_ns,
+            "compile_id": metrics["compile_id"] or "",
+            "frame": jit.place(metrics["co_filename"], metrics["co_firstlineno"], metrics["co_name"]),
+            "reason": _joined([metrics["recompile_reason"] or "", *compile.reasons]) or failure,
+            # A dynamic graph need not have a guard on a size.
+            "dynamic": _SYMBOLIC_SIZE.search(metrics["graph_node_shapes"] or "") is not None,
+            # The cache of generated code decides where it was asked, as the backend's time goes there. A hit still
+            # costs the tracing.
+            "cache": compile.caches.get("fx_graph") or compile.caches.get("aotautograd", ""),
+            "backend_ns": (metrics["aot_autograd_cumulative_compile_time_us"] or 0) * 1000,
+            "breaks": tuple(compile.breaks),
+        }
+        if threading.get_ident() != self._thread:
+            self._elsewhere.append((kind, details))
+            return
+        self._add(kind, **details)
+        self._end()
+        self._count(self._graph_breaks, compile.breaks)
+
+    def _read_recording(self, event: Mapping[str, Any]) -> None:
+        """Read the begin or the end of a recording of the compiler's graph trees."""
+        if event["name"] != _RECORDING or threading.get_ident() != self._thread:
+            return
+        if event["ph"] == "B":
+            self._begin("graph_capture", str((event["args"] or {}).get("compile_id") or ""))
+        elif (begun := self._under_way) is not None and begun.kind == "graph_capture":
+            self._end()
+            self._add("graph_capture", begun.start_ns, now_ns(), compile_id=begun.compile_id)
+
+    def _begin(self, kind: str, compile_id: str) -> None:
+        if threading.get_ident() != self._thread:
+            return  # what compiles elsewhere delays no step
+        step = self.trigger
+        self._under_way = CompileUnderWay(
+            kind=kind,
+            start_ns=now_ns(),
+            compile_id=compile_id,
+            shape=step.shape,
+            batch_id=step.batch_id,
+            phase=step.phase,
+        )
+        if self._announce is not None:
+            self._announce(self._under_way)
+
+    def _end(self) -> None:
+        under_way, self._under_way = self._under_way, None
+        if self._announce is not None and under_way is not None:
+            self._announce(replace(under_way, end_ns=now_ns()))
 
     def _add(self, kind: str, start_ns: int, end_ns: int, *, trigger: Trigger | None = None, **details: Any) -> None:
         step = trigger or self.trigger
@@ -184,172 +362,100 @@ class CompileRecorder:
             )
         )
 
-    def _on_compiled(self, compiled: internals.Compiled, duration_ns: int) -> None:
-        end_ns = now_ns()
-        if threading.get_ident() != self._thread:
-            if not compiled.at_run:
-                reason = compiled.reason or compiled.failure
-                told = {"compile_id": compiled.compile_id, "frame": compiled.frame, "cache": compiled.cache}
-                span = {"start_ns": end_ns - duration_ns, "end_ns": end_ns}
-                kind = "limit_hit" if compiled.hit_limit else "recompile" if compiled.reason else "compile"
-                self._elsewhere.append((kind, {**span, **told, "reason": reason, "backend_ns": compiled.backend_ns}))
+    # --- What other compilers report ---
+
+    def _read_triton(self) -> None:
+        """Listen to Triton, and on a GPU have it compile an empty kernel. A blind spot where that is not reported."""
+        listening, problem = len(self._undo), ""
+        try:
+            self._undo.append(jit.watch_triton(self._on_kernel))
+            if torch.cuda.is_available():
+                jit.compile_empty_kernel()
+                problem = "" if any(event.kind == "jit" for event in self._events) else "nothing was reported"
+        except Exception as error:  # anything that another version raises
+            problem = named(error)
+        if not problem:
             return
-        kernels, bypassed = self._look_at_counters()
-        breaks, reasons = self._fresh_breaks(), self._fresh_guard_failures()
-        if compiled.at_run:
-            if not compiled.tuning_ns:
-                return  # CUDA-graph bookkeeping; captures are recorded by the callbacks
-            kind, duration_ns = "autotune", compiled.tuning_ns
-        elif compiled.hit_limit:
-            kind = "limit_hit"
-        else:
-            if compiled.skipped:
-                breaks.append(f"{compiled.skipped}: the whole frame runs eagerly: {internals.cause(compiled.failure)}")
-            kind = "recompile" if compiled.reason else "compile"
-        self._add(
-            kind,
-            end_ns - duration_ns,
-            end_ns,
-            compile_id=compiled.compile_id,
-            frame=compiled.frame,
-            reason=_joined(compiled.reason, reasons) or compiled.failure,
-            dynamic=compiled.dynamic,
-            cache=compiled.cache or ("bypass" if bypassed else ""),
-            backend_ns=compiled.backend_ns,
-            autotune_ns=0 if compiled.at_run else compiled.tuning_ns,
-            guards=compiled.guards,
-            nodes=compiled.nodes,
-            kernels=kernels,
-            breaks=tuple(breaks),
-        )
-        self._graph_breaks.update(breaks)
-        self._note_skips()
-        self._publish_changes()
-
-    def _on_begin(self, compile_id: str, is_recording: bool) -> None:
-        if self._announce is None or threading.get_ident() != self._thread:
-            return  # what compiles elsewhere holds no step up
-        step = self.trigger
-        self._under_way = CompileUnderWay(
-            kind="graph_capture" if is_recording else "compile",
-            start_ns=now_ns(),
-            compile_id=compile_id,
-            shape=step.shape,
-            batch_id=step.batch_id,
-            phase=step.phase,
-        )
-        self._announce(self._under_way)
-
-    def _on_over(self) -> None:
-        # on whichever thread ended last: torch tells of the last of several that overlap alone
-        under_way, self._under_way = self._under_way, None
-        if self._announce is not None and under_way is not None:
-            self._announce(replace(under_way, end_ns=now_ns()))
+        while len(self._undo) > listening:
+            self._undo.pop()()
+        version = getattr(importlib.import_module("triton"), "__version__", "")
+        text = f"triton {version} does not report a test's compile ({problem}): its JIT compiles are not seen"
+        self._blind_spots.append(text)
 
     def _on_kernel(self, compiled: jit.JitCompile) -> None:
-        self._kernels.append((compiled, self.trigger))
-
-    def _add_kernels(self) -> None:
-        """The kernels that were compiled become events, but for those that a compile of torch made on its way."""
-        if not self._kernels:
+        """Add a kernel that was compiled, unless a compile of torch made it on its way. A tuning replaces those that it
+        compiled."""
+        is_here = compiled.thread == self._thread
+        if is_here and self._under_way is not None and self._under_way.kind == "compile":
             return
-        compiles = [self._kernels.popleft() for _ in range(len(self._kernels))]
-        triggers = {(compiled.thread, compiled.start_ns): trigger for compiled, trigger in compiles}
-        for item in jit.outermost(compiled for compiled, _ in compiles):
-            middle_ns = (item.start_ns + item.end_ns) // 2
-            details: dict[str, Any] = {
-                "start_ns": item.start_ns,
-                "end_ns": item.end_ns,
-                "frame": item.place or item.kernel,
-                "reason": _variant(item),
-                "cache": item.cache,
-                "backend_ns": item.compile_ns,
-                "autotune_ns": item.end_ns - item.start_ns - item.compile_ns if item.tuned else 0,
-                "kernels": item.kernels,
-            }
-            if item.thread != self._thread:
-                self._elsewhere.append(("jit", details))
-            elif not any(
-                (event.kind in _ENCLOSING and event.start_ns <= middle_ns < event.end_ns)
-                or (item.compiler == "inductor" and event.kind in _OF_TORCH)
-                for event in self._events
-            ):
-                self._add("jit", trigger=triggers[item.thread, item.start_ns], **details)
+        details: dict[str, Any] = {
+            "start_ns": compiled.start_ns,
+            "end_ns": compiled.end_ns,
+            "frame": compiled.place or compiled.kernel,
+            "reason": _variant(compiled),
+            "cache": compiled.cache,
+        }
+        if not is_here:
+            self._elsewhere.append(("jit", details))
+            return
+        if compiled.tuned:
+            self._events = [event for event in self._events if event.kind != "jit" or event.end_ns <= compiled.start_ns]
+        self._add("jit", **details)
 
-    def _look_at_counters(self) -> tuple[int, int]:
-        """Kernels made and caches bypassed since the last look. Kernels are generated ones and calls of libraries."""
-        now = internals.counts()
-        kernels = self._fresh("generated", now.kernels) + self._fresh("extern", now.library_calls)
-        bypassed = self._fresh("code bypass", now.bypasses) + self._fresh("graph bypass", now.graph_bypasses)
-        return kernels, bypassed
+    # --- Counts ---
 
-    def _fresh_graphs(self) -> int:
-        """Graphs made and frames looked at since the last look."""
-        return self._fresh("graphs", internals.graphs_made())
-
-    def _fresh(self, name: str, count: int) -> int:
-        """How far a running count of the compiler has moved since the last look."""
+    def _fresh(self, group: str, name: str) -> int:
+        """How far one of torch's public counters has moved since the last call."""
+        count = int(torch._dynamo.utils.counters[group][name])
         before, self._counts[name] = self._counts.get(name, 0), count
         return count - before if count >= before else count  # the compiler was reset in between
 
-    def _fresh_breaks(self) -> list[str]:
-        """Graph breaks since the last look, as place and cause."""
-        breaks = internals.graph_breaks()
-        fresh = list(itertools.takewhile(lambda item: item is not self._last_break, reversed(breaks)))[::-1]
-        self._last_break = breaks[-1] if breaks else None
-        return [internals.break_text(item) for item in fresh]
-
-    def _fresh_guard_failures(self) -> list[str]:
-        """Why each graph that was tried since the last look did not fit. The metrics name the first alone."""
-        texts: list[str] = []
-        for code, failures in internals.guard_failures().items():
-            before, seen = self._seen_failures.get(code, (failures, 0))
-            texts += failures[seen if before is failures else 0 :]  # a reset of the compiler starts a new list
-            self._seen_failures[code] = (failures, len(failures))
-        return texts
-
-    def _read_skip(self, text: str) -> None:
+    def _read_skip(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
         if _SKIP.match(text):  # the log also warns of graphs that are captured
-            self._skip_texts.append(text)
+            self._logged_skips += 1
+            self.capture_skipped(_skip_cause(text))
+        return True
 
-    def _note_skips(self) -> None:
-        """Count the CUDA graphs that the compiler gave up on: by what its log said, or silently."""
-        texts, self._skip_texts = self._skip_texts, []
-        silent = self._fresh_skips() - len(texts)
-        for text in texts:
-            self._count_skip(_skip_cause(text))
-        for _ in range(silent):
-            self._count_skip("no CUDA device" if not torch.cuda.is_available() else "the graph is not on a CUDA device")
+    def _note_silent_skips(self) -> None:
+        """Count the CUDA graphs that the compiler gave up on without a line of its log."""
+        silent, self._logged_skips = self._fresh(*_SKIPS) - self._logged_skips, 0
+        cause = "the graph is not on a CUDA device" if torch.cuda.is_available() else "no CUDA device"
+        self._count(self._cudagraph_skips, [cause] * silent)
 
-    def _fresh_skips(self) -> int:
-        return self._fresh("skips", internals.cudagraph_skips())
-
-    def _count_skip(self, reason: str) -> None:
-        self._cudagraph_skips[internals.cause(reason)] += 1
-
-    def _publish_changes(self) -> None:
-        total = self._graph_breaks.total() + self._cudagraph_skips.total()
-        if total != self._reported and self._publish is not None:
+    def _count(self, counter: Counter[str], causes: Sequence[str]) -> None:
+        counter.update(causes)
+        if causes and self._publish is not None:
             self._publish(self.facts)
-        self._reported = total
 
-    def _on_recording(self) -> None:
-        self._capture_start_ns = now_ns()
 
-    def _on_recorded(self, compile_id: str) -> None:
-        self._add("graph_capture", self._capture_start_ns, now_ns(), compile_id=compile_id)
+def _cause(text: str) -> str:
+    """The first line of the compiler's explanation, with what it was about where the explanation says so."""
+    first = text.strip().splitlines()[0].strip() if text.strip() else "no reason given"
+    context = _DEBUG_CONTEXT.search(text)
+    return _cut(f"{first} ({context[1].strip()})" if context else first)
+
+
+def _break(text: str) -> str:
+    """Where a graph broke and why: the last line of the user's stack, and what follows "Graph Break Reason:"."""
+    explained, _, _ = text.partition("\nTraceback (most recent call last)")
+    reason, _, stack = explained.partition("User code traceback:")
+    lines = _STACK_LINE.findall(stack)
+    where = jit.place(lines[-1][0], int(lines[-1][1]), lines[-1][2]) if lines else "an unknown place"
+    cause = reason.partition("Graph Break Reason:")[2].strip()
+    return f"{where}: {_cause(_INTRODUCTION.sub('', cause))}"
 
 
 def _skip_cause(text: str) -> str:
     """Why a CUDA graph was not captured, and where the compiler found the cause if it says so."""
     cause = _SKIP.sub("", text).split(". Found from")[0]
     lines = _STACK_LINE.findall(text)
-    return f"{cause} at {internals.place(lines[-1][0], int(lines[-1][1]), lines[-1][2])}" if lines else cause
+    return f"{cause} at {jit.place(lines[-1][0], int(lines[-1][1]), lines[-1][2])}" if lines else cause
 
 
-def _joined(reason: str, reasons: list[str]) -> str:
-    """The guard failures one a line, each once, the one that the metrics name first."""
-    lines = list(dict.fromkeys(" ".join(text.split()) for text in ([reason] if reason else []) + reasons if text))
+def _joined(reasons: list[str]) -> str:
+    """The guard failures one a line, each once, the one that the compiler names first in front."""
+    lines = list(dict.fromkeys(" ".join(text.split()) for text in reasons if text))
     more = len(lines) - _MOST_REASONS
     return "\n".join(lines[:_MOST_REASONS] + ([f"and {more} more"] if more > 0 else []))
 
@@ -357,8 +463,11 @@ def _joined(reason: str, reasons: list[str]) -> str:
 def _variant(item: jit.JitCompile) -> str:
     """ "triton compiled _decode for SPLITS=8, BLOCK_N=64": who compiled what, and what this variant is for."""
     done = "tuned" if item.tuned else "compiled"
-    text = f"{item.compiler} {done} {item.kernel}{f' for {item.variant}' if item.variant else ''}"
-    return text if len(text) <= _LONGEST_VARIANT else text[: _LONGEST_VARIANT - 1] + "…"
+    return _cut(f"{item.compiler} {done} {item.kernel}{f' for {item.variant}' if item.variant else ''}")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
 
 
 @dataclass(slots=True)

@@ -1,11 +1,8 @@
-"""Regions of a model: which of its modules are compiled each by itself, which stay eager, and what their calls ran."""
+"""Regions of a model: which of its modules are compiled each by itself, and what their calls ran."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -20,117 +17,65 @@ from servers.fields import ConfigError
 _MOST_SHOWN = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """Modules by qualified name: those that are compiled each by itself, and those inside compiled code that stay
-    eager."""
+def select_regions(model: nn.Module, policy: CompileConfig) -> dict[str, nn.Module]:
+    """Return the modules to compile each by itself, by name: those of compile.regions, or the repeated block's.
 
-    compiled: Mapping[str, nn.Module]
-    eager: Mapping[str, nn.Module]
-
-
-def select_regions(model: nn.Module, policy: CompileConfig) -> Selection:
-    """The modules that the policy's patterns name. Raises ConfigError where a pattern matches nothing.
-
-    A pattern is matched part by part: `*` stands for one part or a piece of it, so model.layers.*.mlp is the mlp of
-    every layer. Of regions inside each other the outermost is compiled, and what is inside an eager one stays eager.
+    Of modules inside each other the outermost is compiled. Raises ConfigError for a name that no module has.
     """
     modules = {name: module for name, module in model.named_modules() if name}
-    patterns = (f"{_repeated(modules)}.*",) if policy.regional else policy.regions
-    eager = _matched("eager_regions", policy.eager_regions, modules)
-    chosen = _matched("regions", patterns, modules)
-    compiled = [name for name in chosen if name not in eager and not _inside(name, (*chosen, *eager))]
-    if patterns and not compiled:
-        raise ConfigError(
-            f"compile.eager_regions is {list(policy.eager_regions)}, which leaves nothing of compile.regions "
-            f"{list(patterns)} to compile: drop one of them"
-        )
-    within = [name for name in eager if not patterns or _inside(name, compiled)]
-    if within and policy.fullgraph:
-        raise ConfigError(
-            f"compile.eager_regions holds {within[0]}, which is inside a compiled module, but compile.fullgraph is "
-            "true: a graph ends where an eager module begins, so set fullgraph = false or name regions around it"
-        )
-    return Selection(
-        compiled={name: modules[name] for name in compiled}, eager={name: modules[name] for name in within}
-    )
-
-
-def _matched(key: str, patterns: Sequence[str], modules: Mapping[str, nn.Module]) -> list[str]:
-    """The names that a pattern matches, in the model's order."""
-    matched = set()
-    for pattern in patterns:
-        names = [name for name in modules if _matches(name, pattern)]
-        if not names:
+    if policy.regional:
+        blocks = {id(block) for block in _layers(model)}
+        if not blocks:
+            raise ConfigError("compile.regional is true but the model repeats no block: name compile.regions")
+        return {name: module for name, module in modules.items() if id(module) in blocks}
+    for name in policy.regions:
+        if name not in modules:
+            names = sorted(modules, key=lambda name: name.count("."))
+            shown = ", ".join(names[:_MOST_SHOWN]) + (", …" if len(names) > _MOST_SHOWN else "")
+            raise ConfigError(f'compile.regions holds "{name}", which is no module of the model: it has {shown}')
+        if type(modules[name]).forward is nn.Module.forward:
             raise ConfigError(
-                f'compile.{key} holds "{pattern}", which matches no module of the model: it has {_shown(modules)}'
+                f'compile.regions holds "{name}", which only lists modules and is never called: name those in it'
             )
-        for name in names:
-            if type(modules[name]).forward is nn.Module.forward:
-                raise ConfigError(
-                    f'compile.{key} holds "{pattern}", but {name} only lists modules and is never called: '
-                    f"write {name}.*"
-                )
-        matched.update(names)
-    return [name for name in modules if name in matched]
+    return {
+        name: module
+        for name, module in modules.items()
+        if name in policy.regions and not any(name.startswith(f"{other}.") for other in policy.regions)
+    }
 
 
-def _matches(name: str, pattern: str) -> bool:
-    parts, patterns = name.split("."), pattern.split(".")
-    return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
-
-
-def _inside(name: str, others: Iterable[str]) -> bool:
-    return any(name.startswith(f"{other}.") for other in others)
-
-
-def _shown(modules: Mapping[str, nn.Module]) -> str:
-    """Some of the names, with * for the numbers of layers, the shortest first."""
-    kinds = dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name in modules)
-    names = sorted(kinds, key=lambda name: name.count("."))
-    return ", ".join(names[:_MOST_SHOWN]) + (", …" if len(names) > _MOST_SHOWN else "")
-
-
-def _repeated(modules: Mapping[str, nn.Module]) -> str:
-    """The name of the longest list of modules, the model's layers."""
-    lists = {name: len(module) for name, module in modules.items() if isinstance(module, nn.ModuleList)}
-    if not lists:
-        raise ConfigError("compile.regional is true but the model repeats no block: name compile.regions")
-    return max(lists, key=lambda name: lists[name])
-
-
-def leave_eager(selection: Selection) -> None:
-    """The selection's eager modules run as plain Python wherever compiled code calls them: a graph ends there."""
-    for module in selection.eager.values():
-        region: Any = module
-        region.forward = torch.compiler.disable(region.forward)  # type: ignore[no-untyped-call]
+def _layers(model: nn.Module) -> Sequence[nn.Module]:
+    """The longest list of modules, the model's layers."""
+    lists = [[*module] for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len, default=[])
 
 
 class CompiledRegions:
-    """Every selected module runs compiled when a step calls it, over `cache` where there is one; the rest of `model`
-    stays as it is.
+    """Runs every region compiled when a step calls it, over `cache` where there is one; the rest of `model` stays as
+    it is.
 
     Modules of one class have one code, so that a shape costs one compile and not one for each layer: each layer's
     module is given its own view of the cache, which ignores the layer's number.
     """
 
-    def __init__(self, model: nn.Module, selection: Selection, policy: CompileConfig, *, cache: Any = None) -> None:
+    def __init__(
+        self, model: nn.Module, regions: Mapping[str, nn.Module], policy: CompileConfig, *, cache: Any = None
+    ) -> None:
         self._window = cache.window if cache is not None else None
         self._canary = EagerCanary()
         self._calls = 0
-        self._uncalled = dict.fromkeys(selection.compiled)
-        views = _views(model, cache) if cache is not None else _Views({}, frozenset())
+        self._uncalled = dict.fromkeys(regions)
+        views = _views(model, cache) if cache is not None else {}
         # Where each layer's cache is written by compiled code, the cache sees what runs eagerly inside of a region.
-        layers = [name for name, module in model.named_modules() if id(module) in views.blocks]
-        compiled = (*selection.compiled,)
-        self._sees_inside = not selection.eager and all(name in compiled or _inside(name, compiled) for name in layers)
+        compiled = {id(inside) for region in regions.values() for inside in region.modules()}
+        self._sees_inside = views.keys() <= compiled
         functions: dict[type, Callable[..., Any]] = {}
-        for name, module in selection.compiled.items():
+        for name, module in regions.items():
             kind = type(module)
             if kind not in functions:
                 functions[kind] = compile_step(_function_of(kind, self._canary), policy)
             region: Any = module
-            region._compiled_call_impl = self._call(name, region, functions[kind], cache, views.of.get(id(module)))
+            region._compiled_call_impl = self._call(name, region, functions[kind], cache, views.get(id(module)))
 
     @property
     def uncalled(self) -> tuple[str, ...]:
@@ -170,18 +115,9 @@ def _function_of(kind: type, canary: EagerCanary) -> Callable[..., Any]:
     return FunctionType(code, region.__globals__, kind.__name__, None, region.__closure__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Views:
-    """The cache's view for each module of a layer, and the layers, by id of the module."""
-
-    of: Mapping[int, Any]
-    blocks: frozenset[int]
-
-
-def _views(model: nn.Module, cache: Any) -> _Views:
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    blocks, views = max(lists, key=len, default=nn.ModuleList()), cache.views()
+def _views(model: nn.Module, cache: Any) -> dict[int, Any]:
+    """The cache's view for each module of a layer, by id of the module; none where the model's layers are not found."""
+    blocks, views = _layers(model), cache.views()
     if len(blocks) != len(views):
-        return _Views({}, frozenset())
-    of = {id(module): view for block, view in zip(blocks, views, strict=True) for module in block.modules()}
-    return _Views(of, frozenset(map(id, blocks)))
+        return {}
+    return {id(module): view for block, view in zip(blocks, views, strict=True) for module in block.modules()}

@@ -26,6 +26,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from servers.engine.kv_cache import Window
 
+# As transformers knows them: of models that generate, and of encoders, which run `sdpa` with a mask in every step.
 NAME = "tailgate_sdpa"
 ENCODER_NAME = "tailgate_encoder_sdpa"
 
@@ -177,23 +178,13 @@ def contexts_to_warm(model: Any, device: torch.device, limit: int) -> list[int]:
 
 
 def _whole_mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
+    """Return an encoder's mask in every step: transformers leaves it out where no text of the batch is padded, which it
+    finds out by waiting for the device, and which gives one shape two graphs."""
     mask: torch.Tensor | None = sdpa_mask(*args, **{**kwargs, "allow_is_bidirectional_skip": False})
     return mask
 
 
-def register_encoder() -> str:
-    """Make an encoder's attention known to transformers; returns the name to load models with.
-
-    It is transformers' `sdpa` with a mask in every step. transformers leaves the mask out where no text of the batch is
-    padded, which it finds out by waiting for the device, and which gives one shape two graphs.
-    """
-    AttentionInterface.register(ENCODER_NAME, sdpa_attention_forward)
-    AttentionMaskInterface.register(ENCODER_NAME, _whole_mask)
-    return ENCODER_NAME
-
-
-def register() -> str:
-    """Make the attention known to transformers; returns the name to load models with."""
-    AttentionInterface.register(NAME, grouped_attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    return NAME
+AttentionInterface.register(NAME, grouped_attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionInterface.register(ENCODER_NAME, sdpa_attention_forward)
+AttentionMaskInterface.register(ENCODER_NAME, _whole_mask)

@@ -9,7 +9,6 @@ row's length are never read, so padding the context costs no bandwidth.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -150,19 +149,11 @@ def _decode(  # type: ignore[no-untyped-def]
             tl.store(arrived + tl.program_id(0), 0)  # ready for the next call
 
 
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """How one launch divides the work: `splits` programs a (row, key head), each reading `block` positions at once."""
-
-    splits: int
-    block: int
-    stages: int
-
-
 @functools.cache
-def tiling(device: torch.device, programs: int, context: int, token_bytes: int) -> Tiling:
-    """The tiling for `programs` = rows × key heads over at most `context` positions of `token_bytes` a key head.
+def tiling(device: torch.device, programs: int, context: int, token_bytes: int) -> tuple[int, int, int]:
+    """Return (programs a row and key head, positions that each reads at once, pipeline stages).
 
+    `programs` = rows × key heads, over at most `context` positions of `token_bytes` a key head.
     Rows are split until the programs fill the card about twice: more parts than that cost more to join than they save.
     The kernel is compiled for each number of parts, so there are few: powers of two.
     """
@@ -172,11 +163,11 @@ def tiling(device: torch.device, programs: int, context: int, token_bytes: int) 
     if 2 * stages * block * token_bytes > _SHARED_BYTES:
         block = 32
     most = max(1, min(2 * processors // programs, -(-context // block), _MAX_SPLITS))
-    return Tiling(splits=1 << (most.bit_length() - 1), block=block, stages=stages)
+    return 1 << (most.bit_length() - 1), block, stages
 
 
 def contexts_of_variants(limit: int) -> list[int]:
-    """Contexts up to `limit` at which one row or two meet every number of parts that `tiling` can choose for them."""
+    """Return contexts up to `limit` at which one row or two meet every number of parts that `tiling` can choose."""
     steps = (_BLOCK * parts for parts in (1, 2, 4, 8, 16) if _BLOCK * parts < limit)
     return [*steps, limit]
 
@@ -222,8 +213,9 @@ def launch(
     programs = batch * kv_heads
     block_g = max(16, triton.next_power_of_2(groups))
     block_d = triton.next_power_of_2(max(head_dim, value_dim))
-    plan = tiling(device, programs, context, block_d * query.element_size())
-    splits = plan.splits if block_g * (block_d + 2) <= _PARTIAL else 1
+    splits, block_n, stages = tiling(device, programs, context, block_d * query.element_size())
+    if block_g * (block_d + 2) > _PARTIAL:
+        splits = 1
     _decode[(programs, splits)](
         query,
         new_key,
@@ -249,11 +241,11 @@ def launch(
         VALUE_DIM=value_dim,
         BLOCK_G=block_g,
         BLOCK_D=block_d,
-        BLOCK_N=plan.block,
+        BLOCK_N=block_n,
         MASK=mask is not None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=4,
-        num_stages=plan.stages,
+        num_stages=stages,
     )
     return output
 

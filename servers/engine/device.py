@@ -86,7 +86,7 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
         signal.signal(name, signal.SIG_IGN)  # the front decides when to stop
     log_to_stderr()
     outbox = Outbox()
-    arrivals = Arrivals()
+    arrivals: Arrivals = queue.SimpleQueue()
     sender = threading.Thread(target=outbox.send, args=(connection,), daemon=True)
     sender.start()
     threading.Thread(target=_receive, args=(connection, arrivals), daemon=True).start()
@@ -134,19 +134,17 @@ def _start(arm: ArmConfig, arrivals: Arrivals, outbox: Outbox) -> tuple[Engine, 
 
     runner.warm_up(report)
     loaded = runner.loaded
-    if loaded is not None and (missed or loaded.compiled_anew()):
+    if loaded is not None and missed:
         log.warning(
-            "%s lacked %d graphs, and %d kernels and libraries, which were compiled now%s: write it anew with "
-            "`tailgate precompile`",
-            loaded.artifact.path,
+            "%s lacked %d graphs, which were compiled now (the first for %s): write it anew with `tailgate precompile`",
+            loaded.path,
             len(missed),
-            loaded.compiled_anew(),
-            f" (the first for {missed[0]})" if missed else "",
+            missed[0],
         )
     # What start-up leaves behind stays; a collection while serving need not walk through it.
     gc.collect()
     gc.freeze()
-    artifact = {"artifact": loaded.artifact.identity} if loaded is not None else {}
+    artifact = {"artifact": loaded.identity} if loaded is not None else {}
     outbox.put(
         Ready(
             vocab_size=runner.vocab_size,
@@ -164,7 +162,7 @@ def _start(arm: ArmConfig, arrivals: Arrivals, outbox: Outbox) -> tuple[Engine, 
             ),
         )
     )
-    _reset_peak(runner.device)
+    read_memory(runner.device, now_ns())  # the next peak counts from here
     return Engine(scheduler_for(arm), runner, recorder.drain, arrivals), runner.device
 
 
@@ -176,16 +174,14 @@ def _announce(compile: CompileUnderWay, outbox: Outbox) -> None:
 
 
 def _receive(connection: Connection, arrivals: Arrivals) -> None:
+    message = None
     try:
-        while True:
+        while not isinstance(message, Shutdown):
             message = connection.recv()
-            if isinstance(message, Shutdown):
-                break
             arrivals.put(message)
     except (EOFError, OSError):
         # The front is gone. A compile may hold the device thread for a minute: do not wait for it.
         os._exit(1)
-    arrivals.close()
 
 
 def _versions() -> dict[str, str]:
@@ -213,14 +209,6 @@ def itemised(
     """Divide the time from `started_ns` to `ready_ns`: what came before, the runner's `items`, and the small rest."""
     known = {"process": entered_ns - started_ns, "import": imported_ns - entered_ns, **items}
     return {**known, "other": max(0, ready_ns - started_ns - sum(known.values()))}
-
-
-def _reset_peak(device: Any) -> None:
-    """Leave no trace of the start-up in the first `peak_bytes`."""
-    import torch
-
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
 
 
 def read_memory(device: Any, at_ns: int) -> MemoryReading:

@@ -63,12 +63,6 @@ class EncoderRunner(StepRunner):
         self._canary = step.canary
         return {"encode": step}
 
-    def _too_large(self, why: str) -> str:
-        return f"the model does not fit the device ({why}): take a smaller one, or dtype = bfloat16"
-
-    def shape_of(self, step: Step) -> StepShape:
-        return self.shapes.prefill(len(step.jobs), max(len(job.prompt) for job in step.jobs))
-
     def _answer(self, step: Step, shape: StepShape, places: Sequence[int]) -> torch.Tensor:
         return self.run(step, shape)[0][: len(step.jobs)]
 

@@ -1,12 +1,13 @@
 """The engine of a replica: the loop over its steps, and which request gets which token, vector or compile stall.
 
-Everything here belongs to the device thread, except `Arrivals`, which reader threads fill.
+Everything here belongs to the device thread; other threads fill `Engine.arrivals`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import threading
+import queue
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
@@ -16,10 +17,12 @@ from servers.clock import now_ns
 from servers.compiler.events import CompileEvent
 from servers.complaint import named
 from servers.config import STALLING_KINDS
-from servers.engine.messages import Cancel, Finished, StepOutput, StepRecord, Submit
+from servers.engine.messages import Cancel, Finished, Shutdown, StepOutput, StepRecord, Submit
 from servers.engine.scheduler import Batcher, Job, LaunchedStep, Move, Scheduler, Step
 
 log = logging.getLogger("tailgate.engine")
+
+Arrivals = queue.SimpleQueue[Submit | Cancel | Shutdown]
 
 # How the requests of a step end whose shape no graph fits, at an arm that compiles nothing while serving.
 REFUSED = "FAILED_PRECONDITION"
@@ -65,7 +68,8 @@ class Engine:
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
-        self.arrivals = arrivals or Arrivals()
+        self.arrivals: Arrivals = queue.SimpleQueue() if arrivals is None else arrivals
+        self._is_closed = False
         self._drain_events = drain_events
         self._step_id = 0
         self._pending: LaunchedStep | None = None
@@ -79,28 +83,33 @@ class Engine:
         return self._pending is None and len(self.scheduler) == 0
 
     def turns(self) -> Iterator[list[StepOutput | CompileEvent]]:
-        """Step until `arrivals` is closed. Each turn yields what it produced; without work it waits for arrivals."""
-        while not self.arrivals.closed:
-            self._take_arrivals()
+        """Step until a Shutdown arrives. Each turn yields what it produced; without work it waits for arrivals."""
+        rest_s = 0.0
+        while self._take_arrivals(rest_s):
             ended, cancelled = self.expire(now_ns()), self.take_cancelled()
             output = [StepOutput(emit_ns=now_ns(), finished=ended, cancelled=cancelled)] if ended or cancelled else []
             outputs, events = self.advance()
             yield [*output, *events, *outputs]
-            if self._pending is None and (rest_s := self._rest_s()) > 0:
-                self.arrivals.wait(rest_s)
+            rest_s = 0.0
+            if self._pending is None:
+                rest_ns = self.scheduler.rest_ns(now_ns())
+                longest_s = _LONGEST_REST_S if self.idle else _LONGEST_WAIT_S
+                rest_s = longest_s if rest_ns is None else min(rest_ns / 1e9, longest_s)
 
-    def _rest_s(self) -> float:
-        """How long nothing is to be done unless something arrives; short enough to notice passing deadlines."""
-        rest_ns = self.scheduler.rest_ns(now_ns())
-        longest_s = _LONGEST_REST_S if self.idle else _LONGEST_WAIT_S
-        return longest_s if rest_ns is None else min(rest_ns / 1e9, longest_s)
-
-    def _take_arrivals(self) -> None:
-        for message in self.arrivals.take():
-            if isinstance(message, Cancel):
-                self.cancel(message.request_id)
-            else:
-                self.submit(message)
+    def _take_arrivals(self, wait_s: float = 0.0) -> bool:
+        """Take what has arrived, or arrives within `wait_s`; returns whether more is to come."""
+        with contextlib.suppress(queue.Empty):
+            message = self.arrivals.get(wait_s > 0, wait_s)
+            while True:
+                if isinstance(message, Submit):
+                    self.submit(message)
+                elif isinstance(message, Cancel):
+                    self.release(message.request_id)
+                    self._cancelled.append(message.request_id)
+                else:
+                    self._is_closed = True
+                message = self.arrivals.get_nowait()
+        return not self._is_closed
 
     def submit(self, message: Submit) -> None:
         """Queue a request."""
@@ -118,11 +127,6 @@ class Engine:
         if move is not None:
             self.runner.move(move)
 
-    def cancel(self, request_id: str) -> None:
-        """Forget a request whose client has gone; `take_cancelled` confirms it."""
-        self.release(request_id)
-        self._cancelled.append(request_id)
-
     def take_cancelled(self) -> list[str]:
         """Return the requests that were cancelled since the last call."""
         cancelled, self._cancelled = self._cancelled, []
@@ -130,13 +134,8 @@ class Engine:
 
     def expire(self, at_ns: int) -> list[Finished]:
         """End every request whose deadline has passed."""
-        ended = []
-        for job in self.scheduler.expired(at_ns):
-            ended.append(
-                self._finished(job, "DEADLINE_EXCEEDED", message="the deadline passed before the answer was whole")
-            )
-            self.release(job.request_id)
-        return ended
+        message = "the deadline passed before the answer was whole"
+        return [self._end(job, "DEADLINE_EXCEEDED", message=message) for job in self.scheduler.expired(at_ns)]
 
     def advance(self) -> tuple[list[StepOutput], list[CompileEvent]]:
         """Launch the next step, if there is one, take what arrived meanwhile, and hand out what is done.
@@ -200,14 +199,15 @@ class Engine:
             if not answers or self.scheduler.find(job.request_id) is not job:
                 continue  # more of its prompt to come, or cancelled or ended while the step ran
             outcome = self.scheduler.record(job, result)
-            if outcome == "embedded":
-                finished.append(self._embedded(job, result))
-            elif outcome is not None:
-                finished.append(self._finished(job, "OK", reason=outcome))
             if outcome != "embedded":
                 emitted.append((job.request_id, result))
-            if outcome is not None:
-                self.release(job.request_id)
+                if outcome is not None:
+                    finished.append(self._end(job, "OK", reason=outcome))
+            elif result:
+                finished.append(self._end(job, "OK", reason=outcome, vector=result))
+            else:
+                message = "the model's vector of this text is zero or no number"
+                finished.append(self._end(job, "INTERNAL", reason=outcome, message=message))
         record = StepRecord(
             step_id=launched.batch_id,
             kind=kind,
@@ -250,25 +250,16 @@ class Engine:
             raise error
         statuses = {"OutOfMemoryError": "RESOURCE_EXHAUSTED", "UnforeseenShapeError": REFUSED}
         status = statuses.get(kind, "INTERNAL")
-        finished = []
-        for job in step.jobs:
-            if self.scheduler.find(job.request_id) is job:  # not cancelled or ended meanwhile
-                finished.append(self._finished(job, status, message=named(error)))
-                self.release(job.request_id)
+        held = [job for job in step.jobs if self.scheduler.find(job.request_id) is job]  # not cancelled or ended
+        finished = [self._end(job, status, message=named(error)) for job in held]
         return StepOutput(emit_ns=now_ns(), finished=finished)
 
-    def _embedded(self, job: Job, vector: bytes) -> Finished:
-        if vector:
-            return replace(self._finished(job, "OK", reason="embedded"), vector=vector)
-        return self._finished(
-            job, "INTERNAL", reason="embedded", message="the model's vector of this text is zero or no number"
-        )
-
-    @staticmethod
-    def _finished(job: Job, status: str, *, reason: str = "", message: str = "") -> Finished:
+    def _end(self, job: Job, status: str, **result: Any) -> Finished:
+        """Free the job's slot and return how it ended."""
+        self.release(job.request_id)
         # a copy: a step that still holds the job may add to its own
         timing = replace(job.timing, queue_ns=max(0, (job.admitted_ns or now_ns()) - job.recv_ns))
-        return Finished(request_id=job.request_id, status=status, reason=reason, message=message, timing=timing)
+        return Finished(request_id=job.request_id, status=status, timing=timing, **result)
 
 
 def _united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -289,35 +280,6 @@ def _still_held(step: Step | None) -> Step | None:
     held = [index for index, job in enumerate(step.jobs) if job.row >= 0]
     chunks = tuple(step.chunks[index] for index in held) if step.chunks else ()
     return replace(step, jobs=tuple(step.jobs[index] for index in held), chunks=chunks) if held else None
-
-
-class Arrivals:
-    """Messages from the front, in order, as a thread read them off the pipe."""
-
-    def __init__(self) -> None:
-        self._messages: deque[Submit | Cancel] = deque()
-        self._something = threading.Event()
-        self.closed = False
-
-    def put(self, message: Submit | Cancel) -> None:
-        """Add a message (called on the reader thread)."""
-        self._messages.append(message)
-        self._something.set()
-
-    def close(self) -> None:
-        """Say that no more messages will come."""
-        self.closed = True
-        self._something.set()
-
-    def take(self) -> Iterator[Submit | Cancel]:
-        """Yield everything that has arrived."""
-        self._something.clear()
-        while self._messages:
-            yield self._messages.popleft()
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until something arrives, at most `timeout_s`."""
-        self._something.wait(timeout_s)
 
 
 def serve(engine: Engine, requests: Iterable[Submit], *, slots: int = 0) -> Iterator[StepOutput | CompileEvent]:

@@ -1,8 +1,7 @@
-"""Static KV memory in which every row stands at its own position.
+"""Static KV memory in which every row has a position of its own.
 
-transformers' static cache advances all rows together. A continuous batch needs each row at a position of its own, so
-each layer here writes new keys and values to (row, position) and hands attention what it may look at. The model itself
-stays unchanged: it sees an ordinary `Cache`.
+transformers' static cache advances all rows together. Here each layer writes new keys and values to (row, position) and
+hands attention what it may see. The model stays unchanged: it sees an ordinary `Cache`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Window:
     in_kernel: attention writes the new tokens itself.
     in_place: attention reads the rows where they lie, from the `segments` of the step.
     memory: keys and values of the layer at hand, in both of these cases.
-    begun, canary: count what runs as plain Python of beginnings of steps, and of layers that write new tokens.
+    canary: counts the layers that write new tokens as plain Python.
     segments: int32: where each batch row's queries begin, [B + 1]; where its keys begin in the flat memory, [B + 1];
     how many it sees, [B].
     """
@@ -49,7 +48,6 @@ class Window:
     is_causal: bool = False
     in_kernel: bool = False
     in_place: bool = False
-    begun: EagerCanary = field(default_factory=EagerCanary)
     canary: EagerCanary = field(default_factory=EagerCanary)
 
 
@@ -59,12 +57,10 @@ class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
 
     The extra position of each row holds what padding writes; no mask ever lets attention see it. The tensors are flat
     because the compiler writes in place only what it was given, not a view of it. `spare` positions follow the last
-    row: the padding of a chunk of so many tokens looks beyond its row's end.
+    row: the padding of a chunk of so many tokens reaches beyond its row's end.
     """
 
-    def __init__(
-        self, *, slots: int, max_length: int, window: Window, spare: int = 0, static_address: bool = False
-    ) -> None:
+    def __init__(self, *, slots: int, max_length: int, window: Window, spare: int, static_address: bool) -> None:
         super().__init__(max_cache_len=max_length + 1)
         self.slots = slots
         self.spare = spare
@@ -74,14 +70,16 @@ class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate for `slots` rows, whatever the batch of the first call."""
         self.dtype, self.device = key_states.dtype, key_states.device
-        for name, states in (("keys", key_states), ("values", value_states)):
-            shape = (self.slots * self.max_cache_len + self.spare, states.shape[1], states.shape[3])
-            tensor = torch.zeros(shape, dtype=self.dtype, device=self.device)
-            if self.static_address:
-                # CUDA-graph trees refuse a graph that changes memory without one; it also ties a graph to its layer
-                fix_address(tensor)
-            setattr(self, name, tensor)
+        self.keys, self.values = self._allocate(key_states), self._allocate(value_states)
         self.is_initialized = True
+
+    def _allocate(self, states: torch.Tensor) -> torch.Tensor:
+        shape = (self.slots * self.max_cache_len + self.spare, states.shape[1], states.shape[3])
+        memory = torch.zeros(shape, dtype=states.dtype, device=states.device)
+        if self.static_address:
+            # CUDA-graph trees refuse a graph that changes memory without one; it also ties a graph to its layer
+            fix_address(memory)
+        return memory
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -95,16 +93,14 @@ class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
         keys, values, index = self.keys, self.values, window.index
         assert keys is not None
         assert values is not None
-        if window.in_kernel:
+        if window.in_kernel or window.in_place:
             window.memory = (keys, values)
+        if window.in_kernel:
             return key_states, value_states
         assert index is not None
         keys.index_copy_(0, index, key_states.transpose(1, 2).flatten(0, 1))
         values.index_copy_(0, index, value_states.transpose(1, 2).flatten(0, 1))
-        if window.in_place:
-            window.memory = (keys, values)
-            return key_states, value_states
-        if window.reads == "fresh":
+        if window.in_place or window.reads == "fresh":
             return key_states, value_states
         return self._read(keys, key_states.shape[0]), self._read(values, key_states.shape[0])
 
@@ -147,18 +143,9 @@ class SlotCache(Cache):  # type: ignore[misc]
     ) -> None:
         self.window = Window(padding=max_length)
         self.max_length = max_length
-        super().__init__(
-            layers=[
-                SlotLayer(
-                    slots=slots,
-                    max_length=max_length,
-                    window=self.window,
-                    spare=spare,
-                    static_address=static_address,
-                )
-                for _ in range(layers)
-            ]
-        )
+        sizes: dict[str, Any] = {"slots": slots, "max_length": max_length, "spare": spare}
+        made: list[Any] = [SlotLayer(**sizes, window=self.window, static_address=static_address) for _ in range(layers)]
+        super().__init__(layers=made)
 
     def views(self) -> list[LayerView]:
         """One view for each layer."""

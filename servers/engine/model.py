@@ -61,7 +61,7 @@ def load_model(model: ModelConfig) -> nn.Module:
     check_task(model, config)
     architecture, implementation = _architecture(model), str(model.attention)
     if implementation == "sdpa":
-        implementation = attention.register_encoder() if model.embeds else attention.register()
+        implementation = attention.ENCODER_NAME if model.embeds else attention.NAME
     # an encoder's own weights may lack those of a head that it does not use, which are then drawn
     torch.manual_seed(model.seed)
     if model.id.startswith("random:"):

@@ -24,10 +24,8 @@ def resolve_device(name: str) -> torch.device:
             f'model.device is "{name}" but torch sees no GPU{among}: use cpu, a card that is there, or a CUDA or ROCm '
             "build of torch"
         )
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        seen = torch.cuda.device_count()
-        sees = "one GPU: use cuda:0" if seen == 1 else f"{seen} GPUs: use cuda:0 to cuda:{seen - 1}"
-        raise ConfigError(f'model.device is "{name}" but torch sees {sees}')
+    if device.type == "cuda" and (device.index or 0) >= (seen := torch.cuda.device_count()):
+        raise ConfigError(f'model.device is "{name}" but torch sees {seen} GPUs, the last is cuda:{seen - 1}: use that')
     return device
 
 
@@ -37,8 +35,8 @@ def device_name(device: torch.device) -> str:
 
 
 def product_name(device: torch.device) -> str:
-    """What the accelerator is, or cpu. torch calls AMD's GPUs cuda too: these have their architecture beside the name,
-    which drivers may leave empty."""
+    """Return what the accelerator is, or cpu. torch calls AMD's GPUs cuda too: their name, which drivers may leave
+    empty, is followed by the architecture."""
     if device.type != "cuda":
         return device.type
     name = torch.cuda.get_device_name(device)

@@ -18,8 +18,8 @@ GROUP = 128  # weights along a row that share a scale, in int4
 
 
 def quantise(model: Any, settings: ModelConfig) -> None:
-    """The weights of the blocks are held as `settings.quantisation` says. Raises ConfigError where the device, the
-    dtype or a layer's size does not allow it, or the weights came quantised."""
+    """Hold the weights of the blocks as `settings.quantisation` says. Raises ConfigError where the device, the dtype or
+    a layer's size does not allow it, or the weights came quantised."""
     if settings.quantisation == "none":
         return
     asked = f'model.quantisation is "{settings.quantisation}"'
@@ -35,7 +35,9 @@ def quantise(model: Any, settings: ModelConfig) -> None:
                 f"{asked} but {torch.cuda.get_device_name(device)} has compute capability {own[0]}.{own[1]}, and "
                 f"float8 is known from {FLOAT8_CAPABILITY[0]}.{FLOAT8_CAPABILITY[1]} on: use another"
             )
-    wanted = _block_layers(model)
+    output = model.get_output_embeddings()
+    linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    wanted = {name: layer for name, layer in linear.items() if layer is not output}
     chosen = {id(layer) for layer in wanted.values()}
     from torchao.quantization import quantize_
 
@@ -46,20 +48,11 @@ def quantise(model: Any, settings: ModelConfig) -> None:
         raise ConfigError(f"{asked} and torchao cannot do it here ({why}): use another") from None
     left = [name for name, layer in wanted.items() if not is_quantised(layer.weight)]
     if left or not wanted:
-        shape = " × ".join(map(str, wanted[left[0]].weight.shape)) if left else ""
-        first = f", first {left[0]} ({shape})" if left else ""
+        first = f", first {left[0]} ({' × '.join(map(str, wanted[left[0]].weight.shape))})" if left else ""
         raise ConfigError(
             f"{asked} but {len(left)} of {len(wanted)} linear layers of the blocks cannot be held so{first}: use "
             "another"
         )
-
-
-def _block_layers(model: Any) -> dict[str, nn.Linear]:
-    """The linear layers by name, the output matrix left out."""
-    output = model.get_output_embeddings()
-    return {
-        name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not output
-    }
 
 
 def _configuration(quantisation: str) -> Any:
@@ -78,12 +71,12 @@ def _configuration(quantisation: str) -> Any:
 
 
 def is_quantised(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is held in other tensors, as quantised ones are."""
+    """Return whether the tensor is held in other tensors, as quantised ones are."""
     return hasattr(tensor, "__tensor_flatten__")
 
 
 def stored_bytes(tensor: torch.Tensor) -> int:
-    """The bytes that a parameter takes: of a quantised one those of its integers, scales and zero points."""
+    """Return the bytes that a parameter takes: of a quantised one those of its integers, scales and zero points."""
     if not is_quantised(tensor):
         return tensor.numel() * tensor.element_size()
     names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
@@ -91,16 +84,6 @@ def stored_bytes(tensor: torch.Tensor) -> int:
 
 
 def weight_bytes(model: nn.Module) -> tuple[int, int]:
-    """(bytes of all parameters, of those that are quantised)."""
+    """Return (bytes of all parameters, of those that are quantised)."""
     sizes = [(stored_bytes(item), is_quantised(item)) for item in model.parameters()]
     return sum(size for size, _ in sizes), sum(size for size, quantised in sizes if quantised)
-
-
-def step_weight_bytes(model: Any) -> int:
-    """Bytes of the parameters that each decode step of a Hugging Face causal model reads: all but an input embedding
-    that is not the output matrix too, of which a step reads one row a token."""
-    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
-    table = embedding.weight if embedding is not None else None
-    if output is not None and output.weight is table:
-        table = None
-    return sum(stored_bytes(item) for item in model.parameters() if item is not table)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from servers.clock import now_ns
 from servers.compiler.recorder import CompileRecorder, Trigger
 from servers.config import GRAPH_TREE_MODES, ArmConfig
 from servers.engine import attention, sampling
@@ -46,7 +45,7 @@ class ModelRunner(StepRunner):
             spare=max(engine.prefill_tokens, *extends) if extends else 0,
             static_address=policy.enabled and policy.mode in GRAPH_TREE_MODES,
         )
-        self._canary = self.cache.window.begun
+        self._canary = self.cache.window.canary
         gather_last(self.model, self.cache.window)
         self._rows = torch.arange(self.cache_rows, device=self.device)
         self._context = torch.arange(engine.max_length, device=self.device)
@@ -69,41 +68,24 @@ class ModelRunner(StepRunner):
         """Rows in the cache: the slots, and never fewer than the smallest or the largest batch that is run."""
         return max(self.arm.engine.slots, self.arm.shapes.min_size, *self.arm.shapes.batch_ladder)
 
-    def _too_large(self, why: str) -> str:
-        engine = self.arm.engine
-        return (
-            f"model and KV cache do not fit the device with {engine.slots} slots of {engine.max_length} positions "
-            f"({why}): lower engine.slots, max_prompt_tokens or max_new_tokens"
-        )
-
     @torch.no_grad()
-    def _warm_rest(self, report: Callable[[str], None]) -> None:
-        """The decode kernel is compiled in every variant that exact shapes may need."""
+    def _warm_rest(self) -> None:
+        """Compile the decode kernel in every variant that exact shapes may need."""
         if self.shapes.is_closed():
             return  # planned shapes have theirs
-        report("decode kernels")
         contexts = attention.contexts_to_warm(self.model, self.device, self.arm.engine.max_length)
+        if not contexts:
+            return
         self.recorder.trigger = Trigger(shape="decode kernels")
-        started_ns = now_ns()
-        for context in contexts:
-            shape = self.shapes.decode(1, context)
-            varying, fixed = self._inputs(filling_step(shape, self.vocab_size), shape)
-            with torch.compiler.set_stance("force_eager"):  # type: ignore[no-untyped-call]
-                self._steps["decode"](*varying, *fixed)
-        self._finish()
+        with self._timed("decode kernels"):
+            for context in contexts:
+                shape = self.shapes.decode(1, context)
+                varying, fixed = self._inputs(filling_step(shape, self.vocab_size), shape)
+                with torch.compiler.set_stance("force_eager"):  # type: ignore[no-untyped-call]
+                    self._steps["decode"](*varying, *fixed)
         self._ran_compiled()
-        if contexts:
-            self.startup_ns["decode kernels"] = now_ns() - started_ns
 
     # steps
-
-    def shape_of(self, step: Step) -> StepShape:
-        if step.kind == "decode":
-            return self.shapes.decode(max(job.row for job in step.jobs) + 1, max(job.context for job in step.jobs) - 1)
-        length = max(stop - start for start, stop in step.chunks)
-        if step.kind == "prefill":
-            return self.shapes.prefill(len(step.jobs), length)
-        return self.shapes.extend(len(step.jobs), length, max(stop for _, stop in step.chunks))
 
     def _answer(self, step: Step, shape: StepShape, places: Sequence[int]) -> torch.Tensor:
         logits, greedy = self.run(step, shape)

@@ -56,40 +56,31 @@ def uniform(seed: int, index: int) -> float:
 
 
 def choose(logits: torch.Tensor, greedy: torch.Tensor, draws: torch.Tensor, *, ranked: bool) -> torch.Tensor:
-    """Token ids [B] from logits [B, vocab], their argmax [B] and a `draw_table` float32 [4, B].
+    """Return token ids [B] from logits [B, vocab], their argmax [B] and a `draw_table` float32 [4, B].
 
     Rows with a temperature take the token at which the cumulative probability passes the row's draw. `ranked` says
-    that some row has a top_k or top_p, which needs the vocabulary in order of probability.
+    that some row has a top_k or top_p, which needs the vocabulary in order of probability: the top_k first, of those
+    the smallest set that holds top_p.
     """
     temperature, top_k, top_p, numbers = draws
     scaled = logits.float() / temperature.clamp_min(1e-6)[:, None]
     if not ranked:
-        passed = scaled.softmax(dim=-1).cumsum(dim=-1)
-        tokens = _first_above(passed, numbers)
+        tokens = _first_above(scaled.softmax(dim=-1).cumsum(dim=-1), numbers)
         return torch.where(temperature > 0, tokens, greedy)
     ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
-    kept = allowed_probabilities(ordered, top_k=top_k, top_p=top_p)
-    place = _first_above(kept.cumsum(dim=-1), numbers)
-    place = torch.minimum(place, (kept > 0).sum(dim=-1) - 1)
-    tokens = order.gather(1, place[:, None])[:, 0]
-    return torch.where(temperature > 0, tokens, greedy)
-
-
-def allowed_probabilities(ordered: torch.Tensor, *, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Probabilities [B, vocab] of logits in falling order: the top_k first, of those the smallest set that holds top_p.
-
-    Not normalised after top_p: the rows sum to what is left.
-    """
     rank = torch.arange(ordered.shape[1], device=ordered.device)
     limit = torch.where(top_k > 0, top_k, float(ordered.shape[1]))[:, None]
     probabilities = ordered.masked_fill(rank >= limit, -torch.inf).softmax(dim=-1)
     mass = torch.where((top_p > 0) & (top_p < 1), top_p, 2.0)[:, None]
     # a token stays while the mass before it is below top_p, so the first always stays
-    return probabilities.masked_fill(probabilities.cumsum(dim=-1) - probabilities >= mass, 0.0)
+    kept = probabilities.masked_fill(probabilities.cumsum(dim=-1) - probabilities >= mass, 0.0)
+    place = torch.minimum(_first_above(kept.cumsum(dim=-1), numbers), (kept > 0).sum(dim=-1) - 1)
+    tokens = order.gather(1, place[:, None])[:, 0]
+    return torch.where(temperature > 0, tokens, greedy)
 
 
 def _first_above(cumulative: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """[B] index of the first entry above `uniform` × the row's total, for rising rows [B, n]."""
+    """Return the index [B] of the first entry above `uniform` × the row's total, for rising rows [B, n]."""
     target = uniform[:, None] * cumulative[:, -1:]
     chosen = torch.searchsorted(cumulative, target, right=True)[:, 0]
     return chosen.clamp_max(cumulative.shape[1] - 1)

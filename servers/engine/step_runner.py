@@ -22,7 +22,7 @@ from servers.clock import now_ns
 from servers.compiler import artifacts
 from servers.compiler import policy as compiler_policy
 from servers.compiler.recorder import CompileRecorder, EagerCanary, Trigger
-from servers.compiler.regions import CompiledRegions, Selection, leave_eager, select_regions
+from servers.compiler.regions import CompiledRegions, select_regions
 from servers.config import ArmConfig
 from servers.engine.kv_cache import SlotCache
 from servers.engine.model import join_weights, load_model
@@ -105,7 +105,7 @@ class StepRunner(ABC):
         self.shapes = policy_of(arm)
         self.model: Any = None
         self.startup_ns: dict[str, int] = {}
-        self.loaded: artifacts.Loaded | None = None  # the compiled code that the start began with
+        self.loaded: artifacts.Artifact | None = None  # the compiled code that the start began with
         self.cache: SlotCache | None = None
         self._steps: dict[str, Callable[..., Tensors]] = {}
         self._canary = EagerCanary()  # counts what compiled code must not run as plain Python
@@ -113,7 +113,6 @@ class StepRunner(ABC):
         self._graphs: dict[StepShape, CapturedStep] = {}
         self._pool: Any = None
         self._unpromised: set[Kind] = set()  # steps whose graphs may fit a part of their bounds
-        self._selection = Selection(compiled={}, eager={})
         self._regions: CompiledRegions | None = None
 
     # what a task says
@@ -121,14 +120,6 @@ class StepRunner(ABC):
     @abstractmethod
     def _make_steps(self) -> Mapping[str, Callable[..., Tensors]]:
         """Make the steps of the loaded model by kind, not compiled yet, and set `_canary`."""
-
-    @abstractmethod
-    def _too_large(self, why: str) -> str:
-        """Return what to say when the device cannot hold model and steps."""
-
-    @abstractmethod
-    def shape_of(self, step: Step) -> StepShape:
-        """Return the padded shape that `step` runs at."""
 
     @abstractmethod
     def _inputs(self, step: Step, shape: StepShape) -> tuple[list[torch.Tensor], Tensors]:
@@ -148,7 +139,7 @@ class StepRunner(ABC):
     def _results(self, results: torch.Tensor, places: Sequence[int]) -> list[Any]:
         """Return the result of each job from those on the host."""
 
-    def _warm_rest(self, report: Callable[[str], None]) -> None:  # noqa: B027 (there may be nothing)
+    def _warm_rest(self) -> None:  # noqa: B027 (there may be nothing)
         """Warm what the planned shapes do not; nothing by default."""
 
     # start-up
@@ -158,22 +149,23 @@ class StepRunner(ABC):
 
         Raises ConfigError when they do not fit the device, or the artifact was not made for this arm and machine.
         """
-        started_ns = now_ns()
         if self.arm.compile.artifact:
-            self.loaded = artifacts.load(self.arm, resolve_device(self.arm.model.device))
-            self.startup_ns["artifact"] = now_ns() - started_ns
-            started_ns = now_ns()
+            with self._timed("artifact"):
+                self.loaded = artifacts.load(self.arm, str(resolve_device(self.arm.model.device)))
         if self.arm.engine.threads:
             torch.set_num_threads(self.arm.engine.threads)
         # cuDNN's attention builds a plan for every new size, 40 ms and more each time. Exact shapes are new
         # at almost every step, so an eager control would pay for compiles of its own.
         torch.backends.cuda.enable_cudnn_sdp(False)
         try:
-            self._build()
+            with self._timed("load"):
+                self._build()
         except torch.OutOfMemoryError as error:
-            raise ConfigError(self._too_large(str(error).splitlines()[0])) from None
-        self._finish()
-        self.startup_ns["load"] = now_ns() - started_ns
+            engine, why = self.arm.engine, str(error).splitlines()[0]
+            raise ConfigError(
+                f"the model and {engine.slots} slots of {engine.max_length} positions do not fit the device ({why}): "
+                "lower engine.slots, max_prompt_tokens or max_new_tokens, or set model.dtype = bfloat16"
+            ) from None
 
     def _build(self) -> None:
         policy = self.arm.compile
@@ -183,18 +175,16 @@ class StepRunner(ABC):
         self.vocab_size = int(self.model.config.get_text_config().vocab_size)
         if policy.join_projections:
             join_weights(self.model)
-        if policy.enabled:
-            self._selection = select_regions(self.model, policy)
+        regions = select_regions(self.model, policy) if policy.enabled else {}
         compiler_policy.configure_compiler(
             policy,
             planned_shapes=len(list(self.shapes.planned())),
             closed=self.shapes.is_closed(),
-            regions=len(self._selection.compiled) or 1,
+            regions=len(regions) or 1,
         )
         self._steps = dict(self._make_steps())
-        leave_eager(self._selection)
-        if self._selection.compiled:
-            self._regions = CompiledRegions(self.model, self._selection, policy, cache=self.cache)
+        if regions:
+            self._regions = CompiledRegions(self.model, regions, policy, cache=self.cache)
         else:
             self._steps = {kind: compiler_policy.compile_step(step, policy) for kind, step in self._steps.items()}
         self._ran_compiled()
@@ -207,12 +197,11 @@ class StepRunner(ABC):
         plan = warmup_plan(self.arm)
         for done, shape in enumerate(plan):
             report(done, len(plan), str(shape))
-            started_ns = now_ns()
-            self._warm(shape)
-            self.startup_ns[str(shape)] = now_ns() - started_ns
+            with self._timed(str(shape)):
+                self._warm(shape)
             if self.arm.compile.capture:
                 self._capture(shape)
-        self._warm_rest(lambda detail: report(len(plan), len(plan), detail))
+        self._warm_rest()
         if self._regions is not None and (uncalled := self._regions.uncalled):
             raise ConfigError(
                 f"compile.regions names {uncalled[0]}, which no step of the warm-up called: name a module that the "
@@ -236,7 +225,6 @@ class StepRunner(ABC):
                 log.warning("%s: compiled without promised bounds: %s", shape, str(error).partition("\n")[0])
                 self.run(step, shape)
             self._note_canary(shape, 0, 0)
-        self._finish()
 
     @torch.no_grad()
     def _capture(self, shape: StepShape) -> None:
@@ -244,26 +232,31 @@ class StepRunner(ABC):
             self.recorder.capture_skipped(f"a CUDA graph was asked for, but the model runs on {self.device.type}")
             return
         started_ns = now_ns()
-        varying, fixed = self._inputs(filling_step(shape, self.vocab_size), shape)
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        self._graphs[shape] = CapturedStep(self._steps[shape.kind], varying, fixed, self._pool)
-        self._graphs[shape].compiled = self._ran_compiled()
-        self._finish()
-        ended_ns = now_ns()
-        self.recorder.record_capture(started_ns, ended_ns)
-        self.startup_ns[f"capture {shape}"] = ended_ns - started_ns
+        with self._timed(f"capture {shape}"):
+            varying, fixed = self._inputs(filling_step(shape, self.vocab_size), shape)
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            self._graphs[shape] = CapturedStep(self._steps[shape.kind], varying, fixed, self._pool)
+            self._graphs[shape].compiled = self._ran_compiled()
+        self.recorder.record_capture(started_ns, now_ns())
 
     # steps
+
+    def shape_of(self, step: Step) -> StepShape:
+        """Return the padded shape that `step` runs at."""
+        if step.kind == "decode":
+            return self.shapes.decode(max(job.row for job in step.jobs) + 1, max(job.context for job in step.jobs) - 1)
+        length = max(stop - start for start, stop in step.chunks)
+        if step.kind == "extend":
+            return self.shapes.extend(len(step.jobs), length, max(stop for _, stop in step.chunks))
+        return self.shapes.prefill(len(step.jobs), length)
 
     def is_ready(self, step: Step) -> bool:
         """Return whether `step` cannot make the compiler run, so that it may be launched while finished tokens wait."""
         policy = self.arm.compile
-        is_marked = policy.mark_dynamic and policy.warmup == "shapes" and not policy.has_bounds
         if not policy.enabled or policy.is_closed_once_warm:
             return True
-        if is_marked and step.kind not in self._unpromised:
-            return True
-        return self.shape_of(step) in self._seen
+        is_marked = policy.mark_dynamic and policy.warmup == "shapes" and not policy.has_bounds
+        return (is_marked and step.kind not in self._unpromised) or self.shape_of(step) in self._seen
 
     def launch(self, step: Step, batch_id: int) -> DeviceStep:
         """Start `step`; its jobs' rows are set. Errors of the device may show here or in `collect`."""
@@ -324,12 +317,7 @@ class StepRunner(ABC):
 
     def _ran_compiled(self) -> bool:
         """Return whether what the policy compiles has run as compiled code since the last call."""
-        began_eagerly = self._canary.ran_eagerly()
-        if self._regions is not None:
-            return self._regions.ran_compiled()
-        if self.cache is None or self._selection.eager:  # modules that are left eager may write to the cache
-            return not began_eagerly
-        return not self.cache.window.canary.ran_eagerly()
+        return self._regions.ran_compiled() if self._regions is not None else not self._canary.ran_eagerly()
 
     def _note_canary(self, shape: StepShape, start_ns: int, end_ns: int) -> bool:
         graph = self._graphs.get(shape)
@@ -383,9 +371,14 @@ class StepRunner(ABC):
         done.record()
         return host, done
 
-    def _finish(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+    @contextmanager
+    def _timed(self, item: str) -> Iterator[None]:
+        """Add an item to `startup_ns`: the time until the device has done what is started inside."""
+        started_ns = now_ns()
+        yield
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+        self.startup_ns[item] = now_ns() - started_ns
 
 
 def filling_step(shape: StepShape, vocab_size: int, rng: torch.Generator | None = None) -> Step:

@@ -49,8 +49,6 @@ class _ModelStep(nn.Module):
         width: how many positions are attended to. `cache.window.reads` is set by the step.
         """
         window = self.cache.window
-        if not torch.compiler.is_compiling():
-            window.begun.steps += 1
         window.rows, window.positions, window.context, window.last = rows, positions, width, last
         window.is_causal = not self.sliding_window
         on_gpu = self.takes_window and input_ids.is_cuda

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btailgate/v1/telemetry.proto\x12\x0btailgate.v1\"y\n\x0cWatchRequest\x12\x16\n\x0e\x63ompile_events\x18\x01 \x01(\x08\x12\r\n\x05steps\x18\x02 \x01(\x08\x12\x10\n\x08progress\x18\x03 \x01(\x08\x12\r\n\x05\x66\x61\x63ts\x18\x04 \x01(\x08\x12\x0e\n\x06memory\x18\x05 \x01(\x08\x12\x11\n\tunder_way\x18\x06 \x01(\x08\"\xab\x02\n\x0eTelemetryEvent\x12,\n\x07\x63ompile\x18\x01 \x01(\x0b\x32\x19.tailgate.v1.CompileEventH\x00\x12)\n\x05steps\x18\x02 \x01(\x0b\x32\x18.tailgate.v1.StepRecordsH\x00\x12)\n\x08progress\x18\x03 \x01(\x0b\x32\x15.tailgate.v1.ProgressH\x00\x12+\n\x05\x66\x61\x63ts\x18\x04 \x01(\x0b\x32\x1a.tailgate.v1.CompilerFactsH\x00\x12,\n\x06memory\x18\x05 \x01(\x0b\x32\x1a.tailgate.v1.MemoryReadingH\x00\x12\x31\n\tunder_way\x18\x06 \x01(\x0b\x32\x1c.tailgate.v1.CompileUnderWayH\x00\x42\x07\n\x05\x65vent\"7\n\x0bStepRecords\x12(\n\x07records\x18\x01 \x03(\x0b\x32\x17.tailgate.v1.StepRecord\"\xd1\x02\n\x0c\x43ompileEvent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x10\n\x08start_ns\x18\x03 \x01(\x06\x12\x0e\n\x06\x65nd_ns\x18\x04 \x01(\x06\x12\x12\n\ncompile_id\x18\x05 \x01(\t\x12\r\n\x05\x66rame\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\r\n\x05shape\x18\x08 \x01(\t\x12\x0f\n\x07\x64ynamic\x18\t \x01(\x08\x12\r\n\x05\x63\x61\x63he\x18\n \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x0b \x01(\x03\x12\x13\n\x0brequest_ids\x18\x0c \x03(\t\x12\x12\n\nbackend_ns\x18\r \x01(\x03\x12\r\n\x05phase\x18\x0e \x01(\t\x12\x13\n\x0b\x61utotune_ns\x18\x0f \x01(\x03\x12\x0e\n\x06guards\x18\x10 \x01(\x05\x12\r\n\x05nodes\x18\x11 \x01(\x05\x12\x0f\n\x07kernels\x18\x12 \x01(\x05\x12\x0e\n\x06\x62reaks\x18\x13 \x03(\t\"\x85\x01\n\x0f\x43ompileUnderWay\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x10\n\x08start_ns\x18\x02 \x01(\x06\x12\x0e\n\x06\x65nd_ns\x18\x03 \x01(\x06\x12\x12\n\ncompile_id\x18\x04 \x01(\t\x12\r\n\x05shape\x18\x05 \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x06 \x01(\x03\x12\r\n\x05phase\x18\x07 \x01(\t\"\x9b\x02\n\rCompilerFacts\x12\x41\n\x0cgraph_breaks\x18\x01 \x03(\x0b\x32+.tailgate.v1.CompilerFacts.GraphBreaksEntry\x12G\n\x0f\x63udagraph_skips\x18\x02 \x03(\x0b\x32..tailgate.v1.CompilerFacts.CudagraphSkipsEntry\x12\x13\n\x0b\x62lind_spots\x18\x03 \x03(\t\x1a\x32\n\x10GraphBreaksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x35\n\x13\x43udagraphSkipsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xb8\x02\n\rMemoryReading\x12\r\n\x05\x61t_ns\x18\x01 \x01(\x06\x12\x19\n\x0cmemory_bytes\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x1c\n\x0f\x61llocated_bytes\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x1b\n\x0ereserved_bytes\x18\x04 \x01(\x03H\x02\x88\x01\x01\x12\x17\n\npeak_bytes\x18\x05 \x01(\x03H\x03\x88\x01\x01\x12\x1e\n\x11\x61llocator_retries\x18\x06 \x01(\x03H\x04\x88\x01\x01\x12\x1a\n\rout_of_memory\x18\x07 \x01(\x03H\x05\x88\x01\x01\x42\x0f\n\r_memory_bytesB\x12\n\x10_allocated_bytesB\x11\n\x0f_reserved_bytesB\r\n\x0b_peak_bytesB\x14\n\x12_allocator_retriesB\x10\n\x0e_out_of_memory\"\xab\x01\n\nStepRecord\x12\x0f\n\x07step_id\x18\x01 \x01(\x03\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x10\n\x08start_ns\x18\x03 \x01(\x06\x12\x0e\n\x06\x65nd_ns\x18\x04 \x01(\x06\x12\r\n\x05\x62\x61tch\x18\x05 \x01(\x05\x12\x14\n\x0cpadded_batch\x18\x06 \x01(\x05\x12\x0e\n\x06tokens\x18\x07 \x01(\x03\x12\x15\n\rpadded_tokens\x18\x08 \x01(\x03\x12\x10\n\x08\x63ompiled\x18\t \x01(\x08\"U\n\x08Progress\x12\r\n\x05\x61t_ns\x18\x01 \x01(\x06\x12\r\n\x05stage\x18\x02 \x01(\t\x12\x0c\n\x04\x64one\x18\x03 \x01(\x05\x12\r\n\x05total\x18\x04 \x01(\x05\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"\x11\n\x0fSnapshotRequest\"\xfd\x07\n\x10SnapshotResponse\x12\x0b\n\x03\x61rm\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x03 \x01(\t\x12=\n\x08versions\x18\x04 \x03(\x0b\x32+.tailgate.v1.SnapshotResponse.VersionsEntry\x12=\n\x08\x63ounters\x18\x05 \x03(\x0b\x32+.tailgate.v1.SnapshotResponse.CountersEntry\x12\x44\n\x0cmemory_bytes\x18\x06 \x03(\x0b\x32..tailgate.v1.SnapshotResponse.MemoryBytesEntry\x12@\n\nstartup_ns\x18\x07 \x03(\x0b\x32,.tailgate.v1.SnapshotResponse.StartupNsEntry\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x12\n\nvocab_size\x18\t \x01(\x05\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x44\n\x0cgraph_breaks\x18\x0b \x03(\x0b\x32..tailgate.v1.SnapshotResponse.GraphBreaksEntry\x12J\n\x0f\x63udagraph_skips\x18\x0c \x03(\x0b\x32\x31.tailgate.v1.SnapshotResponse.CudagraphSkipsEntry\x12\x1c\n\x14\x65\x61ger_fallback_share\x18\r \x01(\x01\x12M\n\x11startup_groups_ns\x18\x0e \x03(\x0b\x32\x32.tailgate.v1.SnapshotResponse.StartupGroupsNsEntry\x12\x13\n\x0b\x62lind_spots\x18\x0f \x03(\t\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x32\n\x10MemoryBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x30\n\x0eStartupNsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x32\n\x10GraphBreaksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x35\n\x13\x43udagraphSkipsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x36\n\x14StartupGroupsNsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x32\x97\x01\n\tTelemetry\x12\x41\n\x05Watch\x12\x19.tailgate.v1.WatchRequest\x1a\x1b.tailgate.v1.TelemetryEvent0\x01\x12G\n\x08Snapshot\x12\x1c.tailgate.v1.SnapshotRequest\x1a\x1d.tailgate.v1.SnapshotResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btailgate/v1/telemetry.proto\x12\x0btailgate.v1\"y\n\x0cWatchRequest\x12\x16\n\x0e\x63ompile_events\x18\x01 \x01(\x08\x12\r\n\x05steps\x18\x02 \x01(\x08\x12\x10\n\x08progress\x18\x03 \x01(\x08\x12\r\n\x05\x66\x61\x63ts\x18\x04 \x01(\x08\x12\x0e\n\x06memory\x18\x05 \x01(\x08\x12\x11\n\tunder_way\x18\x06 \x01(\x08\"\xab\x02\n\x0eTelemetryEvent\x12,\n\x07\x63ompile\x18\x01 \x01(\x0b\x32\x19.tailgate.v1.CompileEventH\x00\x12)\n\x05steps\x18\x02 \x01(\x0b\x32\x18.tailgate.v1.StepRecordsH\x00\x12)\n\x08progress\x18\x03 \x01(\x0b\x32\x15.tailgate.v1.ProgressH\x00\x12+\n\x05\x66\x61\x63ts\x18\x04 \x01(\x0b\x32\x1a.tailgate.v1.CompilerFactsH\x00\x12,\n\x06memory\x18\x05 \x01(\x0b\x32\x1a.tailgate.v1.MemoryReadingH\x00\x12\x31\n\tunder_way\x18\x06 \x01(\x0b\x32\x1c.tailgate.v1.CompileUnderWayH\x00\x42\x07\n\x05\x65vent\"7\n\x0bStepRecords\x12(\n\x07records\x18\x01 \x03(\x0b\x32\x17.tailgate.v1.StepRecord\"\x8c\x02\n\x0c\x43ompileEvent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x10\n\x08start_ns\x18\x03 \x01(\x06\x12\x0e\n\x06\x65nd_ns\x18\x04 \x01(\x06\x12\x12\n\ncompile_id\x18\x05 \x01(\t\x12\r\n\x05\x66rame\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\r\n\x05shape\x18\x08 \x01(\t\x12\x0f\n\x07\x64ynamic\x18\t \x01(\x08\x12\r\n\x05\x63\x61\x63he\x18\n \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x0b \x01(\x03\x12\x13\n\x0brequest_ids\x18\x0c \x03(\t\x12\x12\n\nbackend_ns\x18\r \x01(\x03\x12\r\n\x05phase\x18\x0e \x01(\t\x12\x0e\n\x06\x62reaks\x18\x0f \x03(\t\"\x85\x01\n\x0f\x43ompileUnderWay\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x10\n\x08start_ns\x18\x02 \x01(\x06\x12\x0e\n\x06\x65nd_ns\x18\x03 \x01(\x06\x12\x12\n\ncompile_id\x18\x04 \x01(\t\x12\r\n\x05shape\x18\x05 \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x06 \x01(\x03\x12\r\n\x05phase\x18\x07 \x01(\t\"\x9b\x02\n\rCompilerFacts\x12\x41\n\x0cgraph_breaks\x18\x01 \x03(\x0b\x32+.tailgate.v1.CompilerFacts.GraphBreaksEntry\x12G\n\x0f\x63udagraph_skips\x18\x02 \x03(\x0b\x32..tailgate.v1.CompilerFacts.CudagraphSkipsEntry\x12\x13\n\x0b\x62lind_spots\x18\x03 \x03(\t\x1a\x32\n\x10GraphBreaksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x35\n\x13\x43udagraphSkipsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xb8\x02\n\rMemoryReading\x12\r\n\x05\x61t_ns\x18\x01 \x01(\x06\x12\x19\n\x0cmemory_bytes\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x1c\n\x0f\x61llocated_bytes\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x1b\n\x0ereserved_bytes\x18\x04 \x01(\x03H\x02\x88\x01\x01\x12\x17\n\npeak_bytes\x18\x05 \x01(\x03H\x03\x88\x01\x01\x12\x1e\n\x11\x61llocator_retries\x18\x06 \x01(\x03H\x04\x88\x01\x01\x12\x1a\n\rout_of_memory\x18\x07 \x01(\x03H\x05\x88\x01\x01\x42\x0f\n\r_memory_bytesB\x12\n\x10_allocated_bytesB\x11\n\x0f_reserved_bytesB\r\n\x0b_peak_bytesB\x14\n\x12_allocator_retriesB\x10\n\x0e_out_of_memory\"\xab\x01\n\nStepRecord\x12\x0f\n\x07step_id\x18\x01 \x01(\x03\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x10\n\x08start_ns\x18\x03 \x01(\x06\x12\x0e\n\x06\x65nd_ns\x18\x04 \x01(\x06\x12\r\n\x05\x62\x61tch\x18\x05 \x01(\x05\x12\x14\n\x0cpadded_batch\x18\x06 \x01(\x05\x12\x0e\n\x06tokens\x18\x07 \x01(\x03\x12\x15\n\rpadded_tokens\x18\x08 \x01(\x03\x12\x10\n\x08\x63ompiled\x18\t \x01(\x08\"U\n\x08Progress\x12\r\n\x05\x61t_ns\x18\x01 \x01(\x06\x12\r\n\x05stage\x18\x02 \x01(\t\x12\x0c\n\x04\x64one\x18\x03 \x01(\x05\x12\r\n\x05total\x18\x04 \x01(\x05\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"\x11\n\x0fSnapshotRequest\"\xfd\x07\n\x10SnapshotResponse\x12\x0b\n\x03\x61rm\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x03 \x01(\t\x12=\n\x08versions\x18\x04 \x03(\x0b\x32+.tailgate.v1.SnapshotResponse.VersionsEntry\x12=\n\x08\x63ounters\x18\x05 \x03(\x0b\x32+.tailgate.v1.SnapshotResponse.CountersEntry\x12\x44\n\x0cmemory_bytes\x18\x06 \x03(\x0b\x32..tailgate.v1.SnapshotResponse.MemoryBytesEntry\x12@\n\nstartup_ns\x18\x07 \x03(\x0b\x32,.tailgate.v1.SnapshotResponse.StartupNsEntry\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x12\n\nvocab_size\x18\t \x01(\x05\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x44\n\x0cgraph_breaks\x18\x0b \x03(\x0b\x32..tailgate.v1.SnapshotResponse.GraphBreaksEntry\x12J\n\x0f\x63udagraph_skips\x18\x0c \x03(\x0b\x32\x31.tailgate.v1.SnapshotResponse.CudagraphSkipsEntry\x12\x1c\n\x14\x65\x61ger_fallback_share\x18\r \x01(\x01\x12M\n\x11startup_groups_ns\x18\x0e \x03(\x0b\x32\x32.tailgate.v1.SnapshotResponse.StartupGroupsNsEntry\x12\x13\n\x0b\x62lind_spots\x18\x0f \x03(\t\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x32\n\x10MemoryBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x30\n\x0eStartupNsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x32\n\x10GraphBreaksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x35\n\x13\x43udagraphSkipsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x36\n\x14StartupGroupsNsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x32\x97\x01\n\tTelemetry\x12\x41\n\x05Watch\x12\x19.tailgate.v1.WatchRequest\x1a\x1b.tailgate.v1.TelemetryEvent0\x01\x12G\n\x08Snapshot\x12\x1c.tailgate.v1.SnapshotRequest\x1a\x1d.tailgate.v1.SnapshotResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -56,39 +56,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STEPRECORDS']._serialized_start=469
   _globals['_STEPRECORDS']._serialized_end=524
   _globals['_COMPILEEVENT']._serialized_start=527
-  _globals['_COMPILEEVENT']._serialized_end=864
-  _globals['_COMPILEUNDERWAY']._serialized_start=867
-  _globals['_COMPILEUNDERWAY']._serialized_end=1000
-  _globals['_COMPILERFACTS']._serialized_start=1003
-  _globals['_COMPILERFACTS']._serialized_end=1286
-  _globals['_COMPILERFACTS_GRAPHBREAKSENTRY']._serialized_start=1181
-  _globals['_COMPILERFACTS_GRAPHBREAKSENTRY']._serialized_end=1231
-  _globals['_COMPILERFACTS_CUDAGRAPHSKIPSENTRY']._serialized_start=1233
-  _globals['_COMPILERFACTS_CUDAGRAPHSKIPSENTRY']._serialized_end=1286
-  _globals['_MEMORYREADING']._serialized_start=1289
-  _globals['_MEMORYREADING']._serialized_end=1601
-  _globals['_STEPRECORD']._serialized_start=1604
-  _globals['_STEPRECORD']._serialized_end=1775
-  _globals['_PROGRESS']._serialized_start=1777
-  _globals['_PROGRESS']._serialized_end=1862
-  _globals['_SNAPSHOTREQUEST']._serialized_start=1864
-  _globals['_SNAPSHOTREQUEST']._serialized_end=1881
-  _globals['_SNAPSHOTRESPONSE']._serialized_start=1884
-  _globals['_SNAPSHOTRESPONSE']._serialized_end=2905
-  _globals['_SNAPSHOTRESPONSE_VERSIONSENTRY']._serialized_start=2544
-  _globals['_SNAPSHOTRESPONSE_VERSIONSENTRY']._serialized_end=2591
-  _globals['_SNAPSHOTRESPONSE_COUNTERSENTRY']._serialized_start=2593
-  _globals['_SNAPSHOTRESPONSE_COUNTERSENTRY']._serialized_end=2640
-  _globals['_SNAPSHOTRESPONSE_MEMORYBYTESENTRY']._serialized_start=2642
-  _globals['_SNAPSHOTRESPONSE_MEMORYBYTESENTRY']._serialized_end=2692
-  _globals['_SNAPSHOTRESPONSE_STARTUPNSENTRY']._serialized_start=2694
-  _globals['_SNAPSHOTRESPONSE_STARTUPNSENTRY']._serialized_end=2742
-  _globals['_SNAPSHOTRESPONSE_GRAPHBREAKSENTRY']._serialized_start=1181
-  _globals['_SNAPSHOTRESPONSE_GRAPHBREAKSENTRY']._serialized_end=1231
-  _globals['_SNAPSHOTRESPONSE_CUDAGRAPHSKIPSENTRY']._serialized_start=1233
-  _globals['_SNAPSHOTRESPONSE_CUDAGRAPHSKIPSENTRY']._serialized_end=1286
-  _globals['_SNAPSHOTRESPONSE_STARTUPGROUPSNSENTRY']._serialized_start=2851
-  _globals['_SNAPSHOTRESPONSE_STARTUPGROUPSNSENTRY']._serialized_end=2905
-  _globals['_TELEMETRY']._serialized_start=2908
-  _globals['_TELEMETRY']._serialized_end=3059
+  _globals['_COMPILEEVENT']._serialized_end=795
+  _globals['_COMPILEUNDERWAY']._serialized_start=798
+  _globals['_COMPILEUNDERWAY']._serialized_end=931
+  _globals['_COMPILERFACTS']._serialized_start=934
+  _globals['_COMPILERFACTS']._serialized_end=1217
+  _globals['_COMPILERFACTS_GRAPHBREAKSENTRY']._serialized_start=1112
+  _globals['_COMPILERFACTS_GRAPHBREAKSENTRY']._serialized_end=1162
+  _globals['_COMPILERFACTS_CUDAGRAPHSKIPSENTRY']._serialized_start=1164
+  _globals['_COMPILERFACTS_CUDAGRAPHSKIPSENTRY']._serialized_end=1217
+  _globals['_MEMORYREADING']._serialized_start=1220
+  _globals['_MEMORYREADING']._serialized_end=1532
+  _globals['_STEPRECORD']._serialized_start=1535
+  _globals['_STEPRECORD']._serialized_end=1706
+  _globals['_PROGRESS']._serialized_start=1708
+  _globals['_PROGRESS']._serialized_end=1793
+  _globals['_SNAPSHOTREQUEST']._serialized_start=1795
+  _globals['_SNAPSHOTREQUEST']._serialized_end=1812
+  _globals['_SNAPSHOTRESPONSE']._serialized_start=1815
+  _globals['_SNAPSHOTRESPONSE']._serialized_end=2836
+  _globals['_SNAPSHOTRESPONSE_VERSIONSENTRY']._serialized_start=2475
+  _globals['_SNAPSHOTRESPONSE_VERSIONSENTRY']._serialized_end=2522
+  _globals['_SNAPSHOTRESPONSE_COUNTERSENTRY']._serialized_start=2524
+  _globals['_SNAPSHOTRESPONSE_COUNTERSENTRY']._serialized_end=2571
+  _globals['_SNAPSHOTRESPONSE_MEMORYBYTESENTRY']._serialized_start=2573
+  _globals['_SNAPSHOTRESPONSE_MEMORYBYTESENTRY']._serialized_end=2623
+  _globals['_SNAPSHOTRESPONSE_STARTUPNSENTRY']._serialized_start=2625
+  _globals['_SNAPSHOTRESPONSE_STARTUPNSENTRY']._serialized_end=2673
+  _globals['_SNAPSHOTRESPONSE_GRAPHBREAKSENTRY']._serialized_start=1112
+  _globals['_SNAPSHOTRESPONSE_GRAPHBREAKSENTRY']._serialized_end=1162
+  _globals['_SNAPSHOTRESPONSE_CUDAGRAPHSKIPSENTRY']._serialized_start=1164
+  _globals['_SNAPSHOTRESPONSE_CUDAGRAPHSKIPSENTRY']._serialized_end=1217
+  _globals['_SNAPSHOTRESPONSE_STARTUPGROUPSNSENTRY']._serialized_start=2782
+  _globals['_SNAPSHOTRESPONSE_STARTUPGROUPSNSENTRY']._serialized_end=2836
+  _globals['_TELEMETRY']._serialized_start=2839
+  _globals['_TELEMETRY']._serialized_end=2990
 # @@protoc_insertion_point(module_scope)

@@ -45,7 +45,7 @@ class StepRecords(_message.Message):
     def __init__(self, records: _Optional[_Iterable[_Union[StepRecord, _Mapping]]] = ...) -> None: ...
 
 class CompileEvent(_message.Message):
-    __slots__ = ("event_id", "kind", "start_ns", "end_ns", "compile_id", "frame", "reason", "shape", "dynamic", "cache", "batch_id", "request_ids", "backend_ns", "phase", "autotune_ns", "guards", "nodes", "kernels", "breaks")
+    __slots__ = ("event_id", "kind", "start_ns", "end_ns", "compile_id", "frame", "reason", "shape", "dynamic", "cache", "batch_id", "request_ids", "backend_ns", "phase", "breaks")
     EVENT_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     START_NS_FIELD_NUMBER: _ClassVar[int]
@@ -60,10 +60,6 @@ class CompileEvent(_message.Message):
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     BACKEND_NS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
-    AUTOTUNE_NS_FIELD_NUMBER: _ClassVar[int]
-    GUARDS_FIELD_NUMBER: _ClassVar[int]
-    NODES_FIELD_NUMBER: _ClassVar[int]
-    KERNELS_FIELD_NUMBER: _ClassVar[int]
     BREAKS_FIELD_NUMBER: _ClassVar[int]
     event_id: str
     kind: str
@@ -79,12 +75,8 @@ class CompileEvent(_message.Message):
     request_ids: _containers.RepeatedScalarFieldContainer[str]
     backend_ns: int
     phase: str
-    autotune_ns: int
-    guards: int
-    nodes: int
-    kernels: int
     breaks: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, event_id: _Optional[str] = ..., kind: _Optional[str] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., compile_id: _Optional[str] = ..., frame: _Optional[str] = ..., reason: _Optional[str] = ..., shape: _Optional[str] = ..., dynamic: bool = ..., cache: _Optional[str] = ..., batch_id: _Optional[int] = ..., request_ids: _Optional[_Iterable[str]] = ..., backend_ns: _Optional[int] = ..., phase: _Optional[str] = ..., autotune_ns: _Optional[int] = ..., guards: _Optional[int] = ..., nodes: _Optional[int] = ..., kernels: _Optional[int] = ..., breaks: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, event_id: _Optional[str] = ..., kind: _Optional[str] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., compile_id: _Optional[str] = ..., frame: _Optional[str] = ..., reason: _Optional[str] = ..., shape: _Optional[str] = ..., dynamic: bool = ..., cache: _Optional[str] = ..., batch_id: _Optional[int] = ..., request_ids: _Optional[_Iterable[str]] = ..., backend_ns: _Optional[int] = ..., phase: _Optional[str] = ..., breaks: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CompileUnderWay(_message.Message):
     __slots__ = ("kind", "start_ns", "end_ns", "compile_id", "shape", "batch_id", "phase")

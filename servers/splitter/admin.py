@@ -28,12 +28,12 @@ class Admin:
     silence: Callable[[Exception], str] | None = None
 
     def get(self, path: str) -> str:
-        """The answer to a question. Raises SplitterError."""
+        """Return the answer to a question. Raises SplitterError."""
         return self._answer("GET", path)
 
     @contextlib.contextmanager
     def answering(self, what: str) -> Iterator[None]:
-        """What is read within is `what` of a split; where the answer is something else, SplitterError is raised."""
+        """Raise SplitterError where an answer that is read within the block is not `what` of a split."""
         try:
             yield
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -42,12 +42,16 @@ class Admin:
             ) from None
 
     def post(self, path: str) -> str:
-        """The answer to a change. Raises SplitterError."""
+        """Return the answer to a change. Raises SplitterError."""
         return self._answer("POST", path)
 
-    def fetch(self, method: str, path: str) -> tuple[int, str]:
-        """(HTTP status, body). Raises OSError or HTTPException when there is no answer."""
-        connection = open_connection(self.address, timeout_s=10.0)
+    def fetch(self, method: str, path: str, *, timeout_s: float = 10.0) -> tuple[int, str]:
+        """Return (HTTP status, body). Raises OSError or HTTPException when there is no answer."""
+        # http.client, not urllib: a proxy from the environment must not stand in between.
+        if self.address.startswith("/"):
+            connection: http.client.HTTPConnection = _SocketConnection(self.address, timeout_s)
+        else:
+            connection = http.client.HTTPConnection(*host_port(self.address), timeout=timeout_s)
         try:
             connection.request(method, path)
             response = connection.getresponse()
@@ -73,22 +77,13 @@ class Admin:
 
 
 def admin_address(text: str, otherwise: str = "") -> str:
-    """The address in "host:port" or in an absolute path. Raises ConfigError, in the words of `otherwise`, for anything
-    else."""
+    """Return the address, "host:port" or an absolute path. Raises ConfigError, in the words of `otherwise`, for any
+    other text."""
     if not text.startswith("/"):
         host_port(text, otherwise)
     elif not text.isprintable():
         raise ConfigError(otherwise or f"the path {text!r} is not printable: give another")
     return text
-
-
-def open_connection(address: str, *, timeout_s: float) -> http.client.HTTPConnection:
-    """A connection, made at its first request, to who speaks HTTP at "host:port" or at the path of a Unix socket."""
-    # http.client, not urllib: a proxy from the environment must not stand in between.
-    if address.startswith("/"):
-        return _SocketConnection(address, timeout_s)
-    host, port = host_port(address)
-    return http.client.HTTPConnection(host, port, timeout=timeout_s)
 
 
 class _SocketConnection(http.client.HTTPConnection):

@@ -8,7 +8,6 @@ from typing import Any
 
 from servers.metadata import ARM_HEADER, INFERENCE_SERVICE, SESSION_HEADER
 from servers.security import ServerTls
-from servers.splitter.access_log import log_format
 from servers.splitter.envoy_config import (
     ArmTarget,
     SplitterConfig,
@@ -18,29 +17,19 @@ from servers.splitter.envoy_config import (
     split_address,
     stat_name,
 )
+from servers.splitter.request_log import log_format
 
 LISTENER = "tailgate"
-# Where a bucket of latencies ends, in ms: whole ms up to 9, then the preferred numbers E24 of IEC 60063, each about
-# 10 % above the one before, up to 10 minutes. Two digits, because Envoy's own histograms keep two: between their bins
-# it would estimate. The last bucket takes all that is longer.
-_E24 = (10, 11, 12, 13, 15, 16, 18, 20, 22, 24, 27, 30, 33, 36, 39, 43, 47, 51, 56, 62, 68, 75, 82, 91)
-_LONGEST_MS = 600_000
-_ANY_MS = 1e9
-_LATENCY_BOUNDS_MS = (
-    *range(1, 10),
-    *(step * 10**decade for decade in range(5) for step in _E24 if step * 10**decade <= _LONGEST_MS),
-    _LONGEST_MS,
-    int(_ANY_MS),
-)
 # The runtime keys under which Envoy takes new weights and new shares of copies while it runs, one for each arm.
 WEIGHT_KEYS = "tailgate.weight"
 SHADOW_KEYS = "tailgate.shadow"
 # "No limit" where Envoy wants a number: the largest that fits its signed 32-bit fields.
 _UNLIMITED = 2**31 - 1
+_BUFFER_BYTES = 64 * 2**20
 
 
 def bootstrap(config: SplitterConfig, *, admin_socket: str = "") -> dict[str, Any]:
-    """The Envoy bootstrap (JSON-ready) that splits gRPC traffic as `config` says.
+    """Return the Envoy bootstrap (JSON-ready) that splits gRPC traffic as `config` says.
 
     The admin interface is at `admin_socket`, which its owner alone may open, or at a port of loopback where that is
     empty.
@@ -48,8 +37,9 @@ def bootstrap(config: SplitterConfig, *, admin_socket: str = "") -> dict[str, An
     Durations are off, limits are out of reach and nothing is retried: a proxy that cuts, queues or repeats a request
     would be measured as the model server's doing.
     """
+    at_port = _socket_address("127.0.0.1", config.admin_port)
     return {
-        "admin": {"address": _admin_address(config, admin_socket)},
+        "admin": {"address": {"pipe": {"path": admin_socket, "mode": 0o600}} if admin_socket else at_port},
         "layered_runtime": {
             "layers": [
                 # Envoy closes a client's connection after 500 streams that were mostly reset before any answer. Here
@@ -58,40 +48,15 @@ def bootstrap(config: SplitterConfig, *, admin_socket: str = "") -> dict[str, An
                     "name": "limits",
                     "static_layer": {"overload.premature_reset_total_stream_count": _UNLIMITED},
                 },
-                # Live weights and shadows: written through the admin interface, see weights.py.
+                # Live weights and shadows: written through the admin interface, see live.py.
                 {"name": "weights", "admin_layer": {}},
             ]
         },
-        # Latencies are gathered from Envoy's threads as often, and counters are always at hand.
-        "stats_flush_interval": "1s",
-        "stats_config": {
-            "histogram_bucket_settings": [
-                {"match": {"suffix": ".upstream_rq_time"}, "buckets": list(_LATENCY_BOUNDS_MS)},
-            ]
-        },
-        "bootstrap_extensions": [
-            _extension("bootstrap.internal_listener", "bootstrap.internal_listener.v3.InternalListener")
-        ],
         "static_resources": {
-            "listeners": [
-                _listener(config),
-                *map(_shadow_listener, _possible_shadows(config)),
-            ],
-            "clusters": [
-                *(_cluster(arm, config) for arm in config.arms),
-                *map(_shadow_cluster, _possible_shadows(config)),
-            ],
+            "listeners": [_listener(config)],
+            "clusters": [_cluster(arm, config) for arm in config.arms],
         },
     }
-
-
-def _possible_shadows(config: SplitterConfig) -> list[ArmTarget]:
-    """Every arm, also those that get no copies now: which arm is a shadow can change while Envoy runs."""
-    return list(config.arms) if len(config.arms) > 1 else []
-
-
-def _admin_address(config: SplitterConfig, socket: str) -> dict[str, Any]:
-    return {"pipe": {"path": socket, "mode": 0o600}} if socket else _socket_address("127.0.0.1", config.admin_port)
 
 
 def _socket_address(host: str, port: int) -> dict[str, Any]:
@@ -125,18 +90,30 @@ def _http2() -> dict[str, Any]:
 
 def _listener(config: SplitterConfig) -> dict[str, Any]:
     failed = ", replica %UPSTREAM_HOST%: %LOCAL_REPLY_BODY%"
-    manager = _manager(
-        LISTENER,
-        _routes(config),
+    manager = _extension(
+        "filters.network.http_connection_manager",
+        "filters.network.http_connection_manager.v3.HttpConnectionManager",
+        stat_prefix=LISTENER,
+        codec_type="HTTP2",
+        http2_protocol_options=_http2(),
+        common_http_protocol_options={"idle_timeout": "0s"},
+        # A stream may be silent for as long as a compile takes.
+        stream_idle_timeout="0s",
+        # Metadata passes as it was sent, without a request id or a server's name.
+        generate_request_id=False,
+        server_header_transformation="PASS_THROUGH",
+        route_config={
+            "name": LISTENER,
+            "virtual_hosts": [{"name": LISTENER, "domains": ["*"], "routes": _routes(config)}],
+        },
+        http_filters=[_extension("filters.http.router", "filters.http.router.v3.Router", suppress_envoy_headers=True)],
         local_reply_config={
             "mappers": [
                 _reply_text(flag, f'arm "%UPSTREAM_CLUSTER_RAW%"{text}')
                 for flag, text in (("UH", " has no healthy replica: see its log"), ("UF", failed), ("UC", failed))
             ]
         },
-        access_log=[*_access_log(config), *_request_log(config)],
-        # A request that is under way would be unknown until it ends, and the slowest are under way the longest.
-        **({"access_log_options": {"flush_access_log_on_new_request": True}} if config.request_log else {}),
+        **(_request_log(config.request_log) if config.request_log else {}),
     )
     return {
         "name": LISTENER,
@@ -145,7 +122,7 @@ def _listener(config: SplitterConfig) -> dict[str, Any]:
         "enable_reuse_port": False,
         # Load generators hold few, long connections: spread them evenly over the workers.
         "connection_balance_config": {"exact_balance": {}},
-        "per_connection_buffer_limit_bytes": 64 * 2**20,
+        "per_connection_buffer_limit_bytes": _BUFFER_BYTES,
         "filter_chains": [
             {
                 "filters": [manager],
@@ -155,68 +132,16 @@ def _listener(config: SplitterConfig) -> dict[str, Any]:
     }
 
 
-def _manager(name: str, routes: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    """The network filter that takes HTTP/2, counts gRPC statuses by arm and routes."""
-    return _extension(
-        "filters.network.http_connection_manager",
-        "filters.network.http_connection_manager.v3.HttpConnectionManager",
-        stat_prefix=name,
-        codec_type="HTTP2",
-        http2_protocol_options=_http2(),
-        common_http_protocol_options={"idle_timeout": "0s"},
-        # A stream may be silent for as long as a compile takes.
-        stream_idle_timeout="0s",
-        # Metadata passes as it was sent, without a request id or a server's name.
-        generate_request_id=False,
-        server_header_transformation="PASS_THROUGH",
-        route_config={"name": name, "virtual_hosts": [{"name": name, "domains": ["*"], "routes": routes}]},
-        http_filters=[
-            # Of all methods together: clients name the methods, and each would get counters of its own.
-            _extension("filters.http.grpc_stats", "filters.http.grpc_stats.v3.FilterConfig"),
-            _extension("filters.http.router", "filters.http.router.v3.Router", suppress_envoy_headers=True),
-        ],
-        **more,
+def _request_log(path: str) -> dict[str, Any]:
+    """For `request_log.parse_line`."""
+    logger = _extension(
+        "access_loggers.file",
+        "access_loggers.file.v3.FileAccessLog",
+        path=path,
+        log_format={"json_format": log_format()},
     )
-
-
-def _shadow_listener(arm: ArmTarget) -> dict[str, Any]:
-    """Where the copies for an arm pass: a listener inside of Envoy.
-
-    Envoy sends copies straight to their cluster, past its HTTP filters, and grpc_stats runs nowhere else: without this
-    hop a shadow would have no gRPC statuses.
-    """
-    route = {
-        "match": {"prefix": "/"},
-        "route": {"cluster": arm.name, "timeout": "0s", "idle_timeout": "0s"},
-        # Envoy marks what it copies; the arm gets it as it was sent.
-        "request_headers_to_remove": ["x-envoy-internal", "x-forwarded-for"],
-    }
-    name = _shadow_name(arm)
-    return {
-        "name": name,
-        "internal_listener": {},
-        "per_connection_buffer_limit_bytes": 64 * 2**20,
-        "filter_chains": [{"filters": [_manager(name, [route])]}],
-    }
-
-
-def _shadow_cluster(arm: ArmTarget) -> dict[str, Any]:
-    name = _shadow_name(arm)
-    address = {"envoy_internal_address": {"server_listener_name": name}}
-    return {
-        "name": name,
-        "alt_stat_name": f"shadow@{stat_name(arm.name)}",
-        "type": "STATIC",
-        "load_assignment": {
-            "cluster_name": name,
-            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}],
-        },
-        **_unlimited_http2(),
-    }
-
-
-def _shadow_name(arm: ArmTarget) -> str:
-    return f"shadow@{arm.name}"  # "@" is in no arm's name
+    # A request that is under way would be unknown until it ends, and the slowest are under way the longest.
+    return {"access_log": [logger], "access_log_options": {"flush_access_log_on_new_request": True}}
 
 
 def _listener_tls(tls: ServerTls) -> dict[str, Any]:
@@ -302,20 +227,20 @@ def _weighted_route(config: SplitterConfig) -> dict[str, Any]:
         # The session's hash, modulo the sum of weights, picks the arm; without the header the pick is random.
         weighted["use_hash_policy"] = True
     action = {"weighted_clusters": weighted, **_route_options(config)}
-    if shadows := _possible_shadows(config):
-        action["request_mirror_policies"] = [_copies(arm) for arm in shadows]
+    if len(config.arms) > 1:
+        # Every arm, also those that get no copies now: which arm is a shadow can change while Envoy runs.
+        action["request_mirror_policies"] = [
+            {
+                "cluster": arm.name,
+                "runtime_fraction": {
+                    "default_value": {"numerator": per_million(arm.shadow_percent), "denominator": "MILLION"},
+                    "runtime_key": f"{SHADOW_KEYS}.{arm.name}",
+                },
+                "disable_shadow_host_suffix_append": True,
+            }
+            for arm in config.arms
+        ]
     return {"name": "weighted", "match": {"prefix": "/"}, "route": action}
-
-
-def _copies(arm: ArmTarget) -> dict[str, Any]:
-    return {
-        "cluster": _shadow_name(arm),
-        "runtime_fraction": {
-            "default_value": {"numerator": per_million(arm.shadow_percent), "denominator": "MILLION"},
-            "runtime_key": f"{SHADOW_KEYS}.{arm.name}",
-        },
-        "disable_shadow_host_suffix_append": True,
-    }
 
 
 def _route_options(config: SplitterConfig) -> dict[str, Any]:
@@ -329,6 +254,7 @@ def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
     addresses = [split_address(backend) for backend in arm.backends]
     hosts = [host for host, _ in addresses]
     tls = config.upstream_tls
+    limits = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), _UNLIMITED)
     return {
         "name": arm.name,
         "alt_stat_name": stat_name(arm.name),
@@ -348,7 +274,16 @@ def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
             # By default the second change within a second waits for that second's end.
             "update_merge_window": "0s",
         },
-        **_unlimited_http2(),
+        # HTTP/2, and no limit on what waits, runs or is buffered.
+        "typed_extension_protocol_options": {
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": _typed(
+                "upstreams.http.v3.HttpProtocolOptions",
+                explicit_http_config={"http2_protocol_options": _http2()},
+                common_http_protocol_options={"idle_timeout": "0s"},
+            )
+        },
+        "per_connection_buffer_limit_bytes": _BUFFER_BYTES,
+        "circuit_breakers": {"thresholds": [{"priority": "DEFAULT", **limits}]},
         "health_checks": [
             {
                 "grpc_health_check": {"service_name": INFERENCE_SERVICE},
@@ -362,26 +297,19 @@ def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
                 "healthy_threshold": 1,
             }
         ],
-        "outlier_detection": _ejection(),
-        **({"transport_socket": _cluster_tls(tls, hosts)} if tls is not None else {}),
-        # Statistics of every replica, not of the arm alone.
-        "track_cluster_stats": {"per_endpoint_stats": True},
-    }
-
-
-def _unlimited_http2() -> dict[str, Any]:
-    """What each cluster has: HTTP/2, and no limit on what waits, runs or is buffered."""
-    limits = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), _UNLIMITED)
-    return {
-        "typed_extension_protocol_options": {
-            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": _typed(
-                "upstreams.http.v3.HttpProtocolOptions",
-                explicit_http_config={"http2_protocol_options": _http2()},
-                common_http_protocol_options={"idle_timeout": "0s"},
-            )
+        # Ejects a replica that cannot be reached before its health checks have failed, never one that answers with
+        # errors: those are the measurement. The last half stays: health checks decide whether an arm is gone.
+        "outlier_detection": {
+            "split_external_local_origin_errors": True,
+            "consecutive_local_origin_failure": 5,
+            "enforcing_local_origin_success_rate": 0,
+            "enforcing_consecutive_5xx": 0,
+            "enforcing_success_rate": 0,
+            "base_ejection_time": "5s",
+            "interval": "1s",
+            "max_ejection_percent": 50,
         },
-        "per_connection_buffer_limit_bytes": 64 * 2**20,
-        "circuit_breakers": {"thresholds": [{"priority": "DEFAULT", **limits}]},
+        **({"transport_socket": _cluster_tls(tls, hosts)} if tls is not None else {}),
     }
 
 
@@ -396,50 +324,3 @@ def _balancing(config: SplitterConfig) -> dict[str, Any]:
     # An arm has few replicas: look at all of them instead of at two drawn at random.
     scan = {"selection_method": "FULL_SCAN"}
     return _extension(f"{policies}.least_request", f"{policies}.least_request.v3.LeastRequest", **scan)
-
-
-def _ejection() -> dict[str, Any]:
-    """Takes away a replica that cannot be reached, never one that answers with errors: those are the measurement."""
-    return {
-        "split_external_local_origin_errors": True,
-        "consecutive_local_origin_failure": 5,
-        "enforcing_consecutive_local_origin_failure": 100,
-        "enforcing_local_origin_success_rate": 0,
-        "enforcing_consecutive_5xx": 0,
-        "enforcing_consecutive_gateway_failure": 0,
-        "enforcing_success_rate": 0,
-        "enforcing_failure_percentage": 0,
-        "enforcing_failure_percentage_local_origin": 0,
-        "interval": "1s",
-        "base_ejection_time": "5s",
-        "max_ejection_time": "30s",
-        # The last half stays: health checks, not ejection, decide whether an arm is gone.
-        "max_ejection_percent": 50,
-    }
-
-
-def _access_log(config: SplitterConfig) -> list[dict[str, Any]]:
-    """For people to read."""
-    fields = {
-        "start": "%START_TIME%",
-        "duration_ms": "%DURATION%",
-        "method": "%REQ(:path)%",
-        "arm": "%UPSTREAM_CLUSTER_RAW%",
-        "replica": "%UPSTREAM_HOST%",
-        "pinned": f"%REQ({ARM_HEADER})%",
-        "session": f"%REQ({SESSION_HEADER})%",
-        "grpc_status": "%GRPC_STATUS(SNAKE_STRING)%",
-        "flags": "%RESPONSE_FLAGS%",
-    }
-    loggers = _json_lines(config.access_log, fields)
-    return [{**logger, "filter": {"log_type_filter": {"types": ["DownstreamEnd"]}}} for logger in loggers]
-
-
-def _request_log(config: SplitterConfig) -> list[dict[str, Any]]:
-    """For `access_log.parse_line`."""
-    return _json_lines(config.request_log, log_format())
-
-
-def _json_lines(path: str, fields: dict[str, Any]) -> list[dict[str, Any]]:
-    message = "access_loggers.file.v3.FileAccessLog"
-    return [_extension("access_loggers.file", message, path=path, log_format={"json_format": fields})] if path else []

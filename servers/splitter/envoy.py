@@ -12,23 +12,20 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.parse
 from collections.abc import Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from servers.address import joined
 from servers.fields import ConfigError
-from servers.launcher import launched
-from servers.splitter.access_log import FLUSH_MS
+from servers.launcher import TemporaryFolder, launched
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.bootstrap import LISTENER, bootstrap
 from servers.splitter.envoy_config import SplitterConfig
-from servers.temporary_folder import TemporaryFolder
+from servers.splitter.request_log import FLUSH_MS
 
 # For every arm: (replicas that may get traffic, replicas).
 Health = dict[str, tuple[int, int]]
@@ -74,12 +71,11 @@ class Envoy:
 
     @classmethod
     def start(cls, config: SplitterConfig, *, log_path: Path, work_dir: Path, timeout_s: float = 30.0) -> Self:
-        """Starts Envoy and returns when its port is bound; it serves from `wait_ready` on.
+        """Start Envoy and return when its port is bound; it serves from `wait_ready` on.
 
-        Writes `envoy.json`, and `envoy-*.json` where there is TLS, to `work_dir` and Envoy's log to `log_path`. The
-        process has its own session, so that a terminal's Ctrl-C does not reach it, and on Linux it ends when this
-        process does. Raises ConfigError when the platform has no Envoy or a port is in use, SplitterError when Envoy
-        ends or is silent for `timeout_s`.
+        Writes `envoy.json` to `work_dir` and Envoy's log to `log_path`. The process has its own session, so that a
+        terminal's Ctrl-C does not reach it, and on Linux it ends with the thread that starts it. Raises ConfigError
+        when the platform has no Envoy or a port is in use, SplitterError when Envoy ends or is silent for `timeout_s`.
         """
         binary = envoy_path()
         work_dir.mkdir(parents=True, exist_ok=True)
@@ -97,7 +93,10 @@ class Envoy:
             socket = "" if config.admin_port else str(private.path / "admin")
             document = bootstrap(config, admin_socket=socket)
             config_path.write_text(json.dumps(document, indent=2) + "\n")
-            process = _spawn(arguments, log_path)
+            with log_path.open("ab") as log:
+                process = subprocess.Popen(
+                    launched(arguments), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
             deadline = time.monotonic() + timeout_s
             while True:
                 if process.poll() is not None:
@@ -200,31 +199,6 @@ class Envoy:
         code = self.poll()
         state = "does not answer" if code is None else f"ended with exit code {code}"
         return f"Envoy {state} ({type(error).__name__}): see {self.log_path}"
-
-
-def _spawn(arguments: list[str], log_path: Path) -> subprocess.Popen[bytes]:
-    """Starts the command from a thread that lives as long as the child does.
-
-    Linux sends the parent-death signal when the *thread* that started the child ends, and a caller's thread may be
-    a short-lived one.
-    """
-    started: Future[subprocess.Popen[bytes]] = Future()
-    command = launched(arguments, more_files=True)
-
-    def keep() -> None:
-        try:
-            with log_path.open("ab") as log:
-                process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-                )
-        except OSError as error:
-            started.set_exception(error)
-        else:
-            started.set_result(process)
-            process.wait()
-
-    threading.Thread(target=keep, name="envoy", daemon=True).start()
-    return started.result()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

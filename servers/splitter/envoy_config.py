@@ -80,8 +80,8 @@ class SplitterConfig:
     alone may open.
 
     `tls` is what clients meet, `upstream_tls` how all arms are reached; None is plaintext. Both hold names of files,
-    and so does Envoy's configuration. Metadata, `authorization` among it, passes as it is. `access_log` and
-    `request_log` are files, none where they are empty: the one for people, the other for `access_log.parse_line`.
+    and so does Envoy's configuration. Metadata, `authorization` among it, passes as it is. `request_log` is the file
+    for `request_log.parse_line`, none where it is empty.
     """
 
     arms: tuple[ArmTarget, ...]
@@ -90,7 +90,6 @@ class SplitterConfig:
     admin_port: Annotated[int, Range(0, 65535)] = 0
     workers: Annotated[int, Range(1, 1024)] = 2
     stickiness: Stickiness = "arm"
-    access_log: str = ""
     request_log: str = ""
     health_interval_s: Annotated[float, Range(0.01, 3600)] = 1.0
     tls: ServerTls | None = None
@@ -165,8 +164,3 @@ def is_ip(host: str) -> bool:
 def stat_name(arm: str) -> str:
     """The arm's name in Envoy's statistics, which are cut at dots: "~" stands for them, and is in no arm's name."""
     return arm.replace(".", "~")
-
-
-def stat_arm(name: str) -> str:
-    """The arm whose name in Envoy's statistics is `name`."""
-    return name.replace("~", ".")

@@ -84,7 +84,7 @@ def test_the_page_shows_the_state_of_the_run(make_run: MakeRun, open_page: Open)
     assert tab.evaluate("document.title") == "9:00 · canary · tailgate"
     assert tab.count(".tile") == tab.count(".tile:has(svg.plot .limit)") == 12
     assert tab.text(".tile").startswith("non-inferiority p99 TTFT INCONCLUSIVE limit ×1.100 ×0.8")
-    assert "near its limit load generator" in tab.text("#checks")
+    assert "limits blocks" in tab.text("#checks")
     assert "recompile 5.39 s 16 prefill 4×475" in tab.text("#compiles")
     assert "cuda:1 1,980 MHz" in tab.text("#machines")
     assert tab.text("#notes").endswith("see nvidia-smi, and one ` alone")

@@ -11,8 +11,6 @@ import pytest
 from analysis.report.html import html_report
 from analysis.summary.summary import analyze
 from tests.analysis.judging.test_load_steps import write_search
-from tests.fakes.machines import FakeMachines, Trouble
-from tests.fakes.runs import FakeRun, write_run
 from tests.fakes.screens import Browser, Tab
 
 Summary = dict[str, Any]
@@ -33,17 +31,6 @@ def open_report(tmp_path: Path, browser: Browser) -> Open:
         return tab
 
     return opened
-
-
-@pytest.fixture(scope="module")
-def sampled(tmp_path_factory: pytest.TempPathFactory) -> Summary:
-    """A run on disturbed machines, whose chart has all its panels and lanes."""
-    troubles = (
-        *(Trouble(what="throttle", share=0.3), Trouble(what="foreign", place="cuda:0", share=0.1)),
-        *(Trouble(what="steal", place="host", size=0.1), Trouble(what="memory_pressure", place="host", size=0.1)),
-    )
-    run = FakeRun(machines=FakeMachines(locked=False, troubles=troubles), trials=2, duration_s=120.0, rate=2.0)
-    return analyze(write_run(tmp_path_factory.mktemp("sampled") / "run", run))
 
 
 @pytest.fixture
@@ -81,15 +68,6 @@ def test_a_search_draws_latency_against_load(tmp_path: Path, open_report: Open) 
     summary = analyze(directory)
     tab = open_report(summary)
     assert tab.count("g[role=img][aria-label*='requests/s, interval']") == len(summary["frontier"]["steps"])
-
-
-def test_machines_are_drawn_on_one_axis_with_the_latency(sampled: Summary, open_report: Open) -> None:
-    tab = open_report(sampled)
-    panels = "p99 E2E by 5 s, SM clock, Power, Temperature, Utilisation, Host."
-    assert sum(panels in label and "trial 1" in label for label in tab.labels("svg.plot")) == 1
-    marks = tab.labels("g[role=img][aria-label*='cuda:']")
-    assert any("Throttled: cuda:1 (compiled), from 60" in mark for mark in marks)
-    assert any("cuda:0 (eager), from" in mark for mark in marks)
 
 
 def test_stalls_are_drawn_over_the_latency(demo: Summary, open_report: Open) -> None:
@@ -159,12 +137,12 @@ return faults;
 
 
 @pytest.mark.parametrize("width", [520, 800, 1280])
-@pytest.mark.parametrize("name", ["demo", "rollout", "crowded", "sampled"])
+@pytest.mark.parametrize("name", ["demo", "rollout", "crowded"])
 def test_no_label_is_cut_or_covered(name: str, width: int, request: pytest.FixtureRequest, open_report: Open) -> None:
     assert open_report(request.getfixturevalue(name), width=width).evaluate(MEASURE) == []
 
 
-@pytest.mark.parametrize("name", ["demo", "rollout", "crowded", "sampled"])
+@pytest.mark.parametrize("name", ["demo", "rollout", "crowded"])
 def test_nothing_is_cut_in_print(name: str, request: pytest.FixtureRequest, open_report: Open) -> None:
     tab = open_report(request.getfixturevalue(name), width=718)  # A4 less its margins
     tab.send("Emulation.setEmulatedMedia", media="print")

@@ -14,7 +14,6 @@ from torch import nn
 from torch._inductor.utils import run_and_get_code
 
 from loadtests.trials.preflight import check_arm
-from servers import artifact
 from servers.compiler.events import CompileEvent
 from servers.compiler.policy import compile_step, configure_compiler
 from servers.compiler.recorder import CompileRecorder
@@ -26,7 +25,7 @@ from servers.fields import ConfigError
 from servers.inspect import EXIT_COMPILES, parse_shapes, unplanned_shapes
 from tests.servers.compiler.test_policy import Gated, distance, in_float8
 from tests.servers.compiler.test_recorder import Function, announced, compiled, published, recorder, reset_compiler
-from tests.servers.test_artifact import ARM, shipped, tailgate
+from tests.servers.test_artifact import ARM, shipped, tailgate, written
 from tests.servers.test_inspect import ENCODER, ENGINE, inspection_of
 
 __all__ = ["announced", "published", "recorder", "shipped"]
@@ -61,7 +60,7 @@ def events_of(recorder: CompileRecorder, function: Function, *inputs: torch.Tens
     return event
 
 
-def test_generated_kernels_cache_hits_and_missing_cuda_graphs_are_reported(recorder: CompileRecorder) -> None:
+def test_cache_hits_and_missing_cuda_graphs_are_reported(recorder: CompileRecorder) -> None:
     if torch.cuda.is_available():
         pytest.skip("on a GPU the graph is captured")
     constant = random.random()  # a program that no cache has seen
@@ -73,7 +72,6 @@ def test_generated_kernels_cache_hits_and_missing_cuda_graphs_are_reported(recor
     cold = events_of(recorder, layer, x, torch.ones(8, 8), mode="reduce-overhead")
     warm = events_of(recorder, layer, x, torch.ones(8, 8), mode="reduce-overhead")
     assert (cold.cache, warm.cache) == ("miss", "hit")
-    assert cold.kernels == 2  # one multiplication by a library, one generated kernel
     assert recorder.facts.cudagraph_skips == {"no CUDA device": 2}
 
 
@@ -91,21 +89,11 @@ def test_inductor_knows_the_operator_that_stores_a_row() -> None:
         reset_compiler()
 
 
-def libraries(folder: Path) -> set[str]:
-    return {path.name for path in folder.rglob("*.so")}
-
-
 @pytest.mark.timeout(600)
-def test_a_start_with_an_artifact_compiles_nothing(shipped: Path, tmp_path: Path) -> None:
-    fresh = tmp_path / "fresh"
+def test_a_start_with_an_artifact_compiles_no_graph(shipped: Path, tmp_path: Path) -> None:
     setting = f"compile.artifact={shipped}"
-    found = tailgate("inspect", *ARM, "--shapes", "prefill 1x9", "--cache-dir", str(fresh), "--set", setting)
+    found = tailgate("inspect", *ARM, "--shapes", "prefill 1x9", "--cache-dir", str(tmp_path), "--set", setting)
     assert [graph["cache"] for graph in found["graphs"]] == ["hit", "hit"]
-    # A hit may hide the C++ compiler, which torch does not report: no library is new.
-    unpacked = tmp_path / "unpacked"
-    artifact.unpack(artifact.read(str(shipped)), unpacked)
-    assert libraries(fresh) == libraries(unpacked)
-    assert len(libraries(fresh)) > 2
 
 
 @pytest.mark.timeout(600)
@@ -119,13 +107,13 @@ def test_an_artifact_of_another_machine_is_refused_before_the_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arm = ArmConfig.from_preset("compiled-padded", engine=EngineConfig(slots=1))
-    (tmp_path / "cache").mkdir()
-    facts = artifact.facts_of(arm, device="Another processor", threads=1, on_cpu=True)
-    written = artifact.write(str(tmp_path / "other.compiled"), tmp_path / "cache", facts)
-    arm = replace(arm, model=replace(arm.model, device="cpu"), compile=replace(arm.compile, artifact=written.path))
+    arm = replace(arm, model=replace(arm.model, device="cpu"))
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "OTHER")
+        arm = written(arm, tmp_path / "other.compiled", elsewhere)
     loaded: list[object] = []
     monkeypatch.setattr(step_runner, "load_model", loaded.append)
-    with pytest.raises(ConfigError, match="Another processor"):
+    with pytest.raises(ConfigError, match="a processor with OTHER"):
         ModelRunner(arm, CompileRecorder()).load()
     assert loaded == []
 
@@ -140,7 +128,7 @@ def second_length(folder: Path) -> tuple[str, list[bool]]:
 
 @pytest.mark.timeout(600)
 def test_dynamic_sizes_of_an_earlier_start_are_not_used(tmp_path: Path) -> None:
-    first = ("recompile", [False, False, True])
+    first = ("recompiles", [False, False, True])
     assert [second_length(tmp_path) for _ in range(2)] == [first, first]
 
 
@@ -151,7 +139,7 @@ def test_an_encoder_is_inspected_at_the_sizes_of_whole_texts() -> None:
         parse_shapes("prefill 1x5", ENCODER)
     arm = replace(ENCODER, compile=CompileConfig(enabled=True, backend="eager", dynamic=False, warmup="minimal"))
     inspection = inspection_of(arm, "encode 1x5, encode 3x7")
-    assert [visit.outcome for visit in inspection.visits] == ["ready", "recompile"]
+    assert [visit.outcome for visit in inspection.visits] == ["ready", "recompiles"]
 
 
 def test_planned_shapes_are_ready_with_regional_compilation() -> None:
@@ -173,9 +161,9 @@ def test_planned_shapes_are_ready_with_regional_compilation() -> None:
 @pytest.mark.parametrize(
     ("policy", "outcomes", "words", "code"),
     [
-        ({"recompile_limit": 1}, ["ready", "limit", "limit"], "prefill 1x7", EXIT_COMPILES),
-        ({"guarded": True}, ["ready", "guarded", "guarded"], "", 0),
-        ({"strict": True}, ["ready", "refused", "refused"], "compile.strict", EXIT_COMPILES),
+        ({"recompile_limit": 1}, ["ready", "eager", "eager"], "prefill 1x7", EXIT_COMPILES),
+        ({"guarded": True}, ["ready", "eager as asked", "eager as asked"], "", 0),
+        ({"strict": True}, ["ready", "is refused", "is refused"], "compile.strict", EXIT_COMPILES),
     ],
 )
 def test_shapes_without_a_graph_are_not_ready(
@@ -200,7 +188,7 @@ def compiling_arm(**policy: Any) -> ArmConfig:
         ({"backend": "tvm"}, r"compile\.backend.*tvm.*ImportError"),  # torch lists backends that are not installed
         ({"options": {"cpp.threads": "abc"}}, r"compile\.options\.cpp\.threads.*abc"),
         ({"options": {"max_autotune": "x"}}, r"compile\.options\.max_autotune.*x"),
-        ({"backend": "eager", "regions": ("model.layers.*.ffn",)}, r"regions.*model\.layers\.\*\.ffn"),
+        ({"backend": "eager", "regions": ("model.layers.0.ffn",)}, r"regions.*model\.layers\.0\.ffn"),
     ],
 )
 def test_settings_that_torch_or_the_model_cannot_use_are_refused(policy: dict[str, Any], words: str) -> None:
@@ -210,4 +198,4 @@ def test_settings_that_torch_or_the_model_cannot_use_are_refused(policy: dict[st
 
 def test_settings_that_torch_and_the_model_have_pass() -> None:
     check_arm(compiling_arm(options={"cpp.threads": 2, "max_autotune": True}))
-    check_arm(compiling_arm(backend="eager", regions=("model.layers.*.mlp",), eager_regions=("lm_head",)))
+    check_arm(compiling_arm(backend="eager", regions=("model.layers.0.mlp",)))

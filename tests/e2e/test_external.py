@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from analysis.records.schemas import COMPILE_EVENTS, SERVER_LOAD
+from analysis.records.schemas import COMPILE_EVENTS
 from analysis.records.tables import read_table
 from analysis.records.weight_journal import BY_OTHERS, read_weights
 from analysis.summary.summary import analyze
@@ -146,9 +146,9 @@ def test_compiles_in_the_log_of_an_external_arm_are_joined_to_the_requests_they_
     quiet = CompilingServer(tmp_path / "quiet.log", compiles_at=-1, compile_s=0)
     follow = f"import time; print(open({str(tmp_path / 'quiet.log')!r}).read(), end='', flush=True); time.sleep(600)"
     with serving(loud) as address, serving(quiet) as other:
-        file = f'telemetry = {{ metrics = "{address}/metrics", log = "vllm.log" }}'
+        file = 'telemetry = { log = "vllm.log" }'
         command = json.dumps([sys.executable, "-c", follow])
-        command = f'telemetry = {{ metrics = "{other}/none", log_command = {command}, log_format = "vllm" }}'
+        command = f'telemetry = {{ log_command = {command}, log_format = "vllm" }}'
         arms = (EAGER, external("file", f"{address}/v1", file), external("command", f"{other}/v1", command))
         run_dir, verdict, output = judged_run(tmp_path, *arms, duration_s=6, rate=6)
     assert verdict == "FAIL", output
@@ -157,9 +157,6 @@ def test_compiles_in_the_log_of_an_external_arm_are_joined_to_the_requests_they_
     assert (event["replica"], event["kind"], event["shape"]) == ("file-0", "compile", "(1, 8192)")
     assert event["end_ns"] - event["start_ns"] == 1_500_000_000
     assert not any(event["arm"] == "command" for event in events)
-    load = read_table(run_dir / "trial-01" / "server_load.arrow", SERVER_LOAD)[0].to_pylist()
-    assert {(row["arm"], row["replica"], row["cache_pct"]) for row in load} == {("file", "file-0", 25)}
-    assert len(load) >= 5
 
     summary = summary_of(run_dir)
     gates = {(gate["arm"], gate["gate"]): gate for gate in summary["gates"]}
@@ -172,10 +169,6 @@ def test_compiles_in_the_log_of_an_external_arm_are_joined_to_the_requests_they_
     assert joined["requests_hit"] >= 3
     arms = {arm["name"]: arm for arm in summary["arms"]}
     assert (arms["file"]["compile"]["recompiles"], arms["command"]["compile"]["recompiles"]) == (1, 0)
-    notes = {name: " ".join(arm["external"]["notes"]) for name, arm in arms.items() if arm["external"]}
-    assert "cache 25 %" in notes["file"]
-    assert "failed" not in notes["file"]
-    assert "Its page of metrics failed" in notes["command"]
 
 
 STEPS = ["--set", "ramp.steps=[50,100]", "--set", "ramp.step_s=3", "--set", "ramp.most_step_s=240"]

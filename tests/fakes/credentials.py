@@ -63,7 +63,6 @@ TOKENS = {
 OTHER = "planted-other-bearer-77e2"
 TLS = """
 [splitter]
-access_log = true
 tls_certificate = "given/server.pem"
 tls_key = "given/server-key.pem"
 tls_client_ca = "given/ca.pem"

@@ -9,11 +9,9 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -180,33 +178,6 @@ def scripted(answers: Sequence[bytes]) -> Script:
     return script
 
 
-def vllm_page(*, running: int, waiting: int, cache: float, preemptions: int) -> str:
-    labels = '{engine="0",model_name="llama"}'
-    return (
-        f"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{labels} {running}\n"
-        f"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{labels} {waiting}\n"
-        f"# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc{labels} {cache}\n"
-        f"# TYPE vllm:num_preemptions_total counter\nvllm:num_preemptions_total{labels} {preemptions}\n"
-    )
-
-
-@contextmanager
-def metrics_page(answer: Callable[[int], str | int]) -> Iterator[str]:
-    """Serve a page until the block ends. `answer` returns the text, or the HTTP status, of each numbered request."""
-    numbers = iter(range(1 << 30))
-
-    def script(request: Request) -> None:
-        content = answer(next(numbers))
-        request.send(
-            plain("200 OK", content.encode())
-            if isinstance(content, str)
-            else plain(f"{content} {HTTPStatus(content).phrase}")
-        )
-
-    with HttpPeer(script) as peer:
-        yield f"http://127.0.0.1:{peer.port}/metrics"
-
-
 _STEP_S = 0.004
 
 
@@ -219,7 +190,6 @@ class CompilingServer:
         self._log, self._at, self._seconds = log, compiles_at, compile_s
         self._device = threading.Lock()
         self._requests = iter(range(1 << 30))
-        self._running: set[int] = set()
         self.log("non-default args: {'model': 'llama'}")
         self.log("Kernel JIT monitor activated; monitored JIT compilations during inference will use mode=warn.")
 
@@ -230,7 +200,6 @@ class CompilingServer:
 
     def tokens(self, count: int) -> Iterator[bytes]:
         number = next(self._requests)
-        self._running.add(number)
         for step in range(count):
             with self._device:
                 if number == self._at and step == 0:
@@ -238,18 +207,13 @@ class CompilingServer:
                     self.log(f"Compiling a graph for compile range (1, 8192) takes {self._seconds:.2f} s")
                 time.sleep(_STEP_S)
             yield said("word ", finish="length" if step == count - 1 else None)
-        self._running.discard(number)
         yield usage(count)
 
     def script(self, request: Request) -> None:
         if not request.line.startswith("POST"):
-            request.send(plain("200 OK", self.page().encode() if "/metrics" in request.line else b"{}"))
+            request.send(plain("200 OK", b"{}"))
             return
         request.send(STREAM_HEAD)
         for piece in self.tokens(request.json["max_tokens"]):
             request.send(chunked(piece))
         request.send(chunked(DONE) + END)
-
-    def page(self) -> str:
-        running = len(self._running)
-        return vllm_page(running=min(running, 4), waiting=max(0, running - 4), cache=0.25, preemptions=0)

@@ -15,6 +15,7 @@ import numpy as np
 from analysis.records.schemas import MACHINES
 from analysis.records.tables import RecordWriter
 from analysis.run.references import HOST_FIGURES
+from tests.fakes.request_rows import append_rows
 
 SECOND = 1_000_000_000
 LIMIT_W = 700.0
@@ -231,13 +232,14 @@ def sample(
             continue
         at_s = np.arange(-10.0, (info["duration_s"] + 5.0 if last_s is None else last_s), 1.0)
         values = {key: item(number, at_s) if callable(item) else 0.0 * at_s + item for key, item in columns.items()}
-        with RecordWriter(folder / "machines.arrow", MACHINES) as writer:
-            for place, second in enumerate(at_s):
-                at_ns = info["start_ns"] + int(second * SECOND)
-                row = {"trial": number, "host": "run", "kind": kind, "name": name, "arm": arm, "at_ns": at_ns}
-                known = {key: item[place] for key, item in values.items() if not np.isnan(item[place])}
-                whole = {key: key.endswith(("_w", "_j", "_s")) for key in known}
-                writer.append(row | {key: item if whole[key] else int(item) for key, item in known.items()})
+        rows = []
+        for place, second in enumerate(at_s):
+            at_ns = info["start_ns"] + int(second * SECOND)
+            row = {"trial": number, "host": "run", "kind": kind, "name": name, "arm": arm, "at_ns": at_ns}
+            known = {key: item[place] for key, item in values.items() if not np.isnan(item[place])}
+            whole = {key: key.endswith(("_w", "_j", "_s")) for key in known}
+            rows.append(row | {key: item if whole[key] else int(item) for key, item in known.items()})
+        append_rows(folder / "machines.arrow", MACHINES, rows)
     return directory
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from analysis.records.request_columns import RequestColumns
 from analysis.records.schemas import REQUESTS
-from analysis.records.tables import END_LINE_BYTES, RecordWriter, read_end
+from analysis.records.tables import END_LINE_BYTES, RecordWriter, read_end, read_table
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
 
 S = 1_000_000_000
@@ -36,10 +37,23 @@ def table_of(rows):
     return pa.Table.from_pylist(rows, schema=REQUESTS)
 
 
+def columns_of(rows):
+    return RequestColumns.of(table_of(rows))
+
+
 def unstate(path: Path) -> None:
     """Take the last line from the Arrow file at `path`, which then states nothing."""
     assert read_end(path) is not None
     os.truncate(path, path.stat().st_size - END_LINE_BYTES)
+
+
+def append_rows(path, schema, rows):
+    """Write the rows of the file at `path`, if there is one, and `rows` after them."""
+    held = read_table(path, schema)[0].to_pylist() if path.exists() else []
+    path.unlink(missing_ok=True)
+    with RecordWriter(path, schema) as writer:
+        for item in (*held, *rows):
+            writer.append(item)
 
 
 def write_rows(path, rows, *, batch=1):
@@ -62,7 +76,7 @@ def record(number: int = 0, **changes: object) -> RequestRecord:
         **{"prompt_tokens": 7, "max_tokens": 3, "output_tokens": 3},
         token_ns=np.array([10 * MS, 20 * MS, 30 * MS], dtype=np.int64),
     )
-    served = {"compile_stall_ns": None, "batch_id": 4, "server_recv_ns": 1_002 * MS, "server_end_ns": 1_100 * MS}
+    served = {"compile_stall_ns": None, "server_recv_ns": 1_002 * MS, "server_end_ns": 1_100 * MS}
     served |= {name: changes.pop(name) for name in SERVED_COLUMNS if name in changes}  # type: ignore[misc]
     return base._replace(**changes, served=[served[name] for name in SERVED_COLUMNS])  # type: ignore[arg-type]
 

@@ -49,11 +49,9 @@ class Compile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Startup:
-    """What an arm reported of its start: the seconds of each shape that it warmed, and what was not compiled."""
+    """What an arm reported of its start: the seconds of each shape that it warmed."""
 
     warmed: Mapping[str, float]
-    graph_breaks: Mapping[str, int] = field(default_factory=dict)
-    cudagraph_skips: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as a trial's record holds it."""
@@ -216,14 +214,6 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
         names, noise = [arm.name for arm in run.arms], np.random.default_rng([run.seed, number, 1])
         trial |= run.machines.facts(names, number, noise)
         run.machines.write(folder, names, number, start, run.duration_s, noise)
-    compilers = {
-        f"{arm.name}-0": {"arm": arm.name}
-        | {"graph_breaks": dict(arm.startup.graph_breaks), "cudagraph_skips": dict(arm.startup.cudagraph_skips)}
-        for arm in run.arms
-        if arm.startup
-    }
-    if compilers:
-        (folder / "compiler.json").write_text(json.dumps(compilers))
     (folder / "trial.json").write_text(json.dumps(trial))
     lag = {"p50": 0.2, "p99": run.lag_ms, "max": 3.0}
     generator = {"worker": 0, "planned": count, "lag_ms": lag, "complete": True}
@@ -365,7 +355,8 @@ def gate(kind: str = "noninferiority", verdict: str = "PASS", arm: str = "compil
 
 def check(ok: bool = False, opens: tuple[str, ...] = ESTIMATES, name: str = "load generator", **more: Any) -> Check:
     rule = next(rule for rule in RULES if rule.name == name)
-    return rule.row(ok, **{"reason": "The generator was late.", "remedy": "", "opens": opens, **more})
+    faults = [] if ok else ["The generator was late"]
+    return rule.found(faults, **{"reason": "The generator was late.", "remedy": "", "opens": opens, **more})
 
 
 def comparison(**more: Any) -> Comparison:

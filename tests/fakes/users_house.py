@@ -26,7 +26,7 @@ from loadtests.experiments.reading import load
 from servers.metadata import SESSION_HEADER
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.splitter.admin import Admin
-from servers.splitter.weights import live_weights
+from servers.splitter.live import live_shares
 from tests.fakes.processes import free_port, wait_for
 from tests.fakes.whole_run import ROOT, command, environment
 
@@ -86,7 +86,7 @@ class UsersHouse:
 
     def weights(self) -> dict[str, int]:
         """Return what is in force."""
-        return live_weights(self.admin)
+        return live_shares(self.admin).weights
 
     def start_arm(self, arm: str) -> None:
         config = self.folder / f"{arm}.json"

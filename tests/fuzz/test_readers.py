@@ -20,8 +20,9 @@ from analysis.interim.journal import JOURNAL as LOOKS
 from analysis.interim.journal import read_interim
 from analysis.records.documents import read_document, read_toml, toml_with_checksum, with_checksum, write_document
 from analysis.records.joining import RUN_LIST, read_run_list
+from analysis.records.request_columns import RequestColumns
 from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordError, RecordWriter, read_table
+from analysis.records.tables import RecordError, read_table
 from analysis.records.weight_journal import JOURNAL as WEIGHTS
 from analysis.records.weight_journal import WeightChange, read_weights
 from analysis.records.weight_journal import append as append_weights
@@ -41,7 +42,7 @@ from tests.fuzz.wire import WIRE
 
 _ROWS = [
     row(number, at_s=number, ttft_s=None if number == 5 else 0.1, status="OK" if number != 5 else "INTERNAL")
-    | {"token_ns": [1, 2, 3], "error": None if number != 5 else "a fault", "batch_id": number}
+    | {"token_ns": [1, 2, 3], "error": None if number != 5 else "a fault", "server_recv_ns": number}
     for number in range(12)
 ]
 _AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
@@ -101,6 +102,7 @@ def _arrow(folder: Path) -> list[bytes]:
 def _read_requests(path: Path) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
     table, problems = read_table(path, REQUESTS, required=("arm", "end_ns"))
     table.validate(full=True)
+    assert len(RequestColumns.of(table)) == table.num_rows
     return table.to_pylist(), problems
 
 
@@ -117,17 +119,6 @@ def _stated(folder: Path, content: bytes, draws: random.Random) -> None:
     path = folder / "written.arrow"
     path.write_bytes(content)
     _read_stated(path)
-
-
-def _continued(folder: Path, content: bytes, draws: random.Random) -> None:
-    """A writer continues a damaged file."""
-    path = folder / "continued.arrow"
-    path.write_bytes(content)
-    with RecordWriter(path, REQUESTS) as writer:
-        writer.append(_ROWS[0])
-    rows, problems = _read_requests(path)
-    assert not problems
-    assert rows[-1] == _WHOLE[0]
 
 
 def _parquet(folder: Path) -> list[bytes]:
@@ -217,7 +208,6 @@ FILES = (
     ),
     Reader(name="requests.arrow", seeds=_arrow, read=_file("requests.arrow", _read_requests), refuses=REFUSED),
     Reader(name="stated.arrow", seeds=_arrow, read=_stated, refuses=REFUSED),
-    Reader(name="continued.arrow", seeds=_arrow, read=_continued, refuses=REFUSED),
     Reader(name="requests.parquet", seeds=_parquet, read=_parquet_stated, refuses=REFUSED),
     Reader(name="requests.jsonl", seeds=_json_lines, read=_file("requests.jsonl", _read_requests), refuses=REFUSED),
     Reader(name="trial.json", seeds=_document_seeds, read=_file("trial.json", _document)),

@@ -42,11 +42,16 @@ from servers.metadata import STATUS_NAMES, trailing_key
 from servers.rpc import telemetry_pb2
 from servers.rpc.inference_pb2 import EmbedResponse
 from servers.rpc.oip_pb2 import ModelInferResponse, ModelStreamInferResponse
-from servers.splitter.access_log import FIGURES, log_path
 from servers.splitter.admin import Admin, SplitterError
-from servers.splitter.replicas import replica_addresses
-from servers.splitter.statistics import read_statistics
-from servers.splitter.weights import configured_weights, live_shares, started_s_ago
+from servers.splitter.live import (
+    configured_shares,
+    ended_requests,
+    live_shares,
+    log_path,
+    replica_addresses,
+    started_s_ago,
+)
+from servers.splitter.request_log import FIGURES
 from tests.fakes import http2
 from tests.fakes.http2 import chunk, frame, grpc_message
 from tests.fuzz.oracle import Reader, pieces
@@ -329,18 +334,17 @@ class _FixedAdmin(Admin):
 
 def _pages(folder: Path, content: bytes, draws: random.Random) -> None:
     admin = _FixedAdmin(content)
-    draws.choice((read_statistics, live_shares, configured_weights, started_s_ago, replica_addresses, log_path))(admin)
+    draws.choice((ended_requests, live_shares, configured_shares, started_s_ago, replica_addresses, log_path))(admin)
 
 
 def _page_seeds(folder: Path) -> list[bytes]:
-    names = ("upstream_rq_active", "grpc.0", "grpc.14", "upstream_rq_cancelled", "endpoint.127.0.0.1:1.rq_error")
+    names = ("http.tailgate.downstream_rq_total", "http.tailgate.downstream_rq_active", "server.uptime")
     clusters = [{"name": "eager", "weight": 90}, {"name": "compiled", "weight": 10}]
     mirror = {"runtime_fraction": {"runtime_key": "shadow.dark", "default_value": {"numerator": 5}}}
     address = {"socket_address": {"address": "127.0.0.1", "port_value": 1}}
     log = {"path": "/x.log", "log_format": {"json_format": {"event": "", "connection": "", "figures": {}}}}
     page = {
-        "stats": [{"name": f"cluster.eager.{name}", "value": 3} for name in names]
-        + [{"name": "server.uptime", "value": 9}],
+        "stats": [{"name": name, "value": 3} for name in names],
         "entries": {"weight.eager": {"final_value": "80"}},
         "configs": [{"route": {"weighted_clusters": {"clusters": clusters}, "request_mirror_policies": [mirror]}}, log],
         "uptime_current_epoch": "12s",

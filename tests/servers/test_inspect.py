@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from servers.compiler import internals
+from servers.compiler import recorder
 from servers.compiler.jit import jit_compile
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig
 from servers.engine.runner import ModelRunner
@@ -100,7 +100,7 @@ def naive() -> Inspection:
 
 
 def test_an_arm_warmed_with_one_request_names_the_shapes_that_will_recompile_and_every_graph(naive: Inspection) -> None:
-    assert [visit.outcome for visit in naive.visits] == ["ready", "ready", "recompile", "recompile", "ready"]
+    assert [visit.outcome for visit in naive.visits] == ["ready", "ready", "recompiles", "recompiles", "ready"]
     assert [visit.planned for visit in naive.visits] == [True, True, False, False, False]
     assert naive.exit_code == EXIT_COMPILES
     for visit in naive.unready:
@@ -110,7 +110,7 @@ def test_an_arm_warmed_with_one_request_names_the_shapes_that_will_recompile_and
     assert [graph.phase for graph in naive.graphs] == ["warmup", "warmup", "serving", "serving"]
     assert [graph.dynamic for graph in naive.graphs] == [False, False, True, True]
     assert naive.graphs[2].shape == "prefill 1x8"
-    assert all(graph.guards > 0 and graph.nodes > 50 and "steps.py" in graph.frame for graph in naive.graphs[:2])
+    assert all("steps.py" in graph.frame for graph in naive.graphs[:2])
     text = shown(naive)
     assert all(str(visit.shape) in text for visit in naive.visits)
     assert text.strip().splitlines()[-1].startswith("2 of 5 shapes are not ready")
@@ -128,8 +128,8 @@ def test_a_failing_step_is_an_error_and_the_next_one_runs(monkeypatch: pytest.Mo
     monkeypatch.setattr(ModelRunner, "launch", failing)
     inspection = inspection_of(ArmConfig(engine=ENGINE), "prefill 1x9, prefill 1x8")
     assert [(visit.outcome, visit.reason) for visit in inspection.visits] == [
-        ("error", "RuntimeError: constraint violated"),
-        ("off", ""),
+        ("fails", "RuntimeError: constraint violated"),
+        ("eager as asked", ""),
     ]
     assert inspection.exit_code == EXIT_COMPILES
 
@@ -147,13 +147,13 @@ def test_a_kernel_that_an_eager_warm_up_did_not_run_is_reported(monkeypatch: pyt
 
     monkeypatch.setattr(ModelRunner, "run", with_kernels)
     met = inspection_of(ArmConfig(engine=ENGINE), "decode 3@11, decode 2@11")
-    assert [visit.outcome for visit in met.visits] == ["jit", "off"]
+    assert [visit.outcome for visit in met.visits] == ["compiles a kernel", "eager as asked"]
     assert met.visits[0].reason == "jit compiled plug-in for context 11"
     assert met.exit_code == EXIT_COMPILES
 
 
 def test_an_inspection_says_what_it_cannot_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(internals.Taps, "compiles", lambda *_: None)
+    monkeypatch.setattr(recorder, "_STREAM", "torch.other")
     met = inspection_of(ArmConfig(engine=ENGINE), "prefill 1x5")
     (text,) = met.facts.blind_spots
     assert met.to_dict()["blind_spots"] == (text,)

@@ -468,8 +468,3 @@ def test_a_strict_encoder_that_was_not_warmed_at_a_border_is_refused_and_no_cont
     assert f" of {len(rows_of(BATCHES))} vectors" in reason
     assert "no graph fits" in reason
     assert not (tmp_path / "vectors.npy").exists()
-
-
-def test_every_length_at_which_shapes_change_is_asked_however_few_prompts_are_given(tmp_path: Path) -> None:
-    plan = measured(ENCODERS[0], tmp_path, prompts=3)
-    assert {len(prompt) for prompt in plan.prompts} == {1, 2, 3, 24}

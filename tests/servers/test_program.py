@@ -17,12 +17,10 @@ from servers import stdout
 from servers.address import host_port, joined
 from servers.config import ArmConfig, ModelConfig
 from servers.fields import ConfigError
-from servers.host_memory import host_memory
 from servers.metadata import whole_number
 from servers.program import isolate_compiler, on_its_card_alone
 from servers.rpc.generate import PACKAGE, generate
 from servers.security import ServerTls, check_named, is_bearer, server_tls, token_from_file, token_from_variable
-from servers.visible_card import only_card
 from tests.fakes.credentials import Certificates, make_certificates
 from tests.servers.test_config import refusal
 
@@ -91,16 +89,10 @@ CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 def test_a_process_sees_only_its_card(
     device: str, environment: dict[str, str], expected: tuple[str, dict[str, str]]
 ) -> None:
-    assert only_card(device, environment) == expected
     arm = ArmConfig.from_preset("eager", model=ModelConfig(device=device))
     changed = dict(environment)
     assert on_its_card_alone(arm, changed).model.device == expected[0]
     assert changed == {**environment, **expected[1]}
-
-
-def test_the_memory_of_a_host_is_read_in_bytes(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal:  16 kB\nMemFree: 1 kB\nMemAvailable:  4 kB\nHugePages_Total:  0\n")
-    assert host_memory(tmp_path) == (16384, 4096)
 
 
 @pytest.fixture(scope="module")

@@ -214,7 +214,7 @@ def test_spikes_of_other_causes_are_there_to_be_mistaken() -> None:
 def test_the_truth_is_a_delay_that_compiles_alone_made() -> None:
     lived = live(CASES["private stalls"], 1)
     first = min(event.start_ns for event in lived.run.events)
-    before = lived.run.requests.end_ns < first
+    before = lived.run.requests.end_ns[:] < first
     assert before.any()
     assert (lived.delay_ms[before] == 0.0).all()
     assert (lived.delay_ms >= lived.run.attribution.stall_ms - 50.0).all()

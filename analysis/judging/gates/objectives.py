@@ -1,36 +1,26 @@
-"""Shares of an arm's requests: objectives ([slo]), errors (`gates.max_error_pct`), goodput (`gates.min_goodput_ratio`)
-and refused requests (`gates.max_refused_pct`); and deaths.
+"""Shares of an arm's requests: objectives ([slo]), errors (`gates.max_error_pct`) and refused requests
+(`gates.max_refused_pct`); and deaths.
 
-An objective, errors and goodput are one question: whether the share of requests that miss is surely within what is
-allowed. Goodput allows as much as leaves `least` times the control's share of good requests, by the limit of the
-control's share on the side of doubt.
+An objective and errors are one question: whether the share of requests that miss is surely within what is allowed.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import numpy as np
-
-from analysis.arrays import Bools, Floats, Ints
+from analysis.arrays import Bools, Ints
 from analysis.judging.comparisons import blocks_at
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, count_gate
+from analysis.judging.gates import INCONCLUSIVE, Gate, count_gate
 from analysis.judging.gates.latency import whole_s
 from analysis.judging.paths import share_path, share_tests
 from analysis.records.plain_values import mapping
 from analysis.run.run import Run
-from analysis.run.slo import ShareResult, Units, failures, judge_share, limit_used, observed, units
-from analysis.run.variance import start_spread
+from analysis.run.slo import ShareResult, Units, failures, judge_share, observed, units
 from analysis.settings.metrics import METRIC_NAMES
 from analysis.settings.slo_targets import SloTarget
-from analysis.statistics.distributions import t_quantile
 from analysis.statistics.planning import share_needed_s
-from analysis.statistics.share_evidence import design_effect_of
 from analysis.wording import counted, percent
-
-_DAYS = 4  # as many days and starts as what is taken for granted of them counts as
-
 
 # --- Objectives and errors --------------------------------------------------------------------------------------------
 
@@ -136,115 +126,6 @@ def _missing(result: ShareResult) -> str:
     if result.needed_blocks is None:
         return ""
     return f"; a PASS needs {counted(result.needed_blocks, 'block')}, and this run has {result.blocks}"
-
-
-# --- Goodput ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Used:
-    """How much of its nearest limit each request of an arm used, above 1 where it was not good, and its time block.
-    `effect` is the least design effect: that of trials and machines."""
-
-    share: Floats
-    block: Ints
-    effect: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goodput:
-    """The limits of the ratio of good requests to the control's. `own` is the share that was not good, by what a PASS
-    allows."""
-
-    low: float
-    high: float
-    verdict: str
-    own: ShareResult
-
-
-def judge_goodput(
-    own: Used, control: Used, *, least: float, alpha: float, least_blocks: int, reach: float = 0.0, tests: int = 1
-) -> Goodput:
-    """Judge whether the arm's share of good requests is surely at least `least` times the control's.
-
-    Each share has half of the risk. A PASS allows for the slow requests of the control too, which had the same traffic.
-    `reach` is by how much equal arms may differ, in logarithms of their ratio.
-    """
-
-    def judged(side: Used, allowed: float, effect: float = 1.0) -> ShareResult:
-        return judge_share(
-            side.share > 1.0,
-            side.block,
-            allowed=min(max(allowed, 0.0), 1.0),
-            alpha=alpha / 2.0,
-            ms=side.share,
-            limit_ms=1.0,
-            least_blocks=least_blocks,
-            least_effect=max(side.effect, effect),
-            tests=tests,
-        )
-
-    base = judged(control, min(max(1.0 - least * float((control.share <= 1.0).mean()), 0.01), 0.5))
-    safe = judged(own, 1.0 - least * math.exp(reach) * (1.0 - base.low), base.design_effect)
-    harm = judged(own, 1.0 - least * math.exp(-reach) * (1.0 - base.high))
-    return Goodput(
-        low=math.exp(-reach) * (1.0 - safe.high) / (1.0 - base.low) if base.low < 1.0 else 0.0,
-        high=math.exp(reach) * (1.0 - harm.low) / (1.0 - base.high) if base.high < 1.0 else math.inf,
-        verdict=safe.verdict if safe.verdict == PASS else FAIL if harm.verdict == FAIL else INCONCLUSIVE,
-        own=safe,
-    )
-
-
-def goodput_gates(run: Run, arm: str) -> list[Gate]:
-    """One gate where the experiment sets a least share of the control's goodput."""
-    least = run.limits.min_goodput_ratio
-    if least is None:
-        return []
-    gate = Gate(
-        arm=arm,
-        gate="goodput ratio",
-        kind="goodput",
-        value=None,
-        limit=least,
-        unit="ratio",
-        verdict=INCONCLUSIVE,
-        reason="Goodput cannot be compared: nothing in the experiment says what a good request is.",
-    )
-    if not any(target.quantile is not None and target.metric != "itl" for target in run.goodput_targets):
-        return [gate]
-    used = limit_used(run.requests, run.goodput_targets)
-    sides = [_used(run, name, used) for name in (arm, run.control)]
-    if not len(sides[0].share) or not (sides[1].share <= 1.0).any():
-        return [replace(gate, reason="Goodput cannot be compared: one of the arms has no good request.")]
-    days = t_quantile(1.0 - run.limits.alpha, _DAYS) * math.hypot(run.limits.day_spread, start_spread(run, arm))
-    found = judge_goodput(
-        *sides,
-        least=least,
-        alpha=run.limits.alpha,
-        least_blocks=run.limits.min_blocks,
-        reach=float(days) * math.sqrt(2.0) if run.separate else 0.0,
-        tests=share_tests(run),
-    )
-    good, of_control = (float((side.share <= 1.0).mean()) for side in sides)
-    reason = (
-        f"{percent(good)} of {found.own.requests} requests were good, {percent(of_control)} of {run.control}'s: "
-        f"{good / of_control:.3f} times as many (between {found.low:.3f} and {found.high:.3f}), limit {least:g}"
-        f"{_missing(found.own)}."
-    )
-    needed_s = _needed_s(run, arm, found.own) if found.verdict == INCONCLUSIVE else None
-    high = found.high if math.isfinite(found.high) else None
-    value, interval = good / of_control, (found.low, high)
-    return [replace(gate, value=value, verdict=found.verdict, reason=reason, interval=interval, needed_s=needed_s)]
-
-
-def _used(run: Run, arm: str, used: Floats) -> Used:
-    """What the arm's requests used of their limits; neither trials nor machines are alike."""
-    rows = np.flatnonzero(held_to(run, arm))
-    trial = run.requests.trial[rows]
-    places = [np.unique(place, return_inverse=True)[1] for place in (trial, run.machines.codes(trial))]
-    missed = used[rows] > 1.0
-    effect = max(design_effect_of(missed, place) for place in places) if len(rows) else 1.0
-    return Used(share=used[rows], block=run.block[rows], effect=effect)
 
 
 # --- Deaths and refused requests --------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 // Puts the page together. A chart that fails says so in its place; the tables do not depend on any chart.
 
 const data = JSON.parse(document.getElementById("chart-data").textContent);
-const charts = { timeline, distribution, machines, latencyByLoad };
+const charts = { timeline, distribution, latencyByLoad };
 const drawn = {};
 for (const [name, draw] of Object.entries(charts)) {
   const host = document.querySelector(`[data-chart="${name}"]`);

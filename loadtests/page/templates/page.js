@@ -89,14 +89,14 @@ function drawn() {
 let saidState = "";
 function spoken(state) {
   const { now, look } = seen;
-  const troubled = (look?.checks ?? []).filter((check) => standing(check) !== "ok").map((check) => check.check);
+  const troubled = (look?.checks ?? []).filter((check) => !check.ok).map((check) => check.check);
   const dead = deadOf(now);
   const key = JSON.stringify([state.word, now?.decided, now?.state, troubled, dead]);
   document.title = `${now?.state === "load" && !now.decided && isNumber(now.t_s) ? clock(now.t_s) : state.word} · ${seen.run?.name ?? "run"} · tailgate`;
   if (key === saidState) return;
   saidState = key;
   const said = [`${state.word}. ${state.line}`];
-  if (troubled.length) said.push(`Checks that limit the run or are near it: ${troubled.join(", ")}.`);
+  if (troubled.length) said.push(`Checks that limit the run: ${troubled.join(", ")}.`);
   at("[data-said]").textContent = said.join(" ");
 }
 

@@ -397,56 +397,27 @@ function showUnderWay(seen) {
 
 // --- checks -----------------------------------------------------------------------------------------------------------
 
-const NEAR = 0.75; // of the limit, from which on a check is said to be near
-
-// "limits" | "near" | "ok"
-function standing(check) {
-  if (!check.ok) return "limits";
-  const below = isNumber(check.value) && isNumber(check.limit) && check.limit > 0 && check.value <= check.limit;
-  // A limit so low that has to be exceeded is one of a probability, which falls by factors.
-  const unlikely = isNumber(check.value) && check.limit > 0 && check.limit <= 0.01 && check.value >= check.limit;
-  return (below && check.value >= NEAR * check.limit) || (unlikely && check.value < 10 * check.limit) ? "near" : "ok";
-}
-const STANDINGS = {
-  limits: () => chip("INCONCLUSIVE", "limits"),
-  near: () => el("span", { class: "chip chip-near" }, "▲ near its limit"),
-  ok: () => chip("PASS", "ok"),
-};
-
-function checkRows(checks, caption) {
-  return cells(
-    [["Check"], ["Name"], ["Value", "num"], ["Limit", "num"], ["Reason"]],
-    [
-      el(
-        "tbody",
-        {},
-        checks.map(([stands, check]) =>
-          el(
-            "tr",
-            {},
-            el("td", {}, STANDINGS[stands]()),
-            el("th", { scope: "row" }, check.arm ? `${check.check} (${check.arm})` : check.check),
-            el("td", { class: "num" }, figure(check.value)),
-            el("td", { class: "num" }, figure(check.limit)),
-            el("td", { class: "reason" }, check.reason, stands === "limits" && check.remedy ? [" ", ...withCode(check.remedy)] : null),
-          ),
-        ),
-      ),
-    ],
-    { class: "checks" },
-    caption,
-  );
-}
+const checkName = (check) => (check.arm ? `${check.check} (${check.arm})` : check.check);
 
 function showChecks({ look }) {
   if (!look?.checks?.length) return;
-  const all = look.checks.map((check) => [standing(check), check]);
-  const order = ["limits", "near"];
-  const bad = order.flatMap((stands) => all.filter((one) => one[0] === stands)),
-    good = all.filter((one) => one[0] === "ok"),
-    open = at("[data-checks] details")?.open;
-  const fold = el("details", { class: "fold", open }, el("summary", {}, `${good.length} of ${all.length} checks pass`), checkRows(good, "Checks that pass"));
-  const worst = bad.length ? checkRows(bad, "Checks that limit the run, or nearly") : el("p", { class: "empty" }, "No check limits this run.");
+  const bad = look.checks.filter((check) => !check.ok);
+  const good = look.checks.filter((check) => check.ok);
+  const rows = bad.map((check) =>
+    el(
+      "tr",
+      {},
+      el("td", {}, chip("INCONCLUSIVE", "limits")),
+      el("th", { scope: "row" }, checkName(check)),
+      el("td", { class: "reason" }, check.reason, check.remedy ? [" ", ...withCode(check.remedy)] : null),
+    ),
+  );
+  const worst = bad.length
+    ? cells([["Check"], ["Name"], ["Reason"]], [el("tbody", {}, rows)], { class: "checks" }, "Checks that limit the run")
+    : el("p", { class: "empty" }, "No check limits this run.");
+  const open = at("[data-checks] details")?.open;
+  const title = el("summary", {}, `${good.length} of ${look.checks.length} checks pass`);
+  const fold = el("details", { class: "fold", open }, title, el("p", {}, `${good.map(checkName).join(", ")}.`));
   renew(at("[data-checks]"), worst, good.length ? fold : null);
 }
 

@@ -25,7 +25,7 @@ from analysis.run.client_stalls import client_stalls
 from analysis.run.run import Run
 from analysis.run.work import lengths_apart
 from tests.fakes.machines import tell
-from tests.fakes.request_rows import write_rows
+from tests.fakes.request_rows import columns_of, write_rows
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, check, gate, write_run
 
 SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 9000}
@@ -279,8 +279,9 @@ def recorded(design="mirrored", ignore_eos=False, metrics=("ttft", "e2e")):
     with tempfile.TemporaryDirectory() as folder:
         gates = WIDE | {"metrics": list(metrics)}
         run = replace(HONEST, design=design, ignore_eos=ignore_eos, gates=gates)
-        records = read_run(write_run(Path(folder, "run"), run))
-    return records, records.requests.to_pylist()
+        directory = write_run(Path(folder, "run"), run)
+        rows = [read_table(path, REQUESTS)[0] for path in sorted(directory.glob("trial-*/requests-*.arrow"))]
+        return read_run(directory), pa.concat_tables(rows).to_pylist()
 
 
 def run_with(change, arm="compiled", **run):
@@ -293,7 +294,7 @@ def run_with(change, arm="compiled", **run):
             changed += found if isinstance(found, list) else [found]
         else:
             changed.append(row)
-    return Run.of(replace(records, requests=pa.Table.from_pylist(changed, schema=records.requests.schema)))
+    return Run.of(replace(records, requests=columns_of(changed)))
 
 
 def failing(run):

@@ -163,7 +163,7 @@ OVER = Load(offered_rps=12.0, answered_rps=9.96, overloaded=True)
 
 def test_an_overload_names_the_rates_of_both_arms() -> None:
     (found,) = overload({"eager": [OVER], "compiled": [replace(OVER, answered_rps=10.3)]}, "eager")
-    assert (found.ok, found.arm, found.value, found.limit) == (False, "compiled", 9.96, 12.0)
+    assert (found.ok, found.arm) == (False, "compiled")
     words = ("eager and compiled", "12 requests/s", "9.96 and 10.3", "1 of 1 trial")
     assert [word for word in words if word not in found.reason] == []
     assert "8 requests/s" in found.remedy

@@ -252,17 +252,3 @@ def test_a_trial_without_the_arm_is_missing(baseline: Path, tmp_path: Path) -> N
 
     run = read_pair(baseline, edited(later(tmp_path), without)).run
     assert [len(run.trials_of(arm)) for arm in run.arms] == [2, 1]
-
-
-@pytest.mark.parametrize(("limit", "failing", "verdict"), [(5000, 0.0, "PASS"), (5000, 0.2, "FAIL"), (600, 0.0, None)])
-def test_goodput_is_compared_over_trials_where_the_gates_ask_for_it(
-    limit: int, failing: float, verdict: str | None, tmp_path: Path
-) -> None:
-    arms = [replace(COMPILED, error_share=share) for share in (0.0, failing)]
-    runs = [
-        write_run(tmp_path / str(place), replace(run, trials=3, arms=(EAGER, arm), slo={"p99_e2e_ms": limit}))
-        for place, (run, arm) in enumerate(zip((RUN, LATER), arms, strict=True))
-    ]
-    summary = compare_runs(*runs, gates={"min_goodput_ratio": 0.95, "min_blocks": 8})
-    found = gates(summary)["goodput ratio"]
-    assert found == verdict if verdict else found != "FAIL"

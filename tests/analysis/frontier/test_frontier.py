@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.frontier.answer import gpus_for, still_open, to_ship
 from analysis.frontier.holdings import Frontier, Order, frontier_of
 from analysis.frontier.search import (
     FEWEST_STEPS,
@@ -22,7 +21,7 @@ from analysis.frontier.search import (
     fitted,
     next_round,
 )
-from analysis.frontier.summary_rows import error_of
+from analysis.frontier.summary_rows import error_of, still_open, to_ship
 from analysis.judging.load_steps import Held, Holding, Step, holding_of, steps_of
 from analysis.records.run_records import read_run
 from analysis.run.run import Run
@@ -225,12 +224,6 @@ def test_a_search_that_shows_nothing_promises_nothing() -> None:
 def test_the_last_sentence_states_the_error_and_what_disturbed_the_machines() -> None:
     assert error_of(0.05, []) == "What is said of loads is true all at once, but for a chance of 5 %."
     assert "disturbed (machine speed: see the checks)" in error_of(0.05, ["machine speed"])
-
-
-def test_the_gpus_for_a_load_carry_the_interval() -> None:
-    needs = [gpus_for(item, 200.0, 2) for item in CLEAR.holdings]
-    assert needs == ["46 (40 to 46)", "10", "14 (12 to 14)"]
-    assert gpus_for(holding("once", None, None, starts=1), 200.0, 2) == ""
 
 
 @pytest.mark.parametrize(

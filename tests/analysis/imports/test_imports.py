@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.imports import aiperf, guidellm, vllm
-from analysis.imports.file import read_result
-from analysis.imports.run_directory import write_run
+from analysis.imports.run_directory import read_result, write_run
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.run.run import Run

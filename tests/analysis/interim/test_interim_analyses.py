@@ -17,7 +17,7 @@ from analysis.judging import paths
 from analysis.judging.alarms import Alarm, ServedCompile, burst_alarms, compile_alarms, death_alarms
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.judgement import judge
-from analysis.judging.ramp_decision import Standing, decide
+from analysis.judging.ramp import Standing, decide
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.records.weight_journal import JOURNAL as WEIGHTS

@@ -88,7 +88,7 @@ def test_unexplained_stalls_leave_the_gates_open(tmp_path: Path) -> None:
 def test_unexplained_stalls_within_the_limits_leave_no_gate_open() -> None:
     place: dict[str, Any] = {"arm": "a", "trial": 1, "replica": None, "cause": UNKNOWN, "requests": np.arange(4)}
     stalls = tuple(Stall(**place, start_ns=at_s * SECOND, end_ns=(at_s + 1) * SECOND) for at_s in (10, 20))
-    seen = ArmStalls(arm="a", stalls=stalls, detectable_s=0.25, witnesses=1)
+    seen = ArmStalls(arm="a", stalls=stalls, detectable_s=0.25)
     for allowed, verdict, value in ((2, "PASS", 2.0), (1, "INCONCLUSIVE", None)):
         recompiles, *_ = client_gates(seen, GateLimits(max_recompiles=allowed), requests=1000, minutes=10.0)
         assert (recompiles.verdict, recompiles.value) == (verdict, value)

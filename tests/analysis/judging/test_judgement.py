@@ -9,10 +9,10 @@ import pytest
 from analysis.judging.judgement import judge
 from analysis.records.run_records import read_run
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
-from analysis.records.tables import RecordWriter, read_table
+from analysis.records.tables import read_table
 from analysis.run.run import Run
 from tests.fakes.machines import tell
-from tests.fakes.request_rows import write_rows
+from tests.fakes.request_rows import append_rows, write_rows
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 9000}
@@ -41,9 +41,7 @@ def against(arm, **run):
     return FakeRun(**{"arms": (EAGER, arm), **run})
 
 
-STALLS = FakeArm(name="compiled", compiles=[Compile(at_s=40 + 60 * step, seconds=20) for step in range(12)])
 SLOWER = FakeArm(name="compiled", ratio=1.2)
-GOODPUT = {"min_goodput_ratio": 0.95}
 
 
 @pytest.mark.parametrize(
@@ -56,11 +54,8 @@ GOODPUT = {"min_goodput_ratio": 0.95}
             {"noninferiority p99_e2e": "PASS", "noninferiority p99_ttft": "FAIL"},
         ),
         (against(FakeArm(name="compiled"), slo={"p50_itl_ms": 40}), {"slo p50_itl_ms": "PASS"}),
-        (replace(PASSING, gates=GOODPUT), {"goodput ratio": "PASS"}),
-        (against(STALLS, slo=SLO, gates=GOODPUT), {"goodput ratio": "FAIL"}),
-        (replace(SHORT, slo=SLO, gates=GOODPUT), {"goodput ratio": "INCONCLUSIVE"}),
     ],
-    ids=["slower", "errors", "a margin a metric", "token gaps", "as much goodput", "less goodput", "short"],
+    ids=["slower", "errors", "a margin a metric", "token gaps"],
 )
 def test_a_gate_is_decided_by_what_the_run_shows(tmp_path, run, verdicts):
     judgement = judgement_of(tmp_path, run)
@@ -74,7 +69,6 @@ class TestVerdicts:
         assert (judgement.overall, judgement.verdicts) == ("PASS", {"compiled": "PASS"})
         assert failed_checks(judgement) == set()
         assert judgement.headline.startswith("compiled may replace eager")
-        assert "goodput ratio" not in {item.gate for item in judgement.gates}
 
     def test_a_short_run_is_inconclusive_and_has_the_length_that_would_do(self, tmp_path):
         judgement = judgement_of(tmp_path, replace(SHORT, slo=SLO))
@@ -82,7 +76,7 @@ class TestVerdicts:
         assert "blocks" in failed_checks(judgement)
         assert judgement.advice.needed_s >= 18 * 30
         assert {item.arm for item in judgement.gates} == {"compiled"}, "the control is measured and not judged"
-        assert {item.metric for item in judgement.compared.secondary if item.phase == "cold"} >= {"ttft", "e2e", "itl"}
+        assert {item.metric for item in judgement.compared.secondary} >= {"ttft", "e2e", "itl"}
 
     def test_a_recompiling_arm_fails_in_a_short_run(self, tmp_path):
         judgement = judgement_of(tmp_path, replace(SHORT, arms=(EAGER, FakeArm(name="padded"), NAIVE), slo=SLO))
@@ -94,11 +88,7 @@ class TestVerdicts:
     def test_stalls_weigh_on_all_traffic_and_not_on_steady(self, tmp_path):
         judgement = judgement_of(tmp_path, against(NAIVE))
         assert gate(judgement, "noninferiority p99_e2e", "naive").verdict == "PASS"
-        asked = ("ttft", 0.99, "all")
-        (everything,) = [
-            item for item in judgement.compared.secondary if (item.metric, item.quantile, item.phase) == asked
-        ]
-        assert everything.ratio > 10
+        assert gate(judgement, "longest stall", "naive").verdict == "FAIL"
 
     @pytest.mark.parametrize(
         ("run", "method"),
@@ -145,10 +135,7 @@ class TestVerdicts:
     def test_events_that_were_sent_twice_count_once(self, tmp_path):
         directory = write_run(tmp_path / "run", replace(SHORT, arms=(EAGER, NAIVE)))
         path = directory / "trial-01" / "compile_events.arrow"
-        events = read_table(path, COMPILE_EVENTS)[0].to_pylist()
-        with RecordWriter(path, COMPILE_EVENTS) as writer:
-            for row in events:
-                writer.append(row)
+        append_rows(path, COMPILE_EVENTS, read_table(path, COMPILE_EVENTS)[0].to_pylist())
         assert gate(judged(directory), "recompiles", "naive").value == 6
 
 

@@ -138,7 +138,6 @@ MISSED = failed("slo p99_ttft_ms", "slo")
         (failed("errors", "error"), {}, "`error`"),
         (SLOWER, {}, "`tailgate frontier experiment.toml`"),
         (MISSED, {}, "`tailgate frontier experiment.toml`"),
-        (MISSED, {"of_control": [replace(MISSED, arm="eager")]}, "The control misses it too"),
         (failed("parity", "parity"), {}, "`tailgate parity experiment.toml`"),
         (failed("memory ratio", "memory"), {}, "fewer slots"),
         (failed("ramp", "ramp"), {}, "section on the ramp"),

@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from analysis.records.documents import write_document
 from analysis.records.joining import joined_search, listed_runs, names_of, write_run_list
 from analysis.records.run_records import check_runs, read_run
-from analysis.records.schemas import MACHINES
+from analysis.records.schemas import COMPILE_EVENTS, MACHINES
 from analysis.records.tables import RecordError, RecordWriter
+from analysis.run.run import Run
 from tests.fakes.processes import refusal
+from tests.fakes.request_rows import append_rows
 from tests.fakes.runs import DAYS_APART, EAGER, Compile, FakeArm, FakeRun, write_run
 
 SHORT = FakeRun(duration_s=30, rate=1, trials=2)
@@ -55,7 +56,7 @@ def test_trials_are_numbered_in_order_of_time_whatever_the_order_of_the_runs(tmp
     assert starts == sorted(starts)
     assert [run.name for run in records.runs] == ["run-0", "run-1"]
     assert [dict(run.trials) for run in records.runs] == [{1: 1, 2: 2}, {1: 3, 2: 4}]
-    assert sorted(set(records.requests.column("trial").to_pylist())) == [1, 2, 3, 4]
+    assert np.unique(records.requests.trial).tolist() == [1, 2, 3, 4]
     assert [account["trial"] for account in records.generators] == [1, 2, 3, 4]
 
 
@@ -70,15 +71,11 @@ def test_ids_that_two_runs_share_stay_those_of_two_requests(tmp_path):
     directories = runs_in(tmp_path, SHORT, SHORT)
     alone = read_run(directories[0]).requests
     records = joined(tmp_path / "joined", directories)
-    for name in ("request_id", "session_id"):
-        ids = records.requests.column(name).to_pylist()
-        own = alone.column(name).to_pylist()
-        assert ids[: len(own)] == [f"1.{text}" for text in own]
-        assert ids[len(own) :] == [f"2.{text}" for text in own]
-    first, second = np.split(records.requests.column("pair_id").to_numpy(), [alone.num_rows])
+    first, second = np.split(records.requests.pair, [len(alone)])
     assert not set(first) & set(second)
-    assert records.requests.schema.field("request_id").type == pa.string()
-    assert records.requests.column("end_ns").to_pylist()[: alone.num_rows] == alone.column("end_ns").to_pylist()
+    assert len(set(first)) == len(set(second)) == len(set(alone.pair))
+    assert Run.of(records).requests.repeated == 0
+    assert records.requests.end_ms[: len(alone)].tolist() == alone.end_ms.tolist()
 
 
 def test_events_keep_to_their_requests(tmp_path):
@@ -86,20 +83,18 @@ def test_events_keep_to_their_requests(tmp_path):
     directories = runs_in(tmp_path, run, run)
     path = directories[1] / "trial-02" / "compile_events.arrow"
     row = {"trial": 2, "arm": "compiled", "replica": "compiled-0", "kind": "recompile", "start_ns": 1, "end_ns": 2}
-    with RecordWriter(path, read_run(directories[1]).events.schema) as writer:  # type: ignore[union-attr]
-        writer.append({**row, "event_id": "2-compiled-0-7", "request_ids": ["2-1-compiled", None]})
-        writer.append(row)
+    named = {**row, "event_id": "2-compiled-0-7", "request_ids": ["2-1-compiled", None]}
+    append_rows(path, COMPILE_EVENTS, [named, row])
     records = joined(tmp_path / "joined", directories)
     events = records.events.to_pylist()
     assert {event["trial"] for event in events} == {1, 2, 3, 4}
     assert "2.2-compiled-0-7" in {event["event_id"] for event in events}
     assert events[-1]["event_id"] is None
     assert events[-1]["request_ids"] is None
-    assert events[-2]["request_ids"] == ["2.2-1-compiled", None]
-    served = {event["request_ids"][0]: event["trial"] for event in events[:-2] if event["request_ids"]}
-    rows = dict(zip(*(records.requests.column(name).to_pylist() for name in ("request_id", "trial")), strict=True))
-    assert len(served) == 4
-    assert {name: rows[name] for name in served} == served
+    assert events[-2]["request_ids"] == ["2-1-compiled", None]
+    run = Run.of(records)
+    hit = [rows for event, rows in zip(run.events, run.attribution.event_requests, strict=True) if event.request_ids]
+    assert [np.unique(run.requests.trial[rows]).tolist() for rows in hit if rows.size] == [[1], [2], [3], [4]]
 
 
 def test_steps_and_samples_of_machines_follow_their_trial(tmp_path):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,24 +17,25 @@ from hypothesis import strategies as st
 from analysis.records.asked_answers import AFTER, BEFORE, answers_in
 from analysis.records.documents import parse_json
 from analysis.records.placing import misplaced_requests
-from analysis.records.requests import codes, groups, requests_of
+from analysis.records.request_columns import ColumnBuilder, first_rows
+from analysis.records.requests import requests_of
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.records.weight_journal import JOURNAL, WeightChange, append, read_journal, read_weights
-from tests.fakes.request_rows import T0, S, row, table_of, write_rows
+from tests.fakes.request_rows import T0, S, columns_of, row, table_of, write_rows
 from tests.fakes.runs import FakeRun, write_run
 
 
 class TestLatency:
     def test_latency_counts_from_the_schedule(self):
-        requests = requests_of(table_of([row(sent_ns=T0 + 3 * S // 100)]))
+        requests = requests_of(columns_of([row(sent_ns=T0 + 3 * S // 100)]))
         assert requests.ttft_ms.tolist() == [100.0]
         assert requests.e2e_ms.tolist() == [500.0]
         assert requests.tpot_ms.tolist() == [100.0]
         assert requests.lag_ms(np.array([0])).tolist() == [30.0]
 
     def test_sent_time_stands_in_for_a_missing_schedule(self):
-        requests = requests_of(table_of([row(scheduled_ns=None)]))
+        requests = requests_of(columns_of([row(scheduled_ns=None)]))
         assert requests.e2e_ms.tolist() == [500.0]
         assert not requests.scheduled.any()
 
@@ -44,30 +46,30 @@ class TestLatency:
             row(2, token_ns=[900_000_000]),
             row(3, token_ns=[5_000_000, 6_000_000]),
         ]
-        requests = requests_of(table_of(rows))
+        requests = requests_of(columns_of(rows))
         np.testing.assert_array_equal(requests.max_itl_ms, [30.0, math.nan, math.nan, 1.0])
         assert requests.gaps_ms.tolist() == [10.0, 30.0, 1.0]
 
     def test_a_failure_counts_with_its_deadline(self):
         rows = [row(0), row(1, status="UNAVAILABLE", ttft_s=None, e2e_s=0.01)]
-        requests = requests_of(table_of(rows), deadline_ms=60_000)
+        requests = requests_of(columns_of(rows), deadline_ms=60_000)
         assert requests.e2e_ms.tolist() == [500.0, 60_000.0]
         assert requests.ttft_ms.tolist() == [100.0, 60_000.0]
 
     def test_a_failure_after_the_first_token_keeps_its_ttft(self):
-        requests = requests_of(table_of([row(0, status="INTERNAL")]), deadline_ms=60_000)
+        requests = requests_of(columns_of([row(0, status="INTERNAL")]), deadline_ms=60_000)
         assert requests.ttft_ms.tolist() == [100.0]
         assert requests.e2e_ms.tolist() == [60_000.0]
 
     def test_a_failure_that_took_longer_than_the_deadline_counts_in_full(self):
-        requests = requests_of(table_of([row(0, status="DEADLINE_EXCEEDED", e2e_s=70)]), deadline_ms=60_000)
+        requests = requests_of(columns_of([row(0, status="DEADLINE_EXCEEDED", e2e_s=70)]), deadline_ms=60_000)
         assert requests.e2e_ms.tolist() == [70_000.0]
 
     def test_a_long_wait_cut_by_the_end_counts_and_a_short_one_does_not(self):
         done = [row(index, at_s=index, e2e_s=1.0) for index in range(5)]
         long = row(6, at_s=10, e2e_s=20, ttft_s=None, status="CANCELLED")
         short = row(7, at_s=29.9, e2e_s=0.1, ttft_s=None, status="CANCELLED")
-        requests = requests_of(table_of([*done, long, short]))
+        requests = requests_of(columns_of([*done, long, short]))
         assert requests.cut.tolist() == [False] * 5 + [True, True]
         assert requests.e2e_ms[5] == 20_000.0
         assert math.isnan(requests.e2e_ms[6])
@@ -76,13 +78,13 @@ class TestLatency:
         early, late = row(0, status="UNAVAILABLE"), row(1, at_s=99.8, status="UNAVAILABLE", ttft_s=None)
         refused = row(2, at_s=99.8, status="RESOURCE_EXHAUSTED", ttft_s=None)
         rows = [early, late, refused, row(3, at_s=99.9)]
-        killed = requests_of(table_of(rows), cut_short={1})
+        killed = requests_of(columns_of(rows), cut_short={1})
         assert killed.failed.tolist() == [True, False, True, False]
         assert killed.cut.tolist() == [False, True, False, False]
-        assert requests_of(table_of(rows)).failed.tolist() == [True, True, True, False]
+        assert requests_of(columns_of(rows)).failed.tolist() == [True, True, True, False]
 
     def test_a_cancel_in_mid_run_is_a_failure(self):
-        requests = requests_of(table_of([row(0, status="CANCELLED"), row(1, at_s=100)]))
+        requests = requests_of(columns_of([row(0, status="CANCELLED"), row(1, at_s=100)]))
         assert requests.failed.tolist() == [True, False]
 
     @pytest.mark.parametrize(
@@ -97,28 +99,28 @@ class TestLatency:
         ],
     )
     def test_times_that_run_backwards_or_lack_are_in_no_metric(self, change):
-        requests = requests_of(table_of([row(0), row(1, **change)]))
+        requests = requests_of(columns_of([row(0), row(1, **change)]))
         assert requests.broken.tolist() == [False, True]
         assert math.isnan(requests.e2e_ms[1])
         assert not (requests.ok | requests.failed | requests.cut)[1]
 
     def test_a_repeated_row_counts_once(self):
-        requests = requests_of(table_of([row(0), row(0), row(0, arm="other"), row(1, request_id=None)]))
+        requests = requests_of(columns_of([row(0), row(0), row(0, arm="other"), row(1, request_id=None)]))
         assert (len(requests), requests.repeated) == (3, 1)
 
     def test_a_request_without_an_arm_is_left_out_and_counted(self):
-        table = table_of([row(0), row(1) | {"arm": None}])
-        assert len(requests_of(table)) == 1
-        (unplaced,) = misplaced_requests(table, arms=(), trials=())
+        columns = columns_of([row(0), row(1) | {"arm": None}])
+        assert len(requests_of(columns)) == 1
+        (unplaced,) = misplaced_requests(columns, arms=(), trials=())
         assert unplaced.startswith("1 request that ended before")
 
     def test_requests_of_which_none_names_an_arm_are_refused(self):
         with pytest.raises(RecordError, match="1 request names no arm"):
-            requests_of(table_of([row(0) | {"arm": None}]))
+            requests_of(columns_of([row(0) | {"arm": None}]))
 
     def test_one_id_on_two_arms_or_in_two_trials_is_no_repeat(self):
         rows = [row(0), row(0, arm="b", request_id="1-0-eager"), row(0, trial=2)]
-        assert requests_of(table_of(rows)).repeated == 0
+        assert requests_of(columns_of(rows)).repeated == 0
 
 
 def test_files_of_all_workers_and_trials_are_joined(tmp_path):
@@ -126,10 +128,17 @@ def test_files_of_all_workers_and_trials_are_joined(tmp_path):
     extra = run / "trial-02" / "requests-1.arrow"
     write_rows(extra, [row(500, trial=None)])
     records = read_run(run)
-    assert records.requests.num_rows == 2 * 2 * 30 + 1
-    assert sorted(set(records.requests.column("trial").to_pylist())) == [1, 2]
+    assert len(records.requests) == 2 * 2 * 30 + 1
+    assert np.unique(records.requests.trial).tolist() == [1, 2]
     assert len(records.trials) == 2
     assert len(records.generators) == 2
+
+
+def test_a_run_that_memory_cannot_hold_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run", FakeRun(duration_s=30, rate=1))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    with pytest.raises(RecordError, match="GB are free: analyse it on a machine with more"):
+        read_run(run)
 
 
 @pytest.mark.parametrize(("folder", "said"), [(".", "holds no requests"), ("nowhere", "not a directory")])
@@ -160,28 +169,27 @@ def test_a_damaged_decision_about_weights_is_reported(tmp_path):
     assert "weights.jsonl has a line that is no decision" in read_run(directory).problems
 
 
-TEXTS = st.lists(st.lists(st.one_of(st.none(), st.text(max_size=2)), max_size=8), max_size=6)
+TEXTS = st.lists(st.lists(st.one_of(st.none(), st.text(max_size=20)), max_size=8), max_size=6)
 
 
 @given(TEXTS)
-def test_equal_texts_have_one_number(texts):
+def test_equal_texts_have_one_first_row_and_one_code_in_the_order_of_the_alphabet(texts):
+    builder = ColumnBuilder()
+    for chunk in texts:
+        builder.add(table_of([{**row(), "request_id": text, "replica": text} for text in chunk]))
+    columns = builder.columns()
     flat = [text for chunk in texts for text in chunk]
-    numbers = groups(pa.chunked_array(texts, pa.string())).tolist()
-    assert [number < 0 for number in numbers] == [text is None for text in flat]
-    assert len(set(zip(numbers, flat, strict=True))) == len(set(flat)) == len(set(numbers))
+    assert first_rows(columns.id).tolist() == [-1 if text is None else flat.index(text) for text in flat]
+    assert list(columns.replicas) == sorted({text for text in flat if text is not None})
+    assert [columns.replicas[code] if code >= 0 else None for code in columns.replica.tolist()] == flat
 
 
-@given(TEXTS)
-def test_codes_follow_the_alphabet_however_the_column_was_read(texts):
-    flat = [text for chunk in texts for text in chunk]
-    chunks = [pa.array(chunk, pa.string()).dictionary_encode() for chunk in texts]
-    for column in (pa.chunked_array(texts, pa.string()), pa.chunked_array(chunks, chunks[0].type if chunks else NAME)):
-        numbers, names = codes(column)
-        assert list(names) == sorted({text for text in flat if text is not None})
-        assert [names[number] if number >= 0 else None for number in numbers.tolist()] == flat
-
-
-NAME = pa.dictionary(pa.int32(), pa.string())
+@given(st.lists(st.integers(-1, 2**31 - 1)))
+def test_columns_widen_to_the_numbers_that_they_hold(tokens):
+    builder = ColumnBuilder()
+    for count in tokens:
+        builder.add(table_of([row(prompt_tokens=count)]))
+    assert builder.columns().prompt_tokens.tolist() == tokens
 
 
 PROMPT = {"index": 3, "tokens": 9, "max_tokens": 2, "digest": "ab"}

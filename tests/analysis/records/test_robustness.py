@@ -195,7 +195,7 @@ def test_a_truncated_file_of_others_is_an_error_or_decides_nothing(form, long, t
 
 
 NASTY = st.sampled_from([None, 0, 1, -1, 2**31, 2**62, 2**63 - 1, -(2**63), 1_700_100_000_000_000_000])
-COLUMNS = st.sampled_from(["scheduled_ns", "sent_ns", "first_token_ns", "end_ns", "compile_stall_ns", "batch_id"])
+COLUMNS = st.sampled_from(["scheduled_ns", "sent_ns", "first_token_ns", "end_ns", "compile_stall_ns", "server_recv_ns"])
 COUNTS = st.sampled_from(["trial", "prompt_tokens", "max_tokens", "output_tokens"])
 SMALL = st.sampled_from([None, 0, -1, 7, 2**31 - 1, -(2**31)])
 TEXTS = st.sampled_from([None, "", "eager", "compiled", "1-0-eager", "OK", "CANCELLED", "rampup", "é" * 40, "x" * 300])
@@ -342,4 +342,4 @@ def test_a_table_in_two_formats_is_read_whole(short, tmp_path):
     target = short.changed(tmp_path / "run", lambda rows: rows[::2])
     other = target / "trial-01" / "requests-1.parquet"
     write_table(other, table_of(short.rows[1::2]))
-    assert read_run(target).requests.num_rows == len(short.rows)
+    assert len(read_run(target).requests) == len(short.rows)

@@ -20,26 +20,9 @@ from analysis.records.documents import (
     toml_with_checksum,
     write_document,
 )
-from analysis.records.schemas import COMPILE_EVENTS, REQUESTS, REQUIRED
+from analysis.records.schemas import REQUESTS, REQUIRED
 from analysis.records.tables import CUT_OFF, NOT_AS_WRITTEN, RecordError, RecordWriter, read_end, read_table
 from tests.fakes.request_rows import T0, row, table_of, unstate, write_rows
-
-
-class TestWriting:
-    def test_a_torn_file_is_mended_before_it_is_continued(self, tmp_path):
-        path = tmp_path / "requests.arrow"
-        write_rows(path, [row(index) for index in range(3)])
-        path.write_bytes(path.read_bytes()[:-60])
-        write_rows(path, [row(9)])
-        table, torn = read_table(path, REQUESTS)
-        assert not torn
-        assert table.column("request_id").to_pylist() == ["1-0-eager", "1-1-eager", "1-9-eager"]
-
-    def test_other_columns_are_not_appended_to_a_file(self, tmp_path):
-        path = tmp_path / "requests.arrow"
-        write_rows(path, [row()])
-        with pytest.raises(RecordError, match="holds other columns"):
-            RecordWriter(path, COMPILE_EVENTS)
 
 
 class TestReading:
@@ -249,11 +232,8 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path):
     assert read(tmp_path / "requests.arrow") == ([0, 1], ())
 
 
-def test_a_file_that_is_not_as_it_was_written_is_not_continued(path):
-    content = bytearray(path.read_bytes())
-    content[batches(path)[3] + 20] ^= 4
-    path.write_bytes(content)
-    with pytest.raises(RecordError, match=r"is damaged .* not continued"):
+def test_a_file_that_exists_is_not_written_over(path):
+    with pytest.raises(FileExistsError):
         RecordWriter(path, REQUESTS)
 
 

@@ -79,8 +79,6 @@ def test_the_tables_show_what_is_held(searched: Summary, demo: Summary) -> None:
     page = html_report(searched).partition('aria-label="What each arm surely holds"')[2].partition("</table>")[0]
     assert page.index("eager") < page.index("&lt;new&gt;")
     assert all(rate(row["low_rps"]) in page for row in searched["frontier"]["arms"])
-    (pair,) = searched["frontier"]["pairs"]
-    assert (pair["more"], pair["less"], pair["surely"]) == ("<new>", "eager", True)
     assert "Which policy" not in markdown_report(demo) + html_report(demo)
 
 
@@ -110,7 +108,6 @@ def test_every_known_part_of_the_start_has_a_row(demo: Summary, read_page: Calla
         "14.8 s 11.4 s",
         "disk cache – miss 2 miss 2",
         "host process, peak 576 MiB",
-        "compiled-padded no CUDA graph 2 no CUDA device",
     ):
         assert row in text
     assert "artifact" not in text

@@ -19,9 +19,8 @@ from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.records.weight_journal import BY_HAND, WeightChange, append
 from analysis.run.compile_events import stall_windows
-from analysis.run.machines import Machines
 from analysis.run.run import Run
-from analysis.run.trials import Trial
+from analysis.run.trials import Machines, Trial
 from analysis.summary.summary import analyze
 from tests.fakes.runs import DAYS_APART, EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 

@@ -1,15 +1,14 @@
 """Which requests and token gaps miss a limit, how a share of misses is judged, and where time went."""
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from scipy import stats
 
 from analysis.records.requests import requests_of
-from analysis.records.schemas import REQUESTS
 from analysis.run.gaps import gaps_of
 from analysis.run.slo import judge_share, meets_all, misses, observed, units
 from analysis.settings.slo_targets import parse_slo
+from tests.fakes.request_rows import columns_of
 
 MS = 1_000_000
 T0 = 1_700_000_000_000 * MS
@@ -28,7 +27,7 @@ def streamed(times, status="OK"):
 
 
 def requests(*rows, deadline_ms=1000):
-    return requests_of(pa.Table.from_pylist(rows, schema=REQUESTS), deadline_ms=deadline_ms)
+    return requests_of(columns_of(rows), deadline_ms=deadline_ms)
 
 
 def test_a_failure_misses_every_limit_of_what_it_did_not_reach():

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.records.requests import requests_of
-from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
+from analysis.records.schemas import COMPILE_EVENTS
 from analysis.run.attribution import CAUSES, attribute
 from analysis.run.compile_events import compile_events, windows_of
 from analysis.run.spikes import find_spikes
+from tests.fakes.request_rows import columns_of
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S
@@ -33,7 +34,7 @@ def event(start_s, end_s, *, ids=(), name="e1", **more):
 
 
 def joined(requests, events):
-    table = requests_of(pa.Table.from_pylist(requests, schema=REQUESTS))
+    table = requests_of(columns_of(requests))
     found = compile_events(pa.Table.from_pylist(events, schema=COMPILE_EVENTS), table)
     return table, found, attribute(table, found)
 
@@ -83,14 +84,6 @@ def test_requests_are_hit_by_compiles_that_hold_their_own_replica_while_serving(
 
 def test_a_request_that_names_no_replica_is_joined_by_its_arm():
     assert joined([request(0, 9, 15.2, 16, replica=None)], [event(10, 15)])[2].hit.all()
-
-
-def test_the_server_says_which_kinds_hold_the_device():
-    table = pa.Table.from_pylist([event(10, 15, kind="autotune")], schema=COMPILE_EVENTS)
-    requests = requests_of(REQUESTS.empty_table())
-    found = [compile_events(table, requests, stalling=kinds)[0].stalls for kinds in (None, {"x"})]
-    assert found == [True, False]
-    assert compile_events(None, requests) == ()
 
 
 def test_each_event_knows_the_requests_it_hit():

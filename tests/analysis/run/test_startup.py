@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from analysis.records.run_records import read_run
 from analysis.records.schemas import COMPILE_EVENTS
 from analysis.records.tables import RecordWriter
 from analysis.run.run import Run
-from analysis.run.startup import compiler_facts, startup_row
+from analysis.run.startup import startup_row
 from analysis.run.variance import searching_starts, start_spread
 from analysis.statistics.unpaired import quantile_error
 from analysis.summary.summary import analyze
@@ -44,9 +43,9 @@ def test_a_start_counts_from_its_process_until_it_serves(tmp_path: Path) -> None
         "process": 1.0,
         "import": 3.0,
         "load": 2.0,
-        "prefill batch 1 × length 32, context 32": 10.0,
-        "decode batch 4 × length 1, context 256": 20.0,
-        "capture decode batch 1 × length 1, context 256": 0.5,
+        "prefill 1x32": 10.0,
+        "decode 4@256": 20.0,
+        "capture decode 1@256": 0.5,
         "other": 0.1,
     }
     start = {"items_ns": {item: int(spent * SECOND) for item, spent in seconds.items()}, "memory_bytes": {"weights": 7}}
@@ -54,24 +53,6 @@ def test_a_start_counts_from_its_process_until_it_serves(tmp_path: Path) -> None
     row = startup_row(run_of(directory), "compiled")
     assert row["serving_s"] == pytest.approx(sum(seconds.values()))
     assert (row["load_s"], row["warmup_s"], row["memory_bytes"]) == (2.0, 30.5, {"weights": 7})
-
-
-def test_facts_of_the_compiler_are_summed_over_replicas_and_trials(tmp_path: Path) -> None:
-    for trial in (1, 2):
-        folder = tmp_path / f"trial-{trial:02}"
-        folder.mkdir()
-        replica = {"arm": "a", "graph_breaks": {"x": 1, "y": trial}, "cudagraph_skips": {}}
-        replicas = {"a-0": replica, "a-1": replica, "b-0": {**replica, "arm": "b", "graph_breaks": {"z": 9}}}
-        (folder / "compiler.json").write_text(json.dumps(replicas))
-    facts = compiler_facts([tmp_path], "a")
-    assert facts["cudagraph_skips"] == {}
-    assert list((facts["graph_breaks"] or {}).items()) == [("y", 6), ("x", 4)]
-
-
-def test_facts_that_no_replica_reported_are_unknown(tmp_path: Path) -> None:
-    for content in ("", "[1]", '{"a-0": 3}', '{"a-0": {"arm": "other"}}'):
-        (tmp_path / "compiler.json").write_text(content)
-        assert compiler_facts([tmp_path], "a") == {"graph_breaks": None, "cudagraph_skips": None}
 
 
 SEARCHING = {"enabled": True, "mode": "default", "options": {"coordinate_descent_tuning": True}}

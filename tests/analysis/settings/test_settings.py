@@ -11,7 +11,7 @@ import pytest
 from analysis.records.tables import RecordError
 from analysis.settings.gate_limits import GateLimits, Goodput
 from analysis.settings.model import Settings
-from analysis.settings.ramp_limits import RampLimits, Rollout
+from analysis.settings.ramp_limits import RampLimits
 from analysis.settings.slo_targets import merged, parse_slo
 from tests.fakes.processes import refusal
 
@@ -39,7 +39,7 @@ def test_a_limit_that_cannot_be_used_is_refused_with_the_remedy(key: str, value:
 
 
 def test_every_number_has_a_range() -> None:
-    for model in (GateLimits, Goodput, RampLimits, Rollout):
+    for model in (GateLimits, Goodput, RampLimits):
         for key, field in model.model_fields.items():
             if field.annotation in (int, float, float | None):
                 value = -1 if field.annotation is int else -1.0
@@ -54,7 +54,6 @@ def test_every_number_has_a_range() -> None:
         (GateLimits, "magrin", "gates.margin"),
         (GateLimits, "quantile", "gates.quantiles"),
         (RampLimits, "step", "ramp.steps"),
-        (Rollout, "load", "rollout.load_rps"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_closest(model: type[Settings], key: str, closest: str) -> None:
@@ -68,23 +67,6 @@ def test_limits_have_defaults_and_exceptions_by_metric() -> None:
     assert GateLimits.read({"quantiles": [0.5, 0.999, 0.9]}).quantile == 0.999
     own = GateLimits.read({"margin": 0.1, "margins": {"e2e": 0.2}})
     assert (own.margin_of("ttft"), own.margin_of("e2e")) == (0.1, 0.2)
-
-
-def test_a_rollout_has_a_load_and_the_gpus_of_a_replica() -> None:
-    assert Rollout.read({}) == Rollout(load_rps=None, gpus_per_replica=1)
-    found = Rollout.read({"load_rps": 200, "gpus_per_replica": 2})
-    assert found == Rollout(load_rps=200.0, gpus_per_replica=2)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        *(("load_rps", value) for value in (0, "many", True, math.nan)),
-        *(("gpus_per_replica", value) for value in (0, 1.5)),
-    ],
-)
-def test_a_value_of_the_rollout_that_cannot_be_used_is_refused(key: str, value: Any) -> None:
-    assert refusal(RecordError, Rollout.read, {key: value}).startswith(f"rollout.{key} is {value!r}: input should be ")
 
 
 @pytest.mark.parametrize(

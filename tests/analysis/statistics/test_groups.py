@@ -218,17 +218,18 @@ def level(values, traffic=TRAFFIC, restart=0.0):
     return level_of(np.asarray(values, dtype=float), [traffic] * len(values), restart_spread=restart)
 
 
+def limits_of(one: Level, two: Level, day: Part = NO_DAY, bound: float = 0.0):
+    return difference(one, two, day, bound=bound, alpha=0.05)
+
+
 def test_from_six_trials_on_it_is_welchs_test() -> None:
     rng = np.random.default_rng(3)
     one, two = rng.normal(0.0, 0.02, 6), rng.normal(0.05, 0.06, 9)
-    apart = difference(level(one), level(two), NO_DAY)
+    apart = limits_of(level(one), level(two))
     welch = stats.ttest_ind(two, one, equal_var=False, alternative="greater")
-    assert apart.part is not None
-    assert apart.part.degrees == pytest.approx(welch.df)
-    assert apart.p_above(0.0) == pytest.approx(welch.pvalue)
-    low, high = apart.limits(0.05)
+    assert apart.p_inferior == pytest.approx(welch.pvalue)
     wide = stats.ttest_ind(two, one, equal_var=False).confidence_interval(0.9)
-    assert (low, high) == pytest.approx((wide.low, wide.high))
+    assert (apart.low, apart.high) == pytest.approx((wide.low, wide.high))
 
 
 def test_sum_of_variances_has_satterthwaites_degrees() -> None:
@@ -263,22 +264,19 @@ def test_trials_without_any_prediction_speak_for_themselves_from_three_on() -> N
 
 
 def test_nothing_is_decided_where_a_level_has_no_variance() -> None:
-    apart = difference(level([0.3], traffic=None), level([0.3]), NO_DAY)
-    assert apart.limits(0.05) == (None, None)
-    assert apart.p_above(0.0) is None
-    assert apart.spread is None
+    assert limits_of(level([0.3], traffic=None), level([0.3])) is None
 
 
 def test_difference_without_any_variance_is_exact() -> None:
     same = Level(mean=1.0, trials=3, each=Part(variance=0.0, degrees=2.0))
     more = Level(mean=1.1, trials=3, each=Part(variance=0.0, degrees=2.0))
-    assert difference(same, more, NO_DAY).p_above(0.05) == 0.0
-    assert difference(same, same, NO_DAY).p_above(0.0) == 1.0
+    assert limits_of(same, more, bound=0.05).p_inferior == 0.0
+    assert limits_of(same, same).p_inferior == 1.0
 
 
 def test_more_trials_do_not_reduce_the_day_to_day_variance() -> None:
     day = Part(variance=0.01**2, degrees=4.0)
-    apart = difference(level([0.0] * 400), level([0.0] * 400), day)
+    apart = limits_of(level([0.0] * 400), level([0.0] * 400), day)
     assert apart.spread == pytest.approx(math.sqrt(2.0) * 0.01, rel=1e-3)
 
 

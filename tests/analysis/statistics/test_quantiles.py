@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from analysis.statistics.dependence import Dependence, groups_of
 from analysis.statistics.exposure import ExposureError, best_ladder, first_seen, padding, unseen_probability
 from analysis.statistics.knees import KneeProfile, knee_grid, knee_profile, p_not_higher
-from analysis.statistics.quantiles import grouped_quantiles, ordered_interval, quantile, quantiles
+from analysis.statistics.quantiles import ordered_interval, quantile
 from analysis.statistics.slow_counts import Logs
 from analysis.statistics.windows import Windows, typical_ratio, window_limits
 
@@ -28,15 +28,6 @@ def test_quantile_interpolates_between_order_statistics(values, q):
     above = ordered[min(math.floor(place) + 1, len(values) - 1)]
     expected = below + (place - math.floor(place)) * (above - below)
     assert quantile(values, q) == pytest.approx(expected, rel=1e-9)
-
-
-@given(st.lists(st.tuples(st.integers(0, 4), st.one_of(positive, st.just(math.nan))), max_size=80))
-def test_quantiles_of_groups_are_those_of_each_group_alone(pairs):
-    qs = (0.0, 0.5, 0.9, 0.99, 1.0)
-    group = np.array([number for number, _ in pairs], dtype=np.int64)
-    values = np.array([value for _, value in pairs], dtype=np.float64)
-    found = grouped_quantiles(values, group, 5, qs)
-    np.testing.assert_array_equal(found, [quantiles(values[group == number], qs) for number in range(5)])
 
 
 def test_quantile_of_nothing_is_unknown_and_of_one_is_itself():

@@ -321,15 +321,13 @@ def test_stalls_without_another_arm_to_compare_leave_the_gates_open(tmp_path: Pa
             stalled[other] = Sent(due_s=due_s, first_s=until_s - due_s + 0.1 * rank, prompt_tokens=24)
     code, summary = judged(capsys, *vllm_results(tmp_path, calm, stalled), "--out", tmp_path / "run")
     # Its p95 is surely worse. How far p99 may reach, which lies in twelve pieces of luck, one run does not say.
-    (p95,) = [
-        row for row in summary["comparisons"] if (row["metric"], row["quantile"], row["phase"]) == ("ttft", 0.95, "all")
-    ]
+    (p95,) = [row for row in summary["comparisons"] if (row["metric"], row["quantile"]) == ("ttft", 0.95)]
     assert p95["low"] > 1.5
     assert (code, summary["overall"]) == (3, "INCONCLUSIVE")
     assert "so little of the tail sets no limits" in gates(summary)["noninferiority p99_ttft"]["reason"]
     longest = gates(summary)["longest stall"]
     assert longest["verdict"] == "INCONCLUSIVE"
-    assert "compiled stalled 20 times, up to 4.3 s" in longest["reason"]
+    assert "compiled stalled 12 times, up to 3.1 s" in longest["reason"]
 
 
 def test_other_lengths_are_other_work(tmp_path: Path, capsys) -> None:

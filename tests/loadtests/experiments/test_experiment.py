@@ -221,7 +221,7 @@ def settings_of(table: Any) -> list[str]:
 def test_every_setting_is_documented() -> None:
     text = (Path(__file__).resolve().parents[3] / "docs" / "quickstart.md").read_text()
     demo = load("demo")
-    tables = {name: getattr(demo, name) for name in ("traffic", "trials", "gates", "splitter", "rollout", "parity")}
+    tables = {name: getattr(demo, name) for name in ("traffic", "trials", "gates", "splitter", "parity")}
     tables |= {name: getattr(demo.arms[1].config, name) for name in ("model", "engine", "shapes", "compile")}
     keys = {f"{name}.{key}" for name, table in tables.items() for key in settings_of(table)}
     assert sorted(key for key in keys if f"`{key}`" not in text) == []

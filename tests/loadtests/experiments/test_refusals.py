@@ -130,7 +130,6 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
         ({"slo": {"p99_ttft_ms": 0}}, ("slo.p99_ttft_ms is 0",)),
         ({"slo": {"p99_ttft_ms": "x"}}, ("slo.p99_ttft_ms is 'x'",)),
         ({"gates": {"margin": -1}}, ("gates.margin is -1",)),
-        ({"gates": {"min_goodput_ratio": 0.9}}, ("gates.min_goodput_ratio",)),
         ({"gates": {"margins": {"tpot": 0.1}}}, ("gates.margins.tpot",)),
         ({"gates": {"metrics": ["speed"]}}, ("gates.metrics holds 'speed'",)),
         ({"gates": {"metrics": []}}, ("gates.metrics is []: tuple should have at least 1 item",)),

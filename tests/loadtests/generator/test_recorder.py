@@ -113,12 +113,12 @@ def test_no_file_is_overwritten_and_one_that_cannot_be_made_is_named(tmp_path: P
 
 
 def test_a_number_that_its_column_cannot_hold_is_unknown() -> None:
-    rows = [record(0, prompt_tokens=2**31, batch_id=2**63), record(1, prompt_tokens=7, batch_id=9)]
-    rows.append(record(2, prompt_tokens=None, batch_id=10**30))
+    rows = [record(0, prompt_tokens=2**31, server_end_ns=2**63), record(1, prompt_tokens=7, server_end_ns=9)]
+    rows.append(record(2, prompt_tokens=None, server_end_ns=10**30))
     for batch in (request_batch(rows), request_batch(rows[::-1])):
         batch.validate(full=True)
         assert batch.column("prompt_tokens").to_pylist() == [None, 7, None]
-        assert batch.column("batch_id").to_pylist() == [None, 9, None]
+        assert batch.column("server_end_ns").to_pylist() == [None, 9, None]
 
 
 def test_a_column_of_the_schema_is_measured_here_or_is_a_whole_number_of_the_server() -> None:

@@ -16,6 +16,7 @@ from loadtests.page.history import History
 from loadtests.page.state import RunState, judged_folder
 from loadtests.page.tails import DocumentsTail, LinesTail, TableTail
 from tests.fakes.live_runs import START_NS, WatchedRun
+from tests.fakes.request_rows import append_rows
 
 
 @pytest.fixture
@@ -204,8 +205,8 @@ def test_rows_of_a_growing_table_come_once_and_again_after_a_new_start(tmp_path:
             assert tail.new() == [{"n": number}]
             assert tail.new() == []
         assert newest.new() == [{"n": 1}]
-    with RecordWriter(file, SCHEMA) as writer:
-        writer.append(row(7))
+    append_rows(tmp_path / "ended.arrow", SCHEMA, [row(0), row(1), row(7)])
+    (tmp_path / "ended.arrow").replace(file)
     assert tail.new() == [{"n": 0}, {"n": 1}, {"n": 7}]
 
 

@@ -200,15 +200,6 @@ def test_the_machine_and_every_process_are_sampled(canonical: Canonical) -> None
     assert machines["watcher"]["cpu_s"] < machines["watcher"]["seconds"]
 
 
-@pytest.mark.parametrize("trial", TRIALS)
-def test_the_splitter_logs_every_request_to_the_arm_that_answered(canonical: Canonical, trial: int) -> None:
-    log = canonical.run_dir / f"trial-{trial:02d}" / "logs" / "access.log"
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    seen = Counter((line["session"], line["arm"], line["grpc_status"]) for line in lines)
-    sent = Counter((row["session_id"], row["arm"], row["status"]) for row in requests(canonical.run_dir, log.parts[-3]))
-    assert seen == sent
-
-
 def test_the_summary_joins_spikes_to_compiles_and_finds_the_records_whole(canonical: Canonical) -> None:
     summary = summary_of(canonical.run_dir)
     assert (summary["overall"], [arm["name"] for arm in summary["arms"]]) == ("FAIL", ["eager", "naive"])

@@ -1,14 +1,12 @@
-"""External arms: the prompts that they answer twice, their load pages, and the logs of their compiles."""
+"""External arms: the prompts that they answer twice, and the logs of their compiles."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,24 +18,22 @@ import psutil
 import pytest
 
 from analysis.records.asked_answers import answers_in
-from analysis.records.schemas import COMPILE_EVENTS, SERVER_LOAD
-from analysis.records.tables import RecordWriter, read_table
+from analysis.records.schemas import COMPILE_EVENTS
+from analysis.records.tables import read_table
 from benchmarks.simulation.greedy import Server
 from loadtests.experiments.reading import from_table
 from loadtests.external.compile_lines import CompileLog
-from loadtests.trials import external_answers, server_load
+from loadtests.trials import external_answers
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import StopRequestedError
 from loadtests.trials.external_answers import PROMPTS, ExternalAnswers, asked_arms, questions
 from loadtests.trials.external_arms import local_servers
 from loadtests.trials.log_tail import LogTail
-from loadtests.trials.server_load import ServerLoads
 from loadtests.trials.server_logs import ServerLogs
 from loadtests.trials.telemetry import Collector
 from loadtests.trials.trial_schedule import TrialSchedules
 from servers.clock import now_ns
 from servers.fields import ConfigError
-from tests.fakes.http_servers import metrics_page, vllm_page
 from tests.fakes.processes import wait_for
 from tests.fakes.simulated import GreedyServer, serving
 from tests.fakes.whole_run import external_trial, trial_context
@@ -213,59 +209,6 @@ def test_arms_beside_a_managed_control_or_without_the_setting_are_not_asked() ->
 def test_more_answers_than_a_file_should_hold_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"parity.prompts 4096 × parity.tokens 64 .* 32768"):
         from_table(table("http://a/v1", "http://b/v1", parity={"prompts": 4096, "tokens": 64}))
-
-
-@pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_load, "EVERY_S", 0.02)
-
-
-def sampled(folder: Path, answer: Callable[[int], str | int], other: str, *, rows: int) -> tuple[list[Any], list[str]]:
-    """What trial.json says of two pages of which so many samples were taken, and the notes of the run."""
-    with metrics_page(answer) as page, metrics_page(lambda n: other) as second:
-        trial = external_trial(folder / "trial-01", {"metrics": [page, second]}, replicas=2)
-        loads = ServerLoads(trial)
-        path = trial.folder / "server_load.arrow"
-        wait_for(lambda: path.exists() and read_table(path, SERVER_LOAD)[0].num_rows >= rows)
-        loads.stop()
-    notes = [note.replace(page, "PAGE") for note in trial.status.notes]
-    return trial.facts.arms[1]["reported"]["metrics"], notes
-
-
-def test_failed_answers_of_a_page_cost_those_samples_alone_and_are_counted(tmp_path: Path) -> None:
-    def answer(number: int) -> str | int:
-        if number == 3:
-            return "<html>"
-        return 503 if number < 3 else vllm_page(running=1, waiting=0, cache=0.0, preemptions=0)
-
-    (first, second), notes = sampled(tmp_path, answer, "up 1\n", rows=2)
-    assert (first["replica"], first["failed"]) == ("vllm-0", 4)
-    assert "503" in first["why"]
-    assert second["answered"] == 0
-    assert "ValueError" in second["why"]
-    assert any("PAGE" in note and "4" in note for note in notes)
-
-
-def test_a_late_page_is_counted_for_each_missed_second(tmp_path: Path) -> None:
-    quick = vllm_page(running=9, waiting=0, cache=0.0, preemptions=0)
-    (first, second), _ = sampled(tmp_path, lambda n: (time.sleep(0.2), quick)[1], quick, rows=20)
-    assert first["late"] >= 5 * first["answered"] > 0
-    assert second["answered"] > 2 * first["answered"]
-
-
-def test_a_full_disk_has_one_note_however_long_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flushes: list[None] = []
-
-    def flush(writer: RecordWriter) -> None:
-        flushes.append(None)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(RecordWriter, "flush", flush)
-    trial = external_trial(tmp_path / "trial-01", {"metrics": ["http://127.0.0.1:9/metrics"]})
-    loads = ServerLoads(trial)
-    wait_for(lambda: len(flushes) >= 3)
-    loads.stop()
-    assert [note.endswith("No space left on device: free the disk") for note in trial.status.notes] == [True, False]
 
 
 STATS = "(APIServer pid=1) INFO 11-25 22:58:30 [loggers.py:273] Engine 000: Running: 3 reqs, Waiting: 0 reqs"

@@ -198,7 +198,6 @@ def test_a_run_starts_nothing_where_parity_fails_or_breaks(
         assert read_document(outcome.run_dir / "parity.json") == (outcome.failed_parity, "")
 
 
-@pytest.mark.usefixtures("torch_asked_once")
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -206,7 +205,6 @@ def test_a_run_starts_nothing_where_parity_fails_or_breaks(
         (["arms[1].compile.artifact=/no/such/file"], ("/no/such/file",)),
         (["arms[1].model.quantisation=int8-weight-only", "parity.texts=/no/texts.jsonl"], ("/no/texts.jsonl",)),
         (["model.device=cuda"], ("model.device", "GPU")),
-        (["arms[1].compile.options.fastest=1"], ("compile.options.fastest",)),
     ],
 )
 def test_a_measurement_that_cannot_work_is_refused_and_leaves_no_folder(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import io
 import json
 import os
@@ -11,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
 from analysis.records.documents import content_of
 from loadtests.generator.load_log import LoadLog
 from loadtests.page.access import TOKEN_VARIABLE
 from loadtests.trials import live_page
-from loadtests.trials.exporter import Exporter, exporting
 from loadtests.trials.live_page import LivePage, PageAddress
 from loadtests.trials.processes import child_environment
 from loadtests.trials.progress import ArmLoad, Display, Load, MetricsPage, ReplicaState, Status, plain_line, read_load
-from loadtests.trials.run_metrics import RunCollector
+from loadtests.trials.run_metrics import RunCollector, exporting
 from loadtests.trials.under_way import UnderWay
 from servers.clock import now_ns
 from servers.fields import ConfigError
+from servers.front.metrics import FrontMetrics
 from tests.fakes.processes import wait_for
 from tests.fakes.request_rows import MS, record
 
@@ -149,30 +148,37 @@ def test_broken_files_of_load_processes_are_left_out(tmp_path: Path) -> None:
     assert value(samples, "tailgate_load_records_written_total", worker="1") == 0
 
 
-def get(port: int, path: str, method: str = "GET") -> tuple[int, str, str]:
-    """(status, content type, body)."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    connection.request(method, path)
-    response = connection.getresponse()
-    return response.status, response.getheader("Content-Type", ""), response.read().decode()
-
-
-def test_the_page_of_a_process_that_is_gone_fails_and_that_of_the_run_does_not() -> None:
-    with Exporter(Status(), "127.0.0.1", 0) as other:
-        gone = other.port
-    status = Status(pages={"eager-0": MetricsPage(address=f"127.0.0.1:{gone}", path="/metrics")})
-    with Exporter(status, "127.0.0.1", 0) as exporter:
-        for path, code in (("/metrics/eager-0", 502), ("/metrics", 200), ("/metrics/../etc/passwd", 404)):
-            assert get(exporter.port, path)[0] == code
-        assert get(exporter.port, "/metrics", method="POST")[0] == 501
+def test_the_pages_of_processes_are_on_that_of_the_run_which_one_that_is_gone_does_not_break() -> None:
+    replicas = {}
+    for name in ("eager-0", "naive-0"):
+        metrics = FrontMetrics(name.removesuffix("-0"), name)
+        metrics.tokens.inc(7)
+        replicas[name], _ = start_http_server(0, addr="127.0.0.1", registry=metrics.registry)
+    pages = {
+        name: MetricsPage(address=f"127.0.0.1:{server.server_port}", path="/metrics")
+        for name, server in replicas.items()
+    }
+    status = Status(pages=pages, trials=3)
+    samples = shown(status)
+    assert value(samples, "tailgate_output_tokens_total", arm="naive", replica="naive-0") == 7
+    replicas["eager-0"].shutdown()
+    replicas["eager-0"].server_close()
+    samples = shown(status)
+    assert {dict(labels)["arm"] for name, labels in samples if name == "tailgate_output_tokens_total"} == {"naive"}
+    assert value(samples, "tailgate_run_trials") == 3
+    replicas["naive-0"].shutdown()
+    replicas["naive-0"].server_close()
 
 
 def test_a_taken_or_bad_address_for_metrics_is_refused() -> None:
-    with Exporter(Status(), "127.0.0.1", 0) as exporter:
-        with pytest.raises(ConfigError, match=rf"--metrics 127\.0\.0\.1:{exporter.port}"):
-            Exporter(Status(), "127.0.0.1", exporter.port)
-        with pytest.raises(ConfigError, match="HOST:PORT"):
-            exporting(Status(), "9465")
+    with exporting(Status(), "127.0.0.1:0") as port:
+        with (
+            pytest.raises(ConfigError, match=rf"--metrics 127\.0\.0\.1:{port}"),
+            exporting(Status(), f"127.0.0.1:{port}"),
+        ):
+            pass
+        with pytest.raises(ConfigError, match="HOST:PORT"), exporting(Status(), "9465"):
+            pass
     with exporting(Status(), ""):
         pass
 

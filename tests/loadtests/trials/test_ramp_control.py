@@ -20,7 +20,7 @@ from analysis.settings.gate_limits import GateLimits
 from analysis.settings.ramp_limits import RampLimits
 from loadtests.page import tails
 from loadtests.trials import judge as judging
-from loadtests.trials import pulse, ramp_control
+from loadtests.trials import pulse, ramp_control, weights
 from loadtests.trials.early_end import EarlyEnding, early_end
 from loadtests.trials.judge import Judge
 from loadtests.trials.pulse import Pulse
@@ -30,6 +30,7 @@ from loadtests.trials.under_way import UnderWay
 from loadtests.trials.users_ramp import step_of
 from servers.fields import ConfigError
 from servers.splitter.admin import SplitterError
+from servers.splitter.live import Shares
 from tests.fakes.processes import refusal, wait_for
 
 START_NS = 10**18 + 10**12
@@ -46,12 +47,9 @@ class FakeSplitter:
         self.deaf = False
         self.up = 1e9
 
-    def weights(self) -> Mapping[str, int]:
+    def shares(self) -> Shares:
         self._answer()
-        return dict(self.kept)
-
-    def after(self, weights: Mapping[str, int]) -> Mapping[str, int]:
-        return {**self.kept, **weights}
+        return Shares(weights=dict(self.kept), shadows={})
 
     def reweight(self, weights: Mapping[str, int]) -> None:
         self._answer()
@@ -74,8 +72,9 @@ class Ramp:
 
     def __init__(self, folder: Path, splitter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.splitter, self.clock_ns = folder, splitter, START_NS
-        monkeypatch.setattr(ramp_control, "_READ_NS", 0)
-        monkeypatch.setattr(ramp_control, "now_ns", self.now_ns)
+        monkeypatch.setattr(weights, "_READ_NS", 0)
+        for module in (ramp_control, weights):
+            monkeypatch.setattr(module, "now_ns", self.now_ns)
         self.look: dict[str, Any] | None = None
         self.ends: list[int | None] = []
         self.facts = SimpleNamespace(start_ns=START_NS, duration_s=1e9, deaths=[], ended=None)

@@ -11,17 +11,23 @@ from typing import Any
 import pytest
 import yaml
 
-from analysis.records.weight_journal import BY_HAND, WeightChange, append, read_weights
+from analysis.records.weight_journal import BY_HAND, BY_OTHERS, read_weights
 from loadtests.experiments.users import UsersConfig
-from loadtests.trials import weight_watch
-from loadtests.trials.splitters import EnvoySplitter, RouteSplitter, Splitter, splitter_of
+from loadtests.trials import weights
 from loadtests.trials.telemetry import Restart
 from loadtests.trials.users_trial import is_known
-from loadtests.trials.weight_watch import WeightWatch, in_words
-from servers.clock import now_ns
+from loadtests.trials.weights import (
+    EnvoySplitter,
+    RouteSplitter,
+    Splitter,
+    WeightController,
+    in_words,
+    splitter_of,
+)
+from servers.splitter.admin import SplitterError
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from servers.splitter.kubernetes import grpc_route_manifest, route_weights
-from servers.splitter.weights import Shares, reshare
+from servers.splitter.live import Shares, reshare
 from tests.fakes.kubernetes import FakeCluster, served
 from tests.fakes.processes import PATIENCE_S
 from tests.loadtests.trials.test_ramp_control import Ramp
@@ -83,62 +89,60 @@ CONFIGURED = Shares(weights={"eager": 9, "compiled": 1, "dark": 0}, shadows={"da
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    loop, weights, shadows = Loop(), CONFIGURED.weights, CONFIGURED.shadows
-    built = House(loop, tmp_path / "house", dict.fromkeys(weights, 1), weights=weights, shadows=shadows)
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+    monkeypatch.setattr(weights, "_READ_NS", 0)
+    loop, configured = Loop(), CONFIGURED
+    arms = dict.fromkeys(configured.weights, 1)
+    built = House(loop, tmp_path / "house", arms, weights=configured.weights, shadows=configured.shadows)
     built.envoy.wait_ready(PATIENCE_S)
     yield built
     built.close()
     loop.close()
 
 
-@pytest.fixture
-def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WeightWatch:
-    monkeypatch.setattr(weight_watch, "_EVERY_NS", 0)
-    return WeightWatch(tmp_path, trial=2, configured=CONFIGURED)
-
-
-def changed(watch: WeightWatch, admin: str) -> WeightChange:
-    change = watch.poll(admin)
-    assert change is not None
-    return change
-
-
-def test_a_change_by_hand_is_recorded_once_with_the_weights_before(
-    house: House, watch: WeightWatch, tmp_path: Path
-) -> None:
-    admin = house.envoy.admin
-    assert watch.poll(admin) is None
+def test_a_change_by_hand_is_recorded_once_with_the_weights_before(house: House, tmp_path: Path) -> None:
+    admin, arms = house.envoy.admin, CONFIGURED.weights
+    splitter = EnvoySplitter(admin, configured=CONFIGURED)
+    controller = WeightController(tmp_path, arms, trial=2, configured=CONFIGURED)
+    assert controller.watch(splitter) is None
     assert read_weights(tmp_path) == ()
     reshare(admin, weights={"compiled": 9})
-    change = changed(watch, admin)
-    assert watch.poll(admin) is None
+    change = controller.watch(splitter)
+    assert controller.watch(splitter) is None
     start, written = read_weights(tmp_path)
     assert written == change
     assert (start.weights, start.shadows, start.action) == (CONFIGURED.weights, CONFIGURED.shadows, "start")
-    assert change.weights == {"eager": 9, "compiled": 9, "dark": 0}
-    assert (change.action, change.step, change.trial) == (BY_HAND, None, 2)
-    assert "compiled=1" in change.why
-    assert change.done_ns is not None
-    assert start.at_ns < change.at_ns < change.done_ns
+    assert written.weights == {"eager": 9, "compiled": 9, "dark": 0}
+    assert (written.action, written.step, written.trial) == (BY_HAND, None, 2)
+    assert "compiled=1" in written.why
+    assert start.at_ns < written.at_ns < (written.done_ns or 0)
     reshare(admin, shadows={"dark": 0})
-    assert in_words(changed(watch, admin)) == "eager=9, compiled=9, dark=0"
+    assert in_words(controller.watch(splitter) or start) == "eager=9, compiled=9, dark=0"
     house.envoy.stop(grace_s=0)
-    assert watch.poll(admin) is None
+    with pytest.raises(SplitterError):
+        controller.watch(splitter)
 
 
-def test_a_change_that_the_run_recorded_or_announced_is_not_one_by_hand(
-    house: House, watch: WeightWatch, tmp_path: Path
-) -> None:
-    admin = house.envoy.admin
-    own = {"eager": 5, "compiled": 5, "dark": 0}
-    append(tmp_path, WeightChange(at_ns=now_ns(), weights=own, why="step 2", action="advance", step=1, trial=2))
-    assert watch.poll(admin) is None  # the splitter has not got it yet
-    reshare(admin, weights=own)
-    assert watch.poll(admin) is None
-    assert len(read_weights(tmp_path)) == 1
-    reshare(admin, weights={"compiled": 0})
-    assert changed(watch, admin).at_ns > read_weights(tmp_path)[0].at_ns
+def test_a_change_of_the_run_is_not_one_by_hand(house: House, tmp_path: Path) -> None:
+    splitter = EnvoySplitter(house.envoy.admin)
+    controller = WeightController(tmp_path, ("eager", "compiled"))
+    controller.set({"eager": 5, "compiled": 5}, action="advance", why="step 2", step=1)
+    assert controller.watch(splitter) is None  # the splitter has not got it yet
+    assert controller.tell(splitter)
+    assert (controller.watch(splitter), controller.held) == (None, True)
+    assert [(change.action, change.done_ns is None) for change in read_weights(tmp_path)] == [("advance", False)]
+    reshare(house.envoy.admin, weights={"compiled": 0})
+    assert controller.watch(splitter) == read_weights(tmp_path)[-1]
+
+
+def test_weights_that_others_move_are_recorded_from_the_first_reading(house: House, tmp_path: Path) -> None:
+    splitter = EnvoySplitter(house.envoy.admin)
+    controller = WeightController(tmp_path, ("eager", "compiled"), others=BY_OTHERS, step=0)
+    for compiled in (1, 1, 3):
+        reshare(house.envoy.admin, weights={"compiled": compiled})
+        controller.watch(splitter)
+    found = [(change.action, change.step, change.weights["compiled"]) for change in read_weights(tmp_path)]
+    assert found == [(BY_OTHERS, 0, 1), (BY_OTHERS, 0, 3)]
 
 
 SECOND = 1_000_000_000

@@ -104,7 +104,7 @@ def test_events_are_on_disk_at_once_and_a_resumed_stream_repeats_none(tmp_path: 
     compiles = [telemetry_pb2.CompileEvent(event_id=str(number), kind="compile") for number in range(3)]
     readings = [
         telemetry_pb2.MemoryReading(at_ns=5, memory_bytes=9),
-        telemetry_pb2.MemoryReading(at_ns=6, memory_bytes=9, allocated_bytes=0, out_of_memory=0),
+        telemetry_pb2.MemoryReading(at_ns=6, memory_bytes=9, peak_bytes=0),
     ]
     # A replica replays everything that it retains to each call.
     telemetry = Telemetry(
@@ -127,7 +127,7 @@ def test_events_are_on_disk_at_once_and_a_resumed_stream_repeats_none(tmp_path: 
     memory = read_table(tmp_path / "machines-arms.arrow", MACHINES)[0].to_pylist()
     known = [{name: value for name, value in row.items() if value is not None} for row in memory]
     place = {"trial": 2, "host": "run", "kind": "allocator", "name": "naive-0", "arm": "naive", "memory_bytes": 9}
-    assert known == [{**place, "at_ns": 5}, {**place, "at_ns": 6, "allocated_bytes": 0, "out_of_memory": 0}]
+    assert known == [{**place, "at_ns": 5}, {**place, "at_ns": 6, "peak_bytes": 0}]
 
 
 def test_telemetry_that_comes_faster_than_the_disk_takes_it_ends_the_run(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,8 +80,8 @@ def test_a_request_becomes_a_record_with_what_its_server_measured(house: House) 
     assert times[1] == (start + S, start + S, None, start + S + 100 * MS)
     named = house.rows("arm", "replica", "status", "phase")
     assert named == [("eager", "eager-0", "OK", "measure"), ("eager", "127.0.0.1:9", "UNAVAILABLE", "measure")]
-    figures = house.rows("prompt_tokens", "output_tokens", "batch_id", "server_recv_ns", "max_tokens")
-    assert figures == [(9, 5, 7, 11, None), (0, None, None, None, None)]
+    figures = house.rows("prompt_tokens", "output_tokens", "server_recv_ns", "max_tokens")
+    assert figures == [(9, 5, 11, None), (0, None, None, None)]
     assert house.account("settled_ns") == [SINCE + 3 * S]
 
 
@@ -103,13 +102,8 @@ def test_after_the_end_what_came_before_is_waited_for_and_nothing_else_is_writte
 
 
 def test_what_the_splitter_counts_goes_on_over_its_restart(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = iter([(100.0, 10), (101.0, 14), (200.0, 3), (203.0, 4)])
-
-    def read(_: Any) -> dict[str, Any]:
-        start_s, count = next(counts)
-        return {"eager": SimpleNamespace(ended=count, envoy_start_s=start_s)}
-
-    monkeypatch.setattr(observers, "read_statistics", read)
+    counts = iter([(10, 100.0), (14, 101.0), (3, 200.0), (4, 203.0)])
+    monkeypatch.setattr(observers, "ended_requests", lambda _: next(counts))
     house.observed = replace(house.observed, admin="127.0.0.1:1")
     observer = house.observer(begun(1), begun(2))
     # The two that were under way in the first splitter are lost, and not waited for.
@@ -123,7 +117,7 @@ def test_pinned_foreign_and_earlier_requests_are_counted_and_not_compared(house:
     foreign = ended(3, path="/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
     rows = (ended(-1), ended(1, pinned="eager"), ended(2, arm=None), foreign, ended(5))
     house.observer(*rows).step(SINCE + 9 * S)
-    assert house.account("finished", "pinned", "others", "passed") == [1, 1, 2, 3]
+    assert house.account("finished", "pinned", "others", "passed") == [1, 1, 2, 4]
     assert house.rows("scheduled_ns") == [(SINCE + 5 * S,)]
 
 

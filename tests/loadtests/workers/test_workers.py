@@ -494,7 +494,7 @@ def test_samples_of_a_workers_host_arrive_on_the_runs_clock(tmp_path: Path) -> N
 
 
 def test_a_watcher_that_cannot_write_is_a_gap_and_other_columns_are_no_samples(tmp_path: Path) -> None:
-    (tmp_path / "machines-0.arrow.new").mkdir()
+    (tmp_path / "machines-0.arrow").mkdir()
     watch = HostWatch(tmp_path / "machines-0.arrow", trial=1, host="worker-0", sample_s=0.05)
     (gap,) = watch.stop()["gaps"]
     assert gap["host"] == "worker-0"

@@ -16,7 +16,7 @@ from torchao import quantization
 from torchao.float8.inference import Float8MMConfig
 from torchao.quantization.quantize_.workflows import QuantizeTensorToFloat8Kwargs
 
-from servers.compiler import artifacts, internals, policy, products
+from servers.compiler import artifacts, policy, products
 from servers.compiler.policy import graph_changes, load_backend
 from servers.compiler.products import join_linears, scale_products, scaled_product, store_single_rows
 from servers.compiler.regions import select_regions
@@ -81,9 +81,9 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("module", "words"),
     [
         ("", ("compile.backend", "tardy", "compile.backend_module")),
-        ("gone", ("cannot be imported", "No module named 'gone'")),
-        ("raises", ("cannot be imported", "OSError: libbroken.so is missing")),
-        ("exits", ("cannot be imported", "SystemExit: 3")),
+        ("gone", ("compile.backend_module", "No module named 'gone'")),
+        ("raises", ("compile.backend_module", "OSError: libbroken.so is missing")),
+        ("exits", ("compile.backend_module", "SystemExit: 3")),
         ("empty", ("compile.backend", "tardy", "empty")),
     ],
 )
@@ -92,6 +92,14 @@ def test_a_module_that_registers_no_backend_is_named(packages: Path, module: str
     (packages / "exits.py").write_text("raise SystemExit(3)")
     (packages / "empty.py").touch()
     refusal(load_backend, CompileConfig(enabled=True, backend="tardy", backend_module=module), words=words)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("fastest", True), ("triton.fastest", True), ("triton", True), ("max_autotune", "x")]
+)
+def test_an_option_that_torch_does_not_have_or_of_another_type_is_refused(option: str, value: object) -> None:
+    policy = CompileConfig(enabled=True, options={option: value})  # type: ignore[dict-item]
+    refusal(load_backend, policy, words=(f"compile.options.{option}", repr(value), "torch._inductor.config"))
 
 
 def test_a_backend_is_found_once_the_module_that_registers_it_is_named(packages: Path) -> None:
@@ -121,57 +129,32 @@ def model(layers: int = 2) -> nn.Module:
     return whole
 
 
-def selected(*regions: str, eager: tuple[str, ...] = (), **policy: bool) -> tuple[list[str], list[str]]:
-    config = CompileConfig(enabled=True, regions=regions, eager_regions=eager, **policy)  # type: ignore[arg-type]
-    selection = select_regions(model(), config)
-    return list(selection.compiled), list(selection.eager)
+def selected(*regions: str, regional: bool = False) -> list[str]:
+    return list(select_regions(model(), CompileConfig(enabled=True, regions=regions, regional=regional)))
 
 
 def test_regional_is_every_block_of_the_longest_list() -> None:
-    assert selected(regional=True) == selected("body.layers.*") == (["body.layers.0", "body.layers.1"], [])
+    assert selected(regional=True) == ["body.layers.0", "body.layers.1"]
     with pytest.raises(ConfigError, match="the model repeats no block"):
         select_regions(nn.Sequential(nn.ReLU()), CompileConfig(enabled=True, regional=True))
 
 
-@pytest.mark.parametrize(
-    ("regions", "eager", "compiled", "left"),
-    [
-        ((), (), [], []),
-        (("head",), (), ["head"], []),
-        (("body.layers.*.mlp",), (), ["body.layers.0.mlp", "body.layers.1.mlp"], []),
-        (("body.layers.*.m*", "head"), (), ["body.layers.0.mlp", "body.layers.1.mlp", "head"], []),
-        # of regions inside each other the outermost
-        (("body.layers.0", "body.layers.*.mlp"), (), ["body.layers.0", "body.layers.1.mlp"], []),
-        # a region that is left eager, and one inside of it
-        (("body.layers.*",), ("body.layers.0",), ["body.layers.1"], []),
-        (("body.layers.*.mlp",), ("body.layers.1",), ["body.layers.0.mlp"], []),
-        # inside a compiled region
-        (("body.layers.*",), ("body.layers.1.mlp",), ["body.layers.0", "body.layers.1"], ["body.layers.1.mlp"]),
-        ((), ("head",), [], ["head"]),
-    ],
-)
-def test_patterns_name_what_is_compiled_and_what_stays_eager(
-    regions: tuple[str, ...], eager: tuple[str, ...], compiled: list[str], left: list[str]
-) -> None:
-    assert selected(*regions, eager=eager) == (compiled, left)
+def test_regions_are_modules_by_name_the_outermost_of_those_inside_each_other() -> None:
+    assert selected() == []
+    assert selected("head", "body.layers.1.mlp") == ["body.layers.1.mlp", "head"]
+    assert selected("body.layers.0", "body.layers.0.mlp", "body.layers.1.mlp") == ["body.layers.0", "body.layers.1.mlp"]
 
 
 @pytest.mark.parametrize(
-    ("regions", "eager", "policy", "words"),
+    ("region", "words"),
     [
-        (("body.layers.*.ffn",), (), {}, ("regions", '"body.layers.*.ffn"')),
-        (("layers.*",), (), {}, ("body, head, body.layers, body.extra, body.layers.*, body.extra.*",)),
-        (("body.*",), ("nose",), {}, ("eager_regions", '"nose"')),
-        (("body.layers",), (), {}, ("body.layers", "write body.layers.*")),
-        (("head",), ("head",), {}, ("compile.regions", "['head']")),
-        (("body.layers.*",), ("body.layers.0.mlp",), {"fullgraph": True}, ("body.layers.0.mlp", "fullgraph")),
+        ("body.layers.0.ffn", ('"body.layers.0.ffn"', "body, head, body.layers, body.extra, body.layers.0")),
+        ("body.layers.*", ('"body.layers.*"', "no module")),
+        ("body.layers", ("body.layers", "name those in it")),
     ],
 )
-def test_patterns_without_effect_are_refused(
-    regions: tuple[str, ...], eager: tuple[str, ...], policy: dict[str, bool], words: tuple[str, ...]
-) -> None:
-    refusal(selected, *regions, words=words, eager=eager, **policy)
-    assert selected("body.layers.*.mlp", eager=("body.layers.0.attention",), fullgraph=True)[1] == []
+def test_names_without_effect_are_refused(region: str, words: tuple[str, ...]) -> None:
+    refusal(selected, region, words=words)
 
 
 @pytest.fixture(autouse=True)
@@ -200,7 +183,7 @@ def compiled(
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """`module` by a compiler that runs the pass, and counts what the pass is about in each graph."""
     counted: Any = {join_linears: nn.functional.linear, scale_products: scaled_product}.get(
-        graph_pass, internals.store()
+        graph_pass, products.force_stride_order
     )
 
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:

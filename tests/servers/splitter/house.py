@@ -220,7 +220,7 @@ class House:
 
     def copies(self, arm: str) -> int:
         """How many copies the shadow `arm` ever got; returns when none is on its way."""
-        name = f"cluster.shadow@{stat_name(arm)}.upstream_rq_"
+        name = f"cluster.{stat_name(arm)}.upstream_rq_"
 
         def arrived() -> bool:
             stats = self.envoy.stats(f"^{name}")

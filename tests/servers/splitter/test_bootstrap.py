@@ -101,7 +101,7 @@ def test_envoy_accepts_the_written_bootstrap(tmp_path: Path) -> None:
     path, shadow = tmp_path / "envoy.json", target(name="Compiled_2.13", weight=0, shadow_percent=0.5)
     arms = (target(backends=("eager.tailgate.svc:50051", "[::1]:50051")), shadow)
     for settings in (
-        {"arms": arms, "host": "0.0.0.0", "port": 8080, "stickiness": "replica", "access_log": "/dev/null"},
+        {"arms": arms, "host": "0.0.0.0", "port": 8080, "stickiness": "replica", "request_log": "/dev/null"},
         {"stickiness": "off", "host": "::1"},
     ):
         path.write_text(json.dumps(bootstrap(config("localhost:50051", **settings))))
@@ -158,10 +158,10 @@ def channel_to(envoy: Envoy, ca: bytes) -> grpc.Channel:
 def test_a_token_passes_from_a_tls_client_to_a_tls_arm_that_checks_it(pem: Certificates, tmp_path: Path) -> None:
     """Client certificates on both hops, and health checks without a token."""
     upstream = UpstreamTls(ca=pem.ca, certificate=pem.client_certificate, key=pem.client_key)
-    tls, log = ServerTls(certificate=pem.certificate, key=pem.key), str(tmp_path / "access.log")
+    tls, log = ServerTls(certificate=pem.certificate, key=pem.key), str(tmp_path / "requests.log")
     with (
         grpc_peer("aio", certificate=pem.certificate, key=pem.key, client_ca=pem.ca, token=SECRET) as arm,
-        envoy_before(arm, tmp_path, tls=tls, upstream_tls=upstream, access_log=log) as envoy,
+        envoy_before(arm, tmp_path, tls=tls, upstream_tls=upstream, request_log=log) as envoy,
     ):
         envoy.wait_ready(PATIENCE_S)
         assert envoy.target == f"https://127.0.0.1:{envoy.port}"

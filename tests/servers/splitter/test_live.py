@@ -14,19 +14,19 @@ import grpc
 import pytest
 
 from servers.metadata import STATUS_NAMES
-from servers.splitter.access_log import LoggedRequest, log_path, parse_line
 from servers.splitter.admin import Admin, SplitterError
-from servers.splitter.replicas import replica_addresses
-from servers.splitter.statistics import SAME_START_S, ArmStatistics, parse_statistics, read_statistics
-from servers.splitter.weights import (
+from servers.splitter.live import (
+    SAME_START_S,
     Shares,
-    configured_weights,
+    configured_shares,
+    ended_requests,
     live_shares,
-    live_weights,
+    log_path,
+    replica_addresses,
     reshare,
-    reweight,
     started_s_ago,
 )
+from servers.splitter.request_log import LoggedRequest, parse_line
 from tests.fakes.processes import PATIENCE_S, wait_for
 from tests.servers.splitter.house import (
     Build,
@@ -47,8 +47,8 @@ def test_reweighting_drops_no_stream_and_new_requests_follow(build: Build) -> No
     house = build({"eager": 1, "compiled": 1})
     held = house.hold(50)
     for eager, compiled in ((1, 0), (0, 1), (9, 1), (1, 1)):
-        reweight(house.envoy.admin, {"eager": eager, "compiled": compiled})
-        assert live_weights(house.envoy.admin) == {"eager": eager, "compiled": compiled}
+        reshare(house.envoy.admin, weights={"eager": eager, "compiled": compiled})
+        assert live_shares(house.envoy.admin).weights == {"eager": eager, "compiled": compiled}
         counts = Counter(answer.arm for answer in house.ask(*[{}] * 200))
         share = eager / (eager + compiled)
         assert counts.total() == 200
@@ -85,8 +85,9 @@ def test_a_shadow_gets_its_share_as_copies_and_becomes_an_arm_in_one_step(build:
     answers = house.ask(*[{"session": "one", "tokens": 3}] * 200)
     assert {(answer.code, answer.tokens, answer.arm) for answer in answers} == {(grpc.StatusCode.OK, 3, "eager")}
     assert abs(house.copies("dark") - 100) <= binomial_bound(200, 0.5)
-    assert dark.metadata[0] == eager.metadata[0]
-    for by_hand, percent in (("40", 40.0), ("400", 100.0), ("nonsense", 25.0)):  # as Envoy reads it
+    added = ("x-envoy-internal", "x-forwarded-for")  # by which Envoy marks what it copies
+    assert {name: value for name, value in dark.metadata[0].items() if name not in added} == eager.metadata[0]
+    for by_hand, percent in (("40", 40.0), ("400", 100.0)):  # as Envoy reads it
         admin.post(f"/runtime_modify?tailgate.shadow.dark={by_hand}")
         assert live_shares(admin).shadows == {"dark": percent}
     dark.fails = False
@@ -107,11 +108,11 @@ class Answering(Admin):
 Question = Callable[[Admin], object]
 QUESTIONS: tuple[Question, ...] = (
     live_shares,
-    configured_weights,
+    configured_shares,
     started_s_ago,
     replica_addresses,
     log_path,
-    read_statistics,
+    ended_requests,
 )
 NO_TABLE = {
     "weighted_clusters": {"clusters": [{"name": "eager", "weight": float("inf")}]},
@@ -123,7 +124,7 @@ NO_TABLE = {
 
 
 ANSWERS = [(question, body) for question in QUESTIONS for body in ("", "[" * 5000, "1" * 5000, json.dumps(NO_TABLE))]
-ANSWERS += [(read_statistics, body) for body in ("[]", "{}", '{"stats": [1]}', '{"stats": []}')]
+ANSWERS += [(ended_requests, body) for body in ("[]", "{}", '{"stats": [1]}', '{"stats": []}')]
 
 
 @pytest.mark.parametrize(("question", "body"), ANSWERS)
@@ -221,77 +222,43 @@ def test_a_torn_line_or_one_with_impossible_times_is_none(text: str) -> None:
     assert parse_line(text) is None
 
 
-def counted(house: House, arm: str, ended: int) -> ArmStatistics:
-    wait_for(
-        lambda: read_statistics(house.envoy.admin)[arm].ended >= ended,
-        otherwise=lambda: read_statistics(house.envoy.admin),
-    )
-    return read_statistics(house.envoy.admin)[arm]
+def test_every_request_is_counted_once_however_it_ends(build: Build) -> None:
+    shadow: dict[str, Any] = {"weights": {"eager": 1, "dark": 0}, "shadows": {"dark": 100}}
+    house = build({"eager": 1, "dark": 1}, relayed=True, **shadow)
+    (eager,), _ = house.replicas.values()
+    first, start_s = ended_requests(house.envoy.admin)
+    assert first == 0
 
+    def ended(count: int) -> None:
+        wait_for(
+            lambda: ended_requests(house.envoy.admin)[0] == count,
+            otherwise=lambda: ended_requests(house.envoy.admin)[0],
+        )
 
-def test_every_status_is_counted_in_headers_and_in_trailers_for_arm_and_shadow(build: Build) -> None:
-    house = build({"eager": 1, "dark.er": 1}, weights={"eager": 1, "dark.er": 0}, shadows={"dark.er": 100})
+    # with a status, in headers or in trailers; an unknown pin
     prompts = [f"{late}{name}" for name in STATUS_NAMES[1:] for late in ("", "late ")]
-    house.ask(*[{"prompt": prompt, "tokens": 2} for prompt in [*prompts, "fine", "fine", "fine"]])
-    for arm in ("eager", "dark.er"):
-        statistics = counted(house, arm, 35)
-        assert statistics.statuses == {"OK": 3, **dict.fromkeys(STATUS_NAMES[1:], 2)}, arm
-        assert (statistics.ended, statistics.lost, statistics.cancelled) == (35, 0, 0)
-
-
-def test_streams_of_a_replica_that_dies_are_lost_and_counted(build: Build) -> None:
-    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 100}, relayed=True)
-    held = house.hold(7)
-    wait_for(lambda: [replica.active for replica in house.all] == [7, 7])
-    assert read_statistics(house.envoy.admin)["dark"].active == 7
-    for replica in house.all:
-        house.loop.run(replica.stop())
-    assert {answer.tokens for answer in held.result(PATIENCE_S)} == {1}
-    for arm in ("eager", "dark"):
-        # Envoy has seen the status 200 of each, and never one of gRPC.
-        statistics = counted(house, arm, 7)
-        assert (statistics.statuses.get("OK", 0), statistics.lost, statistics.active) == (0, 7, 0)
-
-
-def test_requests_without_a_healthy_replica_are_counted(build: Build) -> None:
-    house = build({"eager": 1, "compiled": 1})
-    house.loop.run(house.replicas["eager"][0].stop())
-    wait_for(lambda: house.envoy.healthy()["eager"] == (0, 1))
-    house.ask(*[{"arm": "eager"}] * 5)
-    eager = counted(house, "eager", 5)
-    assert (eager.statuses, eager.without_replica, eager.lost) == ({"UNAVAILABLE": 5}, 5, 0)
-    # health checks are not counted
-    wait_for(lambda: house.envoy.stats("health_check.success$")["cluster.compiled.health_check.success"] > 3)
-    compiled = read_statistics(house.envoy.admin)["compiled"]
-    assert (compiled.ended, compiled.active) == (0, 0)
-
-
-def test_a_client_that_cancels_is_no_failure_of_the_arm(build: Build) -> None:
-    house = build({"eager": 1})
+    house.ask(*[{"prompt": prompt, "tokens": 2} for prompt in [*prompts, "fine"]], {"arm": "eagre"})
+    ended(34)
 
     async def cancel() -> None:
         async with dial(house.envoy.target) as channel:
             calls = [asyncio.create_task(ask(channel, prompt="hold", tokens=3)) for _ in range(4)]
-            while house.all[0].active < 4:
+            while eager.active < 4:
                 await asyncio.sleep(0.005)
             for call in calls:
                 call.cancel()
 
     house.loop.run(cancel())
-    wait_for(lambda: read_statistics(house.envoy.admin)["eager"].cancelled == 4)
-    eager = read_statistics(house.envoy.admin)["eager"]
-    assert (eager.ended, eager.active) == (4, 0)
-
-
-def test_statistics_tell_of_unknown_statuses_lost_streams_and_another_start() -> None:
-    def read(uptime_s: int, read_s: float) -> ArmStatistics:
-        counts = {"grpc.99": 3, "grpc.14": 5, "upstream_cx_none_healthy": 5, "endpoint.1_2_3_4_5.rq_error": 6}
-        stats = [{"name": f"cluster.eager.{name}", "value": value} for name, value in counts.items()]
-        return parse_statistics({"stats": [*stats, {"name": "server.uptime", "value": uptime_s}]}, read_s=read_s)[
-            "eager"
-        ]
-
-    before, later, again = read(100, 500.0), read(107, 508.0), read(1, 509.0)
-    assert (before.statuses, before.lost) == ({"UNKNOWN": 3, "UNAVAILABLE": 5}, 3)
-    assert abs(later.envoy_start_s - before.envoy_start_s) < SAME_START_S
-    assert again.envoy_start_s - before.envoy_start_s > SAME_START_S
+    ended(38)
+    wait_for(lambda: [replica.active for replica in house.all] == [0, 4])  # copies go on
+    # cut as the replica dies, with no connection, and without a healthy replica
+    held = house.hold(7)
+    wait_for(lambda: [replica.active for replica in house.all] == [7, 11])
+    for replica in house.all:
+        house.loop.run(replica.stop())
+    assert {answer.tokens for answer in held.result(PATIENCE_S)} == {1}
+    house.ask(*[{}] * 5)
+    wait_for(lambda: {healthy for healthy, _ in house.envoy.healthy().values()} == {0})
+    house.ask(*[{}] * 5)
+    ended(55)
+    assert abs(ended_requests(house.envoy.admin)[1] - start_s) < SAME_START_S

@@ -1,4 +1,4 @@
-"""What Envoy writes of each request that it has passed on: lines of JSON in the splitter's request log, read back.
+"""What Envoy writes of each request that it passes on: lines of JSON in the splitter's request log, read back.
 
 Envoy writes a line when a request comes and one when it ends, and none for copies to a shadow. Both lines of a request
 have its start and its connection.
@@ -19,7 +19,6 @@ from servers.metadata import (
     trailing_key,
     whole_number,
 )
-from servers.splitter.admin import Admin
 
 # Envoy keeps lines for this long before it writes them; by default it keeps them for 10 s.
 FLUSH_MS: Final = 200
@@ -65,7 +64,7 @@ class LoggedRequest:
 
 
 def log_format() -> dict[str, Any]:
-    """The JSON format of a line, for Envoy's configuration."""
+    """Return the JSON format of a line, for Envoy's configuration."""
     return {
         "event": "%ACCESS_LOG_TYPE%",
         "connection": "%CONNECTION_ID%",
@@ -91,8 +90,8 @@ def log_format() -> dict[str, Any]:
 
 
 def parse_line(line: str) -> LoggedRequest | None:
-    """The request of a line; None for one that is torn, as the last one of a file that still grows may be, or
-    holds times that no clock has."""
+    """Return the request of a line; None for one that is torn, as the last of a growing file may be, or holds times
+    that no clock has."""
     try:
         row = json.loads(line)
         if "\\ud" in line.lower():  # half a character is none, and cannot be written
@@ -144,23 +143,3 @@ def _whole(value: Any) -> int | None:
     if isinstance(value, bool) or value is None:
         return None
     return whole_number(str(value))
-
-
-def log_path(admin: Admin) -> str:
-    """The file that the split behind `admin` writes such lines to, "" where it writes none. Raises SplitterError when
-    no split answers."""
-    text = admin.get("/config_dump")
-    with admin.answering("configuration"):
-        return _path(json.loads(text))
-
-
-def _path(document: Any) -> str:
-    """The path of the first logger of this format anywhere in Envoy's dump."""
-    if isinstance(document, dict):
-        form = document.get("log_format")
-        if isinstance(form, dict) and form.get("json_format", {}).keys() >= {"event", "connection", "figures"}:
-            return str(document.get("path", ""))
-        document = list(document.values())
-    if isinstance(document, list):
-        return next(filter(None, map(_path, document)), "")
-    return ""

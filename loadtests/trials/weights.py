@@ -1,0 +1,213 @@
+"""The weights of a trial's splitter: what splits the requests, and the one controller that sets, watches and records.
+
+`tailgate split --set-weights` and `--set-shadow` talk to Envoy past the run. The judge must know the weights at each
+moment, or their change looks like a fault of the split.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Protocol
+
+from analysis.records.weight_journal import BY_HAND, WeightChange, append
+from loadtests.experiments.users import UsersConfig
+from servers.clock import now_ns
+from servers.fields import ConfigError
+from servers.splitter.admin import Admin, SplitterError
+from servers.splitter.kubernetes import Gateway
+from servers.splitter.live import SAME_START_S, Shares, live_shares, reshare, started_s_ago
+
+# No alarm is seen while a route is waited for, and a rollback is to take 2 s at most.
+_IN_FORCE_S, _ASK_S = 1.0, 0.2
+_READ_NS = 1_000_000_000  # between two readings of the weights in force
+# What a splitter raises that does not answer, or a route that others change and that splits nothing for a while.
+UNANSWERED: Final = (SplitterError, ConfigError)
+
+
+class Splitter(Protocol):
+    """Weights that can be read and set. Each method raises one of UNANSWERED."""
+
+    def shares(self) -> Shares:
+        """Return the shares in force."""
+
+    def reweight(self, weights: Mapping[str, int]) -> None:
+        """Have new requests follow the weights; those under way are not touched."""
+
+    def up_s(self) -> float:
+        """Return for how long it has kept the weights it was given, in s; infinite where they outlive it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvoySplitter:
+    """The split behind an admin interface; it is read faster where the `configured` shares are known."""
+
+    admin: Admin
+    configured: Shares | None = None
+
+    def shares(self) -> Shares:
+        return live_shares(self.admin, self.configured)
+
+    def reweight(self, weights: Mapping[str, int]) -> None:
+        reshare(self.admin, weights=weights)
+
+    def up_s(self) -> float:
+        """Return Envoy's age in whole seconds: it starts with the weights of its configuration."""
+        return started_s_ago(self.admin)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteSplitter:
+    """The GRPCRoute or HTTPRoute of a gateway, which may be a moment behind it."""
+
+    gateway: Gateway
+
+    def shares(self) -> Shares:
+        return Shares(weights=dict(self.gateway.state().weights), shadows={})
+
+    def reweight(self, weights: Mapping[str, int]) -> None:
+        """Return once the gateway says that it follows, or after 1 s: not every gateway says so."""
+        state = self.gateway.reweight(weights)
+        deadline = time.monotonic() + _IN_FORCE_S
+        while not state.in_force and time.monotonic() < deadline:
+            time.sleep(_ASK_S)
+            state = self.gateway.state()
+
+    def up_s(self) -> float:
+        return math.inf
+
+
+def splitter_of(users: UsersConfig, arms: Collection[str]) -> Splitter | None:
+    """Return the splitter of production traffic to the arms; None where none is named.
+
+    Raises ConfigError outside of a cluster whose route is named.
+    """
+    if users.route:
+        namespace, _, route = users.route.partition("/")
+        return RouteSplitter(
+            Gateway(namespace=namespace, route=route, arms=arms, kind=users.route_kind, proxy=users.api)
+        )
+    return EnvoySplitter(Admin(users.admin)) if users.admin else None
+
+
+class WeightController:
+    """Sets the weights of `arms`, watches them, and writes every change to the journal in `run_dir`.
+
+    A change is in the journal before the splitter receives it, so that no arm has more than the last line allows, and
+    again once the splitter has taken it. What others do to the weights is recorded, with the action `others`, and
+    stays.
+
+    `configured` are the shares that the trial starts with, which are recorded once they change. `step` is that of a
+    ramp whose first weights others set.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        arms: Collection[str],
+        *,
+        trial: int = 1,
+        configured: Shares | None = None,
+        others: str = BY_HAND,
+        step: int | None = None,
+    ) -> None:
+        self._run_dir, self._arms, self._trial = run_dir, tuple(arms), trial
+        self._others, self._step = others, step
+        self.last: WeightChange | None = None
+        self.due: WeightChange | None = None  # recorded, and not taken by the splitter yet
+        self.held = False  # whether the splitter had the last weights when it was last read
+        self._read_ns = 0
+        self._start_s: float | None = None  # of the splitter that was told, on the monotonic clock
+        self._unwritten: WeightChange | None = None
+        if configured is not None:
+            self._read_ns, self.held = now_ns(), True
+            self.last = self._unwritten = WeightChange(
+                at_ns=self._read_ns,
+                weights=configured.weights,
+                shadows=configured.shadows,
+                why="as configured",
+                trial=trial,
+            )
+
+    def set(
+        self, weights: Mapping[str, int], *, action: str, why: str, step: int | None, cause_ns: int | None = None
+    ) -> None:
+        """Record what the arms are to have; the splitter receives it from `tell`."""
+        self.due = WeightChange(
+            at_ns=now_ns(),
+            weights=weights,
+            why=why,
+            action=action,
+            step=step,
+            trial=self._trial,
+            cause_ns=cause_ns,
+        )
+        self._record(self.due)
+
+    def decide(self, *, action: str, why: str, cause_ns: int | None = None) -> None:
+        """Record a decision that leaves the weights as they are."""
+        assert self.last is not None
+        self._record(replace(self.last, at_ns=now_ns(), action=action, why=why, cause_ns=cause_ns, done_ns=None))
+
+    def tell(self, splitter: Splitter) -> bool:
+        """Have the splitter take what is due; return whether it did so now. Raises one of UNANSWERED."""
+        if self.due is None:
+            return False
+        self._start_s = time.monotonic() - splitter.up_s()
+        splitter.reweight(self.due.weights)
+        self._read_ns = now_ns()
+        self._record(replace(self.due, done_ns=self._read_ns))
+        self.due, self.held = None, True
+        return True
+
+    def watch(self, splitter: Splitter) -> WeightChange | None:
+        """Read the weights once a second, and return the change that others made to them since, once it is recorded.
+
+        Weights that a splitter has forgotten because it started anew are due again. Raises one of UNANSWERED.
+        """
+        before_ns, at_ns = self._read_ns, now_ns()
+        if self.due is not None or at_ns - before_ns < _READ_NS:
+            return None
+        self._read_ns, self.held = at_ns, False
+        shares, last = splitter.shares(), self.last
+        weights = {arm: shares.weights.get(arm, 0) for arm in self._arms}
+        shadows = {arm: percent for arm, percent in shares.shadows.items() if arm in self._arms}
+        if last is not None and (weights, shadows) == (dict(last.weights), dict(last.shadows)):
+            self.held = True
+            return None
+        if last is not None and self._start_s is not None and self._has_restarted(splitter, self._start_s):
+            why = "the splitter has started anew, with the weights of its configuration"
+            self.set(last.weights, action="again", why=why, step=last.step)
+            return None
+        change = WeightChange(
+            # No earlier than the change before it, which was made at its own instant.
+            at_ns=at_ns if last is None else max(before_ns, (last.done_ns or last.at_ns) + 1),
+            weights=weights,
+            shadows=shadows,
+            why="as found" if last is None else f"another program changed {in_words(last)}",
+            action=self._others,
+            step=self._step if last is None else last.step,
+            trial=self._trial,
+            done_ns=now_ns(),
+        )
+        self._record(change)
+        self.held = True
+        return change
+
+    def _has_restarted(self, splitter: Splitter, start_s: float) -> bool:
+        return time.monotonic() - splitter.up_s() > start_s + SAME_START_S
+
+    def _record(self, change: WeightChange) -> None:
+        for line in (self._unwritten, change):
+            if line is not None:
+                append(self._run_dir, line)
+        self.last, self._unwritten = change, None
+
+
+def in_words(change: WeightChange) -> str:
+    """Return the shares of a change: "eager=90, compiled=10"."""
+    copies = [f"copies of {percent:g} % to {arm}" for arm, percent in change.shadows.items()]
+    return ", ".join([*(f"{arm}={weight}" for arm, weight in change.weights.items()), *copies])
