@@ -263,7 +263,7 @@ def test_tailgate_accepts_what_is_written(there: Path, stopping: None, capsys: p
     for item, words in of_program("tailgate"):
         arguments = written(words[1:])
         if arguments[0].startswith("-"):
-            assert arguments in (["--version"], ["--help"])
+            assert arguments in (["--version"], ["--help"], ["--install-completion"])
             continue
         if arguments[0] in ENDS and not item.named:
             continue

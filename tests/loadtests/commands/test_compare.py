@@ -327,7 +327,7 @@ def test_stalls_without_another_arm_to_compare_leave_the_gates_open(tmp_path: Pa
     assert "so little of the tail sets no limits" in gates(summary)["noninferiority p99_ttft"]["reason"]
     longest = gates(summary)["longest stall"]
     assert longest["verdict"] == "INCONCLUSIVE"
-    assert "compiled stalled 12 times, up to 3.1 s" in longest["reason"]
+    assert "compiled stalled 20 times, up to 4.3 s, as a whole or for some requests" in longest["reason"]
 
 
 def test_other_lengths_are_other_work(tmp_path: Path, capsys) -> None:
