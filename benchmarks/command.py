@@ -10,11 +10,22 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from loadtests.commands.command_line import whole
 from servers.complaint import one_line
 from servers.fields import ConfigError
 
-count = whole(1, 10**9, "count")
+
+def whole(low: int, high: int) -> Callable[[str], int]:
+    """Return the type of whole numbers from `low` to `high`."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and len(text) < 20 and low <= int(text) <= high):
+            raise argparse.ArgumentTypeError(f"{text!r} is no count: give {low} to {high}")
+        return int(text)
+
+    return parse
+
+
+count = whole(1, 10**9)
 
 
 class BenchmarkParser(argparse.ArgumentParser):

@@ -16,7 +16,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -54,9 +53,8 @@ def parser() -> BenchmarkParser:
 
 def arm_of(options: argparse.Namespace) -> ArmConfig:
     """The arm to measure. Raises ConfigError where it cannot take the work."""
-    flags: dict[str, Any] = dict.fromkeys(("name", "device", "dtype", "slots", "max_prompt_tokens", "max_new_tokens"))
     settings = [*LIMITS, *options.settings]
-    arm = preset_arm(argparse.Namespace(**flags, preset=options.arm, model=options.model, settings=settings))
+    arm = preset_arm(options.arm, {"model": options.model}, settings=settings)
     for what, asked, key in (
         ("--batch", max(options.batch), "slots"),
         ("--prompt-tokens", options.prompt_tokens, "max_prompt_tokens"),

@@ -24,11 +24,10 @@ import numpy as np
 if not __package__:  # as a script: the repository is importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.command import BenchmarkParser, command_line, end_in_order, one_of, run_command
+from benchmarks.command import BenchmarkParser, command_line, count, end_in_order, one_of, run_command
 from benchmarks.contest import CONTESTANTS, Cores, Outcome, Work, run
 from benchmarks.ledger import Ledger, Row, paired_ratio, spread
 from benchmarks.observed import Plan, own_error, stream_figures
-from loadtests.commands.command_line import real
 from loadtests.trials.environment import describe_environment
 
 SECTIONS: Final = ("streams", "open")
@@ -43,7 +42,7 @@ def parser() -> BenchmarkParser:
     parser = BenchmarkParser("generator.py", __doc__, repeats=3)
     parser.add_argument("sections", nargs="*", type=one_of(SECTIONS), metavar="SECTION",
                         help=f"{', '.join(SECTIONS)} (default: both)")  # fmt: skip
-    parser.add_argument("--window", dest="window_s", metavar="SECONDS", type=real(1, 600), default=10.0,
+    parser.add_argument("--window", dest="window_s", metavar="SECONDS", type=count, default=10,
                         help="seconds that count in each (default %(default)s)")  # fmt: skip
     return parser
 

@@ -30,7 +30,7 @@ HAS = frozenset(
         "nvidia-ml-py", "packaging", "pluggy", "prometheus-client", "protobuf", "psutil", "pyarrow", "pygments",
         "pytest", "pytest-timeout", "pytest-xdist", "pyyaml", "regex", "requests", "rich", "safetensors",
         "scikit-learn", "scipy", "sentence-transformers", "shellingham", "sortedcontainers", "sympy",
-        "threadpoolctl", "tokenizers", "torch", "tqdm", "transformers", "typer", "typing-extensions",
+        "threadpoolctl", "tokenizers", "torch", "tqdm", "transformers", "typing-extensions",
         "urllib3", "werkzeug",
     )
 )  # fmt: skip

@@ -90,7 +90,7 @@ def _of_server(requests: Requests, server: Server, others: Sequence[Server]) -> 
     own = silences_of(server)
     arm, replica = requests.arms[server.arm], requests.replicas[server.replica] if server.replica >= 0 else None
     work = _explained_by_prompts(requests, server, own) if own.stall.any() else own.stall
-    found = [(start_ns, end_ns, PART, rows) for start_ns, end_ns, rows in partial_stalls(requests, server.rows)]
+    found = [(start_ns, end_ns, PART, rows) for start_ns, end_ns, rows in partial_stalls(requests, server, own)]
     for index in np.flatnonzero(own.stall).tolist():
         start_ns, end_ns = int(own.start_ns[index]), int(own.end_ns[index])
         cause = WORK if work[index] else HOST if _silent_too(others, start_ns, end_ns) else UNKNOWN

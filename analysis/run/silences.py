@@ -31,6 +31,9 @@ _PARTIAL_NS = 500_000_000  # two requests or more that stalled at once, at least
 _ALONE_NS = 1_000_000_000  # a single one, which a lost packet can delay too
 _SAME_NS = 100_000_000  # gaps whose begins and ends differ by less are one
 _EDGE_NS = 50_000_000  # clocks, networks and a step under way
+_OVERTAKING = 2  # requests that came later and were answered earlier
+_WAITING = 3  # requests that waited together for their first token; one or two may have reasons of their own
+_NEAREST, _ROOM = 30, 1.5  # a wait half as long again as the p90 of the prompts of about the same length
 _MOST = 200  # candidates: the longest
 
 
@@ -249,14 +252,15 @@ def _detectable_s(server: Server, limits: Floats) -> float:
 Stretch = tuple[int, int, Ints]  # from, to, the requests that stalled
 
 
-def partial_stalls(requests: Requests, rows: Ints) -> list[Stretch]:
-    """When some of the requests got no token while others did, in order of time; stretches that overlap are one.
+def partial_stalls(requests: Requests, server: Server, silences: Silences) -> list[Stretch]:
+    """When requests of the server stalled while it answered others, in order of time; stretches that overlap are one.
 
     One server with one loop has none. Where several servers share one address and name no replica, the answers of the
     others hide a stall of one, but not from the requests that it delayed.
     """
     joined: list[Stretch] = []
-    for start, end, own in sorted(_between_tokens(requests, rows), key=lambda item: item[0]):
+    found = [*_between_tokens(requests, server.rows), *_before_the_first(requests, server, silences)]
+    for start, end, own in sorted(found, key=lambda item: item[0]):
         if joined and start < joined[-1][1]:
             earlier, last, others = joined.pop()
             start, end, own = earlier, max(last, end), np.union1d(others, own)
@@ -285,3 +289,33 @@ def _between_tokens(requests: Requests, rows: Ints) -> Iterator[Stretch]:
         holes = np.diff(np.concatenate(([start], np.sort(theirs.end_ns[inside]), [end])))
         if 2 * int(holes.max()) < end - start:
             yield start, end, long.row[some]
+
+
+def _before_the_first(requests: Requests, server: Server, silences: Silences) -> Iterator[Stretch]:
+    """Yield waits of three requests or more at once for their first token.
+
+    Each is half as long again as nearly all prompts of its length, while later requests got their first token earlier.
+    """
+    answered = (requests.first_ns[server.rows] > 0) & requests.ok[server.rows]
+    rows, sent = server.rows[answered], server.sent_ns[answered]
+    first = requests.first_ns[rows]
+    # A silence of the whole server is no sign of a second one.
+    whole = silences.end_ns - silences.start_ns >= FLOOR_NS
+    silent = Windows(start_ns=silences.start_ns[whole], end_ns=silences.end_ns[whole])
+    waited = first - sent - silent.overlap_ns(sent, first)
+    long = np.flatnonzero(waited >= _PARTIAL_NS)
+    long = np.sort(long[np.argsort(-waited[long], kind="stable")][:_MOST])
+    lengths = requests.prompt_tokens[rows]
+    by_length = np.argsort(lengths, kind="stable")
+    overtaken = []
+    for index in long.tolist():
+        later = slice(*np.searchsorted(sent, [sent[index] + _EDGE_NS, first[index]]))
+        place = int(np.searchsorted(lengths, lengths[index], sorter=by_length)) - _NEAREST // 2
+        alike = by_length[max(0, min(place, len(rows) - _NEAREST)) :][:_NEAREST]
+        usual = _ROOM * quantile(waited[alike], 0.9)
+        if np.count_nonzero(first[later] < first[index] - _PARTIAL_NS) >= _OVERTAKING and waited[index] > usual:
+            overtaken.append(index)
+    starts, ends = sent[overtaken], first[overtaken]
+    together = (np.minimum(ends[:, None], ends) - np.maximum(starts[:, None], starts) >= _PARTIAL_NS).sum(axis=1)
+    for place in np.flatnonzero((together >= _WAITING) & (ends - starts >= _ALONE_NS)).tolist():
+        yield int(starts[place]), int(ends[place]), rows[[overtaken[place]]]

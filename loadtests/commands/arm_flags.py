@@ -1,53 +1,86 @@
-"""The arm that a preset and flags describe, and the process that becomes it: what serve and inspect share."""
+"""The arm that a preset and options describe, and the process that becomes it: what serve and inspect share."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
-from loadtests.commands.command_line import flag_of
-from loadtests.experiments.arm_tables import check_read
-from loadtests.experiments.overrides import parse_setting, set_path
-from loadtests.experiments.toml_limits import check_values
-from loadtests.trials.processes import thread_variables
-from servers.config import ArmConfig, EngineConfig, ModelConfig
+import typer
+
+from loadtests.commands.options import file_name
+from servers.config import PRESETS, ArmConfig, EngineConfig, ModelConfig
 from servers.fields import ConfigError, override
 
-# The flags that describe the arm of a preset: name, table and key that it sets, help.
-ARM_FLAGS = (
-    ("model", "model", "id", "Hugging Face path or id, or random:NAME"),
-    ("device", "model", "device", "auto, cpu, cuda or cuda:N"),
-    ("dtype", "model", "dtype", "auto, float32, float16 or bfloat16"),
-    ("slots", "engine", "slots", "requests that run at once"),
-    ("max_prompt_tokens", "engine", "max_prompt_tokens", "longest prompt"),
-    ("max_new_tokens", "engine", "max_new_tokens", "longest answer"),
-)
+_MODEL, _ENGINE = ModelConfig(), EngineConfig()
+
+# Options of an arm. None tells one that was not given from one that repeats the default.
+Model = Annotated[
+    str | None, typer.Option(help=f"Hugging Face path or id, or random:NAME. [default: {_MODEL.id}]", metavar="MODEL")
+]
+Device = Annotated[
+    str | None, typer.Option(help=f"auto, cpu, cuda or cuda:N. [default: {_MODEL.device}]", metavar="DEVICE")
+]
+Dtype = Annotated[
+    str | None, typer.Option(help=f"auto, float32, float16 or bfloat16. [default: {_MODEL.dtype}]", metavar="DTYPE")
+]
+Slots = Annotated[int | None, typer.Option(help=f"Requests that run at once. [default: {_ENGINE.slots}]", metavar="N")]
+MaxPromptTokens = Annotated[
+    int | None, typer.Option(help=f"Longest prompt. [default: {_ENGINE.max_prompt_tokens}]", metavar="N")
+]
+MaxNewTokens = Annotated[
+    int | None, typer.Option(help=f"Longest answer. [default: {_ENGINE.max_new_tokens}]", metavar="N")
+]
+CacheDir = Annotated[
+    str, typer.Option(metavar="DIR", help="Keep compiled code here. Default: nowhere.", parser=file_name)
+]
+Arm = Annotated[
+    str,
+    typer.Option(
+        "--arm",
+        "--preset",
+        metavar="NAME",
+        help=f"An arm of EXPERIMENT; without one a preset: {', '.join(PRESETS)}.",
+    ),
+]
+# Table and key of each option.
+ARM_FLAGS = {
+    "model": ("model", "id"),
+    "device": ("model", "device"),
+    "dtype": ("model", "dtype"),
+    "slots": ("engine", "slots"),
+    "max_prompt_tokens": ("engine", "max_prompt_tokens"),
+    "max_new_tokens": ("engine", "max_new_tokens"),
+}
 
 
-def add_arm_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of an arm, all of them None where they are not given."""
-    tables = {"model": ModelConfig(), "engine": EngineConfig()}
-    for name, table, key, text in ARM_FLAGS:
-        default = getattr(tables[table], key)
-        # None tells a flag that was not given from one that repeats the default
-        parser.add_argument(flag_of(name), type=type(default), help=f"{text} (default {default})")
+def flag_of(name: str) -> str:
+    """Return the flag of an option, such as --max-new-tokens."""
+    return f"--{name.replace('_', '-')}"
 
 
-def preset_arm(options: argparse.Namespace) -> ArmConfig:
-    """The arm that --preset, --name, the flags of an arm and --set describe."""
+def given_flags(context: typer.Context) -> dict[str, Any]:
+    """Return the values of ARM_FLAGS, None for each that was not given."""
+    return {name: context.params[name] for name in ARM_FLAGS}
+
+
+def preset_arm(preset: str, flags: Mapping[str, Any], *, name: str = "", settings: Sequence[str] = ()) -> ArmConfig:
+    """Return the arm that a preset, ARM_FLAGS (None: not given) and --set describe. Raises ConfigError."""
+    from loadtests.experiments.arm_tables import check_read
+    from loadtests.experiments.overrides import parse_setting, set_path
+    from loadtests.experiments.toml_limits import check_values
+
     tables: dict[str, dict[str, Any]] = {"model": {}, "engine": {}}
-    for name, table, key, _ in ARM_FLAGS:
-        if getattr(options, name) is not None:
-            tables[table][key] = getattr(options, name)
+    for flag, (table, key) in ARM_FLAGS.items():
+        if flags.get(flag) is not None:
+            tables[table][key] = flags[flag]
     engine = override(EngineConfig(), tables["engine"], where="engine")
     changes: dict[str, Any] = {}
-    for setting in options.settings:
+    for setting in settings:
         set_path(changes, *parse_setting(setting))
     check_values(changes, "--set")
     for table, values in changes.items():
@@ -55,7 +88,7 @@ def preset_arm(options: argparse.Namespace) -> ArmConfig:
             raise ConfigError(f"--set {table} is unknown: use model.KEY, engine.KEY, shapes.KEY or compile.KEY")
     # A preset's policy may depend on the model's weights.
     model = override(ModelConfig(), {**tables["model"], **changes.pop("model", {})}, where="model")
-    arm = ArmConfig.from_preset(options.preset, name=options.name, model=model, engine=engine)
+    arm = ArmConfig.from_preset(preset, name=name, model=model, engine=engine)
     tables_of_arm: dict[str, Any] = {
         table: override(getattr(arm, table), values, where=table) for table, values in changes.items()
     }
@@ -64,7 +97,9 @@ def preset_arm(options: argparse.Namespace) -> ArmConfig:
 
 
 def become(module: str, arm: ArmConfig, cache_dir: str, extra: Sequence[str]) -> NoReturn:
-    """This process goes on as `python -m module` for the arm."""
+    """Replace this process by `python -m module` for the arm."""
+    from loadtests.trials.processes import thread_variables
+
     # The new program reads its configuration from a file without a name, and nothing is left behind. A pipe would take
     # 64 KiB and then wait for a reader that is not there yet.
     with tempfile.TemporaryFile() as nameless:

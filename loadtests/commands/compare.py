@@ -1,94 +1,101 @@
-"""`tailgate compare`: two runs over time, last week's release and this one."""
+"""`tailgate compare`: two runs over time, such as last week's release and this one."""
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from analysis.compare.comparison import WHAT_DIFFERS, compare_runs
-from analysis.compare.pair import made_run
-from analysis.records.tables import RecordError
-from analysis.report import write_reports
-from analysis.report.terminal import verdict_table
-from analysis.settings.gate_limits import GateLimits
-from analysis.summary.summary import exit_code, write_summary
-from loadtests.commands.command_line import CommandParser
+import typer
+
 from loadtests.commands.exits import EXIT_USAGE, complain
-from loadtests.experiments.config_errors import as_config_error
-from loadtests.experiments.toml_limits import parse_toml, read_toml, table_of
-from loadtests.trials.run_directory import check_makeable
+from loadtests.commands.options import WholeJson, file_name
 from servers import stdout
 from servers.fields import ConfigError
 from servers.security import check_named
 
 FOLDER = "compare"  # of the reports, in the candidate's run directory
+EXAMPLES = """\
+  tailgate compare runs/20260101T120000Z-canary runs/20260108T120000Z-canary
+  tailgate compare runs/baseline runs/20260108T120000Z-canary --arm buckets --limits limits.toml
+  tailgate compare runs/a runs/b --arm compiled-padded=compiled-bucketed --json | jq .gates"""
 
 
-def add_arguments(parser: CommandParser) -> None:
-    """`parser` reads the command line of `tailgate compare`."""
-    parser.describe(
-        "Judges an arm of the later run by the gates of its experiment, with the same arm of the earlier run as the\n"
-        "control: latency, objectives, errors and compiles. The runs need share neither schedule nor machine nor day:\n"
-        "the unit is the trial, and the limits allow for what starts and days differ by. What the machines may\n"
-        "explain, as the references of the runs show it, is INCONCLUSIVE. Runs that differ in traffic, model or\n"
-        "objectives are refused; other differences are listed.\n\n"
-        "BASELINE and CANDIDATE are run directories, or result files of another tool. Writes summary.json,\n"
-        "report.html, report.md and junit.xml into the folder compare of the candidate's run directory.\n\n"
-        "Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable or not comparable.",
-        "  tailgate compare runs/20260101T120000Z-canary runs/20260108T120000Z-canary\n"
-        "  tailgate compare runs/baseline runs/20260108T120000Z-canary --arm buckets --limits limits.toml\n"
-        "  tailgate compare runs/a runs/b --arm compiled-padded=compiled-bucketed --json | jq .gates",
-        json_help="print summary.json on one line instead of the table",
-    )
-    parser.add_argument("baseline", metavar="BASELINE", help="the earlier run")
-    parser.add_argument("candidate", metavar="CANDIDATE", help="the run that is judged")
-    parser.add_argument(
-        "--arm",
-        metavar="NAME",
-        help="the arm, or BASELINE=CANDIDATE for arms of different names (default: the only arm that both runs have "
-        "and that is not their control)",
-    )
-    parser.add_argument("--limits", metavar="FILE", help="a TOML file with a [gates] table, instead of the candidate's")
-    parser.add_argument(
-        "--trust-machines", action="store_true", help="take machines without references for equally fast"
-    )
-    parser.add_argument("--out", metavar="DIR", help="where the reports go (default: compare in the candidate's run)")
+def command(
+    baseline: Annotated[str, typer.Argument(metavar="BASELINE", help="The earlier run.", parser=file_name)],
+    candidate: Annotated[str, typer.Argument(metavar="CANDIDATE", help="The run to judge.", parser=file_name)],
+    arm: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The arm, or BASELINE=CANDIDATE for arms of different names. Default: the only arm that both runs "
+            "have and that is not their control.",
+        ),
+    ] = None,
+    limits: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="A TOML file with a [gates] table, instead of the candidate's.", parser=file_name
+        ),
+    ] = None,
+    trust_machines: Annotated[
+        bool, typer.Option("--trust-machines", help="Take machines without references for equally fast.")
+    ] = False,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="Folder for the reports. Default: compare in the candidate's run.", parser=file_name
+        ),
+    ] = None,
+    as_json: WholeJson = False,
+) -> int:
+    """Compare two runs over time.
 
+    Judges an arm of the later run by the gates of its experiment, with the same arm of the earlier run as the control:
+    latency, objectives, errors and compiles. The runs need not share schedule, machine or day: the unit is the trial,
+    and the limits allow for start-to-start and day-to-day variance. A difference that the machines may explain, by the
+    reference measurements of the runs, is INCONCLUSIVE. Runs that differ in traffic, model or objectives are refused;
+    other differences are listed.
 
-def main(options: argparse.Namespace) -> int:
-    """Compare the runs; returns the exit code."""
-    for name, path in (("BASELINE", options.baseline), ("CANDIDATE", options.candidate)):
+    BASELINE and CANDIDATE are run directories, or result files of another tool. Writes summary.json, report.html,
+    report.md and junit.xml into the folder compare of the candidate's run directory.
+
+    Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable or not comparable.
+    """
+    from analysis.compare.comparison import compare_runs
+    from analysis.compare.pair import made_run
+    from analysis.records.tables import RecordError
+    from analysis.report import write_reports
+    from analysis.summary.summary import write_summary
+    from loadtests.trials.run_directory import check_makeable
+
+    for name, path in (("BASELINE", baseline), ("CANDIDATE", candidate)):
         if not path:
             raise ConfigError(f"{name} is empty: give a run directory")
-    check_named({"--limits": options.limits, "--out": options.out})
-    arm = _arm(options.arm)
-    candidate = Path(options.candidate)
-    out = Path(options.out) if options.out else candidate / FOLDER if candidate.is_dir() else None
-    if out is not None:
-        check_makeable(out)  # before the minutes that reading may take
-    gates = read_gates(Path(options.limits)) if options.limits else None
+    check_named({"--limits": limits, "--out": out})
+    of_arm = _arm(arm)
+    folder = Path(out) if out else Path(candidate) / FOLDER if Path(candidate).is_dir() else None
+    if folder is not None:
+        check_makeable(folder)  # before the minutes that reading may take
+    gates = read_gates(Path(limits)) if limits else None
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            runs = [
-                made_run(path, Path(folder) / side)
-                for side, path in (("baseline", Path(options.baseline)), ("candidate", candidate))
-            ]
-            summary = compare_runs(*runs, arm=arm, gates=gates, trust_machines=options.trust_machines)
+        with tempfile.TemporaryDirectory() as made:
+            sides = (("baseline", Path(baseline)), ("candidate", Path(candidate)))
+            runs = [made_run(path, Path(made) / side) for side, path in sides]
+            summary = compare_runs(*runs, arm=of_arm, gates=gates, trust_machines=trust_machines)
     except RecordError as error:
         return complain(str(error), EXIT_USAGE)
     except OSError as error:
         return complain(f"{error}: give runs that can be read", EXIT_USAGE)
     try:
-        if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
-            write_summary(summary, out / "summary.json")
-            write_reports(summary, out)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_summary(summary, folder / "summary.json")
+            write_reports(summary, folder)
     except OSError as error:
         return complain(f"{error}: give a folder that can be written as --out", EXIT_USAGE)
-    return _show(summary, None if out is None else out / "report.html", as_json=options.json)
+    return _show(summary, None if folder is None else folder / "report.html", as_json=as_json)
 
 
 def _arm(text: str | None) -> str:
@@ -101,6 +108,10 @@ def _arm(text: str | None) -> str:
 
 
 def _show(summary: Mapping[str, Any], report: Path | None, *, as_json: bool) -> int:
+    from analysis.compare.comparison import WHAT_DIFFERS
+    from analysis.report.terminal import verdict_table
+    from analysis.summary.summary import exit_code
+
     code = exit_code(summary)
     if as_json:
         stdout.write("", summary, as_json=True)
@@ -119,7 +130,12 @@ def _show(summary: Mapping[str, Any], report: Path | None, *, as_json: bool) -> 
 
 
 def read_gates(path: Path) -> Mapping[str, Any]:
-    """The [gates] table of the file. ConfigError for one that cannot be used."""
+    """Return the [gates] table of the file. Raises ConfigError for one that cannot be used."""
+    from analysis.records.tables import RecordError
+    from analysis.settings.gate_limits import GateLimits
+    from loadtests.experiments.config_errors import as_config_error
+    from loadtests.experiments.toml_limits import parse_toml, read_toml, table_of
+
     table = parse_toml(read_toml(path), str(path))
     for key in table:
         if key != "gates":

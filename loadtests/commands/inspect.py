@@ -2,93 +2,160 @@
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Annotated, Any
 
-from loadtests.commands.arm_flags import ARM_FLAGS, add_arm_flags, become, preset_arm
-from loadtests.commands.command_line import CommandParser, add_experiment, add_set, flag_of
-from loadtests.commands.trace_forecast import add_trace_flags, given_trace_flags, show_forecast
-from loadtests.experiments.model import OwnArm
-from loadtests.experiments.reading import load
-from loadtests.trials.preflight import check_arm
-from servers.config import PRESETS, ArmConfig
+import typer
+
+from loadtests.commands.arm_flags import (
+    Arm,
+    CacheDir,
+    Device,
+    Dtype,
+    MaxNewTokens,
+    MaxPromptTokens,
+    Model,
+    Slots,
+    become,
+    flag_of,
+    given_flags,
+    preset_arm,
+)
+from loadtests.commands.options import Json, OptionalExperiment, file_name, real, set_option, whole
+from servers.config import ArmConfig
 from servers.fields import ConfigError
 
+EXAMPLES = """\
+  tailgate inspect demo --arm compiled-naive
+  tailgate inspect --arm compiled-bucketed --model random:llama-3.2-1b --max-prompt-tokens 2048
+  tailgate inspect --arm compiled-dynamic --shapes "prefill 1x128, prefill 1x129, decode 8@200"
+  tailgate inspect canary.toml --arm buckets --set arms.buckets.compile.mode=max-autotune
+  tailgate inspect --trace conv.csv --max-prompt-tokens 8192 --compile-seconds 20"""
 
-def add_arguments(parser: CommandParser) -> None:
-    """`parser` reads the command line of `tailgate inspect`."""
-    parser.describe(
-        "Loads the arm, warms it up as it would be served, then runs each shape as a step of the engine and says\n"
-        "what it met: a graph that was ready, a compile, a recompile and why, or a fall-back to eager. Then follow\n"
-        "the graphs with their sizes, graph breaks and time. No traffic is sent.\n\n"
-        "A shape is a step before padding: `prefill ROWSxTOKENS`, `decode ROWS@CONTEXT`, or for later chunks of\n"
-        "prompts `extend ROWSxTOKENS@CONTEXT`. Without --shapes: every planned shape and a few that are not.\n\n"
-        "With --trace nothing is loaded. It says of each compile policy how many graphs and compiles the prompt\n"
-        "lengths of a trace need, how much they pad, and which buckets pad least.\n\n"
-        "Exit codes: 0 every shape is ready, 99 some are not, 2 bad usage or configuration, 1 it broke or was\n"
-        "interrupted.",
-        "  tailgate inspect demo --arm compiled-naive\n"
-        "  tailgate inspect --arm compiled-bucketed --model random:llama-3.2-1b --max-prompt-tokens 2048\n"
-        '  tailgate inspect --arm compiled-dynamic --shapes "prefill 1x128, prefill 1x129, decode 8@200"\n'
-        "  tailgate inspect canary.toml --arm buckets --set arms.buckets.compile.mode=max-autotune\n"
-        "  tailgate inspect --trace conv.csv --max-prompt-tokens 8192 --compile-seconds 20",
-    )
-    add_experiment(parser, nargs="?", default="")
-    parser.add_argument(
-        "--arm",
-        "--preset",
-        dest="arm",
-        default="",
-        metavar="NAME",
-        help=f"an arm of EXPERIMENT; without one a preset: {', '.join(PRESETS)}",
-    )
-    parser.add_argument("--shapes", default="", metavar="LIST", help="shapes to run in this order, between commas")
-    add_arm_flags(parser)
-    add_set(parser, "compile.mode=max-autotune, or as `run` takes it with EXPERIMENT")
-    parser.add_argument("--cache-dir", default="", metavar="DIR", help="keep compiled code here (default: nowhere)")
-    add_trace_flags(parser)
+_MOST_TOKENS = 2**31 - 1
+_OF_TRACES = ("time_unit", "graphs", "multiple", "ladder", "recompile_limit", "compile_seconds")
 
 
-def main(options: argparse.Namespace) -> int:
-    """Forecast a trace, or become the process that inspects an arm; return the exit code."""
-    if options.trace is not None:
-        _check_alone(options)
-        return show_forecast(options)
-    if given := given_trace_flags(options):
-        raise ConfigError(f"{flag_of(next(iter(given)))} is for a trace: add --trace TRACE, or leave it out")
-    if not options.arm:
+class TimeUnit(StrEnum):
+    """Of the times in a trace."""
+
+    S = "s"
+    MS = "ms"
+
+
+def command(
+    context: typer.Context,
+    experiment: OptionalExperiment = "",
+    arm: Arm = "",
+    shapes: Annotated[str, typer.Option(metavar="LIST", help="Shapes to run in this order, between commas.")] = "",
+    model: Model = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    slots: Slots = None,
+    max_prompt_tokens: MaxPromptTokens = None,
+    max_new_tokens: MaxNewTokens = None,
+    settings: Annotated[
+        list[str] | None, set_option("compile.mode=max-autotune, or as `run` takes it with EXPERIMENT")
+    ] = None,
+    cache_dir: CacheDir = "",
+    trace: Annotated[
+        str | None,
+        typer.Option(metavar="TRACE", parser=file_name, help="Forecast this trace instead of inspecting an arm."),
+    ] = None,
+    time_unit: Annotated[
+        TimeUnit | None, typer.Option(help="With --trace: unit of the times in JSON Lines that do not show it.")
+    ] = None,
+    graphs: Annotated[
+        int | None, typer.Option(metavar="N", parser=whole(1, 1024), help="With --trace: most buckets. [default: 8]")
+    ] = None,
+    multiple: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", parser=whole(1, _MOST_TOKENS), help="With --trace: buckets are multiples of this. [default: 1]"
+        ),
+    ] = None,
+    ladder: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="With --trace: buckets of your own to compare, such as 256,1024,4096."),
+    ] = None,
+    recompile_limit: Annotated[
+        int | None,
+        typer.Option(metavar="N", parser=whole(1, 100_000), help="With --trace: the compiler's limit. [default: 8]"),
+    ] = None,
+    compile_seconds: Annotated[
+        float | None,
+        typer.Option(metavar="S", parser=real(0, 86_400), help="With --trace: what one compile takes, for the stalls."),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """List the graphs of an arm and the shapes that will recompile.
+
+    Loads the arm, warms it up as it would be served, then runs each shape as a step of the engine and reports what
+    it met: a ready graph, a compile, a recompile and why, or a fall-back to eager. It then lists the graphs
+    with their sizes, graph breaks and time. No traffic is sent.
+
+    A shape is a step before padding: `prefill ROWSxTOKENS`, `decode ROWS@CONTEXT`, or for later chunks of prompts
+    `extend ROWSxTOKENS@CONTEXT`. Without --shapes it runs every planned shape and a few that are not.
+
+    With --trace nothing is loaded. It forecasts for each compile policy how many graphs and compiles the prompt
+    lengths of a trace need, how much they pad, and which buckets pad least.
+
+    Exit codes: 0 every shape is ready, 99 some are not, 2 bad usage or configuration, 1 it broke or was
+    interrupted.
+    """
+    flags = given_flags(context)
+    forecasts = {name: context.params[name] for name in _OF_TRACES}
+    given = [name for name, value in forecasts.items() if value is not None]
+    if trace is not None:
+        _check_alone(experiment, {**flags, "arm": arm, "shapes": shapes, "cache_dir": cache_dir, "set": settings})
+        from loadtests.commands.trace_forecast import show_forecast
+
+        return show_forecast(
+            trace,
+            time_unit=time_unit.value if time_unit else "",
+            as_json=as_json,
+            max_prompt_tokens=max_prompt_tokens or 0,
+            **{name: forecasts[name] for name in given if name != "time_unit"},
+        )
+    if given:
+        raise ConfigError(f"{flag_of(given[0])} is for a trace: add --trace TRACE, or leave it out")
+    if not arm:
         raise ConfigError("no arm is given: name one with --arm, or a trace with --trace")
-    arm = inspected_arm(options)
-    check_arm(arm)
-    become("servers.inspect", arm, options.cache_dir, ["--shapes", options.shapes, *(["--json"] * options.json)])
+    from loadtests.trials.preflight import check_arm
+
+    inspected = inspected_arm(experiment, arm, flags, settings or ())
+    check_arm(inspected)
+    become("servers.inspect", inspected, cache_dir, ["--shapes", shapes, *(["--json"] * as_json)])
 
 
-def _check_alone(options: argparse.Namespace) -> None:
-    """Check that --trace goes without what describes an arm. Otherwise ConfigError."""
-    if options.experiment:
-        raise ConfigError(f'EXPERIMENT "{options.experiment}" has no effect with --trace: leave it out')
-    names = ["arm", "shapes", "cache_dir", *(name for name, *_ in ARM_FLAGS if name != "max_prompt_tokens")]
-    given = [flag_of(name) for name in names if getattr(options, name)] + ["--set"] * bool(options.settings)
-    if given:
-        raise ConfigError(f"{given[0]} has no effect with --trace: leave it out")
+def _check_alone(experiment: str, options: Mapping[str, Any]) -> None:
+    """Refuse, next to --trace, what describes an arm."""
+    if experiment:
+        raise ConfigError(f'EXPERIMENT "{experiment}" has no effect with --trace: leave it out')
+    for name, value in options.items():
+        if value and name != "max_prompt_tokens":
+            raise ConfigError(f"{flag_of(name)} has no effect with --trace: leave it out")
 
 
-def inspected_arm(options: argparse.Namespace) -> ArmConfig:
-    """The arm that `tailgate inspect` is asked about: one of an experiment, or a preset with flags as `serve` has."""
-    if not options.experiment:
-        return preset_arm(argparse.Namespace(**{**vars(options), "preset": options.arm, "name": ""}))
-    given = [name for name, *_ in ARM_FLAGS if getattr(options, name) is not None]
-    if given:
-        raise ConfigError(
-            f'{flag_of(given[0])} is for presets, but EXPERIMENT "{options.experiment}" is given: use --set, as with '
-            "`tailgate run`"
-        )
-    experiment = load(options.experiment, settings=options.settings, needs_traffic=False)
-    arm = next((arm for arm in experiment.arms if arm.name == options.arm), None)
+def inspected_arm(experiment: str, name: str, flags: Mapping[str, Any], settings: Sequence[str]) -> ArmConfig:
+    """Return an arm of an experiment, or, without one, a preset with the options of `serve`. Raises ConfigError."""
+    if not experiment:
+        return preset_arm(name, flags, settings=settings)
+    from loadtests.experiments.model import OwnArm
+    from loadtests.experiments.reading import load
+
+    for flag, value in flags.items():
+        if value is not None:
+            raise ConfigError(
+                f'{flag_of(flag)} is for presets, but EXPERIMENT "{experiment}" is given: use --set, as with '
+                "`tailgate run`"
+            )
+    loaded = load(experiment, settings=settings, needs_traffic=False)
+    arm = next((arm for arm in loaded.arms if arm.name == name), None)
     if arm is None:
-        names = ", ".join(arm.name for arm in experiment.arms)
-        raise ConfigError(f'--arm "{options.arm}" is not in experiment "{experiment.name}": use one of {names}')
+        names = ", ".join(arm.name for arm in loaded.arms)
+        raise ConfigError(f'--arm "{name}" is not in experiment "{loaded.name}": use one of {names}')
     if not isinstance(arm, OwnArm):
-        raise ConfigError(
-            f'--arm "{options.arm}" is external (kind = "{arm.kind}"): only arms of tailgate are inspected'
-        )
+        raise ConfigError(f'--arm "{name}" is external (kind = "{arm.kind}"): only arms of tailgate are inspected')
     return arm.config

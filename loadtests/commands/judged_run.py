@@ -5,25 +5,14 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from loadtests.commands.analyze import judge_run
-from loadtests.commands.command_line import CommandParser
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
 from loadtests.commands.parity import show_parity
-from loadtests.trials.live_page import DEFAULT, OFF, LivePage, page_address
+from loadtests.commands.verdict_output import judge_run
+from loadtests.trials.live_page import LivePage, page_address
 from loadtests.trials.progress import Display, Status
 from loadtests.trials.run import Orchestrator
 from loadtests.trials.run_directory import has_requests
 from loadtests.trials.run_metrics import exporting
-
-
-def add_page(parser: CommandParser) -> None:
-    """`parser` reads --page."""
-    parser.add_argument(
-        "--page",
-        default=DEFAULT,
-        metavar="HOST:PORT",
-        help=f"where the live page is served, or {OFF} (default %(default)s: this machine alone, a free port)",
-    )
 
 
 def page_of(address: str, status: Status) -> LivePage | None:

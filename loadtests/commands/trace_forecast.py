@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
+import re
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,10 +18,9 @@ from analysis.statistics.exposure import (
     unseen_probability,
 )
 from analysis.wording import counted
-from loadtests.commands.command_line import flag_of, real, several, whole
 from loadtests.commands.terminal_table import aligned
 from loadtests.experiments.config_errors import as_config_error
-from loadtests.traffic.traces import KNOWN, Trace, read_trace
+from loadtests.traffic.traces import Trace, read_trace
 from servers import stdout
 from servers.fields import ConfigError
 from servers.ladders import default_lengths
@@ -48,40 +46,23 @@ class Forecast:
     compile_seconds: float = 0.0
 
 
-_MOST_TOKENS = 2**31 - 1
-_FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
-    ("graphs", whole(1, 1024), "N", "steps of the best ladder (default 8)"),
-    ("multiple", whole(1, _MOST_TOKENS), "N", "its steps are multiples of this (default 1)"),
-    ("ladder", several(whole(1, _MOST_TOKENS)), "LIST", "a ladder of your own to compare, such as 256,1024,4096"),
-    ("recompile_limit", whole(1, 100_000), "N", "the compiler's (default 8)"),
-    ("compile_seconds", real(0, 86_400), "S", "what one compile takes, for the stalls"),
-)
-
-
-def add_trace_flags(parser: argparse.ArgumentParser) -> None:
-    """Add --trace and what goes with it, all None where they are not given."""
-    group = parser.add_argument_group("a trace instead of an arm")
-    group.add_argument("--trace", metavar="TRACE", help=KNOWN)
-    group.add_argument("--time-unit", choices=("s", "ms"), help="of JSON Lines that do not show it")
-    for name, kind, metavar, text in _FLAGS:
-        group.add_argument(flag_of(name), type=kind, metavar=metavar, help=text)
-
-
-def given_trace_flags(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings of a forecast that the command line has."""
-    names = ["time_unit", *(name for name, *_ in _FLAGS)]
-    return {name: value for name in names if (value := getattr(options, name)) is not None}
-
-
-def show_forecast(options: argparse.Namespace) -> int:
-    """Print the forecast of `options.trace`; return the exit code."""
-    given = given_trace_flags(options)
-    unit = given.pop("time_unit", "")
-    settings = Forecast(max_prompt_tokens=options.max_prompt_tokens or 0, **given)
+def show_forecast(
+    trace: str, *, time_unit: Literal["", "s", "ms"] = "", as_json: bool = False, ladder: str = "", **settings: Any
+) -> int:
+    """Print the forecast of a trace file for the `settings` of `Forecast`; return the exit code."""
+    asked = Forecast(ladder=_buckets(ladder), **settings)
     with as_config_error(ExposureError):
-        figures = forecast(read_trace(options.trace, blocks=False, time_unit=unit), settings)
-    stdout.write(forecast_text(figures), figures, as_json=options.json)
+        figures = forecast(read_trace(trace, blocks=False, time_unit=time_unit), asked)
+    stdout.write(forecast_text(figures), figures, as_json=as_json)
     return 0
+
+
+def _buckets(text: str) -> tuple[int, ...]:
+    """Return (256, 1024) of "256,1024". Raises ConfigError."""
+    parts = text.split(",") if text else []
+    if len(parts) > 1024 or not all(re.fullmatch(r"[0-9]{1,9}", part.strip()) and int(part) for part in parts):
+        raise ConfigError(f'--ladder "{text}" is no list of buckets: give up to 1,024 lengths, such as 256,1024,4096')
+    return tuple(int(part) for part in parts)
 
 
 def forecast_text(figures: dict[str, Any]) -> str:

@@ -100,7 +100,7 @@ SCRIPTS = [(files(package) / "templates" / name).read_text() for package, name i
 def known(browser: Browser, *messages: dict[str, Any]) -> dict[str, Any]:
     """What the page's script knows after the messages."""
     script = "".join(SCRIPTS)
-    tab = browser.open("about:blank")
+    tab = browser.open("data:text/html,")
     result = (
         f"const {{ seen, learn }} = knowledge(); {json.dumps(messages)}.forEach(learn); return JSON.stringify(seen)"
     )

@@ -22,9 +22,8 @@ import pytest
 import yaml
 
 from deploy.container.in_clean_root import Instruction, Root, StepError, instructions
-from loadtests.commands.command_line import CommandParser
-from loadtests.commands.run import add_arguments
 from loadtests.trials.trial import ENVOY_METRICS
+from tests.fakes.command_line import parsed
 from tests.fakes.processes import PATIENCE_S, free_port, wait_for
 from tests.fakes.whole_run import environment, last_line, summary_of
 
@@ -256,10 +255,8 @@ def test_an_inconclusive_run_passes_where_the_workflow_says_so(tmp_path: Path) -
 
 
 def test_the_workflow_uses_valid_flags_of_tailgate() -> None:
-    parser = CommandParser(prog="run")
-    add_arguments(parser)
     (line,) = re.findall(r"bin/tailgate run (.+) > line\.json", str(JOB_STEPS))
-    parser.parse_args(line.replace('"$EXPERIMENT"', "demo").split())
+    parsed("run", *line.replace('"$EXPERIMENT"', "demo").split())
 
 
 DASHBOARD: dict[str, Any] = json.loads((REPOSITORY / "deploy/grafana/tailgate.json").read_text())

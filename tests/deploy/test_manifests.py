@@ -11,10 +11,6 @@ import pytest
 import yaml
 
 from analysis.summary.summary import EXIT_CODES
-from loadtests.commands.command_line import CommandParser
-from loadtests.commands.provider import add_arguments as provider_arguments
-from loadtests.commands.ramp import add_arguments as ramp_arguments
-from loadtests.commands.run import add_arguments
 from loadtests.experiments.reading import load
 from loadtests.provider.flagger import GOAL_OF
 from loadtests.provider.question import KEYS, Question
@@ -22,6 +18,7 @@ from loadtests.provider.server import FLAGGER, HEALTH, JUDGEMENT
 from loadtests.trials.ramp import ramped
 from servers.config import EngineConfig
 from servers.metadata import INFERENCE_SERVICE
+from tests.fakes.command_line import parsed
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 FOLDER = DEPLOY / "kubernetes"
@@ -123,12 +120,10 @@ def test_a_job_has_a_valid_experiment_and_volumes(folder: str, command: str, arm
     pod = known["Job"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     started, file, *flags = container["args"]
-    parser = CommandParser(prog=command)
-    {"run": add_arguments, "ramp": ramp_arguments}[command](parser)
-    options = parser.parse_args([file, *flags])
+    options = parsed(command, file, *flags)
     mounts = {item["mountPath"]: item["name"] for item in container["volumeMounts"]}
     place, _, name = file.rpartition("/")
-    assert (started, mounts[place], mounts[options.out]) == (command, "experiment", "runs")
+    assert (started, mounts[place], mounts[options["out"]]) == (command, "experiment", "runs")
     volumes = {item["name"]: item for item in pod["volumes"]}
     assert volumes["experiment"]["configMap"]["name"] == known["ConfigMap"]["metadata"]["name"]
     assert volumes["runs"]["persistentVolumeClaim"]["claimName"] == known["PersistentVolumeClaim"]["metadata"]["name"]
@@ -146,15 +141,13 @@ def test_the_provider_reads_the_volume_of_the_ramp_and_needs_a_token() -> None:
     template = known["Deployment"]["spec"]["template"]
     (container,) = template["spec"]["containers"]
     command, *arguments = container["args"]
-    parser = CommandParser(prog="provider")
-    provider_arguments(parser)
-    options = parser.parse_args(arguments)
+    options = parsed("provider", *arguments)
     mounts = {item["mountPath"]: item["name"] for item in container["volumeMounts"]}
     volumes = {item["name"]: item for item in template["spec"]["volumes"]}
-    assert (command, options.listen) == ("provider", f"0.0.0.0:{known['Service']['spec']['ports'][0]['port']}")
+    assert (command, options["listen"]) == ("provider", f"0.0.0.0:{known['Service']['spec']['ports'][0]['port']}")
     claim = next(item for name, item in DOCUMENTS if name.startswith("ramp/job.yaml: PersistentVolumeClaim"))
-    assert volumes[mounts[options.run_dir]]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
-    assert mounts[str(Path(options.token_file).parent)] == "token"
+    assert volumes[mounts[options["run_dir"]]]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert mounts[str(Path(options["token_file"]).parent)] == "token"
     assert known["Service"]["spec"]["selector"].items() <= template["metadata"]["labels"].items()
     (beside,) = template["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     ramp_labels = JOBS["tailgate-ramp"]["spec"]["template"]["metadata"]["labels"]

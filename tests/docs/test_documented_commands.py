@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from analysis.records.joining import RunList
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
 from benchmarks.case import archive_of
 from benchmarks.kept import unpack
-from loadtests.commands.main import build_parser
 from loadtests.commands.main import main as tailgate
 from servers.fields import ConfigError
 from tests.docs.commands import FIRST, ROOT, SECOND, Documented, commands, commands_in, documented
 from tests.fakes import results
+from tests.fakes.command_line import parsed
 from tests.fakes.credentials import make_certificates
 from tests.fakes.processes import free_port
 from tests.fakes.runs import FakeRun, write_run
@@ -51,17 +52,16 @@ SHELL = frozenset(("echo", "sleep", "mkdir", "chmod", "printf", "["))
 ENDS = frozenset(["analyze", "compare"])
 # Where a command has checked all that it can check without starting something.
 STARTS = (
-    "run.run_and_judge",
-    "ramp.run_and_judge",
-    "frontier._search",
-    "parity.ParityRun",
-    "inspect.become",
-    "serve.become",
-    "precompile.become",
-    "split.Envoy.start",
-    "split.reshare",
-    "worker.work",
-    "provider.ProviderServer",
+    "commands.judged_run.run_and_judge",
+    "trials.frontier.FrontierSearch",
+    "trials.parity_processes.ParityRun",
+    "commands.inspect.become",
+    "commands.serve.become",
+    "commands.precompile.become",
+    "commands.split.Envoy.start",
+    "commands.split.reshare",
+    "workers.remote.work",
+    "provider.server.ProviderServer",
 )
 # What stands for something in a sentence or a command.
 STANDS_FOR = {
@@ -81,6 +81,7 @@ LEFT_OUT = re.compile(r"\.\.\.|…$")
 # What a sentence may leave out.
 MISSING = (
     *("the following arguments are required", "expected one argument", "expected at least one argument"),
+    *("Missing argument", "Missing option", "requires an argument"),
     *("no arm is given", "no experiment is given", "names none: add --trace"),
 )
 # What this machine need not have: `make test-weights` runs minilm.
@@ -179,13 +180,12 @@ def stopping(monkeypatch: pytest.MonkeyPatch) -> None:
         raise StartedError
 
     for name in STARTS:
-        monkeypatch.setattr(f"loadtests.commands.{name}", started)
+        monkeypatch.setattr(f"loadtests.{name}", started)
     # That an earlier search ran the same experiment with the same versions is a matter of other tests.
     monkeypatch.setattr(
-        "loadtests.commands.frontier.check_continued", lambda _, runs, *__: RunList(directories=tuple(runs))
+        "loadtests.commands.frontier_search.check_continued", lambda _, runs, *__: RunList(directories=tuple(runs))
     )
-    here = ("inspect.check_arm", "serve.check_arm", "precompile.check_arm", "serve.check_port")
-    for name in (*(f"commands.{name}" for name in here), "trials.parity_processes.check_arm"):
+    for name in ("trials.preflight.check_arm", "trials.preflight.check_port", "trials.parity_processes.check_arm"):
         monkeypatch.setattr(f"loadtests.{name}", lambda *_, **__: None)
 
 
@@ -264,7 +264,7 @@ def test_tailgate_accepts_what_is_written(there: Path, stopping: None, capsys: p
     for item, words in of_program("tailgate"):
         arguments = written(words[1:])
         if arguments[0].startswith("-"):
-            assert arguments in (["--version"], ["--help"])
+            assert arguments in (["--version"], ["--help"], ["--install-completion"])
             continue
         if arguments[0] in ENDS and not item.named:
             continue
@@ -281,10 +281,10 @@ def test_tailgate_accepts_what_is_written(there: Path, stopping: None, capsys: p
 def unparsed(arguments: list[str]) -> str:
     """What the parser says against the arguments."""
     try:
-        build_parser(arguments[0]).parse_args(arguments)
+        parsed(*arguments)
     except ConfigError as error:
         return str(error)
-    except SystemExit:  # --help
+    except typer.Exit:  # --help
         return ""
     return ""
 

@@ -15,10 +15,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadtests.commands.main import build_parser
 from loadtests.page.serving import TOKEN_VARIABLE as PAGE_VARIABLE
 from servers.address import host_port
 from servers.config import ArmConfig
+from tests.fakes.command_line import parsed
 from tests.fakes.credentials import OTHER, TLS, TOKENS, Tap, Watched, give, search, start
 from tests.fakes.processes import PATIENCE_S, Listener, family, free_port, listeners, unix_names
 from tests.fakes.whole_run import FAKE_ARM, ROOT, ended, requests, tailgate
@@ -229,7 +229,7 @@ def test_commands_by_hand_listen_on_loopback(tmp_path: Path) -> None:
         check(found, {"the splitter": 1, "Envoy's admin interface": 1})
         assert where["admin"] in {item.address for item in found}
 
-    default, _ = host_port(build_parser().parse_args(["provider", "runs"]).listen)
+    default, _ = host_port(parsed("provider", "runs")["listen"])
     provider = ["-m", "loadtests.commands.main", "provider", str(tmp_path), "--listen", f"{default}:0"]
     with started(tmp_path, *provider) as process:
         said(process, tmp_path)

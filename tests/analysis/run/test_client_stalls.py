@@ -11,7 +11,7 @@ import pytest
 from analysis.records.requests import Requests, requests_of
 from analysis.run.client_stalls import HOST, UNKNOWN, WORK, ArmStalls, Stall, client_stalls, is_explained
 from analysis.run.compile_events import CompileEvent
-from analysis.run.silences import partial_stalls, servers_of
+from analysis.run.silences import partial_stalls, servers_of, silences_of
 from tests.fakes.request_rows import columns_of
 
 S = 1_000_000_000
@@ -130,7 +130,7 @@ def test_requests_that_stop_while_others_continue_are_a_partial_stall(third_held
         rows.append(row)
     made = table_of(rows)
     (server,) = servers_of(made, 1)
-    assert [rows.size for *_, rows in partial_stalls(made, server.rows)] == [2] * found
+    assert [rows.size for *_, rows in partial_stalls(made, server, silences_of(server))] == [2] * found
 
 
 def stall(start_s: float = 10.0, seconds: float = 2.0, **changes: Any) -> Stall:

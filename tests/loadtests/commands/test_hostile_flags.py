@@ -5,7 +5,6 @@ The flags are read from the parser, so that a new type of flag is tried as soon 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from collections.abc import Iterator
@@ -14,11 +13,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-from loadtests.commands.main import build_parser, main
+from loadtests.commands.main import main
 from loadtests.trials.run import Orchestrator, RunOutcome
 from servers.complaint import LONGEST
 from servers.splitter.admin import SplitterError
 from servers.splitter.envoy import Envoy
+from tests.fakes.command_line import GROUP
 from tests.fakes.runs import FakeRun, write_run
 
 HOSTILE = {
@@ -79,22 +79,17 @@ BASE: dict[str, tuple[str, ...]] = {
 }
 
 
-def commands() -> dict[str, argparse.ArgumentParser]:
-    parser = build_parser()
-    (chosen,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return dict(chosen.choices)
-
-
 def cases() -> Iterator[Any]:
     seen = set()
-    for name, parser in commands().items():
-        for action in parser._actions:
-            kind = (action.type, action.choices is None, action.nargs)
-            flag = action.option_strings[-1] if action.option_strings else ""
-            if action.nargs == 0 or (flag and kind in seen):
+    for name, one in GROUP.commands.items():
+        for option in one.params:
+            flag = option.opts[-1] if option.opts[-1].startswith("-") else ""
+            described = option.type_descriptor
+            kind = (described.annotation, described.parameter_info.parser, option.nargs)
+            if getattr(option, "is_flag", False) or (flag and kind in seen):
                 continue
             seen.add(kind)
-            yield pytest.param(name, BASE[name], flag, id=f"{name} {flag or action.dest}")
+            yield pytest.param(name, BASE[name], flag, id=f"{name} {flag or option.name}")
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +117,10 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     monkeypatch.setattr(Orchestrator, "run", outcome)
     monkeypatch.setattr(Envoy, "start", refused)
-    monkeypatch.setattr("loadtests.commands.provider.ProviderServer", stopped)
+    monkeypatch.setattr("loadtests.provider.server.ProviderServer", stopped)
     monkeypatch.setattr(os, "execve", stopped)
     monkeypatch.setattr("loadtests.workers.remote._wait_for", stopped)
-    monkeypatch.setattr("loadtests.commands.compare.compare_runs", stopped)
+    monkeypatch.setattr("analysis.compare.comparison.compare_runs", stopped)
     monkeypatch.setattr("loadtests.trials.parity_processes.ParityRun.run", stopped)
 
 
@@ -170,4 +165,4 @@ def test_a_hostile_value_is_one_line_and_an_exit_code(
 
 
 def test_every_command_is_tried() -> None:
-    assert set(commands()) == set(BASE)
+    assert set(GROUP.commands) == set(BASE)

@@ -65,10 +65,10 @@ def test_the_forecast_begins_with_what_was_read(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--ladder", "5,x"], "argument --ladder: 'x' is no number: give a whole number from 1"),
-        (["--ladder", "0,5"], "argument --ladder: '0' is no number: give 1 to 2147483647"),
-        (["--ladder", "5" + ",6" * 1024], "argument --ladder: it has 1025 values: give up to 1024"),
-        (["--graphs", "0"], "argument --graphs: '0' is no number: give 1 to 1024"),
+        (["--ladder", "5,x"], '--ladder "5,x" is no list of buckets: give up to 1,024 lengths'),
+        (["--ladder", "0,5"], '--ladder "0,5" is no list of buckets'),
+        (["--ladder", "5" + ",6" * 1024], "is no list of buckets: give up to 1,024 lengths"),
+        (["--graphs", "0"], "'--graphs': '0' is no number: give a whole number from 1 to 1024"),
         (["--ladder", "2"], "no request fits the ladder"),
         (["--arm", "eager"], "--arm has no effect with --trace"),
         (["--set", "compile.mode=default"], "--set has no effect with --trace"),

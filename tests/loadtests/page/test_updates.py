@@ -122,9 +122,10 @@ def test_rows_of_a_growing_table_come_once_and_again_after_a_new_start(tmp_path:
             writer.flush()
             assert tail.new() == [{"n": number}]
             assert tail.new() == []
+    file.unlink()
     with RecordWriter(file, SCHEMA) as writer:
         writer.append(row(7))
-    assert tail.new() == [{"n": 0}, {"n": 1}, {"n": 7}]
+    assert tail.new() == [{"n": 7}]
 
 
 def test_documents_are_objects_of_json_alone(tmp_path: Path) -> None:

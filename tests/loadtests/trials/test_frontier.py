@@ -18,7 +18,7 @@ from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordError, RecordWriter
 from analysis.run.run import Run
 from analysis.summary.summary import analyze
-from loadtests.commands.frontier import check_continued
+from loadtests.commands.frontier_search import check_continued
 from loadtests.commands.joined_folder import join_runs
 from loadtests.experiments.model import Experiment
 from loadtests.traffic.schedule import Schedule, planned_requests

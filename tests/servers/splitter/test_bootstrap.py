@@ -13,7 +13,6 @@ from typing import Any
 import grpc
 import pytest
 
-from loadtests.commands.main import build_parser
 from loadtests.commands.split import split_config
 from servers.fields import ConfigError
 from servers.rpc import inference_pb2, inference_pb2_grpc
@@ -21,6 +20,7 @@ from servers.security import ServerTls
 from servers.splitter.bootstrap import bootstrap
 from servers.splitter.envoy import Envoy, envoy_path
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, UpstreamTls
+from tests.fakes.command_line import parsed
 from tests.fakes.credentials import Certificates, make_certificates
 from tests.fakes.grpc_peers import grpc_peer
 from tests.fakes.processes import PATIENCE_S, wait_for
@@ -81,9 +81,7 @@ def test_an_impossible_setting_is_refused(make: Any, settings: dict[str, Any], w
     ],
 )
 def test_bad_files_of_a_split_are_known_before_envoy_starts(pem: Certificates, flags: list[str], words: str) -> None:
-    options = build_parser().parse_args(
-        ["split", "--arm", "eager=10.0.0.7:50051", *(flag.format(**vars(pem)) for flag in flags)]
-    )
+    options = parsed("split", "--arm", "eager=10.0.0.7:50051", *(flag.format(**vars(pem)) for flag in flags))
     with pytest.raises(ConfigError, match=words) as caught:
         split_config(options)
     assert "\n" not in str(caught.value)
@@ -116,7 +114,14 @@ def test_envoy_accepts_the_written_bootstrap(tmp_path: Path) -> None:
 def test_a_printed_configuration_names_files_and_holds_no_secret(pem: Certificates) -> None:
     command = [sys.executable, "-m", "loadtests.commands.main", "split", "--arm", "eager=10.0.0.7:50051"]
     command += ["--tls-certificate", pem.certificate, "--tls-key", pem.key, "--upstream-ca", pem.ca]
-    command += ["--upstream-certificate", pem.client_certificate, "--upstream-key", pem.client_key, "--print-config"]
+    command += [
+        "--upstream-certificate",
+        pem.client_certificate,
+        "--upstream-key",
+        pem.client_key,
+        "--print-config",
+        "envoy",
+    ]
     environment = {**os.environ, "TAILGATE_TOKEN": SECRET}
     out = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
     document = json.loads(out)

@@ -1,0 +1,173 @@
+"""Options that several commands share, and parsers that refuse a value with its limit and a remedy."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from loadtests.experiments.files import builtin_names
+from loadtests.experiments.toml_limits import check_path
+from servers.fields import ConfigError, span_s
+from servers.security import ServerTls, check_named, server_tls
+
+MOST_CHARACTERS = 1 << 16
+LARGEST_SEED = 2**63 - 1
+_LARGEST = sys.float_info.max
+_LONGEST_S = 7 * 86_400.0
+
+
+# --- Parsers of values ------------------------------------------------------------------------------------------------
+
+
+def check_words(words: list[str]) -> None:
+    """Refuse a word of a command line that holds a NUL character or is longer than MOST_CHARACTERS."""
+    for word in words:
+        if "\0" in word:
+            raise ConfigError(f"{word[:40]!r} holds a NUL character: remove it")
+        if len(word) > MOST_CHARACTERS:
+            raise ConfigError(f"{word[:40]!r}... has {len(word)} characters; the limit is {MOST_CHARACTERS}")
+
+
+def file_name(text: str) -> str:
+    """Return a path that a file can have, or "" where the option allows none."""
+    try:
+        return check_path(text, "the path")
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def whole(low: int, high: int, what: str = "number") -> Callable[[str | int], int]:
+    """Return a parser of whole numbers from `low` to `high`. It also gets the default."""
+
+    def parse(text: str | int) -> int:
+        digits = str(text).removeprefix("-")
+        if digits.isascii() and digits.isdecimal() and len(digits) <= 20 and low <= int(text) <= high:
+            return int(text)
+        raise typer.BadParameter(f"{text!r} is no {what}: give a whole number from {low} to {high}")
+
+    return parse
+
+
+def real(
+    low: float = -_LARGEST, high: float = _LARGEST, what: str = "number", *, above: bool = False
+) -> Callable[[str], float]:
+    """Return a parser of numbers from `low` (or `above` it) to `high`; never nan or infinite."""
+    allowed = f"a number {'above' if above else 'from'} {low:g} to {high:g}" if high < _LARGEST else "a finite one"
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high or (above and value == low):
+            raise typer.BadParameter(f"{text!r} is no {what}: give {allowed}")
+        return value
+
+    return parse
+
+
+def duration(text: str) -> float:
+    """Return the seconds of a length of time such as "90s", "60m" or "1.5h"; a bare number is seconds."""
+    value = span_s(text)
+    if value is None or value > _LONGEST_S:
+        raise typer.BadParameter(f"{text!r} is no length of time: give 90s, 60m or 1.5h, a week at most")
+    return value
+
+
+def run_directory(text: str, command: str = "tailgate run") -> Path:
+    """Return the run directory `text`. Raises ConfigError where there is none; `command` is what writes such ones."""
+    if not Path(text).is_dir():
+        what = "is a file" if Path(text).exists() else "does not exist"
+        raise ConfigError(f'run directory "{text}" {what}: give a directory that `{command}` wrote')
+    return Path(text)
+
+
+# --- Shared arguments and options -------------------------------------------------------------------------------------
+
+
+def set_option(example: str) -> Any:
+    """Return --set, with `example` in its help."""
+    text = f"Replace one setting, such as {example}. Repeatable."
+    return typer.Option("--set", metavar="KEY=VALUE", help=text)
+
+
+_EXPERIMENT = f"A TOML file, or a built-in one: {', '.join(builtin_names())}."
+ExperimentName = Annotated[str, typer.Argument(metavar="EXPERIMENT", help=_EXPERIMENT, parser=file_name)]
+OptionalExperiment = Annotated[str, typer.Argument(metavar="[EXPERIMENT]", help=_EXPERIMENT, parser=file_name)]
+Out = Annotated[str, typer.Option(metavar="DIR", help="Folder for run directories.", parser=file_name)]
+Seed = Annotated[
+    int | None,
+    typer.Option(metavar="N", parser=whole(0, LARGEST_SEED, "seed"), help="Replaces the experiment's seed."),
+]
+TraceFile = Annotated[
+    str, typer.Option("--trace", metavar="FILE", help="Replay times and lengths of this trace.", parser=file_name)
+]
+AtMost = Annotated[
+    float | None,
+    typer.Option(metavar="TIME", help="End the traffic of all trials by then, such as 60m or 2h.", parser=duration),
+]
+Slo = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=LIMIT",
+        help="A target of [slo], such as p99_ttft_ms=500 or error_pct=0.5; replaces one of the same key. Repeatable.",
+    ),
+]
+Page = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST:PORT", help="Where to serve the live page, or off. Without a port, a free one of this machine."
+    ),
+]
+Metrics = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Export run, arms and splitter to Prometheus here while the run lasts, such as 127.0.0.1:9465.",
+    ),
+]
+AllowDifferent = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KEYS",
+        help="Settings in which joined runs may differ, such as gates.margin,versions.torch. The first run's count.",
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object alone. Without a terminal, it is always the last line.")
+]
+WholeJson = Annotated[bool, typer.Option("--json", help="Print summary.json on one line instead of the table.")]
+port_number = whole(0, 65535, "port")
+Port = Annotated[int, typer.Option(metavar="PORT", parser=port_number, help="Port to listen on; 0 takes a free one.")]
+TlsCertificate = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Serve TLS with this certificate chain (PEM).", parser=file_name)
+]
+TlsKey = Annotated[
+    str | None, typer.Option(metavar="FILE", help="The key of --tls-certificate (PEM).", parser=file_name)
+]
+TlsClientCa = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", help="Accept only clients with a certificate of this authority (PEM).", parser=file_name
+    ),
+]
+
+
+def listener_tls(certificate: str | None, key: str | None, client_ca: str | None) -> ServerTls | None:
+    """Return what --tls-certificate, --tls-key and --tls-client-ca say. Raises ConfigError."""
+    flags = {"--tls-certificate": certificate, "--tls-key": key, "--tls-client-ca": client_ca}
+    check_named(flags)
+    return server_tls(*(value or "" for value in flags.values()))
+
+
+def split_keys(text: str | None) -> tuple[str, ...]:
+    """Return the keys of --allow-different. Raises ConfigError for an empty one."""
+    keys = () if text is None else tuple(key.strip() for key in text.split(","))
+    if "" in keys:
+        raise ConfigError("--allow-different holds an empty key: give settings with commas between, or leave it out")
+    return keys

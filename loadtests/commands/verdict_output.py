@@ -1,0 +1,81 @@
+"""The judging of a run directory: its summary and reports, and the verdict on stdout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from analysis.frontier.summary_rows import asks_nothing
+from analysis.records.tables import RecordError
+from analysis.report import write_reports
+from analysis.report.terminal import verdict_table
+from analysis.summary.summary import analyze, exit_code, write_summary
+from loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain, without_verdict
+from servers import stdout
+from servers.complaint import fault, unwritten
+
+
+def judge_run(
+    run_dir: Path,
+    ended: dict[str, Any],
+    *,
+    as_json: bool,
+    whole: bool = False,
+    broke: bool = False,
+    slo: Sequence[str] = (),
+) -> int:
+    """Write the summary and reports into the run directory, and the verdict or the answer of a search to stdout.
+
+    As JSON it is the `whole` summary or its outcome. Returns the exit code.
+    """
+    unjudged = partial(_unjudged, run_dir=run_dir, ended=ended, as_json=as_json)
+    try:
+        summary = analyze(run_dir, slo=slo)
+        write_summary(summary, run_dir / "summary.json")
+        write_reports(summary, run_dir)
+    except RecordError as error:
+        return unjudged(str(error), EXIT_BROKE if ended else EXIT_USAGE)
+    except OSError as error:
+        return unjudged(f"{unwritten(error)}, then tailgate analyze {run_dir}: the records are kept", EXIT_BROKE)
+    except KeyboardInterrupt:
+        return unjudged(f"interrupted: the records are kept: tailgate analyze {run_dir}", EXIT_BROKE)
+    except Exception as error:
+        return unjudged(fault(error, run_dir), EXIT_BROKE)
+    code = EXIT_BROKE if broke else exit_code(summary)
+    if whole:
+        stdout.write("", summary, as_json=True)
+        return code
+    report = run_dir / "report.html"
+    line = {
+        "verdict": summary["overall"],
+        "run_dir": str(run_dir),
+        **({"runs": len(joined["runs"])} if (joined := summary.get("joined")) else {}),
+        "report": str(report),
+        "exit_code": code,
+        "headline": summary.get("headline"),
+        "arms": {arm["name"]: arm["verdict"] for arm in summary.get("arms", []) if not arm.get("control")},
+        "needed_s": (summary.get("advice") or {}).get("needed_s"),
+        **ended,
+    }
+    frontier: Mapping[str, Any] = summary.get("frontier") or {}
+    if frontier.get("search"):
+        unasked = asks_nothing(frontier)
+        if unasked:
+            line = {key: value for key, value in line.items() if key not in _OF_VERDICTS} | {"verdict": None}
+        line |= {key: frontier.get(key) for key in ("answer", "highest", "search")}
+    text = verdict_table(summary, width=stdout.columns())
+    stdout.write(f"{text}\nreport: {report}", line, as_json=as_json)
+    return code
+
+
+_OF_VERDICTS = ("headline", "arms", "needed_s")
+
+
+def _unjudged(message: str, code: int, *, run_dir: Path, ended: dict[str, Any], as_json: bool) -> int:
+    """Complain that there is no verdict, for the reason in `message`. After a run, programs still get their line."""
+    complain(message, code)
+    if ended:
+        without_verdict(run_dir, {"error": message, **ended}, code, as_json=as_json)
+    return code
