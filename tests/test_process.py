@@ -23,7 +23,6 @@ CALLS = ("torch.load",)
 PIPE = "a socket pair without a name, between an arm's front and the engine that it started"
 POOL = "pipes without a name, to a process that it started for itself"
 ALLOWED = {
-    "servers/front/sender.py": PIPE,
     "servers/front/serve.py": PIPE,
     "servers/engine/device.py": PIPE,
     "benchmarks/analysis.py": POOL,
