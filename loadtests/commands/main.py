@@ -62,6 +62,9 @@ _EXAMPLES = """\
   tailgate inspect --trace conv.csv       how many compiles, how much padding, before any GPU time"""
 
 
+_CTRL_C = 130  # what Typer makes of KeyboardInterrupt
+
+
 def _epilog(examples: str) -> str:
     return f"\b\nexamples:\n{examples}"  # \b: keep the lines
 
@@ -109,10 +112,10 @@ def main(arguments: Sequence[str] | None = None, *, arm_command: Sequence[str] |
         code = group.main(words, prog_name="tailgate", standalone_mode=False, obj=arm_command)
         if sys.stdout is not None:  # it is None where the caller closed it
             sys.stdout.flush()
-        return int(code or 0)
+        return complain("interrupted", EXIT_BROKE) if code == _CTRL_C else int(code or 0)
     except ConfigError as error:
         return complain(str(error), EXIT_USAGE)
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:  # while the command line is read
         return complain("interrupted", EXIT_BROKE)
     except typer.TyperException as error:
         return complain(usage_error(error), EXIT_USAGE)
