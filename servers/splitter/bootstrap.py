@@ -306,6 +306,7 @@ def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
             "enforcing_consecutive_5xx": 0,
             "enforcing_success_rate": 0,
             "base_ejection_time": "5s",
+            "max_ejection_time": "30s",
             "interval": "1s",
             "max_ejection_percent": 50,
         },
