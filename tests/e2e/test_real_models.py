@@ -201,7 +201,7 @@ def test_padded_prefills_answer_every_request_and_a_short_run_is_inconclusive(tm
     assert (before["when"], after["when"]) == ("before", "after")
     assert before["at_ns"] < min(facts["ready"].values()) < max(row["end_ns"] for row in rows) < after["at_ns"]
     for row in (before, after):
-        assert (row["host"], row["device"], row["threads"], row["error"]) == ("run", "cpu", 1, None)
+        assert (row["host"], row["device"], row["error"]) == ("run", "cpu", None)
         assert min(row[key] for key in ("matmul_tflops", "read_gb_per_s", "launch_us", "python_ms")) > 0
 
 
@@ -220,7 +220,7 @@ def test_a_recompiling_arm_fails_by_its_recompiles_and_records_name_the_delayed_
     assert {event["arm"] for event in serving} == {"compiled-naive"}
     by_id = {row["request_id"]: row for row in requests(run_dir)}
     for event in serving:
-        assert "batch" in event["shape"]
+        assert event["shape"].startswith(("prefill ", "decode ", "extend "))
         assert event["reason"]
         assert event["request_ids"]
         for request_id in event["request_ids"]:
