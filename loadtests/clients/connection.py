@@ -20,7 +20,6 @@ from loadtests.clients import frames
 from loadtests.clients.frames import DATA, DEFAULT_FRAME, END_STREAM, HEAD, PADDED, UINT32, ProtocolError, frame
 from loadtests.clients.grpc_call import RESET_STATUS, GrpcCall
 from loadtests.clients.headers import HeaderDecoder, HeaderError
-from loadtests.clients.keepalive import Keepalive
 from loadtests.clients.metadata import grpc_timeout
 from loadtests.clients.outgoing import Outgoing
 from loadtests.clients.tls import TlsError, TlsStream
@@ -58,7 +57,6 @@ class Connection:
         self.draining = False
         self.closed = False
         self.reason = ""
-        self.last_read_ns = now_ns()
         stream_window, connection_window = client.stream_window, max(client.connection_window, frames.DEFAULT_WINDOW)
         settings = frames.SETTING.pack(frames.ENABLE_PUSH, 0) + frames.SETTING.pack(
             frames.INITIAL_WINDOW_SIZE, stream_window
@@ -70,7 +68,6 @@ class Connection:
         self._connection_refill = connection_window // 2
         self.write(opening)
         self.reader = gevent.spawn(self._read)
-        self.keepalive = Keepalive(self, client) if client.keepalive_s else None
 
     @property
     def usable(self) -> bool:
@@ -112,8 +109,6 @@ class Connection:
         self.flush()
         self.closed = self.draining = self._outgoing.closed = True
         self.reason = reason
-        if self.keepalive is not None:
-            self.keepalive.stop()
         # This wakes the reader, which owns the descriptor; closing it here would leave the reader waiting for ever.
         self._shut_down()
         self.settings_received.set()
@@ -129,10 +124,6 @@ class Connection:
         else:
             self._client.stream_ended()
 
-    def ping(self) -> None:
-        """A PING is on its way."""
-        self.write(frame(frames.PING, 0, 0, b"tailgate"))
-
     def _on_lost(self, problem: OSError) -> None:
         """The socket takes no more. The reader sees the same loss and ends the calls."""
         self.reason = self.reason or f"{LOST}: {problem}"
@@ -142,16 +133,6 @@ class Connection:
     def _shut_down(self) -> None:
         with suppress(OSError):
             self._sock.shutdown(gevent.socket.SHUT_RDWR)
-
-    def has_bytes_to_read(self) -> bool:
-        """Whether the answer is here and this process was too slow to look: a timer may run before the reader does."""
-        try:
-            self._sock.recv(1, gevent.socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True  # the reader will see it too
-        return True
 
     def _read(self) -> None:
         sock, fd, tls = self._sock, self._sock.fileno(), self._tls
@@ -169,7 +150,7 @@ class Connection:
                     data = sock.recv(READ_BYTES)
                 except BlockingIOError:
                     continue
-                self.last_read_ns = at_ns = now_ns()
+                at_ns = now_ns()
                 ended = not data
                 if tls is not None:
                     data = tls.decrypted(data)
@@ -369,8 +350,6 @@ class Connection:
     def _goaway(self, last_id: int, code: int, debug: bytes) -> None:
         self.draining = True
         text = debug.decode("utf-8", "replace") or f"HTTP/2 error {code}"
-        if code == frames.ENHANCE_YOUR_CALM and debug == b"too_many_pings":
-            self._client.keepalive_s *= 2
         self.reason = f"the server is going away ({text})" if code else "the server is going away"
         for stream_id in [stream_id for stream_id in self._calls if stream_id > last_id]:
             # The server says it never saw these: starting them elsewhere repeats nothing.

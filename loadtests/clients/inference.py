@@ -35,10 +35,6 @@ class InferenceClient:
 
     A target with https:// or grpcs:// is reached by TLS as `security` says, and HTTP/2 must be agreed on by ALPN. Its
     token goes with every call, whatever the scheme.
-
-    `keepalive_s` above 0: a connection with open calls that was silent for so long is sent a PING, and closed when
-    nothing comes for `keepalive_timeout_s` more. Off by default: a stock gRPC server takes the third ping within five
-    minutes in which it sent nothing (a long compile) for abuse and closes the connection. The interval then doubles.
     """
 
     def __init__(
@@ -52,8 +48,6 @@ class InferenceClient:
         stream_window: int = 16 * 1024 * 1024,
         connection_window: int = 1024 * 1024 * 1024,
         security: SecurityConfig = OPEN,
-        keepalive_s: float = 0.0,
-        keepalive_timeout_s: float = 20.0,
         call: Callable[..., GrpcCall] = GrpcCall,  # for a protocol whose messages are others
     ) -> None:
         self.address = parse_target(target)
@@ -61,8 +55,6 @@ class InferenceClient:
         self._call = call
         self._tls_context = client_context(security) if self.address.tls else None
         self._tls_name = server_name(security, self.address.host)
-        self.keepalive_s = keepalive_s
-        self.keepalive_timeout_s = keepalive_timeout_s
         self.stream_window = stream_window
         self.connection_window = connection_window
         self._token = bearer_token(security)

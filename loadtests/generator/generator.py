@@ -43,11 +43,9 @@ MOST_UNBOOKED = 50_000  # answers that wait to be recorded: some 5 s of them at 
 
 
 def _client(config: TrialConfig, address: str) -> Client:
-    keepalive_s, timeout_s = config.keepalive_s, config.keepalive_timeout_s
-    start = partial(
-        InferenceClient, address, security=config.security, keepalive_s=keepalive_s, keepalive_timeout_s=timeout_s
-    )
-    return start(path=EMBED_PATH, call=EmbedCall) if config.task == "embed" else start()
+    if config.task == "embed":
+        return InferenceClient(address, security=config.security, path=EMBED_PATH, call=EmbedCall)
+    return InferenceClient(address, security=config.security)
 
 
 def _routes(config: TrialConfig) -> dict[str, Route]:

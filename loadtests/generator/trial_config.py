@@ -57,8 +57,6 @@ class TrialConfig:
     seed: int = 0
     sample_s: Annotated[float, Range(0, 60)] = 0.0
     security: SecurityConfig = OPEN
-    keepalive_s: Annotated[float, Range(0, 1e6)] = 0.0
-    keepalive_timeout_s: Annotated[float, Range(0.001, 1e6)] = 20.0
 
     def __post_init__(self) -> None:
         if not self.targets and not self.external:

@@ -15,7 +15,7 @@ from analysis.records.plain_values import CONTROL, mapping, number, rows_of
 from loadtests.page.tails import LinesTail, TableTail
 
 REPORT = "report.html"
-_STATUS, _LOCUST_PAGE = "status.json", "locust-page.json"
+_STATUS = "status.json"
 _LINES = ("load", "interim", "preview", "weights", "search")
 _EVENT_COLUMNS = ("arm", "kind", "phase", "start_ns", "end_ns", "shape", "reason", "request_ids")
 _MACHINE_COLUMNS = (
@@ -69,7 +69,6 @@ class Updates:
         return {
             **status,
             "lag_ms": max((ms for ms in map(number, lags) if ms is not None), default=None),
-            "locust_page": content_of(self._run_dir / _LOCUST_PAGE).get("url"),
             "silent_s": None if ended else self._silent_s(),
             "ended": self._ended(ended) if isinstance(ended, Mapping) else None,
         }

@@ -16,7 +16,7 @@ from locust.env import Environment
 from locust.runners import LocalRunner
 
 from loadtests.generator.generator import Generator
-from loadtests.generator.goodput import Goodput
+from loadtests.generator.goodput import is_good
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.record import RequestRecord
 from loadtests.generator.recorder import RequestRecorder, record_file
@@ -61,7 +61,7 @@ class LoadProcess:
         self.tests = 0
         self.stopping = False
         self.over_http: set[str] = set()  # arms
-        self.goodput: Goodput | None = None
+        self.good: dict[str, float] = {}  # limits in ms by metric; empty: goodput is not counted
         self.launched = self.booked = 0
         self.users = itertools.count()
         self.requests = itertools.count()
@@ -108,7 +108,7 @@ class LoadProcess:
         self.task = config.task
         self.stopping = False
         self.launched = self.booked = 0
-        self.goodput = Goodput(goodput_flag(self.options.goodput, config.task)) if self.options.goodput else None
+        self.good = goodput_flag(self.options.goodput, config.task)
         directory = Path(records) if records else None
         if directory is not None and self.recorder is None:
             path, remedy = directory / f"requests-{worker}.arrow", "give --records an empty directory"
@@ -137,10 +137,8 @@ class LoadProcess:
                 logger.error("records cannot be written: %s and run again", unwritten(error))
 
     def take(self, record: RequestRecord) -> None:
-        """Locust and the goodput count this request; after the last of --num-prompts the test ends."""
+        """Locust counts this request; after the last of --num-prompts the test ends."""
         self.count_in_locust(record)
-        if self.goodput is not None and record.status != "CANCELLED":
-            self.goodput.add(record)
         self.booked += 1
         planned = 0 if self.options.schedule else self.options.num_prompts
         runner = self.environment.runner
@@ -161,6 +159,8 @@ class LoadProcess:
         rows = [(f"{what} e2e{suffix}", record.e2e_ms, record.output_tokens or 0)]
         if record.ok and (ttft_ms := record.ttft_ms) is not None:
             rows.append((f"{what} ttft{suffix}", ttft_ms, 0))
+        if self.good and is_good(record, self.good):
+            rows.append((f"{what} good{suffix}", record.e2e_ms, 0))
         fire: Any = self.environment.events.request.fire
         for name, response_ms, length in rows:
             fire(

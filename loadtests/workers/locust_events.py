@@ -14,13 +14,11 @@ from locust import events
 from locust.env import Environment
 from locust.runners import LocalRunner, MasterRunner, WorkerRunner
 
-from loadtests.generator.goodput import Goodput
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.schedule import Schedule
-from loadtests.workers.live_link import LiveLink
 from loadtests.workers.load_process import LoadProcess, end_with_parent
 from loadtests.workers.locust_channel import close_channel, keep_channel
-from loadtests.workers.locust_flags import add_arguments, goodput_flag, hand_config
+from loadtests.workers.locust_flags import add_arguments, hand_config
 from loadtests.workers.master import Master
 from loadtests.workers.worker import Worker
 from servers.config import Task
@@ -60,8 +58,6 @@ def _on_init(task: Task, environment: Environment, runner: Any, **_: Any) -> Non
                 Schedule.read(options.schedule)
             elif options.headless or environment.host:
                 hand_config(environment, 1, task=task)
-            if options.live_page:
-                LiveLink.of(options.live_page).join(environment)
         except ConfigError as error:
             sys.stderr.write(f"{error}\n")
             sys.exit(2)
@@ -74,8 +70,6 @@ def _on_init(task: Task, environment: Environment, runner: Any, **_: Any) -> Non
         end_with_parent()
 
     def on_test_start(**_: Any) -> None:
-        if isinstance(runner, MasterRunner) and options.goodput:
-            load.goodput = Goodput(goodput_flag(options.goodput, task))
         if master is not None:
             master.assign()
         elif not isinstance(runner, MasterRunner) and not options.schedule:
@@ -107,26 +101,8 @@ def _on_init(task: Task, environment: Environment, runner: Any, **_: Any) -> Non
         if load.log is not None and not options.schedule:
             load.log.complete = True
         load.end()
-        if not isinstance(runner, WorkerRunner) and not (isinstance(runner, MasterRunner) and options.headless):
-            print_goodput()
-
-    def print_goodput(**_: Any) -> None:
-        if load.goodput is not None:
-            sys.stdout.write("\n".join(load.goodput.lines()) + "\n")
-
-    def on_report(data: dict[str, Any], **_: Any) -> None:
-        if load.goodput is not None:
-            data["tailgate_goodput"] = load.goodput.take()
-
-    def on_worker_report(data: dict[str, Any], **_: Any) -> None:
-        if load.goodput is not None and "tailgate_goodput" in data:
-            load.goodput.merge(data["tailgate_goodput"])
 
     hooks: Any = environment.events
-    hooks.report_to_master.add_listener(on_report)
-    hooks.worker_report.add_listener(on_worker_report)
-    if isinstance(runner, MasterRunner) and options.headless:
-        hooks.quit.add_listener(print_goodput)  # the workers' last reports come after the stop
     hooks.test_start.add_listener(on_test_start)
     hooks.test_stopping.add_listener(on_test_stopping)
     hooks.test_stop.add_listener(on_test_stop)

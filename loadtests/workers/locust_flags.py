@@ -77,7 +77,7 @@ def add_arguments(parser: Any, *, task: Task) -> None:
     )
     # A list, which the web page would hand back as one text.
     good = "e2e:50" if task == "embed" else "ttft:200 tpot:50"
-    add("--goodput", nargs="+", default=[], include_in_web_ui=False, help=f"Good is within these: {good}")
+    add("--goodput", nargs="+", default=[], include_in_web_ui=False, help=f"Count those within these: {good}")
     add("--burstiness", type=_positive, default=1.0, help="Shape of the gamma gaps: 1 is Poisson, below 1 is bursty")
     workload, scale, why = ("sentences", 1.0, "") if task == "embed" else ("conversation", 0.1, ": fits small models")
     add("--workload", choices=workloads_of(task), default=workload, help=f"Which lengths (default {workload})")
@@ -90,7 +90,6 @@ def add_arguments(parser: Any, *, task: Task) -> None:
     add("--request-timeout", type=_positive, default=60.0, help="Deadline of each request in seconds (default 60)")
     add("--seed", type=int, default=0, help="Seed of gaps, lengths and prompts (default 0)")
     add("--records", default="", help="Directory for requests-N.arrow (default: no records)")
-    add("--keepalive", type=float, default=0.0, help="Ping a silent server after so many seconds (default 0: never)")
     if task == "generate":
         add("--kind", choices=("tailgate", *KINDS), default="tailgate", help="What the host speaks (default tailgate)")
         add("--model-name", default="", help="The model's name at a host of another kind")
@@ -105,13 +104,6 @@ def add_arguments(parser: Any, *, task: Task) -> None:
     # Not in the web page: its visitors must not choose files of this machine. Locust's own page has --tls-key.
     for flag, _, text in _SECURITY_FLAGS:
         add(flag, default="", include_in_web_ui=False, help=text)
-    add(
-        "--live-page",
-        default="",
-        metavar="RUN_DIR|ADDRESS",
-        include_in_web_ui=False,
-        help="The tailgate run that this load belongs to: Locust's page and its live page lead to each other",
-    )
     add("--schedule", default="", include_in_web_ui=False, help="schedule.arrow to replay; needs --trial-config")
     add("--trial-config", default="", include_in_web_ui=False, help="generator.json of the trial to replay")
     add("--keep", default="", include_in_web_ui=False, help="On a worker that shares no disk: where its records stay")
@@ -152,7 +144,6 @@ def hand_config(environment: Environment, test: int, *, task: Task) -> TrialConf
         timeout_s=options.request_timeout,
         vocab_size=options.vocab_size,
         max_concurrency=options.max_concurrency,
-        keepalive_s=options.keepalive,
         security=_security(options),
     )
 

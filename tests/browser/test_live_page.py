@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -18,13 +17,12 @@ from typing import Any
 
 import pytest
 
-from analysis.records.documents import write_document
 from analysis.report.html import html_report
 from loadtests.experiments.writing import to_toml
 from tests.fakes.live_runs import WatchedRun
-from tests.fakes.processes import PATIENCE_S, free_port, wait_for
+from tests.fakes.processes import PATIENCE_S
 from tests.fakes.screens import Browser, Tab
-from tests.fakes.whole_run import environment, experiment, start_locust, tailgate
+from tests.fakes.whole_run import environment, experiment, tailgate
 from tests.loadtests.page.conftest import Serve
 
 STATE = (("analysis.report", "plot.js"), ("loadtests.page", "state.js"))
@@ -482,37 +480,6 @@ def test_a_watched_run_ends_with_its_report_on_the_screen(tmp_path: Path, browse
     tab.wait_for(REPORT_READY)
     assert tab.text("h1") == "FAIL"
     assert tab.complaints == []
-
-
-def test_locusts_page_and_the_live_page_link_to_each_other(run: WatchedRun, browser: Browser, serve: Serve) -> None:
-    live = serve(run.folder).url("127.0.0.1")
-    port = free_port()
-    own = f"http://127.0.0.1:{port}/"
-    arguments = ["-f", "loadtests/chat.py", "--web-host", "127.0.0.1", "--web-port", str(port)]
-    locust = start_locust(*arguments, "--live-page", str(run.folder))
-    try:
-        page = browser.open(live)
-        page.wait_for(READY)
-        wait_for(lambda: (run.folder / "locust-page.json").exists())
-        tab = browser.open(own)
-        tab.wait_for_text("#root", "Start")
-        assert "live page" not in tab.text()  # the run serves none yet
-        write_document(run.folder / "page.json", {"url": live})
-        tab.send("Page.navigate", url=own)
-        tab.wait_for("document.querySelector('body > p a')")
-        assert tab.evaluate("document.querySelector('body > p a').href") == live
-        go_on(run)
-        page.wait_for("!document.querySelector('[data-locust]').hidden")
-        assert page.evaluate("document.querySelector('[data-locust] a').href") == own
-        locust.send_signal(signal.SIGINT)
-        output, _ = locust.communicate(timeout=PATIENCE_S)
-        go_on(run)
-        page.wait_for("document.querySelector('[data-locust]').hidden")
-    finally:
-        locust.kill()
-    assert "Traceback" not in output
-    assert not (run.folder / "locust-page.json").exists()
-    assert page.complaints == []
 
 
 def test_the_token_leaves_the_address(run: WatchedRun, browser: Browser, serve: Serve) -> None:

@@ -24,7 +24,6 @@ from tests.fakes.whole_run import records, run_locust
 with patch.dict(os.environ, {"LOCUST_SKIP_MONKEY_PATCH": "1"}):
     from locust.argument_parser import get_empty_argument_parser
 
-    from loadtests.workers.live_link import LiveLink
     from loadtests.workers.locust_flags import add_arguments, hand_config
 
 CHAT = "loadtests/chat.py"
@@ -92,9 +91,6 @@ REFUSED: list[tuple[Task, str, list[str], tuple[str, ...]]] = [
     ("generate", "http://h/v1", ["--kind", "openai"], ("--kind openai", "--model-name")),
     ("generate", "h:1", ["--kind", "openai", "--model-name", "m"], ("h:1", "http")),
     ("generate", "h:1", ["--kind", "oip", "--model-name", "m", "--option", "x=1"], ("option", "x")),
-    ("generate", "h:1", ["--live-page", "docs"], ("--live-page", "docs", "experiment.toml")),
-    ("generate", "h:1", ["--live-page", "http://h:1/?token=x"], ("--live-page", "token")),
-    ("generate", "h:1", ["--live-page", "http://h:1/"], ("--live-page", "--headless")),
     ("embed", "nowhere", [], ("nowhere", "host:port")),
     ("embed", "h:1", ["--goodput", "ttft:200"], ("--goodput", "ttft")),
     ("embed", "h:1", ["--workload", "conversation"], ("--workload", "conversation")),
@@ -110,8 +106,6 @@ def test_flags_that_cannot_work_are_refused(
         parser = get_empty_argument_parser(add_help=False)
         add_arguments(parser, task=task)
         options = parser.parse_args(flags)
-        if options.live_page:
-            LiveLink.of(options.live_page).join(Mock(web_ui=None))
         hand_config(Mock(host=host, parsed_options=options), 1, task=task)
 
     with pytest.raises((ValueError, SystemExit)) as refused:

@@ -18,7 +18,6 @@ const parts = [
   { on: ["machines"], every: EVERY_MS, draw: showMachines },
   { on: ["now"], every: 0, draw: showNotes },
   { on: ["run"], every: 0, draw: showRun },
-  { on: ["now"], every: 0, draw: showLocust },
   { on: ["interim"], every: 0, draw: showInterims },
 ].map((part) => ({ ...part, waits: false, drawnAt: -Infinity }));
 
@@ -31,13 +30,6 @@ function withIndex(draw) {
 
 function showRun({ run }) {
   for (const node of document.querySelectorAll("[data-run]")) node.textContent = run[node.dataset.run];
-}
-
-// A page that listens on all addresses of its machine is reached under the name under which this one is.
-function showLocust({ now }) {
-  const known = /^https?:\/\/[!-~]+$/.test(now.locust_page ?? "");
-  at("[data-locust]").hidden = !known;
-  if (known) at("[data-locust] a").href = now.locust_page.replace("//*", `//${location.hostname}`);
 }
 
 function showInterims({ interim }) {

@@ -12,14 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import gevent
-import gevent.socket
 import pytest
 
 from loadtests.clients.call import Call
 from loadtests.clients.inference import InferenceClient
 from loadtests.external.client_security import SecurityConfig
-from servers.clock import now_ns
 from servers.rpc.inference_pb2 import GenerateRequest
 from servers.security import ServerTls
 from servers.splitter.envoy import Envoy
@@ -41,7 +38,7 @@ from tests.fakes.http2 import (
     until,
 )
 from tests.fakes.processes import PATIENCE_S
-from tests.loadtests.clients.test_connection import Fed, ask, finished, request
+from tests.loadtests.clients.test_connection import ask, finished, request
 
 WHOLE = wire.END_HEADERS
 LAST = wire.END_HEADERS | wire.END_STREAM
@@ -258,59 +255,6 @@ def test_a_refused_stream_is_started_again_once(refusals: int, ending: tuple[str
         call = ask(peer)
         assert len(peer.wires) == 1
     assert (call.status, call.error) == ending
-
-
-def test_a_silent_server_is_pinged_and_then_given_up() -> None:
-    with RawPeer(replies()) as peer:
-        call = ask(peer, keepalive_s=0.1, keepalive_timeout_s=0.2)
-        assert len(peer.frames(wire.PING)) == 1
-    assert call.status == "UNAVAILABLE"
-    assert "answered no ping" in call.error
-    assert 0.29 <= (call.end_ns - call.start_ns) / 1e9 < 3
-
-
-def test_a_server_that_answers_pings_may_be_silent_for_long() -> None:
-    def script(link: Wire) -> None:
-        link.greet()
-        stream_id = link.request()
-        for _ in range(4):
-            link.send(frame(wire.PING, wire.ACK, 0, link.until(wire.PING)[3]))
-        link.send(good(stream_id, 1))
-
-    with RawPeer(script) as peer:
-        call = ask(peer, keepalive_s=0.05, keepalive_timeout_s=1.0)
-    assert call.status == "OK"
-    assert (call.end_ns - call.start_ns) / 1e9 > 0.19
-
-
-def test_pings_come_half_as_often_once_a_server_calls_them_too_many() -> None:
-    def script(link: Wire) -> None:
-        link.greet()
-        stream_id = link.request()
-        link.send(goaway(0, 11, b"too_many_pings") if link.number == 1 else good(stream_id, 1))
-
-    with RawPeer(script) as peer:
-        client = InferenceClient(peer.target, keepalive_s=30.0)
-        assert finished(generate(client, request())).status == "OK"
-        assert client.keepalive_s == 60.0
-        client.close()
-
-
-@pytest.mark.parametrize("answered", [True, False])
-def test_a_client_that_stood_still_itself_does_not_blame_the_server(answered: bool) -> None:
-    """The answer may lie in the socket while the time runs out: a stall of this process is no silence of the server."""
-    near, far = gevent.socket.socketpair()
-    near.setblocking(False)
-    with Fed(1, near, keepalive_s=0.1, keepalive_timeout_s=0.2) as fed, far:
-        keepalive = fed.connection.keepalive
-        assert keepalive is not None
-        keepalive.pinged_ns = now_ns() - 300_000_000
-        fed.connection.last_read_ns = keepalive.pinged_ns - 100_000_000
-        if answered:
-            far.sendall(frame(wire.PING, wire.ACK, 0, b"tailgate"))
-        keepalive.check()  # as if the timer came before the reader, in the first turn after the stall
-        assert fed.connection.closed is not answered
-        assert fed.calls[0].status == ("" if answered else "UNAVAILABLE")
 
 
 @pytest.fixture(scope="module")

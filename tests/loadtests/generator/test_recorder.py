@@ -29,7 +29,7 @@ from loadtests.external.client_security import SecurityConfig
 from loadtests.generator import own_cost
 from loadtests.generator import spool as spools
 from loadtests.generator.arm_tally import ArmTally
-from loadtests.generator.goodput import Goodput
+from loadtests.generator.goodput import is_good
 from loadtests.generator.lag_histogram import LagHistogram
 from loadtests.generator.latency_histogram import BOUNDS_S, LatencyHistogram
 from loadtests.generator.load_log import LoadLog
@@ -249,20 +249,7 @@ def test_log_counts_and_quantiles_count_from_the_schedule(tmp_path: Path) -> Non
     ],
 )
 def test_a_request_is_good_within_every_limit(limits: dict[str, float], changes: dict[str, Any], good: bool) -> None:
-    assert Goodput(limits).is_good(record(**changes)) is good
-
-
-def test_counts_of_several_processes_add_up() -> None:
-    total, parts = Goodput({"ttft": 11.0}), [Goodput({"ttft": 11.0}) for _ in range(2)]
-    for second in range(10):
-        times = {"scheduled_ns": 1000, "first_token_ns": 1011, "end_ns": 1400}
-        times = {name: (at_ms + 1000 * second) * MS for name, at_ms in times.items()}
-        parts[second % 2].add(record(**times, status="OK" if second > 1 else "INTERNAL"))
-    for part in parts:
-        total.merge(part.take())
-        assert part.take()["arms"] == {}
-    line = "goodput of eager: 0.8511 requests/s; 8 of 10 requests (80 %) within ttft 11 ms, in 9.4 s"
-    assert total.lines() == [line]
+    assert is_good(record(**changes), limits) is good
 
 
 @given(st.lists(st.integers(1_000, 3_600_000_000_000), min_size=1, max_size=200), st.floats(0.01, 1))
