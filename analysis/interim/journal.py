@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from analysis.interim import JOURNAL, PREVIEW
 from analysis.interim.outlook import Interim, analyse
 from analysis.judging.gates import Gate
 from analysis.records.documents import content_of, read_rows
@@ -20,8 +21,6 @@ from analysis.run.run import Run
 from analysis.run.settled import settled, settled_s
 from analysis.settings.metrics import gate_label
 
-JOURNAL = "interim.jsonl"
-PREVIEW = "preview.jsonl"  # analyses by which nothing is decided
 _OF_CHECKS = ("check", "arm", "ok", "reason", "remedy")
 
 

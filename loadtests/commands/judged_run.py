@@ -1,18 +1,20 @@
-"""What `run` and `ramp` share, and `frontier` in part: an experiment run with its live page and metrics, and judged."""
+"""What `run` and `ramp` share, and `frontier` in part: an experiment run with its live page and metrics, and judged.
+
+What judges is imported after the traffic: nothing of it is needed before, and SciPy alone takes half a second.
+"""
 
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
 from loadtests.commands.parity import show_parity
-from loadtests.commands.verdict_output import judge_run
 from loadtests.trials.live_page import LivePage, page_address
 from loadtests.trials.progress import Display, Status
 from loadtests.trials.run import Orchestrator
 from loadtests.trials.run_directory import has_requests
-from loadtests.trials.run_metrics import exporting
 
 
 def page_of(address: str, status: Status) -> LivePage | None:
@@ -28,11 +30,19 @@ def run_and_judge(
     orchestrator.prepare()
     ended: dict[str, Any] = {"complete": False, "error": "it ended in the middle"}
     try:
-        with exporting(status, metrics):
+        with _exporting(status, metrics):
             return _run(orchestrator, status, ended, as_json=as_json)
     finally:
         if page is not None:
             page.close(ended)
+
+
+def _exporting(status: Status, metrics: str) -> AbstractContextManager[object]:
+    if not metrics:
+        return nullcontext()
+    from loadtests.trials.run_metrics import exporting
+
+    return exporting(status, metrics)
 
 
 def _run(orchestrator: Orchestrator, status: Status, ended: dict[str, Any], *, as_json: bool) -> int:
@@ -52,4 +62,6 @@ def _run(orchestrator: Orchestrator, status: Status, ended: dict[str, Any], *, a
         return without_verdict(outcome.run_dir, ended, as_json=as_json)
     status.phase = "judging"
     print(f"judging {outcome.run_dir}", file=sys.stderr)
+    from loadtests.commands.verdict_output import judge_run
+
     return judge_run(outcome.run_dir, ended, as_json=as_json, broke=not outcome.complete)

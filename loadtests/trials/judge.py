@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.interim.journal import JOURNAL
+from analysis.interim import JOURNAL
 from loadtests.page.tails import LinesTail
 from loadtests.trials.processes import Child, child_environment
 

@@ -10,21 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from analysis.judging.gates import FAIL
 from analysis.records.documents import toml_with_checksum, write_document
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.writing import to_toml
 from loadtests.traffic.schedule import Schedule
 from loadtests.trials.context import TrialContext
 from loadtests.trials.device_rotation import in_trial
-from loadtests.trials.early_end import EarlyEnding
 from loadtests.trials.environment import describe_environment
 from loadtests.trials.errors import RunError, StopRequestedError
 from loadtests.trials.judge import Judge
 from loadtests.trials.live_page import LivePage
-from loadtests.trials.parity_processes import PARITY_COMMAND, ParityRun
 from loadtests.trials.preflight import check_experiment
 from loadtests.trials.progress import Status
 from loadtests.trials.run_directory import check_writable, new_run_dir
@@ -37,6 +34,9 @@ from loadtests.trials.users_trial import UsersTrial
 from servers.complaint import fault, unwritten
 from servers.fields import ConfigError
 from servers.splitter.admin import SplitterError
+
+if TYPE_CHECKING:
+    from loadtests.trials.parity_processes import ParityRun
 
 # -P: a directory called `servers` where the user stands must not be imported instead.
 ARM_COMMAND = (sys.executable, "-P", "-m", "servers.front.serve")
@@ -79,7 +79,7 @@ class Orchestrator:
         status: Status | None = None,
         page: LivePage | None = None,
         arm_command: Sequence[str] = ARM_COMMAND,
-        parity_command: Sequence[str] = PARITY_COMMAND,
+        parity_command: Sequence[str] | None = None,
         metrics: bool = False,
     ) -> None:
         self.experiment = experiment
@@ -89,7 +89,7 @@ class Orchestrator:
         self._page = page
         self._shared_cache = out / "compile-cache"
         self._arm_command = tuple(arm_command)
-        self._parity_command = tuple(parity_command)
+        self._parity_command = parity_command
         self._schedules: TrialSchedules | None = None
         # What a kill must end.
         self._running: Trial | UsersTrial | ParityRun | None = None
@@ -144,7 +144,7 @@ class Orchestrator:
         try:
             if experiment.parity.full:
                 parity = self._measure_parity(run_dir)
-                if parity["verdict"] == FAIL:
+                if parity["verdict"] == "FAIL":
                     return ended(failed_parity=parity)
             if experiment.gates.sequential:
                 self._judge = Judge(run_dir)
@@ -170,13 +170,15 @@ class Orchestrator:
         return "" if gone is None else f"{gone} was removed while the run went on: run again, and leave it where it is"
 
     def _measure_parity(self, run_dir: Path) -> dict[str, Any]:
+        from loadtests.trials.parity_processes import PARITY_COMMAND, ParityRun
+
         self._running = measuring = ParityRun(
             self.experiment,
             folder=run_dir,
             shared_cache=self._shared_cache,
             status=self.status,
             check=self._check,
-            command=self._parity_command,
+            command=self._parity_command or PARITY_COMMAND,
         )
         outcome = measuring.run()
         for arm in outcome["arms"]:
@@ -238,7 +240,11 @@ class Orchestrator:
 
     def _steering(self, context: TrialContext) -> Steering | None:
         """Who looks at the trials while their traffic flows; None where nobody does."""
-        return None if self._judge is None else EarlyEnding(self._judge)
+        if self._judge is None:
+            return None
+        from loadtests.trials.early_end import EarlyEnding
+
+        return EarlyEnding(self._judge)
 
     def _check(self) -> None:
         if self._interrupted:

@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from analysis.parity.vectors import LEAST_COSINE
 from analysis.records.asked_answers import AFTER, BEFORE
 from loadtests.experiments.model import Experiment
 from loadtests.traffic.schedule import Schedule
@@ -289,6 +288,8 @@ class Trial:
         expected = None if self._expected is None else self._expected.answers
         if not embeds:
             return compared(answers, arms, first=first, expected=expected)
+        from analysis.parity.vectors import LEAST_COSINE
+
         dtype = next(iter(self._replicas.snapshots.values())).dtype
         least = experiment.parity.min_cosine or LEAST_COSINE[dtype]
         return compared_vectors(answers, arms, first=first, least=least, expected=expected)

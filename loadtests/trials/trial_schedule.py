@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from analysis.judging.load_steps import steps_of, to_search
-from analysis.records.run_records import read_run
-from analysis.run.run import Run
 from loadtests.experiments.model import Experiment
 from loadtests.traffic.drawing import build_schedule
 from loadtests.traffic.rate_steps import closer
@@ -59,6 +56,10 @@ class TrialSchedules:
 
     def next_rates(self, run_dir: Path) -> tuple[float, ...]:
         """The rates at which a saturation search goes on: over what the trials in `run_dir` leave open for each arm."""
+        from analysis.judging.load_steps import steps_of, to_search
+        from analysis.records.run_records import read_run
+        from analysis.run.run import Run
+
         traffic = self.experiment.traffic
         low, high = traffic.step_rates
         run = Run.of(read_run(run_dir))

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from analysis.interim.journal import JOURNAL as LOOKS
+from analysis.interim import JOURNAL as LOOKS
 from analysis.interim.journal import read_interim
 from analysis.records.documents import read_document, read_toml, toml_with_checksum, with_checksum, write_document
 from analysis.records.joining import RUN_LIST, read_run_list

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.interim.journal import JOURNAL, Watch, append, read_interim, row_of
+from analysis.interim import JOURNAL
+from analysis.interim.journal import Watch, append, read_interim, row_of
 from analysis.interim.outlook import analyse, outlook_of
 from analysis.judging import paths
 from analysis.judging.alarms import Alarm, ServedCompile, burst_alarms, compile_alarms, death_alarms

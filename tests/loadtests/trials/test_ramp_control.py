@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from analysis.interim.journal import JOURNAL
+from analysis.interim import JOURNAL
 from analysis.interim.journal import append as append_look
 from analysis.judging.alarms import ServedCompile, compile_alarms
 from analysis.records.weight_journal import BY_HAND, read_weights
