@@ -64,7 +64,7 @@ def command(
         typer.Option(metavar="TRACE", parser=file_name, help="Forecast this trace instead of inspecting an arm."),
     ] = None,
     time_unit: Annotated[
-        TimeUnit | None, typer.Option(help="With --trace: unit of the times in JSON Lines that do not show it.")
+        TimeUnit | None, typer.Option(help="With --trace: unit of the times in JSON Lines. [default: ms]")
     ] = None,
     graphs: Annotated[
         int | None, typer.Option(metavar="N", parser=whole(1, 1024), help="With --trace: most buckets. [default: 8]")

@@ -223,8 +223,7 @@ def _source_facts(source: Source) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     if source.trace is not None:
         trace = source.trace
-        counts = {"rows_read": trace.rows_read, "rows_kept": len(trace), "failed": trace.failed}
-        facts["trace"] = {"format": trace.format, **counts}
+        facts["trace"] = {"format": trace.format, "rows_read": len(trace), "failed": trace.failed}
     if source.conversations is not None:
         talks = source.conversations
         facts["conversations"] = {"read": talks.read, "unusable": talks.unusable, "kept": len(talks.kept)}

@@ -22,7 +22,7 @@ def block_columns(
 
     Turns of made-up sessions share their context instead. `trace_row` is the row of the trace that each request is.
     """
-    if trace is None or trace_row is None or not trace.shares_prefixes or config.turns_mean != 1:
+    if trace is None or trace_row is None or not len(trace.block_ids) or config.turns_mean != 1:
         return {}
     ids = [trace.blocks(row) for row in trace_row[rows].tolist()]
     flat = np.concatenate(ids) if ids else np.zeros(0, dtype=np.int64)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from loadtests.traffic.conversations import Conversations, read_conversations
 from loadtests.traffic.prompts import PromptText, load_prompt_text
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.traces import Trace, read_trace
 from servers.fields import ConfigError
-
-# Rows of a trace that lengths are drawn from: more would only take memory.
-SAMPLED_ROWS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,20 +21,11 @@ class Source:
 
 
 def read_source(config: TrafficConfig, *, seed: int, model: str = "", answers: bool = True) -> Source:
-    """The files that `config` names, read as far as its trials need them. `model` has the tokenizer if none is named.
+    """Read the files that `config` names. `model` has the tokenizer if none is named.
 
-    A trace that is replayed is read up to the end of its window; one whose lengths are resampled is read whole and a
-    sample of it is kept. Without `answers` nothing is generated, and a trace need not say how much. Whatever cannot be
-    used is a ConfigError.
+    Without `answers` nothing is generated, and a trace need not say how much. Whatever cannot be used is a ConfigError.
     """
     trace = None
-    if config.arrivals == "trace":
-        end_s = config.trace_start_s + config.duration_s / config.time_scale
-        # A little more than the window: rounding must not make a trace look too short.
-        end_s = end_s * (1 + 1e-9) + 1e-6
-        kept: dict[str, Any] = {"start_s": config.trace_start_s, "end_s": end_s}
-    else:
-        kept = {"sample": SAMPLED_ROWS, "seed": seed}
     if config.trace:
         trace = read_trace(
             config.trace,
@@ -46,7 +33,6 @@ def read_source(config: TrafficConfig, *, seed: int, model: str = "", answers: b
             blocks=config.workload == "trace" and config.turns_mean == 1,
             time_unit=config.trace_time_unit,
             block_tokens=config.trace_block_tokens,
-            **kept,
         )
     conversations = read_conversations(config.conversations, seed=seed) if config.conversations else None
     text = None

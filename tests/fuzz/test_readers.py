@@ -56,10 +56,6 @@ _MOONCAKE = "".join(
     + "\n"
     for at in range(12)
 )
-_SESSIONS = "".join(
-    json.dumps({"session_id": "a", key: 500, "input_length": 2, "output_length": 5, "hash_ids": [0, 1]}) + "\n"
-    for key in ("timestamp", "delay", "delay")
-)
 _TURNS = [{"from": "human", "value": "What is a p99?"}, {"from": "gpt", "value": "A quantile."}] * 2
 _SHAREGPT = [
     {"id": "a", "conversations": [{"from": "system", "value": "Be brief."}, *_TURNS]},
@@ -196,7 +192,7 @@ FILES = (
     Reader(name="experiment", seeds=_experiments, read=_file("experiment.toml", load), refuses=(ConfigError,)),
     Reader(
         name="trace",
-        seeds=_given(_AZURE.encode(), _PLAIN.encode(), _MOONCAKE.encode(), _SESSIONS.encode()),
+        seeds=_given(_AZURE.encode(), _PLAIN.encode(), _MOONCAKE.encode()),
         read=_file("trace", read_trace),
         refuses=(ConfigError,),
     ),

@@ -46,7 +46,7 @@ def test_the_answer_says_how_the_search_ended(searched: Summary, tmp_path: Path)
 
 
 def test_failed_rows_of_a_trace_are_counted_in_the_report(demo: Summary) -> None:
-    facts = {"format": "burstgpt", "rows_read": 9, "rows_kept": 4, "failed": 2}
+    facts = {"format": "burstgpt", "rows_read": 9, "failed": 2}
     page = html_report({**demo, "traffic": {"prompts": {"trace": facts}}})
     assert all(f"traffic.prompts.trace.{key}" in page for key in facts)
 

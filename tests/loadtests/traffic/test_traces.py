@@ -54,9 +54,6 @@ def mooncake_line(at: float, given_tokens: object = 10, asked_tokens: object = 5
     return json.dumps({"timestamp": at, "input_length": given_tokens, "output_length": asked_tokens, "hash_ids": ids})
 
 
-MOONCAKE: dict[str, Any] = {"time_unit": "ms", "block_tokens": 512}
-
-
 @settings(max_examples=30)
 @given(
     rows=st.lists(
@@ -67,73 +64,71 @@ def test_every_mooncake_row_comes_back(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, int]]
 ) -> None:
     rows = sorted(rows, key=lambda row: row[0])
-    trace = read_trace(
-        written(tmp_path_factory.mktemp("t"), "\n".join(mooncake_line(*row) for row in rows)), **MOONCAKE
-    )
+    lines = [mooncake_line(*row, [*range(-(-row[1] // 512))]) for row in rows]
+    trace = read_trace(written(tmp_path_factory.mktemp("t"), "\n".join(lines)))
     assert trace.offset_ns.tolist() == [(row[0] - rows[0][0]) * 1_000_000 for row in rows]
     assert trace.input_tokens.tolist() == [row[1] for row in rows]
     assert trace.output_tokens.tolist() == [row[2] for row in rows]
+    assert [len(trace.blocks(index)) for index in range(len(rows))] == [-(-row[1] // 512) for row in rows]
 
 
+LATE = "2023-11-17 00:00:01.0000000"
 BAD_AZURE: list[tuple[str, list[str]]] = [
-    ("2023-11-17 00:00:01.0000000,12", ["line 5", "12", "correct or remove"]),
-    ("2023-11-17 00:00:01.0000000,12,x", ["line 5", "12,x", "correct or remove"]),
-    ("2023-11-17 00:00:01.0000000,12,1.5", ["line 5", "12,1.5", "correct or remove"]),
-    ("yesterday,12,5", ["line 5", "yesterday", "correct or remove"]),
-    ("2023-13-17 00:00:01.0000000,12,5", ["line 5", "2023-13-17", "correct or remove"]),
-    ("2023-11-17 00:00:01.0000000,0,5", ["line 5", "input length is 0", "remove the line"]),
-    ("2023-11-17 00:00:01.0000000,12,-5", ["line 5", "output length is -5", "remove the line"]),
-    ("2023-11-17 00:00:01.0000000,99999999999,5", ["line 5", "99999999999", "remove the line"]),
-    ("2023-11-17 00:00:01.0000000," + "9" * 5000 + ",5", ["line 5", "...", "remove the line"]),
-    ("9999-11-17 00:00:01.0000000,12,5", ["line 5", "9999-11-17", "10 years", "remove the line"]),
-    (
-        "2023-11-17 00:00:00.0000000,12,5",
-        ["line 5", "from 2023-11-17 00:00:00.0000001 to 2023-11-17 00:00:00.0000000", "sort the trace"],
-    ),
+    (f"{LATE},12", ["Row #4", "12", "correct or remove"]),
+    (f"{LATE},12,x", ["Row #4", "'x'", "correct or remove"]),
+    (f"{LATE},12,1.5", ["Row #4", "'1.5'"]),
+    (f"{LATE},12,", ["row 4", "has no GeneratedTokens"]),
+    ("yesterday,12,5", ["Row #4", "yesterday"]),
+    ("2023-13-17 00:00:01.0000000,12,5", ["Row #4", "2023-13-17"]),
+    (f"{LATE},0,5", ["row 4", "input length is 0", "remove the row"]),
+    (f"{LATE},12,-5", ["row 4", "output length is -5"]),
+    (f"{LATE},99999999999,5", ["Row #4", "99999999999"]),
+    (f"{LATE},{'9' * 5000},5", ["Row #4", "..."]),
+    ("2123-11-17 00:00:01.0000000,12,5", ["row 4", "more than 10 years", "remove the row"]),
+    ("2023-11-17 00:00:00.0000000,12,5", ["row 4", "time goes back by 100 ns", "sort the trace"]),
 ]
 BAD_MOONCAKE: list[tuple[str, list[str]]] = [
-    ('{"timestamp": 3', ["line 2", "one JSON object"]),
-    ("[1, 2]", ["line 2", "one JSON object"]),
-    ('{"timestamp": 3, "input_length": 4}', ["line 2", '"output_length"']),
-    ('{"timestamp": "3", "input_length": 4, "output_length": 4}', ["line 2", "milliseconds"]),
-    ('{"timestamp": NaN, "input_length": 4, "output_length": 4}', ["line 2", "milliseconds"]),
-    (mooncake_line(10**400), ["line 2", "milliseconds"]),
-    (mooncake_line(10**14), ["line 2", "10 years"]),
-    ("[" * 50_000, ["line 2", "one JSON object"]),
-    (mooncake_line(3000, 4.5, 4), ["line 2", "input_length"]),
-    (mooncake_line(3000, True, 4), ["line 2", "input_length"]),
-    (mooncake_line(3000, 0, 4), ["line 2", "input length is 0", "remove the line"]),
-    (mooncake_line(3000, 513, 4, [0, 1, 2]), ["line 2", "3 hash_ids", "2 blocks of 512", "block_tokens"]),
-    *((mooncake_line(3000, 600, 5, ids), ["line 2", "expected hash_ids"]) for ids in (["a"], [-1], 7, [True])),
-    (mooncake_line(2999, 4, 4), ["line 2", "from 3000 ms to 2999 ms", "sort the trace"]),
+    ('{"timestamp": 3', ["row 2", "Invalid JSON"]),
+    ("[1, 2]", ["row 2", "object"]),
+    ('{"timestamp": 3, "input_length": 4}', ["row 2", "output_length: Field required"]),
+    ('{"timestamp": "3", "input_length": 4, "output_length": 4}', ["row 2", "timestamp: ", "number"]),
+    ('{"timestamp": NaN, "input_length": 4, "output_length": 4}', ["row 2", "time is nan ms"]),
+    (mooncake_line(10**400), ["row 2", "time is inf ms"]),
+    (mooncake_line(10**12), ["row 2", "10 years"]),
+    ("[" * 50_000, ["row 2", "Invalid JSON"]),
+    (mooncake_line(3000, 4.5, 4), ["row 2", "input_length: ", "integer"]),
+    (mooncake_line(3000, True, 4), ["row 2", "input_length: ", "integer"]),
+    (mooncake_line(3000, 2**70, 4), ["row 2", "31 bits"]),
+    (mooncake_line(3000, 0, 4, []), ["row 2", "input length is 0", "remove the row"]),
+    (mooncake_line(3000, 513, 4, [0, 1, 2]), ["row 2", "3 hash_ids", "2 blocks of 512", "block_tokens"]),
+    *((mooncake_line(3000, 600, 5, ids), ["row 2", "hash_ids"]) for ids in (["a"], [-1], 7, [True])),
+    (mooncake_line(2999, 4, 4), ["row 2", "goes back by 1000000 ns", "sort the trace"]),
+    ("1" * (1 << 24), ["row 2", "break it into lines"]),
 ]
 BAD_PLAIN: list[tuple[str, list[str]]] = [
-    ("1,2", ["line 3", "3 values"]),
-    ("1,2,3,4", ["line 3", "3 values"]),
-    ("x,2,3", ["line 3", "a time in seconds"]),
-    ("1e3,2,3", ["line 3", "a time in seconds"]),
-    ("1,2.5,3", ["line 3", "input_tokens"]),
-    ("1,2,x", ["line 3", "output_tokens"]),
-    ("1,0,3", ["line 3", "input length is 0", "remove the line"]),
-    ("1,2,-3", ["line 3", "output length is -3"]),
-    ("0.4,2,3", ["line 3", "from 0.5 s to 0.4 s", "sort the trace"]),
+    ("1,2", ["Row #2", "Expected 3 columns"]),
+    ("1,2,3,4", ["Row #2", "Expected 3 columns"]),
+    ("x,2,3", ["Row #2", "'x'"]),
+    ("nan,2,3", ["row 2", "has no time_s"]),
+    ("inf,2,3", ["row 2", "time is inf s"]),
+    ("1,2.5,3", ["Row #2", "'2.5'"]),
+    ("0.4,2,3", ["row 2", "goes back by 100000000 ns", "sort the trace"]),
 ]
 
 
 @pytest.mark.parametrize(
-    ("before", "row", "parts", "known"),
+    ("before", "row", "parts"),
     [
-        *(("\r\n".join([HEADER, *AZURE_2023, ""]), *case, {}) for case in BAD_AZURE),
-        *((mooncake_line(3000) + "\n", *case, MOONCAKE) for case in BAD_MOONCAKE),
-        *(("time_s,input_tokens,output_tokens\n0.5,10,3\n", *case, {}) for case in BAD_PLAIN),
+        *(("\r\n".join([HEADER, *AZURE_2023, ""]), *case) for case in BAD_AZURE),
+        *((mooncake_line(3000) + "\n", *case) for case in BAD_MOONCAKE),
+        *(("time_s,input_tokens,output_tokens\n0.5,10,3\n", *case) for case in BAD_PLAIN),
     ],
 )
-def test_a_bad_line_is_named_with_its_value_and_remedy(
-    tmp_path: Path, before: str, row: str, parts: list[str], known: dict[str, Any]
-) -> None:
-    message = unread(written(tmp_path, before + row), **known)
+def test_a_bad_row_is_named_with_its_value_and_remedy(tmp_path: Path, before: str, row: str, parts: list[str]) -> None:
+    message = unread(written(tmp_path, before + row))
     for part in parts:
         assert part in message
+    assert len(message) < 1200
 
 
 @pytest.mark.parametrize(
@@ -142,8 +137,8 @@ def test_a_bad_line_is_named_with_its_value_and_remedy(
         ("", "is empty"),
         ("\n\n  \n", "is empty"),
         (HEADER + "\n", "no request"),
-        ("time,prompt,answer\n1,2,3\n", 'line 1 is "time,prompt,answer", which is no known format'),
-        ("x" * 5000, "..."),
+        ("time,prompt,answer\n1,2,3\n", 'begins with "time,prompt,answer", which is no known format'),
+        ("x" * 5000, "no known format"),
     ],
 )
 def test_empty_and_unknown_files_are_refused(tmp_path: Path, text: str, part: str) -> None:
@@ -200,10 +195,6 @@ def blocks(at: float, tokens: int, size: int, **more: Any) -> dict[str, Any]:
     return {"timestamp": at, "input_length": tokens, "output_length": 4, "hash_ids": ids, **more}
 
 
-def bailian(at: float, tokens: int) -> dict[str, Any]:
-    return blocks(at, tokens, 16, chat_id=1, parent_chat_id=-1, type="text", turn=1)
-
-
 @pytest.mark.parametrize(
     ("text", "offsets_s", "inputs", "account"),
     [
@@ -228,12 +219,6 @@ def bailian(at: float, tokens: int) -> dict[str, Any]:
         ),
         (BURSTGPT_3 + "5,,12.5,GPT-4,3,9,12,API log", [0], [3], "1 request in 0 s, read as burstgpt (times in s)"),
         (
-            json_lines(bailian(0.0, 521), bailian(30.5, 40), bailian(61.114, 700)),
-            [0, 30.5, 61.114],
-            [521, 40, 700],
-            "3 requests in 61.114 s, read as bailian (times in s, blocks of 16 tokens)",
-        ),
-        (
             json_lines(blocks(0, 1024, 512), blocks(3000, 1025, 512)),
             [0, 3],
             [1024, 1025],
@@ -253,81 +238,16 @@ def test_the_format_says_unit_and_block_and_failed_rows_are_counted(
         assert trace.account == f"{path}: {account}"
 
 
-@pytest.mark.parametrize(
-    ("times", "tokens", "size", "more", "words"),
-    [
-        ((0.0, 3000.0), (1024, 1025), 512, {}, 'trace_time_unit to "s" or "ms" (tailgate inspect'),
-        ((0, 3), (1024, 1025), 512, {}, "trace_time_unit"),
-        ((0, 3000), (100, 200), 512, {}, "trace_time_unit"),
-        ((0, 3000), (32, 33), 16, {}, "trace_time_unit"),
-        ((0, 3000), (1024, 1300), 512, {"session_id": "a"}, "trace_time_unit"),
-        ((0, 3000), (100, 200), 512, {"session_id": "a", "delay": 5}, "traffic.trace_block_tokens"),
-    ],
-)
-def test_a_unit_or_a_block_size_that_is_not_certain_is_asked_for(
-    tmp_path: Path, times: tuple[float, float], tokens: tuple[int, int], size: int, more: dict[str, Any], words: str
-) -> None:
-    rows = [blocks(at, length, size, **more) for at, length in zip(times, tokens, strict=True)]
+def test_json_lines_with_another_unit_and_block_are_refused_until_settings_say_so(tmp_path: Path) -> None:
+    rows = [blocks(at, length, 16, chat_id=1, parent_chat_id=-1) for at, length in ((0.0, 521), (30.5, 40))]
     path = written(tmp_path, json_lines(*rows))
-    assert words in unread(path)
-    assert read_trace(path, time_unit="s", block_tokens=size).offset_ns[-1] == times[1] * 1e9
-
-
-def test_settings_of_json_lines_are_refused_for_a_csv_and_a_later_row_with_other_blocks_too(tmp_path: Path) -> None:
-    path = written(tmp_path, HEADER + "\n" + "\n".join(AZURE_2023))
-    assert "traffic.trace_time_unit is for JSON Lines" in unread(path, time_unit="s")
-    assert "traffic.trace_block_tokens is for JSON Lines" in unread(path, block_tokens=16)
-    rows = [blocks(1000 * at, 1024 + at % 2, 512) for at in range(1000)]
-    assert "line 1001: 1 hash_ids" in unread(written(tmp_path, json_lines(*rows, blocks(10**6, 513, 1024))))
-
-
-def test_turns_of_a_session_follow_by_their_delay_and_carry_its_context(tmp_path: Path) -> None:
-    own = {"output_length": 20}
-    trace = read_trace(
-        written(
-            tmp_path,
-            json_lines(
-                {"session_id": "a", "timestamp": 1000, "input_length": 600, "hash_ids": [7, 8], **own},
-                {"session_id": "a", "delay": 2000, "input_length": 150, "hash_ids": [3], **own},
-                {"session_id": "a", "delay": 500, "input_length": 400, **own},
-                {"session_id": "b", "timestamp": 1500, "input_length": 600, "hash_ids": [7, 2**64 - 1], **own},
-            ),
-        ),
-        block_tokens=512,
-    )
-    assert (trace.offset_ns / 1e9).tolist() == [0, 0.5, 2, 2.5]
-    assert trace.input_tokens.tolist() == [600, 600, 770, 1190]
-    assert "read as sessions (times in ms, blocks of 512 tokens)" in trace.account
-    first, other, second, third = (trace.blocks(row).tolist() for row in range(4))
-    assert (first[:2], other[:2]) == ([7, 8], [7, -1])
-    assert first == second == third[:2]
-    assert len(third) == 3
-    lost = {"session_id": "c", "delay": 5, "input_length": 6, "output_length": 7}
-    assert "line 1 has no timestamp, and its session no turn before it" in unread(written(tmp_path, json_lines(lost)))
-
-
-def azure(count: int) -> str:
-    """One request a second, its input length its number from 1."""
-    return "\n".join([HEADER, *(f"2023-11-17 00:{n // 60:02}:{n % 60:02}.0,{n + 1},5" for n in range(count))])
-
-
-def test_a_sample_of_a_trace_is_even_sorted_and_the_same_for_equal_seeds(tmp_path: Path) -> None:
-    path = written(tmp_path, azure(3000))
-    drawn = [read_trace(path, sample=300, seed=seed).input_tokens.tolist() for seed in (1, 1, *range(2, 12))]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert drawn[0] == sorted(set(drawn[0]))
-    assert len(drawn[0]) == 300
-    assert abs(np.mean(drawn) - 1500) < 60
-    assert read_trace(path, sample=5000).input_tokens.tolist() == list(range(1, 3001))
-
-
-def test_a_window_past_the_end_still_tells_how_long_the_trace_is(tmp_path: Path) -> None:
-    trace = read_trace(written(tmp_path, azure(10)), start_s=50, end_s=60)
-    assert (len(trace), trace.duration_s) == (1, 9.0)
-
-
-def test_a_line_without_end_is_not_read_whole(tmp_path: Path) -> None:
-    assert "break it into lines" in unread(written(tmp_path, HEADER + "\n" + "1" * (1 << 24)))
+    assert "33 hash_ids but the input of 521 tokens has 2 blocks of 512: set traffic.trace_block_tokens" in unread(path)
+    trace = read_trace(path, time_unit="s", block_tokens=16)
+    assert trace.account.endswith("2 requests in 30.5 s, read as mooncake (times in s, blocks of 16 tokens)")
+    assert read_trace(path, blocks=False).block_tokens == 0
+    csv = written(tmp_path, HEADER + "\n" + "\n".join(AZURE_2023))
+    assert "traffic.trace_time_unit is for JSON Lines" in unread(csv, time_unit="s")
+    assert "traffic.trace_block_tokens is for JSON Lines" in unread(csv, block_tokens=16)
 
 
 def test_a_plain_csv_without_answers_is_refused_where_they_are_needed(tmp_path: Path) -> None:
@@ -372,19 +292,16 @@ def test_what_published_files_hold_besides_is_left_out_and_counted(tmp_path: Pat
     [
         ("", ["no question with its answer in 0"]),
         ("[]", ["no question with its answer in 0"]),
-        ("[" + json.dumps(talk("a", "b")) + ', {"conversations": [}]', ["conversation 2", "one JSON object"]),
-        ("[" + json.dumps(talk("a", "b")), ["conversation 2", "the file ends"]),
-        ('[{"conversation', ["conversation 1", "one JSON object"]),
+        ("[" + json.dumps(talk("a", "b")) + ', {"conversations": [}]', ["expected JSON", "column 117"]),
+        (json.dumps(talk("a", "b")) + '\n{"conversations": [}', ["conversation 2", "expected JSON"]),
+        ('[{"conversation', ["expected JSON"]),
         ("[3]", ["conversation 1", 'a list "conversations"']),
         ('[{"conversations": [{"from": "human"}]}]', ["conversation 1", '"from" and "value"']),
         ('[{"messages": [{"role": "user", "content": 7}]}]', ["conversation 1", '"role" and "content"']),
         ('[{"conversations": [["a"]]}]', ["conversation 1", '"from" and "value"']),
-        ("plain text", ["conversation 1", "one JSON object"]),
+        ("plain text", ["conversation 1", "expected JSON"]),
         ("[" * 100_000, ["conversation 1"]),
-        (
-            '[{"conversations": [], "id": ' + "1" * 5000 + "}]",
-            ["conversation 1: expected whole numbers of 4,300 digits at most"],
-        ),
+        ('[{"conversations": [], "id": ' + "1" * 5000 + "}]", ["expected JSON", "4300"]),
     ],
 )
 def test_bad_files_are_refused_in_one_line(tmp_path: Path, content: str, parts: list[str]) -> None:
@@ -396,7 +313,7 @@ def test_bad_files_are_refused_in_one_line(tmp_path: Path, content: str, parts: 
 
 def test_missing_and_binary_conversations_are_refused(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"[\xff\xfe")
-    for name, words in (("absent", "do not exist"), ("", "cannot be read"), ("binary", "0xff")):
+    for name, words in (("absent", "does not exist"), ("", "cannot be read"), ("binary", "0xff")):
         assert words in refusal(ConfigError, read_conversations, tmp_path / name)
 
 
