@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 BEFORE: Final = "before"
@@ -14,37 +14,15 @@ AFTER: Final = "after"
 PATTERN: Final = "answers-*.json"
 
 
-def _known(values: Any) -> Any:
-    """Leave out what is null, as an infinite log-probability is in JSON."""
-    return {key: value for key, value in values.items() if value is not None} if isinstance(values, dict) else values
-
-
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Candidates = Annotated[Mapping[str, Finite], BeforeValidator(_known)]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedAnswer:
-    """One answer to the prompt that `digest` names.
-
-    `tokens`, their log-probabilities and those of the likeliest tokens in each place are of one length; all three are
-    empty if the server reports none.
-    """
+    """One answer to the prompt that `digest` names, which came in so many `pieces`."""
 
     digest: str = ""
     asked: int = 0  # tokens that it was to have
     text: str = ""
     pieces: int = 0
-    tokens: tuple[str, ...] = ()
-    log_probs: tuple[Finite, ...] = ()
-    likeliest: tuple[Candidates, ...] = ()
     error: str = ""  # why there is no answer
-
-    @model_validator(mode="after")
-    def _check_lengths(self) -> AskedAnswer:
-        if len({len(self.tokens), len(self.log_probs), len(self.likeliest)}) > 1:
-            raise ValueError("tokens, log_probs and likeliest have unequal lengths")
-        return self
 
 
 Twice = tuple[tuple[AskedAnswer, ...], tuple[AskedAnswer, ...]]

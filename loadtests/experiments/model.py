@@ -116,8 +116,7 @@ class ParityConfig:
     dtype allows.
 
     External arms whose control is external too are `served` by `prompts` of the traffic (0: 48) with answers of
-    `tokens`, before the load and after it; two tokens between which servers choose otherwise are a `near_tie` up to so
-    many nats.
+    `tokens`, before the load and after it; a share of `max_different` may be other than the control's.
     """
 
     served: bool = True
@@ -128,7 +127,7 @@ class ParityConfig:
     texts: str = ""
     max_kl: Annotated[float, Range(1e-9, 100)] = 0.02
     min_cosine: Annotated[float, Range(0, 1)] = 0.0
-    near_tie: Annotated[float, Range(1e-6, 100)] = 1.0
+    max_different: Annotated[float, Range(0, 0.9)] = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self, "parity")

@@ -23,7 +23,7 @@ _EMBED_LEAVES_OUT = (
     ("traffic", ("turns_mean", "think_time_s"), _OF_SESSIONS),
     ("traffic", ("ignore_eos",), _OF_ANSWERS),
     ("engine", ("max_new_tokens",), _OF_ANSWERS),
-    ("parity", ("tokens", "texts", "max_kl", "near_tie"), _OF_ANSWERS),
+    ("parity", ("tokens", "texts", "max_kl", "max_different"), _OF_ANSWERS),
 )
 
 

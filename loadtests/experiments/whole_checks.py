@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from loadtests.experiments.model import Experiment, ExperimentArm
 
 MAX_ARMS = 26
-MOST_ASKED_TOKENS = 32_768  # with their log-probabilities some 16 MiB of a trial's records an arm
+MOST_ASKED_TOKENS = 32_768
 
 
 def check_whole(experiment: Experiment) -> None:

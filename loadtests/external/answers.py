@@ -1,4 +1,4 @@
-"""One greedy answer of a server that others wrote: its text, and the log-probability of each token where it tells.
+"""Ask an external server for one greedy answer.
 
 Blocking and without gevent: the orchestrator asks beside the load. What goes wrong is a line of the answer and no
 exception, because one answer that is missing is no reason to end a run.
@@ -10,7 +10,7 @@ import http.client
 import ssl
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
@@ -24,21 +24,16 @@ from loadtests.external.openai_wire import shortened
 from loadtests.traffic.prompts import Message
 from servers.fields import ConfigError
 
-ALTERNATIVES: Final = 5  # tokens of which a server is asked for the log-probability: OpenAI's completions give no more
 LARGEST: Final = 1_000_000  # characters of an answer, each of which goes into a record
-_REFUSED: Final = (400, 422)  # how servers say that they do not take a field
 
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """What came. `tokens` are those whose log-probabilities the server told, else empty; `pieces` is in how many parts
-    the text came. `error` says why there is no answer; `refused`, why there are no log-probabilities."""
+    """What came: the text, in how many `pieces` it came, and in `error` why there is none."""
 
     text: str = ""
     pieces: int = 0
-    tokens: list[openai_wire.SaidToken] = field(default_factory=list)
     error: str = ""
-    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +46,8 @@ class Asking:
     seed: int
 
 
-def ask(config: ExternalConfig, address: str, asking: Asking, *, timeout_s: float, alternatives: int) -> Answer:
-    """The answer of the replica at `address`, within `timeout_s`. A server that refuses a request for `alternatives`
-    is asked again without."""
+def ask(config: ExternalConfig, address: str, asking: Asking, *, timeout_s: float) -> Answer:
+    """Return the answer of the replica at `address`, within `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     asked = _ask_openai if config.kind == "openai" else _ask_oip
     host = parse_address(address, config.kind).host
@@ -62,7 +56,7 @@ def ask(config: ExternalConfig, address: str, asking: Asking, *, timeout_s: floa
     except ConfigError as error:
         return Answer(error=str(error))
     try:
-        answer = asked(config, address, asking, deadline, alternatives)
+        answer = asked(config, address, asking, deadline)
     except ssl.SSLError as error:
         answer = Answer(error=explain(error, server_name(config.security, host)))
     except TimeoutError:
@@ -70,12 +64,11 @@ def ask(config: ExternalConfig, address: str, asking: Asking, *, timeout_s: floa
     except Exception as error:  # whatever a server does costs its own answer alone
         answer = Answer(error=f"{type(error).__name__}: {error}")
     answer.error = shortened(without_secrets(answer.error, secrets))
-    answer.refused = shortened(without_secrets(answer.refused, secrets))
     answer.text = without_secrets(answer.text, secrets)
     return answer
 
 
-def _ask_openai(config: ExternalConfig, address: str, asking: Asking, deadline: float, alternatives: int) -> Answer:
+def _ask_openai(config: ExternalConfig, address: str, asking: Asking, deadline: float) -> Answer:
     options = config.options
     assert isinstance(options, OpenAiOptions)
     where = parse_address(address, config.kind)
@@ -87,7 +80,6 @@ def _ask_openai(config: ExternalConfig, address: str, asking: Asking, deadline: 
         whole_length=asking.whole_length,
         seed=asking.seed,
         greedy=True,
-        alternatives=alternatives,
     )
     connection = connect(config, where, _left_s(deadline))
     try:
@@ -98,17 +90,12 @@ def _ask_openai(config: ExternalConfig, address: str, asking: Asking, deadline: 
                 return Answer(error=encoded)
             return _read(_until(events(reply), deadline))
         said = reply.read(openai_wire.LARGEST_ERROR)
-        problem = openai_wire.error_of_body(reply.status, said, reply.getheader("location") or "", kind)[1]
-        if not alternatives or reply.status not in _REFUSED:
-            return Answer(error=problem)
+        location = reply.getheader("location") or ""
+        return Answer(error=openai_wire.error_of_body(reply.status, said, location, kind)[1])
     except http.client.HTTPException as error:
         return Answer(error=f"{type(error).__name__}: {error}")
     finally:
         connection.close()
-    again = _ask_openai(config, address, asking, deadline, 0)
-    # What is refused all the same was not refused for the log-probabilities.
-    again.refused = "" if again.error else problem
-    return again
 
 
 def _read(stream: Iterator[bytes]) -> Answer:
@@ -120,8 +107,7 @@ def _read(stream: Iterator[bytes]) -> Answer:
         chunk = openai_wire.read_event(data)
         if chunk.failed is not None:
             return Answer(error=f"{chunk.failed[0]}: {chunk.failed[1]}")
-        text, tokens = openai_wire.said_in(data)
-        answer.tokens += tokens
+        text = openai_wire.text_in(data)
         parts += [text] if text else []
         size += len(data)
         if size > LARGEST:
@@ -133,8 +119,7 @@ def _read(stream: Iterator[bytes]) -> Answer:
     return answer
 
 
-def _ask_oip(config: ExternalConfig, address: str, asking: Asking, deadline: float, alternatives: int) -> Answer:
-    """The protocol knows no log-probabilities, so that `alternatives` says nothing here."""
+def _ask_oip(config: ExternalConfig, address: str, asking: Asking, deadline: float) -> Answer:
     options = config.options
     assert isinstance(options, OipOptions)
     assert isinstance(asking.prompt, str) or not any(isinstance(item, Message) for item in asking.prompt)

@@ -8,8 +8,7 @@ section 9.2 "Server-sent events".
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from loadtests.external.addresses import Address, OpenAiOptions, sampling_fields
@@ -65,12 +64,11 @@ def request_body(
     whole_length: bool,
     seed: int,
     greedy: bool = False,
-    alternatives: int = 0,
 ) -> bytes:
-    """One streaming request as JSON. `whole_length` asks for exactly `max_tokens`, where the server can; `greedy` is as
-    for `sampling_fields`. `alternatives`: of each token the log-probability is asked for, and so many others'.
+    """Return one streaming request as JSON.
 
-    A chat takes text, as its one message, or messages; a completion takes text or token ids.
+    `whole_length` asks for exactly `max_tokens`, where the server can; `greedy` is as for `sampling_fields`. A chat
+    takes text, as its one message, or messages; a completion takes text or token ids.
     """
     body: dict[str, Any] = {"model": model}
     if options.endpoint == "completions":
@@ -86,10 +84,6 @@ def request_body(
         each = {"continuous_usage_stats": True} if options.usage == "each" else {}
         body["stream_options"] = {"include_usage": True, **each}
     body |= sampling_fields(options, max_tokens=max_tokens, whole_length=whole_length, seed=seed, greedy=greedy)
-    if alternatives and options.endpoint == "chat":
-        body |= {"logprobs": True, "top_logprobs": alternatives}
-    elif alternatives:
-        body["logprobs"] = alternatives
     return json.dumps(body, separators=(",", ":")).encode()
 
 
@@ -242,61 +236,19 @@ def read_event(data: bytes) -> Chunk:
     )
 
 
-class SaidToken(NamedTuple):
-    """One token of an answer, its log-probability, and those of the tokens that were likeliest in its place."""
-
-    text: str
-    log_prob: float
-    likeliest: dict[str, float]
-
-
-def said_in(data: bytes) -> tuple[str, list[SaidToken]]:
-    """The text that one event brings, and its tokens where the server gives their log-probabilities.
-
-    Completions state them as lists side by side, chats (and llama.cpp everywhere) as a list of tables. What is neither,
-    or says that a token had no chance and chose it, is none. ValueError for what is no JSON object.
-    """
+def text_in(data: bytes) -> str:
+    """Return the text that one event brings. ValueError for what is no JSON object."""
     event = json.loads(data)
     if type(event) is not dict:
         raise ValueError(f"an event is no JSON object: {data[:80]!r}")
     choices = event.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
     delta = choice.get("delta")
-    text = (
-        choice.get("text")
-        if not isinstance(delta, dict)
-        else ((delta.get("reasoning_content") or delta.get("reasoning") or "") + (delta.get("content") or ""))
-    )
-    told = choice.get("logprobs")
-    try:
-        tokens = _tokens_told(told) if isinstance(told, dict) else []
-        if not all(math.isfinite(token.log_prob) for token in tokens):
-            tokens = []
-    except (TypeError, ValueError, LookupError, AttributeError):
-        tokens = []
-    return (text if isinstance(text, str) else ""), tokens
-
-
-def _tokens_told(told: dict[str, Any]) -> list[SaidToken]:
-    if isinstance(rows := told.get("content"), list):
-        return [
-            SaidToken(
-                str(row["token"]),
-                float(row["logprob"]),
-                _finite((other["token"], other["logprob"]) for other in row.get("top_logprobs") or ()),
-            )
-            for row in rows
-        ]
-    texts, values = told.get("tokens") or [], told.get("token_logprobs") or []
-    likeliest = told.get("top_logprobs") or [{}] * len(texts)
-    return [
-        SaidToken(str(text), float(value), _finite((others or {}).items()))
-        for text, value, others in zip(texts, values, likeliest, strict=True)
-    ]
-
-
-def _finite(pairs: Iterable[tuple[Any, Any]]) -> dict[str, float]:
-    return {str(token): float(value) for token, value in pairs if math.isfinite(float(value))}
+    if isinstance(delta, dict):
+        text = (delta.get("reasoning_content") or delta.get("reasoning") or "") + (delta.get("content") or "")
+    else:
+        text = choice.get("text")
+    return text if isinstance(text, str) else ""
 
 
 def _count(usage: Any, key: str) -> int | None:

@@ -1,18 +1,19 @@
-"""Asks every external arm the same prompts, before the load and after it, and records what each answered.
+"""Ask every external arm the same prompts, before the load and after it, and record what each answered.
 
 Each time every arm is asked twice, the second time with another seed, in the opposite order and at another replica: who
-answers greedily does not care, and how far the control differs from itself is the yardstick for how far an arm may
-differ from it. Nothing is judged here: `analysis.judging.greedy_parity` reads the files again at any time.
+answers greedily does not care. Nothing is judged here: `analysis.judging.gates.greedy` reads the files again at any
+time.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -21,7 +22,8 @@ import numpy as np
 from analysis.records.asked_answers import PATTERN
 from analysis.records.documents import write_document
 from loadtests.experiments.model import Experiment, ExternalArm
-from loadtests.external.answers import ALTERNATIVES, Answer, Asking, ask
+from loadtests.external.addresses import ExternalConfig
+from loadtests.external.answers import Answer, Asking, ask
 from loadtests.external.planned_prompts import plain_prompt_of, prompt_of, prompt_source
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.schedule import PlannedRequest, Schedule, planned_requests
@@ -53,8 +55,8 @@ class ExternalAnswers:
         self._schedule = schedule
 
     def ask(self, when: str) -> None:
-        """Every arm was asked twice, and its file has what it answered. ConfigError for prompts that
-        cannot be made; what a server does wrong is in its answers."""
+        """Ask every arm twice and write what it answered. Raises ConfigError for prompts that cannot be made; what a
+        server does wrong is in its answers."""
         if not self._arms:
             return
         trial = self._trial
@@ -67,12 +69,12 @@ class ExternalAnswers:
         for arm in self._arms:
             askings = self._askings(arm)
             document = self._documents.setdefault(arm.name, self._document(arm, askings))
-            document["answers"][when] = [self._round(arm, document, askings, number) for number in (0, 1)]
+            document["answers"][when] = [self._round(arm, askings, number) for number in (0, 1)]
             write_document(trial.folder / PATTERN.replace("*", arm.name), document)
         trial.status.phase = ""
 
     def _askings(self, arm: ExternalArm) -> list[Asking]:
-        """The questions in the words of the arm; the seed is each round's."""
+        """Return the questions in the words of the arm; the seed is each round's."""
         experiment, config = self._trial.experiment, arm.external
         traffic = experiment.traffic
         sizes = [other.external.vocab_size for other in experiment.external_arms if other.external.vocab_size]
@@ -96,120 +98,88 @@ class ExternalAnswers:
         ]
 
     def _document(self, arm: ExternalArm, askings: Sequence[Asking]) -> dict[str, Any]:
-        rows = zip(self._questions, askings, strict=True)
-        return {
-            "schema": 1,
-            "trial": self._trial.number,
-            "arm": arm.name,
-            "alternatives": ALTERNATIVES if arm.kind == "openai" else 0,
-            "refused": "",
-            "prompts": [
-                {
-                    "index": question.plan.index,
-                    "tokens": question.plan.prompt_tokens,
-                    "max_tokens": question.max_tokens,
-                    "digest": _digest(asking),
-                }
-                for question, asking in rows
-            ],
-            "answers": {},
-        }
+        prompts = [
+            {
+                "index": question.plan.index,
+                "tokens": question.plan.prompt_tokens,
+                "max_tokens": question.max_tokens,
+                "digest": _digest(asking),
+            }
+            for question, asking in zip(self._questions, askings, strict=True)
+        ]
+        return {"schema": 2, "trial": self._trial.number, "arm": arm.name, "prompts": prompts, "answers": {}}
 
-    def _round(
-        self, arm: ExternalArm, document: dict[str, Any], askings: Sequence[Asking], number: int
-    ) -> list[dict[str, Any]]:
-        """An answer to each question, in their order."""
-        trial, replicas = self._trial, arm.external.addresses
-        order = list(range(len(askings)))
-        asked = Round(
-            arm,
-            [
-                (place, replace(askings[place], seed=_SEEDS[number] + place), (place + number) % len(replicas))
-                for place in (order if number == 0 else reversed(order))
-            ],
-            alternatives=0 if document["refused"] else document["alternatives"],
-            timeout_s=trial.experiment.traffic.timeout_s,
+    def _round(self, arm: ExternalArm, askings: Sequence[Asking], number: int) -> list[dict[str, Any]]:
+        """Return the arm's answers the first (0) or the second time (1), in the order of the questions."""
+        trial, replicas = self._trial, len(arm.external.addresses)
+        asked = [
+            (replace(asking, seed=_SEEDS[number] + place), (place + number) % replicas)
+            for place, asking in enumerate(askings)
+        ]
+
+        def wait(count: int) -> None:
+            trial.check()
+            trial.status.detail = f"{arm.name}, {count} of {len(asked)}"
+
+        answers = ask_all(
+            arm.external, asked, wait, timeout_s=trial.experiment.traffic.timeout_s, backwards=number == 1
         )
-        try:
-            while not asked.ended():
-                trial.check()
-                trial.status.detail = f"{arm.name}, {asked.count} of {len(askings)}"
-                time.sleep(_POLL_S)
-        finally:
-            asked.stop()
-        document["refused"] = document["refused"] or asked.refused
-        return [_row(asked.answers.get(place), arm.replica_names[(place + number) % len(replicas)]) for place in order]
+        return [
+            {"replica": arm.replica_names[replica], **asdict(answer)}
+            for (_, replica), answer in zip(asked, answers, strict=True)
+        ]
 
 
-class Round:
-    """Questions being put to one arm, `AT_ONCE` at a time, by threads that end with the process."""
+def ask_all(
+    config: ExternalConfig,
+    asked: Sequence[tuple[Asking, int]],
+    wait: Callable[[int], None],
+    *,
+    timeout_s: float,
+    backwards: bool,
+    round_s: float = ROUND_S,
+) -> list[Answer]:
+    """Return the answer to each question at the replica of that number, `AT_ONCE` under way at a time.
 
-    def __init__(
-        self,
-        arm: ExternalArm,
-        questions: Sequence[tuple[int, Asking, int]],  # place, what is asked, number of the replica
-        *,
-        alternatives: int,
-        timeout_s: float,
-        round_s: float = ROUND_S,
-    ) -> None:
-        self.answers: dict[int, Answer] = {}
-        self.refused = ""
-        self._arm, self._alternatives, self._timeout_s = arm, alternatives, timeout_s
-        self._deadline = time.monotonic() + round_s
-        self._round_s = round_s
-        self._left: queue.SimpleQueue[tuple[int, Asking, int]] = queue.SimpleQueue()
-        for question in questions:
-            self._left.put(question)
-        self._threads = [threading.Thread(target=self._ask, daemon=True) for _ in range(min(AT_ONCE, len(questions)))]
-        for thread in self._threads:
-            thread.start()
+    `wait` is called often with how many have their answer, and may raise to end it. Questions that are left after
+    `round_s` are not asked.
+    """
+    answers = [Answer(error=f"it was not asked: all answers had {round_s:g} s") for _ in asked]
+    left = deque(reversed(range(len(asked))) if backwards else range(len(asked)))
+    done: list[int] = []
+    deadline = time.monotonic() + round_s
 
-    @property
-    def count(self) -> int:
-        """Questions that have their answer."""
-        return len(self.answers)
+    def work() -> None:
+        with suppress(IndexError):  # nothing is left
+            while (left_s := deadline - time.monotonic()) > 0:
+                place = left.popleft()
+                asking, replica = asked[place]
+                address, least_s = config.addresses[replica], min(timeout_s, left_s)
+                answers[place] = ask(config, address, asking, timeout_s=least_s)
+                done.append(place)
 
-    def ended(self) -> bool:
-        """Whether every question has its answer, or none will come any more."""
-        return not any(thread.is_alive() for thread in self._threads)
-
-    def stop(self) -> None:
-        """No further question is put."""
-        self._deadline = 0.0
-
-    def _ask(self) -> None:
-        while True:
-            try:
-                place, asking, replica = self._left.get_nowait()
-            except queue.Empty:
-                return
-            left_s = self._deadline - time.monotonic()
-            if left_s <= 0:
-                self.answers[place] = Answer(error=f"it was not asked: all answers had {self._round_s:g} s")
-                continue
-            answer = ask(
-                self._arm.external,
-                self._arm.external.addresses[replica],
-                asking,
-                timeout_s=min(self._timeout_s, left_s),
-                alternatives=self._alternatives,
-            )
-            if answer.refused:
-                # From now on it is asked at once without.
-                self.refused, self._alternatives = answer.refused, 0
-            self.answers[place] = answer
+    # a server that hangs must not keep the process: an executor's threads would
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(AT_ONCE, len(asked)))]
+    for thread in threads:
+        thread.start()
+    try:
+        while any(thread.is_alive() for thread in threads):
+            wait(len(done))
+            time.sleep(_POLL_S)
+    finally:
+        left.clear()
+    return answers
 
 
 def asked_arms(experiment: Experiment) -> tuple[ExternalArm, ...]:
-    """Whom the trial asks: the external arms where the control is one, unless the experiment does not want it."""
+    """Return whom the trial asks: the external arms where the control is one, unless `parity.served` is false."""
     if not experiment.parity.served or not isinstance(experiment.control, ExternalArm):
         return ()
     return experiment.external_arms if len(experiment.external_arms) > 1 else ()
 
 
 def questions(experiment: Experiment, schedule: Schedule, *, contexts: Sequence[int | None]) -> tuple[Question, ...]:
-    """Planned requests from all over the trial; of a short one they come again with other words.
+    """Return planned requests from all over the trial; of a short one they come again with other words.
 
     An answer has `parity.tokens`, or as many as were planned where its prompt leaves no room for more in one of the
     `contexts` that servers told.
@@ -229,16 +199,6 @@ def questions(experiment: Experiment, schedule: Schedule, *, contexts: Sequence[
         fits = plan.prompt_tokens + tokens <= room
         found.append(Question(plan=plan, max_tokens=tokens if fits else min(tokens, plan.max_tokens)))
     return tuple(found)
-
-
-def _row(answer: Answer | None, replica: str) -> dict[str, Any]:
-    answer = answer or Answer(error="it was not asked")
-    row: dict[str, Any] = {"replica": replica, "text": answer.text, "pieces": answer.pieces, "error": answer.error}
-    if answer.tokens:
-        row["tokens"] = [token.text for token in answer.tokens]
-        row["log_probs"] = [token.log_prob for token in answer.tokens]
-        row["likeliest"] = [token.likeliest for token in answer.tokens]
-    return row
 
 
 def _digest(asking: Asking) -> str:

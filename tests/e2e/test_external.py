@@ -114,8 +114,8 @@ PARITY_SECRET = "s3cret-parity-token"
 
 def test_equal_weights_pass_parity_and_other_weights_fail_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARITY_TOKEN", PARITY_SECRET)
-    control = GreedyServer(Server(kernel=0.04), token=PARITY_SECRET)
-    same = GreedyServer(Server(kernel=0.04, name="compiled"))
+    control = GreedyServer(Server(), token=PARITY_SECRET)
+    same = GreedyServer(Server(name="compiled"))
     other = GreedyServer(Server(weights="two"))
     with serving_greedy(control) as first, serving_greedy(same) as second, serving_greedy(other) as third:
         arms = [external("eager", first, 'control = true\ntoken_env = "PARITY_TOKEN"')]
@@ -125,9 +125,6 @@ def test_equal_weights_pass_parity_and_other_weights_fail_it(tmp_path: Path, mon
     summary = summary_of(run_dir)
     gates = {gate["arm"]: gate for gate in summary["gates"] if gate["gate"] == "parity"}
     assert {arm: gate["verdict"] for arm, gate in gates.items()} == {"compiled": "PASS", "other": "FAIL"}, gates
-
-    body = next(body for body in control.bodies if "logprobs" in body)
-    assert (body["temperature"], body["logprobs"], body["max_tokens"]) == (0, 5, 16)
 
     files = [path for path in run_dir.rglob("*") if path.is_file()]
     assert not any(PARITY_SECRET.encode() in path.read_bytes() for path in files)

@@ -1,4 +1,4 @@
-"""A server of another project that answers greedily, as a made-up server of the simulation does, with probabilities."""
+"""A server of another project that answers greedily, as a made-up server of the simulation does."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ __all__ = ["GreedyServer", "serving"]
 class GreedyServer:
     """Answers as `server` does, and keeps the bodies that it gets.
 
-    It `refuses` log-probabilities, and wants the bearer token `token` where there is one; each error repeats the token.
+    It wants the bearer token `token` where there is one; each error repeats the token.
     """
 
     path = "/v1"
     server: Server
-    refuses: bool = False
     token: str = ""
     empty: bool = False
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -49,21 +48,12 @@ class GreedyServer:
         self.bodies.append(body)
         if self.token and authorization != f"Bearer {self.token}":
             return _error("401 No", f"{authorization} is not {self.token}")
-        if self.refuses and "logprobs" in body:
-            return _error("400 No", f"logprobs are not supported, {self.token}")
         prompt = zlib.crc32(json.dumps(body.get("prompt") or body.get("messages")).encode())
         self._times[prompt] += 1
         made = self.server.answer(0, prompt, self._times[prompt])
         count = 0 if self.empty else min(int(body["max_tokens"]), made.asked)
         words = [f" {word}" for word in made.text.split()[:count]]
-        events = []
-        for place, word in enumerate(words):
-            choice: dict[str, Any] = {"index": 0, "text": word, "finish_reason": None}
-            if "logprobs" in body and made.tokens:
-                likeliest = {f" {other}": value for other, value in made.likeliest[place].items()}
-                choice["logprobs"] = {"tokens": [word], "token_logprobs": [made.log_probs[place]]}
-                choice["logprobs"]["top_logprobs"] = [likeliest]
-            events.append(event({"choices": [choice]}))
+        events = [event({"choices": [{"index": 0, "text": word, "finish_reason": None}]}) for word in words]
         events.append(event({"choices": [{"index": 0, "text": "", "finish_reason": "length"}]}))
         return answer(*events, usage(count), DONE)
 

@@ -14,8 +14,8 @@ import pytest
 
 from analysis.judging.gates.compiles import client_gates
 from analysis.judging.gates.greedy import (
-    NEAR_TIE,
     GreedyParity,
+    first_difference,
     gate_of,
     judge_asked,
     judge_greedy,
@@ -29,7 +29,7 @@ from analysis.run.run import Run
 from analysis.settings.gate_limits import GateLimits
 from analysis.summary.summary import analyze
 from benchmarks.simulation.detection import CONTROL, TREATMENT
-from benchmarks.simulation.greedy import BF16, Server
+from benchmarks.simulation.greedy import BF16, EXACT, Server
 from benchmarks.simulation.scenario import Scenario, run
 from tests.fakes.simulated import write_external, write_logged
 
@@ -164,17 +164,16 @@ def test_a_logged_compile_without_a_length_lasts_as_long_as_its_stall(tmp_path: 
 
 
 PROMPTS = 48
-EXACT = Server()
 
 
 def judged_answers(
-    control: Twice | Server, arm: Twice | Server, *, seed: int = 1, prompts: int = PROMPTS
+    control: Twice | Server, arm: Twice | Server, *, seed: int = 1, prompts: int = PROMPTS, allowed: float = 0.0
 ) -> GreedyParity:
     twice = [
         item if isinstance(item, tuple) else replace(item, name=name).twice(seed, prompts)
         for name, item in (("control", control), ("arm", arm))
     ]
-    return judge_greedy("arm", [(twice[0], twice[1])], when="before", near_tie=NEAR_TIE, alpha=0.025)
+    return judge_greedy("arm", [(twice[0], twice[1])], when="before", allowed=allowed, alpha=0.025)
 
 
 def changed(twice: Twice, places: Sequence[int], **changes: object) -> Twice:
@@ -185,41 +184,30 @@ def changed(twice: Twice, places: Sequence[int], **changes: object) -> Twice:
     return first, second
 
 
-SILENT = replace(BF16, tells=False)
-
-
 @pytest.mark.parametrize(
-    ("control", "arm", "verdict", "words"),
+    ("control", "arm", "allowed", "verdict", "words"),
     [
-        (EXACT, EXACT, "PASS", ("48 of 48", "6.05 %", "limit 10 %")),
-        (BF16, BF16, "PASS", ("are the control's",)),
-        (Server(tells=False), Server(tells=False), "PASS", ("another answer unseen",)),
-        (BF16, Server(weights="two"), "FAIL", ("part at no near tie",)),
-        (SILENT, Server(weights="two", tells=False), "FAIL", ("more than rounding explains",)),
-        (SILENT, SILENT, "INCONCLUSIVE", ("near ties",)),
+        (EXACT, EXACT, 0.0, "PASS", "6.05 % of all prompts may get another answer unseen, limit 10 %"),
+        (BF16, BF16, 0.0, "INCONCLUSIVE", "raise parity.max_different"),
+        (BF16, BF16, 0.5, "PASS", "limit 60 %"),
+        (EXACT, Server(weights="two"), 0.0, "FAIL", "more than rounding explains"),
+        (EXACT, Server(weights="two"), 0.9, "FAIL", "more than rounding explains"),
+        (EXACT, replace(EXACT, faulty=0.33), 0.0, "INCONCLUSIVE", "parity.max_different allows 0"),
+        (replace(BF16, samples=True), BF16, 0.9, "INCONCLUSIVE", "control does not repeat itself"),
+        (BF16, replace(BF16, samples=True), 0.9, "INCONCLUSIVE", "arm does not repeat itself"),
     ],
-    ids=["equal", "near ties", "equal words", "other weights", "other weights, words alone", "other words alone"],
 )
-def test_greedy_answers_decide_as_far_as_they_can(
-    control: Server, arm: Server, verdict: str, words: tuple[str, ...]
+def test_greedy_answers_decide_as_far_as_words_can(
+    control: Server, arm: Server, allowed: float, verdict: str, words: str
 ) -> None:
-    found = judged_answers(control, arm)
-    assert found.verdict == verdict
-    assert [word for word in words if word not in found.reason] == []
+    found = judged_answers(control, arm, allowed=allowed)
+    assert (found.verdict, words in found.reason) == (verdict, True), found.reason
 
 
-@pytest.mark.parametrize(
-    ("control", "arm", "says"),
-    [
-        (replace(BF16, samples=True), BF16, "one of the two is not greedy"),
-        (BF16, replace(BF16, samples=True), "one of the two is not greedy"),
-        (replace(BF16, samples=True, tells=False), replace(BF16, tells=False), "control does not repeat itself"),
-        (replace(BF16, tells=False), replace(BF16, samples=True, tells=False), "arm does not repeat itself"),
-    ],
-)
-def test_a_server_that_samples_leaves_parity_open(control: Server, arm: Server, says: str) -> None:
-    found = judged_answers(control, arm)
-    assert (found.verdict, says in found.reason) == ("INCONCLUSIVE", True), found.reason
+def test_a_single_other_answer_leaves_it_open() -> None:
+    twice = EXACT.twice(1, PROMPTS)
+    found = judged_answers(twice, changed(twice, [7], text="something else"))
+    assert (found.verdict, found.different) == ("INCONCLUSIVE", 1 / PROMPTS)
 
 
 def test_few_prompts_cannot_exclude_a_rare_divergence() -> None:
@@ -229,9 +217,7 @@ def test_few_prompts_cannot_exclude_a_rare_divergence() -> None:
 
 
 def test_answer_that_is_always_the_same_counts_once() -> None:
-    constant = changed(
-        EXACT.twice(1, PROMPTS), range(PROMPTS), text="well", tokens=("w",), log_probs=(-1.0,), likeliest=({"w": -1.0},)
-    )
+    constant = changed(EXACT.twice(1, PROMPTS), range(PROMPTS), text="well")
     found = judged_answers(constant, constant)
     assert found.verdict == "INCONCLUSIVE"
     assert "1 different answer" in found.reason
@@ -243,8 +229,7 @@ def test_empty_answers_and_errors_are_no_answers() -> None:
     found = judged_answers(twice, lost)
     assert found.verdict == "INCONCLUSIVE"
     assert "UNAVAILABLE: gone" in found.reason
-    empty = changed(twice, range(40), text="", tokens=(), log_probs=(), likeliest=())
-    found = judged_answers(twice, empty)
+    found = judged_answers(twice, changed(twice, range(40), text=""))
     assert found.verdict == "INCONCLUSIVE"
     assert "8 of 8 greedy answers" in found.reason
 
@@ -255,39 +240,41 @@ def test_arms_with_other_prompts_are_not_compared() -> None:
     assert (found.verdict, "asked in other words" in found.reason) == ("INCONCLUSIVE", True)
 
 
-def test_single_answer_far_from_the_controls_leaves_it_open() -> None:
-    twice, other = EXACT.twice(1, PROMPTS), Server(weights="two").twice(1, PROMPTS)
-    mixed = tuple(
-        tuple(other[time][place] if place == 7 else item for place, item in enumerate(twice[time])) for time in (0, 1)
-    )
-    found = judged_answers(twice, mixed)  # type: ignore[arg-type]
-    assert (found.verdict, found.departures) == ("INCONCLUSIVE", 1)
-    assert "which no rounding explains" in found.reason
+def test_trials_add_up() -> None:
+    pair = EXACT.twice(1, PROMPTS), EXACT.twice(1, PROMPTS)
+    found = judge_greedy("arm", [pair, pair], when="before", allowed=0.0, alpha=0.05)
+    assert "96 of 96 greedy answers" in found.reason
+    assert found.verdict == "PASS"
 
 
-def test_log_probabilities_that_differ_where_answers_do_not_leave_it_open() -> None:
-    def off(answer: AskedAnswer) -> AskedAnswer:
-        return replace(answer, log_probs=tuple(value - 0.3 for value in answer.log_probs))
+def text(words: str) -> AskedAnswer:
+    return AskedAnswer(text=words, asked=8, pieces=1)
 
+
+def repeated(letters: str) -> Twice:
+    """Return answers to 8 prompts: 6 are `same`, and to two the server says these letters, one each time."""
+    first, second = ([text(f"same {n}") for n in range(6)] + [text(letter), text(f"{letter}!")] for letter in letters)
+    return tuple(first), tuple(second)
+
+
+@pytest.mark.parametrize("letters", ["ab", "ba", "bc"])
+def test_answers_that_the_control_does_not_repeat_accuse_nobody(letters: str) -> None:
+    found = judged_answers(repeated("ac"), repeated(letters))
+    assert (found.verdict, found.different) == ("INCONCLUSIVE", 0.0)
+    assert "give more parity.prompts" in found.reason
+
+
+def test_other_first_words_that_both_repeat_fail_and_those_that_the_arm_does_not_repeat_do_not() -> None:
     twice = EXACT.twice(1, PROMPTS)
-    found = judged_answers(twice, (tuple(map(off, twice[0])), tuple(map(off, twice[1]))))
-    assert found.verdict == "INCONCLUSIVE"
-    assert "0.3 nats" in found.reason
+    assert judged_answers(twice, changed(twice, range(PROMPTS), text="no")).verdict == "FAIL"
+    (first, second), places = twice, range(PROMPTS // 4)
+    wavering = changed((first, first), places, text="no")[0], second
+    assert judged_answers(twice, wavering).verdict == "INCONCLUSIVE"
 
 
-def test_log_probabilities_of_zero_are_not_used() -> None:
-    def sure(answer: AskedAnswer) -> AskedAnswer:
-        return replace(answer, log_probs=(0.0,) * len(answer.tokens))
-
-    twice = EXACT.twice(1, PROMPTS)
-    found = judged_answers(twice, (tuple(map(sure, twice[0])), tuple(map(sure, twice[1]))))
-    assert (found.verdict, found.departures) == ("PASS", 0)
-
-
-def test_fault_in_a_third_of_the_prompts_is_found() -> None:
-    verdicts = [judged_answers(BF16, replace(BF16, faulty=0.33), seed=seed).verdict for seed in range(10)]
-    assert verdicts.count("FAIL") >= 7
-    assert "PASS" not in verdicts
+@pytest.mark.parametrize(("other", "at"), [("one two three four", None), ("one two three fore", 7), ("two", 0)])
+def test_texts_part_at_about_the_token_that_their_letters_say(other: str, at: int | None) -> None:
+    assert first_difference(text("one two three four"), text(other)) == at
 
 
 def document(server: Server, name: str, later: Server) -> dict[str, Any]:
@@ -303,30 +290,30 @@ def document(server: Server, name: str, later: Server) -> dict[str, Any]:
 
 class TestGate:
     def documents(self, arm: Server, *, after: Server | None = None) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        return [(document(BF16, "control", BF16), document(arm, "arm", after or arm))]
+        return [(document(EXACT, "control", EXACT), document(arm, "arm", after or arm))]
 
-    judge = staticmethod(partial(judge_asked, "arm", near_tie=NEAR_TIE, alpha=0.05))
+    judge = staticmethod(partial(judge_asked, "arm", allowed=0.0, alpha=0.05))
 
     def test_fault_that_begins_under_the_load_is_a_fail(self) -> None:
-        found = self.judge(self.documents(BF16, after=Server(weights="two")))
+        found = self.judge(self.documents(EXACT, after=Server(weights="two")))
         assert [item.verdict for item in found] == ["PASS", "FAIL"]
-        gate = gate_of("arm", found)
+        gate = gate_of("arm", found, allowed=0.0)
         assert (gate.gate, gate.kind, gate.verdict, gate.limit) == ("parity", "parity", "FAIL", 0.0)
         assert "after the load" in gate.reason
         assert "before the load" not in gate.reason
 
     def test_a_pass_is_that_of_a_server_that_has_been_under_load(self) -> None:
-        gate = gate_of("arm", self.judge(self.documents(BF16)))
+        gate = gate_of("arm", self.judge(self.documents(EXACT)), allowed=0.0)
         assert (gate.verdict, gate.unseen) == ("PASS", False)
         assert "after the load" in gate.reason
 
     def test_lost_records_leave_a_pass_open_and_a_fail_as_it_is(self) -> None:
         lost = "The answers of trial 2 are not there."
-        gate = gate_of("arm", self.judge(self.documents(BF16)), lost=["trial 2"])
+        gate = gate_of("arm", self.judge(self.documents(EXACT)), allowed=0.0, lost=["trial 2"])
         assert (gate.verdict, gate.reason, gate.unseen) == ("INCONCLUSIVE", lost, True)
-        failed = gate_of("arm", self.judge(self.documents(Server(weights="two"))), lost=["trial 2"])
+        failed = gate_of("arm", self.judge(self.documents(Server(weights="two"))), allowed=0.0, lost=["trial 2"])
         assert failed.verdict == "FAIL"
 
     def test_nothing_recorded_is_open(self) -> None:
         [found] = self.judge([(None, None)])
-        assert found.verdict == gate_of("arm", [found]).verdict == "INCONCLUSIVE"
+        assert found.verdict == gate_of("arm", [found], allowed=0.0).verdict == "INCONCLUSIVE"

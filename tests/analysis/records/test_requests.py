@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.records.asked_answers import AFTER, BEFORE, answers_in
-from analysis.records.documents import parse_json
 from analysis.records.placing import misplaced_requests
 from analysis.records.request_columns import ColumnBuilder, first_rows
 from analysis.records.requests import requests_of
@@ -193,8 +191,7 @@ def test_columns_widen_to_the_numbers_that_they_hold(tokens):
 
 
 PROMPT = {"index": 3, "tokens": 9, "max_tokens": 2, "digest": "ab"}
-ROW = {"replica": "eager-0", "text": "a b", "pieces": 2, "error": "", "tokens": ["a", " b"], "log_probs": [-0.1, -2]}
-FULL = {**ROW, "likeliest": [{"a": -0.1}, {" b": -2, "c": -3}]}
+FULL = {"replica": "eager-0", "text": "a b", "pieces": 2, "error": ""}
 
 
 def document(*rows: Any) -> dict[str, Any]:
@@ -206,8 +203,7 @@ def test_answers_are_read_twice_with_what_was_asked() -> None:
     assert found is not None
     assert found[0] == found[1]
     [answer] = found[0]
-    assert (answer.digest, answer.asked, answer.tokens, answer.log_probs) == ("ab", 2, ("a", " b"), (-0.1, -2.0))
-    assert answer.likeliest[1] == {" b": -2.0, "c": -3.0}
+    assert (answer.digest, answer.asked, answer.text, answer.pieces) == ("ab", 2, "a b", 2)
     assert answers_in(document(FULL), AFTER) is None
 
 
@@ -221,19 +217,11 @@ def test_answers_are_read_twice_with_what_was_asked() -> None:
         {"prompts": [PROMPT], "answers": {BEFORE: [[FULL], []]}},
         {"prompts": [PROMPT], "answers": {BEFORE: [[FULL], 5]}},
         {"prompts": [PROMPT, PROMPT], "answers": {BEFORE: [[FULL], [FULL]]}},
-        document({**FULL, "log_probs": [-0.1]}),
-        document({**FULL, "log_probs": [-0.1, None]}),
-        document({**FULL, "likeliest": 3}),
+        document({**FULL, "text": 3}),
     ],
 )
 def test_document_of_another_form_holds_no_answers(content: dict[str, Any]) -> None:
     assert answers_in(content, BEFORE) is None
-
-
-def test_an_infinite_log_probability_of_a_candidate_is_left_out() -> None:
-    found = answers_in(parse_json(json.dumps(document({**FULL, "likeliest": [{"a": float("-inf")}, {}]}))), BEFORE)
-    assert found is not None
-    assert found[0][0].likeliest == ({}, {})
 
 
 def journal(folder: Path, *more: bytes) -> Path:

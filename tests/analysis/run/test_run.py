@@ -11,9 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis.checks.traffic import sample_ratio, weight_stretches
-from analysis.judging.gates.greedy import difference, judge_greedy
 from analysis.judging.judgement import judge
-from analysis.records.asked_answers import AskedAnswer
 from analysis.records.joining import listed_runs, write_run_list
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
@@ -163,103 +161,3 @@ def test_each_stretch_of_requests_is_held_to_its_weights(eager, compiled, ok, tm
 )
 def test_shares_are_held_to_the_weights_of_their_stretch(stretches, ok):
     assert all(check.ok for check in sample_ratio(stretches)) is ok
-
-
-def answer(*tokens, log_prob=-0.5, **likeliest):
-    """Its last token has these likeliest ones beside it, itself with `log_prob`; those before are as likely."""
-    tops = [{token: log_prob} for token in tokens[:-1]] + [{tokens[-1]: log_prob, **likeliest}]
-    return AskedAnswer(
-        text="".join(tokens),
-        pieces=len(tokens),
-        asked=len(tokens),
-        tokens=tokens,
-        log_probs=(log_prob,) * len(tokens),
-        likeliest=tuple(tops),
-    )
-
-
-def text(words):
-    return AskedAnswer(text=words, asked=8, pieces=1)
-
-
-def compared(one, other, near_tie=1.0):
-    return difference(one, other, near_tie=near_tie)
-
-
-def test_equal_answers_differ_only_in_their_log_probabilities():
-    found = compared(answer("a", "b"), answer("a", "b", log_prob=-0.75))
-    assert (found.kind, found.at, found.of, found.shifts, found.agrees) == ("equal", None, 2, (0.25, 0.25), True)
-
-
-def test_the_lead_adds_up_by_how_much_both_prefer_their_own_token():
-    one, other = answer("a", "b", c=-0.75), answer("a", "c", b=-0.875)
-    found = compared(one, other)
-    assert (found.kind, found.at, found.of, found.lead, found.shifts) == ("tie", 1, 2, 0.25 + 0.375, (0.0,))
-    assert compared(one, other, near_tie=0.5).kind == "apart"
-
-
-def test_a_token_that_the_other_does_not_name_is_at_least_as_far_as_the_last_that_it_names():
-    one, other = answer("a", "b", x=-3.0), answer("a", "c", b=-0.5)
-    assert (compared(one, other).lead, compared(one, other).kind) == (2.5, "apart")
-    # All that it names are as likely, so that the token may be hardly less or far less likely.
-    assert compared(answer("a", "b", x=-0.5, y=-0.625), other).kind == "unknown"
-
-
-def test_an_answer_that_ends_earlier_has_no_token_to_compare():
-    found = compared(answer("a", "b"), answer("a"))
-    assert (found.kind, found.at, found.lead, found.agrees) == ("unknown", 1, 0.0, False)
-
-
-def test_text_that_is_cut_into_other_tokens_is_the_same():
-    assert compared(answer("ab", "c"), answer("a", "bc")).kind == "equal"
-    # Tokens that the text leaves out, as special ones, may differ where it does not.
-    hidden = [
-        AskedAnswer(text="a", tokens=item.tokens, log_probs=item.log_probs, likeliest=item.likeliest)
-        for item in (answer("a", "<x>"), answer("a", "<y>"))
-    ]
-    assert compared(*hidden).at == 1
-
-
-@pytest.mark.parametrize(("other", "at"), [("one two three four", None), ("one two three fore", 7), ("two", 0)])
-def test_texts_part_at_about_the_token_that_their_letters_say(other, at):
-    found = compared(text("one two three four"), text(other))
-    assert (found.kind, found.at) == ("equal" if at is None else "unknown", at)
-    assert compared(answer("a", "b"), text("ab")).kind == "equal", "one server has no log-probabilities"
-
-
-def twice(letters, its=-5.0):
-    """What a server answers the first and the second time, a letter each behind a token that all share."""
-    first, second = (answer("p", letter, **{"b" if letter == "a" else "a": its}) for letter in letters)
-    return (first,), (second,)
-
-
-def departures(control, arm, its=-5.0):
-    asked = [(twice(control, its), twice(arm, its))]
-    return judge_greedy("arm", asked, when="before", near_tie=1.0, alpha=0.05).departures
-
-
-@pytest.mark.parametrize(
-    ("control", "arm", "apart"),
-    [
-        ("aa", "aa", 0),
-        ("aa", "bb", 1),  # each repeats itself and differs from the other
-        ("ab", "ab", 0),
-        ("ab", "ba", 0),
-        ("aa", "ab", 0),
-        ("ab", "aa", 0),
-    ],
-)
-def test_only_answers_that_both_repeat_count_against_an_arm(control, arm, apart):
-    assert departures(control, arm) == apart
-
-
-def test_near_ties_are_no_departures():
-    assert departures("aa", "bb", its=-0.8) == 0
-
-
-def test_trials_add_up_and_equal_answers_are_held_once():
-    both = (answer("p", "a"), answer("q", "a"))
-    one = both, both
-    found = judge_greedy("arm", [(one, one), (one, one)], when="before", near_tie=1.0, alpha=0.05)
-    assert "4 of 4 greedy answers" in found.reason
-    assert "2 different answers" in found.reason

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from loadtests.clients.openai import OpenAiClient
 from loadtests.clients.openai_call import OpenAiCall
 from loadtests.external.addresses import ExternalConfig, OipOptions, OpenAiOptions, external_from_table, parse_address
-from loadtests.external.answers import ALTERNATIVES, Answer, Asking, ask
+from loadtests.external.answers import Answer, Asking, ask
 from loadtests.external.client_security import SecurityConfig
 from loadtests.external.openai_wire import (
     LARGEST_EVENT,
@@ -198,9 +198,6 @@ def test_a_count_of_the_prompt_is_bounded() -> None:
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nconnection: close\r\n\r\n"
 ASKING = Asking(prompt="Say it.", max_tokens=4, whole_length=True, seed=7)
-COMPLETION = {"tokens": [" a", " b"], "token_logprobs": [-0.1, -0.2], "top_logprobs": [{" a": -0.1, " c": -3}, None]}
-CHAT = {"content": [{"token": " a", "logprob": -0.1, "top_logprobs": [{"token": " c", "logprob": float("-inf")}]}]}
-
 
 IDS: dict[str, Any] = {
     **{"prompt": "token_ids", "prompt_tensor": "input_ids", "prompt_length_tensor": "input_lengths", "batched": True},
@@ -218,7 +215,7 @@ def oip(address: str, model: str, **options: Any) -> ExternalConfig:
 
 
 def asked(config: ExternalConfig, asking: Asking = ASKING, timeout_s: float = 5.0) -> Answer:
-    return ask(config, config.addresses[0], asking, timeout_s=timeout_s, alternatives=ALTERNATIVES)
+    return ask(config, config.addresses[0], asking, timeout_s=timeout_s)
 
 
 def asked_for(script: Callable[[Request], object], timeout_s: float = 5.0) -> Answer:
@@ -234,41 +231,14 @@ def called(config: ExternalConfig) -> OpenAiCall:
     return call
 
 
-def told(logprobs: object, *, chat: bool = False) -> bytes:
-    choice = {"delta": {"content": " a b"}} if chat else {"text": " a b"}
-    return answer(event({"choices": [{**choice, "logprobs": logprobs, "finish_reason": "length"}]}), DONE)
-
-
-def test_completions_are_asked_greedily_for_log_probabilities() -> None:
-    with HttpPeer(lambda request: request.send(told(COMPLETION))) as peer:
+def test_completions_are_asked_greedily_whatever_the_settings_say() -> None:
+    with HttpPeer(leaving(answer(said(" a b", finish="length"), DONE))) as peer:
         options = OpenAiOptions(length_fields=("ignore_eos",), extra={"temperature": 0.8, "seed": 1, "top_k": 4})
         found = asked(openai(peer.address, openai=options))
-    assert (found.text, found.pieces, found.error, found.refused) == (" a b", 1, "", "")
-    assert [tuple(token) for token in found.tokens] == [(" a", -0.1, {" a": -0.1, " c": -3.0}), (" b", -0.2, {})]
+    assert (found.text, found.pieces, found.error) == (" a b", 1, "")
     body = peer.requests[-1].json
-    assert (body["temperature"], body["seed"], body["logprobs"], body["max_tokens"]) == (0, 7, 5, 4)
+    assert (body["temperature"], body["seed"], body["max_tokens"]) == (0, 7, 4)
     assert (body["ignore_eos"], body["top_k"]) == (True, 4)
-
-
-def test_chats_are_asked_by_the_fields_of_chats() -> None:
-    with HttpPeer(lambda request: request.send(told(CHAT, chat=True))) as peer:
-        found = asked(openai(peer.address, openai=OpenAiOptions(endpoint="chat")))
-    # A token without a chance has no log-probability that could be compared.
-    assert [tuple(token) for token in found.tokens] == [(" a", -0.1, {})]
-    assert (peer.requests[-1].json["logprobs"], peer.requests[-1].json["top_logprobs"]) == (True, 5)
-
-
-@pytest.mark.parametrize("status", ["400 No", "422 No"])
-def test_server_that_refuses_log_probabilities_is_asked_again_without(status: str) -> None:
-    def script(request: Any) -> None:
-        refused = plain(status, b'{"error": {"message": "logprobs is not supported"}}')
-        request.send(refused if "logprobs" in request.json else answer(said(" a"), said("", finish="stop"), DONE))
-
-    with HttpPeer(script) as peer:
-        found = asked(openai(peer.address))
-    assert (found.text, found.tokens, found.error) == (" a", [], "")
-    assert found.refused.endswith("logprobs is not supported")
-    assert len(peer.requests) == 2
 
 
 @pytest.mark.parametrize(
@@ -285,12 +255,6 @@ def test_server_that_refuses_log_probabilities_is_asked_again_without(status: st
 )
 def test_what_goes_wrong_is_a_line_of_the_answer(reply: bytes, says: str) -> None:
     assert says in asked_for(leaving(reply)).error
-
-
-@pytest.mark.parametrize("logprobs", [3, {"tokens": [" a"]}, {"content": [{"token": " a"}]}, {"content": 5}])
-def test_log_probabilities_of_an_unknown_form_are_none(logprobs: object) -> None:
-    found = asked_for(lambda request: request.send(told(logprobs)))
-    assert (found.text, found.tokens, found.error) == (" a b", [], "")
 
 
 def test_time_is_over_even_while_a_server_sends_now_and_then() -> None:
@@ -330,9 +294,9 @@ def address() -> Iterator[str]:
         yield address
 
 
-def test_inference_servers_give_text_or_token_ids_and_no_log_probabilities(address: str) -> None:
+def test_inference_servers_give_text_or_token_ids(address: str) -> None:
     text = asked(oip(address, "text"))
-    assert (text.text, text.pieces, text.tokens, text.error) == (" word0 word1 word2 word3", 4, [], "")
+    assert (text.text, text.pieces, text.error) == (" word0 word1 word2 word3", 4, "")
     asking = Asking(prompt=[1, 2, 3], max_tokens=3, whole_length=False, seed=1)
     ids = asked(oip(address, "ids", **IDS), asking)
     assert (ids.text, ids.pieces, ids.error) == (" 7 8 9", 3, "")

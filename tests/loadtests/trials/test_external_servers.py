@@ -136,7 +136,7 @@ def test_every_arm_is_asked_the_same_twice_and_another_replica_the_second_time(t
         twice = answers_in(one, when)
         assert twice is not None
         assert twice[0] == twice[1]
-        assert [len(answer.tokens) for answer in twice[0]] == [min(5, row["max_tokens"]) for row in one["prompts"]]
+        assert [answer.pieces for answer in twice[0]] == [min(5, row["max_tokens"]) for row in one["prompts"]]
     first, second = one["answers"]["before"]
     assert [row["replica"] for row in first][:2] == ["arm0-0", "arm0-1"]
     assert [row["replica"] for row in second][:2] == ["arm0-1", "arm0-0"]
@@ -148,21 +148,16 @@ def test_every_arm_is_asked_the_same_twice_and_another_replica_the_second_time(t
     assert {body["temperature"] for body in bodies} == {0}
 
 
-def test_a_server_that_refuses_log_probabilities_is_asked_without_and_its_token_is_in_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ASKED_TOKEN", SECRET)
-    refusing = GreedyServer(Server(), refuses=True, token=SECRET)
+def test_the_token_of_a_server_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASKED_TOKEN", "not-the-server-s")
+    refusing = GreedyServer(Server(), token=SECRET)
     with serving(refusing) as one, serving(GreedyServer(Server())) as other:
-        content = table(one, other, parity={"prompts": 9, "tokens": 2})
+        content = table(one, other, parity=THREE)
         content["arms"][0]["token_env"] = "ASKED_TOKEN"
         trial(tmp_path, content).ask("before")
-    found = document(tmp_path, "arm0")
-    assert found["refused"] == "HTTP 400: logprobs are not supported, ***"
-    assert all(row["text"] and "tokens" not in row for rows in found["answers"]["before"] for row in rows)
-    refused = sum("logprobs" in body for body in refusing.bodies)
-    assert refused <= external_answers.AT_ONCE  # those that were under way when the first was refused
-    assert not any(SECRET in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    rows = document(tmp_path, "arm0")["answers"]["before"][0]
+    assert all("HTTP 401: Bearer ***" in row["error"] for row in rows)
+    assert not any("not-the-server-s" in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize(("round_s", "words"), [(None, "ConnectionRefusedError"), (0.0, "0 s")])
@@ -170,7 +165,7 @@ def test_a_server_that_is_gone_or_a_round_without_time_costs_answers_and_not_the
     round_s: float | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if round_s is not None:
-        monkeypatch.setattr(external_answers.Round.__init__, "__kwdefaults__", {"round_s": round_s})
+        monkeypatch.setitem(external_answers.ask_all.__kwdefaults__, "round_s", round_s)
     with serving(GreedyServer(Server())) as here:
         trial(tmp_path, table(here, "http://127.0.0.1:9/v1", parity=THREE)).ask("before")
     rows = document(tmp_path, "arm1")["answers"]["before"][0]
