@@ -13,6 +13,7 @@ from gevent.threadpool import ThreadPool
 
 from analysis.records.documents import write_document
 from loadtests.generator.arm_tally import ArmTally
+from loadtests.generator.clock_offsets import ClockComparison
 from loadtests.generator.lag_histogram import LagHistogram
 from loadtests.generator.own_cost import CpuShare, GarbageWindow
 from loadtests.generator.record import RequestRecord
@@ -28,12 +29,12 @@ class LoadLog:
     concurrency cap do not count), the loop lag (how late a waiting greenlet ran, the error of every token time), CPU
     (of the whole process, and second by second of the thread that keeps the schedule), time spent collecting garbage,
     how many records are in the file or were dropped, and the instant before which all that was due has ended and is in
-    the file, on this process's clock. progress-<worker>.json holds live quantiles over the last 10 s with counts since
+    the file. progress-<worker>.json holds live quantiles over the last 10 s with counts since
     the start ("arms"), and "histograms" of all answers. Counts are of requests as sent: a mirrored request is one for
     each arm.
 
-    `on_write` is given both contents each time. `clock` is how this process's clock compares with the master's,
-    `monitor` what was seen of a host that is not the master's.
+    `on_write` is given both contents each time. `clock` is the comparison with the master's clock, on which the
+    instants of the files are; `monitor` is what was seen of a host that is not the master's.
     """
 
     RECENT_NS = 10_000_000_000
@@ -46,7 +47,9 @@ class LoadLog:
         planned: int | None,
         arms: Iterable[str] = (),
         recorder: RequestRecorder | None = None,
+        clock: ClockComparison | None = None,
     ) -> None:
+        self._clock = clock
         self._directory = directory
         self._recorder = recorder
         self.worker = worker
@@ -63,7 +66,6 @@ class LoadLog:
         self.garbage = GarbageWindow()
         self.error: str | None = None
         self.complete = False
-        self.clock: Mapping[str, Any] | None = None
         self.monitor: Mapping[str, Any] | None = None
         self.on_write: Callable[[dict[str, Any], dict[str, Any]], None] | None = None
         self._arms = defaultdict(ArmTally, {arm: ArmTally() for arm in arms})
@@ -93,6 +95,7 @@ class LoadLog:
     def account(self) -> dict[str, Any]:
         """What generator-<worker>.json says now."""
         file = self._recorder.file if self._recorder is not None else None
+        offset_ns = 0 if self._clock is None else self._clock.offset_ns
         return {
             "worker": self.worker,
             "planned": self.started if self.planned is None else self.planned,
@@ -110,9 +113,9 @@ class LoadLog:
             "cpu_s": round(time.process_time() - self._cpu_s, 3),
             "cpu": self.cpu.summary(),
             "wall_s": round((now_ns() - self._wall_ns) / 1e9, 3),
-            "start_ns": self.start_ns,
-            "settled_ns": self.settled_ns,
-            "clock": self.clock,
+            "start_ns": None if self.start_ns is None else self.start_ns + offset_ns,
+            "settled_ns": None if self.settled_ns is None else self.settled_ns + offset_ns,
+            "clock": None if self._clock is None else self._clock.account(),
             **({} if self.monitor is None else {"monitor": self.monitor}),
             "error": self.error,
             "complete": self.complete,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import column_of
@@ -19,6 +20,14 @@ def request_batch(rows: Sequence[RequestRecord]) -> pa.RecordBatch:
     values |= zip(SERVED_COLUMNS, zip(*values.pop("served"), strict=True), strict=True)
     columns = [_column(values[name], kind) for name, kind in _KINDS.items()]
     return pa.RecordBatch.from_arrays(columns, schema=REQUESTS)
+
+
+def moved(batch: pa.RecordBatch, offset_ns: int) -> pa.RecordBatch:
+    """Return the requests with `offset_ns` added to every time that the load process took."""
+    for name in ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns"):
+        place = batch.schema.get_field_index(name)
+        batch = batch.set_column(place, batch.schema.field(place), pc.add(batch.column(place), offset_ns))
+    return batch
 
 
 # pyarrow takes some 100 ns to look at each Python object. numpy reads numbers in 40 ns, and many columns of text hold

@@ -7,46 +7,37 @@ for a disk to sync, which would stop every greenlet.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pyarrow as pa
 
 from analysis.records.schemas import REQUESTS
+from analysis.records.tables import Checksum
+from loadtests.generator.clock_offsets import ClockComparison
 from loadtests.generator.record import RequestRecord
-from loadtests.generator.record_batches import request_batch
-from loadtests.generator.spool import CLOSE_WITHIN_S, OnWritten, Spool
-from servers.fields import ConfigError
+from loadtests.generator.record_batches import moved, request_batch
+from loadtests.generator.spool import CLOSE_WITHIN_S, Spool, new_file
 
 
-def record_file(path: Path, *, remedy: str, on_written: OnWritten | None = None) -> Spool:
-    """A new Arrow IPC stream of requests at `path`, without a row.
-
-    ConfigError when it exists (with `remedy`) or cannot be made.
-    """
-    if path.exists():
-        raise ConfigError(f'"{path}" exists already: {remedy}')
+def record_file(path: Path) -> Spool:
+    """Make an Arrow IPC stream of requests at `path`. Raises ConfigError where it exists or cannot be made."""
+    file = Spool(new_file(path), checksum=Checksum())
     # An empty batch carries the schema with it: a file of a process that died early is empty, not broken.
     items = (REQUESTS, pa.RecordBatch.from_pylist([], schema=REQUESTS))
-    head = b"".join(item.serialize().to_pybytes() for item in items)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        os.write(descriptor, head)
-    except OSError as error:
-        why = error.strerror or error
-        raise ConfigError(f'"{path}" cannot be written ({why}): free the disk, or give another directory') from None
-    return Spool(descriptor, head=head, on_written=on_written)
+    file.offer(b"".join(item.serialize().to_pybytes() for item in items), 0)
+    return file
 
 
 class RequestRecorder:
     """Rows appended to `file`, which `record_file` opens. Nothing waits for the disk, see `Spool`.
 
     `append` is cheap; every `rows_per_batch` rows it turns them into a record batch, which takes half a millisecond.
+    With a `clock` times are moved to the clock of the master.
     """
 
-    def __init__(self, file: Spool, *, rows_per_batch: int = 256) -> None:
+    def __init__(self, file: Spool, *, rows_per_batch: int = 256, clock: ClockComparison | None = None) -> None:
         self.file = file
+        self._clock = clock
         self._rows: list[RequestRecord] = []
         self._rows_per_batch = rows_per_batch
         self.closed = False
@@ -66,7 +57,10 @@ class RequestRecorder:
             return
         if self._rows:
             rows, self._rows = self._rows, []
-            self.file.offer(memoryview(request_batch(rows).serialize()), len(rows))
+            batch = request_batch(rows)
+            if self._clock is not None:
+                batch = moved(batch, self._clock.offset_of_records())
+            self.file.offer(memoryview(batch.serialize()), len(rows))
         if self.file.error is not None:
             raise self.file.error
 

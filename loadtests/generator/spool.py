@@ -12,37 +12,49 @@ import errno
 import os
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 import gevent
 from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
 from analysis.records.tables import Checksum
+from servers.fields import ConfigError
 
 MOST_WAITING_BYTES = 64 << 20  # some 20 s of records at 10,000 requests/s
 CLOSE_WITHIN_S = 10.0
 
-# Called after a piece is in the file: where it starts, its length, its rows.
-OnWritten = Callable[[int, int, int], None]
+
+def new_file(path: Path) -> int:
+    """Return the descriptor of a new file for writing. Raises ConfigError where it exists or cannot be made."""
+    if path.exists():
+        raise ConfigError(f'"{path}" exists already: give an empty directory')
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        why = error.strerror or error
+        raise ConfigError(f'"{path}" cannot be written ({why}): free the disk, or give another directory') from None
 
 
 class Spool:
-    """Pieces appended to one file in the order of `offer`, each whole, by a thread. Use it from one thread's greenlets.
+    """Pieces appended to one new file in the order of `offer`, each whole, by a thread. Use it from one thread's
+    greenlets.
 
     `error` is why the disk took no more: everything after it is dropped, because a piece behind a torn one could not
-    be read. `head` is what the file holds already.
+    be read. With a `checksum` of what is written, its end line is the last of the file. `on_written` is called after
+    each piece.
     """
 
     def __init__(
         self,
         descriptor: int,
         *,
-        head: bytes = b"",
+        checksum: Checksum | None = None,
         most_waiting_bytes: int = MOST_WAITING_BYTES,
-        on_written: OnWritten | None = None,
+        on_written: Callable[[], None] | None = None,
     ) -> None:
-        self._checksum = Checksum()
-        self._checksum.add(head, 0)
+        self._checksum = checksum
         self._descriptor = descriptor
         self._most = most_waiting_bytes
         self._on_written = on_written
@@ -53,7 +65,7 @@ class Spool:
         self._thread = ThreadPool(1)
         self._closed = False
         self.waiting_bytes = 0
-        self.size = len(head)  # of the file
+        self.size = 0  # bytes written
         self.rows = 0
         self.dropped_rows = 0
         self.error: OSError | None = None
@@ -87,7 +99,7 @@ class Spool:
         self._waiting.clear()
         self.waiting_bytes = 0
         if settled:  # otherwise the thread still hangs in a write to it
-            if self.error is None:
+            if self.error is None and self._checksum is not None:
                 self.error = self._write(self._checksum.end(), 0)
             os.close(self._descriptor)
 
@@ -104,10 +116,10 @@ class Spool:
                 if self.error is not None:
                     self.dropped_rows += rows
                     continue
-                at, self.size = self.size, self.size + len(piece)
+                self.size += len(piece)
                 self.rows += rows
                 if self._on_written is not None:
-                    self._on_written(at, len(piece), rows)
+                    self._on_written()
             self._empty.set()
 
     def _write(self, piece: bytes | memoryview, rows: int) -> OSError | None:
@@ -116,7 +128,7 @@ class Spool:
             failure: OSError | None = self._thread.apply(_write_whole, (self._descriptor, piece))
         except (MemoryError, RuntimeError) as error:  # no memory for the thread that writes
             return OSError(errno.ENOMEM, f"{os.strerror(errno.ENOMEM)}: {error}")
-        if failure is None:
+        if failure is None and self._checksum is not None:
             self._checksum.add(piece, rows)
         return failure
 

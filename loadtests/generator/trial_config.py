@@ -1,4 +1,7 @@
-"""generator.json: what a run tells the load processes of one trial. Imports neither gevent nor Locust."""
+"""What a run tells the load processes of one trial: generator.json, and end.json for an end before its time.
+
+Imports neither gevent nor Locust.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from analysis.records.documents import write_json
+from analysis.records.documents import write_document, write_json
 from loadtests.external.addresses import ExternalConfig, parse_target
 from loadtests.external.client_security import OPEN, SecurityConfig
 from loadtests.traffic.prompts import PromptKind
 from servers.config import Task
 from servers.fields import ConfigError, Range, build, check_fields
+
+END_FILE = "end.json"
+
+
+def write_end(folder: Path, *, at_ns: int | None, arms: Mapping[str, int]) -> None:
+    """Write that of the trial in `folder` nothing is sent that is due at `at_ns` or later, to some arms earlier.
+
+    Instants are in ns since the epoch.
+    """
+    write_document(folder / END_FILE, {"at_ns": at_ns, "arms": dict(arms)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import platform
 from collections.abc import Iterable
 from pathlib import Path
 
-from loadtests.workers.clock_offsets import host_identity
+from loadtests.generator.clock_offsets import host_identity
 
 _MACHINE_ID = Path("/etc/machine-id")
 

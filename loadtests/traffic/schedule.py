@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import repeat
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -151,18 +151,14 @@ class Schedule:
     def write(self, path: Path) -> None:
         """`path` holds the whole schedule as an Arrow IPC stream; it never holds a part of one."""
         partial = path.with_name(path.name + ".partial")
+        facts = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "table"}
+        table = self.table.replace_schema_metadata({_METADATA_KEY: json.dumps(facts, sort_keys=True)})
         with partial.open("wb") as sink:
-            self.write_to(sink)
+            with pa.ipc.new_stream(sink, table.schema) as writer:
+                writer.write_table(table, max_chunksize=65_536)
             sink.flush()
             os.fsync(sink.fileno())
         partial.replace(path)
-
-    def write_to(self, sink: IO[bytes]) -> None:
-        """`sink` has the whole schedule as an Arrow IPC stream."""
-        facts = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "table"}
-        table = self.table.replace_schema_metadata({_METADATA_KEY: json.dumps(facts, sort_keys=True)})
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table, max_chunksize=65_536)
 
     @classmethod
     def read(cls, path: str | Path) -> Schedule:

@@ -16,7 +16,7 @@ from pathlib import Path
 from analysis.settings.slo_targets import parse_slo
 from analysis.wording import counted
 from loadtests.experiments.model import Experiment
-from loadtests.generator.trial_config import TrialConfig
+from loadtests.generator.trial_config import TrialConfig, write_end
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.trials.context import TrialContext
@@ -24,7 +24,6 @@ from loadtests.trials.errors import RunError
 from loadtests.trials.processes import Child, child_environment, describe_exit, log_tail
 from loadtests.trials.progress import read_load, read_workers
 from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
-from loadtests.workers.end_file import write_end
 
 # -P: a directory called `locust` where the user stands must not be imported instead.
 _LOCUST_COMMAND = (sys.executable, "-P", "-m", "locust")

@@ -1,8 +1,7 @@
-"""The host of a load worker that shares no disk with the run, watched during a trial; its samples go to the master."""
+"""The machine monitor on the host of a load worker that shares no disk with the run."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -11,23 +10,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from analysis.records.schemas import MACHINES
-from analysis.records.tables import RecordError, RecordWriter, read_table
+from servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
 from servers.launcher import launched
 
 # By its name and not imported: what a trial has watched lies above this floor.
 _WATCHER = (sys.executable, "-P", "-m", "loadtests.monitor")
 _STOP_WITHIN_S = 5.0
-PART_BYTES = 512 << 10
 
 
 class HostWatch:
-    """This host is sampled into `path` until `stop`; `host` is what the table calls it, `load` this process in it."""
+    """Sample this host into `path` until `stop`.
 
-    def __init__(self, path: Path, *, trial: int, host: str, sample_s: float) -> None:
+    `host` is what the table calls it, `load` this process in it. Times have `offset_ns` added to this process's clock.
+    """
+
+    def __init__(self, path: Path, *, trial: int, host: str, sample_s: float, offset_ns: int) -> None:
         self._path = path
         self._host = host
         command = [*_WATCHER, "--out", str(path), "--trial", str(trial), "--host", host, "--sample-s", str(sample_s)]
@@ -38,6 +35,7 @@ class HostWatch:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                env={**os.environ, ANCHOR_VARIABLE: str(ANCHOR_NS + offset_ns)},
                 start_new_session=True,  # Ctrl-C reaches the worker alone, which still ships what was seen
             )
         assert self._process.stdin is not None
@@ -46,7 +44,7 @@ class HostWatch:
             self._process.stdin.flush()
 
     def stop(self) -> dict[str, Any]:
-        """The samples are complete on disk. Returns what the watcher saw of the machine, as trial.json has it."""
+        """Complete the samples on disk. Return what the watcher saw of the machine, as trial.json has it."""
         try:
             said, _ = self._process.communicate(timeout=_STOP_WITHIN_S)
         except (subprocess.TimeoutExpired, OSError):
@@ -62,31 +60,3 @@ class HostWatch:
             why = f"its watcher ended with exit code {self._process.returncode}: see {self._path.parent} there"
             facts["gaps"].append({"host": self._host, "at_ns": None, "why": why})
         return facts
-
-    def samples(self, offset_ns: int) -> list[bytes]:
-        """The samples as parts of an Arrow stream, with `offset_ns` added to their times. RecordError without any."""
-        try:
-            table, _ = read_table(self._path, MACHINES)
-        except OSError as error:
-            raise RecordError(f"{self._path} cannot be read ({error})") from None
-        place = MACHINES.get_field_index("at_ns")
-        table = table.set_column(place, MACHINES.field(place), pc.add(table.column(place), offset_ns)).combine_chunks()
-        sink = io.BytesIO()
-        with pa.ipc.new_stream(sink, MACHINES, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
-            stream.write_table(table)
-        content = sink.getvalue()
-        return [content[at : at + PART_BYTES] for at in range(0, len(content), PART_BYTES)]
-
-
-def write_samples(parts: list[bytes], path: Path) -> None:
-    """`path` holds the samples of `HostWatch.samples`, and what it should hold. Raises ValueError for anything else."""
-    try:
-        table = pa.ipc.open_stream(b"".join(parts)).read_all()
-        table.validate(full=True)
-    except (pa.ArrowException, OSError, EOFError) as error:
-        raise ValueError(f"they are no samples: {error}") from None
-    if not table.schema.equals(MACHINES):
-        raise ValueError("they are no samples: they have other columns")
-    with RecordWriter(path, MACHINES) as writer:
-        for row in table.to_pylist():
-            writer.append(row)

@@ -15,12 +15,12 @@ import gevent
 from locust.env import Environment
 from locust.runners import LocalRunner
 
+from loadtests.generator.clock_offsets import ClockComparison
 from loadtests.generator.generator import Generator
 from loadtests.generator.goodput import is_good
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.record import RequestRecord
 from loadtests.generator.recorder import RequestRecorder, record_file
-from loadtests.generator.spool import OnWritten
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.workers.locust_flags import goodput_flag
 from servers.complaint import unwritten
@@ -101,7 +101,7 @@ class LoadProcess:
         workers: int,
         planned: int | None,
         records: str,
-        on_written: OnWritten | None = None,
+        clock: ClockComparison | None = None,
     ) -> Generator:
         """A fresh generator for one test, recording into `records` unless that is empty."""
         self.end()
@@ -111,10 +111,11 @@ class LoadProcess:
         self.good = goodput_flag(self.options.goodput, config.task)
         directory = Path(records) if records else None
         if directory is not None and self.recorder is None:
-            path, remedy = directory / f"requests-{worker}.arrow", "give --records an empty directory"
-            self.recorder = RequestRecorder(record_file(path, remedy=remedy, on_written=on_written))
+            self.recorder = RequestRecorder(record_file(directory / f"requests-{worker}.arrow"), clock=clock)
         self.over_http = {arm for arm, external in config.external.items() if external.kind == "openai"}
-        self.log = LoadLog(directory, worker=worker, planned=planned, arms=config.arms, recorder=self.recorder)
+        self.log = LoadLog(
+            directory, worker=worker, planned=planned, arms=config.arms, recorder=self.recorder, clock=clock
+        )
         self.generator = Generator(config, log=self.log, recorder=self.recorder, on_record=self.take, workers=workers)
         return self.generator
 

@@ -19,30 +19,14 @@ from locust.exception import RPCError
 from locust.runners import STATE_MISSING, MasterRunner
 
 from analysis.records.documents import write_document
-from analysis.wording import counted
-from loadtests.generator.trial_config import TrialConfig
+from loadtests.generator.clock_offsets import clock_identity, host_identity
+from loadtests.generator.trial_config import END_FILE, TrialConfig
 from loadtests.traffic.schedule import Schedule
-from loadtests.workers.clock_offsets import clock_identity, host_identity
-from loadtests.workers.end_file import END_FILE
-from loadtests.workers.host_watch import write_samples
-from loadtests.workers.messages import (
-    ACCOUNT,
-    ASSIGN,
-    CLOCK,
-    DONE,
-    END,
-    KEPT,
-    MACHINES,
-    PART,
-    PROTOCOL,
-    READY,
-    ROWS,
-    START,
-    STOP,
-)
-from loadtests.workers.shipping import Inbox, ShareParts
+from loadtests.workers.file_copy import FileReceiver, FileSender
+from loadtests.workers.messages import ACCOUNT, ASSIGN, CLOCK, DONE, END, FILE, HAVE, PROTOCOL, READY, START, STOP
 from servers.clock import now_ns
 from servers.complaint import unwritten
+from servers.fields import ConfigError
 
 logger = logging.getLogger("tailgate")
 
@@ -59,11 +43,9 @@ class _Load:
     client_id: str
     planned: int | None
     account: dict[str, Any] | None = None  # the last that came over the network; None: it writes its own file
-    inbox: Inbox | None = None
-    parts: ShareParts | None = None
+    share: FileSender | None = None  # of one on another host, while it gets its share
+    files: dict[str, FileReceiver] = field(default_factory=dict)  # that come from another host
     lost: str | None = None
-    samples: list[bytes] = field(default_factory=list)  # parts of what was seen of its host
-    samples_error: str | None = None  # why they are not on disk here
 
 
 class Master:
@@ -86,11 +68,10 @@ class Master:
         for kind, listener in (
             (READY, self._on_ready),
             (DONE, self._on_done),
-            (PART, self._on_part),
             (CLOCK, self._on_clock),
-            (ROWS, self._on_rows),
+            (FILE, self._on_file),
+            (HAVE, self._on_have),
             (ACCOUNT, self._on_account),
-            (MACHINES, self._on_machines),
         ):
             self._runner.register_message(kind, partial(self._receive, listener))
         if self._remote:
@@ -117,6 +98,8 @@ class Master:
             "records": str(self._records),
             "host": host_identity(),
             "protocol": PROTOCOL,
+            "name": "/".join(self._records.parts[-2:]),
+            "config": Path(self._options.trial_config).read_text(encoding="utf-8"),
         }
         for number, client_id in enumerate(ids):
             planned = schedule.share(number, len(ids)).copies(config.arms)
@@ -128,7 +111,7 @@ class Master:
 
     def stop(self) -> None:
         """Load processes on other hosts have stopped, or had some seconds to hand over their last records."""
-        remote = [load for load in self._loads.values() if load.inbox is not None and load.client_id in self._running]
+        remote = [load for load in self._loads.values() if load.files and load.client_id in self._running]
         for load in remote:
             self._send(STOP, {}, load)
         with gevent.Timeout(_STOP_WITHIN_S, False):
@@ -139,9 +122,8 @@ class Master:
         """Load processes on other hosts have stopped, and what came from them is in the run directory, whole."""
         self.stop()
         for load in self._loads.values():
-            if load.inbox is not None:
-                load.inbox.close()
-                load.inbox = None
+            for file in load.files.values():
+                file.close()
 
     # --- Messages -----------------------------------------------------------------------------------------------------
 
@@ -163,7 +145,9 @@ class Master:
             listener(load, msg.data)
 
     def _on_ready(self, load: _Load, data: dict[str, Any]) -> None:
-        load.parts = None
+        if load.share is not None:
+            load.share.close()
+            load.share.path.unlink(missing_ok=True)
         self._waiting.discard(load.client_id)
         self._start_when_ready()
 
@@ -171,61 +155,45 @@ class Master:
         if data.get("error"):
             self._error = self._error or data["error"]
             logger.error("%s", data["error"])
-        if data.get("missing_rows"):
-            self._mark_lost(load, f"{counted(data['missing_rows'], 'record')} did not reach the master: {data['kept']}")
+        if data.get("missing"):
+            self._mark_lost(load, data["missing"])
         self._ended(load)
-
-    def _on_part(self, load: _Load, data: dict[str, Any]) -> None:
-        assert self._schedule is not None
-        load.parts = load.parts or ShareParts(self._schedule.share(load.number, len(self._loads)))
-        number = int(data["part"])
-        answer = {"part": number, "of": len(load.parts), "bytes": load.parts.part(number)}
-        if number == 0:
-            answer["config"] = Path(self._options.trial_config).read_text(encoding="utf-8")
-            answer["name"] = "/".join(self._records.parts[-2:])
-        self._send(PART, answer, load)
 
     def _on_clock(self, load: _Load, data: dict[str, Any]) -> None:
         answer = {"sent_ns": data["sent_ns"], "received_ns": now_ns(), "identity": clock_identity()}
         self._send(CLOCK, {**answer, "answered_ns": now_ns()}, load)
 
-    def _on_rows(self, load: _Load, data: dict[str, Any]) -> None:
+    def _on_file(self, load: _Load, data: dict[str, Any]) -> None:
+        name = data["name"]
         try:
-            inbox = self._inbox_of(load)
-            inbox.take(int(data["number"]), int(data["rows"]), int(data["offset_ns"]), data["batch"])
-        except (ValueError, KeyError, TypeError) as error:  # ConfigError is a ValueError: the file cannot be made
+            if name not in load.files:
+                if name not in (f"requests-{load.number}.arrow", f"machines-{load.number}.arrow"):
+                    raise ConfigError(f'it sends "{name}", which is no file of its own')
+                load.files[name] = FileReceiver(
+                    self._records / name,
+                    confirm=lambda size: self._send(HAVE, {"name": name, "size": size}, load),
+                )
+            load.files[name].take(data["at"], data["of"], data["bytes"])
+        except ConfigError as error:
             self._fail(f"records of load process {load.number} cannot be taken: {error}")
 
-    def _on_machines(self, load: _Load, data: dict[str, Any]) -> None:
-        number = int(data["part"])
-        if number == len(load.samples):  # another came before, and its answer was lost
-            load.samples.append(data["bytes"])
-            if len(load.samples) == int(data["of"]):
-                try:
-                    write_samples(load.samples, self._records / f"machines-{load.number}.arrow")
-                except (ValueError, OSError) as error:
-                    load.samples_error = f"the master cannot take them: {error}"
-                    logger.error("samples of the host of load process %d: %s", load.number, load.samples_error)
-        self._send(MACHINES, {"part": number, "error": load.samples_error}, load)
+    def _on_have(self, load: _Load, data: dict[str, Any]) -> None:
+        assert self._schedule is not None
+        if load.share is None:
+            path = self._records / f"share-{load.number}.arrow"
+            self._schedule.share(load.number, len(self._loads)).write(path)
+            load.share = FileSender(path, send=lambda piece: self._send(FILE, piece, load))
+        load.share.confirm(data["size"])
 
     def _on_account(self, load: _Load, data: dict[str, Any]) -> None:
         account = data["account"]
-        self._inbox_of(load)
         if load.lost is not None and load.client_id not in self._running and not account.get("complete"):
             logger.warning("load process %d is back", load.number)
             load.lost = None
             self._running.add(load.client_id)
-        load.account = {**account, "start_ns": self._start_ns or None}
+        load.account = account
         self._write_account(load)
         write_document(self._records / f"progress-{load.number}.json", data["progress"])
-
-    def _inbox_of(self, load: _Load) -> Inbox:
-        if load.inbox is None:
-            load.inbox = Inbox(
-                self._records / f"requests-{load.number}.arrow",
-                acknowledge=lambda number: self._send(KEPT, {"number": number}, load),
-            )
-        return load.inbox
 
     # --- The trial ----------------------------------------------------------------------------------------------------
 

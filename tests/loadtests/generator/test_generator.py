@@ -369,7 +369,7 @@ def test_what_was_due_before_the_settled_time_is_in_the_file(targets: dict[str, 
             if run.log.settled_ns:
                 seen.append((run.log.settled_ns, read_table(file, REQUESTS)[0]["scheduled_ns"].to_pylist()))
 
-    recorder = RequestRecorder(record_file(file, remedy=""))
+    recorder = RequestRecorder(record_file(file))
     run = Run(
         schedule(list(range(0, 2000, 20)), tokens=10),
         targets=targets,

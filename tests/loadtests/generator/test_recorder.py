@@ -53,7 +53,6 @@ def rows_of(path: Path) -> list[dict[str, object]]:
 
 
 def test_rows_come_back_as_they_were_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spools, "os", Fake(close=os.close, write=lambda file, piece: os.write(file, piece[:100])))
     none = np.zeros(0, dtype=np.int64)
     rows = [
         record(0),
@@ -61,7 +60,8 @@ def test_rows_come_back_as_they_were_appended(tmp_path: Path, monkeypatch: pytes
         record(2, status="UNAVAILABLE", error="refused", token_ns=np.array([5], dtype=np.int64)),
     ]
     path = tmp_path / "deep" / "requests-0.arrow"
-    recorder = RequestRecorder(record_file(path, remedy="take another"), rows_per_batch=2)
+    recorder = RequestRecorder(record_file(path), rows_per_batch=2)
+    monkeypatch.setattr(spools, "os", Fake(close=os.close, write=lambda file, piece: os.write(file, piece[:100])))
     for row in rows:
         recorder.append(row)
     recorder.close()
@@ -92,7 +92,7 @@ import os, signal
 from pathlib import Path
 from loadtests.generator.recorder import RequestRecorder, record_file
 from tests.fakes.request_rows import record
-recorder = RequestRecorder(record_file(Path({str(path)!r}), remedy="take another"))
+recorder = RequestRecorder(record_file(Path({str(path)!r})))
 for number in range(1000):
     recorder.append(record(number))
 recorder.flush()
@@ -105,11 +105,13 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert [row["request_id"] for row in rows_of(path)] == [f"1-{number}" for number in range(1000)]
 
 
-@pytest.mark.parametrize(("name", "error"), [("file", "exists already: take another"), ("file/x", "cannot be written")])
+@pytest.mark.parametrize(
+    ("name", "error"), [("file", "exists already: give an empty directory"), ("file/x", "cannot be written")]
+)
 def test_no_file_is_overwritten_and_one_that_cannot_be_made_is_named(tmp_path: Path, name: str, error: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=error):
-        record_file(tmp_path / name, remedy="take another")
+        record_file(tmp_path / name)
 
 
 def test_a_number_that_its_column_cannot_hold_is_unknown() -> None:

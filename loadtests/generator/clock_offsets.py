@@ -8,11 +8,12 @@ trust; as clocks drift apart, it is trusted less the older it gets.
 
 from __future__ import annotations
 
+import socket
 from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from servers.clock import ANCHOR_NS
+from servers.clock import ANCHOR_NS, now_ns
 
 # Quartz in servers is off by some 20 parts per million and moves with temperature; NTP corrects at up to 500.
 DRIFT_PPM = 50
@@ -43,54 +44,55 @@ class Exchange(NamedTuple):
 
 
 class ClockComparison:
-    """The master's clock as seen from a worker, from the best of its newest exchanges."""
+    """The master's clock as seen from a worker, from the best of its newest exchanges.
+
+    `same` says that both are one clock: no exchange is needed and nothing is uncertain.
+    """
 
     def __init__(self) -> None:
         self._exchanges: deque[Exchange] = deque(maxlen=_KEPT)
         self._best: Exchange | None = None
-        self._same = False
+        self.same = False
         self.count = 0
-        self.worst_ns = 0  # the largest uncertainty that any record was mapped with
-
-    def same(self) -> None:
-        """Both are one clock: no exchange is needed and nothing is uncertain."""
-        self._same = True
+        self._worst_ns = 0  # the largest uncertainty that any record was moved with
 
     def add(self, exchange: Exchange) -> None:
-        """One more exchange is known. One in which time went back is not believed."""
+        """Learn from one more exchange, unless time went back in it."""
         if exchange.back_ns < exchange.sent_ns or exchange.answered_ns < exchange.received_ns:
             return
         self._exchanges.append(exchange)
         self.count += 1
         self._best = min(self._exchanges, key=lambda item: item.uncertainty_ns(exchange.back_ns))
 
-    def at(self, ns: int) -> tuple[int, int]:
-        """(what to add to this clock at `ns` to get the master's, how far that may be off), in ns."""
-        if self._same or self._best is None:
-            return 0, 0
-        return self._best.offset_ns, self._best.uncertainty_ns(ns)
+    @property
+    def offset_ns(self) -> int:
+        """What to add to this clock to get the master's."""
+        return 0 if self.same or self._best is None else self._best.offset_ns
 
-    def map_at(self, ns: int) -> tuple[int, int]:
-        """As `at`, for times that are then recorded: `worst_ns` remembers how uncertain they are."""
-        offset, uncertainty = self.at(ns)
-        self.worst_ns = max(self.worst_ns, uncertainty)
-        return offset, uncertainty
+    def uncertainty_ns(self, at_ns: int) -> int:
+        """How far `offset_ns` may be off at `at_ns` on this clock."""
+        return 0 if self.same or self._best is None else self._best.uncertainty_ns(at_ns)
 
-    def summary(self, ns: int) -> dict[str, Any]:
-        """For the account: offset, uncertainty now and at worst, the best round trip, how many there were."""
-        offset, uncertainty = self.at(ns)
+    def offset_of_records(self) -> int:
+        """Return `offset_ns` for records that are written now, and remember how uncertain their times are."""
+        self._worst_ns = max(self._worst_ns, self.uncertainty_ns(now_ns()))
+        return self.offset_ns
+
+    def account(self) -> dict[str, Any]:
+        """Return what generator-N.json says of the clock: whose it is, its offset and how well that is known."""
         return {
-            "offset_ns": offset,
-            "uncertainty_ns": uncertainty,
-            "worst_uncertainty_ns": self.worst_ns,
+            "host": socket.gethostname(),
+            "offset_ns": self.offset_ns,
+            "uncertainty_ns": self.uncertainty_ns(now_ns()),
+            "worst_uncertainty_ns": self._worst_ns,
             "round_trip_ns": 0 if self._best is None else self._best.travel_ns,
             "exchanges": self.count,
-            "same": self._same,
+            "same": self.same,
         }
 
 
 def host_identity() -> str:
-    """One text for all processes of one running kernel, which share a monotonic clock."""
+    """Return one text for all processes of one running kernel, which share a monotonic clock."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -98,6 +100,6 @@ def host_identity() -> str:
 
 
 def clock_identity() -> str:
-    """One text for all processes whose `servers.clock.now_ns` gives the same time; "" where that cannot be known."""
+    """Return one text for all processes whose `now_ns` gives the same time; "" where that cannot be known."""
     host = host_identity()
     return f"{host}/{ANCHOR_NS}" if host else ""

@@ -1,0 +1,166 @@
+"""Copy a file that grows on one host to another host, over Locust's channel.
+
+The sender reads pieces from its disk, so that what waits for the network takes no memory. A piece names the byte at
+which it starts. The receiver appends the piece that follows what it holds and answers with its size; the sender repeats
+what is not confirmed. Pieces and answers may be lost, doubled or overtaken: the copy is always the beginning of the
+file. Its last line states rows and checksum (analysis/records/tables.py), so that a copy which lacks a byte shows it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gevent
+from gevent.event import Event
+from gevent.threadpool import ThreadPool
+
+from loadtests.generator.spool import Spool, new_file
+from servers.fields import ConfigError
+
+PIECE_BYTES = 256 << 10
+WINDOW_BYTES = 8 << 20
+RESEND_AFTER_S = 5.0
+_LOOK_EVERY_S = 0.1  # at a file that had nothing new
+
+
+class FileSender:
+    """Send what `path` holds and will hold, until `close`. `send` takes one message."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        send: Callable[[dict[str, Any]], None],
+        piece_bytes: int = PIECE_BYTES,
+        window_bytes: int = WINDOW_BYTES,
+        resend_after_s: float = RESEND_AFTER_S,
+    ) -> None:
+        self.path = path
+        self._send = send
+        self._piece_bytes = piece_bytes
+        self._window_bytes = window_bytes
+        self._resend_after_s = resend_after_s
+        self._sent = self._confirmed = 0
+        self._heard_s = time.monotonic()
+        self._news = Event()
+        self._thread = ThreadPool(1)
+        self._greenlet = gevent.spawn(self._send_for_ever)
+
+    def confirm(self, size: int) -> None:
+        """Note that the other host has the first `size` bytes."""
+        self._confirmed = max(self._confirmed, size)
+        self._heard_s = time.monotonic()
+        self._news.set()
+
+    @property
+    def missing_bytes(self) -> int:
+        """How much of the file the other host may lack."""
+        return _size(self.path) - self._confirmed
+
+    def wait_complete(self, timeout_s: float) -> bool:
+        """Return whether the other host had the whole file within `timeout_s`."""
+        with gevent.Timeout(timeout_s, False):
+            while self.missing_bytes:
+                gevent.sleep(0.02)
+        return not self.missing_bytes
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self._greenlet.kill(block=False)
+
+    def _send_for_ever(self) -> None:
+        while True:
+            self._news.clear()
+            now_s = time.monotonic()
+            at = max(self._sent, self._confirmed)
+            if at == self._confirmed:
+                self._heard_s = now_s
+            elif now_s - self._heard_s > self._resend_after_s:
+                at, self._heard_s = self._confirmed, now_s  # lost on the way: again, from the oldest
+            self._sent = at
+            piece = b""
+            if at - self._confirmed < self._window_bytes:
+                piece = self._thread.apply(_read, (self.path, at, self._piece_bytes))
+            if piece:
+                self._sent = at + len(piece)
+                self._send({"name": self.path.name, "at": at, "of": _size(self.path), "bytes": piece})
+            else:
+                self._news.wait(_LOOK_EVERY_S)
+
+
+class FileReceiver:
+    """Write a copy to the new file `path`. `confirm` is called with the size that is written.
+
+    Raises ConfigError where the file exists or cannot be made.
+    """
+
+    def __init__(self, path: Path, *, confirm: Callable[[int], None]) -> None:
+        self._confirm = confirm
+        self._file = Spool(new_file(path), on_written=self.confirm)
+        self._expected = 0
+        self._of: int | None = None
+
+    def take(self, at: int, of: int, piece: bytes) -> None:
+        """Append the piece that starts at byte `at` of a file of `of` bytes, if it is the next one."""
+        self._of = of
+        if at == self._expected and self._file.offer(piece, 0):
+            self._expected += len(piece)
+        elif at < self._expected:
+            self.confirm()
+
+    def confirm(self) -> None:
+        """Tell the sender how much is written."""
+        self._confirm(self._file.size)
+
+    @property
+    def size(self) -> int:
+        """Bytes written."""
+        return self._file.size
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that the file held when its newest piece left is written."""
+        return self._file.size == self._of
+
+    def close(self) -> None:
+        """Write what came."""
+        self._file.close()
+
+
+def new_folder(keep: Path, name: str) -> Path:
+    """Make a folder under `keep` for the trial called `name`, such as "20260101T120000Z-demo/trial-01".
+
+    The name came over the network: only its plain parts count, so that nothing outside `keep` is written.
+    """
+    parts = [part for part in re.findall(r"[A-Za-z0-9._-]+", name) if part.strip(".")] or ["trial"]
+    for attempt in range(1, 1000):
+        path = keep.joinpath(*parts[:-1], parts[-1] + (f"-{attempt}" if attempt > 1 else ""))
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigError(f'"{path}" cannot be made ({error.strerror or error}): give another --keep') from None
+        return path
+    raise ConfigError(f'"{keep}" has too many folders called {name}: give another --keep')
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0  # not made yet
+
+
+def _read(path: Path, at: int, most: int) -> bytes:
+    """Return up to `most` bytes from `at`; none of a file that is not there or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(at)
+            return file.read(most)
+    except OSError:
+        return b""
