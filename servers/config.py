@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from servers.fields import ConfigError, Range, build, check_fields, check_range
-from servers.ladders import check_rising, default_batches, default_lengths, doubling
+from servers.ladders import check_rising, default_lengths, doubling
 from servers.presets import RANDOM_ENCODERS, RANDOM_PRESETS
 
 LONGEST_NAME = 64
@@ -230,8 +230,8 @@ class CompileConfig:
     graph fits compiles; it runs eagerly where the policy is `guarded`, and is refused where it is `strict`.
     `join_projections` multiplies projections of the same input (query, key and value; gate and up) as one matrix;
     `options` are inductor's own, by name; other backends read neither. `artifact` is a file that `tailgate precompile`
-    wrote, whose compiled code a start begins with. The bounds are what `mark_dynamic` promises of a dimension, empty
-    for the engine's limits.
+    wrote, whose compiled code a start begins with. `mark_dynamic` promises that dimensions vary from 2 or
+    `shapes.min_size` to the engine's limits.
     """
 
     enabled: bool = False
@@ -244,9 +244,6 @@ class CompileConfig:
     regions: tuple[str, ...] = ()
     recompile_limit: Annotated[int, Range(0, 100_000)] = 0
     mark_dynamic: bool = False
-    batch_bounds: tuple[int, ...] = ()
-    length_bounds: tuple[int, ...] = ()
-    context_bounds: tuple[int, ...] = ()
     capture: bool = False
     guarded: bool = False
     strict: bool = False
@@ -276,17 +273,6 @@ class CompileConfig:
             )
         if self.mark_dynamic and self.dynamic is False:
             raise ConfigError("compile.mark_dynamic is true but compile.dynamic is false: drop one of them")
-        for key in ("batch_bounds", "length_bounds", "context_bounds"):
-            bounds = getattr(self, key)
-            if not bounds:
-                continue
-            if not self.mark_dynamic:
-                raise ConfigError(f"compile.{key} is {list(bounds)} but compile.mark_dynamic is false: set it to true")
-            if len(bounds) != 2 or not 2 <= bounds[0] <= bounds[1]:
-                raise ConfigError(
-                    f"compile.{key} is {list(bounds)}: give [low, high] with low at least 2, "
-                    "since the compiler specialises sizes 0 and 1"
-                )
         if self.capture and not self.enabled:
             raise ConfigError(
                 'compile.capture is true but compile.enabled is false: enable it (backend = "eager" is possible)'
@@ -326,11 +312,6 @@ class CompileConfig:
                 f'compile.artifact is set but compile.backend is "{self.backend}", and only inductor keeps compiled '
                 "code: remove one of them"
             )
-
-    @property
-    def has_bounds(self) -> bool:
-        """Whether the bounds of a marked dimension are given instead of taken from the engine's limits."""
-        return bool(self.batch_bounds or self.length_bounds or self.context_bounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,65 +355,12 @@ class ArmConfig:
             ("length", self.engine.prefill_tokens, "min(max_prompt_tokens, prefill_chunk)"),
             ("context", self.engine.max_length, "max_prompt_tokens + max_new_tokens"),
         ):
-            bounds, ladder = getattr(self.compile, f"{name}_bounds"), getattr(self.shapes, f"{name}_ladder")
-            if bounds and bounds[1] < limit:
-                raise ConfigError(
-                    f'arm "{self.name}": compile.{name}_bounds ends at {bounds[1]} but {key} is {limit}: larger steps '
-                    f"would fail, so give [{bounds[0]}, {limit}] or lower {key}"
-                )
+            ladder = getattr(self.shapes, f"{name}_ladder")
             if ladder and ladder[-1] < limit:
                 raise ConfigError(
                     f'arm "{self.name}": the largest bucket is {ladder[-1]} but {key} is {limit}: '
                     f"add a bucket of {limit} or lower {key}"
                 )
-            self._check_bounds(name)
-
-    def _check_bounds(self, name: str) -> None:
-        """No size that is served lies outside what the compiler is told of the dimension. Raises ConfigError.
-
-        A size below the bounds of a marked dimension compiles apart, so it may come where it is warmed, as planned
-        shapes are, or where a guarded arm runs it eagerly.
-        """
-        bounds = getattr(self.compile, f"{name}_bounds")
-        if not bounds:
-            return
-        what, is_exact = f'arm "{self.name}":', self.shapes.kind == "exact"
-        least, largest = self._served(name)
-        if bounds[1] < largest:
-            raise ConfigError(
-                f"{what} compile.{name}_bounds ends at {bounds[1]} but steps of {largest} are served, which would fail"
-                f": give [{bounds[0]}, {largest}]"
-            )
-        if bounds[0] <= least:
-            return
-        remedy = f"give [{max(2, least)}, {bounds[1]}]" + (" and shapes.min_size = 2" if least < 2 else "")
-        if is_exact and not self.compile.guarded:
-            fate, instead = ("is refused", " instead of strict") if self.compile.strict else ("compiles apart", "")
-            raise ConfigError(
-                f"{what} compile.{name}_bounds begins at {bounds[0]} but steps of {least} are served, and what is "
-                f"below the bounds {fate}: {remedy}, or guarded = true{instead}, which runs it eagerly"
-            )
-
-    def _served(self, name: str) -> tuple[int, int]:
-        """The smallest and the largest size of the dimension that steps have, but for a prefill of one prompt, whose
-        one row is the same in every step."""
-        shapes, engine = self.shapes, self.engine
-        if shapes.kind == "exact":
-            # the first token of an answer to one token is decoded from the second position
-            least = max(shapes.min_size, 2 if name == "context" else 1)
-            limit = {"batch": engine.slots, "length": engine.prefill_tokens, "context": engine.max_length}[name]
-            return least, max(least, limit)
-        if name == "length":
-            sizes = prefill_lengths(shapes, engine)
-        elif name == "context":
-            ladder = (min(step, engine.max_length) for step in shapes.context_ladder or (engine.max_length,))
-            sizes = (*ladder, *prompt_contexts(shapes, engine))
-        else:
-            is_padded = shapes.kind == "pad"
-            sizes = (engine.slots,) if is_padded else shapes.batch_ladder or default_batches(engine.slots)
-            if engine.prefill_batch > 1:
-                sizes = (*sizes, engine.prefill_batch if is_padded else 1)
-        return min(sizes), max(sizes)
 
     def _check_task(self) -> None:
         """What is set belongs to the model's task. Raises ConfigError."""
@@ -452,15 +380,11 @@ class ArmConfig:
                 raise ConfigError(
                     f'{what} engine.{key} is {value} but model.task is "embed": {without}, so leave it out'
                 )
-        for key, value in (
-            ("shapes.context_ladder", list(self.shapes.context_ladder)),
-            ("compile.context_bounds", list(self.compile.context_bounds)),
-        ):
-            if value:
-                raise ConfigError(
-                    f'{what} {key} is {value} but model.task is "embed", and an encoder has no cache and so no '
-                    "context: leave it out"
-                )
+        if self.shapes.context_ladder:
+            raise ConfigError(
+                f'{what} shapes.context_ladder is {list(self.shapes.context_ladder)} but model.task is "embed", and an '
+                "encoder has no cache and so no context: leave it out"
+            )
         if self.compile.join_projections:
             raise ConfigError(
                 f'{what} compile.join_projections is true but model.task is "embed", and encoders multiply with '

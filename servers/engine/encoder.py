@@ -89,9 +89,8 @@ class EncoderRunner(StepRunner):
 
     def _varying(
         self, kind: Kind, varying: list[torch.Tensor], fixed: Tensors
-    ) -> Iterable[tuple[torch.Tensor, int, tuple[int, ...]]]:
-        policy, engine = self.arm.compile, self.arm.engine
-        low = max(2, self.arm.shapes.min_size)
+    ) -> Iterable[tuple[torch.Tensor, int, tuple[int, int]]]:
+        engine, low = self.arm.engine, max(2, self.arm.shapes.min_size)
         for tensor in varying:
-            yield tensor, 0, policy.batch_bounds or (low, engine.slots)
-            yield tensor, 1, policy.length_bounds or (low, engine.max_prompt_tokens)
+            yield tensor, 0, (low, engine.slots)
+            yield tensor, 1, (low, engine.max_prompt_tokens)

@@ -141,22 +141,20 @@ class ModelRunner(StepRunner):
 
     def _varying(
         self, kind: Kind, varying: list[torch.Tensor], fixed: Tensors
-    ) -> Iterable[tuple[torch.Tensor, int, tuple[int, ...]]]:
-        policy, engine = self.arm.compile, self.arm.engine
-        low = max(2, self.arm.shapes.min_size)
+    ) -> Iterable[tuple[torch.Tensor, int, tuple[int, int]]]:
+        engine, low = self.arm.engine, max(2, self.arm.shapes.min_size)
         rows = self.cache_rows if kind == "decode" else engine.prefill_batch
-        if rows > 1:  # the bounds that are given are those of steps whose rows vary
-            for tensor in varying if kind != "decode" else (*varying, fixed[0]):
-                yield tensor, 0, policy.batch_bounds or (low, rows)
+        for tensor in varying if kind != "decode" else (*varying, fixed[0]):
+            yield tensor, 0, (low, rows)
         if kind != "decode":
             for tensor in varying[:2]:
-                yield tensor, 1, policy.length_bounds or (low, engine.prefill_tokens)
+                yield tensor, 1, (low, engine.prefill_tokens)
         if kind != "prefill":
             longest = engine.max_prompt_tokens
             if kind == "decode":
                 # The whole of the cache is a size of its own: a mask that is not cut compiles apart from one that is.
                 longest = engine.longest_context if self.arm.shapes.kind == "exact" else engine.max_length
-            yield fixed[-1], 0, policy.context_bounds or (low, longest)
+            yield fixed[-1], 0, (low, longest)
 
 
 def runner_for(arm: ArmConfig, recorder: CompileRecorder) -> ModelRunner | EncoderRunner:

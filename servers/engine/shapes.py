@@ -247,36 +247,27 @@ def _alone(arm: ArmConfig, length: int) -> Iterator[StepShape]:
 def prompt_borders(arm: ArmConfig) -> frozenset[int]:
     """Return the lengths of prompts, in tokens, that lie on a border or just past it, as far as prompts may be so long.
 
-    Borders are one token, the longest prompt, the steps of a ladder, the smallest size that is not padded up, the first
-    length that is cut (whose last chunk is one token), the ends of the bounds that the policy gives, and those of a
-    context: a prompt of n tokens is decoded from context n + 1 on.
+    Borders are one token, the longest prompt, the steps of a ladder, the smallest size that is not padded up, and the
+    first length that is cut (whose last chunk is one token). A prompt of n tokens is decoded from context n + 1 on.
     """
-    longest, policy = arm.engine.max_prompt_tokens, arm.compile
+    longest = arm.engine.max_prompt_tokens
     ends = {1, arm.engine.prefill_tokens, longest, *arm.length_ladder, *_small_sizes(arm.shapes)}
-    for bounds in (policy.length_bounds, policy.context_bounds):
-        ends |= {bounds[0] - 1, bounds[1]} if bounds else set()
-    ends |= {end - 2 for end in policy.context_bounds}
-    ends |= {end - 1 for end in arm.shapes.context_ladder}
-    return _both_sides(ends, longest)
+    return _both_sides(ends | {end - 1 for end in arm.shapes.context_ladder}, longest)
 
 
 def late_contexts(arm: ArmConfig) -> frozenset[int]:
     """Return the contexts of decode steps, in positions, on a border or just past it that an answer reaches only as it
     grows: no prompt is so long. The longest context is one of them."""
     longest, first = arm.engine.longest_context, arm.engine.max_prompt_tokens + 1
-    ends = {longest, *arm.shapes.context_ladder, *arm.compile.context_bounds}
-    return frozenset(end for end in _both_sides(ends, longest) if end > first)
+    return frozenset(end for end in _both_sides({longest, *arm.shapes.context_ladder}, longest) if end > first)
 
 
 def batch_borders(arm: ArmConfig) -> frozenset[int]:
     """Return the sizes of an encoder's batches that lie on a border or just past it: one and two, all slots, the steps
-    of a ladder, the smallest size that is not padded up, and the ends of given bounds."""
-    most, shapes, bounds = arm.engine.slots, arm.shapes, arm.compile.batch_bounds
-    ends = {1, most, *_small_sizes(shapes)}
-    if shapes.kind == "buckets":
-        ends |= set(shapes.batch_ladder or default_batches(most))
-    ends |= {bounds[0] - 1, bounds[1]} if bounds else set()
-    return _both_sides(ends, most)
+    of a ladder, and the smallest size that is not padded up."""
+    most, shapes = arm.engine.slots, arm.shapes
+    ladder = shapes.batch_ladder or default_batches(most) if shapes.kind == "buckets" else ()
+    return _both_sides({1, most, *ladder, *_small_sizes(shapes)}, most)
 
 
 def _small_sizes(shapes: ShapeConfig) -> set[int]:

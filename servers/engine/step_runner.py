@@ -128,7 +128,7 @@ class StepRunner(ABC):
     @abstractmethod
     def _varying(
         self, kind: Kind, varying: list[torch.Tensor], fixed: Tensors
-    ) -> Iterable[tuple[torch.Tensor, int, tuple[int, ...]]]:
+    ) -> Iterable[tuple[torch.Tensor, int, tuple[int, int]]]:
         """Yield (tensor, dimension, bounds) of what varies between steps of the kind."""
 
     @abstractmethod
@@ -217,7 +217,7 @@ class StepRunner(ABC):
             try:
                 self.run(step, shape)
             except compiler_policy.UnprovenBounds as error:
-                if shape.kind in self._unpromised or self.arm.compile.has_bounds:
+                if shape.kind in self._unpromised:
                     raise
                 # Conditions with remainders, as padded masks have them, always hold and are still not proven. The
                 # warm-up runs both ends of every range: a size that needs its own graph has it before serving.
@@ -255,7 +255,7 @@ class StepRunner(ABC):
         policy = self.arm.compile
         if not policy.enabled or policy.is_closed_once_warm:
             return True
-        is_marked = policy.mark_dynamic and policy.warmup == "shapes" and not policy.has_bounds
+        is_marked = policy.mark_dynamic and policy.warmup == "shapes"
         return (is_marked and step.kind not in self._unpromised) or self.shape_of(step) in self._seen
 
     def launch(self, step: Step, batch_id: int) -> DeviceStep:

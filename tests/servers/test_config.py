@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -124,8 +125,6 @@ def test_a_bad_table_is_refused_with_key_value_and_remedy(table: dict[str, objec
         ({"mode": "turbo"}, ("compile.mode", "turbo", "reduce-overhead")),
         ({"mark_dynamic": True, "dynamic": False}, ("mark_dynamic",)),
         ({"enabled": True, "capture": True, "mode": "reduce-overhead"}, ("capture", "reduce-overhead")),
-        ({"enabled": True, "batch_bounds": [2, 8]}, ("batch_bounds", "compile.mark_dynamic")),
-        ({"enabled": True, "mark_dynamic": True, "batch_bounds": [1, 8]}, ("batch_bounds", "2")),
         ({"enabled": True, "options": 3}, ("options", "table")),
         ({"enabled": True, "backend_module": "not/a.module"}, ("backend_module", '"not/a.module"')),
         ({"enabled": True, "regional": True, "regions": ["lm_head"]}, ("regional", "regions")),
@@ -139,61 +138,20 @@ def test_contradicting_compile_settings_are_refused(table: dict[str, object], wo
     refusal(build, CompileConfig, table, where="compile", words=words)
 
 
-EVEN = ShapeConfig(kind="exact", min_size=2)
-PADDED = ShapeConfig(kind="pad")
-BUCKETS = ShapeConfig(kind="buckets")
-LENGTHS = ShapeConfig(kind="buckets", length_ladder=(32, 512))
-
-
-def marked(**changes: Any) -> CompileConfig:
-    return CompileConfig(enabled=True, dynamic=True, mark_dynamic=True, **changes)
-
-
 CAPTURED = CompileConfig(enabled=True, capture=True)
 
 
 @pytest.mark.parametrize(
-    ("shapes", "engine", "policy", "words"),
+    ("shapes", "policy", "words"),
     [
-        # captured graphs need planned shapes that are warmed
-        (ShapeConfig(), {}, CAPTURED, ("shapes.kind", '"exact"')),
-        (PADDED, {}, replace(CAPTURED, warmup="minimal"), ("warmup", '"minimal"')),
-        # bounds that the engine can exceed
-        (EVEN, {}, marked(batch_bounds=(2, 4)), ("batch_bounds", "4", "engine.slots is 8")),
-        (EVEN, {"slots": 4}, marked(batch_bounds=(2, 4)), ()),
-        # below a bucket that is served
-        (LENGTHS, {}, marked(length_bounds=(2, 256)), ("length_bounds", "256", "[2, 512]")),
-        (LENGTHS, {}, marked(length_bounds=(2, 512)), ()),
-        # size 1 is left out unless it is padded
-        (ShapeConfig(), {}, marked(batch_bounds=(2, 8), length_bounds=(2, 256)), ("[2, 8]", "shapes.min_size = 2")),
-        (EVEN, {}, marked(batch_bounds=(2, 8), length_bounds=(2, 256)), ()),
-        # an answer of two tokens to a prompt of one is decoded from two positions
-        (ShapeConfig(), {}, marked(context_bounds=(2, 384)), ()),
-        # planned shapes are warmed, also below the bounds
-        (BUCKETS, {}, marked(batch_bounds=(4, 8)), ()),
+        (ShapeConfig(), CAPTURED, ("shapes.kind", '"exact"')),
+        (ShapeConfig(kind="pad"), replace(CAPTURED, warmup="minimal"), ("warmup", '"minimal"')),
     ],
 )
-def test_a_policy_fits_the_shapes_that_are_served_or_is_refused(
-    shapes: ShapeConfig, engine: dict[str, int], policy: CompileConfig, words: tuple[str, ...]
+def test_captured_graphs_need_planned_shapes_that_are_warmed(
+    shapes: ShapeConfig, policy: CompileConfig, words: tuple[str, ...]
 ) -> None:
-    def make() -> ArmConfig:
-        return ArmConfig(name="a", engine=EngineConfig(**engine), shapes=shapes, compile=policy)
-
-    if not words:
-        assert make().compile == policy
-        return
-    refusal(make, words=words)
-
-
-@pytest.mark.parametrize("preset", ["compiled-dynamic", "compiled-strict"])
-def test_bounds_above_the_smallest_size_that_is_served_are_refused(preset: str) -> None:
-    arm = ArmConfig.from_preset(preset)
-    for name, bounds, remedy in (("batch", (4, 8), 8), ("length", (3, 256), 256), ("context", (8, 384), 384)):
-        policy = replace(arm.compile, **{f"{name}_bounds": bounds})
-        fate = "is refused" if arm.compile.strict else "compiles apart"
-        refusal(replace, arm, words=(f"{name}_bounds", str(bounds[0]), f"[2, {remedy}]", fate), compile=policy)
-        replace(arm, compile=policy, shapes=ShapeConfig(kind="exact", min_size=8))
-        replace(arm, compile=replace(policy, strict=False, guarded=True))
+    refusal(partial(ArmConfig, name="a", shapes=shapes, compile=policy), words=words)
 
 
 def test_a_chunk_is_never_longer_than_the_longest_prompt() -> None:

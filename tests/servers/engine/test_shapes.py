@@ -121,17 +121,10 @@ def test_an_open_policy_plans_the_smallest_and_largest_batch_of_texts(min_size: 
         assert len({shape.length for shape in planned if shape.batch == slots}) > 1
 
 
-def bounded(**bounds: tuple[int, int]) -> CompileConfig:
-    return CompileConfig(enabled=True, mark_dynamic=True, guarded=True, **bounds)  # type: ignore[arg-type]
-
-
-def test_borders_of_prompts_are_both_ends_chunks_and_bounds() -> None:
+def test_borders_of_prompts_are_both_ends_and_chunks() -> None:
     assert prompt_borders(ArmConfig(engine=ENGINE)) == {1, 2, 3, 40}
     assert prompt_borders(ArmConfig(engine=ENGINE, shapes=ShapeConfig(min_size=4))) == {1, 2, 3, 4, 5, 40}
     assert {16, 17} <= prompt_borders(ArmConfig(engine=replace(ENGINE, prefill_chunk=16)))
-    policy = bounded(length_bounds=(8, 40), context_bounds=(20, 52))
-    # decoded at 19 and 20, extended to 19 and 20
-    assert {7, 8, 40, 18, 19, 20} <= prompt_borders(ArmConfig(engine=ENGINE, compile=policy))
 
 
 @given(
@@ -162,7 +155,6 @@ def test_late_contexts_are_those_that_no_prompt_reaches() -> None:
     assert late_contexts(ArmConfig(engine=ENGINE)) == {51}
     shapes = ShapeConfig(kind="buckets", context_ladder=(16, 40, 41, 46, 52))
     assert late_contexts(ArmConfig(engine=ENGINE, shapes=shapes)) == {42, 46, 47, 51}
-    assert late_contexts(ArmConfig(engine=ENGINE, compile=bounded(context_bounds=(2, 52)))) == {51}
     for few in (1, 2):  # the prefill's token, and one that is decoded from the longest prompt's own context
         assert not late_contexts(ArmConfig(engine=replace(ENGINE, max_new_tokens=few)))
 
