@@ -25,7 +25,6 @@ from loadtests.commands import (
     inspect,
     parity,
     precompile,
-    provider,
     ramp,
     run,
     serve,
@@ -40,7 +39,6 @@ from servers.fields import ConfigError
 COMMANDS = {
     "run": run,
     "ramp": ramp,
-    "provider": provider,
     "frontier": frontier,
     "parity": parity,
     "inspect": inspect,

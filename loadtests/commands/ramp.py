@@ -27,7 +27,8 @@ EXAMPLES = """\
   tailgate ramp canary.toml
   tailgate ramp demo --set ramp.candidate=compiled-padded --set ramp.step_s=60
   tailgate ramp canary.toml --set ramp.steps=[5,50,100] --at-most 2h
-  tailgate ramp canary.toml --admin 127.0.0.1:9901"""
+  tailgate ramp canary.toml --admin 127.0.0.1:9901
+  tailgate ramp canary.toml --admin 127.0.0.1:9901 --provider 127.0.0.1:9466 --at-most 4h"""
 
 
 def command(
@@ -41,6 +42,14 @@ def command(
         typer.Option(
             metavar="HOST:PORT|PATH",
             help="Ramp production traffic behind the running `tailgate split` with this admin address.",
+        ),
+    ] = "",
+    provider: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Move nothing, and answer Argo Rollouts or Flagger about the candidate here. Beyond this machine the "
+            "token in TAILGATE_PROVIDER_TOKEN is required.",
         ),
     ] = "",
     seed: Seed = None,
@@ -58,7 +67,9 @@ def command(
     weights.jsonl records every change of the weights and its reason.
 
     With --admin the traffic is production traffic, behind a running `tailgate split --request-log FILE`. The
-    weights stay when the ramp ends or is killed. A new ramp starts at the step whose share the candidate has.
+    weights stay when the ramp ends or is killed. A new ramp starts at the step whose share the candidate has. With
+    --provider another controller moves the weights and asks PASS, FAIL or INCONCLUSIVE: Argo Rollouts by a web metric
+    (GET /v1/judgement), Flagger by webhooks (POST /v1/flagger/HOOK).
 
     Exit codes: 0 promoted and every gate passed, 3 held or open, 99 rolled back, 2 bad usage or configuration, 1
     the run broke or was interrupted.
@@ -73,6 +84,7 @@ def command(
     from loadtests.trials.users_ramp import UsersRamp
 
     changes = [*(settings or ()), *(["ramp.load=none", f"users.admin={admin}"] if admin else [])]
+    changes += ["ramp.load=none", f"users.provider={provider}"] if provider else []
     table = load_table(experiment, settings=changes, trace=trace, seed=seed, slo=slo or (), needs_traffic=not admin)
     if table_of(table, "ramp").get("load") == "none":
         table = of_users(table)

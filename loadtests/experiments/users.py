@@ -11,7 +11,6 @@ from servers.fields import ConfigError, check_choice
 from servers.splitter.admin import admin_address
 from servers.splitter.envoy_config import split_address
 
-MovedBy = Literal["tailgate", "others"]
 RouteKind = Literal["GRPCRoute", "HTTPRoute"]
 _KEPT = ("block_s", "timeout_s")  # of the traffic: the rest describes what is not sent
 
@@ -32,15 +31,16 @@ class UsersConfig:
     route_kind: RouteKind = "GRPCRoute"
     api: str = ""
     replicas: tuple[str, ...] = ()
-    moved_by: MovedBy = "tailgate"
+    provider: str = ""
 
     def __post_init__(self) -> None:
-        check_choice("users.moved_by", self.moved_by, ("tailgate", "others"))
         check_choice("users.route_kind", self.route_kind, ("GRPCRoute", "HTTPRoute"))
         if self.admin:
             admin_address(self.admin, f'users.admin is "{self.admin}": give host:port, or the path of a socket')
         if self.api:
             host_port(self.api, f'users.api is "{self.api}": give an address as host:port')
+        if self.provider:
+            host_port(self.provider, f'users.provider is "{self.provider}": give HOST:PORT', lowest=0)
         namespace, slash, name = self.route.partition("/")
         if self.route and not (namespace and slash and name and "/" not in name):
             raise ConfigError(f'users.route is "{self.route}": give NAMESPACE/NAME of a {self.route_kind}')
@@ -65,16 +65,11 @@ class UsersConfig:
         return arms
 
     def check(self) -> None:
-        """It says where the traffic flows. Otherwise ConfigError."""
-        if not self.admin and not self.access_log:
+        """Check that it says where the traffic flows. Raises ConfigError."""
+        if not self.admin and not (self.route and self.access_log):
             raise ConfigError(
-                'ramp.load is "none" but nothing says where users\' traffic flows: give users.admin (--admin), the '
-                "address that `tailgate split` printed, or users.access_log"
-            )
-        if not self.admin and not self.route and self.moved_by == "tailgate":
-            raise ConfigError(
-                "users.admin and users.route are both empty, so that no weights can be moved: give one, or "
-                'users.moved_by = "others"'
+                'ramp.load is "none" but nothing says where production traffic flows: give users.admin (--admin), the '
+                "address that `tailgate split` printed, or users.route with users.access_log"
             )
 
 

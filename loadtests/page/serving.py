@@ -36,27 +36,30 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
+def token_in(environment: Mapping[str, str], variable: str) -> str:
+    """Return the token in `variable`, "" for none. Raises ConfigError for one that is too short or fits no cookie."""
+    token = environment.get(variable, "").strip()
+    if token and len(token) < FEWEST_CHARACTERS:
+        raise ConfigError(
+            f"{variable} holds {len(token)} characters; the least is {FEWEST_CHARACTERS}: make one with "
+            "`openssl rand -hex 16`"
+        )
+    if token and not re.fullmatch(r"[A-Za-z0-9._-]+", token):
+        raise ConfigError(
+            f"{variable} holds other characters than letters, digits, -, _ and .: make one with `openssl rand -hex 16`"
+        )
+    return token
+
+
 def page_token(host: str, *, environment: Mapping[str, str] = os.environ) -> tuple[str, bool]:
     """Return (token, whether it is a new one) of a page on `host`; an empty token where only this machine reaches it.
 
-    Raises ConfigError for a token in `environment` that is too short, or that no cookie holds.
+    Raises ConfigError for a token in `environment` that cannot be used.
     """
     if is_loopback(host):
         return "", False
-    token = environment.get(TOKEN_VARIABLE, "").strip()
-    if not token:
-        return secrets.token_hex(16), True
-    if len(token) < FEWEST_CHARACTERS:
-        raise ConfigError(
-            f"{TOKEN_VARIABLE} holds {len(token)} characters; the least is {FEWEST_CHARACTERS}: make one with "
-            "`openssl rand -hex 16`"
-        )
-    if not re.fullmatch(r"[A-Za-z0-9._-]+", token):
-        raise ConfigError(
-            f"{TOKEN_VARIABLE} holds other characters than letters, digits, -, _ and .: make one with "
-            "`openssl rand -hex 16`"
-        )
-    return token, False
+    token = token_in(environment, TOKEN_VARIABLE)
+    return (token, False) if token else (secrets.token_hex(16), True)
 
 
 class Server(ThreadingHTTPServer):
@@ -76,6 +79,19 @@ class Server(ThreadingHTTPServer):
         # Cookies are shared by all ports of a host, and several runs may be watched.
         self._cookie = f"tailgate_page_{self.port}"
         self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        self._thread: threading.Thread | None = None
+
+    def open(self) -> None:
+        """Answer from now on, in threads of this process."""
+        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer and listen no more."""
+        if self._thread is not None:
+            self.shutdown()
+            self._thread.join()
+        self.server_close()
 
     @property
     def port(self) -> int:

@@ -1,1 +1,1 @@
-"""The judge of a rollout as a small HTTP service, for those who move the weights themselves: Argo Rollouts, Flagger."""
+"""Answers of a run to those who move the weights of production traffic themselves: Argo Rollouts and Flagger."""

@@ -1,82 +1,91 @@
-"""The judge of a rollout over HTTP: `/v1/judgement` for Argo Rollouts' web metric, `/v1/flagger/<hook>` for Flagger's
-webhooks, `/healthz` for whoever starts it. Every question reads what is new in the run directory."""
+"""The answers of a run over HTTP: `/v1/judgement` for a web metric of Argo Rollouts, `/v1/flagger/<hook>` for webhooks
+of Flagger, `/healthz` for probes."""
 
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 from analysis.records.documents import parse_json
 from analysis.records.plain_values import mapping
-from loadtests.page.serving import Handler, Server
-from loadtests.provider.flagger import GOAL_OF, TELLS, answered
-from loadtests.provider.judgement import Evidence, Judgement, judge
-from loadtests.provider.observed import Observed
-from loadtests.provider.question import KEYS, Question
-from servers.address import joined
+from loadtests.page.serving import Handler, Server, is_loopback, token_in
+from loadtests.provider.answers import HOOKS, KEYS, REPORTS, Answer, Evidence, Question, answer, hook_answer
+from servers.address import host_port, joined
 from servers.clock import now_ns
 from servers.complaint import fault, one_line
 from servers.fields import ConfigError
 
 JUDGEMENT, FLAGGER, HEALTH = "/v1/judgement", "/v1/flagger", "/healthz"
-_LARGEST_BODY = 64 << 10
-_MOST_PARAMETERS = 16
-_LONGEST_NAME = 253  # of anything in Kubernetes
-_IDLE_S = 10.0  # that a connection may say nothing
-_MOST_REMEMBERED = 256
-_OF_HOOKS = ("arm", "gate", "window", "inconclusive")  # what a hook is for, it says itself
+TOKEN_VARIABLE: Final = "TAILGATE_PROVIDER_TOKEN"
+_LARGEST_BODY: Final = 64 << 10
+_MOST_PARAMETERS: Final = 16
+_IDLE_S: Final = 10.0  # that a connection may say nothing
+_MOST_CANARIES: Final = 256
+_LONGEST_NAME: Final = 253  # of anything in Kubernetes
 _JSON, _TEXT = "application/json; charset=utf-8", "text/plain; charset=utf-8"
-
-Note = Callable[[str], None]
 
 
 class ProviderServer(Server):
-    """Listens on (host, port) from now on, and answers from `observed` once `serve_forever` runs.
+    """Listens at `address`, "host:port", from now on, and answers from `evidence` between `open` and `close`.
 
-    Without a `token` only this machine is answered, under its own names. `note` gets a line for each answer that is not
-    as the one before it.
+    Without a token in TAILGATE_PROVIDER_TOKEN only this machine is answered, under its own names. `note` receives a
+    line for each answer that differs from the one before it. Raises ConfigError.
     """
 
-    def __init__(self, observed: Observed, host: str, port: int, *, token: str, note: Note = lambda line: None) -> None:
-        super().__init__(host, port, _Handler, token=token)
-        self._observed = observed
+    def __init__(self, address: str, *, note: Callable[[str], None]) -> None:
+        host, port = host_port(address, f'users.provider is "{address}": give HOST:PORT', lowest=0)
+        token = token_in(os.environ, TOKEN_VARIABLE)
+        if not token and not is_loopback(host):
+            raise ConfigError(
+                f'users.provider is "{address}", which others reach: set {TOKEN_VARIABLE} to a token for those who may '
+                "ask, made with `openssl rand -hex 16`"
+            )
+        try:
+            super().__init__(host, port, _Handler, token=token)
+        except OSError as error:
+            reason = error.strerror or "no such host"
+            raise ConfigError(
+                f'users.provider is "{joined(host, port)}", which cannot be used ({reason}): give another address'
+            ) from None
+        self.evidence = Evidence()  # replaced as a whole by the run
         self._note = note
         self._asking = threading.Lock()
-        self._told: dict[tuple[str, ...], str] = {}
-        self._increased: set[tuple[str, ...]] = set()  # (run, namespace, canary) that got their first traffic
+        self._given: dict[str, str] = {}
+        self._increased: set[tuple[str, str]] = set()  # canaries (namespace, name) that got their first traffic
 
     @property
-    def address(self) -> str:
-        return joined(str(self.server_address[0]), self.port)
+    def judgement_url(self) -> str:
+        """The address of the judgement for a web metric."""
+        return f"http://{joined(str(self.server_address[0]), self.port)}{JUDGEMENT}"
 
-    def judged(self, question: Question) -> tuple[Judgement, Evidence]:
-        """The judgement now, and on what it rests. ConfigError for a question that the run cannot be asked."""
+    def judged(self, question: Question) -> tuple[Answer, Evidence]:
+        """Return the answer now, and its evidence."""
         with self._asking:
-            evidence = self._observed.evidence(question)
-            found = judge(evidence, question)
-            self._tell((question.goal, evidence.arm, question.gate), found.verdict, str(found))
+            evidence = self.evidence
+            found = answer(evidence, question, now_ns=now_ns())
+            self._tell(question.goal, found.verdict, found)
         return found, evidence
 
-    def hooked(self, hook: str, canary: tuple[str, str], question: Question) -> tuple[bool, Judgement]:
-        """(whether Flagger goes on, why) for a hook of the canary (namespace, name)."""
+    def hooked(self, hook: str, canary: tuple[str, str], question: Question) -> tuple[bool, Answer]:
+        """Return (whether Flagger goes on, why) for a hook of the canary (namespace, name)."""
         with self._asking:
-            evidence = self._observed.evidence(question)
-            key = (evidence.run, *canary)
-            yes, found = answered(hook, evidence, question, first=key not in self._increased)
-            if hook == "confirm-traffic-increase" and yes and len(self._increased) < _MOST_REMEMBERED:
-                self._increased.add(key)
-            self._tell((hook, evidence.arm, question.gate, *canary), f"{yes} {found.verdict}", str(found))
+            first = canary not in self._increased
+            yes, found = hook_answer(hook, self.evidence, question, first=first, now_ns=now_ns())
+            if hook == "confirm-traffic-increase" and yes and len(self._increased) < _MOST_CANARIES:
+                self._increased.add(canary)
+            self._tell(hook, f"{yes} {found.verdict}", found)
         return yes, found
 
-    def _tell(self, asked: tuple[str, ...], answer: str, words: str) -> None:
-        if self._told.get(asked) != answer and (asked in self._told or len(self._told) < _MOST_REMEMBERED):
-            self._told[asked] = answer
-            self._note(one_line(f"{' '.join(filter(None, asked))}: {words}"))
+    def _tell(self, asked: str, given: str, found: Answer) -> None:
+        if self._given.get(asked) != given:
+            self._given[asked] = given
+            self._note(one_line(f"{asked}: {found}"))
 
 
 class _Handler(Handler):
@@ -87,17 +96,17 @@ class _Handler(Handler):
         self._handle(self._get)
 
     def post(self) -> None:
-        self.close_connection = True  # of what was refused the body was not read
+        self.close_connection = True  # the body of a refused request is not read
         self._handle(self._post)
 
-    def _handle(self, answer: Callable[[str, str], None]) -> None:
-        address = urlsplit(self.path)
+    def _handle(self, respond: Callable[[str, str], None]) -> None:
         if not self.server.knows_host(self.headers.get("Host", "")):
             self._refuse(HTTPStatus.FORBIDDEN, "this is served to this machine alone, under its own names")
             return
         try:
-            answer(address.path, address.query)
-        except ConfigError as error:
+            address = urlsplit(self.path)
+            respond(address.path, address.query)
+        except (ConfigError, ValueError) as error:
             self._refuse(HTTPStatus.BAD_REQUEST, str(error))
         except OSError:
             raise  # the client is gone
@@ -106,25 +115,22 @@ class _Handler(Handler):
 
     def _get(self, path: str, query: str) -> None:
         if path == HEALTH:
-            self._answer(HTTPStatus.OK, _TEXT, "ok\n")
-            return
-        if not self._is_allowed():
-            return
-        if path != JUDGEMENT:
+            self.answer(HTTPStatus.OK, "ok\n", Content_Type=_TEXT)
+        elif path != JUDGEMENT:
             self._refuse(HTTPStatus.NOT_FOUND, f"there is GET {JUDGEMENT}, POST {FLAGGER}/<hook> and GET {HEALTH}")
-            return
-        given = _parameters(query)
-        unknown = next((key for key in given if key not in KEYS), None)
-        if unknown is not None:
-            raise ConfigError(f'"{unknown}" is no parameter of {JUDGEMENT}: give some of {", ".join(KEYS)}')
-        question = Question.of(given)
-        found, evidence = self.server.judged(question)
-        self._answer(HTTPStatus.OK, _JSON, json.dumps(_document(found, evidence, question)) + "\n")
+        elif self._is_allowed():
+            given = _parameters(query)
+            unknown = next((key for key in given if key not in KEYS), None)
+            if unknown is not None:
+                raise ConfigError(f'"{unknown}" is no parameter of {JUDGEMENT}: give some of {", ".join(KEYS)}')
+            question = Question.of(given)
+            document = _document(*self.server.judged(question), question)
+            self.answer(HTTPStatus.OK, json.dumps(document) + "\n", Content_Type=_JSON)
 
     def _post(self, path: str, query: str) -> None:
-        place, _, hook = path.rpartition("/") if path != FLAGGER else (FLAGGER, "", "")
-        if place != FLAGGER:
-            self._refuse(HTTPStatus.NOT_FOUND, f"there is POST {FLAGGER}/<hook>, and GET {JUDGEMENT}")
+        place, _, hook = path.rpartition("/")
+        if place != FLAGGER or hook not in HOOKS:
+            self._refuse(HTTPStatus.NOT_FOUND, f"there is POST {FLAGGER}/<{'|'.join(HOOKS)}>, and GET {JUDGEMENT}")
             return
         body = self._body()
         if body is None:
@@ -133,32 +139,26 @@ class _Handler(Handler):
         # Flagger sends no header of the user's, so its token comes as its own documentation shows: in the metadata.
         if not self._is_allowed(metadata.get("token", "")):
             return
-        given = {**metadata, **_parameters(query)}
-        hook = hook or metadata.get("hook", "")
-        if hook not in GOAL_OF:
-            raise ConfigError(f'hook "{hook}" is none of Flagger: post to {FLAGGER}/<{"|".join(GOAL_OF)}>')
-        known = {key: value for key, value in given.items() if key in _OF_HOOKS}
-        question = Question.of(known, goal=GOAL_OF[hook])
-        if hook == "rollback" and question.inconclusive == "fail":
-            raise ConfigError(
-                "inconclusive=fail at the hook rollback would roll back what nobody has seen: leave it out"
-            )
-        canary = tuple(str(body.get(key, ""))[:_LONGEST_NAME] for key in ("namespace", "name"))
-        if hook in TELLS:
-            self._answer(HTTPStatus.OK, _TEXT, "noted\n")
+        if hook in REPORTS:
+            self.answer(HTTPStatus.OK, "noted\n", Content_Type=_TEXT)
             return
-        yes, found = self.server.hooked(hook, (canary[0], canary[1]), question)
-        self._answer(HTTPStatus.OK if yes else HTTPStatus.CONFLICT, _TEXT, one_line(str(found)) + "\n")
+        given = {**metadata, **_parameters(query)}
+        question = Question.of({"inconclusive": given.get("inconclusive", "wait")}, goal=HOOKS[hook])
+        if hook == "rollback" and question.inconclusive == "fail":
+            raise ConfigError("inconclusive=fail at the hook rollback would roll back an open candidate: leave it out")
+        canary = (str(body.get("namespace", ""))[:_LONGEST_NAME], str(body.get("name", ""))[:_LONGEST_NAME])
+        yes, found = self.server.hooked(hook, canary, question)
+        status = HTTPStatus.OK if yes else HTTPStatus.CONFLICT
+        self.answer(status, one_line(str(found)) + "\n", Content_Type=_TEXT)
 
     def _is_allowed(self, token: str = "") -> bool:
-        authorization = self.headers.get("Authorization", "")
-        if self.server.is_token(token) or self.server.allows(authorization=authorization):
+        if self.server.is_token(token) or self.server.allows(authorization=self.headers.get("Authorization", "")):
             return True
         self._refuse(HTTPStatus.UNAUTHORIZED, "the bearer token is missing or wrong: send Authorization: Bearer TOKEN")
         return False
 
     def _body(self) -> Mapping[str, Any] | None:
-        """The JSON object that was sent; None where a refusal was the answer. ConfigError for what is none."""
+        """Return the JSON object that was sent; None where a refusal was the answer. Raises ValueError."""
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()):
             self._refuse(HTTPStatus.LENGTH_REQUIRED, "the request has no Content-Length: send the length of its body")
@@ -174,20 +174,15 @@ class _Handler(Handler):
         except ValueError:
             body = None
         if not isinstance(body, dict):
-            raise ConfigError(
-                "the body is no JSON object: send what Flagger sends, name, namespace, phase and metadata"
-            )
+            raise ConfigError("the body is no JSON object: send what Flagger sends: name, namespace, phase, metadata")
         return body
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
-        self._answer(status, _TEXT, one_line(why) + "\n")
-
-    def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
-        self.answer(status, text, Content_Type=kind)
+        self.answer(status, one_line(why) + "\n", Content_Type=_TEXT)
 
 
 def _parameters(query: str) -> dict[str, str]:
-    """The parameters of an address. ConfigError for too many, or for one that comes twice."""
+    """Return the parameters of an address. Raises ConfigError for too many, or for one that comes twice."""
     try:
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=_MOST_PARAMETERS)
     except ValueError:
@@ -199,16 +194,14 @@ def _parameters(query: str) -> dict[str, str]:
     return given
 
 
-def _document(found: Judgement, evidence: Evidence, question: Question) -> dict[str, Any]:
+def _document(found: Answer, evidence: Evidence, question: Question) -> dict[str, Any]:
     return {
         "verdict": found.verdict,
         "reasons": [one_line(reason) for reason in found.reasons],
-        "candidate": evidence.arm,
+        "candidate": evidence.candidate,
         "for": question.goal,
-        "gate": question.gate or None,
         "run": evidence.run,
         "at": datetime.fromtimestamp(now_ns() / 1e9, UTC).isoformat(timespec="milliseconds"),
-        "window": f"{question.window_s:g}s",
         "requests": evidence.requests,
-        "interim": mapping(evidence.look).get("number"),
+        "interim": evidence.interim,
     }

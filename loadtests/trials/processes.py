@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from loadtests.page.serving import TOKEN_VARIABLE as PAGE_TOKEN_VARIABLE
+from loadtests.provider.server import TOKEN_VARIABLE as PROVIDER_TOKEN_VARIABLE
 from loadtests.workers.channel_token import TOKEN_VARIABLE
 from servers.clock import anchored_environment
 from servers.config import ArmConfig
@@ -22,8 +23,8 @@ from servers.launcher import launched
 
 def child_environment() -> dict[str, str]:
     """This process's environment with the shared clock, without variables of Locust and without the secrets of its
-    channel and of the live page."""
-    secrets = {TOKEN_VARIABLE, PAGE_TOKEN_VARIABLE}
+    channel, of the live page and of those who ask about a candidate."""
+    secrets = {TOKEN_VARIABLE, PAGE_TOKEN_VARIABLE, PROVIDER_TOKEN_VARIABLE}
     kept = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_") and key not in secrets}
     return {**kept, **anchored_environment()}
 

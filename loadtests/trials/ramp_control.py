@@ -6,15 +6,12 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from analysis.judging.alarms import Alarm, burst_alarms, compile_alarms, death_alarms
-from analysis.judging.gates import FAIL, PASS
-from analysis.judging.ramp import Decision, Standing, decide
+from analysis.judging.ramp import Decision, decide
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.ramp_limits import RampLimits
+from loadtests.trials.candidate import Candidate
 from loadtests.trials.early_end import END_DELAY_NS
 from loadtests.trials.judge import Judge
 from loadtests.trials.steering import Steered
@@ -45,14 +42,11 @@ class RampControl:
         judge: Judge,
         step: int = 0,
     ) -> None:
-        self._limits, self._gates = limits, gates
-        self._control, self._candidate = control, limits.candidate
-        self._judge = judge
+        self._limits, self._control, self._judge = limits, control, judge
+        self._candidate = Candidate(limits, gates)
         self._weights = WeightController(run_dir, (control, limits.candidate))
-        self._began_ns = 0
         self._end_ns: int | None = None  # when the load ends, once the ramp has
         self._looked = self._looked_ns = 0
-        self._failed_before = self._finished_before = 0
         self._step = step
 
     @property
@@ -61,7 +55,7 @@ class RampControl:
         return self._limits.steps[self._step]
 
     def poll(self, trial: Steered) -> None:
-        """The weights are as they should be now."""
+        """Decide what is due now, and have the splitter take it."""
         splitter = trial.splitter
         if splitter is None or trial.context.facts.start_ns is None:
             return
@@ -74,107 +68,65 @@ class RampControl:
         assert self._weights.last is not None
         if self._weights.last.action == "rollback":
             return  # decided once, whether or not the splitter has taken it
-        alarms = self._alarms(trial)
-        if alarms:
-            self._act(trial, Decision(action="rollback", why=alarms[0].why), cause_ns=alarms[0].at_ns)
-            self._tell(trial, splitter)
-            return
-        if self._limits.on_inconclusive == "rollback" and self._is_over(trial):
-            why = "the time of the ramp was over before the step was decided"
-            self._act(trial, Decision(action="rollback", why=why))
-            self._tell(trial, splitter)
-            return
-        self._watch(trial, splitter)
-        if self._end_ns is not None or self._weights.due is not None or not self._weights.held:
-            return
-        look = self._judge.last()
-        if look is None or int(look["number"]) == self._looked:
-            self._act_unseen(trial, splitter)
-            return
-        self._looked, self._looked_ns = int(look["number"]), now_ns()
-        if int(look["at_ns"]) < self._began_ns:
-            return  # it was begun before the step, and counts the requests of the one before
-        self._act(trial, decide(self._standing(look), self._limits))
+        if (alarms := self._candidate.alarms(trial)) or self._is_over(trial):
+            why = alarms[0].why if alarms else "the time of the ramp was over before the step was decided"
+            self._act(trial, Decision(action="rollback", why=why), cause_ns=alarms[0].at_ns if alarms else None)
+        else:
+            self._watch(trial, splitter)
+            if self._end_ns is None and self._weights.due is None and self._weights.held:
+                self._decide(trial)
         self._tell(trial, splitter)
 
     def _is_over(self, trial: Steered) -> bool:
-        """Whether the traffic ends in a moment, after which nobody moves the weights."""
+        """Whether the traffic ends in a moment, after which nothing rolls an open step back."""
         facts = trial.context.facts
-        return facts.start_ns is not None and now_ns() >= facts.start_ns + round(facts.duration_s * 1e9) - _LAST_NS
+        if self._limits.on_inconclusive != "rollback" or facts.start_ns is None:
+            return False
+        return now_ns() >= facts.start_ns + round(facts.duration_s * 1e9) - _LAST_NS
 
-    def _standing(self, look: Mapping[str, Any]) -> Standing:
-        outlook = look["arms"][self._candidate]
-        step = look.get("step") or {}
-        failed = outlook["reason"] if outlook["decision"] == FAIL else step.get("failed")
-        return Standing(
-            step=self._step,
-            step_s=(now_ns() - self._began_ns) / 1e9,
-            failed=failed,
-            safe=bool(step.get("safe")),
-            passed=outlook["decision"] == PASS,
-            requests=int(step.get("requests") or 0),
-            uneven=step.get("uneven"),
-        )
-
-    def _act_unseen(self, trial: Steered, splitter: Splitter) -> None:
-        """A step that nobody looks at ends by its longest time all the same: nothing about it is sure. The last one,
-        which would be promoted by its time alone, waits."""
-        unseen_ns, step_s = now_ns() - max(self._looked_ns, self._began_ns), (now_ns() - self._began_ns) / 1e9
-        is_last = self._step == len(self._limits.steps) - 1
-        if is_last or unseen_ns < _UNSEEN_NS or step_s < self._limits.most_step_s:
+    def _decide(self, trial: Steered) -> None:
+        """Act on an interim analysis that is new and was begun in this step."""
+        look, candidate = self._judge.last(), self._candidate
+        if look is None or int(look["number"]) == self._looked:
+            self._decide_unseen(trial)
             return
-        why = f"nobody has looked at the run for {unseen_ns / 1e9:.0f} s"
-        standing = Standing(step=self._step, step_s=step_s, requests=self._limits.least_requests, uneven=why)
-        self._act(trial, decide(standing, self._limits))
-        self._tell(trial, splitter)
+        self._looked, self._looked_ns = int(look["number"]), now_ns()
+        if int(look["at_ns"]) >= candidate.began_ns:  # an older one counts the requests of the step before
+            self._act(trial, decide(candidate.standing(look, step=self._step), self._limits))
 
-    def _alarms(self, trial: Steered) -> list[Alarm]:
-        """What happened to the candidate while it served, in order."""
-        limits, candidate = self._limits, self._candidate
-        under_way = [compile.so_far(now_ns()) for compile in trial.collector.compiling]
-        found = compile_alarms(
-            candidate,
-            [*trial.collector.served_compiles, *under_way],
-            stall_limit_s=limits.stall_limit_s,
-            max_recompiles=self._gates.max_recompiles,
-        )
-        found += death_alarms(candidate, trial.context.facts.deaths, now_ns=now_ns())
-        if (load := trial.context.status.load.arms.get(candidate)) is not None:
-            found += burst_alarms(
-                candidate,
-                failed=load.failed - self._failed_before,
-                finished=load.finished - self._finished_before,
-                now_ns=now_ns(),
-                meanwhile="in this step",
-            )
-        return sorted(found)
+    def _decide_unseen(self, trial: Steered) -> None:
+        """End a step without interim analyses by its longest time: nothing about it is sure. The last one, which would
+        be promoted by its time alone, waits."""
+        began_ns, limit_s = self._candidate.began_ns, self._limits.most_step_s
+        unseen_ns = now_ns() - max(self._looked_ns, began_ns)
+        is_last = self._step == len(self._limits.steps) - 1
+        if is_last or unseen_ns < _UNSEEN_NS or (now_ns() - began_ns) / 1e9 < limit_s:
+            return
+        why = f"still open after {limit_s:g} s: there was no interim analysis for {unseen_ns / 1e9:.0f} s"
+        self._act(trial, Decision(action=self._limits.on_inconclusive, why=why))
 
     def _act(self, trial: Steered, decision: Decision, *, cause_ns: int | None = None) -> None:
-        weights = self._weights
-        if decision.action == "hold" and weights.last is not None and weights.last.action != "hold":
-            weights.decide(action=decision.action, why=decision.why)
-            trial.context.status.note(f"ramp: held at {self.share:g} %: {decision.why}")
+        weights, status = self._weights, trial.context.status
         if decision.action in ("stay", "hold"):
-            trial.context.status.detail = f"{self.share:g} % to {self._candidate}: {decision.why}"
+            if decision.action == "hold" and weights.last is not None and weights.last.action != "hold":
+                weights.decide(action=decision.action, why=decision.why)
+                status.note(f"ramp: held at {self.share:g} %: {decision.why}")
+            status.detail = f"{self.share:g} % to {self._candidate.name}: {decision.why}"
             return
-        if decision.action == "advance":
-            self._step += 1
         if decision.action == "promoted":
-            weights.decide(action=decision.action, why=decision.why, cause_ns=cause_ns)
+            weights.decide(action=decision.action, why=decision.why)
             self._end_ns = now_ns()
         else:
+            self._step += decision.action == "advance"
             self._change(trial, decision.action, decision.why, cause_ns=cause_ns)
-        trial.context.status.note(f"ramp: {decision.action}: {decision.why}")
+        status.note(f"ramp: {decision.action}: {decision.why}")
 
     def _change(self, trial: Steered, action: str, why: str, *, cause_ns: int | None = None) -> None:
         """Record what the candidate is to have, and begin to count."""
         share = 0 if action == "rollback" else round(self.share / 100.0 * WHOLE)
-        weights = {self._control: WHOLE - share, self._candidate: share}
+        weights = {self._control: WHOLE - share, self._candidate.name: share}
         self._weights.set(weights, action=action, why=why, step=self._step, cause_ns=cause_ns)
-        self._began_ns = now_ns()
-        load = trial.context.status.load.arms.get(self._candidate)
-        if load is not None:
-            self._failed_before, self._finished_before = load.failed, load.finished
+        self._candidate.begin(trial)
 
     def _tell(self, trial: Steered, splitter: Splitter) -> None:
         """Have the splitter take what is due; one that does not answer is asked again."""
@@ -186,9 +138,9 @@ class RampControl:
             status.detail = f"the weights are not changed yet: {error}"
             return
         assert self._weights.last is not None
-        self._began_ns = now_ns()
-        share = self._weights.last.weights[self._candidate]
-        status.detail = f"{100.0 * share / WHOLE:g} % of the traffic to {self._candidate}"
+        self._candidate.begin(trial)
+        share = self._weights.last.weights[self._candidate.name]
+        status.detail = f"{100.0 * share / WHOLE:g} % of the traffic to {self._candidate.name}"
         status.note(status.detail)
         if self._weights.last.action == "rollback":
             self._end_ns = now_ns() + _AFTER_NS
@@ -206,7 +158,7 @@ class RampControl:
             status.note(f"ramp: another program set the weights to {in_words(change)}; the ramp ends")
 
     def _end(self, trial: Steered) -> None:
-        """The load ends some time after the ramp has."""
+        """End the load some time after the ramp has ended."""
         facts = trial.context.facts
         if facts.ended is None and self._end_ns is not None and now_ns() >= self._end_ns:
             assert self._weights.last is not None

@@ -1,4 +1,4 @@
-"""A ramp of users' traffic: servers and splitter run already, and outlive the program that moves the weights.
+"""A ramp of production traffic: servers and splitter run already, and outlive the program that moves the weights.
 
 A controller that is killed leaves the splitter with its weights. The next ramp begins with them.
 """
@@ -6,13 +6,20 @@ A controller that is killed leaves the splitter with its weights. The next ramp 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Final
 
+from analysis.judging.ramp import Standing, lacks
 from analysis.records.weight_journal import BY_OTHERS
 from analysis.settings.ramp_limits import RampLimits
 from loadtests.experiments.model import Experiment
+from loadtests.provider.answers import GOALS, Evidence
+from loadtests.provider.server import ProviderServer
 from loadtests.traffic.schedule import SCHEDULE, Schedule
+from loadtests.trials.candidate import Candidate
 from loadtests.trials.context import TrialContext
+from loadtests.trials.judge import Judge
 from loadtests.trials.live_page import LivePage
 from loadtests.trials.progress import Status
 from loadtests.trials.ramp_control import RampControl
@@ -21,15 +28,22 @@ from loadtests.trials.run_directory import check_writable
 from loadtests.trials.steering import Steered, Steering
 from loadtests.trials.trial_facts import TrialFacts
 from loadtests.trials.users_trial import UsersTrial, observed_of
-from loadtests.trials.weights import UNANSWERED, EnvoySplitter, Splitter, WeightController, splitter_of
+from loadtests.trials.weights import UNANSWERED, Splitter, WeightController, splitter_of
 from servers.clock import now_ns
 from servers.fields import ConfigError
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.live import configured_shares, live_shares, log_path, replica_addresses
 
+# The last interim analysis says nothing of now once it is older than four blocks, and a minute.
+_STALE_S: Final = 60.0
+_STALE_BLOCKS: Final = 4
+
 
 class UsersRamp(Orchestrator):
-    """Ramps the experiment that `ramped` has made, whose requests users send."""
+    """Ramps the experiment that `ramped` has made, whose requests users send.
+
+    With `users.provider` others move the weights: they are recorded, and the candidate is judged for those who ask.
+    """
 
     def __init__(
         self,
@@ -41,12 +55,13 @@ class UsersRamp(Orchestrator):
     ) -> None:
         super().__init__(experiment, out=out, status=status, page=page)
         self._splitter: Splitter | None = None
+        self._provider: ProviderServer | None = None
         self._log = ""
         self._arms: dict[str, tuple[str, ...]] = {}
         self._step = 0
 
     def prepare(self) -> None:
-        """The splitter answers, splits over both arms and tells what is needed. Otherwise ConfigError."""
+        """Check that the splitter answers, splits over both arms and reports what is needed. Raises ConfigError."""
         users, names = self.experiment.users, [arm.name for arm in self.experiment.arms]
         users.check()
         self.experiment.security.check()
@@ -56,33 +71,36 @@ class UsersRamp(Orchestrator):
             self._log, self._arms = users.access_log, dict(users.addresses)
             if users.admin:
                 self._ask_envoy(Admin(users.admin))
-            weights = self._splitter.shares().weights if self._splitter is not None else dict.fromkeys(names, 0)
+            weights = self._splitter.shares().weights
         except SplitterError as error:
             raise ConfigError(str(error)) from None
         for name in names:
             if name not in weights:
-                raise ConfigError(f'users\' traffic is not split over "{name}": it goes to {", ".join(weights)}')
+                raise ConfigError(f'production traffic is not split over "{name}": it goes to {", ".join(weights)}')
         if not self._log:
             raise ConfigError(
                 "the split writes no request log: start it with --request-log FILE, or give users.access_log"
             )
-        if users.moved_by == "tailgate":
+        if not users.provider:
             self._step = step_of(weights, self.experiment.ramp, control=self.experiment.control.name)
+        elif self._provider is None:
+            self._provider = ProviderServer(users.provider, note=self.status.note)
 
     def _ask_envoy(self, admin: Admin) -> None:
-        """What the split itself knows, where the experiment does not say it."""
+        """Read what the split itself knows, where the experiment does not say it."""
         self._log = self._log or log_path(admin)
         for arm, addresses in replica_addresses(admin).items():
             if arm in (item.name for item in self.experiment.arms):
                 self._arms.setdefault(arm, addresses)
-        candidate = self.experiment.ramp.candidate
-        moves = isinstance(self._splitter, EnvoySplitter) and self.experiment.users.moved_by == "tailgate"
-        if moves and (percent := live_shares(admin).shadows.get(candidate)):
+        candidate, users = self.experiment.ramp.candidate, self.experiment.users
+        if users.route or users.provider:
+            return  # this splitter's weights are not moved here
+        if percent := live_shares(admin).shadows.get(candidate):
             raise ConfigError(
                 f"{candidate} gets copies of {percent:g} % of the requests: end them first, by tailgate split --admin "
                 f"{admin.address} --set-shadow {candidate}=0%"
             )
-        if moves and (share := configured_shares(admin).weights.get(candidate, 0)):
+        if share := configured_shares(admin).weights.get(candidate, 0):
             # Envoy forgets live weights when it starts anew.
             raise ConfigError(
                 f"the split gives {candidate} weight {share} whenever it starts anew: start it with "
@@ -90,34 +108,34 @@ class UsersRamp(Orchestrator):
             )
 
     def _run_trials(self, run_dir: Path) -> None:
-        folder = run_dir / "trial-01"
         context = TrialContext(
             experiment=self.experiment,
             number=1,
-            folder=folder,
+            folder=run_dir / "trial-01",
             facts=self._facts(),
             status=self.status,
             check=self._check,
         )
-        observed = observed_of(
-            context,
-            log=Path(self._log),
-            admin=self.experiment.users.admin,
-            arms=self._arms,
-            since_ns=now_ns(),
+        users = self.experiment.users
+        observed = observed_of(context, log=Path(self._log), admin=users.admin, arms=self._arms, since_ns=now_ns())
+        assert self._splitter is not None
+        self._running = trial = UsersTrial(
+            context, observed=observed, splitter=self._splitter, steering=self._steering(context)
         )
-        steering = self._steering(context)
-        assert steering is not None
-        self._running = trial = UsersTrial(context, observed=observed, splitter=self._splitter, steering=steering)
         clean = False
         try:
+            if self._provider is not None:
+                self._provider.open()
+                self.status.note(f"answering Argo Rollouts and Flagger at {self._provider.judgement_url}")
             trial.run()
             clean = True
         finally:
+            if self._provider is not None:
+                self._provider.close()
             trial.close(hurry=not clean)
 
     def _facts(self) -> TrialFacts:
-        """What is planned, which is nothing."""
+        """Return what is planned, which is nothing."""
         traffic = self.experiment.traffic
         nothing = Schedule(
             table=SCHEDULE.empty_table(),
@@ -137,36 +155,78 @@ class UsersRamp(Orchestrator):
         ]
         return facts
 
-    def _steering(self, context: TrialContext) -> Steering | None:
+    def _steering(self, context: TrialContext) -> Steering:
         assert self._judge is not None
-        run_dir, control = context.folder.parent, self.experiment.control.name
-        if self.experiment.users.moved_by == "others":
-            return Onlooker(run_dir, control=control, candidate=self.experiment.ramp.candidate)
+        experiment, run_dir = self.experiment, context.folder.parent
+        if self._provider is not None:
+            return Onlooker(run_dir, experiment=experiment, judge=self._judge, provider=self._provider)
         return RampControl(
             run_dir,
-            limits=self.experiment.ramp,
-            gates=self.experiment.gates,
-            control=control,
+            limits=experiment.ramp,
+            gates=experiment.gates,
+            control=experiment.control.name,
             judge=self._judge,
             step=self._step,
         )
 
 
 class Onlooker:
-    """Records what weights another program gives the arms, and moves none."""
+    """Records what weights another program gives the arms, moves none, and gives `provider` the evidence."""
 
     moves_weights = True
 
-    def __init__(self, run_dir: Path, *, control: str, candidate: str) -> None:
-        self._weights = WeightController(run_dir, (control, candidate), others=BY_OTHERS, step=0)
+    def __init__(self, run_dir: Path, *, experiment: Experiment, judge: Judge, provider: ProviderServer) -> None:
+        limits, self._gates = experiment.ramp, experiment.gates
+        self._run, self._limits, self._judge, self._provider = run_dir.name, limits, judge, provider
+        self._candidate = Candidate(limits, experiment.gates)
+        arms = (experiment.control.name, limits.candidate)
+        self._weights = WeightController(run_dir, arms, others=BY_OTHERS, step=0)
+        self._failed: tuple[str, ...] = ()  # as last seen; a candidate that has failed stays so
 
     def poll(self, trial: Steered) -> None:
-        """Record the weights in force."""
-        if trial.splitter is not None:
-            try:
-                self._weights.watch(trial.splitter)
-            except UNANSWERED as error:
-                trial.context.status.detail = f"the splitter does not answer: {error}"
+        """Record the weights in force, and renew the evidence."""
+        assert trial.splitter is not None
+        try:
+            if self._weights.watch(trial.splitter) is not None:
+                self._candidate.begin(trial)
+        except UNANSWERED as error:
+            trial.context.status.detail = f"the splitter does not answer: {error}"
+        self._provider.evidence = self._evidence(trial)
+
+    def _evidence(self, trial: Steered) -> Evidence:
+        candidate, limits, look = self._candidate, self._limits, self._judge.last()
+        load = trial.context.status.load.arms.get(candidate.name)
+        standing = Standing(step=0, step_s=0.0) if look is None else candidate.standing(look)
+        failed = [alarm.why for alarm in candidate.alarms(trial)]
+        failed += [standing.failed] if standing.failed is not None else []
+        self._failed = tuple(failed) or self._failed
+        missing = self._missing(look)
+        margin = f"it is surely at most {100.0 * limits.step_margin:g} % slower than the control"
+        # Every gate that has passed says more than the margin of a step.
+        standing = replace(standing, safe=standing.safe or standing.passed)
+        return Evidence(
+            run=self._run,
+            candidate=candidate.name,
+            at_ns=now_ns(),
+            failed=self._failed,
+            lacks={goal: missing or lacks(standing, limits, to_whole=goal == "promotion") for goal in GOALS},
+            passed="every gate with interim evidence has passed" if standing.passed else margin,
+            unseen=load is None or load.finished < limits.least_requests,
+            requests=standing.requests,
+            interim=None if look is None else int(look["number"]),
+        )
+
+    def _missing(self, look: Mapping[str, Any] | None) -> str | None:
+        """Return why nothing is sure now, whatever the gates say; None where that can be."""
+        if not self._weights.held:
+            return "the weights in force are not known"
+        if look is None:
+            return "there is no interim analysis yet: the first comes after a block (traffic.block_s) of requests"
+        if int(look["at_ns"]) < self._candidate.began_ns:
+            return "the last interim analysis is of the weights before"
+        age_s, limit_s = (now_ns() - int(look["at_ns"])) / 1e9, max(_STALE_S, _STALE_BLOCKS * self._gates.block_s)
+        old = f"the last interim analysis is {age_s:.0f} s old; the limit is {limit_s:g} s"
+        return old if age_s > limit_s else None
 
 
 def step_of(weights: Mapping[str, int], limits: RampLimits, *, control: str) -> int:

@@ -80,8 +80,8 @@ class RouteSplitter:
         return math.inf
 
 
-def splitter_of(users: UsersConfig, arms: Collection[str]) -> Splitter | None:
-    """Return the splitter of production traffic to the arms; None where none is named.
+def splitter_of(users: UsersConfig, arms: Collection[str]) -> Splitter:
+    """Return the splitter of production traffic to the arms.
 
     Raises ConfigError outside of a cluster whose route is named.
     """
@@ -90,7 +90,7 @@ def splitter_of(users: UsersConfig, arms: Collection[str]) -> Splitter | None:
         return RouteSplitter(
             Gateway(namespace=namespace, route=route, arms=arms, kind=users.route_kind, proxy=users.api)
         )
-    return EnvoySplitter(Admin(users.admin)) if users.admin else None
+    return EnvoySplitter(Admin(users.admin))
 
 
 class WeightController:

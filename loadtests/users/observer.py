@@ -89,8 +89,9 @@ class Observer:
                 continue
             self._under_way.ended(logged.start_ns, logged.connection, logged.arm)
             if (record := self._record(logged, request_id(line.log, line.offset))) is not None:
-                self._tallies[logged.arm].add(record)
                 rows.append(record)
+                if record.status != "CANCELLED":  # its user went away: no failure of the arm
+                    self._tallies[logged.arm].add(record)
         if rows:
             self._writer.append_batch(request_batch(rows))
         self._write(now_ns, complete=complete)

@@ -11,10 +11,11 @@ import pytest
 import yaml
 
 from analysis.summary.summary import EXIT_CODES
-from loadtests.experiments.reading import load
-from loadtests.provider.flagger import GOAL_OF
-from loadtests.provider.question import KEYS, Question
-from loadtests.provider.server import FLAGGER, HEALTH, JUDGEMENT
+from loadtests.experiments.reading import from_table, load, load_table
+from loadtests.experiments.toml_limits import table_of
+from loadtests.experiments.users import of_users
+from loadtests.provider.answers import HOOKS, KEYS, Question
+from loadtests.provider.server import FLAGGER, HEALTH, JUDGEMENT, TOKEN_VARIABLE
 from loadtests.trials.ramp import ramped
 from servers.config import EngineConfig
 from servers.metadata import INFERENCE_SERVICE
@@ -69,9 +70,9 @@ SERVERS = [
 
 
 @pytest.mark.parametrize("name", PODS)
-def test_a_pod_is_restricted_and_mounts_no_token(name: str) -> None:
+def test_a_pod_is_restricted_and_mounts_a_token_to_read_a_route_alone(name: str) -> None:
     pod = PODS[name]
-    assert pod["automountServiceAccountToken"] is False
+    assert pod["automountServiceAccountToken"] is (name == "Job tailgate-provider")
     assert pod["securityContext"]["runAsNonRoot"]
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     for container in pod["containers"]:
@@ -136,22 +137,33 @@ def test_a_job_has_a_valid_experiment_and_volumes(folder: str, command: str, arm
     assert [arm.name for arm in experiment.external_arms or experiment.arms] == arms
 
 
-def test_the_provider_reads_the_volume_of_the_ramp_and_needs_a_token() -> None:
+def test_the_provider_reads_the_route_that_a_controller_moves_and_needs_a_token(tmp_path: Path) -> None:
     known = by_kind("provider/")
-    template = known["Deployment"]["spec"]["template"]
+    template = known["Job"]["spec"]["template"]
     (container,) = template["spec"]["containers"]
-    command, *arguments = container["args"]
-    options = parsed("provider", *arguments)
-    mounts = {item["mountPath"]: item["name"] for item in container["volumeMounts"]}
-    volumes = {item["name"]: item for item in template["spec"]["volumes"]}
-    assert (command, options["listen"]) == ("provider", f"0.0.0.0:{known['Service']['spec']['ports'][0]['port']}")
-    claim = next(item for name, item in DOCUMENTS if name.startswith("ramp/job.yaml: PersistentVolumeClaim"))
-    assert volumes[mounts[options["run_dir"]]]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
-    assert mounts[str(Path(options["token_file"]).parent)] == "token"
+    command, file, *arguments = container["args"]
+    name = file.rpartition("/")[2]
+    (tmp_path / name).write_text(known["ConfigMap"]["data"][name])
+    table = load_table(str(tmp_path / name), needs_traffic=False)
+    assert (command, table_of(table, "ramp")["load"], parsed(command, file, *arguments)["page"]) == (
+        "ramp",
+        "none",
+        "off",
+    )
+    experiment = ramped(from_table(of_users(table)))
+    users = experiment.users
+    users.check()
+    assert users.provider == f"0.0.0.0:{known['Service']['spec']['ports'][0]['port']}"
+    (route,) = (item for item in CONTROLLERS if item["kind"] == "GRPCRoute")
+    assert users.route.partition("/")[2] == route["metadata"]["name"]
+    assert {arm.name for arm in experiment.arms} == {
+        backend["name"] for backend in route["spec"]["rules"][0]["backendRefs"]
+    }
+    assert known["Role"]["rules"][0]["resourceNames"] == [route["metadata"]["name"]]
+    assert known["Role"]["rules"][0]["verbs"] == ["get"]
+    assert template["spec"]["serviceAccountName"] == known["ServiceAccount"]["metadata"]["name"]
+    assert [item["name"] for item in container["env"]] == [TOKEN_VARIABLE]
     assert known["Service"]["spec"]["selector"].items() <= template["metadata"]["labels"].items()
-    (beside,) = template["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    ramp_labels = JOBS["tailgate-ramp"]["spec"]["template"]["metadata"]["labels"]
-    assert beside["labelSelector"]["matchLabels"] == ramp_labels
     assert container["readinessProbe"]["httpGet"]["path"] == HEALTH
 
 
@@ -169,7 +181,7 @@ def test_every_verdict_but_pass_ends_the_job(name: str) -> None:
 (ROLLOUT,) = (item for item in CONTROLLERS if item["kind"] == "Rollout")
 TEMPLATES = {item["metadata"]["name"]: item for item in CONTROLLERS if item["kind"] == "AnalysisTemplate"}
 SERVICE = by_kind("provider/")["Service"]
-HOOKS = {hook["type"]: hook for hook in CANARY["spec"]["analysis"]["webhooks"]}
+WEBHOOKS = {hook["type"]: hook for hook in CANARY["spec"]["analysis"]["webhooks"]}
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -226,13 +238,13 @@ def test_every_weight_of_the_rollout_waits_for_a_verdict() -> None:
 
 
 def test_the_canary_asks_by_every_hook() -> None:
-    assert set(HOOKS) == {"confirm-rollout", "rollout", "confirm-traffic-increase", "confirm-promotion", "rollback"}
-    for kind, hook in HOOKS.items():
+    assert set(WEBHOOKS) == {"confirm-rollout", "rollout", "confirm-traffic-increase", "confirm-promotion", "rollback"}
+    for kind, hook in WEBHOOKS.items():
         address = urlsplit(hook["url"])
         assert address.netloc == f"{SERVICE['metadata']['name']}:{SERVICE['spec']['ports'][0]['port']}"
         assert address.path == f"{FLAGGER}/{kind}"
-        assert kind in GOAL_OF
+        assert kind in HOOKS
         assert set(hook["metadata"]) <= {"token", *KEYS}
     analysis = CANARY["spec"]["analysis"]
-    assert int(HOOKS["rollout"]["timeout"].removesuffix("s")) < 10, "within the interval, as Flagger asks"
+    assert int(WEBHOOKS["rollout"]["timeout"].removesuffix("s")) < 10, "within the interval, as Flagger asks"
     assert (analysis["interval"], analysis["maxWeight"], analysis["stepWeights"][-1]) == ("10s", 50, 50)

@@ -43,7 +43,7 @@ NOT_RUN = {
     "vllm": "another project's server; make test-external runs it",
     "prometheus": "is not installed; its configuration is checked in tests/deploy",
     "check-jsonschema": "is not installed; tests hold every summary to the schema",
-    "curl": "needs a provider that runs; tests/loadtests/provider asks it",
+    "curl": "needs a ramp that runs; tests/loadtests/provider asks it",
     "jq": "is not installed",
     "pip": "needs an index",
     "openssl": "makes a secret",
@@ -61,7 +61,6 @@ STARTS = (
     "commands.split.Envoy.start",
     "commands.split.reshare",
     "workers.remote.work",
-    "provider.server.ProviderServer",
 )
 # What stands for something in a sentence or a command.
 STANDS_FOR = {
@@ -75,7 +74,6 @@ STANDS_FOR = {
     "SCENARIO": "steady",
     "N": "3",
     "CACHE": "cache",
-    "/secrets/token": "token",
 }
 LEFT_OUT = re.compile(r"\.\.\.|…$")
 # What a sentence may leave out.
@@ -269,7 +267,7 @@ def test_tailgate_accepts_what_is_written(there: Path, stopping: None, capsys: p
         if arguments[0] in ENDS and not item.named:
             continue
         said = unparsed(arguments)
-        parsed_alone = item.named and arguments[0] in (*ENDS, "provider")
+        parsed_alone = item.named and arguments[0] in ENDS
         if not said and not parsed_alone:
             said = refusal(arguments, capsys)
         left_out = (*(MISSING if item.named else ()), *NOT_HERE)

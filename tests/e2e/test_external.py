@@ -6,8 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from analysis.records.tables import read_table
 from analysis.records.weight_journal import BY_OTHERS, read_weights
 from analysis.summary.summary import analyze
 from benchmarks.simulation.greedy import Server
-from servers.address import host_port
 from tests.external.server_process import answers, running
 from tests.fakes.http_servers import CompilingServer, serving
 from tests.fakes.hub_model import make
@@ -27,7 +25,7 @@ from tests.fakes.kubernetes import asked
 from tests.fakes.processes import free_port, wait_for
 from tests.fakes.simulated import GreedyServer
 from tests.fakes.simulated import serving as serving_greedy
-from tests.fakes.users_house import ROOT, UsersHouse
+from tests.fakes.users_house import UsersHouse
 from tests.fakes.whole_run import ended, last_line, requests, summary_of, with_fake_arms
 
 needs_server = pytest.mark.skipif(
@@ -264,44 +262,33 @@ def test_a_killed_controller_leaves_the_weights_and_the_next_ramp_begins_with_th
     assert (ramp_found["outcome"], ramp_found["hurt"]) == ("promoted", 0)
 
 
-@contextmanager
-def provider(folder: Path) -> Iterator[Callable[[str], dict[str, Any]]]:
-    """Start `tailgate provider` and yield a function that asks it as a controller does."""
-    command = [sys.executable, "-m", "loadtests.commands.main", "provider", str(folder), "--listen", "127.0.0.1:0"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    with ended(process):
-        assert process.stdout is not None
-        _, port = host_port(json.loads(process.stdout.readline())["url"].removeprefix("http://"))
-
-        def answer(question: str) -> dict[str, Any]:
-            status, body = asked(port, "GET", f"/v1/judgement?for={question}&window=20s")
-            assert status == 200, body
-            found: dict[str, Any] = json.loads(body)
-            return found
-
-        yield answer
-
-
 def test_a_candidate_that_dies_under_another_controller_fails_and_its_weights_stay(tmp_path: Path) -> None:
-    settings = ["--set", "users.moved_by=others", "--set", "ramp.candidate=compiled-padded"]
+    port = free_port()
+    settings = ["--provider", f"127.0.0.1:{port}", "--set", "ramp.candidate=compiled-padded"]
     settings += ["--set", "traffic.block_s=1", "--at-most", "5m", *LOOSE]
+
+    def answer(goal: str) -> dict[str, Any]:
+        status, body = asked(port, "GET", f"/v1/judgement?for={goal}")
+        assert status == 200, body
+        found: dict[str, Any] = json.loads(body)
+        return found
+
     with UsersHouse(tmp_path) as house:
         admin = f"127.0.0.1:{house.ports['admin']}"
         run = house.ramp("demo", "--admin", admin, "--out", "out", *settings)
         with ended(run):
             wait_for(lambda: list(tmp_path.glob("out/*-demo/weights.jsonl")))
-            with provider(tmp_path / "out") as answer:
-                assert answer("step")["verdict"] == "INCONCLUSIVE", "the candidate has no traffic yet"
-                done = house.command("split", "--admin", admin, "--set-weights", "eager=70,compiled-padded=30")
-                assert done.returncode == 0, done.stderr
-                wait_for(lambda: read_weights(run_dir(house))[-1].weights["compiled-padded"] == 30)
-                more_answers(house)
-                house.kill("compiled-padded")
-                wait_for(lambda: answer("promotion")["verdict"] == "FAIL", 60, every_s=0.1)
-                wait_for(lambda: "compiled-padded-0 died" in answer("promotion")["reasons"], every_s=0.1)
-                assert house.weights() == {"eager": 70, "compiled-padded": 30}, "the provider moves nothing"
-                run.send_signal(signal.SIGINT)
-                end_of(run, timeout_s=90)
+            assert answer("step")["verdict"] == "INCONCLUSIVE", "the candidate has no traffic yet"
+            done = house.command("split", "--admin", admin, "--set-weights", "eager=70,compiled-padded=30")
+            assert done.returncode == 0, done.stderr
+            wait_for(lambda: read_weights(run_dir(house))[-1].weights["compiled-padded"] == 30)
+            more_answers(house)
+            house.kill("compiled-padded")
+            wait_for(lambda: "compiled-padded-0 died" in answer("promotion")["reasons"], 60, every_s=0.1)
+            assert answer("promotion")["verdict"] == "FAIL"
+            assert house.weights() == {"eager": 70, "compiled-padded": 30}, "the run moves nothing"
+            run.send_signal(signal.SIGINT)
+            end_of(run, timeout_s=90)
         changes = read_weights(run_dir(house))
         assert [change.weights["compiled-padded"] for change in changes] == [0, 30]
         assert {change.action for change in changes} == {BY_OTHERS}

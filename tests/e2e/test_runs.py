@@ -192,7 +192,7 @@ ENDING: dict[str, tuple[str, ...]] = {
 
 
 # Others have a test below, or in tests/servers/test_artifact.py; a worker has no result.
-SEPARATE = {"run", "ramp", "provider", "frontier", "serve", "split", "parity", "precompile", "worker"}
+SEPARATE = {"run", "ramp", "frontier", "serve", "split", "parity", "precompile", "worker"}
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +266,6 @@ def test_a_run_and_a_search_print_no_object_and_their_report_last(
     [
         (("serve", "--preset", "eager", "--slots", "2", "--port", "0"), "listens on 127.0.0.1:"),
         (("split", "--arm", "eager=127.0.0.1:9", "--arm", "compiled=127.0.0.1:9", "--port", "0"), "Ctrl-C ends"),
-        (("provider", "RUN", "--listen", "127.0.0.1:0"), r"at http://127\.0\.0\.1:[1-9]\d+/v1/judgement; Ctrl-C ends"),
     ],
 )
 def test_a_server_names_its_address_on_stderr(

@@ -18,7 +18,6 @@ from pathlib import Path
 from loadtests.page.serving import TOKEN_VARIABLE as PAGE_VARIABLE
 from servers.address import host_port
 from servers.config import ArmConfig
-from tests.fakes.command_line import parsed
 from tests.fakes.credentials import OTHER, TLS, TOKENS, Tap, Watched, give, search, start
 from tests.fakes.processes import PATIENCE_S, Listener, family, free_port, listeners, unix_names
 from tests.fakes.whole_run import FAKE_ARM, ROOT, ended, requests, tailgate
@@ -131,7 +130,6 @@ def row_of(found: Listener) -> str:
         ("tests.fakes.engine", "an arm"),
         ("loadtests.page", "the live page"),
         ("--trial-config", "Locust's master of a run"),
-        ("commands.main provider", "the judge"),
     ):
         if part in command:
             return row
@@ -229,15 +227,9 @@ def test_commands_by_hand_listen_on_loopback(tmp_path: Path) -> None:
         check(found, {"the splitter": 1, "Envoy's admin interface": 1})
         assert where["admin"] in {item.address for item in found}
 
-    default, _ = host_port(parsed("provider", "runs")["listen"])
-    provider = ["-m", "loadtests.commands.main", "provider", str(tmp_path), "--listen", f"{default}:0"]
-    with started(tmp_path, *provider) as process:
-        said(process, tmp_path)
-        check(listeners(process.pid), {"the judge": 1})
-
 
 def test_every_row_of_the_table_that_listens_by_default_is_started_here() -> None:
-    known = ("an arm", "the live page", "the judge", "the splitter", "Envoy's admin", "Locust's master of a run")
+    known = ("an arm", "the live page", "the splitter", "Envoy's admin", "Locust's master of a run")
     rest = {what: where for what, where in table().items() if not what.startswith(known) and "by hand" not in what}
     assert set(rest.values()) == {"nowhere"}
-    assert len(table()) == len(known) + 2 + 2
+    assert len(table()) == len(known) + 3 + 2

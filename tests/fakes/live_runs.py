@@ -9,12 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analysis.interim.journal import append
 from analysis.records.documents import write_document, write_json
-from analysis.records.schemas import COMPILE_EVENTS, MACHINES, REQUESTS
+from analysis.records.schemas import COMPILE_EVENTS, MACHINES
 from analysis.records.tables import RecordWriter
-from analysis.records.weight_journal import WeightChange
-from analysis.records.weight_journal import append as append_weights
 from analysis.settings.metrics import gate_label
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "demo" / "summary.json"
@@ -226,81 +223,3 @@ class WatchedRun:
         write_json(self.folder / "summary.json", summary)
         (self.folder / "report.html").write_text(report)
         self.status("judging", ended={"complete": True})
-
-
-@dataclass(kw_only=True)
-class Rollout:
-    """A run that writes interim analyses, requests and events when it is called, at `at_s` after the start."""
-
-    folder: Path
-    candidate: str = "new"
-    others: tuple[str, ...] = ()
-    settings: str = ""
-    at_s: float = 0.0
-    looks: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        self.trial = self.folder / "trial-01"
-        self.trial.mkdir(parents=True)
-        arms = "".join(
-            f"[[arms]]\nname = {json.dumps(name)}\ncontrol = {str(name == 'old').lower()}\n"
-            for name in ("old", self.candidate, *self.others)
-        )
-        (self.folder / "experiment.toml").write_text(f'name = "canary"\n{arms}{self.settings}')
-        self.requests = RecordWriter(self.trial / "requests-0.arrow", REQUESTS)
-        self.events = RecordWriter(self.trial / "compile_events.arrow", COMPILE_EVENTS)
-        self.facts: dict[str, Any] = {"trial": 1, "deaths": []}
-        self.replicas: dict[str, Any] = {}
-        self.alive()
-
-    def now_ns(self) -> int:
-        return START_NS + int(self.at_s * SECOND)
-
-    def alive(self, ended: dict[str, Any] | None = None) -> None:
-        """Write that the run goes on, or how it ended."""
-        status = {"at_ns": self.now_ns(), "phase": "traffic", "ended": ended, "replicas": self.replicas}
-        write_document(self.folder / "status.json", status)
-
-    def compiling(self, seconds: float) -> None:
-        """Write that a replica of the candidate has been compiling for so long; 0: it has not."""
-        start_ns = self.now_ns() - int(seconds * SECOND)
-        under_way = {"arm": self.candidate, "kind": "compile", "start_ns": start_ns, "shape": "prefill 1×81"}
-        self.replicas = {f"{self.candidate}-0": {"compiling": under_way if seconds else None}}
-        self.alive()
-
-    def answer(self, number: int = 40, *, status: str = "OK", arm: str = "") -> None:
-        for index in range(number):
-            row = {"request_id": f"{self.at_s}-{index}", "trial": 1, "arm": arm or self.candidate, "status": status}
-            self.requests.append({**row, "sent_ns": self.now_ns() - SECOND, "end_ns": self.now_ns()})
-        self.requests.flush()
-
-    def compiled(self, seconds: float, *, phase: str = "serving") -> None:
-        start_ns = self.now_ns() - int(seconds * SECOND)
-        row = {"event_id": f"e{self.at_s}", "trial": 1, "arm": self.candidate, "kind": "recompile", "phase": phase}
-        row["replica"] = f"{self.candidate}-0"
-        self.events.append({**row, "start_ns": start_ns, "end_ns": self.now_ns(), "shape": "prefill 1×81"})
-        self.events.flush()
-
-    def died(self) -> None:
-        self.facts["deaths"].append({"arm": self.candidate, "replica": "new-0", "at_ns": self.now_ns()})
-        write_document(self.trial / "trial.json", self.facts)
-
-    def look(
-        self, decision: str | None = None, *, safe: bool = False, failed: str | None = None, reason: str = "It is open."
-    ) -> None:
-        self.looks += 1
-        gate = {"gate": "noninferiority p99_ttft", "verdict": decision or "INCONCLUSIVE", "reason": reason}
-        errors = {"gate": "errors", "verdict": "PASS", "reason": "None failed."}
-        step = {"safe": safe, "failed": failed, "requests": 40, "uneven": None}
-        arms = {self.candidate: {"decision": decision, "reason": reason}}
-        gates = [{"arm": self.candidate, **row} for row in (gate, errors)]
-        line = {"number": self.looks, "at_ns": self.now_ns(), "arms": arms, "step": step, "gates": gates}
-        append(self.folder, line)
-
-    def weighed(self, action: str, why: str = "") -> None:
-        """Write that the run itself changed the weights; all say that the candidate gets nothing."""
-        weights = {"old": 10_000, self.candidate: 0}
-        append_weights(self.folder, WeightChange(at_ns=self.now_ns(), weights=weights, why=why, action=action))
-
-    def end(self) -> None:
-        self.alive({"complete": True})

@@ -66,7 +66,6 @@ HOSTILE = {
 BASE: dict[str, tuple[str, ...]] = {
     "run": ("demo", "--out", "OUT"),
     "ramp": ("demo", "--set", "ramp.candidate=compiled-padded", "--out", "OUT"),
-    "provider": ("RUN", "--listen", "127.0.0.1:1"),
     "frontier": ("demo", "--out", "OUT"),
     "parity": ("demo", "--out", "OUT"),
     "inspect": ("--arm", "eager"),
@@ -117,7 +116,6 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     monkeypatch.setattr(Orchestrator, "run", outcome)
     monkeypatch.setattr(Envoy, "start", refused)
-    monkeypatch.setattr("loadtests.provider.server.ProviderServer", stopped)
     monkeypatch.setattr(os, "execve", stopped)
     monkeypatch.setattr("loadtests.workers.remote._wait_for", stopped)
     monkeypatch.setattr("analysis.compare.comparison.compare_runs", stopped)

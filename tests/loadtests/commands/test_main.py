@@ -248,20 +248,6 @@ def test_after_kill_9_neither_envoy_nor_a_temporary_file_is_left(tmp_path: Path)
         time.sleep(0.05)
 
 
-def test_beyond_this_machine_it_takes_a_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, file = tmp_path, tmp_path / "token"
-    assert "add --token-file" in refused(capsys, "provider", run, "--listen", "0.0.0.0:9466")
-    assert "is empty" in refused(capsys, "provider", run, "--token-file", "")
-    file.write_text("short\n")
-    found = refused(capsys, "provider", run, "--token-file", file)
-    assert ("holds 5 characters; the least is 16" in found, "short" in found) == (True, False)
-    assert "does not exist: give a directory" in refused(capsys, "provider", tmp_path / "none")
-    assert "is not HOST:PORT: give 127.0.0.1:9466" in refused(capsys, "provider", run, "--listen", "9466")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert f"--listen {address} cannot be used" in refused(capsys, "provider", run, "--listen", address)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -1,96 +1,175 @@
-"""Whole rollouts with the manifests of deploy/: what Argo Rollouts and Flagger make of the provider's answers."""
+"""What a run answers Argo Rollouts and Flagger, and whole rollouts with the manifests of deploy/."""
 
 from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
 
-from analysis.judging.alarms import Alarm
+from analysis.judging.alarms import ServedCompile
+from analysis.settings.gate_limits import GateLimits
 from analysis.settings.ramp_limits import RampLimits
-from loadtests.provider.judgement import Evidence, Judgement, judge
-from loadtests.provider.observed import Observed
-from loadtests.provider.question import Question
-from loadtests.provider.server import ProviderServer
+from loadtests.experiments.model import Experiment
+from loadtests.provider import server as serving
+from loadtests.provider.answers import HOOKS, Answer, Question, answer
+from loadtests.provider.server import FLAGGER, JUDGEMENT, TOKEN_VARIABLE, ProviderServer
+from loadtests.trials import candidate, users_ramp, weights
+from loadtests.trials.judge import Judge
+from loadtests.trials.progress import ArmLoad
+from loadtests.trials.steering import Steered
+from loadtests.trials.users_ramp import Onlooker
 from servers.fields import ConfigError
+from servers.splitter.admin import SplitterError
+from servers.splitter.live import Shares
 from tests.fakes.kubernetes import AnalysisRun, Flagger, asked
-from tests.fakes.live_runs import Rollout
+from tests.fakes.processes import refusal
 
-Serve = Callable[..., ProviderServer]
+START_NS = 10**18
+TOKEN = "0123456789abcdef"
+ROLLBACK = f"{FLAGGER}/rollback"
+STEP, PROMOTION = Question(goal="step"), Question()
+
+
+class Watched:
+    """A run whose weights others move, by a clock of its own: `server` answers from it."""
+
+    def __init__(self, folder: Path, server: ProviderServer, patch: pytest.MonkeyPatch) -> None:
+        self.clock_ns, self.server = START_NS, server
+        for module in (candidate, users_ramp, weights, serving):
+            patch.setattr(module, "now_ns", lambda: self.clock_ns)
+        self.look: dict[str, Any] | None = None
+        self.deaf = False
+        self.kept = {"old": 50, "new": 50}
+        self.facts = SimpleNamespace(deaths=[])
+        self.status = SimpleNamespace(detail="", load=SimpleNamespace(arms={}))
+        self.collector = SimpleNamespace(served_compiles=[], compiling=[])
+        self.trial = cast(
+            Steered,
+            SimpleNamespace(
+                context=SimpleNamespace(facts=self.facts, status=self.status),
+                collector=self.collector,
+                splitter=SimpleNamespace(shares=self.shares),
+            ),
+        )
+        experiment = SimpleNamespace(
+            ramp=RampLimits(candidate="new"),
+            gates=GateLimits(max_recompiles=1),
+            control=SimpleNamespace(name="old"),
+        )
+        self.onlooker = Onlooker(
+            folder,
+            experiment=cast(Experiment, experiment),
+            judge=cast(Judge, SimpleNamespace(last=lambda: self.look)),
+            provider=server,
+        )
+        self.finished = self.failed = self.looks = 0
+
+    def shares(self) -> Shares:
+        if self.deaf:
+            raise SplitterError("no split answers")
+        return Shares(weights=dict(self.kept), shadows={})
+
+    def poll(self, seconds: float = 1.0) -> None:
+        self.clock_ns += int(seconds * 1e9)
+        self.onlooker.poll(self.trial)
+
+    def go(
+        self,
+        seconds: float = 30.0,
+        *,
+        decision: str | None = None,
+        safe: bool = False,
+        failed: str | None = None,
+        requests: int = 40,
+        uneven: str | None = None,
+    ) -> None:
+        """Some time with traffic, and an interim analysis at its end."""
+        self.ends(40)
+        self.poll(seconds)
+        self.looks += 1
+        step = {"safe": safe, "failed": failed, "requests": requests, "uneven": uneven}
+        arms = {"new": {"decision": decision, "reason": "It is slower."}}
+        self.look = {"number": self.looks, "at_ns": self.clock_ns, "arms": arms, "step": step}
+        self.poll(0.1)
+
+    def ends(self, finished: int, *, failed: int = 0) -> None:
+        """So many requests of the candidate end."""
+        self.finished, self.failed = self.finished + finished, self.failed + failed
+        self.status.load.arms["new"] = ArmLoad(finished=self.finished, failed=self.failed)
+
+    def dies(self) -> None:
+        self.facts.deaths.append({"arm": "new", "replica": "new-0", "at_ns": self.clock_ns})
+        self.poll()
+
+    def compiles(self, seconds: float, *, over: bool = True) -> ServedCompile:
+        return ServedCompile(
+            arm="new", replica="new-0", kind="recompile", seconds=seconds, end_ns=self.clock_ns, shape="1×81", over=over
+        )
+
+    def answer(self, question: Question = PROMOTION) -> Answer:
+        return answer(self.server.evidence, question, now_ns=self.clock_ns)
+
+
+Serve = Callable[..., Watched]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Rollout:
-    return Rollout(folder=tmp_path / "20260101T120000Z-canary")
-
-
-@pytest.fixture
-def serve(run: Rollout) -> Iterator[Serve]:
-    """Answers for `run`, by the run's own clock, until the test ends."""
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     with ExitStack() as stack:
 
-        def start(*, token: str = "", folder: Path = run.folder, notes: list[str] | None = None) -> ProviderServer:
-            observed = Observed(folder, clock=run.now_ns)
+        def start(*, token: str = "", notes: list[str] | None = None) -> Watched:
+            monkeypatch.setenv(TOKEN_VARIABLE, token)
             said = notes if notes is not None else []
-            server = stack.enter_context(ProviderServer(observed, "127.0.0.1", 0, token=token, note=said.append))
-            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-            thread.start()
-            stack.callback(server.shutdown)
-            return server
+            server = ProviderServer("127.0.0.1:0", note=said.append)
+            server.open()
+            stack.callback(server.close)
+            return Watched(tmp_path, server, monkeypatch)
 
         yield start
 
 
-TOKEN = "0123456789abcdef"
-JUDGEMENT, FLAGGER = "/v1/judgement", "/v1/flagger"
-ROLLBACK = f"{FLAGGER}/rollback"
+@pytest.fixture
+def run(serve: Serve) -> Watched:
+    run = serve()
+    run.poll()
+    return run
 
 
-def hooked(server: ProviderServer, hook: str, /, **metadata: str) -> tuple[int, str]:
+def hooked(run: Watched, hook: str, **metadata: str) -> tuple[int, str]:
     body = {"name": "served", "namespace": "default", "phase": "Progressing", "checksum": "1", "metadata": metadata}
-    return asked(server.port, "POST", f"{FLAGGER}/{hook}" if hook else FLAGGER, body=json.dumps(body))
+    return asked(run.server.port, "POST", f"{FLAGGER}/{hook}", body=json.dumps(body))
 
 
-def test_a_judgement_is_json_with_reasons(run: Rollout, serve: Serve) -> None:
-    run.answer()
-    run.look(safe=True)
-    status, body = asked(serve().port, "GET", f"{JUDGEMENT}?arm=new&for=step&window=90s")
+def test_a_judgement_is_json_with_reasons(run: Watched, tmp_path: Path) -> None:
+    run.go(safe=True)
+    status, body = asked(run.server.port, "GET", f"{JUDGEMENT}?for=step")
     document = json.loads(body)
     assert (status, document.pop("at")[:4].isdigit()) == (200, True)
     assert document == {
         **{"verdict": "PASS", "reasons": ["it is surely at most 25 % slower than the control"], "candidate": "new"},
-        **{"for": "step", "gate": None, "run": run.folder.name, "window": "90s", "requests": 40, "interim": 1},
+        **{"for": "step", "run": tmp_path.name, "requests": 40, "interim": 1},
     }
 
 
 @pytest.mark.parametrize(
     ("query", "error"),
     [
-        ("arm=old", 'arm "old" is no candidate'),
-        ("arms=new", '"arms" is no parameter of /v1/judgement: give some of arm, gate, for, window, inconclusive'),
-        ("arm=new&arm=new", '"arm" comes twice in the address: give it once'),
+        ("arms=new", '"arms" is no parameter of /v1/judgement: give some of for, inconclusive'),
+        ("for=step&for=step", '"for" comes twice in the address: give it once'),
         ("&".join(f"a{number}=1" for number in range(40)), "the address has more than 16 parameters"),
-        ("arm=%1b%5b31m%0d%0aSet-Cookie:x%e2%80%ae", 'arm "\\x1b[31m Set-Cookie:x\\u202e" is no candidate'),
-        ("window=0s", 'window is "0s": give 1s to 60m'),
-        ("window=2h", 'window is "2h"'),
-        ("window=nan", 'window is "nan"'),
-        ("window=", 'window is ""'),
-        ("for=ever", 'for is "ever": give step or promotion'),
+        ("for=%1b%5b31m%0d%0aSet-Cookie:x%e2%80%ae", 'for is "\\x1b[31m Set-Cookie:x\\u202e": give step or promotion'),
         ("inconclusive=pass", 'inconclusive is "pass": give wait or fail'),
-        ("arm=" + "x" * 201, "arm has 201 characters; the limit is 200"),
-        ("gate=" + "x" * 201, "gate has 201 characters"),
     ],
 )
-def test_what_cannot_be_asked_is_one_printable_line(run: Rollout, serve: Serve, query: str, error: str) -> None:
-    status, body = asked(serve().port, "GET", f"{JUDGEMENT}?{query}")
+def test_what_cannot_be_asked_is_one_printable_line(run: Watched, query: str, error: str) -> None:
+    status, body = asked(run.server.port, "GET", f"{JUDGEMENT}?{query}")
     assert (status, body.count("\n")) == (400, 1)
     assert body[:-1].isprintable()
     assert body.startswith(error)
@@ -99,16 +178,16 @@ def test_what_cannot_be_asked_is_one_printable_line(run: Rollout, serve: Serve, 
 @pytest.mark.parametrize(
     ("method", "path", "body", "headers", "status"),
     [
-        *(("GET", path, None, {}, 404) for path in ("/", "/v1", "/v1/judgement/", FLAGGER, "/%2e%2e/status.json")),
+        *(("GET", path, None, {}, 404) for path in ("/", "/v1/judgement/", FLAGGER, "/%2e%2e/status.json")),
         ("GET", "//etc/passwd", None, {}, 404),
-        ("POST", JUDGEMENT, "{}", {}, 404),
-        ("POST", f"{ROLLBACK}/x", "{}", {}, 404),
+        *(("POST", path, "{}", {}, 404) for path in (JUDGEMENT, f"{ROLLBACK}/x", FLAGGER, f"{FLAGGER}/Rollback")),
         ("DELETE", JUDGEMENT, None, {}, 501),
         ("POST", ROLLBACK, "x" * 65_537, {}, 413),
         ("POST", ROLLBACK, None, {"Content-Length": "9" * 4000}, 413),
         ("POST", ROLLBACK, None, {"Content-Length": "-1"}, 411),
         ("POST", ROLLBACK, "0\r\n\r\n", {"Transfer-Encoding": "chunked"}, 411),
         *(("POST", ROLLBACK, body, {}, 400) for body in ("", "{", "[]", "null", "[" * 60_000, '"\\ud800"', "\xff")),
+        ("POST", ROLLBACK, '{"metadata": {"inconclusive": "fail"}}', {}, 400),
         ("POST", ROLLBACK, '{"metadata": [1], "name": {"a": 1}}', {}, 409),
         # Without a token only names of this machine are answered.
         ("GET", JUDGEMENT, None, {"Host": "evil.example"}, 403),
@@ -116,291 +195,188 @@ def test_what_cannot_be_asked_is_one_printable_line(run: Rollout, serve: Serve, 
     ],
 )
 def test_a_request_is_bounded_and_of_this_machine(
-    serve: Serve, method: str, path: str, body: str | None, headers: dict[str, str], status: int
+    run: Watched, method: str, path: str, body: str | None, headers: dict[str, str], status: int
 ) -> None:
-    assert asked(serve().port, method, path, body=body, headers=headers)[0] == status
+    assert asked(run.server.port, method, path, body=body, headers=headers)[0] == status
 
 
-def test_a_client_that_says_nothing_more_delays_nobody(serve: Serve) -> None:
-    server = serve()
-    with socket.create_connection(("127.0.0.1", server.port)) as silent:
+def test_a_client_that_says_nothing_more_delays_nobody(run: Watched) -> None:
+    with socket.create_connection(("127.0.0.1", run.server.port)) as silent:
         silent.sendall(b"POST /v1/flagger/rollback HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n")
-        assert asked(server.port, "GET", "/healthz") == (200, "ok\n")
+        assert asked(run.server.port, "GET", "/healthz") == (200, "ok\n")
 
 
-def test_flagger_sends_the_token_in_its_metadata_and_all_others_as_a_bearer(run: Rollout, serve: Serve) -> None:
-    server = serve(token=TOKEN)
-    run.died()
-    assert hooked(server, "rollback")[0] == hooked(server, "rollback", token="wrong")[0] == 401
-    assert hooked(server, "rollback", token=TOKEN) == (200, "FAIL: new-0 died\n")
-    for path, status in ((JUDGEMENT, 401), ("/healthz", 200)):
-        assert asked(server.port, "GET", path)[0] == status
+def test_flagger_sends_the_token_in_its_metadata_and_others_as_a_bearer(serve: Serve) -> None:
+    notes: list[str] = []
+    run = serve(token=TOKEN, notes=notes)
+    assert hooked(run, "rollback", token=TOKEN) == (409, "INCONCLUSIVE: the traffic is not watched yet\n")
+    run.dies()
+    assert hooked(run, "rollback")[0] == hooked(run, "rollback", token="wrong")[0] == 401
+    for _ in range(2):
+        assert hooked(run, "rollback", token=TOKEN) == (200, "FAIL: new-0 died\n")
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
+    for path, headers, status in ((JUDGEMENT, {}, 401), (JUDGEMENT, bearer, 200), ("/healthz", {}, 200)):
+        assert asked(run.server.port, "GET", path, headers=headers)[0] == status
+    # A changed answer is noted once, and no note holds the secret.
+    assert [note.partition(":")[0] for note in notes] == ["rollback", "rollback", "promotion"]
+    assert TOKEN not in "".join(notes)
 
 
-HOOKS = ("confirm-rollout", "pre-rollout", "rollout", "confirm-traffic-increase", "confirm-promotion", "rollback")
+def test_beyond_this_machine_it_takes_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    assert TOKEN_VARIABLE in refusal(ConfigError, ProviderServer, "0.0.0.0:0", note=print)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert f'"{address}", which cannot be used' in refusal(ConfigError, ProviderServer, address, note=print)
 
 
 @pytest.mark.parametrize(
     ("happens", "yes"),
     [
-        (None, ("confirm-rollout", "pre-rollout", "rollout")),  # what is open neither promotes nor rolls back
-        (lambda run: run.compiled(2.0), ("rollback",)),
-        (Rollout.end, ("rollout",)),  # where nothing is watched any more, nothing begins nor rolls back
+        # What is open neither promotes nor rolls back.
+        (lambda run: None, ("confirm-rollout", "pre-rollout", "rollout")),
+        (Watched.dies, ("rollback",)),
+        # Where nothing is watched any more, nothing begins nor rolls back.
+        (lambda run: setattr(run, "clock_ns", run.clock_ns + 16 * 10**9), ("rollout",)),
+        (
+            lambda run: run.go(decision="PASS"),
+            ("confirm-rollout", "pre-rollout", "rollout", "confirm-traffic-increase", "confirm-promotion"),
+        ),
     ],
 )
 def test_each_hook_goes_on_where_that_is_safe(
-    run: Rollout, serve: Serve, happens: Callable[[Rollout], None] | None, yes: tuple[str, ...]
+    run: Watched, happens: Callable[[Watched], object], yes: tuple[str, ...]
 ) -> None:
-    run.answer()
-    run.look("PASS" if happens else None)
-    if happens is not None:
-        happens(run)
-    server = serve()
-    found = {hook: hooked(server, hook)[0] for hook in HOOKS}
-    assert found == {hook: 200 if hook in yes else 409 for hook in HOOKS}
+    run.go()
+    happens(run)
+    reports = ("post-rollout", "event")
+    found = {hook: hooked(run, hook)[0] for hook in HOOKS}
+    assert found == {hook: 200 if hook in (*yes, *reports) else 409 for hook in HOOKS}
 
 
-def test_before_there_is_a_run_nothing_is_known(tmp_path: Path, serve: Serve) -> None:
-    (empty := tmp_path / "empty").mkdir()
-    assert hooked(serve(folder=empty), "rollout") == (200, "INCONCLUSIVE: there is no run in empty yet\n")
-
-
-def test_the_first_traffic_of_a_run_needs_no_evidence_and_the_second_does(run: Rollout, serve: Serve) -> None:
-    server, newest = serve(folder=run.folder.parent), run
-    for number in (2, 3):
-        assert hooked(server, "confirm-traffic-increase")[0] == 200
-        # No request of the candidate was seen: without evidence there is no second step.
-        assert hooked(server, "confirm-traffic-increase")[0] == 409
-        newest = Rollout(folder=run.folder.with_name(f"2026010{number}T120000Z-canary"))
-    newest.died()
-    assert hooked(server, "rollback")[0] == 200
+def test_the_first_traffic_of_a_canary_needs_no_evidence_and_the_second_does(run: Watched) -> None:
+    assert hooked(run, "confirm-traffic-increase")[0] == 200
+    assert hooked(run, "confirm-traffic-increase")[0] == 409
 
 
 @pytest.mark.parametrize(
-    ("hook", "metadata", "status", "body"),
+    ("step", "promotion", "seen"),
     [
-        ("rollout", {"inconclusive": "fail"}, 409, "FAIL: still open"),
-        ("rollback", {"inconclusive": "fail"}, 400, "inconclusive=fail at the hook rollback would"),
-        *((hook, {}, 400, f'hook "{hook}" is none of Flagger: post to {FLAGGER}/<c') for hook in ("", "Rollback")),
-        ("", {"hook": "rollout"}, 200, "INCONCLUSIVE"),
-        *((hook, {"eventMessage": "New revision detected!"}, 200, "noted") for hook in ("event", "post-rollout")),
+        ("it is not sure that the candidate is at most 25 % slower", "not every gate has passed", {}),
+        (None, "not every gate has passed", {"safe": True}),
+        (None, None, {"decision": "PASS"}),
+        *(
+            (words, words, {"decision": "PASS", "safe": True, key: value})
+            for words, key, value in (
+                ("the candidate had 29 of 30 requests", "requests", 29),
+                ("uneven", "uneven", "uneven"),
+            )
+        ),
     ],
 )
-def test_what_a_hook_is_told(serve: Serve, hook: str, metadata: dict[str, str], status: int, body: str) -> None:
-    found = hooked(serve(), hook, **metadata)
-    assert (found[0], found[1][: len(body)]) == (status, body)
+def test_a_step_takes_the_margin_and_the_promotion_every_gate(
+    run: Watched, step: str | None, promotion: str | None, seen: dict[str, Any]
+) -> None:
+    run.go(**seen)
+    for question, lacking in ((STEP, step), (PROMOTION, promotion)):
+        found = run.answer(question)
+        assert found.verdict == ("INCONCLUSIVE" if lacking else "PASS")
+        assert lacking is None or found.reasons[0].startswith(lacking)
+    assert run.answer(Question(inconclusive="fail")).verdict == ("FAIL" if promotion else "PASS")
 
 
-def test_answers_are_noted_when_they_change_and_hold_no_secret(run: Rollout, serve: Serve) -> None:
-    notes: list[str] = []
-    server = serve(token=TOKEN, notes=notes)
-    for _ in range(2):
-        hooked(server, "rollback", token=TOKEN)
-    run.died()
-    hooked(server, "rollback", token=TOKEN)
-    assert [note.partition(":")[0] for note in notes] == ["rollback new default served"] * 2
-    assert "FAIL: new-0 died" in notes[1]
-    assert TOKEN not in "".join(notes)
+def test_pass_takes_a_recent_interim_analysis_of_the_present_weights(run: Watched) -> None:
+    assert run.answer().reasons == (
+        "there is no interim analysis yet: the first comes after a block (traffic.block_s) of requests",
+    )
+    run.go(decision="PASS")
+    assert run.answer().verdict == "PASS"
+    run.poll(121)
+    assert run.answer().reasons == ("the last interim analysis is 121 s old; the limit is 120 s",)
+    run.go(decision="PASS")
+    run.kept = {"old": 20, "new": 80}
+    run.poll()
+    assert run.answer().reasons == ("the last interim analysis is of the weights before",)
+    run.go(decision="PASS")
+    run.deaf = True
+    run.poll()
+    assert run.answer().reasons == ("the weights in force are not known",)
+    run.deaf = False
+    run.poll()
+    assert run.answer().verdict == "PASS"
+    run.clock_ns += 16 * 10**9
+    assert "has not looked for 16 s" in run.answer().reasons[0]
 
 
-def test_a_question_is_read_from_its_parameters() -> None:
-    given = {"arm": "new", "gate": "errors", "for": "step", "window": "90s", "inconclusive": "fail", "token": "x"}
-    assert Question.of(given) == Question(arm="new", gate="errors", goal="step", window_s=90.0, inconclusive="fail")
-    assert Question.of({}, goal="step") == Question(goal="step")
+def test_an_alarm_is_a_failure_at_once_and_for_good(run: Watched) -> None:
+    run.go(decision="PASS")
+    run.collector.served_compiles = [run.compiles(0.1)]
+    run.collector.compiling = [SimpleNamespace(so_far=lambda _: run.compiles(0.9, over=False))]
+    run.poll()
+    assert run.answer().verdict == "PASS"
+    run.collector.compiling = [SimpleNamespace(so_far=lambda _: run.compiles(1.5, over=False))]
+    run.poll()
+    run.collector.compiling = []
+    run.poll()
+    assert str(run.answer()) == "FAIL: new has been compiling for 1.5 s while serving for 1×81"
+    run.go(failed="It is surely slower.")
+    assert str(run.answer()) == "FAIL: It is surely slower."
+
+
+def test_a_burst_of_errors_counts_in_five_minutes_of_the_same_weights(run: Watched) -> None:
+    run.go(decision="PASS")
+    run.ends(60, failed=24)
+    run.kept = {"old": 20, "new": 80}  # the errors were those of the step before
+    run.go(decision="PASS")
+    assert run.answer().verdict == "PASS"
+    run.ends(64, failed=4)
+    run.poll(301)
+    run.ends(16, failed=4)
+    run.go(decision="PASS")
+    assert run.answer().verdict == "PASS"
+    run.ends(4, failed=4)
+    run.poll()
+    assert run.answer().verdict == "PASS", "eight are less than a fifth"
+    run.ends(20, failed=20)
+    run.poll()
+    assert "requests to new failed in the last" in run.answer().reasons[0]
 
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 
 
-def going(run: Rollout, seconds: float = 30.0, *, decision: str | None = None, safe: bool = False) -> None:
-    """Some time with traffic and a look at it."""
-    run.at_s += seconds
-    run.alive()
-    run.answer()
-    run.look(decision, safe=safe)
-
-
-def test_argo_pauses_a_step_that_stays_open_and_does_not_promote_it(run: Rollout, serve: Serve) -> None:
+def test_argo_pauses_a_step_that_stays_open_and_does_not_promote_it(serve: Serve) -> None:
+    run = serve(token=TOKEN)
     templates = yaml.safe_load_all((DEPLOY / "argo" / "analysis-templates.yaml").read_text())
     (template,) = (item for item in templates if item["metadata"]["name"] == "tailgate-wait")
-    port = serve(token=TOKEN).port
     for older in (False, True):
-        step = AnalysisRun(template, port, {"token": TOKEN})
+        step = AnalysisRun(template, run.server.port, {"token": TOKEN})
         if older:  # before 1.8 the field is not known, and dropped
             del step.metric["consecutiveSuccessLimit"]
         while step.phase == "Running":
-            going(run)
+            run.go()
             step.measure()
         assert (step.phase, sum(step.counts.values())) == ("Inconclusive", 120)
 
 
-def test_flagger_goes_up_as_evidence_allows_and_is_promoted_by_pass_alone(run: Rollout, serve: Serve) -> None:
+def test_flagger_goes_up_as_evidence_allows_and_is_promoted_by_pass_alone(serve: Serve) -> None:
     canary: dict[str, Any] = yaml.safe_load((DEPLOY / "flagger" / "canary.yaml").read_text())
     for hook in canary["spec"]["analysis"]["webhooks"]:
         hook["metadata"] |= {"token": TOKEN}
-    flagger = Flagger(canary, serve(token=TOKEN).port)
+    run = serve(token=TOKEN)
+    run.poll()
+    flagger = Flagger(canary, run.server.port)
     assert (flagger.tick(), flagger.tick(), flagger.weight) == ("Progressing", "Progressing", 1)
     for weight in (1, 5, 25):
         for _ in range(5):
-            going(run)
+            run.go()
             flagger.tick()
             assert (flagger.phase, flagger.weight) == ("Progressing", weight)
-        going(run, safe=True)
+        run.go(safe=True)
         flagger.tick()
         assert flagger.weight > weight
     for _ in range(20):
-        going(run, safe=True)
+        run.go(safe=True)
         assert flagger.tick() == "WaitingPromotion"
-    going(run, decision="PASS")
+    run.go(decision="PASS")
     assert (flagger.tick(), flagger.weight, flagger.failed_checks) == ("Promoting", 50, 0)
-
-
-STEP = Question(goal="step")
-PROMOTION = Question()
-
-
-def judged(run: Rollout, question: Question = PROMOTION, *, stale_s: float | None = None) -> Judgement:
-    observed = Observed(run.folder, stale_s=stale_s, clock=run.now_ns)
-    return judge(observed.evidence(question), question)
-
-
-def test_a_step_takes_that_it_is_surely_not_much_slower_and_the_promotion_every_gate(run: Rollout) -> None:
-    going(run)
-    assert (judged(run, STEP).verdict, judged(run).verdict) == ("INCONCLUSIVE", "INCONCLUSIVE")
-    going(run, safe=True)
-    assert (judged(run, STEP).verdict, judged(run).verdict) == ("PASS", "INCONCLUSIVE")
-    assert judged(run).reasons[-1] == "It is open."
-    assert judged(run, Question(gate="errors")).verdict == "PASS"
-    with pytest.raises(ConfigError, match="is not in the last look: give noninferiority p99_ttft, errors"):
-        judged(run, Question(gate="speed"))
-    going(run, decision="PASS")
-    assert (judged(run, STEP).verdict, judged(run).verdict) == ("PASS", "PASS")
-
-
-ERRORS = {"arm": "new", "gate": "errors", "verdict": "PASS", "reason": "None failed."}
-LOOK: dict[str, Any] = {"arms": {"new": {"decision": "PASS"}}, "gates": [ERRORS], "step": {"safe": True}}
-EVIDENCE = Evidence(run="run", arm="new", limits=RampLimits(), look=LOOK, requests=30, ever=99)
-GATE = Question(gate="errors")
-ALARMS = [Alarm(at_ns=1, why="first"), Alarm(at_ns=2, why="second")]
-
-
-@pytest.mark.parametrize(
-    ("question", "look", "changes", "verdict", "reason"),
-    [
-        (PROMOTION, {}, {}, "PASS", "every gate that may be looked at has passed"),
-        (GATE, {}, {}, "PASS", "errors has passed"),
-        (GATE, {"gates": [ERRORS | {"verdict": "INCONCLUSIVE"}]}, {}, "INCONCLUSIVE", "None failed."),
-        (STEP, {"arms": {"new": {"decision": "FAIL", "reason": "late"}}}, {"unwatched": "it ended"}, "FAIL", "late"),
-        (STEP, {"step": {"failed": "It is slower."}}, {"stale": "old"}, "FAIL", "It is slower."),
-        (PROMOTION, {}, {"requests": 29}, "INCONCLUSIVE", "the candidate had 29 of 30 requests"),
-        (PROMOTION, {}, {"stale": "old"}, "INCONCLUSIVE", "old"),
-        (STEP, {"step": {"safe": True, "uneven": "uneven"}}, {}, "INCONCLUSIVE", "uneven"),
-        (GATE, {"gates": []}, {}, "INCONCLUSIVE", 'the last look has no gate "errors"'),
-        (GATE, {"gates": [ERRORS | {"arm": "other"}]}, {}, "INCONCLUSIVE", 'the last look has no gate "errors"'),
-        (GATE, {"gates": [ERRORS | {"verdict": "FAIL", "reason": "9 %"}]}, {}, "FAIL", "9 %"),
-        (replace(GATE, inconclusive="fail"), {}, {"stale": "old"}, "FAIL", "still open, and inconclusive=fail"),
-        (STEP, {}, {"alarms": ALARMS}, "FAIL", "first"),
-    ],
-)
-def test_a_judgement_of_evidence(
-    question: Question, look: dict[str, Any], changes: dict[str, Any], verdict: str, reason: str
-) -> None:
-    found = judge(replace(EVIDENCE, look=LOOK | look, **changes), question)
-    assert (found.verdict, found.reasons[0][: len(reason)]) == (verdict, reason)
-
-
-def test_pass_takes_requests_in_the_window_and_a_fresh_look(run: Rollout) -> None:
-    going(run, decision="PASS")
-    run.at_s += 59
-    run.alive()
-    assert judged(run, Question(window_s=59.0)).verdict == "PASS"
-    assert judged(run, Question(window_s=50.0)).reasons == ("the candidate had 0 of 30 requests",)
-    assert judged(run, stale_s=58.0).reasons == ("the last look is 59 s old, and counts for 58 s",)
-    run.at_s += 62
-    run.alive()
-    assert judged(run).reasons == ("the last look is 121 s old, and counts for 120 s",)
-
-
-def test_a_run_that_is_silent_or_has_ended_is_no_pass_any_more(run: Rollout) -> None:
-    going(run, decision="PASS")
-    run.at_s += 16
-    assert judged(run).reasons == (f"run {run.folder.name} has said nothing for 16 s",)
-    summary = run.folder / "summary.json"
-    for ends in (lambda: summary.write_text("{}"), run.end):
-        run.alive()
-        ends()
-        assert judged(run).reasons == (f"run {run.folder.name} has ended: nobody watches any more",)
-        summary.unlink(missing_ok=True)
-    (run.folder / "status.json").unlink()
-    assert "nothing shows that it goes on" in judged(run).reasons[0]
-
-
-def test_an_alarm_is_a_failure_without_a_look(tmp_path: Path) -> None:
-    run = Rollout(folder=tmp_path / "run", settings="[gates]\nmax_recompiles = 1\n")
-    observed = Observed(run.folder, clock=run.now_ns)
-    assert judge(observed.evidence(STEP), STEP).verdict == "INCONCLUSIVE"
-    run.compiled(9.0, phase="warmup")
-    for _ in range(2):  # telemetry that resumed repeats the event
-        run.at_s = 1.0
-        run.compiled(0.1)
-    assert judge(observed.evidence(STEP), STEP).verdict == "INCONCLUSIVE"
-    run.at_s += 1
-    run.compiled(1.5)
-    assert str(judge(observed.evidence(STEP), STEP)) == "FAIL: new compiled for 1.5 s while serving for prefill 1×81"
-
-
-def test_a_compile_under_way_is_a_failure_once_it_reaches_the_limit_and_counts_once(run: Rollout) -> None:
-    observed = Observed(run.folder, clock=run.now_ns)
-    going(run, decision="PASS")
-    run.compiling(0.9)
-    assert judge(observed.evidence(STEP), STEP).verdict == "PASS"
-    for seconds in (1.5, 0.0):  # what was under way for too long stays an alarm until its event is written
-        run.compiling(seconds)
-        assert judge(observed.evidence(STEP), STEP) == Judgement(
-            verdict="FAIL", reasons=("new has been compiling for 1.5 s while serving for prefill 1×81",)
-        )
-    run.at_s += 1
-    run.compiled(2.5)
-    assert [alarm.why for alarm in observed.evidence(STEP).alarms] == [
-        "new compiled for 2.5 s while serving for prefill 1×81"
-    ]
-
-
-def test_a_burst_of_errors_is_a_failure_as_long_as_it_is_in_the_window(run: Rollout) -> None:
-    going(run, decision="PASS")
-    run.answer(40, status="CANCELLED")  # by their client: they have not failed
-    assert judged(run).verdict == "PASS"
-    run.answer(24, status="UNAVAILABLE")
-    assert judged(run).reasons == ("24 of 64 requests to new failed in the last 300 s",)
-    run.at_s += 61
-    run.alive()
-    run.answer()
-    assert judged(run, Question(window_s=60.0)).verdict == "PASS"
-    assert judged(run).verdict == "FAIL"
-    run.weighed("advance")  # the errors were those of the step before
-    assert judged(run).verdict == "PASS"
-
-
-def test_a_death_and_what_the_run_itself_took_back_are_failures_at_once(run: Rollout) -> None:
-    going(run, decision="PASS")
-    run.died()
-    run.weighed("rollback", "new-0 died")
-    assert judged(run) == Judgement(verdict="FAIL", reasons=("new-0 died", "the run has rolled it back: new-0 died"))
-
-
-@pytest.mark.parametrize(
-    ("settings", "arm", "expected"),
-    [
-        ('[ramp]\ncandidate = "new"\n', "", "new"),
-        ("", "third", "third"),
-        ("", "", "has 2 candidates: give arm=new, third"),
-        ("", "old", 'arm "old" is no candidate of run: give new, third'),
-    ],
-)
-def test_the_candidate_is_that_asked_for_or_of_the_ramp(tmp_path: Path, settings: str, arm: str, expected: str) -> None:
-    run = Rollout(folder=tmp_path / "run", others=("third",), settings=settings)
-    try:
-        found = Observed(run.folder, clock=run.now_ns).evidence(Question(arm=arm)).arm
-    except ConfigError as error:
-        found = str(error)
-    assert found.endswith(expected)

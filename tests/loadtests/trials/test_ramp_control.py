@@ -19,8 +19,8 @@ from analysis.records.weight_journal import BY_HAND, read_weights
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.ramp_limits import RampLimits
 from loadtests.page import tails
+from loadtests.trials import candidate, pulse, ramp_control, weights
 from loadtests.trials import judge as judging
-from loadtests.trials import pulse, ramp_control, weights
 from loadtests.trials.early_end import EarlyEnding, early_end
 from loadtests.trials.judge import Judge
 from loadtests.trials.pulse import Pulse
@@ -73,7 +73,7 @@ class Ramp:
     def __init__(self, folder: Path, splitter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.splitter, self.clock_ns = folder, splitter, START_NS
         monkeypatch.setattr(weights, "_READ_NS", 0)
-        for module in (ramp_control, weights):
+        for module in (candidate, ramp_control, weights):
             monkeypatch.setattr(module, "now_ns", self.now_ns)
         self.look: dict[str, Any] | None = None
         self.ends: list[int | None] = []

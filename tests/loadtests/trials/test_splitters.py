@@ -59,7 +59,6 @@ def in_route(cluster: FakeCluster) -> dict[str, int]:
 
 def test_a_route_is_moved_where_one_is_named_and_else_the_envoy_behind_the_admin_address() -> None:
     assert isinstance(splitter_of(UsersConfig(admin="127.0.0.1:9901"), ("eager", "new")), EnvoySplitter)
-    assert splitter_of(UsersConfig(access_log="requests.log"), ("eager", "new")) is None
 
 
 def test_a_ramp_of_a_route_goes_up_and_back_with_exactly_the_rights_of_the_role(

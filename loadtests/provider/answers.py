@@ -1,0 +1,133 @@
+"""What a run answers about its candidate: PASS, FAIL or INCONCLUSIVE, and yes or no to a webhook of Flagger. Pure.
+
+FAIL is what surely happened. PASS takes a run that goes on, a recent interim analysis of the present weights, and
+requests at them. Everything else is INCONCLUSIVE, with what it lacks.
+
+A webhook of Flagger is answered yes or no, and what a no does differs by hook. Each answer is the one that neither
+promotes nor rolls back an open candidate, as far as the hook can wait:
+
+- confirm-rollout and pre-rollout come before any traffic: yes where the run goes on and the candidate has not failed.
+- confirm-traffic-increase waits for PASS. The first one, from 0, can have no evidence: yes as above, once, where the
+  candidate had fewer than `ramp.least_requests`.
+- confirm-promotion waits for PASS of every gate.
+- rollout counts a no towards the rollback: no only with FAIL.
+- rollback rolls back with a yes: yes only with FAIL.
+- post-rollout and event report what happened, and ask nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, Self
+
+from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
+from servers.fields import ConfigError
+
+Goal = Literal["step", "promotion"]
+GOALS: Final[tuple[Goal, ...]] = ("step", "promotion")
+ON_INCONCLUSIVE: Final = ("wait", "fail")
+KEYS: Final = ("for", "inconclusive")
+HOOKS: Final[Mapping[str, Goal]] = {
+    "confirm-rollout": "step",
+    "pre-rollout": "step",
+    "rollout": "step",
+    "confirm-traffic-increase": "step",
+    "confirm-promotion": "promotion",
+    "rollback": "step",
+    "post-rollout": "step",
+    "event": "step",
+}
+REPORTS: Final = ("post-rollout", "event")
+_BEFORE_TRAFFIC: Final = ("confirm-rollout", "pre-rollout")
+_SILENT_S: Final = 15.0  # a run renews its evidence ten times a second
+_MOST_REASONS: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What a run knows of its candidate at `at_ns`, 0 before its traffic.
+
+    `failed` is what surely happened, the most urgent first. `lacks` says what each goal lacks, None for nothing, and
+    `passed` has the words for a PASS. `unseen`: the candidate had too few requests since the run began for any
+    judgement. `requests` were judged since the last change of the weights, by interim analysis number `interim`.
+    """
+
+    run: str = ""
+    candidate: str = ""
+    at_ns: int = 0
+    lacks: Mapping[Goal, str | None] = field(default_factory=dict)
+    passed: str = ""
+    failed: tuple[str, ...] = ()
+    unseen: bool = True
+    requests: int = 0
+    interim: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Whether the candidate may have more of the traffic (`goal` step), or all of it (promotion).
+
+    With `inconclusive` fail, INCONCLUSIVE is answered as FAIL. Raises ConfigError for other values.
+    """
+
+    goal: Goal = "promotion"
+    inconclusive: str = "wait"
+
+    @classmethod
+    def of(cls, given: Mapping[str, str], *, goal: Goal = "promotion") -> Self:
+        """Return the question with these parameters. Keys that are not in KEYS are ignored."""
+        wanted = given.get("for", goal)
+        chosen = next((name for name in GOALS if name == wanted), None)
+        if chosen is None:
+            raise ConfigError(f'for is "{wanted}": give {" or ".join(GOALS)}')
+        inconclusive = given.get("inconclusive", "wait")
+        if inconclusive not in ON_INCONCLUSIVE:
+            raise ConfigError(f'inconclusive is "{inconclusive}": give {" or ".join(ON_INCONCLUSIVE)}')
+        return cls(goal=chosen, inconclusive=inconclusive)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The verdict, and why."""
+
+    verdict: str
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.verdict}: {'; '.join(self.reasons)}"
+
+
+def answer(evidence: Evidence, question: Question, *, now_ns: int) -> Answer:
+    """Return the answer to the question at `now_ns`."""
+    if evidence.failed:
+        return Answer(verdict=FAIL, reasons=evidence.failed[:_MOST_REASONS])
+    lacking = _silence(evidence, now_ns) or evidence.lacks[question.goal]
+    if lacking is None:
+        return Answer(verdict=PASS, reasons=(evidence.passed,))
+    if question.inconclusive == "fail":
+        return Answer(verdict=FAIL, reasons=("still open, and inconclusive=fail", lacking))
+    return Answer(verdict=INCONCLUSIVE, reasons=(lacking,))
+
+
+def hook_answer(hook: str, evidence: Evidence, question: Question, *, first: bool, now_ns: int) -> tuple[bool, Answer]:
+    """Return (whether Flagger goes on, why). `first`: no increase of traffic was allowed to this canary yet."""
+    found = answer(evidence, question, now_ns=now_ns)
+    if hook == "rollback":
+        return found.verdict == FAIL, found
+    if hook == "rollout":
+        return found.verdict != FAIL, found
+    if hook in _BEFORE_TRAFFIC or (hook == "confirm-traffic-increase" and first and evidence.unseen):
+        if found.verdict == FAIL:
+            return False, found
+        if silence := _silence(evidence, now_ns):
+            return False, Answer(verdict=found.verdict, reasons=(silence,))
+        return True, Answer(verdict=found.verdict, reasons=("it is watched, and has not failed",))
+    return found.verdict == PASS, found
+
+
+def _silence(evidence: Evidence, now_ns: int) -> str:
+    if not evidence.at_ns:
+        return "the traffic is not watched yet"
+    silent_s = (now_ns - evidence.at_ns) / 1e9
+    return f"run {evidence.run} has not looked for {silent_s:.0f} s" if silent_s > _SILENT_S else ""
