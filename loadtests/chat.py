@@ -9,12 +9,10 @@ without waiting for it, and draws the next gap. So user counts, LoadTestShape, -
 ever, and a slow server cannot slow the traffic down. Latencies count from the scheduled instant.
 
 The names of serving benchmarks mean here what they mean there, for one User: --request-rate (inf with
---max-concurrency keeps that many under way: a closed loop), --burstiness, --max-concurrency, --num-prompts, --seed,
-and --goodput ttft:200 tpot:50.
+--max-concurrency keeps that many under way: a closed loop), --burstiness, --max-concurrency and --seed.
 
 Locust's statistics get two rows for each arm: "Generate e2e [arm]" for every request (failures are counted here) and
-"Generate ttft [arm]" for every first token. With --goodput a third one, "Generate good [arm]", has the requests that
-met every limit: its requests/s are the goodput. The row "Aggregated" mixes them, so read the rows. Percentiles there
+"Generate ttft [arm]" for every first token. The row "Aggregated" mixes both, so read the rows. Percentiles there
 are rounded; exact ones come from the records (--records DIR). A request still running when the test stops is recorded
 as CANCELLED and not shown; --stop-timeout lets it end.
 

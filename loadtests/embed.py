@@ -6,7 +6,7 @@ By hand, against a running `tailgate split` or one arm's server:
 
 All is as in chat.py, but that a request asks for the one vector of a text: nothing streams, so that a request has an
 E2E latency and neither TTFT nor tokens. Locust's statistics get one row for each arm, "Embed e2e [arm]". Texts have
-the lengths of --workload (sentences), and --goodput takes e2e:50 alone.
+the lengths of --workload (sentences).
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -343,26 +342,6 @@ def external_from_table(table: Mapping[str, Any], *, where: str) -> ExternalConf
     except ConfigError as error:
         text = str(error).removeprefix("security.")
         raise ConfigError(text if text.startswith(where) else f"{where}.{text}") from None
-
-
-def external_from_flags(
-    kind: Kind, host: str, *, model_name: str, settings: Sequence[str], security: SecurityConfig, vocab_size: int
-) -> ExternalConfig:
-    """The arm at `host` that a command line describes; `settings` are KEY=VALUE of its kind's table."""
-    if not model_name:
-        raise ConfigError(f"--kind {kind} needs --model-name: the name by which the server knows the model")
-    table: dict[str, Any] = {}
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f'--option "{setting}" is not KEY=VALUE: write for example endpoint=chat')
-        try:
-            table[key.strip()] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            table[key.strip()] = text
-    given = {"kind": kind, "addresses": [host], "model_name": model_name, "security": security}
-    options = _options(kind, table, "--option")
-    return build(ExternalConfig, {**given, "vocab_size": vocab_size, kind: options}, where="--kind")
 
 
 def _options(kind: str, table: Any, where: str) -> OpenAiOptions | OipOptions:

@@ -1,15 +1,14 @@
 """Copy a file that grows on one host to another host, over Locust's channel.
 
-The sender reads pieces from its disk, so that what waits for the network takes no memory. A piece names the byte at
-which it starts. The receiver appends the piece that follows what it holds and answers with its size; the sender repeats
-what is not confirmed. Pieces and answers may be lost, doubled or overtaken: the copy is always the beginning of the
-file. Its last line states rows and checksum (analysis/records/tables.py), so that a copy which lacks a byte shows it.
+The sender reads a piece from its disk, so that what waits for the network takes no memory. It sends the next one once
+the receiver has answered with the size that it has written. A piece or an answer that was lost is sent again; what
+comes twice is known by the byte at which it starts. So the copy is always the beginning of the file. Its last line
+states rows and checksum (analysis/records/tables.py): a copy that lacks a byte shows it.
 """
 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,7 @@ from gevent.threadpool import ThreadPool
 from loadtests.generator.spool import Spool, new_file
 from servers.fields import ConfigError
 
-PIECE_BYTES = 256 << 10
-WINDOW_BYTES = 8 << 20
+PIECE_BYTES = 1 << 20
 RESEND_AFTER_S = 5.0
 _LOOK_EVERY_S = 0.1  # at a file that had nothing new
 
@@ -36,16 +34,13 @@ class FileSender:
         *,
         send: Callable[[dict[str, Any]], None],
         piece_bytes: int = PIECE_BYTES,
-        window_bytes: int = WINDOW_BYTES,
         resend_after_s: float = RESEND_AFTER_S,
     ) -> None:
         self.path = path
         self._send = send
         self._piece_bytes = piece_bytes
-        self._window_bytes = window_bytes
         self._resend_after_s = resend_after_s
-        self._sent = self._confirmed = 0
-        self._heard_s = time.monotonic()
+        self._confirmed = 0
         self._news = Event()
         self._thread = ThreadPool(1)
         self._greenlet = gevent.spawn(self._send_for_ever)
@@ -53,7 +48,6 @@ class FileSender:
     def confirm(self, size: int) -> None:
         """Note that the other host has the first `size` bytes."""
         self._confirmed = max(self._confirmed, size)
-        self._heard_s = time.monotonic()
         self._news.set()
 
     @property
@@ -75,21 +69,11 @@ class FileSender:
     def _send_for_ever(self) -> None:
         while True:
             self._news.clear()
-            now_s = time.monotonic()
-            at = max(self._sent, self._confirmed)
-            if at == self._confirmed:
-                self._heard_s = now_s
-            elif now_s - self._heard_s > self._resend_after_s:
-                at, self._heard_s = self._confirmed, now_s  # lost on the way: again, from the oldest
-            self._sent = at
-            piece = b""
-            if at - self._confirmed < self._window_bytes:
-                piece = self._thread.apply(_read, (self.path, at, self._piece_bytes))
+            at = self._confirmed
+            piece = self._thread.apply(_read, (self.path, at, self._piece_bytes))
             if piece:
-                self._sent = at + len(piece)
                 self._send({"name": self.path.name, "at": at, "of": _size(self.path), "bytes": piece})
-            else:
-                self._news.wait(_LOOK_EVERY_S)
+            self._news.wait(self._resend_after_s if piece else _LOOK_EVERY_S)
 
 
 class FileReceiver:

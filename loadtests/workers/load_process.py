@@ -11,18 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
-import gevent
 from locust.env import Environment
-from locust.runners import LocalRunner
 
 from loadtests.generator.clock_offsets import ClockComparison
 from loadtests.generator.generator import Generator
-from loadtests.generator.goodput import is_good
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.record import RequestRecord
 from loadtests.generator.recorder import RequestRecorder, record_file
 from loadtests.generator.trial_config import TrialConfig
-from loadtests.workers.locust_flags import goodput_flag
 from servers.complaint import unwritten
 from servers.config import Task
 
@@ -60,19 +56,8 @@ class LoadProcess:
         self.recorder: RequestRecorder | None = None
         self.tests = 0
         self.stopping = False
-        self.over_http: set[str] = set()  # arms
-        self.good: dict[str, float] = {}  # limits in ms by metric; empty: goodput is not counted
-        self.launched = self.booked = 0
         self.users = itertools.count()
         self.requests = itertools.count()
-        gevent.spawn(self._forget_history)
-
-    def _forget_history(self) -> None:
-        """Drop what Locust notes for its charts, which stay empty under a schedule and would take tens of MiB a day."""
-        while True:
-            gevent.sleep(60.0)
-            if self.options.schedule:
-                self.environment.stats.history.clear()
 
     @classmethod
     def of(cls, environment: Environment) -> Self:
@@ -107,16 +92,19 @@ class LoadProcess:
         self.end()
         self.task = config.task
         self.stopping = False
-        self.launched = self.booked = 0
-        self.good = goodput_flag(self.options.goodput, config.task)
         directory = Path(records) if records else None
         if directory is not None and self.recorder is None:
             self.recorder = RequestRecorder(record_file(directory / f"requests-{worker}.arrow"), clock=clock)
-        self.over_http = {arm for arm, external in config.external.items() if external.kind == "openai"}
         self.log = LoadLog(
             directory, worker=worker, planned=planned, arms=config.arms, recorder=self.recorder, clock=clock
         )
-        self.generator = Generator(config, log=self.log, recorder=self.recorder, on_record=self.take, workers=workers)
+        self.generator = Generator(
+            config,
+            log=self.log,
+            recorder=self.recorder,
+            on_record=None if self.options.schedule else self.count_in_locust,
+            workers=workers,
+        )
         return self.generator
 
     def end(self) -> None:
@@ -137,35 +125,19 @@ class LoadProcess:
             except OSError as error:
                 logger.error("records cannot be written: %s and run again", unwritten(error))
 
-    def take(self, record: RequestRecord) -> None:
-        """Locust counts this request; after the last of --num-prompts the test ends."""
-        self.count_in_locust(record)
-        self.booked += 1
-        planned = 0 if self.options.schedule else self.options.num_prompts
-        runner = self.environment.runner
-        if planned and self.booked == planned and isinstance(runner, LocalRunner):
-            gevent.spawn(runner.quit if self.options.headless else runner.stop)
-
-    def sent_all(self) -> bool:
-        """Whether --num-prompts allows no more."""
-        return bool(0 < self.options.num_prompts <= self.launched)
-
     def count_in_locust(self, record: RequestRecord) -> None:
-        """Count the request in Locust's statistics, unless a schedule sent it or the end of the test cut it off."""
-        if self.options.schedule or record.status == "CANCELLED":
+        """Count the request in Locust's statistics, unless the end of the test cut it off."""
+        if record.status == "CANCELLED":
             return
         suffix = f" [{record.arm}]" if record.arm else ""
-        protocol = "HTTP" if (record.arm or "*") in self.over_http else "gRPC"
         what = _NAMES[self.task]
         rows = [(f"{what} e2e{suffix}", record.e2e_ms, record.output_tokens or 0)]
         if record.ok and (ttft_ms := record.ttft_ms) is not None:
             rows.append((f"{what} ttft{suffix}", ttft_ms, 0))
-        if self.good and is_good(record, self.good):
-            rows.append((f"{what} good{suffix}", record.e2e_ms, 0))
         fire: Any = self.environment.events.request.fire
         for name, response_ms, length in rows:
             fire(
-                request_type=protocol,
+                request_type="gRPC",
                 name=name,
                 response_time=response_ms,
                 response_length=length,

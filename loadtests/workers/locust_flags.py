@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from math import isinf
 from typing import Any
 
 from locust.env import Environment
 
-from analysis.records.tables import RecordError
-from analysis.settings.metrics import check_defined
-from loadtests.experiments.config_errors import as_config_error
-from loadtests.experiments.field_names import parse_goodput_flag
-from loadtests.external.addresses import KINDS, ExternalConfig, external_from_flags, parse_target
+from loadtests.external.addresses import parse_target
 from loadtests.external.client_security import SecurityConfig
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.lengths import workloads_of
@@ -45,13 +40,6 @@ def _rate(text: str) -> float:
     return value
 
 
-def _count_or_none(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is below 0: give a number of requests, or 0 for no limit")
-    return value
-
-
 def _count(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -69,15 +57,6 @@ def add_arguments(parser: Any, *, task: Task) -> None:
     add = parser.add_argument
     add("--request-rate", type=_rate, default=1.0, help="Requests/s of each User (default 1); inf: all at once")
     add("--max-concurrency", type=int, default=0, help="Most under way from each load process (default 0: no limit)")
-    add(
-        "--num-prompts",
-        type=_count_or_none,
-        default=0,
-        help="Each load process ends after so many (default 0: no limit)",
-    )
-    # A list, which the web page would hand back as one text.
-    good = "e2e:50" if task == "embed" else "ttft:200 tpot:50"
-    add("--goodput", nargs="+", default=[], include_in_web_ui=False, help=f"Count those within these: {good}")
     add("--burstiness", type=_positive, default=1.0, help="Shape of the gamma gaps: 1 is Poisson, below 1 is bursty")
     workload, scale, why = ("sentences", 1.0, "") if task == "embed" else ("conversation", 0.1, ": fits small models")
     add("--workload", choices=workloads_of(task), default=workload, help=f"Which lengths (default {workload})")
@@ -90,17 +69,6 @@ def add_arguments(parser: Any, *, task: Task) -> None:
     add("--request-timeout", type=_positive, default=60.0, help="Deadline of each request in seconds (default 60)")
     add("--seed", type=int, default=0, help="Seed of gaps, lengths and prompts (default 0)")
     add("--records", default="", help="Directory for requests-N.arrow (default: no records)")
-    if task == "generate":
-        add("--kind", choices=("tailgate", *KINDS), default="tailgate", help="What the host speaks (default tailgate)")
-        add("--model-name", default="", help="The model's name at a host of another kind")
-        add(
-            "--option",
-            action="append",
-            default=[],
-            metavar="KEY=VALUE",
-            include_in_web_ui=False,
-            help="A setting of that kind, as in [arms.openai] of an experiment, such as endpoint=chat; may be repeated",
-        )
     # Not in the web page: its visitors must not choose files of this machine. Locust's own page has --tls-key.
     for flag, _, text in _SECURITY_FLAGS:
         add(flag, default="", include_in_web_ui=False, help=text)
@@ -112,58 +80,27 @@ def add_arguments(parser: Any, *, task: Task) -> None:
     )
 
 
-def goodput_flag(texts: Sequence[str], task: Task) -> dict[str, float]:
-    """What --goodput says. ConfigError for what is no limit, or one on what such a request has not."""
-    limits = parse_goodput_flag(texts)
-    with as_config_error(RecordError):
-        check_defined(limits, task, "--goodput")
-    return limits
-
-
 def hand_config(environment: Environment, test: int, *, task: Task) -> TrialConfig:
     """The trial that the command line describes, for test number `test`. ConfigError for what cannot work."""
     options = environment.parsed_options
     assert options is not None
     if not environment.host:
         raise ConfigError("no host is given: add --host localhost:50051, the splitter or one arm's server")
-    external = _external(options, environment.host) if task == "generate" else {}
-    if task == "embed":
-        parse_target(environment.host)
-    goodput_flag(options.goodput, task)
-    if isinf(options.request_rate) and not (options.max_concurrency or options.num_prompts):
+    parse_target(environment.host)
+    if isinf(options.request_rate) and not options.max_concurrency:
         raise ConfigError(
-            "--request-rate inf sends everything at once: say how much with --num-prompts, or how much may be under "
-            "way with --max-concurrency"
+            "--request-rate inf sends everything at once: say how much may be under way with --max-concurrency"
         )
     return TrialConfig(
         trial=test,
         task=task,
         arms=(options.arm,) if options.arm else (),
-        targets={} if external else {"*": environment.host},
-        external=external,
+        targets={"*": environment.host},
         timeout_s=options.request_timeout,
         vocab_size=options.vocab_size,
         max_concurrency=options.max_concurrency,
         security=_security(options),
     )
-
-
-def _external(options: Any, host: str) -> dict[str, ExternalConfig]:
-    """The host as an arm of another kind; empty when it is one of tailgate's own."""
-    if options.kind != "tailgate":
-        external = external_from_flags(
-            options.kind,
-            host,
-            model_name=options.model_name,
-            settings=options.option,
-            security=_security(options),
-            vocab_size=options.vocab_size,
-        )
-        return {options.arm or "*": external}
-    if options.model_name or options.option:
-        raise ConfigError("--model-name and --option are for hosts of another kind: add --kind openai or oip")
-    parse_target(host)
-    return {}
 
 
 def _security(options: Any) -> SecurityConfig:

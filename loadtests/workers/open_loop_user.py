@@ -65,10 +65,6 @@ class OpenLoopUser(User):
             self._next_ns = now_ns()
         else:
             sleep_until(self._next_ns)
-        if self._load.sent_all():
-            self._idle = True
-            return
-        self._load.launched += 1
         generator.launch(self._prepared, self._next_ns)
         self._plan_next(generator)
 

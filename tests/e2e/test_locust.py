@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.grpc_peers import TRAILERS, Kind, grpc_peer
-from tests.fakes.http_servers import DONE, HttpPeer, answer, said, scripted, usage
 from tests.fakes.inference import Behaviour, ServedFake, serve
 from tests.fakes.processes import PATIENCE_S, free_port, wait_for
 from tests.fakes.whole_run import records, run_locust, start_locust
@@ -167,47 +166,27 @@ def test_web_page_starts_stops_and_restarts(server: ServedFake, tmp_path: Path) 
     assert {row["trial"] for row in records(tmp_path)} == {1, 2}
 
 
-GOOD = answer(said("a", chat=True), said(" b", chat=True), said("", finish="length", chat=True), usage(2, 9), DONE)
-
-
-def test_openai_host_shows_in_locusts_statistics_and_in_the_records(tmp_path: Path) -> None:
-    with HttpPeer(scripted([GOOD])) as peer:
-        arguments = ["-f", CHAT, "--headless", "-u", "2", "-r", "10", "--num-prompts", "8"]
-        arguments += ["--host", peer.address, "--kind", "openai", "--model-name", "llama", "--option", "endpoint=chat"]
-        code, output = run_locust(*arguments, "--request-rate", "10", "--arm", "vllm", "--records", str(tmp_path))
-    assert code == 0, output
-    assert "HTTP     Generate e2e [vllm]" in output
-    rows = records(tmp_path)
-    assert len(rows) == len(peer.requests) == 8
-    assert {(row["arm"], row["replica"], row["status"], row["output_tokens"]) for row in rows} == {
-        ("vllm", "vllm-0", "OK", 2)
-    }
-    assert peer.requests[0].line == "POST /v1/chat/completions HTTP/1.1"
-    assert peer.requests[0].json["messages"][0]["role"] == "user"
-
-
 BY_HAND = ["-f", "loadtests/embed.py", "--headless", "--stop-timeout", "5"]
 
 
 def test_embeddings_by_hand_are_recorded_without_tokens(tmp_path: Path) -> None:
     with serve(Behaviour(fail_every=10, empty_every=7)) as server:
         arguments = [*BY_HAND, "--host", server.target, "-u", "2", "-r", "2", "--request-rate", "20"]
-        arguments += ["--num-prompts", "50", "--goodput", "e2e:5000", "--records", str(tmp_path)]
+        arguments += ["-t", "5s", "--records", str(tmp_path)]
         code, output = run_locust(*arguments, "--json-file", str(tmp_path / "out"))
     assert "Traceback" not in output
     assert code == 1, output  # Locust's own rule: some requests failed
     rows = records(tmp_path)
-    assert len(rows) == 50
-    assert Counter(row["status"] for row in rows) == {"OK": 38, "RESOURCE_EXHAUSTED": 5, "INTERNAL": 7}
+    statuses = Counter(row["status"] for row in rows)
+    assert set(statuses) == {"OK", "RESOURCE_EXHAUSTED", "INTERNAL"}
     assert all("no vector" in row["error"] for row in rows if row["status"] == "INTERNAL")
     assert {row[name] for row in rows for name in ("first_token_ns", "token_ns", "output_tokens")} == {None}
     good = [row for row in rows if row["status"] == "OK"]
     assert all(1 <= row["prompt_tokens"] <= 128 for row in good)
     assert all(row["server_recv_ns"] <= row["server_end_ns"] <= row["end_ns"] for row in good)
     stats = {row["name"]: row for row in json.loads((tmp_path / "out.json").read_text())}
-    assert stats["Embed e2e [eager]"]["num_requests"] == 38 + 7
+    assert stats["Embed e2e [eager]"]["num_requests"] == statuses["OK"] + statuses["INTERNAL"]
     assert not any("ttft" in name for name in stats)
-    assert stats["Embed good [eager]"]["num_requests"] == 38
 
 
 @pytest.mark.parametrize("kind", ["sync", "aio"])

@@ -16,12 +16,11 @@ from loadtests.external.addresses import (
     ExternalConfig,
     OipOptions,
     OpenAiOptions,
-    external_from_flags,
     external_from_table,
     external_table,
     parse_address,
 )
-from loadtests.external.client_security import OPEN, SecurityConfig, bearer_token, server_name
+from loadtests.external.client_security import SecurityConfig, bearer_token, server_name
 from loadtests.external.telemetry import TelemetryConfig
 from servers.fields import ConfigError
 from tests.fakes.credentials import make_certificates
@@ -186,24 +185,6 @@ def test_an_external_arm_is_read_from_its_own_table() -> None:
     table = {"kind": "openai", "address": ["http://a:1/v1", "http://b:1/v1"], "model_name": "m", "vocab_size": 99}
     config = external_from_table(table, where="arms[1]")
     assert external_from_table(external_table(config), where="arms[1]") == config
-
-
-def flags(*settings: str, kind: Any = "openai", host: str = "http://a:1/v1", model_name: str = "m") -> ExternalConfig:
-    return external_from_flags(kind, host, model_name=model_name, settings=settings, security=OPEN, vocab_size=99)
-
-
-def test_command_line_describes_an_arm() -> None:
-    chat = OpenAiOptions(endpoint="chat", usage="off", length_fields=("min_tokens",))
-    assert flags("endpoint=chat", "usage=off", "length_fields=['min_tokens']").options == chat
-    assert flags("stream=off", kind="oip", host="a:1").options == OipOptions(stream="off")
-    for setting, model_name, says in (
-        ("endpont=chat", "m", "--option.endpont is unknown"),
-        ("chat", "m", "not KEY=VALUE"),
-        ("usage=perhaps", "m", "--option.usage is 'perhaps': use one of end, each, off"),
-        ("usage=off", "", "needs --model-name"),
-    ):
-        with pytest.raises(ConfigError, match=says):
-            flags(setting, model_name=model_name)
 
 
 @pytest.mark.parametrize("kind", [ExternalConfig, OpenAiOptions, OipOptions, SecurityConfig, TelemetryConfig])

@@ -29,7 +29,6 @@ from loadtests.external.client_security import SecurityConfig
 from loadtests.generator import own_cost
 from loadtests.generator import spool as spools
 from loadtests.generator.arm_tally import ArmTally
-from loadtests.generator.goodput import is_good
 from loadtests.generator.lag_histogram import LagHistogram
 from loadtests.generator.latency_histogram import BOUNDS_S, LatencyHistogram
 from loadtests.generator.load_log import LoadLog
@@ -231,27 +230,6 @@ def test_log_counts_and_quantiles_count_from_the_schedule(tmp_path: Path) -> Non
     assert (generator["planned"], generator["started"], generator["finished"], generator["failed"]) == (5, 4, 3, 1)
     assert (generator["lag_ms"]["max"], generator["complete"]) == (2.0, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["generator-3.json", "progress-3.json"]
-
-
-@pytest.mark.parametrize(
-    ("limits", "changes", "good"),
-    [
-        ({"ttft": 11}, {}, True),
-        ({"ttft": 10.5}, {}, False),
-        ({"tpot": 45}, {}, True),
-        ({"tpot": 44}, {}, False),
-        ({"tpot": 1}, {"output_tokens": 1}, True),
-        ({"ttft": 11, "tpot": 44}, {}, False),
-        ({"e2e": 101}, {}, True),
-        ({"e2e": 100.5}, {}, False),
-        ({"max_itl": 15}, {"token_ns": np.array([10, 20, 35, 40]) * MS}, True),
-        ({"max_itl": 14}, {"token_ns": np.array([10, 20, 35, 40]) * MS}, False),
-        ({"ttft": 1000}, {"status": "INTERNAL"}, False),
-        ({"ttft": 1000}, {"first_token_ns": None}, False),
-    ],
-)
-def test_a_request_is_good_within_every_limit(limits: dict[str, float], changes: dict[str, Any], good: bool) -> None:
-    assert is_good(record(**changes), limits) is good
 
 
 @given(st.lists(st.integers(1_000, 3_600_000_000_000), min_size=1, max_size=200), st.floats(0.01, 1))
