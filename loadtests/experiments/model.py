@@ -159,6 +159,32 @@ class MachinesConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PressureConfig:
+    """What one more process does to the machines of all arms alike from `start_s` to `end_s` of the traffic (0: to its
+    end). `gpu_gib` are held on each GPU of an arm, and `processors` are kept busy; 0 leaves either out."""
+
+    gpu_gib: Annotated[float, Range(0, 1024)] = 0.0
+    processors: Annotated[int, Range(0, 1024)] = 0
+    start_s: Annotated[float, Range(0, 1e7)] = 0.0
+    end_s: Annotated[float, Range(0, 1e7)] = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self, "pressure")
+        if 0 < self.end_s <= self.start_s:
+            raise ConfigError(
+                f"pressure.end_s is {self.end_s:g} but start_s is {self.start_s:g}: give a later end, or 0 for the end "
+                "of the traffic"
+            )
+        if (self.start_s or self.end_s) and not self.weighs:
+            raise ConfigError("[pressure] has times and nothing that weighs: give gpu_gib or processors, or remove it")
+
+    @property
+    def weighs(self) -> bool:
+        """Whether anything is asked for."""
+        return bool(self.gpu_gib or self.processors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
     """Arms, traffic, trials and what is judged. Exactly one arm is the control."""
 
@@ -178,6 +204,7 @@ class Experiment:
     splitter: SplitterSettings = field(default_factory=SplitterSettings)
     parity: ParityConfig = field(default_factory=ParityConfig)
     machines: MachinesConfig = field(default_factory=MachinesConfig)
+    pressure: PressureConfig = field(default_factory=PressureConfig)
     security: SecurityConfig = OPEN
 
     def __post_init__(self) -> None:
