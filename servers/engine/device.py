@@ -227,14 +227,6 @@ def read_memory(device: Any, at_ns: int) -> MemoryReading:
         return MemoryReading(at_ns=at_ns, memory_bytes=resident)
     # nested, because flattening it takes longer than asking
     counters = torch.cuda.memory_stats_as_nested_dict(device)
-    allocated = counters["allocated_bytes"]["all"]
     torch.cuda.reset_peak_memory_stats(device)
-    return MemoryReading(
-        at_ns=at_ns,
-        memory_bytes=resident,
-        allocated_bytes=allocated["current"],
-        reserved_bytes=counters["reserved_bytes"]["all"]["current"],
-        peak_bytes=allocated["peak"],
-        allocator_retries=counters["num_alloc_retries"],
-        out_of_memory=counters["num_ooms"],
-    )
+    reserved, peak = counters["reserved_bytes"]["all"]["current"], counters["allocated_bytes"]["all"]["peak"]
+    return MemoryReading(at_ns=at_ns, memory_bytes=resident, reserved_bytes=reserved, peak_bytes=peak)

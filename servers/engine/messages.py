@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -98,17 +97,14 @@ class StepOutput:
 class MemoryReading:
     """What the engine process holds. None where it cannot be read: on a CPU there is no allocator to ask.
 
-    `memory_bytes` are resident on the host; the others are the allocator's own account of its device. `peak_bytes` were
-    allocated at once since the reading before. The last two count from the start.
+    `memory_bytes` are resident on the host. The allocator keeps `reserved_bytes` of its device; `peak_bytes` were
+    allocated at once since the reading before.
     """
 
     at_ns: int
     memory_bytes: int | None = None
-    allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     peak_bytes: int | None = None
-    allocator_retries: int | None = None
-    out_of_memory: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,15 +129,3 @@ class Ready:
     versions: dict[str, str]
     memory_bytes: dict[str, int]
     startup_ns: dict[str, int]
-
-
-def startup_groups(items_ns: Mapping[str, int]) -> dict[str, int]:
-    """Start-up by group (process, import, load, prefill, extend, decode, encode, capture, other) and in `total`.
-
-    An item belongs to the group that its first word names: "decode 4@256" to decode.
-    """
-    groups: dict[str, int] = {}
-    for item, spent_ns in items_ns.items():
-        group = item.split(" ", 1)[0]
-        groups[group] = groups.get(group, 0) + spent_ns
-    return {**groups, "total": sum(items_ns.values())}

@@ -141,8 +141,6 @@ class Front:
         self.ready: Ready | None = None
         self.draining = False
         self.failure = ""
-        names = ("requests", "tokens", "rejected", "compile_events", "steps", "eager_fallback_steps")
-        self.counters = dict.fromkeys(names, 0)
         self.facts = CompilerFacts(graph_breaks={}, cudagraph_skips={})
         self._watchers: set[Watcher] = set()
         self._logs: dict[type, deque[TelemetryEvent]] = {kind: deque(maxlen=most) for kind, most in _RETAINED.items()}
@@ -168,7 +166,6 @@ class Front:
         limit = self.arm.engine.slots + self.arm.engine.max_queue
         if self.in_flight >= limit:
             # Counted here and not in the engine, so that the answer comes at once even while a compile runs there.
-            self.counters["rejected"] += 1
             raise RefusedError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"{self.in_flight} requests are in flight; the limit is {limit} (slots + max_queue): "
@@ -180,7 +177,6 @@ class Front:
                 f'request_id "{submit.request_id}" is already in flight: use a new id for each request',
             )
         answer = self.take(submit)
-        self.counters["requests"] += 1
         self.metrics.in_flight.set(self.in_flight)
         return answer
 
@@ -214,11 +210,9 @@ class Front:
                 self.publish(replace(message, phase="warmup") if self._is_on_trial else message)
             case CompileEvent():
                 event = replace(message, phase="warmup") if self._is_on_trial else message
-                self.counters["compile_events"] += 1
                 self.metrics.count_compile(event)
                 self.publish(event)
             case CompilerFacts():
-                self.metrics.count_facts(message, self.facts)
                 self.facts = message
                 self.publish(message)
             case MemoryReading():
@@ -245,7 +239,6 @@ class Front:
 
     def _take_output(self, output: StepOutput) -> None:
         if not self._is_on_trial:
-            self.counters["tokens"] += len(output.tokens)
             self.metrics.tokens.inc(len(output.tokens))
         for request_id in output.cancelled:
             self._cancelling[request_id] -= 1
@@ -264,8 +257,6 @@ class Front:
         self.metrics.in_flight.set(self.in_flight)
         if output.step is not None and not self._is_on_trial:
             fell_back = self.arm.compile.enabled and not output.step.compiled
-            self.counters["steps"] += 1
-            self.counters["eager_fallback_steps"] += fell_back
             self.metrics.steps(kind=output.step.kind, fell_back="yes" if fell_back else "no").inc()
             self.publish(output.step)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 import grpc
@@ -59,32 +58,24 @@ class DecodeCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         method: str = handler_call_details.method  # type: ignore[attr-defined]
         if method not in self._checked:
             name = "unary_stream" if handler.response_streaming else "unary_unary"
-            self._checked[method] = handler._replace(
-                request_deserializer=partial(_read, handler.request_deserializer),
-                **{name: _checked(getattr(handler, name))},
-            )
+            answer = _decoding(handler.request_deserializer, getattr(handler, name))
+            self._checked[method] = handler._replace(request_deserializer=None, **{name: answer})
         return self._checked[method]
 
 
-class _Undecodable(str):
-    """Says what is wrong with a message that is not protobuf."""
+def _decoding(deserialize: Callable[[bytes], Any], method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    """`method` of the bytes of its request."""
 
-
-def _read(deserialize: Callable[[bytes], Any], body: bytes) -> Any:
-    try:
-        return deserialize(body)
-    except (DecodeError, UnicodeDecodeError, ValueError, RecursionError):
-        kind = getattr(getattr(deserialize, "__self__", None), "DESCRIPTOR", None)
-        name = getattr(kind, "full_name", "request of this method")
-        return _Undecodable(
-            f"the message of {len(body)} bytes is not a {name}: send it as protobuf, made from the same .proto"
-        )
-
-
-def _checked(method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-    async def checked(request: Any, context: Any) -> Any:
-        if isinstance(request, _Undecodable):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(request))
+    async def decoding(body: bytes, context: Any) -> Any:
+        try:
+            request = deserialize(body)
+        except (DecodeError, UnicodeDecodeError, ValueError, RecursionError):
+            kind = getattr(getattr(deserialize, "__self__", None), "DESCRIPTOR", None)
+            name = getattr(kind, "full_name", "request of this method")
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"the message of {len(body)} bytes is not a {name}: send it as protobuf, made from the same .proto",
+            )
         answer = method(request, context)
         if not hasattr(answer, "__aiter__"):
             return await answer
@@ -92,4 +83,4 @@ def _checked(method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
             await context.write(item)
         return None
 
-    return checked
+    return decoding

@@ -1,22 +1,19 @@
-"""Prometheus metrics of one arm replica."""
+"""What one arm replica counts, as Prometheus metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter as Counts
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from servers.compiler.events import CompileEvent, CompilerFacts
-from servers.engine.messages import MemoryReading, Ready, startup_groups
+from servers.compiler.events import CompileEvent
+from servers.engine.messages import MemoryReading, Ready
 
 M = TypeVar("M", Counter, Gauge)
-
-# Of graph breaks and skips, by place and text: a label must have a bound.
-MOST_CAUSES = 50
-OTHER_CAUSES = "others"
 
 
 class FrontMetrics:
@@ -32,17 +29,9 @@ class FrontMetrics:
         )
         self.compile_events = self._labelled(Counter, "compile_events", "Compile events.", "kind", "phase")
         self.compile_seconds = self._labelled(Counter, "compile_seconds", "Time in compile events.", "kind", "phase")
-        self.graph_breaks = self._labelled(Counter, "graph_breaks", "Graph breaks, by place and cause.", "cause")
-        self.cudagraph_skips = self._labelled(
-            Counter, "cudagraph_skips", "Graphs that were to be CUDA graphs and are not, by cause.", "cause"
-        )
         self.startup_seconds = self._labelled(Gauge, "startup_seconds", "Time to serving, by part.", "part")
         self.memory_bytes = self._labelled(Gauge, "memory_bytes", "Memory once warm, by owner.", "owner")
         self.memory_now = self._labelled(Gauge, "memory_now_bytes", "What the engine holds.", "what")
-        self.failed_allocations = self._labelled(
-            Counter, "failed_allocations", "Allocations that did not succeed at first, or at all.", "what"
-        )
-        self._failed: dict[str, int] = {}
         self.in_flight = self._labelled(Gauge, "in_flight", "Requests queued or running.")()
 
     def _labelled(self, kind: type[M], name: str, text: str, *labels: str) -> Callable[..., M]:
@@ -55,27 +44,12 @@ class FrontMetrics:
         self.compile_events(kind=event.kind, phase=event.phase).inc()
         self.compile_seconds(kind=event.kind, phase=event.phase).inc((event.end_ns - event.start_ns) / 1e9)
 
-    def count_facts(self, now: CompilerFacts, before: CompilerFacts) -> None:
-        """Add what `now` counts more than `before`."""
-        for counter, counts, known in (
-            (self.graph_breaks, now.graph_breaks, before.graph_breaks),
-            (self.cudagraph_skips, now.cudagraph_skips, before.cudagraph_skips),
-        ):
-            named = dict.fromkeys(list(counts)[:MOST_CAUSES])  # they are reported in the order in which they came up
-            for cause, count in counts.items():
-                counter(cause=cause if cause in named else OTHER_CAUSES).inc(count - known.get(cause, 0))
-
     def show_memory(self, reading: MemoryReading) -> None:
-        """Show what the engine holds now, and add what failed since the last reading."""
+        """Show what the engine holds now."""
         for item in fields(reading):
-            name, value = item.name, getattr(reading, item.name)
-            if name == "at_ns" or value is None:
-                continue
-            if name.endswith("_bytes"):
-                self.memory_now(what=name.removesuffix("_bytes")).set(value)
-            else:
-                self.failed_allocations(what=name).inc(max(0, value - self._failed.get(name, 0)))
-                self._failed[name] = value
+            value = getattr(reading, item.name)
+            if item.name != "at_ns" and value is not None:
+                self.memory_now(what=item.name.removesuffix("_bytes")).set(value)
 
     def show_start(self, ready: Ready) -> None:
         """Show what the start took and what it left in memory."""
@@ -83,3 +57,23 @@ class FrontMetrics:
             self.startup_seconds(part=part).set(spent_ns / 1e9)
         for owner, size in ready.memory_bytes.items():
             self.memory_bytes(owner=owner).set(size)
+
+    def totals(self) -> dict[str, int]:
+        """Return each count, whatever its labels."""
+        totals = dict.fromkeys(("requests", "output_tokens", "steps", "compile_events"), 0)
+        for sample in (sample for metric in self.registry.collect() for sample in metric.samples):
+            name = sample.name.removeprefix("tailgate_").removesuffix("_total")
+            if name in totals:
+                totals[name] += int(sample.value)
+        return totals
+
+
+def startup_groups(items_ns: Mapping[str, int]) -> dict[str, int]:
+    """Start-up by group (process, import, load, prefill, extend, decode, encode, capture, other) and in `total`.
+
+    An item belongs to the group that its first word names: "decode 4@256" to decode.
+    """
+    groups: Counts[str] = Counts()
+    for item, spent_ns in items_ns.items():
+        groups[item.split(" ", 1)[0]] += spent_ns
+    return {**groups, "total": sum(items_ns.values())}

@@ -16,8 +16,6 @@ from servers.engine.messages import Submit
 from servers.front.tokenizer import Tokenizer
 from servers.rpc import inference_pb2
 
-STOP_STRINGS = 16
-STOP_CHARACTERS = 256
 STOP_TOKEN_IDS = 1024
 ID_CHARACTERS = 256
 
@@ -117,12 +115,7 @@ def _check_sizes(request: Request, engine: EngineConfig) -> None:
         ("session_id", len(request.session_id), "characters", ID_CHARACTERS, "a shorter one"),
     ]
     if isinstance(request, inference_pb2.GenerateRequest):
-        longest = max(map(len, request.stop), default=0)
-        fields += [
-            ("stop", len(request.stop), "strings", STOP_STRINGS, "fewer"),
-            ("a stop string", longest, "characters", STOP_CHARACTERS, "a shorter one"),
-            ("stop_token_ids", len(request.stop_token_ids), "ids", STOP_TOKEN_IDS, "fewer"),
-        ]
+        fields.append(("stop_token_ids", len(request.stop_token_ids), "ids", STOP_TOKEN_IDS, "fewer"))
     for name, size, unit, limit, remedy in fields:
         if size > limit:
             raise _invalid(f"{name} has {size} {unit}; the limit is {limit}: give {remedy}")

@@ -14,13 +14,13 @@ import logging
 import multiprocessing
 import os
 import pickle
-import queue
-import select
 import signal
+import socket
 import sys
-import threading
+from collections.abc import AsyncIterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Self
 
 import grpc
 import grpc.aio
@@ -62,59 +62,52 @@ SERVER_OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.keepalive_permit_without_calls", 1),
 )
-# The kernel calls a socket writable while at most a quarter of its buffer (208 KiB by default) is used.
-_FITS_BYTES = 64 << 10
+# `Connection.send`, with which the engine answers, writes the length of a message before it.
+_LENGTH_BYTES = 4
 
 
-class Sender:
-    """Sends messages to the engine process in order without waiting, while its pipe may be full.
+class EnginePipe:
+    """The front's end of the pipe to the engine process. What has no room in the pipe waits in memory.
 
-    A front that waited could answer neither health checks nor signals. What has no room in the pipe is left to a
-    thread.
+    A front that waited for its engine could answer neither health checks nor signals.
     """
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._poll = select.poll()
-        self._poll.register(connection.fileno(), select.POLLOUT)
-        self._late: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._waiting = 0  # messages given to the thread that are not in the pipe yet
-        self._lock = threading.Lock()
-        threading.Thread(target=self._send_late, name="sender", daemon=True).start()
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def of(cls, connection: Connection) -> Self:
+        """Take over the socket of `connection`, which is closed."""
+        with connection:
+            end = socket.socket(fileno=os.dup(connection.fileno()))
+        return cls(*await asyncio.open_unix_connection(sock=end))
 
     def send(self, message: object) -> None:
         """Send a message, now or later; it is lost if the engine is gone."""
         body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-        with self._lock:
-            if self._waiting or len(body) > _FITS_BYTES or not self._poll.poll(0):
-                self._waiting += 1
-                self._late.put(body)
-            else:
-                self._write(body)
+        if not self._writer.is_closing():
+            self._writer.write(len(body).to_bytes(_LENGTH_BYTES) + body)
 
-    def _write(self, body: bytes) -> None:
-        with contextlib.suppress(OSError):
-            self._connection.send_bytes(body)
-
-    def _send_late(self) -> None:
-        while True:
-            self._write(self._late.get())
-            with self._lock:
-                self._waiting -= 1
+    async def received(self) -> AsyncIterator[list[object]]:
+        """Yield what the engine sends at once, until it is gone."""
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+            while True:
+                size = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES))
+                yield pickle.loads(await self._reader.readexactly(size))
 
 
 async def serve(
     arm: ArmConfig, options: argparse.Namespace, *, cache_dir: str, tls: ServerTls | None, token: str
 ) -> int:
     """Run the replica until a signal stops it, and return the exit code: 0 drained, 1 the engine failed."""
-    loop = asyncio.get_running_loop()
     replica = options.replica or f"{arm.name}-0"
     spawn = multiprocessing.get_context("spawn")
     front_end, engine_end = spawn.Pipe()
     table = on_its_card_alone(arm, os.environ).to_dict()
     engine = spawn.Process(target=serve_engine, args=(engine_end, table, cache_dir), name=replica)
-    send = Sender(front_end).send
-    front = Front(arm, replica, send, load_tokenizer(arm.model.id), FrontMetrics(arm.name, replica))
+    pipe = await EnginePipe.of(front_end)
+    front = Front(arm, replica, pipe.send, load_tokenizer(arm.model.id), FrontMetrics(arm.name, replica))
     health_service = health.aio.HealthServicer()
 
     async def set_health(status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
@@ -134,8 +127,7 @@ async def serve(
     os.environ.update(anchored_environment())
     engine.start()
     engine_end.close()
-    stop, engine_gone, unready = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    readiness: asyncio.Task[None] | None = None
+    stop, unready = asyncio.Event(), asyncio.Event()
 
     async def check_readiness() -> None:
         try:
@@ -151,31 +143,27 @@ async def serve(
         await set_health(health_pb2.HealthCheckResponse.SERVING)
         log.info("%s is warm and has answered", replica)
 
-    def take(messages: list[object]) -> None:
-        nonlocal readiness
-        front.receive(messages)
-        if front.warm is not None and readiness is None:
-            readiness = asyncio.create_task(check_readiness())
+    async def follow() -> None:
+        """Process what the engine says until it is gone."""
+        readiness = None
+        async for messages in pipe.received():
+            front.receive(messages)
+            if front.warm is not None and readiness is None:
+                readiness = asyncio.create_task(check_readiness())
 
-    def read() -> None:
-        with contextlib.suppress(EOFError, OSError, RuntimeError):
-            while True:
-                loop.call_soon_threadsafe(take, front_end.recv())
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(engine_gone.set)
-
-    threading.Thread(target=read, daemon=True).start()
+    loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     log.info("%s listens on %s:%d (pid %d) and warms up", replica, options.host, port, os.getpid())
     stdout.write("", places, as_json=options.json)
 
-    waits = [asyncio.create_task(event.wait()) for event in (stop, engine_gone, unready)]
+    engine_gone = asyncio.create_task(follow())
+    waits = [engine_gone, *(asyncio.create_task(event.wait()) for event in (stop, unready))]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     await set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
     failed = not stop.is_set()
     if failed:
-        if engine_gone.is_set():
+        if engine_gone.done():
             engine.join(5.0)
         front.fail(front.failure or f"the engine process died with exit code {engine.exitcode}")
         log.error("%s: %s", replica, front.failure)
@@ -183,14 +171,14 @@ async def serve(
         front.draining = True
         front.publish(Progress(at_ns=now_ns(), stage="draining", detail=f"{front.in_flight} in flight"))
         deadline = loop.time() + arm.engine.drain_grace_s
-        while front.in_flight and not engine_gone.is_set() and loop.time() < deadline:
+        while front.in_flight and not engine_gone.done() and loop.time() < deadline:
             await asyncio.sleep(0.02)
         if front.in_flight:
             log.warning("%s: %d requests did not finish within the grace time", replica, front.in_flight)
             front.fail("the server stopped before the request finished")
     front.close()
     await server.stop(grace=2.0)
-    send(Shutdown())
+    pipe.send(Shutdown())
     engine.join(1.0)
     if engine.is_alive():
         engine.kill()  # a compile holds it, and it has nothing left to do

@@ -19,7 +19,6 @@ from servers.engine.messages import Submit, Timing
 from servers.engine.shapes import first_prompt
 from servers.front.front import Answer, Front
 from servers.front.requests import RefusedError, Request, check_request
-from servers.front.tokenizer import StopStrings
 from servers.metadata import trailing_key
 from servers.rpc import inference_pb2, inference_pb2_grpc
 
@@ -101,22 +100,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 async def stream(
     front: Front, request: inference_pb2.GenerateRequest, answer: Answer
 ) -> AsyncIterator[inference_pb2.GenerateChunk]:
-    """Yield the chunks of the answer, until it has finished or a stop string has ended it."""
-    wants_text = request.HasField("text") or bool(request.stop)
-    text_stream = front.tokenizer.stream() if wants_text else None
-    stops, stopped = StopStrings(request.stop), False
+    """Yield the chunks of the answer, until it has finished; with text where the prompt was text."""
+    text_stream = front.tokenizer.stream() if request.HasField("text") else None
     finished = None
-    while finished is None and not stopped:
+    while finished is None:
         token_ids, emit_ns = await answer.next()
         finished = answer.finished
         if token_ids:
             chunk = inference_pb2.GenerateChunk(token_ids=token_ids, emit_ns=emit_ns)
             if text_stream is not None:
-                chunk.text, stopped = stops.push(text_stream.push(token_ids))
-            if stopped:
-                chunk.finish_reason = inference_pb2.FINISH_REASON_STOP
-            elif finished is not None and finished.status == "OK":
-                chunk.text += stops.rest()
+                chunk.text = text_stream.push(token_ids)
+            if finished is not None and finished.status == "OK":
                 chunk.finish_reason = _REASONS[finished.reason]
             yield chunk
 

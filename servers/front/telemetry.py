@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from servers.compiler.events import CompileEvent, CompilerFacts, CompileUnderWay
-from servers.engine.messages import MemoryReading, Progress, StepRecord, startup_groups
+from servers.engine.messages import MemoryReading, Progress, StepRecord
 from servers.front.front import MOST_WAITING, Front, TelemetryEvent
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 
@@ -70,16 +70,14 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
         answer = telemetry_pb2.SnapshotResponse(
             arm=front.arm.name, replica=front.replica, config_json=json.dumps(front.arm.to_dict())
         )
-        answer.counters.update({**front.counters, "in_flight": front.in_flight})
+        answer.counters.update({**front.metrics.totals(), "in_flight": front.in_flight})
         answer.graph_breaks.update(front.facts.graph_breaks)
         answer.cudagraph_skips.update(front.facts.cudagraph_skips)
         answer.blind_spots.extend(front.facts.blind_spots)
-        answer.eager_fallback_share = front.counters["eager_fallback_steps"] / max(1, front.counters["steps"])
         if front.ready is not None:
             answer.versions.update(front.ready.versions)
             answer.memory_bytes.update(front.ready.memory_bytes)
             answer.startup_ns.update(front.ready.startup_ns)
-            answer.startup_groups_ns.update(startup_groups(front.ready.startup_ns))
             answer.device = front.ready.device
             answer.dtype = front.ready.dtype
             answer.vocab_size = front.ready.vocab_size

@@ -1,9 +1,9 @@
-"""Text to token ids and back: the model's own tokenizer, or bytes for random presets; and where to stop."""
+"""Text to token ids and back: the model's own tokenizer, or bytes for random presets."""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from servers.fields import ConfigError
@@ -98,40 +98,6 @@ class ModelStream:
 
 _CONTEXT_TOKENS = 4
 _CHARACTER_BYTES = 4  # in UTF-8 at most, and a token is a byte at least
-
-
-class StopStrings:
-    """Cuts text at the first stop string, holding back what might be the beginning of one.
-
-    First is the one that ends first, and of those that end together the longest, so that the cut does not depend on
-    how the text came in pieces. Each character costs no more than comparisons with the longest beginning, whatever the
-    strings are: what is held back only grows by one or shrinks.
-    """
-
-    def __init__(self, stops: Iterable[str]) -> None:
-        self._stops = tuple(stop for stop in stops if stop)
-        self._beginnings = {stop[:size] for stop in self._stops for size in range(len(stop) + 1)}
-        self._held = ""  # the longest ending of the text that begins a stop string
-
-    def push(self, text: str) -> tuple[str, bool]:
-        """(text that may be shown, whether a stop string was met)."""
-        if not self._stops:
-            return text, False
-        held = self._held
-        for number, character in enumerate(text, start=1):
-            held += character
-            while held not in self._beginnings:
-                held = held[1:]
-            if held.endswith(self._stops):
-                length = max(len(stop) for stop in self._stops if held.endswith(stop))
-                return (self._held + text[:number])[:-length], True
-        known, self._held = self._held + text, held
-        return known[: len(known) - len(held)], False
-
-    def rest(self) -> str:
-        """What was held back, once no more text comes."""
-        held, self._held = self._held, ""
-        return held
 
 
 def load_tokenizer(model_id: str) -> Tokenizer:

@@ -121,22 +121,16 @@ class CompilerFacts(_message.Message):
     def __init__(self, graph_breaks: _Optional[_Mapping[str, int]] = ..., cudagraph_skips: _Optional[_Mapping[str, int]] = ..., blind_spots: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MemoryReading(_message.Message):
-    __slots__ = ("at_ns", "memory_bytes", "allocated_bytes", "reserved_bytes", "peak_bytes", "allocator_retries", "out_of_memory")
+    __slots__ = ("at_ns", "memory_bytes", "reserved_bytes", "peak_bytes")
     AT_NS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
-    ALLOCATED_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
-    ALLOCATOR_RETRIES_FIELD_NUMBER: _ClassVar[int]
-    OUT_OF_MEMORY_FIELD_NUMBER: _ClassVar[int]
     at_ns: int
     memory_bytes: int
-    allocated_bytes: int
     reserved_bytes: int
     peak_bytes: int
-    allocator_retries: int
-    out_of_memory: int
-    def __init__(self, at_ns: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., allocated_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., allocator_retries: _Optional[int] = ..., out_of_memory: _Optional[int] = ...) -> None: ...
+    def __init__(self, at_ns: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ...) -> None: ...
 
 class StepRecord(_message.Message):
     __slots__ = ("step_id", "kind", "start_ns", "end_ns", "batch", "padded_batch", "tokens", "padded_tokens", "compiled")
@@ -179,7 +173,7 @@ class SnapshotRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SnapshotResponse(_message.Message):
-    __slots__ = ("arm", "replica", "config_json", "versions", "counters", "memory_bytes", "startup_ns", "device", "vocab_size", "dtype", "graph_breaks", "cudagraph_skips", "eager_fallback_share", "startup_groups_ns", "blind_spots")
+    __slots__ = ("arm", "replica", "config_json", "versions", "counters", "memory_bytes", "startup_ns", "device", "vocab_size", "dtype", "graph_breaks", "cudagraph_skips", "blind_spots")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -222,13 +216,6 @@ class SnapshotResponse(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    class StartupGroupsNsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     ARM_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -241,8 +228,6 @@ class SnapshotResponse(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     GRAPH_BREAKS_FIELD_NUMBER: _ClassVar[int]
     CUDAGRAPH_SKIPS_FIELD_NUMBER: _ClassVar[int]
-    EAGER_FALLBACK_SHARE_FIELD_NUMBER: _ClassVar[int]
-    STARTUP_GROUPS_NS_FIELD_NUMBER: _ClassVar[int]
     BLIND_SPOTS_FIELD_NUMBER: _ClassVar[int]
     arm: str
     replica: str
@@ -256,7 +241,5 @@ class SnapshotResponse(_message.Message):
     dtype: str
     graph_breaks: _containers.ScalarMap[str, int]
     cudagraph_skips: _containers.ScalarMap[str, int]
-    eager_fallback_share: float
-    startup_groups_ns: _containers.ScalarMap[str, int]
     blind_spots: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, arm: _Optional[str] = ..., replica: _Optional[str] = ..., config_json: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., counters: _Optional[_Mapping[str, int]] = ..., memory_bytes: _Optional[_Mapping[str, int]] = ..., startup_ns: _Optional[_Mapping[str, int]] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., graph_breaks: _Optional[_Mapping[str, int]] = ..., cudagraph_skips: _Optional[_Mapping[str, int]] = ..., eager_fallback_share: _Optional[float] = ..., startup_groups_ns: _Optional[_Mapping[str, int]] = ..., blind_spots: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, arm: _Optional[str] = ..., replica: _Optional[str] = ..., config_json: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., counters: _Optional[_Mapping[str, int]] = ..., memory_bytes: _Optional[_Mapping[str, int]] = ..., startup_ns: _Optional[_Mapping[str, int]] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., graph_breaks: _Optional[_Mapping[str, int]] = ..., cudagraph_skips: _Optional[_Mapping[str, int]] = ..., blind_spots: _Optional[_Iterable[str]] = ...) -> None: ...

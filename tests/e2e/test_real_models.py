@@ -93,7 +93,7 @@ def test_a_replica_records_no_request_of_its_own_and_reports_a_compile_while_it_
     replica = start(tmp_path, naive())
     assert replica.wait_warm()[-1].stage == "serving"
     counters = replica.counters()
-    assert {counters[key] for key in ("requests", "tokens", "steps", "in_flight")} == {0}
+    assert {counters[key] for key in ("requests", "output_tokens", "steps", "in_flight")} == {0}
     request = telemetry_pb2.WatchRequest(compile_events=True, steps=True, progress=True)
     found = [event for event in replica.retained(request) if event.WhichOneof("event") in ("compile", "steps")]
     assert len(found) == counters["compile_events"] > 0
