@@ -1,75 +1,71 @@
-"""Live counts and quantiles of one arm, from records as they are made."""
+"""Live counts and latencies of one arm, from records as they are made."""
 
 from __future__ import annotations
 
-from array import array
-from typing import Any
+from collections import deque
+from typing import Any, Final
 
-import numpy as np
-
-from loadtests.generator.latency_histogram import BOUNDS_S, LatencyHistogram
+from loadtests.generator.histogram import Counts, Histogram, quantile_ms
 from loadtests.generator.record import RequestRecord
+
+# Boundaries of the histograms that Prometheus reads, in seconds. Those of TTFT and TPOT are vLLM's, which continue
+# OpenTelemetry's for generative AI, with three finer ones for TPOT; those of whole requests are OpenTelemetry's, each
+# twice the one before, continued to eleven minutes.
+BOUNDS_S: Final[dict[str, tuple[float, ...]]] = {
+    "ttft": (
+        *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+        *(20.0, 40.0, 80.0, 160.0, 640.0),
+    ),
+    "tpot": (
+        *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+        *(5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+    ),
+    "e2e": tuple(round(0.01 * 2**power, 2) for power in range(17)),
+}
 
 
 class ArmTally:
-    """Counts and histograms of one arm since the start, and exact quantiles of its newest answers (4,096 to 8,192)."""
+    """Counts and latencies of one arm since the start, and quantiles of its newest answers."""
 
-    _NEWEST = 4096
+    RECENT_NS = 10_000_000_000
 
     def __init__(self) -> None:
         self.finished = 0
         self.failed = 0
         self.inflight = 0
-        self._scheduled_ns = array("q")
-        self._first_ns = array("q")  # 0: no token came
-        self._end_ns = array("q")
-        self._tokens = array("q")
-        self._counted = 0  # of these, those that are in the histograms
-        self._histograms = {metric: LatencyHistogram(bounds_s) for metric, bounds_s in BOUNDS_S.items()}
+        self._latencies = {metric: Histogram() for metric in BOUNDS_S}
+        self._before: deque[tuple[int, dict[str, Counts]]] = deque()  # counts at the last calls of `summary`
 
     def add(self, record: RequestRecord) -> None:
+        """Count one more answer."""
         self.finished += 1
         if record.status != "OK":
             self.failed += 1
             return
-        self._scheduled_ns.append(record.scheduled_ns)
-        self._first_ns.append(record.first_token_ns or 0)
-        ends = self._end_ns
-        ends.append(record.end_ns)
-        self._tokens.append(record.output_tokens or 0)
-        if len(ends) > 2 * self._NEWEST:
-            self._count()
-            for values in (self._scheduled_ns, self._first_ns, ends, self._tokens):
-                del values[: self._NEWEST]
-            self._counted -= self._NEWEST
+        self._latencies["e2e"].add(record.end_ns - record.scheduled_ns)
+        if (first_ns := record.first_token_ns) is not None:
+            self._latencies["ttft"].add(first_ns - record.scheduled_ns)
+            if (tokens := record.output_tokens or 0) > 1:
+                self._latencies["tpot"].add((record.end_ns - first_ns) // (tokens - 1))
 
-    def summary(self, since_ns: int) -> dict[str, Any]:
-        """Counts, and quantiles of the answers that ended at `since_ns` or later (null when there are none)."""
+    def summary(self, at_ns: int) -> dict[str, Any]:
+        """Return counts, and quantiles (1 % wide) of what was added within the last 10 s; null without any.
+
+        That is as exact as it is called often.
+        """
         out: dict[str, Any] = {"n": self.finished, "failed": self.failed, "inflight": self.inflight}
-        # Copies: an array whose buffer is shared cannot grow.
-        scheduled, first, end = (np.array(values) for values in (self._scheduled_ns, self._first_ns, self._end_ns))
-        recent = end >= since_ns
-        answered = recent & (first > 0)
-        for name, at, chosen in (("ttft", first, answered), ("e2e", end, recent)):
-            taken_ms = (at[chosen] - scheduled[chosen]) / 1e6
-            p50, p99 = np.percentile(taken_ms, (50, 99)) if len(taken_ms) else (None, None)
-            out[f"{name}_p50_ms"] = None if p50 is None else round(float(p50), 3)
-            out[f"{name}_p99_ms"] = None if p99 is None else round(float(p99), 3)
+        counts = {metric: self._latencies[metric].counts() for metric in ("ttft", "e2e")}
+        self._before.append((at_ns, counts))
+        while len(self._before) > 1 and self._before[1][0] <= at_ns - self.RECENT_NS:
+            self._before.popleft()
+        since_ns, before = self._before[0]
+        for metric, until_now in counts.items():
+            recent = until_now - before[metric] if since_ns <= at_ns - self.RECENT_NS else until_now
+            for name, q in (("p50", 0.5), ("p99", 0.99)):
+                ms = quantile_ms(recent, q)
+                out[f"{metric}_{name}_ms"] = None if ms is None else round(ms, 3)
         return out
 
     def histograms(self) -> dict[str, dict[str, Any]]:
-        """The answers since the start by latency, for each metric that they have."""
-        self._count()
-        return {metric: histogram.summary() for metric, histogram in self._histograms.items()}
-
-    def _count(self) -> None:
-        """Every answer is in the histograms."""
-        columns = (self._scheduled_ns, self._first_ns, self._end_ns, self._tokens)
-        scheduled, first, end, tokens = (np.array(values[self._counted :]) for values in columns)
-        self._counted = len(self._end_ns)
-        if not len(end):
-            return
-        answered, several = first > 0, (first > 0) & (tokens > 1)
-        self._histograms["e2e"].add((end - scheduled) / 1e9)
-        self._histograms["ttft"].add((first - scheduled)[answered] / 1e9)
-        self._histograms["tpot"].add((end - first)[several] / (tokens[several] - 1) / 1e9)
+        """Return the answers since the start by latency, for each metric."""
+        return {metric: self._latencies[metric].buckets(bounds_s) for metric, bounds_s in BOUNDS_S.items()}

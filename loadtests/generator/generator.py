@@ -22,7 +22,7 @@ from loadtests.clients.inference import InferenceClient
 from loadtests.clients.own_arms import OwnEncoder
 from loadtests.clients.route import Client, Encode, Lane, Route
 from loadtests.generator.closed_loop import ClosedLoop
-from loadtests.generator.lag_histogram import LagHistogram
+from loadtests.generator.histogram import Histogram
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.precise_sleep import sleep_until
 from loadtests.generator.preparer import TURN_S, Preparer
@@ -221,7 +221,7 @@ class Generator:
     def open_window(self) -> None:
         """Garbage collection is off until `stop`; the loop lag and the time of the account count from here."""
         self._garbage.open()
-        self._log.loop_lag = LagHistogram()
+        self._log.loop_lag = Histogram()
         self._log.start_ns = now_ns()
 
     @property

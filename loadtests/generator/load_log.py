@@ -14,7 +14,7 @@ from gevent.threadpool import ThreadPool
 from analysis.records.documents import write_document
 from loadtests.generator.arm_tally import ArmTally
 from loadtests.generator.clock_offsets import ClockComparison
-from loadtests.generator.lag_histogram import LagHistogram
+from loadtests.generator.histogram import Histogram
 from loadtests.generator.own_cost import CpuShare, GarbageWindow
 from loadtests.generator.record import RequestRecord
 from loadtests.generator.recorder import RequestRecorder
@@ -37,8 +37,6 @@ class LoadLog:
     instants of the files are; `monitor` is what was seen of a host that is not the master's.
     """
 
-    RECENT_NS = 10_000_000_000
-
     def __init__(
         self,
         directory: Path | None,
@@ -60,8 +58,8 @@ class LoadLog:
         self.unrecorded = 0
         self.start_ns: int | None = None  # null in the files until the start is agreed on
         self.settled_ns: int | None = None  # all that was due before has ended and is on disk
-        self.lag = LagHistogram()
-        self.loop_lag = LagHistogram()
+        self.lag = Histogram()
+        self.loop_lag = Histogram()
         self.cpu = CpuShare()
         self.garbage = GarbageWindow()
         self.error: str | None = None
@@ -131,7 +129,7 @@ class LoadLog:
             "finished": self.finished,
             "failed": self.failed,
             "t_s": 0.0 if self.start_ns is None else round(max(0, at_ns - self.start_ns) / 1e9, 3),
-            "arms": {arm: tally.summary(at_ns - self.RECENT_NS) for arm, tally in self._arms.items()},
+            "arms": {arm: tally.summary(at_ns) for arm, tally in self._arms.items()},
             "histograms": {arm: tally.histograms() for arm, tally in self._arms.items()},
         }
 

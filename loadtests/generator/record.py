@@ -7,8 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from analysis.records.schemas import REQUESTS
+from analysis.records.tables import column_of
 from loadtests.clients.call import Call
 from loadtests.clients.embedding import EmbedCall
 from loadtests.generator.request_copy import RequestCopy
@@ -56,6 +59,7 @@ class RequestRecord(NamedTuple):
 # A column of the schema that is no field of a record is a whole number that the server measures: it comes as trailing
 # metadata under the column's own name.
 SERVED_COLUMNS = tuple(name for name in REQUESTS.names if name not in RequestRecord._fields)
+_TIMES = ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")
 _TRAILERS = tuple(
     trailing_key(column.removeprefix("server_")) for column in (*SERVED_COLUMNS, "prompt_tokens", "output_tokens")
 )
@@ -118,6 +122,20 @@ def embed_record_of(call: Call | None, copy: RequestCopy, trial: int, at_ns: int
     if isinstance(call, EmbedCall) and call.input_tokens and _PROMPT_TOKENS not in call.trailing_metadata:
         record = record._replace(prompt_tokens=call.input_tokens)
     return record._replace(max_tokens=None, output_tokens=None, token_ns=None)
+
+
+def request_batch(rows: Sequence[RequestRecord], *, offset_ns: int = 0) -> pa.RecordBatch:
+    """Return `rows` (one or more) as one batch with the schema REQUESTS.
+
+    `offset_ns` is added to every time that the load process took.
+    """
+    values = dict(zip(RequestRecord._fields, zip(*rows, strict=True), strict=True))
+    values |= zip(SERVED_COLUMNS, zip(*values.pop("served"), strict=True), strict=True)
+    columns = [column_of(values[field.name], field.type) for field in REQUESTS]
+    if offset_ns:
+        for place in map(REQUESTS.get_field_index, _TIMES):
+            columns[place] = pc.add(columns[place], offset_ns)
+    return pa.RecordBatch.from_arrays(columns, schema=REQUESTS)
 
 
 def _figures(metadata: Mapping[str, str]) -> list[int | None]:

@@ -14,8 +14,7 @@ import pyarrow as pa
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import Checksum
 from loadtests.generator.clock_offsets import ClockComparison
-from loadtests.generator.record import RequestRecord
-from loadtests.generator.record_batches import moved, request_batch
+from loadtests.generator.record import RequestRecord, request_batch
 from loadtests.generator.spool import CLOSE_WITHIN_S, Spool, new_file
 
 
@@ -57,10 +56,8 @@ class RequestRecorder:
             return
         if self._rows:
             rows, self._rows = self._rows, []
-            batch = request_batch(rows)
-            if self._clock is not None:
-                batch = moved(batch, self._clock.offset_of_records())
-            self.file.offer(memoryview(batch.serialize()), len(rows))
+            offset_ns = 0 if self._clock is None else self._clock.offset_of_records()
+            self.file.offer(memoryview(request_batch(rows, offset_ns=offset_ns).serialize()), len(rows))
         if self.file.error is not None:
             raise self.file.error
 

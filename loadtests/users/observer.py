@@ -10,8 +10,7 @@ from analysis.records.documents import write_document
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordWriter
 from loadtests.generator.arm_tally import ArmTally
-from loadtests.generator.record import RequestRecord
-from loadtests.generator.record_batches import request_batch
+from loadtests.generator.record import RequestRecord, request_batch
 from loadtests.users.log_follower import LogFollower
 from loadtests.users.observed import Observed
 from loadtests.users.under_way import UnderWay
@@ -20,7 +19,6 @@ from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.live import SAME_START_S, ended_requests
 from servers.splitter.request_log import LoggedRequest, parse_line
 
-_RECENT_NS = 10_000_000_000
 _REQUESTS, _ACCOUNT, _PROGRESS = "requests-0.arrow", "generator-0.json", "progress-0.json"
 
 
@@ -168,7 +166,6 @@ class Observer:
             "complete": complete,
         }
         write_document(self._folder / _ACCOUNT, account)
-        since_ns = now_ns - _RECENT_NS
         progress = {
             "worker": 0,
             "planned": None,
@@ -177,7 +174,7 @@ class Observer:
             "failed": counts.failed,
             "t_s": round((now_ns - self._observed.since_ns) / 1e9, 3),
             "arms": {
-                arm: {**tally.summary(since_ns), "inflight": self._under_way.at(arm)}
+                arm: {**tally.summary(now_ns), "inflight": self._under_way.at(arm)}
                 for arm, tally in self._tallies.items()
             },
             "histograms": {arm: tally.histograms() for arm, tally in self._tallies.items()},

@@ -28,8 +28,7 @@ from loadtests.clients.inference import InferenceClient
 from loadtests.clients.oip import OipCall
 from loadtests.clients.openai_call import Answer, OpenAiCall
 from loadtests.external.addresses import OipOptions
-from loadtests.generator.record import embed_record_of, record_of
-from loadtests.generator.record_batches import request_batch
+from loadtests.generator.record import embed_record_of, record_of, request_batch
 from loadtests.trials.progress import ReplicaState, Status
 from loadtests.trials.snapshots import check_alike, start_up
 from loadtests.trials.telemetry import Collector, _Follower
