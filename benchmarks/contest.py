@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +19,8 @@ from benchmarks.observed import Emitted, Observed, Plan
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.schedule import SCHEDULE, Schedule
 from loadtests.trials.load import locust_command
-from loadtests.trials.processes import Child
 from servers.clock import ANCHOR_NS, anchored_environment
+from servers.processes import Child
 
 # Children find the packages here where nothing is installed.
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -74,7 +74,15 @@ class Process(Child):
         commands: bool = False,
     ) -> None:
         log = folder / f"{name}.log"
-        super().__init__(name, command, log_path=log, environment=child_environment(), folder=folder, commands=commands)
+        super().__init__(
+            name,
+            command,
+            log_path=log,
+            environment=child_environment(),
+            folder=folder,
+            commands=commands,
+            parse=json.loads if commands else None,
+        )
         settle(self.pid, core)
 
     def __enter__(self) -> Self:
@@ -113,10 +121,9 @@ class NullProcess(Process):
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
-        while (line := self.line(1.0)) is None:
+        while not (messages := self.hear(1.0)[0]):
             self.check()
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return cast("dict[str, Any]", messages[0])
 
 
 def process_cpu_s(pid: int) -> float:

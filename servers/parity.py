@@ -38,6 +38,8 @@ from servers.engine.runner import ModelRunner, runner_for
 from servers.engine.scheduler import Job, Scheduler
 from servers.engine.shapes import late_contexts, prompt_borders
 from servers.fields import ConfigError, build
+from servers.messages import Loaded, Refused, Stage
+from servers.processes import say
 from servers.program import log_to_stderr, on_its_card_alone, read_arm
 from servers.vectors import in_float64, make_batches, reference_vectors, rows_of, served_vectors
 
@@ -394,7 +396,7 @@ def _write(path: Path, document: Any) -> None:
 
 def _write_facts(folder: Path, facts: dict[str, Any]) -> None:
     _write(folder / "facts.json", facts)
-    _print({"facts": facts})
+    say(Loaded(facts=facts))
 
 
 def _matrix(path: Path, plan: Plan, vocab_size: int, dtype: type) -> np.memmap[Any, Any]:
@@ -408,12 +410,8 @@ def _matrix(path: Path, plan: Plan, vocab_size: int, dtype: type) -> np.memmap[A
     return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(plan.positions, vocab_size))
 
 
-def _print(message: dict[str, Any]) -> None:
-    print(json.dumps(message), flush=True)
-
-
 def _report(stage: str, done: int, total: int) -> None:
-    _print({"stage": stage, "done": done, "total": total})
+    say(Stage(name=stage, done=done, total=total))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -433,12 +431,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = run_arm if options.what == "arm" else run_reference
         run(arm, task, Path(options.out))
     except ConfigError as error:
-        _print({"refused": str(error)})
+        say(Refused(why=str(error)))
         return 2
     except torch.OutOfMemoryError as error:
         # float64 takes four times the memory of bfloat16
         remedy = "lower the engine's limits" if options.what == "arm" else "set parity.reference = false"
-        _print({"refused": f"the device is too small ({str(error).splitlines()[0]}): {remedy}, or take a larger one"})
+        say(Refused(why=f"the device is too small ({str(error).splitlines()[0]}): {remedy}, or take a larger one"))
         return 2
     return 0
 

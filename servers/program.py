@@ -16,7 +16,7 @@ from pathlib import Path
 from servers.complaint import fault, one_line
 from servers.config import ArmConfig
 from servers.fields import ConfigError
-from servers.launcher import TemporaryFolder
+from servers.processes import TemporaryFolder
 
 
 def read_arm(path: str) -> ArmConfig:

@@ -1,17 +1,16 @@
 """Measure how fast a device and its host are: `python -m servers.reference --device cuda:0`.
 
-The work never changes; loadtests/trials/references.py has it done before and after each trial. Four parts tell a slow
+The work never changes; loadtests/trials/machines.py has it done before and after each trial. Four parts tell a slow
 card from a slow host: a matrix product (the device computes), a read of memory (the device loads), many small launches
-(the host issues), a loop of Python (the host interprets). Prints {"ready": true} once all is allocated and warm,
-measures when a line comes on stdin, and prints one JSON object. Where nothing can be measured, "error" in it says why
-and the exit code is 0.
+(the host issues), a loop of Python (the host interprets). Says `Ready` once all is allocated and warm, measures
+when a line comes on stdin, and says `Measured`. Where nothing can be measured, its error says why and the exit code is
+0.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import random
 import sys
@@ -24,6 +23,8 @@ import torch
 from servers.clock import now_ns
 from servers.complaint import named, one_line
 from servers.engine.placement import device_name, resolve_device
+from servers.messages import Measured, Ready
+from servers.processes import say
 
 LAUNCHES = 2000
 ROUNDS = 5  # the parts take turns, so that a disturbance of a moment hits a fifth of each
@@ -149,12 +150,8 @@ def turns(seconds: float) -> Iterator[None]:
         yield
 
 
-def _say(message: dict[str, object]) -> None:
-    print(json.dumps(message), flush=True)
-
-
 def _begin() -> None:
-    _say({"ready": True})
+    say(Ready())
     if not sys.stdin.readline():
         sys.exit(1)  # the reader is gone
 
@@ -169,9 +166,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device = resolve_device(options.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        _say({"at_ns": now_ns(), **measure(device, options.seconds, _begin), "error": None})
+        say(Measured(at_ns=now_ns(), values=measure(device, options.seconds, _begin)))
     except Exception as error:  # a device that is taken, full or broken is a finding
-        _say({"at_ns": now_ns(), "error": one_line(named(error))})
+        say(Measured(at_ns=now_ns(), values={}, error=one_line(named(error))))
     return 0
 
 

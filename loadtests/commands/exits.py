@@ -13,6 +13,7 @@ from typing import Any
 
 from servers import stdout
 from servers.complaint import one_line
+from servers.processes import kill_children
 
 EXIT_BROKE = 1
 EXIT_USAGE = 2
@@ -33,7 +34,7 @@ def without_verdict(run_dir: Path, ended: Mapping[str, Any], code: int = EXIT_BR
 
 
 @contextlib.contextmanager
-def stopping(interrupt: Callable[[], None], kill: Callable[[], None], note: Callable[[str], None]) -> Iterator[None]:
+def stopping(interrupt: Callable[[], None], note: Callable[[str], None]) -> Iterator[None]:
     """Ctrl-C and SIGTERM stop in order; a second one kills every child and ends this process at once."""
     signals = 0
 
@@ -44,7 +45,7 @@ def stopping(interrupt: Callable[[], None], kill: Callable[[], None], note: Call
             interrupt()
             note("stopping in order; Ctrl-C again kills at once")
             return
-        kill()
+        kill_children()
         os._exit(EXIT_BROKE)
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -83,7 +83,7 @@ def search_and_judge(
     """Run and judge the search, and say in `ended` how it ended; return the exit code."""
     with (
         exporting(status, metrics),
-        stopping(search.interrupt, search.kill, status.note),
+        stopping(search.interrupt, status.note),
         Display(status),
     ):
         outcome = search.run()

@@ -47,7 +47,7 @@ def _exporting(status: Status, metrics: str) -> AbstractContextManager[object]:
 
 def _run(orchestrator: Orchestrator, status: Status, ended: dict[str, Any], *, as_json: bool) -> int:
     """The experiment was run and judged, and `ended` says how it ended; the exit code."""
-    with stopping(orchestrator.interrupt, orchestrator.kill, status.note), Display(status):
+    with stopping(orchestrator.interrupt, status.note), Display(status):
         outcome = orchestrator.run()
         status.phase = "stopped" if not outcome.complete else "recorded"
     if outcome.error is not None:

@@ -70,7 +70,7 @@ def command(
         texts=texts,
     )
     try:
-        with stopping(lambda: stopped.append(1), measuring.kill, status.note), Display(status):
+        with stopping(lambda: stopped.append(1), status.note), Display(status):
             outcome = measuring.run()
             status.phase = "measured"
     except (RunError, KeyboardInterrupt) as error:

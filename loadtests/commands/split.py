@@ -19,7 +19,7 @@ from loadtests.commands.exits import EXIT_BROKE, complain, stopping
 from loadtests.commands.options import Json, Port, TlsCertificate, TlsClientCa, TlsKey, file_name, listener_tls
 from servers import stdout
 from servers.fields import ConfigError
-from servers.launcher import TemporaryFolder
+from servers.processes import TemporaryFolder, log_tail
 from servers.security import check_named
 from servers.splitter.admin import Admin, SplitterError, admin_address
 from servers.splitter.bootstrap import bootstrap
@@ -133,24 +133,15 @@ def command(
 
 def _split(config: SplitterConfig, log_dir: str, *, as_json: bool) -> int:
     """Run Envoy until it is stopped or dies; return the exit code."""
-    from loadtests.trials.processes import log_tail
-
     stopped: list[int] = []
-    started: list[Envoy] = []
-
-    def kill() -> None:
-        for envoy in started:
-            envoy.kill()
-
     with (
         TemporaryFolder("tailgate-split-") as scratch,
-        stopping(lambda: stopped.append(1), kill, _note),
+        stopping(lambda: stopped.append(1), _note),
     ):
         folder = Path(log_dir or scratch.path)
         log_path = folder / "envoy.log"
         try:
             with Envoy.start(config, log_path=log_path, work_dir=folder) as envoy:
-                started.append(envoy)
                 admin = envoy.admin.address
                 where = {"port": envoy.port, "target": envoy.target, "admin": admin}
                 stdout.write("", where, as_json=as_json)

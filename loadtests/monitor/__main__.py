@@ -2,10 +2,8 @@
 
     python -P -m loadtests.monitor --out machines.arrow --trial 1 --sample-s 1 --devices cuda:0 cuda:1
 
-Reads a JSON object a line on stdin: {"name": "eager-0", "arm": "eager", "pid": 4711} names a process and its
-descendants from now on; a pid of null ends that. Writes JSON objects on stdout: first {"monitor": {machines, devices,
-before}}, read before the run starts anything; {"unreadable": {host, name, what, why}} once for each value that cannot
-be read; at its end {"watcher": {cpu_s, seconds}}, what it cost since its start-up.
+Reads messages `Watch` on stdin. Says `Seen` first, read before the run starts anything, `Unreadable` once for each
+value that cannot be read, and `Cost` at its end.
 """
 
 from __future__ import annotations
@@ -17,16 +15,17 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from loadtests.monitor.gpus import Card, Gpus, index_of, visible_cards
 from loadtests.monitor.host import Host
 from loadtests.monitor.identity import gpu_uuids, machine_identity
+from loadtests.monitor.messages import Cost, Seen, Watch
 from loadtests.monitor.processes import Processes
 from loadtests.monitor.readings import Readings, reason
 from servers.clock import now_ns
+from servers.processes import say
 
 _FLUSH_S = 0.9  # with a sample each second, each is flushed
 _BUSY_PCT = 5
@@ -43,7 +42,7 @@ def main() -> int:
     parser.add_argument("--devices", nargs="*", default=[], help="as arms name them: cuda:0, auto")
     options = parser.parse_args()
     stopping = _woken_by_signal()
-    readings = Readings(options.host, lambda what: _say("unreadable", what))
+    readings = Readings(options.host, say)
     processes = Processes(readings, root=os.getppid())
     host = Host()
     names, cards = find_cards(options.devices, readings)
@@ -54,7 +53,7 @@ def main() -> int:
         time.sleep(_SETTLE_S)  # what has just ended there still shows
         before = gpus.before(now_ns())
     machine = {"machine": machine_identity(gpu_uuids()), **host.facts()}
-    _say("monitor", {"machines": {options.host: machine}, "devices": gpus.facts(), "before": before})
+    say(Seen(machines={options.host: machine}, devices=gpus.facts(), before=before))
     # Only now: this takes longer than all of the above, for which the arms wait.
     from analysis.records.schemas import MACHINES
     from analysis.records.tables import RecordWriter
@@ -70,8 +69,8 @@ def main() -> int:
             if time.monotonic() - flushed_s >= _FLUSH_S:
                 writer.flush()
                 flushed_s = time.monotonic()
-    cost = {"cpu_s": time.process_time() - began_cpu_s, "seconds": time.monotonic() - began_s}
-    _say("watcher", {name: round(value, 3) for name, value in cost.items()})
+    used_s, seconds = time.process_time() - began_cpu_s, time.monotonic() - began_s
+    say(Cost(cpu_s=round(used_s, 3), seconds=round(seconds, 3)))
     return 0
 
 
@@ -118,17 +117,10 @@ def _ticks(every_s: float, stopping: int, processes: Processes) -> Iterator[None
                 piece = os.read(sys.stdin.fileno(), 65536)
                 *lines, rest = (rest + piece).split(b"\n")
                 for line in lines:
-                    _learn(json.loads(line), processes)
+                    processes.take(Watch(**json.loads(line)))
                 if not piece:
                     yield
                     return
-
-
-def _learn(message: Mapping[str, Any], processes: Processes) -> None:
-    if message["pid"] is None:
-        processes.forget(message["name"])
-    else:
-        processes.watch(message["name"], pid=int(message["pid"]), arm=message.get("arm"))
 
 
 def _woken_by_signal() -> int:
@@ -138,10 +130,6 @@ def _woken_by_signal() -> int:
     signal.set_wakeup_fd(writer)
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     return reader
-
-
-def _say(kind: str, what: Mapping[str, Any]) -> None:
-    print(json.dumps({kind: what}), flush=True)
 
 
 if __name__ == "__main__":

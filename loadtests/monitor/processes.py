@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 
+from loadtests.monitor.messages import Watch
 from loadtests.monitor.readings import Readings, reason
 
 _SEARCH_SHARE = 0.0005  # of a processor, for the search for descendants
@@ -28,7 +29,7 @@ class _Family:
 
 
 class Processes:
-    """Samples the processes named with `watch`. `root` is the process from which the whole run descends.
+    """Samples the processes that it takes. `root` is the process from which the whole run descends.
 
     The search for descendants costs more than a sample, so it runs seldom. The time of one that started since then
     counts when the next search finds it, or when its parent has waited for its end.
@@ -40,15 +41,14 @@ class Processes:
         self._names: dict[int, str] = {root: ""}  # of every process that was ever seen in the run; "" without a name
         self._search_s = 0.0
 
-    def watch(self, name: str, *, pid: int, arm: str | None = None) -> None:
-        """Sample the process `pid` and its descendants under `name` from now on."""
-        self._families[name] = _Family(arm=arm, pid=pid)
-        self._names[pid] = name
+    def take(self, watch: Watch) -> None:
+        """Sample the process and its descendants under the name from now on, or nothing any more."""
+        if watch.pid is None:
+            self._families.pop(watch.name, None)
+            return
+        self._families[watch.name] = _Family(arm=watch.arm, pid=watch.pid)
+        self._names[watch.pid] = watch.name
         self._search_s = 0.0
-
-    def forget(self, name: str) -> None:
-        """Sample nothing under `name` any more."""
-        self._families.pop(name, None)
 
     def sample(self, device_bytes: Mapping[int, int | None]) -> list[dict[str, Any]]:
         """Return a row of each named process that lives. `device_bytes` is what each process holds of all devices."""

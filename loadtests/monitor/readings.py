@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from loadtests.monitor.messages import Unreadable
+
 
 class Probe(NamedTuple):
     """A function that reads some columns at once, in their order. It may raise anything."""
@@ -21,7 +23,7 @@ def probe(column: str, read: Callable[[], Any]) -> Probe:
 class Readings:
     """Reads probes of one host. `report` gets each thing that cannot be read, the first time."""
 
-    def __init__(self, host: str, report: Callable[[dict[str, str]], None]) -> None:
+    def __init__(self, host: str, report: Callable[[Unreadable], None]) -> None:
         self.host = host
         self._report = report
         self._reported: set[tuple[str, str]] = set()
@@ -41,7 +43,7 @@ class Readings:
         """Report, once, that `what` of `name` cannot be read."""
         if (name, what) not in self._reported:
             self._reported.add((name, what))
-            self._report({"host": self.host, "name": name, "what": what, "why": why})
+            self._report(Unreadable(host=self.host, name=name, what=what, why=why))
 
 
 def reason(error: BaseException) -> str:

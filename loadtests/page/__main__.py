@@ -2,14 +2,13 @@
 
     python -P -m loadtests.page RUN_DIR --host 127.0.0.1 --port 0
 
-Prints {"url": …} on stdout once it listens, and writes the same to RUN_DIR/page.json. The token that browsers need is
+Says `Served` once it listens, and writes the same to RUN_DIR/page.json. The token that browsers need is
 in the environment, where the page is not for this machine alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import socket
@@ -20,7 +19,8 @@ from pathlib import Path
 
 from analysis.records.documents import write_document
 from loadtests.page.server import PageServer
-from loadtests.page.serving import page_token
+from loadtests.page.serving import Served, page_token
+from servers.processes import say
 
 _NICENESS = 10
 _LAST_WAIT_S = 3.0
@@ -48,7 +48,7 @@ def main() -> int:
     address = options.run_dir / "page.json"
     with suppress(OSError):
         write_document(address, {"url": url, "pid": os.getpid()})
-    print(json.dumps({"url": url}), flush=True)
+    say(Served(url=url))
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 5.0}, name="server", daemon=True).start()
     stopping.wait()
     server.finish(_LAST_WAIT_S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from loadtests.page.serving import Handler, Server
-from servers.launcher import launched
+from servers.processes import Child
 
 _EVERY_S = 1.0
 _MOST_BROWSERS = 64  # each has the directory read
@@ -38,7 +37,7 @@ class PageServer(Server):
         self.browsers = 0
         self.reports_sent = 0
         self._counting = threading.Lock()
-        self._preview: subprocess.Popen[bytes] | None = None
+        self._preview: Child | None = None
 
     @cached_property
     def page(self) -> tuple[bytes, str]:
@@ -76,14 +75,9 @@ class PageServer(Server):
         with self._counting:
             if wanted and self._preview is None and self.browsers and not self.ending.is_set():
                 command = [*_PREVIEW, str(self.run_dir.resolve()), "--preview"]
-                self._preview = subprocess.Popen(launched(command), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+                self._preview = Child("preview", command, log_path=None)
             elif not wanted and self._preview is not None:
-                self._preview.terminate()
-                try:
-                    self._preview.wait(_PREVIEW_GRACE_S)
-                except subprocess.TimeoutExpired:
-                    self._preview.kill()
-                    self._preview.wait()
+                self._preview.stop(_PREVIEW_GRACE_S)
                 self._preview = None
 
     def finish(self, within_s: float) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from analysis.interim import JOURNAL
 from loadtests.page.tails import LinesTail
-from loadtests.trials.processes import Child, child_environment
+from loadtests.trials.processes import child_environment
+from servers.processes import Child
 
 _COMMAND = (sys.executable, "-P", "-m", "analysis.interim")
 _GRACE_S = 2.0
@@ -46,7 +47,3 @@ class Judge:
     def stop(self) -> None:
         """Stop the process."""
         self._child.stop(_GRACE_S)
-
-    def kill(self) -> None:
-        """The same at once. Safe in a signal handler."""
-        self._child.kill_now()

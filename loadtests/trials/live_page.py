@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from analysis.records.documents import write_document
-from loadtests.page.serving import TOKEN_VARIABLE, page_token
-from loadtests.trials.processes import Child, child_environment, describe_exit
+from loadtests.page.serving import TOKEN_VARIABLE, Served, page_token
+from loadtests.trials.processes import child_environment
 from loadtests.trials.progress import Status
 from servers.address import host_port
 from servers.clock import now_ns
+from servers.processes import Child, messages_of
 
 # -P: a directory called `loadtests` where the user stands must not be imported instead.
 _COMMAND = (sys.executable, "-P", "-m", "loadtests.page")
@@ -64,8 +65,9 @@ class LivePage:
         self._run_dir = run_dir
         command = [*_COMMAND, str(run_dir.resolve()), *self._address]
         environment = child_environment() | ({TOKEN_VARIABLE: self._token} if self._token else {})
+        log = run_dir / "logs" / "page.log"
         try:
-            self._child = Child("page", command, log_path=run_dir / "logs" / "page.log", environment=environment)
+            self._child = Child("page", command, log_path=log, environment=environment, parse=messages_of(Served))
         except OSError as error:
             self._note(str(error))
             return
@@ -81,11 +83,6 @@ class LivePage:
         self._write(ended)
         with suppress(OSError):
             self._child.stop(_STOP_GRACE_S)
-
-    def kill(self) -> None:
-        """Kill the page at once. Safe in a signal handler."""
-        if self._child is not None:
-            self._child.kill_now()
 
     @property
     def pid(self) -> int | None:
@@ -103,13 +100,12 @@ class LivePage:
     def _watch(self) -> None:
         """Take the address that the page prints, and note its end."""
         assert self._child is not None
-        ended = self._child.poll()  # read first: what it prints, it prints before it ends
-        while (line := self._child.line(0)) is not None:
-            with suppress(ValueError, KeyError, TypeError):
-                url = str(json.loads(line)["url"])
-                self._status.page = f"{url}?token={self._token}" if self._is_new_token else url
+        messages, ended = self._child.hear()
+        for message in messages:
+            assert isinstance(message, Served)
+            self._status.page = f"{message.url}?token={self._token}" if self._is_new_token else message.url
         if ended is not None:
-            self._note(f"it ended with {describe_exit(ended)}: {self._child.log_tail(2)}")
+            self._note(f"it {self._child.ending(ended)}")
 
     def _note(self, why: str) -> None:
         if not self._noted:

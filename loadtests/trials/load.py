@@ -21,9 +21,10 @@ from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError
-from loadtests.trials.processes import Child, child_environment, describe_exit, log_tail
+from loadtests.trials.processes import child_environment
 from loadtests.trials.progress import read_load, read_workers
 from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
+from servers.processes import Child, describe_exit, log_tail
 
 # -P: a directory called `locust` where the user stands must not be imported instead.
 _LOCUST_COMMAND = (sys.executable, "-P", "-m", "locust")
@@ -135,10 +136,6 @@ class LoadGenerator:
         self._child.stop(_STOP_GRACE_S)
         with suppress(OSError):
             self.read()
-
-    def kill(self) -> None:
-        """Locust is gone at once. Safe in a signal handler."""
-        self._child.kill_now()
 
 
 def trial_config(trial: TrialContext, targets: Mapping[str, str], *, vocab_sizes: Sequence[int]) -> TrialConfig:

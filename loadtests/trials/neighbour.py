@@ -1,7 +1,7 @@
 """Weigh on this host: `python -m loadtests.trials.neighbour --gib 20 --gpus 0 1 --processors 4`.
 
-Holds so many GiB on each GPU and keeps so many processors busy until it is killed. Prints {"at_ns": ...} once it does,
-or {"error": ...}. loadtests/trials/pressure.py starts it.
+Holds so many GiB on each GPU and keeps so many processors busy until it is killed. Says `Weighs` once it does, or
+why it does not. loadtests/trials/pressure.py starts it.
 """
 
 from __future__ import annotations
@@ -9,15 +9,24 @@ from __future__ import annotations
 import argparse
 import ctypes
 import hashlib
-import json
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from servers.clock import now_ns
+from servers.processes import say
 
 _BLOCK = bytes(1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Weighs:
+    """Since when the pressure is on, or why it is not."""
+
+    at_ns: int | None = None
+    error: str = ""
 
 
 def hold(gpus: Sequence[int], size: int) -> None:
@@ -56,11 +65,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.gib:
             hold(options.gpus, int(options.gib * (1 << 30)))
     except OSError as error:
-        print(json.dumps({"error": str(error)}), flush=True)
+        say(Weighs(error=str(error)))
         return 1
     for _ in range(options.processors):
         threading.Thread(target=burn, daemon=True).start()
-    print(json.dumps({"at_ns": now_ns()}), flush=True)
+    say(Weighs(at_ns=now_ns()))
     threading.Event().wait()
     return 0
 

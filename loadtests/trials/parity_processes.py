@@ -11,7 +11,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,9 +29,11 @@ from loadtests.experiments.whole_checks import check_parity
 from loadtests.trials.errors import RunError
 from loadtests.trials.parity_texts import read_texts
 from loadtests.trials.preflight import check_arm
-from loadtests.trials.processes import Child, child_environment, describe_exit, thread_variables
+from loadtests.trials.processes import child_environment, thread_variables
 from loadtests.trials.progress import ReplicaState, Status
 from servers.fields import ConfigError
+from servers.messages import Loaded, Refused, Stage
+from servers.processes import Child, messages_of
 from servers.program import isolate_compiler
 
 PARITY_COMMAND = (sys.executable, "-P", "-m", "servers.parity")
@@ -73,7 +74,6 @@ class ParityRun:
     command: Sequence[str] = PARITY_COMMAND
     keep_logits: bool = False
     texts: Sequence[Any] | None = None
-    _child: Child | None = None
 
     def run(self) -> dict[str, Any]:
         """`parity.json` in `folder` holds the outcome, which is returned.
@@ -126,11 +126,6 @@ class ParityRun:
         _write(self.folder / "parity.json", with_checksum(document))
         return document
 
-    def kill(self) -> None:
-        """The measuring process is gone at once. Safe in a signal handler."""
-        if self._child is not None:
-            self._child.kill_now()
-
     def _measure(self, arm: OwnArm, name: str, what: str, expected: Mapping[str, Any]) -> dict[str, Any]:
         """What the process says it loaded, once it is done. Raises ConfigError if that differs from `expected`."""
         self.check()
@@ -148,7 +143,8 @@ class ParityRun:
         command = [*self.command, what, "--config", str((work / "config.json").resolve()), "--out", str(work.resolve())]
         command += ["--task", str((self.folder / "parity" / "task.json").resolve())]
         log = self.folder / "logs" / f"parity-{name}.log"
-        self._child = child = Child(name, command, log_path=log, environment=environment)
+        parse = messages_of(Stage, Loaded, Refused)
+        child = Child(name, command, log_path=log, environment=environment, parse=parse)
         try:
             return self._follow(child, name, state, expected)
         finally:
@@ -157,38 +153,36 @@ class ParityRun:
 
     def _follow(self, child: Child, name: str, state: ReplicaState, expected: Mapping[str, Any]) -> dict[str, Any]:
         limit_s = self.experiment.trials.ready_timeout_s
-        last_line_at = time.monotonic()
-        facts: dict[str, Any] = {}
+        last_heard_at = time.monotonic()
+        facts: Mapping[str, Any] = {}
         refused = ""
         while True:
             self.check()
-            ended = child.poll()
-            line = child.line(_POLL_S)
-            if line is None:
-                if ended is not None:
-                    break  # nothing is left in the pipe of an ended process
-                if time.monotonic() - last_line_at > limit_s:
-                    raise RunError(
-                        f"{name} said nothing for {limit_s:g} s (it was at: {state.text()}): raise "
-                        f"trials.ready_timeout_s, or see {child.log_path}: {child.log_tail(2)}"
-                    )
-                continue
-            last_line_at = time.monotonic()
-            message = _message(line)
-            if "facts" in message:
-                facts = message["facts"]
-                self._compare_facts(name, facts, expected)
-            elif "refused" in message:
-                refused = str(message["refused"])
-            elif message:
-                counted = f" {message['done']}/{message['total']}" if message["total"] else ""
-                state.stage = f"{message['stage']}{counted}"
+            messages, ended = child.hear(_POLL_S)
+            for message in messages:
+                last_heard_at = time.monotonic()
+                match message:
+                    case Loaded():
+                        facts = message.facts
+                        self._compare_facts(name, facts, expected)
+                    case Refused():
+                        refused = message.why
+                    case Stage():
+                        counted = f" {message.done}/{message.total}" if message.total else ""
+                        state.stage = f"{message.name}{counted}"
+            if ended is not None:
+                break
+            if time.monotonic() - last_heard_at > limit_s:
+                raise RunError(
+                    f"{name} said nothing for {limit_s:g} s (it was at: {state.text()}): raise "
+                    f"trials.ready_timeout_s, or see {child.log_path}: {child.log_tail(2)}"
+                )
         if ended == 2 and refused:
             raise ConfigError(f"{name}: {refused}")
         if ended != 0 or not facts:
-            raise RunError(f"{name} ended with {describe_exit(ended)}: {child.log_tail()}: see {child.log_path}")
+            raise RunError(f"{name} {child.ending(ended, 5)}: see {child.log_path}")
         state.stage = "measured"
-        return facts
+        return dict(facts)
 
     def _compare_facts(self, name: str, facts: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
         for key, value in expected.items():
@@ -294,14 +288,6 @@ def _dtype_of(facts: Mapping[str, Any]) -> str:
 def _logits(path: Path) -> Any:
     """The matrix in the file, a page at a time; None where there is no file."""
     return np.load(path, mmap_mode="r") if path.exists() else None
-
-
-def _message(line: str) -> dict[str, Any]:
-    """The JSON object on `line`; an empty one for any other line, which is in the log."""
-    with suppress(ValueError):
-        if isinstance(message := json.loads(line), dict):
-            return message
-    return {}
 
 
 def _read(path: Path) -> Any:

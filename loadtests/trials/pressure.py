@@ -6,7 +6,6 @@ It runs from `start_s` to `end_s` of the traffic. Pressure that begins with the 
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -16,9 +15,11 @@ from typing import Any
 from loadtests.monitor.gpus import device_name
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError
-from loadtests.trials.monitor_process import MonitorProcess
-from loadtests.trials.processes import Child, child_environment, describe_exit
+from loadtests.trials.machines import MonitorProcess
+from loadtests.trials.neighbour import Weighs
+from loadtests.trials.processes import child_environment
 from servers.clock import now_ns
+from servers.processes import Child, messages_of
 
 NEIGHBOUR_COMMAND = (sys.executable, "-P", "-m", "loadtests.trials.neighbour")
 _START_S = 60.0
@@ -75,15 +76,10 @@ class Pressure:
         if self._child is None:
             return
         self._listen(0.0)
-        self.kill()
+        self._child.kill()
         self._facts["end_ns"] = self._facts["end_ns"] or now_ns()
         self._child = None
         self._trial.keep_facts()
-
-    def kill(self) -> None:
-        """End the neighbour at once. Safe in a signal handler."""
-        if self._child is not None:
-            self._child.kill_now()
 
     def _spawn(self) -> None:
         command = [*self._command, "--processors", str(self._settings.processors)]
@@ -91,22 +87,22 @@ class Pressure:
             indices = [device.removeprefix("cuda:") for device in self._facts["devices"]]
             command += ["--gib", str(self._settings.gpu_gib), "--gpus", *indices]
         log = self._trial.logs / "neighbour.log"
-        self._child = Child("neighbour", command, log_path=log, environment=child_environment())
+        parse = messages_of(Weighs)
+        self._child = Child("neighbour", command, log_path=log, environment=child_environment(), parse=parse)
         self._monitor.name("neighbour", self._child.pid)
 
     def _listen(self, timeout_s: float) -> None:
         child = self._child
         if child is None or self._facts["error"] is not None:
             return
-        ended = child.poll()  # read first: what it says, it says before it ends
-        while (line := child.line(timeout_s)) is not None:
-            if line.startswith("{"):
-                message = json.loads(line)
-                self._facts["start_ns"] = message.get("at_ns")
-                if "error" in message:
-                    return self._lose(message["error"])
+        messages, ended = child.hear(timeout_s)
+        for message in messages:
+            assert isinstance(message, Weighs)
+            self._facts["start_ns"] = message.at_ns
+            if message.error:
+                return self._lose(message.error)
         if ended is not None:
-            self._lose(f"the neighbour ended with {describe_exit(ended)}: {child.log_tail(1)}")
+            self._lose(f"the neighbour {child.ending(ended, 1)}")
 
     def _lose(self, why: str) -> None:
         self._facts |= {"error": why, "end_ns": now_ns()}

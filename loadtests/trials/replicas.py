@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import grpc
 import numpy as np
+from pydantic import TypeAdapter
 
 from analysis.records.documents import write_json
 from loadtests.experiments.model import OwnArm
@@ -20,18 +20,22 @@ from loadtests.monitor.processes import cpu_seconds
 from loadtests.trials.channels import arm_channel, is_serving
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError, StartError
-from loadtests.trials.monitor_process import MonitorProcess
-from loadtests.trials.processes import Child, child_environment, describe_exit, thread_variables
+from loadtests.trials.machines import MonitorProcess
+from loadtests.trials.processes import child_environment, thread_variables
 from loadtests.trials.progress import MetricsPage
 from loadtests.trials.served_parity import STILL_S, TIMEOUT_S, Question
 from loadtests.trials.snapshots import check_alike, check_name, start_up
 from loadtests.trials.telemetry import Collector
 from servers.address import FREE_PORT
 from servers.clock import now_ns
+from servers.messages import Listening
+from servers.processes import Child, describe_exit
 from servers.rpc.telemetry_pb2 import SnapshotResponse
 
 _POLL_S = 0.1
 _STOP_GRACE_S = 10.0
+
+_LISTENING = TypeAdapter(Listening).validate_json
 
 A = TypeVar("A")  # one answer
 
@@ -110,7 +114,9 @@ class Replicas:
             command += ["--metrics-port", FREE_PORT]
         environment = child_environment() | thread_variables(arm.config)
         self._trial.status.replicas[name].stage = "starting"
-        child = Child(name, command, log_path=self._trial.logs / f"{name}.log", environment=environment)
+        child = Child(
+            name, command, log_path=self._trial.logs / f"{name}.log", environment=environment, parse=_LISTENING
+        )
         self._monitor.name(name, child.pid, arm=arm.name)
         self._replicas[name] = _Replica(
             arm=arm,
@@ -123,7 +129,7 @@ class Replicas:
         """The replica is one step nearer to ready, where that needs no waiting."""
         state, child = self._trial.status.replicas[replica.name], replica.child
         what, see = f'arm "{replica.arm.name}": {replica.name}', f"see {child.log_path}"
-        ended = child.poll()  # read first: what a replica says of its failure, it says before it ends
+        ended = child.poll()  # read first: a replica tells of its failure before it ends
         if (failure := self._collector.failed_stage.get(replica.name)) is not None:
             raise StartError(replica.arm.name, f"{what} failed: {failure}: {see}")
         if ended is not None:
@@ -147,14 +153,13 @@ class Replicas:
             state.stage = "ready"
 
     def _find_port(self, replica: _Replica) -> None:
-        try:
-            said = json.loads(replica.child.line(0.05) or "")
-            port, metrics_port = int(said["port"]), int(said.get("metrics_port") or 0)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return  # nothing was printed, or something else, which is in the log
-        replica.target = f"127.0.0.1:{port}"
-        if metrics_port:
-            page = MetricsPage(address=f"127.0.0.1:{metrics_port}", path="/metrics")
+        messages, _ = replica.child.hear()
+        if not messages:
+            return
+        listening = cast("Listening", messages[0])
+        replica.target = f"127.0.0.1:{listening.port}"
+        if listening.metrics_port:
+            page = MetricsPage(address=f"127.0.0.1:{listening.metrics_port}", path="/metrics")
             self._trial.status.pages = {**self._trial.status.pages, replica.name: page}
         # Arms check tokens from a variable, which they inherit; the load generator may read its own from a file.
         security = self._trial.experiment.security
@@ -266,8 +271,3 @@ class Replicas:
         deadline = time.monotonic() + _STOP_GRACE_S
         for replica in self._replicas.values():
             replica.child.stop(max(0.0, deadline - time.monotonic()))
-
-    def kill(self) -> None:
-        """Every process is gone at once. Safe in a signal handler."""
-        for replica in self._replicas.values():
-            replica.child.kill_now()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from analysis.records.documents import toml_with_checksum, write_document
 from loadtests.experiments.model import Experiment
@@ -30,13 +30,9 @@ from loadtests.trials.steering import Steering
 from loadtests.trials.trial import Trial
 from loadtests.trials.trial_facts import TrialFacts
 from loadtests.trials.trial_schedule import TrialSchedules
-from loadtests.trials.users_trial import UsersTrial
 from servers.complaint import fault, unwritten
 from servers.fields import ConfigError
 from servers.splitter.admin import SplitterError
-
-if TYPE_CHECKING:
-    from loadtests.trials.parity_processes import ParityRun
 
 # -P: a directory called `servers` where the user stands must not be imported instead.
 ARM_COMMAND = (sys.executable, "-P", "-m", "servers.front.serve")
@@ -91,8 +87,6 @@ class Orchestrator:
         self._arm_command = tuple(arm_command)
         self._parity_command = parity_command
         self._schedules: TrialSchedules | None = None
-        # What a kill must end.
-        self._running: Trial | UsersTrial | ParityRun | None = None
         self._judge: Judge | None = None
         self._folders: list[Path] = []  # which the run has made, and needs
         # A plain flag: the signal handler that sets it may interrupt any line of the main thread, where taking a lock
@@ -102,16 +96,6 @@ class Orchestrator:
     def interrupt(self) -> None:
         """The run ends soon and in order. Safe in a signal handler."""
         self._interrupted = True
-
-    def kill(self) -> None:
-        """Every child process is gone at once. Safe in a signal handler."""
-        self._interrupted = True
-        if self._running is not None:
-            self._running.kill()
-        if self._judge is not None:
-            self._judge.kill()
-        if self._page is not None:
-            self._page.kill()
 
     def prepare(self) -> None:
         """Machine and traffic were checked; nothing was started or written. Otherwise ConfigError."""
@@ -172,15 +156,14 @@ class Orchestrator:
     def _measure_parity(self, run_dir: Path) -> dict[str, Any]:
         from loadtests.trials.parity_processes import PARITY_COMMAND, ParityRun
 
-        self._running = measuring = ParityRun(
+        outcome = ParityRun(
             self.experiment,
             folder=run_dir,
             shared_cache=self._shared_cache,
             status=self.status,
             check=self._check,
             command=self._parity_command or PARITY_COMMAND,
-        )
-        outcome = measuring.run()
+        ).run()
         for arm in outcome["arms"]:
             self.status.note(f"parity of {arm['name']}: {arm['verdict']}. {' '.join(arm['reasons'])}".rstrip())
         return outcome
@@ -222,7 +205,7 @@ class Orchestrator:
 
     def _run_trial(self, context: TrialContext, schedule: Schedule, expected: ExpectedAnswers | None = None) -> None:
         """The trial is recorded, and all that it started is gone."""
-        self._running = trial = Trial(
+        trial = Trial(
             context,
             schedule=schedule,
             shared_cache=self._shared_cache,

@@ -17,9 +17,10 @@ from loadtests.external.openai_wire import shortened
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError
 from loadtests.trials.log_tail import LogTail
-from loadtests.trials.processes import Child, child_environment, describe_exit
+from loadtests.trials.processes import child_environment
 from loadtests.trials.telemetry import Collector
 from servers.clock import now_ns
+from servers.processes import Child, describe_exit
 
 _POLL_S = 0.1
 _LAST_WORDS_S = 1.0  # for lines that are on their way when the load has ended
@@ -50,16 +51,17 @@ class _Command:
 
     def __init__(self, child: Child) -> None:
         self.child = child
+        self._code: int | None = None
 
     def before(self) -> Iterator[str]:
         return iter(())
 
     def lines(self) -> Iterator[str]:
-        while (line := self.child.line(0)) is not None:
-            yield line
+        messages, self._code = self.child.hear()
+        yield from map(str, messages)
 
     def ended(self) -> str:
-        code = self.child.poll()
+        code = self._code
         return "" if code is None else f"its command ended with {describe_exit(code)} before the trial did"
 
     def close(self) -> None:
@@ -100,7 +102,6 @@ class ServerLogs:
         self._trial, self._collector = trial, collector
         self._since_ns = now_ns()
         self._logs: list[_Log] = []
-        self._commands: list[Child] = []
         for place, arm in enumerate(trial.experiment.arms):
             if not isinstance(arm, ExternalArm):
                 continue
@@ -139,11 +140,6 @@ class ServerLogs:
             for spot in log.facts()["blind_spots"]:
                 self._trial.status.note(f"the log of {log.name} does not tell of every compile: {spot}")
 
-    def kill(self) -> None:
-        """The commands are gone at once. Safe in a signal handler."""
-        for child in self._commands:
-            child.kill_now()
-
     def _open(self, arm: str, name: str, source: str | tuple[str, ...]) -> _Lines:
         if isinstance(source, str):
             try:
@@ -151,8 +147,14 @@ class ServerLogs:
             except OSError as error:
                 raise RunError(f'arm "{arm}": telemetry.log cannot be read ({error}): give another one') from None
         log_path = self._trial.logs / f"{name}.log"
-        child = Child(f"log-{name}", source, log_path=log_path, environment=child_environment())
-        self._commands.append(child)
+        child = Child(
+            f"log-{name}",
+            source,
+            log_path=log_path,
+            environment=child_environment(),
+            parse=lambda line: line.decode(errors="replace").rstrip("\r\n"),
+            log_messages=True,
+        )
         return _Command(child)
 
     def _follow(self, log: _Log) -> None:

@@ -17,12 +17,10 @@ from loadtests.trials.errors import RunError
 from loadtests.trials.external_answers import ExternalAnswers
 from loadtests.trials.external_arms import find_external_arms, local_servers
 from loadtests.trials.load import LoadGenerator
-from loadtests.trials.monitor_process import MonitorProcess
+from loadtests.trials.machines import MonitorProcess, measure_references
 from loadtests.trials.pressure import Pressure
-from loadtests.trials.processes import describe_exit
 from loadtests.trials.processor_turns import ProcessorTurns
 from loadtests.trials.progress import Load, MetricsPage, ReplicaState
-from loadtests.trials.references import References
 from loadtests.trials.replicas import Replicas
 from loadtests.trials.served_parity import (
     ExpectedAnswers,
@@ -37,6 +35,7 @@ from loadtests.trials.server_logs import ServerLogs
 from loadtests.trials.steering import Steering
 from loadtests.trials.telemetry import Collector
 from loadtests.trials.weights import UNANSWERED, EnvoySplitter, Splitter, WeightController, in_words
+from servers.processes import describe_exit
 from servers.security import server_tls
 from servers.splitter.admin import SplitterError
 from servers.splitter.envoy import Envoy
@@ -72,7 +71,6 @@ class Trial:
         cache = self._fresh_cache if context.experiment.trials.compile_cache == "fresh" else shared_cache
         self._server_logs = ServerLogs(context, self._collector)
         self._monitor = MonitorProcess(context)
-        self._references = References(context)
         self._replicas = Replicas(
             context, command=arm_command, cache=cache, collector=self._collector, monitor=self._monitor
         )
@@ -96,7 +94,7 @@ class Trial:
         for name, arm, pid in local_servers(context):
             self._monitor.name_server(name, pid, arm=arm)
         self._monitor.first_look()
-        self._references.measure("before")
+        measure_references(context, "before")
         self._replicas.start()
         self._replicas.compare()
         answers = ExternalAnswers(context, self._schedule)
@@ -123,19 +121,7 @@ class Trial:
             self._context.keep_facts,
         )
         if not hurry:
-            self._references.measure("after")
-
-    def kill(self) -> None:
-        """Every process of the trial is gone at once, records as they are. Safe in a signal handler."""
-        if self._load is not None:
-            self._load.kill()
-        self._references.kill()
-        self._pressure.kill()
-        self._replicas.kill()
-        if self._envoy is not None:
-            self._envoy.kill()
-        self._server_logs.kill()
-        self._monitor.kill()
+            measure_references(self._context, "after")
 
     def _start_splitter(self) -> dict[str, str]:
         """Where the load goes: {"*": the splitter}, or each arm's own address when it goes direct.

@@ -13,7 +13,7 @@ from typing import Any
 from loadtests.external.client_security import bearer_token
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError
-from loadtests.trials.processes import Child, child_environment, describe_exit
+from loadtests.trials.processes import child_environment
 from loadtests.trials.progress import Load, ReplicaState, read_load
 from loadtests.trials.pulse import Pulse
 from loadtests.trials.snapshots import check_alike, configuration, start_up
@@ -23,6 +23,7 @@ from loadtests.trials.trial import take_all
 from loadtests.trials.weights import Splitter
 from loadtests.users.observed import OBSERVED, Observed
 from servers.clock import now_ns
+from servers.processes import Child
 from servers.rpc.telemetry_pb2 import SnapshotResponse
 
 _COMMAND = (sys.executable, "-P", "-m", "loadtests.users")
@@ -84,10 +85,7 @@ class UsersTrial:
         while now_ns() < (end_ns if self._end_ns is None else self._end_ns):
             context.check()
             if (code := self._observer.poll()) is not None:
-                raise RunError(
-                    f"users' requests are not recorded any more: who does it ended with {describe_exit(code)}: "
-                    f"{self._observer.log_tail(2)}"
-                )
+                raise RunError(f"users' requests are not recorded any more: who does it {self._observer.ending(code)}")
             if self.collector.failure is not None:
                 raise RunError(self.collector.failure)
             context.status.load = read_load(context.folder)
@@ -104,11 +102,6 @@ class UsersTrial:
         """Nothing is recorded any more. The traffic goes on."""
         self.context.status.phase, self.context.status.detail = "stopping", ""
         take_all(self._end_records, self.context.keep_facts)
-
-    def kill(self) -> None:
-        """The same at once. Safe in a signal handler."""
-        if self._observer is not None:
-            self._observer.kill_now()
 
     def end_load(self, at_ns: int | None) -> None:
         """Nothing is recorded from the instant on. The traffic goes on: it is not ours."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
-from servers.launcher import launched
+from servers.processes import launched
 
 # By its name and not imported: what a trial has watched lies above this floor.
 _WATCHER = (sys.executable, "-P", "-m", "loadtests.monitor")
@@ -54,8 +54,8 @@ class HostWatch:
         for line in said.splitlines():
             with suppress(ValueError):
                 message = json.loads(line)
-                facts |= {"machines": message["monitor"]["machines"]} if "monitor" in message else {}
-                facts["unreadable"] += [message["unreadable"]] if "unreadable" in message else []
+                facts |= {"machines": message["Seen"]["machines"]} if "Seen" in message else {}
+                facts["unreadable"] += [message["Unreadable"]] if "Unreadable" in message else []
         if self._process.returncode:
             why = f"its watcher ended with exit code {self._process.returncode}: see {self._path.parent} there"
             facts["gaps"].append({"host": self._host, "at_ns": None, "why": why})

@@ -9,7 +9,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ from types import FrameType
 from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
 from servers.address import host_port
 from servers.fields import ConfigError
-from servers.launcher import launched
+from servers.processes import Child
 
 _LOCUST = (sys.executable, "-P", "-m", "locust", "-f", str(Path(__file__).resolve().parents[1] / "chat.py"))
 _TRY_EVERY_S = 0.5
@@ -50,13 +49,12 @@ def work(master: tuple[str, int], *, keep: Path, trials: int) -> int:
         # Settings of Locust that were meant for others.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_")}
         # SIGTERM, at which it stops in order: what it has recorded is kept, whatever ends this process.
-        command = launched([*command, "--keep", str(keep)], death_signal=signal.SIGTERM)
-        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+        command += ["--keep", str(keep)]
+        process = Child("locust", command, log_path=None, environment=environment, death_signal=signal.SIGTERM)
         try:
             code = process.wait()
-        except KeyboardInterrupt as stop:
-            if isinstance(stop, _Terminated):
-                process.terminate()  # a Ctrl-C of the terminal it gets by itself
+        except KeyboardInterrupt:
+            process.ask_to_stop()
             with contextlib.suppress(KeyboardInterrupt):
                 process.wait()  # it stops in order
             process.kill()

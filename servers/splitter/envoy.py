@@ -9,8 +9,6 @@ import json
 import platform
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import time
 import urllib.parse
@@ -21,11 +19,13 @@ from typing import Any, Self
 
 from servers.address import joined
 from servers.fields import ConfigError
-from servers.launcher import TemporaryFolder, launched
+from servers.processes import Child, TemporaryFolder
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.bootstrap import LISTENER, bootstrap
 from servers.splitter.envoy_config import SplitterConfig
 from servers.splitter.request_log import FLUSH_MS
+
+_GRACE_S = 5.0  # between SIGTERM and SIGKILL
 
 # For every arm: (replicas that may get traffic, replicas).
 Health = dict[str, tuple[int, int]]
@@ -55,7 +55,7 @@ class Envoy:
     def __init__(
         self,
         config: SplitterConfig,
-        process: subprocess.Popen[bytes],
+        process: Child,
         *,
         log_path: Path,
         port: int,
@@ -79,7 +79,6 @@ class Envoy:
         """
         binary = envoy_path()
         work_dir.mkdir(parents=True, exist_ok=True)
-        log_path.parent.mkdir(parents=True, exist_ok=True)
         config_path, address_path = work_dir / "envoy.json", work_dir / "envoy-admin.txt"
         address_path.unlink(missing_ok=True)
         arguments = [
@@ -93,14 +92,11 @@ class Envoy:
             socket = "" if config.admin_port else str(private.path / "admin")
             document = bootstrap(config, admin_socket=socket)
             config_path.write_text(json.dumps(document, indent=2) + "\n")
-            with log_path.open("ab") as log:
-                process = subprocess.Popen(
-                    launched(arguments), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-                )
+            process = Child("envoy", arguments, log_path=log_path)
             deadline = time.monotonic() + timeout_s
             while True:
-                if process.poll() is not None:
-                    raise _startup_failure(config, process.returncode, log_path, log_start)
+                if (code := process.poll()) is not None:
+                    raise _startup_failure(config, code, log_path, log_start)
                 with contextlib.suppress(OSError, http.client.HTTPException, ValueError, KeyError, IndexError):
                     admin = address_path.read_text().strip()  # written once it is bound: another's port is not taken
                     port = _listening_port(Admin(admin))
@@ -110,7 +106,7 @@ class Envoy:
                 time.sleep(0.01)
         except BaseException:
             if process is not None:
-                _end(process)
+                process.stop(_GRACE_S)
             private.remove()
             raise
 
@@ -176,12 +172,8 @@ class Envoy:
                 deadline = time.monotonic() + grace_s
                 while self._active_streams() and time.monotonic() < deadline and self.poll() is None:
                     time.sleep(0.02)
-        _end(self._process)
+        self._process.stop(_GRACE_S)
         self._private.remove()
-
-    def kill(self) -> None:
-        """Envoy was sent SIGKILL, if it still runs; its folder goes with this process. Safe in a signal handler."""
-        self._process.kill()
 
     def __enter__(self) -> Self:
         return self
@@ -199,16 +191,6 @@ class Envoy:
         code = self.poll()
         state = "does not answer" if code is None else f"ended with exit code {code}"
         return f"Envoy {state} ({type(error).__name__}): see {self.log_path}"
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=5.0)
-            return
-    process.wait()
 
 
 def _listening_port(admin: Admin) -> int:

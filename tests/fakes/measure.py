@@ -12,16 +12,16 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # a run starts this file by its path
+
+from servers.messages import Loaded, Refused, Stage
+from servers.processes import say
+
 VOCABULARY = 50
 TOKENS = 8
-
-
-def report(message: dict[str, Any]) -> None:
-    print(json.dumps(message), flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,14 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = Path(options.out)
     name = folder.name
     print("a library says hello")
-    report({"stage": "loading", "done": 0, "total": 0})
+    say(Stage(name="loading", done=0, total=0))
     if name == options.crash:
         print("RuntimeError: the weights are missing", file=sys.stderr)
         return 1
     if name == options.silent:
         time.sleep(60)
     if name == options.refuse:
-        report({"refused": "the device is too small: take a larger one"})
+        say(Refused(why="the device is too small: take a larger one"))
         return 2
     facts = {"held": config["model"]["quantisation"], "weights": "abcd", "dtypes": config["model"]["dtype"]}
     facts |= {"attention": "sdpa", "pid": 0}
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         key, _, value = rest.partition("=")
         if arm == name:
             facts[key] = value
-    report({"facts": facts})
+    say(Loaded(facts=facts))
     (folder / "environment.json").write_text(json.dumps({key: os.environ.get(key) for key in ENVIRONMENT}))
     plan_path = Path(task["plan"])
     prompts = [[1] * (index + 1) for index in range(task["prompts"] or max(16, task["least"]))]
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     reference = np.random.default_rng(task["seed"]).standard_normal((len(prompts) * TOKENS, VOCABULARY))
     reference[:, 7] = 5.0
-    report({"stage": "teacher forcing", "done": len(reference), "total": len(reference)})
+    say(Stage(name="teacher forcing", done=len(reference), total=len(reference)))
     answered = task["texts"] and (options.what == "reference" or name in task["on_texts"])
     texts = json.loads(Path(task["texts"]).read_text()) if answered else {"counts": []}
     given = np.random.default_rng(task["seed"]).standard_normal((sum(texts["counts"]), VOCABULARY))

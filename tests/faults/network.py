@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from servers.address import host_port, joined
-from servers.launcher import launched
+from servers.processes import launched
 from servers.splitter import envoy
 from tests.faults.fault import (
     ARMS,

@@ -22,7 +22,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from servers.launcher import launched
+from servers.processes import launched
 
 VARIABLE = "TAILGATE_FAULTS_RELAYS"
 PIECE = 1 << 14

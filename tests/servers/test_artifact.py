@@ -18,7 +18,7 @@ import torch
 
 from servers.compiler import artifacts
 from servers.config import ArmConfig, EngineConfig
-from servers.launcher import TemporaryFolder
+from servers.processes import TemporaryFolder
 from tests.fakes.processes import wait_for
 from tests.servers.test_config import refusal
 
@@ -135,7 +135,7 @@ def test_a_temporary_folder_is_private_and_can_be_removed(tmp_path: Path, monkey
 
 MAKER = """
 import time
-from servers.launcher import TemporaryFolder
+from servers.processes import TemporaryFolder
 folder = TemporaryFolder("of-this-test-")
 print(folder.path, flush=True)
 time.sleep(600)

@@ -14,6 +14,7 @@ import pytest
 from loadtests.monitor import identity
 from loadtests.monitor.gpus import REASONS, Gpus, index_of, visible_cards
 from loadtests.monitor.identity import machine_identity
+from loadtests.monitor.messages import Unreadable
 from loadtests.monitor.processes import Processes
 from loadtests.monitor.readings import Readings
 from tests.fakes.machines import GIB, FakeCard, FakeNvml
@@ -42,7 +43,7 @@ def in_namespace(proc: Path, name: str) -> None:
 
 def devices(proc: Path, cards: Sequence[FakeCard], *names: str) -> tuple[Gpus, list[dict[str, str]]]:
     """The devices of a run, and what could not be read of them."""
-    unreadable: list[dict[str, str]] = []
+    unreadable: list[Unreadable] = []
     readings = Readings("run", unreadable.append)
     processes = Processes(readings, root=RUN)
     found = visible_cards(FakeNvml(cards), {})
@@ -96,8 +97,8 @@ def test_a_device_in_use_without_listed_processes_does_not_show_whose_it_is(proc
     watched, unreadable = devices(proc, [card])
     (row,), _ = watched.sample()
     assert "foreign_processes" not in row
-    assert [(item["name"], item["what"]) for item in unreadable] == [("cuda:0", "foreign_processes")]
-    assert "lists no process" in unreadable[0]["why"]
+    assert [(item.name, item.what) for item in unreadable] == [("cuda:0", "foreign_processes")]
+    assert "lists no process" in unreadable[0].why
     card.used = 0
     assert watched.sample()[0][0]["foreign_processes"] == 0
 
@@ -108,8 +109,8 @@ def test_in_a_container_foreign_processes_cannot_be_ruled_out(proc: Path, proces
     watched, unreadable = devices(proc, [FakeCard(processes=processes)])
     for _ in range(3):
         assert "foreign_processes" not in watched.sample()[0][0]
-    assert [item["what"] for item in unreadable] == ["foreign_processes"]
-    assert "--pid=host" in unreadable[0]["why"]
+    assert [item.what for item in unreadable] == ["foreign_processes"]
+    assert "--pid=host" in unreadable[0].why
 
 
 def test_a_foreign_process_that_a_container_shows_counts(proc: Path) -> None:
@@ -124,7 +125,7 @@ def test_processes_that_cannot_be_listed_are_reported(proc: Path) -> None:
     (row,), held = watched.sample()
     assert "foreign_processes" not in row
     assert (row["sm_mhz"], held) == (1980, {})
-    assert [(item["what"], item["why"]) for item in unreadable] == [("foreign_processes", "Insufficient Permissions")]
+    assert [(item.what, item.why) for item in unreadable] == [("foreign_processes", "Insufficient Permissions")]
 
 
 def test_processes_on_a_device_before_the_trial_are_named(proc: Path) -> None:
@@ -143,8 +144,8 @@ def test_processes_on_a_device_before_the_trial_are_named(proc: Path) -> None:
 def test_a_device_that_is_not_there_is_reported(proc: Path) -> None:
     watched, unreadable = devices(proc, [FakeCard()], "cuda:0", "cuda:1")
     assert list(watched.facts()) == ["cuda:0"]
-    assert [(item["name"], item["what"]) for item in unreadable] == [("cuda:1", "device")]
-    assert "the driver shows 1 device" in unreadable[0]["why"]
+    assert [(item.name, item.what) for item in unreadable] == [("cuda:1", "device")]
+    assert "the driver shows 1 device" in unreadable[0].why
 
 
 def order(environment: dict[str, str], *, second: str = "NVIDIA H200") -> list[str]:
@@ -186,7 +187,7 @@ def test_only_cuda_devices_have_a_number() -> None:
 def read(nvml: FakeNvml, *, facts: bool = False, index: int = 0) -> tuple[dict[str, Any], dict[str, str]]:
     unreadable: dict[str, str] = {}
     card = visible_cards(nvml, {})[index]
-    readings = Readings("run", lambda item: unreadable.update({item["what"]: item["why"]}))
+    readings = Readings("run", lambda item: unreadable.update({item.what: item.why}))
     return readings.of("cuda:0", card.facts if facts else card.probes), unreadable
 
 

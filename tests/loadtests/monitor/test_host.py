@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from loadtests.monitor.host import Host
+from loadtests.monitor.messages import Unreadable, Watch
 from loadtests.monitor.processes import Processes, cpu_seconds
 from loadtests.monitor.readings import Probe, Readings, probe
 from tests.fakes.processes import wait_for
@@ -40,23 +41,23 @@ def family() -> Iterator[tuple[int, int]]:
     parent.communicate("")
 
 
-def monitored(unreadable: list[dict[str, str]] | None = None) -> Processes:
+def monitored(unreadable: list[Unreadable] | None = None) -> Processes:
     return Processes(Readings("run", ([] if unreadable is None else unreadable).append), root=os.getpid())
 
 
 def test_a_process_is_sampled_with_its_descendants(family: tuple[int, int]) -> None:
     parent, child = family
-    unreadable: list[dict[str, str]] = []
+    unreadable: list[Unreadable] = []
     processes = monitored(unreadable)
-    processes.watch("eager-0", pid=parent, arm="eager")
-    processes.watch("child", pid=child)
+    processes.take(Watch(name="eager-0", pid=parent, arm="eager"))
+    processes.take(Watch(name="child", pid=child))
     row, alone = processes.sample({parent: 1, child: 2, 1: 50})
     assert (row["kind"], row["name"], row["arm"], row["pid"]) == ("process", "eager-0", "eager", parent)
     assert row["memory_bytes"] > alone["memory_bytes"] > 30 << 20
     assert row["cpu_s"] >= alone["cpu_s"] > 0
     assert unreadable == []
     processes = monitored()
-    processes.watch("eager-0", pid=parent)
+    processes.take(Watch(name="eager-0", pid=parent))
     assert processes.sample({parent: 1, child: 2, 1: 50})[0]["device_memory_bytes"] == 3
     assert processes.sample({parent: 1, child: None})[0]["device_memory_bytes"] is None
     assert processes.sample({1: 50})[0]["device_memory_bytes"] is None
@@ -65,7 +66,7 @@ def test_a_process_is_sampled_with_its_descendants(family: tuple[int, int]) -> N
 def test_cpu_time_never_falls_when_a_descendant_ends(family: tuple[int, int]) -> None:
     parent, child = family
     processes = monitored()
-    processes.watch("eager-0", pid=parent)
+    processes.take(Watch(name="eager-0", pid=parent))
     before = processes.sample({})[0]
     os.kill(child, 9)
     # Its parent waits for it in a thread, and may do so at any time.
@@ -78,10 +79,10 @@ def test_an_ended_or_forgotten_process_has_no_row(family: tuple[int, int]) -> No
     processes = monitored()
     ended = subprocess.Popen(["true"])
     ended.wait()
-    processes.watch("load", pid=ended.pid)
-    processes.watch("eager-0", pid=family[0])
-    processes.forget("eager-0")
-    processes.forget("never-there")
+    processes.take(Watch(name="load", pid=ended.pid))
+    processes.take(Watch(name="eager-0", pid=family[0]))
+    processes.take(Watch(name="eager-0"))
+    processes.take(Watch(name="never-there"))
     assert processes.sample({}) == []
 
 
@@ -142,7 +143,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def read(host: Host) -> tuple[dict[str, object], dict[str, str]]:
     unreadable: dict[str, str] = {}
-    row = Readings("run", lambda item: unreadable.update({item["what"]: item["why"]})).of("run", host.probes)
+    row = Readings("run", lambda item: unreadable.update({item.what: item.why})).of("run", host.probes)
     return row, unreadable
 
 
@@ -181,7 +182,7 @@ def test_what_a_kernel_does_not_show_is_reported_and_the_rest_is_read(proc: Path
 
 
 def test_a_failed_reading_is_reported_once_and_tried_again_each_time() -> None:
-    unreadable: list[dict[str, str]] = []
+    unreadable: list[Unreadable] = []
     readings = Readings("run", unreadable.append)
     answers = iter([ValueError("not yet"), ValueError("still not"), 7])
 
@@ -193,4 +194,4 @@ def test_a_failed_reading_is_reported_once_and_tried_again_each_time() -> None:
 
     probes = [probe("one", read), Probe(("two", "three"), lambda: (2, None))]
     assert [readings.of("cuda:0", probes) for _ in range(3)] == [{"two": 2}, {"two": 2}, {"one": 7, "two": 2}]
-    assert unreadable == [{"host": "run", "name": "cuda:0", "what": "one", "why": "not yet"}]
+    assert unreadable == [Unreadable(host="run", name="cuda:0", what="one", why="not yet")]

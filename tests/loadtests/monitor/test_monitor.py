@@ -15,12 +15,12 @@ import pytest
 
 from analysis.records.schemas import MACHINES
 from analysis.records.tables import read_table
-from loadtests.trials import monitor_process
+from loadtests.trials import machines
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import StopRequestedError
-from loadtests.trials.monitor_process import MonitorProcess, not_idle
-from loadtests.trials.references import References
+from loadtests.trials.machines import MonitorProcess, When, measure_references, not_idle
 from loadtests.trials.trial_facts import TrialFacts
+from servers import processes
 from tests.fakes.processes import wait_for
 from tests.fakes.whole_run import trial_context
 
@@ -68,8 +68,8 @@ H200 = {"name": "NVIDIA H200"}
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take long to import; tests of a limit set their own."""
-    monkeypatch.setattr(monitor_process, "_FIRST_LOOK_S", 60.0)
-    monkeypatch.setattr(monitor_process, "_STOP_GRACE_S", 60.0)
+    monkeypatch.setattr(machines, "_FIRST_LOOK_S", 60.0)
+    monkeypatch.setattr(machines, "_STOP_GRACE_S", 60.0)
 
 
 def watched_trial(folder: Path, *devices: str, **machines: float) -> TrialContext:
@@ -190,7 +190,7 @@ def test_an_arm_is_placed_where_its_replicas_report_it(
 def test_a_first_sample_that_came_too_late_is_not_one_before_the_trial(
     tmp_path: Path, driver: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitor_process, "_FIRST_LOOK_S", 0.0)  # the run's own processes start at once
+    monkeypatch.setattr(machines, "_FIRST_LOOK_S", 0.0)  # the run's own processes start at once
     context = watched_trial(tmp_path / "trial-01", "cuda", "cuda:1")
     watch = MonitorProcess(context)
     watch.first_look()
@@ -211,7 +211,8 @@ def test_a_watcher_that_dies_leaves_a_whole_table_a_note_and_a_recorded_gap(tmp_
     watch.name("load", os.getpid())
     path = context.folder / "machines.arrow"
     wait_for(lambda: path.exists() and read_table(path, MACHINES)[0].num_rows > 0)
-    watch.kill()
+    assert watch.pid is not None
+    os.kill(watch.pid, signal.SIGKILL)
     (gap,) = poll_until(watch, context, "gaps")
     assert (gap["host"], "SIGKILL" in gap["why"]) == ("run", True)
     table, truncated = read_table(path, MACHINES)
@@ -228,7 +229,7 @@ def test_a_watcher_that_dies_leaves_a_whole_table_a_note_and_a_recorded_gap(tmp_
 
 
 def test_a_watcher_that_hangs_is_a_recorded_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor_process, "_STOP_GRACE_S", 0.2)
+    monkeypatch.setattr(machines, "_STOP_GRACE_S", 0.2)
     context = watched_trial(tmp_path / "trial-01", "cpu", "cpu")
     watch = MonitorProcess(context)
     poll_until(watch, context, "machines")
@@ -274,7 +275,8 @@ def test_on_a_full_disk_the_watcher_ends_and_its_death_is_a_gap(
 
     monkeypatch.setattr(TrialFacts, "write", full)
     poll_until(watch, context, "machines")
-    watch.kill()
+    assert watch.pid is not None
+    os.kill(watch.pid, signal.SIGKILL)
     assert len(poll_until(watch, context, "gaps")) == 1
     watch.stop()
     assert context.facts.monitor is not None
@@ -284,16 +286,22 @@ def test_on_a_full_disk_the_watcher_ends_and_its_death_is_a_gap(
 # Ready at once, and measures when asked; a library prints the line between.
 MEASURES = """
 import json, os, sys, time
-print(json.dumps({"ready": True}), flush=True)
+print(json.dumps({"Ready": {}}), flush=True)
 sys.stdin.readline()
 start = time.monotonic()
 print("a library greets", flush=True)
 time.sleep(0.05)
-print(json.dumps({"at_ns": 5, "device_asked": sys.argv[2], "seconds_asked": float(sys.argv[4]), "start": start,
-    "end": time.monotonic(), "threads": os.environ.get("OMP_NUM_THREADS"), "error": None}), flush=True)
+values = {"device_asked": sys.argv[2], "seconds_asked": float(sys.argv[4]), "start": start, "end": time.monotonic(),
+    "threads": os.environ.get("OMP_NUM_THREADS")}
+print(json.dumps({"Measured": {"at_ns": 5, "values": values}}), flush=True)
 """
 SLOW_TO_COME_UP = "import time; time.sleep(0.3 * (__import__('sys').argv[2] == 'cuda:1'));" + MEASURES
-REFUSES = 'print(\'{"error": "CUDA-capable device(s) is/are busy or unavailable"}\')'
+REFUSES = """
+import time
+from servers.messages import Measured
+from servers.processes import say
+say(Measured(at_ns=time.time_ns(), values={}, error="CUDA-capable device(s) is/are busy or unavailable"))
+"""
 DIES = "import os, sys; print('the driver fell off', file=sys.stderr, flush=True); os._exit(7)"
 SILENT = "import time; time.sleep(60)"
 
@@ -319,8 +327,8 @@ def measured_trial(
     return trial_context(folder / "trial", table, check=check)
 
 
-def references(context: TrialContext, program: str, **limits: float) -> References:
-    return References(context, command=[sys.executable, "-c", program], **limits)
+def measure(context: TrialContext, program: str, when: When, **limits: float) -> None:
+    measure_references(context, when, command=[sys.executable, "-c", program], **limits)
 
 
 def reference_rows(context: TrialContext) -> list[dict[str, Any]]:
@@ -331,7 +339,7 @@ def reference_rows(context: TrialContext) -> list[dict[str, Any]]:
 
 def test_each_device_is_measured_once_with_its_arms_threads(tmp_path: Path) -> None:
     context = measured_trial(tmp_path)
-    references(context, MEASURES).measure("before")
+    measure(context, MEASURES, "before")
     (row,) = reference_rows(context)
     expected = {"host": "run", "device": "cpu", "when": "before", "at_ns": 5, "error": None}
     assert expected.items() <= row.items()
@@ -341,10 +349,9 @@ def test_each_device_is_measured_once_with_its_arms_threads(tmp_path: Path) -> N
 
 def test_devices_are_measured_in_order_and_backwards_after_the_trial(tmp_path: Path) -> None:
     context = measured_trial(tmp_path, devices=("cuda", "cuda:1", "cuda:0"))
-    measuring = references(context, SLOW_TO_COME_UP)
     began = time.monotonic()
-    measuring.measure("before")
-    measuring.measure("after")
+    measure(context, SLOW_TO_COME_UP, "before")
+    measure(context, SLOW_TO_COME_UP, "after")
     assert [(row["device"], row["when"]) for row in reference_rows(context)] == [
         *(("cuda:0", "before"), ("cuda:1", "before")),
         *(("cuda:1", "after"), ("cuda:0", "after")),
@@ -359,16 +366,15 @@ def test_devices_are_measured_in_order_and_backwards_after_the_trial(tmp_path: P
         (REFUSES, 30.0, "busy or unavailable"),
         (DIES, 30.0, "exit code 7: the driver fell off"),
         (SILENT, 0.3, "0.3 s"),
-        (f"print('{{\"ready\": true}}', flush=True); {SILENT}", 30.0, "0.2 s"),
+        (f"print('{{\"Ready\": {{}}}}', flush=True); {SILENT}", 30.0, "0.2 s"),
     ],
 )
 def test_a_device_that_cannot_be_measured_is_a_row_and_a_note(
-    program: str, start_s: float, words: str, tmp_path: Path
+    program: str, start_s: float, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context = measured_trial(tmp_path)
-    measuring = references(context, program, start_timeout_s=start_s)
-    measuring._limit_s = 0.2
-    measuring.measure("after")
+    monkeypatch.setattr(machines, "_MEASURE_S", 0.1)
+    context = measured_trial(tmp_path, reference_s=0.01)
+    measure(context, program, "after", start_timeout_s=start_s)
     (row,) = reference_rows(context)
     assert words in row["error"]
     assert row["at_ns"] > 1.6e18
@@ -379,7 +385,7 @@ def test_a_device_that_cannot_be_measured_is_a_row_and_a_note(
 @pytest.mark.parametrize("options", [{"reference_s": 0}, {"external": True}])
 def test_neither_external_machines_nor_references_of_0_s_are_measured(options: dict[str, Any], tmp_path: Path) -> None:
     context = measured_trial(tmp_path, **options)
-    references(context, DIES).measure("before")
+    measure(context, DIES, "before")
     assert (context.facts.references, context.logs.exists()) == ([], False)
 
 
@@ -388,8 +394,8 @@ def test_an_interruption_ends_the_measurement_and_its_processes(tmp_path: Path) 
         raise StopRequestedError
 
     context = measured_trial(tmp_path, check=stop)
-    measuring = references(context, SILENT)
+    before = set(processes._children)
     with pytest.raises(StopRequestedError):
-        measuring.measure("before")
-    assert measuring._running == []
+        measure(context, SILENT, "before")
+    assert processes._children == before
     assert reference_rows(context) == []

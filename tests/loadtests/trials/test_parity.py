@@ -6,7 +6,7 @@ import io
 import itertools
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -24,11 +24,11 @@ from loadtests.trials import parity_processes, served_parity
 from loadtests.trials.errors import RunError
 from loadtests.trials.parity_processes import ParityRun
 from loadtests.trials.parity_texts import Text, read_texts
-from loadtests.trials.processes import Child
 from loadtests.trials.progress import Status
 from loadtests.trials.run import Orchestrator
 from servers.config import ArmConfig
 from servers.fields import ConfigError
+from servers.processes import Child
 from servers.rpc import inference_pb2_grpc
 from tests.fakes import measure
 from tests.fakes.arm import Arm
@@ -54,19 +54,24 @@ def measured(what: Experiment, folder: Path, *flags: str, **more: Any) -> dict[s
 class Measurement(Child):
     """A measurement in this process, which has ended once it is made."""
 
-    def __init__(self, name: str, argv: Sequence[str], *, log_path: Path, environment: Mapping[str, str]) -> None:
-        self.log_path = log_path
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        log_path: Path,
+        environment: Mapping[str, str],
+        parse: Callable[[bytes], object],
+    ) -> None:
+        self._log_path = log_path
         log_path.parent.mkdir(parents=True, exist_ok=True)
         printed = io.StringIO()
         with log_path.open("w") as log, redirect_stdout(printed), redirect_stderr(log):
-            self._code = measure.main(argv[2:])
-        self._printed = iter(printed.getvalue().splitlines())
+            self._code = measure.main(command[2:])
+        self._said = [parse(line.encode()) for line in printed.getvalue().splitlines()]
 
-    def poll(self) -> int:
-        return self._code
-
-    def line(self, timeout_s: float) -> str | None:
-        return next(self._printed, None)
+    def hear(self, timeout_s: float = 0.0) -> tuple[list[object], int | None]:
+        return self._said, self._code
 
     def kill(self) -> int:
         return self._code

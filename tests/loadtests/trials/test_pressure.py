@@ -23,7 +23,7 @@ from servers.clock import now_ns
 from tests.fakes.processes import wait_for
 from tests.fakes.whole_run import trial_context
 
-READY = f"print('{{\"at_ns\": {now_ns()}}}', flush=True); "
+READY = f"print('{{\"Weighs\": {{\"at_ns\": {now_ns()}}}}}', flush=True); "
 Start = Callable[..., tuple[Pressure, TrialContext]]
 
 
@@ -100,7 +100,7 @@ def test_pressure_within_the_traffic_begins_and_ends_when_it_is_time(pressed: St
 
 
 def test_pressure_that_cannot_be_put_on_ends_the_run_before_the_traffic(pressed: Start) -> None:
-    pressure, _ = pressed('print(\'{"error": "out of memory"}\', flush=True)')
+    pressure, _ = pressed('print(\'{"Weighs": {"error": "out of memory"}}\', flush=True)')
     with pytest.raises(RunError, match=r"out of memory: lower what \[pressure\] asks for"):
         pressure.start()
 
@@ -139,7 +139,7 @@ def test_without_the_table_nothing_is_started(pressed: Start) -> None:
 def test_the_neighbour_keeps_processors_busy_until_it_is_killed() -> None:
     with subprocess.Popen([*NEIGHBOUR_COMMAND, "--processors", "1"], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
-        assert json.loads(child.stdout.readline())["at_ns"] <= now_ns()
+        assert json.loads(child.stdout.readline())["Weighs"]["at_ns"] <= now_ns()
         process = psutil.Process(child.pid)
         before = process.cpu_times().user
         wait_for(lambda: process.cpu_times().user > before + 0.2)
@@ -150,4 +150,4 @@ def test_the_neighbour_keeps_processors_busy_until_it_is_killed() -> None:
 def test_a_host_without_a_gpu_holds_no_memory_of_one() -> None:
     result = subprocess.run([*NEIGHBOUR_COMMAND, "--gib", "1", "--gpus", "0"], capture_output=True, check=False)
     assert result.returncode == 1
-    assert json.loads(result.stdout)["error"]
+    assert json.loads(result.stdout)["Weighs"]["error"]

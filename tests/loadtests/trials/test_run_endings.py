@@ -101,7 +101,7 @@ def test_an_arm_that_cannot_start_ends_the_run_with_its_own_words(
 def test_an_arm_that_never_gets_ready_ends_the_run_after_its_time(tmp_path: Path) -> None:
     outcome, _ = run(experiment(trials={"ready_timeout_s": 1}), tmp_path, "--never-ready", "naive-0")
     assert outcome.error is not None
-    for words in ("naive-0", "1 s", "warm-up 3/3", "trials.ready_timeout_s"):
+    for words in ("was not ready after 1 s", "it was at: ", "trials.ready_timeout_s"):  # any replica of a busy machine
         assert words in outcome.error
 
 

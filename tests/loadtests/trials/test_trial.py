@@ -12,13 +12,14 @@ from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table
 from loadtests.trials.device_rotation import devices_of, in_trial
 from loadtests.trials.load import trial_config, why_it_ended
-from loadtests.trials.monitor_process import MonitorProcess
-from loadtests.trials.processes import Child, child_environment, describe_exit, log_tail
+from loadtests.trials.machines import MonitorProcess
+from loadtests.trials.processes import child_environment
 from loadtests.trials.replicas import Replicas
 from loadtests.trials.telemetry import Collector
 from loadtests.trials.trial import Trial, take_all
 from loadtests.trials.trial_schedule import TrialSchedules
 from servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
+from servers.processes import Child, describe_exit, log_tail
 from tests.fakes.processes import PATIENCE_S, wait_for
 from tests.fakes.whole_run import trial_context
 
@@ -128,11 +129,10 @@ def test_a_stopped_child_takes_its_whole_group_along(tmp_path: Path) -> None:
         "print(inner.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
-    child = Child("family", [sys.executable, "-c", script], log_path=tmp_path / "family.log")
-    line = child.line(PATIENCE_S)
-    assert line is not None
+    child = Child("family", [sys.executable, "-c", script], log_path=tmp_path / "family.log", parse=int)
+    (inner,), _ = child.hear(PATIENCE_S)
     assert describe_exit(child.stop(5.0)) == "SIGTERM"
-    wait_for(lambda: is_gone(line))
+    wait_for(lambda: is_gone(str(inner)))
 
 
 def test_the_tail_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
