@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 from analysis.records.documents import parse_json
 from analysis.records.plain_values import mapping
 from loadtests.page.serving import Handler, Server, is_loopback, token_in
+from loadtests.provider import TOKEN_VARIABLE
 from loadtests.provider.answers import HOOKS, KEYS, REPORTS, Answer, Evidence, Question, answer, hook_answer
 from servers.address import host_port, joined
 from servers.clock import now_ns
@@ -22,7 +23,6 @@ from servers.complaint import fault, one_line
 from servers.fields import ConfigError
 
 JUDGEMENT, FLAGGER, HEALTH = "/v1/judgement", "/v1/flagger", "/healthz"
-TOKEN_VARIABLE: Final = "TAILGATE_PROVIDER_TOKEN"
 _LARGEST_BODY: Final = 64 << 10
 _MOST_PARAMETERS: Final = 16
 _IDLE_S: Final = 10.0  # that a connection may say nothing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from loadtests.page.serving import TOKEN_VARIABLE as PAGE_TOKEN_VARIABLE
-from loadtests.provider.server import TOKEN_VARIABLE as PROVIDER_TOKEN_VARIABLE
+from loadtests.provider import TOKEN_VARIABLE as PROVIDER_TOKEN_VARIABLE
 from loadtests.workers.channel_token import TOKEN_VARIABLE
 from servers.clock import anchored_environment
 from servers.config import ArmConfig

@@ -14,8 +14,9 @@ from analysis.summary.summary import EXIT_CODES
 from loadtests.experiments.reading import from_table, load, load_table
 from loadtests.experiments.toml_limits import table_of
 from loadtests.experiments.users import of_users
+from loadtests.provider import TOKEN_VARIABLE
 from loadtests.provider.answers import HOOKS, KEYS, Question
-from loadtests.provider.server import FLAGGER, HEALTH, JUDGEMENT, TOKEN_VARIABLE
+from loadtests.provider.server import FLAGGER, HEALTH, JUDGEMENT
 from loadtests.trials.ramp import ramped
 from servers.config import EngineConfig
 from servers.metadata import INFERENCE_SERVICE

@@ -17,9 +17,10 @@ from analysis.judging.alarms import ServedCompile
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.ramp_limits import RampLimits
 from loadtests.experiments.model import Experiment
+from loadtests.provider import TOKEN_VARIABLE
 from loadtests.provider import server as serving
 from loadtests.provider.answers import HOOKS, Answer, Question, answer
-from loadtests.provider.server import FLAGGER, JUDGEMENT, TOKEN_VARIABLE, ProviderServer
+from loadtests.provider.server import FLAGGER, JUDGEMENT, ProviderServer
 from loadtests.trials import candidate, users_ramp, weights
 from loadtests.trials.judge import Judge
 from loadtests.trials.progress import ArmLoad

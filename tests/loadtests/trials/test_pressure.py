@@ -23,7 +23,7 @@ from servers.clock import now_ns
 from tests.fakes.processes import wait_for
 from tests.fakes.whole_run import trial_context
 
-READY = f"print('{{\"Weighs\": {{\"at_ns\": {now_ns()}}}}}', flush=True); "
+READY = f'print(\'{{"Weighs": {{"at_ns": {now_ns()}}}}}\', flush=True); '
 Start = Callable[..., tuple[Pressure, TrialContext]]
 
 
