@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -15,7 +16,8 @@ import numpy as np
 from analysis.arrays import Floats
 from analysis.judging.paths import Decided, first_decided
 from analysis.run.slo import judge_share
-from analysis.statistics.sequential import APART, SEGMENTS, Exchange, Outcome, groups_for
+from analysis.statistics.compare import Sample, compare
+from analysis.statistics.sequential import APART, SEGMENTS, Evidence, Exchange, Outcome, groups_for
 from analysis.statistics.share_evidence import FEWEST_BLOCKS, share_evidence, tail_effects
 from benchmarks.simulation.kinds import KINDS, Kind, pair, samples
 from benchmarks.simulation.promises import ALPHA, AT_MARGIN, MARGIN
@@ -60,11 +62,31 @@ def decided(
         groups = groups_for(one, other, q=0.99, blocks=blocks, exchange=exchange, apart=apart)
         evidence = groups.evidence(MARGIN)
         decision = evidence.decision(alpha=ALPHA)
+        if decision is not None and decision[0] == "PASS" and exchange == "arms":
+            decision = _passed_by_all(evidence, (one, other), parts=round(BLOCK_S / block_s))
         if decision is not None:
             block = int(evidence.last_block[decision[1]])  # counted from ten thousand times the number of its trial
             before_s = (block // 10_000 - 1) * kind.duration_s
             found = first_decided(found, (decision[0], before_s + (block % 10_000 + 1) * block_s))
     return None if found is None else (found[0], found[1] / MINUTE_S)
+
+
+def _passed_by_all(evidence: Evidence, arms: tuple[Sample, Sample], *, parts: int) -> tuple[Outcome, int] | None:
+    """Return the first outcome, where a PASS needs that one analysis of all blocks until then passes too.
+
+    The blocks of the evidence are `parts` to a block of the analysis.
+    """
+    fails = np.flatnonzero(evidence.may_fail & (evidence.harm >= -math.log(ALPHA)))
+    for place in np.flatnonzero(evidence.may_pass & evidence.safe(alpha=ALPHA)):
+        if len(fails) and fails[0] <= place:
+            break
+        seen = [sample.only(sample.block <= evidence.last_block[place]) for sample in arms]
+        # Trials are numbered from 1, and their blocks from ten thousand times that.
+        one, other = (replace(sample, block=sample.trial * 10_000 + sample.block % 10_000 // parts) for sample in seen)
+        item = compare(one, other, qs=(0.99,), margin=MARGIN, alpha=ALPHA)[0]
+        if item.p_noninferior is None or item.p_noninferior <= ALPHA:
+            return "PASS", int(place)
+    return ("FAIL", int(fails[0])) if len(fails) else None
 
 
 def errors(kind: Kind, seed: int, *, ratio: float = 1.0, slower: float = 1.0, metric: str = "e2e") -> Floats:

@@ -16,6 +16,7 @@ from analysis.interim.journal import Watch, append, read_interim, row_of
 from analysis.interim.outlook import analyse, outlook_of
 from analysis.judging import paths
 from analysis.judging.alarms import Alarm, ServedCompile, burst_alarms, compile_alarms, death_alarms
+from analysis.judging.comparisons import compared, samples_of, steady_rows
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.judgement import judge
 from analysis.judging.ramp import Standing, decide
@@ -28,7 +29,7 @@ from analysis.run.run import Run
 from analysis.run.settled import settled
 from analysis.settings.ramp_limits import RampLimits
 from analysis.statistics.compare import Sample
-from analysis.statistics.sequential import Exchange, groups_for
+from analysis.statistics.sequential import SEGMENTS, Exchange, groups_for
 from tests.fakes.machines import GIB, FakeMachines, Trouble, sample
 from tests.fakes.processes import refusal
 from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
@@ -87,6 +88,20 @@ def test_an_interim_decision_is_that_of_the_whole_run_at_the_same_instant(long_r
             at_s = decided[gate.gate]
             seen = gate.path.decided_s
             assert seen == (at_s if at_s is not None and at_s <= seconds else None), (gate.gate, seconds)
+
+
+def test_a_pass_needs_that_one_analysis_of_all_data_passes_too(long_run: Path) -> None:
+    run = Run.of(read_run(long_run))
+    rows = steady_rows(run, "compiled")
+    (item,) = compared(run, "compiled", "e2e", samples_of(run, "e2e", rows), (0.99,))
+    samples = samples_of(run, "e2e", rows, segments=SEGMENTS)
+    decided, path = paths.with_evidence(run, item, samples, gates=1)
+    assert (decided.verdict, path.outcome) == (PASS, PASS)
+    doubtful, path = paths.with_evidence(run, replace(item, p_noninferior=0.06, high=1.12), samples, gates=1)
+    assert (doubtful.verdict, path.outcome, path.decided_s) == (INCONCLUSIVE, None, None)
+    assert doubtful.high is not None
+    assert doubtful.high >= 1.12
+    assert doubtful.reason.endswith("leaves the limit of 1.10 open.")
 
 
 def test_an_objective_that_lacks_blocks_alone_names_them_and_the_time_that_they_take(tmp_path: Path) -> None:
