@@ -3,7 +3,7 @@
     python benchmarks/judging.py [SECTION ...] [--seeds 400] [--processes 2]
 
 Sections: comparisons, promises, detection, attribution, closed, frontiers, sequential, objectives, ramps, separate,
-greedy; all where none is named.
+greedy, machines, planning; all where none is named.
 
 Each line is a share of seeded runs (or a time) beside what it must reach. The last line on stdout is one JSON object.
 Exit code 1 when a line misses its goal. The simulator is in benchmarks/simulation. 400 seeds take some ten minutes on
@@ -29,6 +29,8 @@ from benchmarks.simulation.closed import closed_loop_table
 from benchmarks.simulation.detection import detection_table
 from benchmarks.simulation.frontiers import frontiers_table
 from benchmarks.simulation.greedy import greedy_table
+from benchmarks.simulation.machines import machines_table
+from benchmarks.simulation.planning import planning_table
 from benchmarks.simulation.promises import promises_table
 from benchmarks.simulation.ramps import ramps_table
 from benchmarks.simulation.separate import separate_table
@@ -47,6 +49,8 @@ SECTIONS = {
     "ramps": ramps_table,
     "separate": separate_table,
     "greedy": greedy_table,
+    "machines": machines_table,
+    "planning": planning_table,
 }
 
 

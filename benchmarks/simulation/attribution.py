@@ -20,9 +20,9 @@ from analysis.records.schemas import COMPILE_EVENTS
 from analysis.run.attribution import CAUSES, OTHER
 from analysis.run.run import Run
 from analysis.run.spikes import Spike, excess_ms, find_spikes
+from benchmarks.simulation.engine import Engine, serve_behind_splitter
 from benchmarks.simulation.records import NETWORK_S, request_table, to_ns
 from benchmarks.simulation.server import Served, serve
-from benchmarks.simulation.steps import Machine, serve_steps
 from benchmarks.simulation.table import Table
 from benchmarks.simulation.weather import (
     Weather,
@@ -43,7 +43,7 @@ class Case:
     """A server, its traffic and its stalls. `load` is the share of slots that are taken on the average.
 
     `close` puts the compiles within ten seconds. `reports`: whether the server reports batches and how long compiles
-    held requests up. Without a `machine`, requests take their slot for as long as their work says
+    held requests up. Without an `engine`, requests take their slot for as long as their work says
     (`benchmarks.simulation.server`).
     """
 
@@ -58,14 +58,14 @@ class Case:
     replicas: int = 1
     slots: int = 16
     duration_s: float = 600.0
-    machine: Machine | None = None
+    engine: Engine | None = None
     reports: bool = True
 
 
-STEPS = Machine()
-SHARING = Machine(sharing=1.0)
-STATIC = Machine(policy="static", slots=8)
-PROMPTS = Machine(slots=64, prompt_s=0.1)  # the prompts are the bottleneck, not the slots
+STEPS = Engine(kind="alternating", prompt_s=0.02, token_s=0.0, row_s=0.0)
+SHARING = replace(STEPS, row_s=STEPS.step_s / STEPS.rows)  # a step of all rows takes twice as long as one of none
+STATIC = replace(STEPS, kind="static", rows=8, together=8)
+PROMPTS = replace(STEPS, rows=64, prompt_s=0.1)  # the prompts are the bottleneck, not the rows
 CASES = {
     "load 40 %": Case(load=0.4),
     "load 60 %": Case(load=0.6),
@@ -82,18 +82,18 @@ CASES = {
     "host stalls": Case(host_stalls=5, load=0.7),
     "bursts that jam": Case(cox=0.5, load=0.7),
     "all of it": Case(cox=0.3, load=0.75, collections_s=10.0, private_stalls=3, host_stalls=3),
-    "steps": Case(machine=STEPS, load=0.7),
-    "steps, load 90 %": Case(machine=STEPS, load=0.9),
-    "steps that grow": Case(machine=SHARING, load=0.7),
-    "steps that grow, jams and stalls": Case(machine=SHARING, load=0.75, cox=0.3, private_stalls=4, collections_s=10.0),
-    "prompts bound": Case(machine=PROMPTS, load=0.5),
-    "shortest first": Case(machine=Machine(shortest_first=True), load=0.8),
-    "rows bound by memory": Case(machine=Machine(slots=64, memory=1600), load=0.25, collections_s=20.0),
-    "static batches": Case(machine=STATIC, load=0.4),
-    "static batches, load 60 %": Case(machine=STATIC, load=0.6),
-    "two replicas": Case(machine=STEPS, replicas=2, load=0.6),
-    "two replicas, load 85 %": Case(machine=STEPS, replicas=2, load=0.85),
-    "two replicas, private stalls": Case(machine=STEPS, replicas=2, load=0.75, private_stalls=6),
+    "steps": Case(engine=STEPS, load=0.7),
+    "steps, load 90 %": Case(engine=STEPS, load=0.9),
+    "steps that grow": Case(engine=SHARING, load=0.7),
+    "steps that grow, jams and stalls": Case(engine=SHARING, load=0.75, cox=0.3, private_stalls=4, collections_s=10.0),
+    "prompts bound": Case(engine=PROMPTS, load=0.5),
+    "shortest first": Case(engine=replace(STEPS, shortest_first=True), load=0.8),
+    "rows bound by memory": Case(engine=replace(STEPS, rows=64, memory=1600), load=0.25, collections_s=20.0),
+    "static batches": Case(engine=STATIC, load=0.4),
+    "static batches, load 60 %": Case(engine=STATIC, load=0.6),
+    "two replicas": Case(engine=STEPS, replicas=2, load=0.6),
+    "two replicas, load 85 %": Case(engine=STEPS, replicas=2, load=0.85),
+    "two replicas, private stalls": Case(engine=STEPS, replicas=2, load=0.75, private_stalls=6),
     "client times alone": Case(reports=False, load=0.75, private_stalls=3),
 }
 
@@ -109,17 +109,17 @@ class Lived:
 def live(case: Case, seed: int) -> Lived:
     """The case served twice on the same arrivals, work, noise and other stalls."""
     rng = np.random.default_rng([seed, 11])
-    machine = case.machine
-    slots = machine.slots if machine else case.slots
+    engine = case.engine
+    slots = engine.rows if engine else case.slots
     work_s = MEAN_TOKENS * TOKEN_S
     busy = case.load * slots
-    if machine is None:
+    if engine is None:
         rate = busy / work_s
-    elif machine.policy == "static":
+    elif engine.kind == "static":
         # A batch lasts as long as its longest answer, some 2.5 times the mean.
-        rate = busy / (2.5 * MEAN_TOKENS * machine.token_s(slots) + machine.prompt_s)
+        rate = busy / (2.5 * MEAN_TOKENS * engine.decode_s(slots) + engine.prompt_s)
     else:
-        rate = busy / (MEAN_TOKENS * machine.token_s(int(busy)) + busy * machine.prompt_s)
+        rate = busy / (MEAN_TOKENS * engine.decode_s(int(busy)) + busy * engine.prompt_s)
     weather = Weather(duration_s=case.duration_s, rate=rate * case.replicas, cox=case.cox)
     times = arrivals(weather, rng)
     count = len(times)
@@ -136,13 +136,12 @@ def live(case: Case, seed: int) -> Lived:
     must = _first_of_new_shapes(case, times, rng)
 
     def served(compiles: Bools | None) -> Served:
-        if machine is not None:
-            return serve_steps(
+        if engine is not None:
+            return serve_behind_splitter(
                 times,
                 tokens,
-                lambda at: float(np.exp(noise[min(int(at), len(noise) - 1)])),
-                machine,
-                replicas=case.replicas,
+                engine=engine,
+                slower=np.exp(noise),
                 outside=outside,
                 compile_s=case.stall_s,
                 compiles=compiles,
@@ -160,12 +159,7 @@ def live(case: Case, seed: int) -> Lived:
         held = made.start_s < times - 1e-6
         until = np.array([pause.start_s + pause.seconds for pause in made.pauses] or [0.0])
         begin = np.where(held, until[np.minimum(np.searchsorted(until, times), len(until) - 1)], made.start_s)
-        return replace(
-            made,
-            start_s=np.maximum(begin, times),
-            replica=np.zeros(count, dtype=np.int64),
-            batch=np.arange(count),
-        )
+        return replace(made, start_s=np.maximum(begin, times), replica=np.zeros(count, dtype=np.int64))
 
     seen, without = served(must), served(None)
     direct = _overlap(seen, np.maximum(seen.end_s, seen.arrival_s))

@@ -1,5 +1,6 @@
-"""How often trials on a few machines decide wrongly where the ratio differs by machine: `python -m
-benchmarks.simulation.machines [SEEDS]`.
+"""How often trials on a few machines decide wrongly where the ratio differs by machine.
+
+`python benchmarks/judging.py machines` prints the table.
 
 Each machine has its own speed, and an effect of its own on the log ratio of the two arms. A trial is 240 s of four
 requests a second to each arm, whose blocks share a drift and whose starts have their luck. The p99 of a typical block
@@ -9,10 +10,9 @@ is judged at a margin of 10 %, as joined runs are, and as if all trials had run 
 from __future__ import annotations
 
 import math
-import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from analysis.judging.comparisons import leveled
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.run.trials import Machines
 from analysis.statistics.compare import Comparison, Sample, compare, decide
+from benchmarks.simulation.table import Table
 
 REQUESTS, BLOCKS, BLOCK_S = 960, 8, 30.0
 SPEEDS = (1.0, 2.0, 1.4)
@@ -60,7 +61,7 @@ def _compared(pair: tuple[Sample, Sample], machines: Machines) -> list[Compariso
     return [replace(item, arm="arm", control="control", metric="e2e") for item in items]
 
 
-def verdicts(machines: int, trials: int, *, between: float, ratio: float, seed: int) -> tuple[str, str]:
+def verdicts(machines: int, trials: int, seed: int, *, between: float, ratio: float) -> tuple[str, str]:
     """What the trials say with their machines, the check included, and without."""
     of_trial = {number + 1: number // trials for number in range(machines * trials)}
     known = Machines(names=tuple(f"machine {place}" for place in range(machines)), of_trial=of_trial)
@@ -81,18 +82,15 @@ def _of_machine(pair: Sequence[Sample], machines: Machines, place: int) -> tuple
     return arm, control
 
 
-def main(seeds: int) -> None:
-    """Prints a line for each setting."""
+def machines_table(table: Table) -> None:
+    """PASS and FAIL of each setting; at the margin both are wrong."""
     for machines, trials, between, ratio in SETTINGS:
-        pairs = [verdicts(machines, trials, between=between, ratio=ratio, seed=seed) for seed in range(seeds)]
-        shown = []
-        for name, found in (("with machines", [pair[0] for pair in pairs]), ("blind", [pair[1] for pair in pairs])):
-            counts = Counter(found)
-            shown.append(f"{name} PASS {100 * counts[PASS] / seeds:.1f} %, FAIL {100 * counts[FAIL] / seeds:.1f} %")
-        print(
-            f"{machines} × {trials} trials, between {between:.0%}, true ratio {ratio}: {'; '.join(shown)}", flush=True
-        )
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 200)
+        pairs = table.over_seeds(partial(verdicts, machines, trials, between=between, ratio=ratio))
+        for place, how in enumerate(("", ", blind to machines")):
+            for word in (PASS, FAIL):
+                share = sum(pair[place] == word for pair in pairs) / len(pairs)
+                most = 0.08 if not place and (ratio > 1.0 or word == FAIL) else None
+                what = (
+                    f"{machines} machines × {trials} trials that differ by {between:.0%}, {ratio:g} times{how}: {word}"
+                )
+                table.add(what, share, most=most)

@@ -34,7 +34,7 @@ def _none() -> Ints:
 class Served:
     """What became of n requests, in seconds from the start of the trial; all of shape (n,).
 
-    `start_s`: when work on a request began. `shape`, `replica` and `batch` are empty where the server has none.
+    `start_s`: when work on a request began. `shape` and `replica` are empty where the server has none.
     """
 
     arrival_s: Floats
@@ -44,7 +44,6 @@ class Served:
     pauses: tuple[Pause, ...] = ()
     shape: Ints = field(default_factory=_none)
     replica: Ints = field(default_factory=_none)
-    batch: Ints = field(default_factory=_none)
 
     @property
     def compiled(self) -> list[Pause]:

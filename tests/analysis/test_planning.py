@@ -18,7 +18,7 @@ from analysis.statistics.planning import (
     requests_for_share,
     share_needed_s,
 )
-from benchmarks.simulation.planning import planned_power
+from benchmarks.simulation.planning import planned
 from benchmarks.simulation.scenario import Scenario
 from tests.fakes.runs import comparison, share
 
@@ -105,11 +105,12 @@ def test_a_ratio_near_the_margin_is_planned_as_a_standard_error_away():
 
 
 def test_planned_runs_decide_about_as_often_as_was_asked():
-    """Pilots of 600 s, and fresh runs of the length that each asked for. More cases: benchmarks.simulation.planning."""
-    found = planned_power(Scenario(cox=0.3, rate=2.0), q=0.95, ratio=1.0, margin=0.05, power=0.8, seeds=20)
-    assert found.planned == found.seeds
-    assert found.median_s > 900, "the pilot alone decides nothing"
-    assert 0.65 <= found.decided / found.planned < 1.0
+    """Pilots of 600 s, and fresh runs of the length that each asked for. More cases: `judging.py planning`."""
+    servers = Scenario(cox=0.3, rate=2.0)
+    runs = [planned(servers, seed, q=0.95, ratio=1.0, margin=0.05, power=0.8) for seed in range(20)]
+    assert all(was_planned for was_planned, _, _ in runs)
+    assert np.median([seconds for _, _, seconds in runs]) > 900, "the pilot alone decides nothing"
+    assert 0.65 <= np.mean([decided for _, decided, _ in runs]) < 1.0
 
 
 def share_needed(result, rate=1.0):

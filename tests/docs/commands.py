@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import io
 import json
 import re
@@ -125,9 +124,6 @@ def commands(text: str) -> list[list[str]]:
     return [part for words in parts if (part := words[words[:1] == ["sudo"] :]) and part[0] != "export"]
 
 
-COUNTING = "benchmarks.simulation."
-
-
 class AcceptedError(BaseException):
     """The parser accepted the arguments. No `except Exception` of the program stops it."""
 
@@ -139,8 +135,6 @@ def refusal(words: Sequence[str]) -> str:
         with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
             if words[0] == "locust":
                 _locust(list(words[1:]))
-            elif words[0] == "-m" and words[1].startswith(COUNTING):
-                return _counting(words)
             elif words[0] == "-m":
                 sys.argv = [words[1], *words[2:]]
                 runpy.run_module(words[1], run_name="__main__", alter_sys=True)
@@ -152,12 +146,6 @@ def refusal(words: Sequence[str]) -> str:
     except (Exception, SystemExit) as error:
         return f"{printed.getvalue()} {error!r}".strip()
     return f"it ended without parsing: {printed.getvalue()}"
-
-
-def _counting(words: Sequence[str]) -> str:
-    """Check the arguments of a program that has no parser and takes whole numbers."""
-    there = importlib.util.find_spec(words[1]) is not None
-    return "" if there and all(word.isdecimal() for word in words[2:]) else "no such program, or no whole number"
 
 
 def _locust(words: list[str]) -> NoReturn:

@@ -187,8 +187,8 @@ def test_equal_builds_fail_on_at_most_a_twentieth_of_days(trials: int, day: floa
 
 
 def test_equal_arms_on_machines_of_three_speeds_pass_and_slower_ones_fail():
-    assert {verdicts(3, 2, between=0.0, ratio=1.0, seed=seed)[0] for seed in range(3)} == {"PASS"}
-    assert {verdicts(3, 2, between=0.0, ratio=1.4, seed=seed)[0] for seed in range(3)} == {"FAIL"}
+    assert {verdicts(3, 2, seed, between=0.0, ratio=1.0)[0] for seed in range(3)} == {"PASS"}
+    assert {verdicts(3, 2, seed, between=0.0, ratio=1.4)[0] for seed in range(3)} == {"FAIL"}
 
 
 def test_each_trial_has_its_blocks_and_each_request_its_copy():

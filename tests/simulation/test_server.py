@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,9 @@ from hypothesis import strategies as st
 
 from analysis.arrays import Bools
 from benchmarks.simulation.attribution import CASES, Judged, judge, live, share
+from benchmarks.simulation.engine import Engine, serve_behind_splitter
 from benchmarks.simulation.scenario import Scenario, run
 from benchmarks.simulation.server import Served, serve
-from benchmarks.simulation.steps import Machine, serve_steps
 from benchmarks.simulation.weather import arrivals
 
 
@@ -107,7 +108,7 @@ def test_as_many_shapes_compile_as_were_asked_for() -> None:
 
 
 def served(
-    machine: Machine,
+    engine: Engine,
     arrivals: list[float],
     tokens: list[int],
     *,
@@ -115,19 +116,18 @@ def served(
     outside: tuple[tuple[float, float], ...] = (),
     compiles: Bools | None = None,
 ) -> Served:
-    return serve_steps(
+    return serve_behind_splitter(
         np.array(arrivals),
         np.array(tokens),
-        lambda at: 1.0,
-        machine,
-        replicas=replicas,
+        engine=engine,
+        slower=np.ones(1),
         outside=[outside] * replicas,
         compile_s=5.0,
         compiles=compiles,
     )
 
 
-PLAIN = Machine(slots=2, step_s=1.0, prompt_s=1.0)
+PLAIN = Engine(kind="alternating", rows=2, step_s=1.0, row_s=0.0, prompt_s=1.0, token_s=0.0)
 
 
 def test_a_prompt_answers_the_first_token_and_each_step_one_more() -> None:
@@ -147,16 +147,15 @@ def test_a_compile_stops_every_row_and_is_told_with_its_request() -> None:
     assert [(pause.start_s, pause.seconds, pause.request) for pause in held.pauses] == [(2.0, 5.0, 1)]
 
 
-def test_a_stop_from_outside_lengthens_the_step_that_it_meets_and_delays_what_comes_in_it() -> None:
-    made = served(PLAIN, [0.0, 11.0], [3, 1], outside=((1.5, 2.0), (10.0, 4.0)))
-    assert made.end_s.tolist() == [5.0, 15.0]
-    assert made.start_s[1] == 14.0
+def test_a_stop_from_outside_follows_the_step_that_it_meets_and_delays_what_comes_in_it() -> None:
+    made = served(PLAIN, [0.0, 9.5, 11.0], [3, 2, 1], outside=((1.5, 2.0), (10.0, 4.0)))
+    assert made.end_s.tolist() == [5.0, 15.5, 16.5]
+    assert made.start_s[2] == 15.5
 
 
 def test_a_static_batch_is_over_before_the_next_begins() -> None:
-    made = served(Machine(slots=4, step_s=1.0, prompt_s=1.0, policy="static"), [0.0, 0.5, 0.6], [5, 2, 2])
+    made = served(replace(PLAIN, kind="static", rows=4, together=4), [0.0, 0.5, 0.6], [5, 2, 2])
     assert made.start_s[1] == made.start_s[2] == made.end_s[0] == 5.0
-    assert made.batch[1] == made.batch[2] != made.batch[0]
 
 
 def test_the_splitter_sends_to_the_replica_with_the_fewest_in_flight() -> None:
@@ -167,10 +166,10 @@ def test_the_splitter_sends_to_the_replica_with_the_fewest_in_flight() -> None:
 
 
 def test_rows_share_memory_and_the_shortest_may_go_first() -> None:
-    tight = Machine(slots=8, step_s=1.0, prompt_s=1.0, memory=5)
+    tight = replace(PLAIN, rows=8, memory=5)
     made = served(tight, [0.0, 0.0], [4, 3])
     assert made.start_s[1] >= made.end_s[0]
-    short = served(Machine(slots=1, step_s=1.0, prompt_s=1.0, shortest_first=True), [0.0, 0.1, 0.2], [3, 9, 2])
+    short = served(replace(PLAIN, rows=1, shortest_first=True), [0.0, 0.1, 0.2], [3, 9, 2])
     assert short.start_s[2] < short.start_s[1]
     assert short.end_s.max() == pytest.approx(14.0)
 
