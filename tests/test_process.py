@@ -26,7 +26,6 @@ ALLOWED = {
     "servers/front/serve.py": PIPE,
     "servers/engine/device.py": PIPE,
     "benchmarks/analysis.py": POOL,
-    "benchmarks/damage.py": POOL,
     "benchmarks/simulation/table.py": POOL,
 }
 

@@ -33,6 +33,7 @@ class Reader:
     read: Callable[[Path, bytes, random.Random], object]
     refuses: tuple[type[Exception], ...] = ()
     most_mib: int = 64  # more than before, for one input
+    one_in: int = 1  # of the inputs that are asked for, as a slow reader takes
 
 
 @dataclass(slots=True)
