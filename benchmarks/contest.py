@@ -162,7 +162,7 @@ class Outcome:
 def run(contestant: str, work: Work, *, folder: Path, cores: Cores) -> Outcome:
     """Run it once in `folder`."""
     folder.mkdir(parents=True)
-    out = folder / ("requests-0.arrow" if contestant == "tailgate" else "calls.npz")
+    out = folder / "requests-0.arrow"
     with NullProcess(work.server, folder=folder, cores=cores) as server:
         plan = dataclasses.replace(work.plan, address=server.address, out=str(out))
         command = _tailgate(plan, work, folder) if contestant == "tailgate" else _bare(plan, folder)
@@ -181,7 +181,7 @@ def run(contestant: str, work: Work, *, folder: Path, cores: Cores) -> Outcome:
     if not out.exists():
         raise ContestError(f"{contestant} left nothing: {load.log_tail()}")
     return Outcome(
-        seen=Observed.of_records(out) if contestant == "tailgate" else Observed.of_calls(out),
+        seen=Observed.of_records(out),
         sent=Emitted.read(folder / "server.npz"),
         start_ns=ANCHOR_NS + before[0],
         end_ns=ANCHOR_NS + after[0],

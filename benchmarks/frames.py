@@ -28,9 +28,6 @@ def token_head(stream_id: int, token: int) -> bytes:
     return HEAD.pack(0, 5 + size, DATA, 0, stream_id) + b"\x00" + UINT32.pack(size) + message
 
 
-TOKEN_BYTES: Final = len(token_head(1, 1)) + FIXED64.size  # a whole frame
-TOKEN_WINDOW: Final = TOKEN_BYTES - HEAD.size  # what it takes of the windows
-
 # What stands in the trailers of every answer alike.
 _TRAILERS: Final = {
     b"grpc-status": b"0",
@@ -76,8 +73,3 @@ class Answers:
         message = b"\x00" + UINT32.pack(2) + b"\x08\x01"
         end = frame(HEADERS, END_HEADERS | END_STREAM, stream_id, literal(b"grpc-status", b"0"))
         return self.opening(stream_id) + frame(DATA, 0, stream_id, message) + end
-
-    def refused(self, stream_id: int, message: str) -> bytes:
-        """A trailers-only answer: RESOURCE_EXHAUSTED."""
-        block = self._head + literal(b"grpc-status", b"8") + literal(b"grpc-message", message.encode())
-        return frame(HEADERS, END_HEADERS | END_STREAM, stream_id, block)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 Row = dict[str, Any]
 
@@ -60,28 +61,12 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     return {"n": len(values), "min": min(values), "median": float(np.median(values)), "max": max(values)}
 
 
-def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
-    """Two order statistics that hold the true median with at least `confidence`, whatever the law (the sign test's).
-
-    None when even the extremes do not: at 95 % that is below six values.
-    """
-    ordered = sorted(values)
-    n = len(ordered)
-    interval = None
-    below = 0.0  # P(Binomial(n, 1/2) <= rank - 1)
-    for rank in range(n // 2):
-        below += math.comb(n, rank) / 2**n
-        if 1.0 - 2.0 * below < confidence:
-            break
-        interval = (ordered[rank], ordered[n - 1 - rank])
-    return interval
-
-
 def paired_ratio(a: Sequence[float], b: Sequence[float]) -> dict[str, Any]:
-    """a ÷ b over pairs measured one after the other: low … high is a distribution-free 95 % interval of the median.
+    """a ÷ b over pairs measured one after the other: low … high is the sign test's 95 % interval of the median.
 
-    None below six pairs.
+    Both are None below six pairs, of which even the extremes are no such interval.
     """
     ratios = [one / other for one, other in zip(a, b, strict=True)]
-    low, high = median_interval(ratios) or (None, None)
+    interval = stats.quantile_test(ratios, p=0.5).confidence_interval(0.95)
+    low, high = (None if math.isnan(limit) else float(limit) for limit in (interval.low, interval.high))
     return {"pairs": len(ratios), "median": float(np.median(ratios)), "low": low, "high": high}

@@ -8,9 +8,10 @@ many requests came and how many streams are on) and `report FILE.npz` (what was 
 itself). It ends with its stdin. Times are servers.clock's, so a parent that passes its anchor on reads one clock.
 
 A token's emit_ns, and tailgate-end-ns in the trailers, are taken right before the bytes go to the socket: what a client
-stamps later than that is the wire's and the client's own lag. Whatever the client cannot take (its window, its
-socket's buffer) waits here with its old stamp. Requests are told apart by their message alone and their headers
-are never decoded, so this server speaks Generate and the health check that a proxy sends, and nothing else.
+stamps later than that is the wire's and the client's own lag. Whatever the client's socket cannot take waits here with
+its old stamp. Flow control is not followed: answers are far smaller than the windows of the clients that are measured.
+Requests are told apart by their message alone and their headers are never decoded, so this server speaks Generate and
+the health check that a proxy sends, and nothing else.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import numpy as np
 if not __package__:  # as a script: the repository is importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.frames import FIXED64, TOKEN_WINDOW, Answers, token_head
+from benchmarks.frames import FIXED64, Answers, token_head
 from loadtests.clients import frames
 from loadtests.clients.frames import HEAD, UINT32
 from servers.clock import now_ns
@@ -43,7 +44,6 @@ from servers.rpc.inference_pb2 import GenerateRequest
 TICK_NS: Final = 1_000_000
 _READ_BYTES: Final = 262_144
 _TOGETHER = 16  # answers that share one stamp and one write: about 0.1 ms of work
-_LOT_BYTES = 16_384  # a lot waits as a whole for the window
 _HEALTH_CHECK: Final = b"\x0a\x15tailgate.v1.Inference"  # HealthCheckRequest{service}
 _REFILL: Final = 1 << 29
 
@@ -69,24 +69,23 @@ class Pace:
 
 
 class _Peer:
-    """One connection: its unread bytes, what could not be sent yet, and the window that it gives."""
+    """One connection: its unread bytes, and what its socket's buffer could not take yet."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.left = b""
-        self.out = bytearray()  # beyond what the socket's buffer takes
-        self.window = frames.DEFAULT_WINDOW
-        self.stream_window = frames.DEFAULT_WINDOW
-        self.held: deque[tuple[int, bytes]] = deque()  # beyond the window
+        self.out = bytearray()
         self.bodies: dict[int, bytes] = {}  # messages of requests that have not ended
         self.live: dict[int, _Group] = {}  # the group that each paced stream is in
         self.unacknowledged = 0
         self.closed = False
 
-    def send(self, data: bytes, window: int = 0) -> None:
-        """`data` is on its way in order; `window` bytes of it count against the peer's window."""
-        self.held.append((window, data))
-        self.widen(0)
+    def send(self, data: bytes) -> None:
+        """`data` is on its way in order."""
+        full = bool(self.out)  # the loop drains it once the socket takes more
+        self.out += data
+        if not full:
+            self.drain()
 
     def drain(self) -> None:
         """As much as the socket takes now has left."""
@@ -96,17 +95,6 @@ class _Peer:
             pass
         except OSError:
             self.closed = True
-
-    def widen(self, increment: int) -> None:
-        """The peer's window is larger, and what it held back goes out."""
-        self.window += increment
-        while self.held and self.held[0][0] <= self.window:
-            window, data = self.held.popleft()
-            self.window -= window
-            full = bool(self.out)  # the socket's buffer: the loop drains it once it takes more
-            self.out += data
-            if not full:
-                self.drain()
 
 
 class _Group:
@@ -154,7 +142,7 @@ class NullServer:
         self._late = array("q")
         self._names: list[str] = []
         self._first_ticks, self._lengths = array("q"), array("q")
-        self._requests = self._answered = self._refused = 0
+        self._requests = self._answered = 0
         self._commands = b""
 
     def run(self) -> None:
@@ -256,18 +244,9 @@ class NullServer:
             peer.unacknowledged = 0
 
     def _control(self, peer: _Peer, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        if kind == frames.WINDOW_UPDATE:
-            if stream_id == 0:
-                peer.widen(UINT32.unpack(payload)[0])
-        elif kind == frames.PING:
+        if kind in (frames.PING, frames.SETTINGS):
             if not flags & frames.ACK:
-                peer.send(frames.frame(frames.PING, frames.ACK, 0, payload))
-        elif kind == frames.SETTINGS:
-            if not flags & frames.ACK:
-                for key, value in frames.SETTING.iter_unpack(payload):
-                    if key == frames.INITIAL_WINDOW_SIZE:
-                        peer.stream_window = value
-                peer.send(frames.frame(frames.SETTINGS, frames.ACK, 0))
+                peer.send(frames.frame(kind, frames.ACK, 0, payload if kind == frames.PING else b""))
         elif kind == frames.RST_STREAM:
             peer.bodies.pop(stream_id, None)
             group = peer.live.pop(stream_id, None)
@@ -283,11 +262,7 @@ class NullServer:
         self._requests += 1
         request = GenerateRequest.FromString(message)
         tokens = request.max_tokens or 1
-        if tokens * TOKEN_WINDOW > peer.stream_window:
-            # Windows of single streams are not followed.
-            self._refused += 1
-            peer.send(self._answers.refused(stream_id, f"{tokens} tokens are more than the stream's window"))
-        elif self._pace is None:
+        if self._pace is None:
             self._waiting.append((peer, stream_id, tokens, recv_ns))
             if len(self._waiting) >= _TOGETHER:
                 self._answer()
@@ -326,7 +301,7 @@ class NullServer:
             self._late.append(at_ns - due_ns)
             for peer, group in self._phases[tick % pace.phases].items():
                 if group.heads:
-                    peer.send(group.tokens(at_ns), len(group.heads) * TOKEN_WINDOW)
+                    peer.send(group.tokens(at_ns))
                 for stream_id, tokens, recv_ns in group.ends.pop(tick, ()):
                     if peer.live.pop(stream_id, None) is None:
                         continue
@@ -341,20 +316,15 @@ class NullServer:
         while waiting:
             at_ns = now_ns()
             lots: dict[_Peer, list[bytes]] = {}
-            used: dict[_Peer, int] = {}
             stamp = FIXED64.pack(at_ns)
-            for _ in range(_TOGETHER):
-                if not waiting or max(used.values(), default=0) > _LOT_BYTES:
-                    break
-                peer, stream_id, tokens, recv_ns = waiting.popleft()
+            for peer, stream_id, tokens, recv_ns in [waiting.popleft() for _ in range(min(_TOGETHER, len(waiting)))]:
                 lot = lots.setdefault(peer, [])
-                used[peer] = used.get(peer, 0) + tokens * TOKEN_WINDOW
                 lot.append(self._answers.opening(stream_id))
                 lot.extend([token_head(stream_id, 1) + stamp] * tokens)
                 lot.append(self._answers.ending(stream_id, tokens=tokens, recv_ns=recv_ns, end_ns=at_ns))
                 self._answered += 1
             for peer, lot in lots.items():
-                peer.send(b"".join(lot), used[peer])
+                peer.send(b"".join(lot))
 
     def _command(self, stdin: int) -> bool:
         """Whether to go on: commands that came are carried out."""
@@ -386,7 +356,6 @@ class NullServer:
         return {
             "requests": self._requests,
             "answered": self._answered,
-            "refused": self._refused,
             "tick_lag_ms": _quantiles(self._late),
         }
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from analysis.arrays import Ints
 from analysis.records.request_columns import integers
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
+from benchmarks.simulation.records import request_table, token_lists, write_requests
 
 if TYPE_CHECKING:
     from loadtests.clients.call import Call
@@ -58,14 +59,8 @@ class Observed:
     counts: Ints
 
     @classmethod
-    def of_calls(cls, path: Path) -> Self:
-        """Read what `write_calls` wrote."""
-        with np.load(path) as kept:
-            return cls(**{name: kept[name] for name in cls.__slots__})
-
-    @classmethod
     def of_records(cls, path: Path) -> Self:
-        """Read what tailgate recorded: requests-N.arrow."""
+        """Read what a contestant recorded: requests-N.arrow."""
         table = read_table(path, REQUESTS)[0]
 
         def column(name: str) -> Ints:
@@ -88,19 +83,21 @@ class Observed:
 
 
 def write_calls(calls: Sequence[Call], path: Path) -> None:
-    """Write the columns of `Observed`, whole or not at all. A call's tag is its name and when it was scheduled."""
+    """Write the calls as tailgate records them. A call's tag is its name and when it was scheduled."""
+    sent = np.array([call.sent_ns for call in calls], np.int64)
+    counts = np.array([len(call.token_ns) for call in calls], np.int64)
+    stamps = np.concatenate([np.zeros(0, np.int64), *(np.array(call.token_ns, np.int64) for call in calls)])
+    table = request_table(
+        sent,
+        request_id=[call.tag[0] for call in calls],
+        scheduled_ns=[call.tag[1] for call in calls],
+        status=[call.status or "CANCELLED" for call in calls],
+        end_ns=[call.end_ns for call in calls],
+        server_end_ns=[int(call.trailing_metadata.get("tailgate-end-ns", 0)) if call.status else 0 for call in calls],
+        token_ns=token_lists(stamps - np.repeat(sent, counts), counts),
+    )
     partly = path.with_name("partial-" + path.name)
-    columns: dict[str, Any] = {
-        "names": np.array([call.tag[0] for call in calls], dtype=np.str_),
-        "scheduled": [call.tag[1] for call in calls],
-        "sent": [call.sent_ns for call in calls],
-        "end": [call.end_ns if call.status else 0 for call in calls],
-        "answer": [int(call.trailing_metadata.get("tailgate-end-ns", 0)) if call.status else 0 for call in calls],
-        "ok": [int(call.status == "OK") for call in calls],
-        "stamps": np.concatenate([np.zeros(0, np.int64), *(np.array(call.token_ns, np.int64) for call in calls)]),
-        "counts": [len(call.token_ns) for call in calls],
-    }
-    np.savez(partly, **columns)
+    write_requests(partly, table)
     partly.replace(path)
 
 
