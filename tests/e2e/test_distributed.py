@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -173,7 +172,7 @@ def test_the_clock_of_a_host_behind_an_asymmetric_network_is_followed(tmp_path: 
         arguments[1] = str(ROOT / arguments[1])
         master = start(locust_command(*arguments, *network), tmp_path / "master")
         wait_for(lambda: listens(here, port))
-        wire = SlowWire(here, (here, port), delay_s=0.02)
+        wire = Tap((here, port), host=here, delay_s=0.02)
         command = tailgate("worker", "--master", f"{here}:{wire.port}", "--keep", "kept", "--trials", "1")
         worker = start_in(name, command, tmp_path / "worker", shift_ns=700 * MS)
         with ended(server, master, worker), wire:
@@ -204,42 +203,6 @@ def listens(host: str, port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0):
         return True
     return False
-
-
-class SlowWire:
-    """Relay to `target`, `delay_s` later in one direction; for kernels without a network emulator."""
-
-    def __init__(self, host: str, target: tuple[str, int], *, delay_s: float) -> None:
-        self._listener = socket.create_server((host, 0))
-        self.port = int(self._listener.getsockname()[1])
-        self._target = target
-        self._delay_s = delay_s
-        self._sockets: list[socket.socket] = []
-
-    def __enter__(self) -> None:
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def __exit__(self, *_: object) -> None:
-        for item in (self._listener, *self._sockets):
-            with contextlib.suppress(OSError):
-                item.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(self._target)
-                self._sockets += [client, server]
-                for route in ((client, server, self._delay_s), (server, client, 0.0)):
-                    threading.Thread(target=self._pass_on, args=route, daemon=True).start()
-
-    @staticmethod
-    def _pass_on(source: socket.socket, sink: socket.socket, delay_s: float) -> None:
-        with contextlib.suppress(OSError):
-            while piece := source.recv(65536):
-                time.sleep(delay_s)
-                sink.sendall(piece)
-            sink.shutdown(socket.SHUT_WR)
 
 
 @contextlib.contextmanager

@@ -197,6 +197,8 @@ def test_a_run_listens_on_loopback_and_its_admin_interface_is_for_its_user(tmp_p
                         modes.add((stat.S_IMODE(place.parent.stat().st_mode), stat.S_IMODE(place.stat().st_mode)))
             time.sleep(0.05)
     assert run.returncode == 3, (tmp_path / "stderr").read_text()
+    assert run.stdout is not None
+    assert json.loads(run.stdout.read().splitlines()[-1])["needed_s"] > 2
     rows = {"an arm": 2, "the live page": 1, "the splitter": 1, "Envoy's admin interface": 1}
     check(found, {**rows, "Locust's master of a run": 1})
     assert modes == {(0o700, 0o600)}

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent import futures
 from dataclasses import dataclass
@@ -48,13 +49,18 @@ class FirstStep:
 
 
 class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServicer):
-    """Answers with paced tokens; a compiled-naive arm stalls on prompt lengths it has not seen."""
+    """Answers with paced tokens; a compiled-naive arm stalls on prompt lengths it has not seen.
+
+    Of its steps it keeps the newest alone, so that its memory does not grow over a million requests.
+    """
 
     token = 5  # all that it answers
     token_s = TOKEN_S
     prefill_s = TOKEN_S
     memory_bytes = 0
     dies = False  # when it is asked for a snapshot after the traffic
+    compile_every_s = 0.0  # how often a compiled arm compiles, whatever the lengths; 0: for the lengths that are new
+    whole = False  # whether all tokens of an answer are one chunk
     answers_file: BinaryIO | None = None  # gets a line for each request that is answered to its end
 
     def __init__(self, config: ArmConfig, replica: str, *, stall_s: float) -> None:
@@ -64,17 +70,19 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
         self.stall_s = stall_s
         self.answered = 0
         self._retained: list[telemetry_pb2.TelemetryEvent] = []
+        self._newest_steps: deque[telemetry_pb2.TelemetryEvent] = deque(maxlen=4096)
         self._watchers: list[queue.SimpleQueue[telemetry_pb2.TelemetryEvent | None]] = []
         self._lock = threading.Lock()
         self._device = threading.Lock()
         self._seen: set[int] = set()
+        self._compiled_s = time.monotonic()
         self._steps = 0
         self._compiles = 0
         self._closed = False
 
     def publish(self, event: telemetry_pb2.TelemetryEvent) -> None:
         with self._lock:
-            self._retained.append(event)
+            (self._newest_steps if event.WhichOneof("event") == "steps" else self._retained).append(event)
             for watcher in self._watchers:
                 watcher.put(event)
 
@@ -111,6 +119,17 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
             for watcher in self._watchers:
                 watcher.put(None)
 
+    def compiles(self, length: int) -> bool:
+        """Return whether a prompt of the length waits for a compile now."""
+        if self.compile_every_s:
+            is_due = self.config.compile.enabled and time.monotonic() - self._compiled_s >= self.compile_every_s
+        else:
+            is_due = self.config.preset == "compiled-naive" and length // 32 not in self._seen
+        if is_due:
+            self._seen.add(length // 32)
+            self._compiled_s = time.monotonic()
+        return is_due
+
     def run_first_step(self, kind: str, request_id: str, length: int, seconds: float) -> FirstStep:
         """Run a request's first step alone on the device, after a compile where the size is new to the arm."""
         with self._lock:
@@ -120,8 +139,7 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
         stall_ns = 0
         with self._device:
             start = now_ns()
-            if self.config.preset == "compiled-naive" and length // 32 not in self._seen:
-                self._seen.add(length // 32)
+            if self.compiles(length):
                 step: dict[str, Any] = {"start_ns": start, "shape": f"1x{length}", "batch_id": batch}
                 self.under_way(**step)
                 time.sleep(self.stall_s)
@@ -154,10 +172,13 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
     ) -> Iterator[inference_pb2.GenerateChunk]:
         received = now_ns()
         step = self.run_first_step("prefill", request.request_id, len(request.token_ids.ids), self.prefill_s)
-        for token in range(request.max_tokens):
-            last = token == request.max_tokens - 1
+        size = request.max_tokens if self.whole else 1  # of a chunk
+        for end in range(size, request.max_tokens + 1, size):
+            last = end == request.max_tokens
             reason = inference_pb2.FINISH_REASON_LENGTH if last else inference_pb2.FINISH_REASON_UNSPECIFIED
-            yield inference_pb2.GenerateChunk(token_ids=[self.token], emit_ns=[now_ns()], finish_reason=reason)
+            yield inference_pb2.GenerateChunk(
+                token_ids=[self.token] * size, emit_ns=[now_ns()] * size, finish_reason=reason
+            )
             if not last:
                 time.sleep(self.token_s)
         self.trail(context, step, request.request_id, received=received, end=now_ns(), tokens=request.max_tokens)
@@ -178,7 +199,7 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
     ) -> Iterator[telemetry_pb2.TelemetryEvent]:
         mine: queue.SimpleQueue[telemetry_pb2.TelemetryEvent | None] = queue.SimpleQueue()
         with self._lock:
-            for event in self._retained:
+            for event in (*self._retained, *self._newest_steps):
                 mine.put(event)
             self._watchers.append(mine)
             if self._closed:
@@ -237,6 +258,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--warmup-s", type=float, default=0.2)
     parser.add_argument("--token-s", type=float, default=TOKEN_S)
     parser.add_argument("--memory-bytes", type=int, default=0)
+    parser.add_argument("--compile-every-s", type=float, default=0.0)
+    parser.add_argument("--whole", action="store_true")
     parser.add_argument("--answers", type=Path)
     for name in ("die", "freeze", "dtype", "token", "prefill-s"):
         parser.add_argument(f"--{name}", action="append", default=[], metavar="REPLICA=VALUE")
@@ -259,6 +282,7 @@ def main(kind: type[Arm] = Arm) -> None:
     arm = kind(config, options.replica, stall_s=options.stall_s)
     arm.dtype = own(options.dtype, arm.dtype)
     arm.token = int(own(options.token, arm.token))
+    arm.compile_every_s, arm.whole = options.compile_every_s, options.whole
     arm.dies = options.replica in options.die_last
     arm.token_s = options.token_s * float(faults.get("decode", 1.0))
     arm.prefill_s = float(own(options.prefill_s, arm.token_s))

@@ -33,9 +33,8 @@ from scipy.stats import theilslopes
 
 from tests.fakes.processes import free_port
 from tests.fakes.screens import tailgate
-from tests.faults import quick_arm
+from tests.fakes.whole_run import FAKE_ARM, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 LARGEST_REPORT = 6_000_000  # bytes
 STEPS = 40  # of the rate over the day
 # What may grow by more than 2 %: the page's charts fill up to 900 samples, and an interim analysis holds all records.
@@ -239,11 +238,12 @@ def listen(url: str, path: str, every_s: float, read: list[int]) -> None:
 def run_day(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run the day and return what was seen of it."""
     (folder / "day.toml").write_text(experiment(options))
-    arm = [sys.executable, "-m", "tests.faults.quick_arm", "--stall-s", "0.1"]
+    arm = [sys.executable, str(FAKE_ARM), "--whole", "--token-s", "0", "--stall-s", "0.1"]
+    arm += ["--compile-every-s", str(options.compile_s)]
     words = ["run", "day.toml", "--out", "runs", "--set", "machines.reference_s=0", "--json", *options.arguments]
     metrics = f"127.0.0.1:{free_port()}"
     words += ["--metrics", metrics]
-    given = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", quick_arm.VARIABLE: str(options.compile_s)}
+    given = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     log = folder / "run.log"
     with log.open("w") as errors:
         process = subprocess.Popen(
