@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from analysis.records.schemas import MACHINES, REQUESTS
@@ -263,16 +264,9 @@ def stranger(port: int, *, host: str = "127.0.0.1") -> list[str]:
 
 
 def listens_on(port: int) -> set[str]:
-    """Return the addresses at which the port listens, in the kernel's hexadecimal."""
-    found = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                _, local, _, state, *_ = line.split()
-                address, _, number = local.partition(":")
-                if state == "0A" and int(number, 16) == port:
-                    found.add(address)
-    return found
+    """Return the addresses at which the port listens."""
+    every = psutil.net_connections("tcp")
+    return {item.laddr.ip for item in every if item.status == psutil.CONN_LISTEN and item.laddr.port == port}
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +285,7 @@ def test_an_unknown_worker_gets_no_part_of_a_run_with_local_workers(two_arms: di
         started(command, tmp_path / "master", load_environment(traffic)) as master,
     ):
         wait_for(lambda: bool(listens_on(port)) or master.poll() is not None)
-        assert listens_on(port) == {"0100007F"}
+        assert listens_on(port) == {"127.0.0.1"}
         assert master.wait(timeout=60) == 0, (tmp_path / "master" / "log").read_text()
         assert outside.poll() is None
     assert len(records(tmp_path)) == 2 * len(schedule)

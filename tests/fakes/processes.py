@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import pytest
 
 T = TypeVar("T")
@@ -52,7 +52,6 @@ def refusal(error: type[Exception], call: Callable[..., object], *arguments: Any
     return str(caught.value)
 
 
-_LISTENS = "0A"  # TCP_LISTEN
 _ACCEPTS = 0x10000  # __SO_ACCEPTCON
 
 
@@ -68,13 +67,9 @@ class Listener:
 
 def family(pid: int) -> list[int]:
     """Return the process and all below it."""
-    found = [pid]
-    with contextlib.suppress(OSError):  # it may end meanwhile
-        for task in list(Path(f"/proc/{pid}/task").glob("*/children")):
-            with contextlib.suppress(OSError):
-                for child in map(int, task.read_text().split()):
-                    found += family(child)
-    return found
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    return [pid]
 
 
 def command_of(pid: int) -> str:
@@ -85,48 +80,29 @@ def command_of(pid: int) -> str:
 
 def listeners(pid: int) -> set[Listener]:
     """Return what the process and all below it listen on."""
-    places = _places()
-    return {
-        Listener(member, command_of(member), *places[inode])
-        for member in family(pid)
-        for inode in _inodes(member)
-        if inode in places
-    }
+    accepting = {row[7] for row in _unix_sockets() if int(row[3], 16) & _ACCEPTS}
+    found = set()
+    for member, item in _sockets(pid):
+        if item.status == psutil.CONN_LISTEN:
+            found.add(Listener(member, command_of(member), item.laddr.ip.removeprefix("::ffff:"), item.laddr.port))
+        elif item.family == socket.AF_UNIX and item.laddr in accepting:
+            found.add(Listener(member, command_of(member), item.laddr))
+    return found
 
 
 def unix_names(pid: int) -> set[str]:
     """Return the names of Unix sockets that the process and all below it hold, listening or connected."""
-    held = {inode for member in family(pid) for inode in _inodes(member)}
+    return {item.laddr for _, item in _sockets(pid) if item.family == socket.AF_UNIX and item.laddr}
+
+
+def _sockets(pid: int) -> Iterator[tuple[int, Any]]:
+    for member in family(pid):
+        with contextlib.suppress(psutil.Error):
+            for item in psutil.Process(member).net_connections("all"):
+                yield member, item
+
+
+def _unix_sockets() -> list[list[str]]:
+    """Return the rows of named Unix sockets in the kernel's table; psutil does not tell which of them accept."""
     rows = (line.split(maxsplit=7) for line in Path("/proc/net/unix").read_text().splitlines()[1:])
-    return {row[7] for row in rows if len(row) == 8 and row[6] in held}
-
-
-def _inodes(pid: int) -> set[str]:
-    found = set()
-    with contextlib.suppress(OSError):
-        for file in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
-                kind, _, inode = str(file.readlink()).partition(":")
-                if kind == "socket":
-                    found.add(inode.strip("[]"))
-    return found
-
-
-def _places() -> dict[str, tuple[str, int]]:
-    """Return the address and port of all listening sockets, by inode."""
-    found = {}
-    for kind, table in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-                _, local, _, state, *rest = line.split()
-                host, _, port = local.partition(":")
-                if state == _LISTENS:
-                    words = struct.unpack(f">{len(host) // 8}I", bytes.fromhex(host))  # each in the machine's order
-                    packed = struct.pack(f"={len(words)}I", *words)
-                    address = socket.inet_ntop(kind, packed).removeprefix("::ffff:")  # IPv4 at a socket for both
-                    found[rest[5]] = (address, int(port, 16))
-    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
-        _, _, _, flags, _, _, inode, *path = line.split(maxsplit=7)
-        if int(flags, 16) & _ACCEPTS:
-            found[inode] = (path[0] if path else "", 0)
-    return found
+    return [row for row in rows if len(row) == 8]
