@@ -1,11 +1,13 @@
 """A small Inference server: paces tokens, stalls and fails on demand, and sends every trailing metadata key.
 
-`serve` starts it as a process: grpcio's threads must not share a process with code under gevent.
+The text "big N" is answered by one chunk of N tokens; the name of a status code aborts with it. `serve` starts it as a
+process: grpcio's threads must not share a process with code under gevent.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import dataclasses
 import itertools
@@ -14,13 +16,19 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import grpc
+import grpc.aio
 
 from servers.clock import now_ns
+from servers.front.interceptors import TokenCheck
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from tests.fakes.grpc_servers import add_inference, spawned, trailers
+
+Server = Literal["sync", "aio"]
+REASON = "as you asked: \u2713 100 %"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +43,11 @@ class Behaviour:
     empty_every: int = 0  # each n-th call ends with OK before any token
     stall_every: int = 0  # each n-th call waits `stall_s` before its first token
     stall_s: float = 0.0
+    server: Server = "sync"  # of grpcio, on threads or on asyncio
+    certificate: str = ""  # with the key and the authority of clients, paths of PEM files
+    key: str = ""
+    client_ca: str = ""
+    token: str = ""  # that calls must show; for "aio" alone
 
 
 @dataclass(slots=True)
@@ -55,12 +68,18 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         self._numbers = itertools.count(1)
 
     def Generate(self, request: Any, context: Any) -> Iterator[inference_pb2.GenerateChunk]:  # noqa: N802
+        if request.text in grpc.StatusCode.__members__:
+            context.abort(grpc.StatusCode[request.text], REASON)
         call, sent = self._admit(request, context), 0
         gone = threading.Event()  # a client that hangs up, or the server's end, wakes every wait
-        if not context.add_callback(gone.set):
+        if context.add_callback(gone.set) is False:
             gone.set()  # the call was over before this thread came to it
         gone.wait(call.stall_s + self.behaviour.first_s)
         call.first_ns = now_ns()
+        word, _, size = request.text.partition(" ")
+        if word == "big":
+            sent = int(size)
+            yield inference_pb2.GenerateChunk(token_ids=range(sent))
         while sent < request.max_tokens and not call.empty:
             if gone.is_set():
                 return
@@ -122,12 +141,39 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--behaviour", default="{}")
     options = parser.parse_args()
-    server = grpc.server(ThreadPoolExecutor(64), options=[("grpc.so_reuseport", 0)])
-    add_inference(server, FakeInference(Behaviour(**json.loads(options.behaviour))))
-    port = server.add_insecure_port(f"127.0.0.1:{options.port}")
+    behaviour = Behaviour(**json.loads(options.behaviour))
+    if behaviour.server == "aio":
+        asyncio.run(serve_aio(behaviour, options.port))
+        return
+    server = grpc.server(ThreadPoolExecutor(128), options=OPTIONS)
+    port = bound(server, behaviour, options.port)
     server.start()
     print(json.dumps({"port": port}), flush=True)
     server.wait_for_termination()
+
+
+async def serve_aio(behaviour: Behaviour, port: int) -> None:
+    """Serve the same on asyncio's server, which runs the servicer on threads."""
+    interceptors = (TokenCheck(behaviour.token),) if behaviour.token else ()
+    server = grpc.aio.server(ThreadPoolExecutor(128), options=OPTIONS, interceptors=interceptors)
+    port = bound(server, behaviour, port)
+    await server.start()
+    print(json.dumps({"port": port}), flush=True)
+    await server.wait_for_termination()
+
+
+OPTIONS = [("grpc.so_reuseport", 0)]
+
+
+def bound(server: Any, behaviour: Behaviour, port: int) -> int:
+    """Give the server its servicer and its port, with TLS where there is a certificate."""
+    add_inference(server, FakeInference(behaviour))
+    if not behaviour.certificate:
+        return int(server.add_insecure_port(f"127.0.0.1:{port}"))
+    pair = (Path(behaviour.key).read_bytes(), Path(behaviour.certificate).read_bytes())
+    authority = Path(behaviour.client_ca).read_bytes() if behaviour.client_ca else None
+    credentials = grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
+    return int(server.add_secure_port(f"127.0.0.1:{port}", credentials))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, UpstreamTls
 from tests.fakes import http2 as wire
 from tests.fakes.credentials import Certificates, make_certificates
-from tests.fakes.grpc_peers import grpc_peer
 from tests.fakes.http2 import (
     OK_END,
     OK_HEADERS,
@@ -37,6 +36,7 @@ from tests.fakes.http2 import (
     literals,
     until,
 )
+from tests.fakes.inference import Behaviour, serve
 from tests.fakes.processes import PATIENCE_S
 from tests.loadtests.clients.test_connection import ask, finished, request
 
@@ -275,7 +275,7 @@ def client(
     secure_arm = name in ("sync-tls", "aio-tls", "envoy-tls-both")
     with contextlib.ExitStack() as stack:
         pair = {"certificate": pem.certificate, "key": pem.key} if secure_arm else {}
-        target = stack.enter_context(grpc_peer(kind, token_s=0.002, **pair))  # type: ignore[arg-type]
+        target = stack.enter_context(serve(Behaviour(server=kind, **pair))).target  # type: ignore[arg-type]
         if name.startswith("envoy"):
             folder = tmp_path_factory.mktemp(name)
             config = SplitterConfig(
@@ -343,8 +343,8 @@ def both(target: str, script: str, **options: Any) -> tuple[dict[str, Any], dict
 
 @pytest.mark.process
 def test_both_clients_end_calls_alike() -> None:
-    with grpc_peer("aio", token_s=0.02) as target:
-        frames, grpcio = both(target, "ends")
+    with serve(Behaviour(server="aio", token_s=0.02)) as peer:
+        frames, grpcio = both(peer.target, "ends")
     assert frames["failed"] == grpcio["failed"] == ["RESOURCE_EXHAUSTED", "as you asked: \u2713 100 %"]
     assert frames["late"][0] == grpcio["late"][0] == "DEADLINE_EXCEEDED"
     assert frames["answered"] == grpcio["answered"] == ["OK", ""]

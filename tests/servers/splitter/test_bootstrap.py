@@ -22,7 +22,7 @@ from servers.splitter.envoy import Envoy, envoy_path
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, UpstreamTls
 from tests.fakes.command_line import parsed
 from tests.fakes.credentials import Certificates, make_certificates
-from tests.fakes.grpc_peers import grpc_peer
+from tests.fakes.inference import Behaviour, serve
 from tests.fakes.processes import PATIENCE_S, wait_for
 from tests.servers.test_config import refusal
 
@@ -160,8 +160,8 @@ def test_a_token_passes_from_a_tls_client_to_a_tls_arm_that_checks_it(pem: Certi
     upstream = UpstreamTls(ca=pem.ca, certificate=pem.client_certificate, key=pem.client_key)
     tls, log = ServerTls(certificate=pem.certificate, key=pem.key), str(tmp_path / "requests.log")
     with (
-        grpc_peer("aio", certificate=pem.certificate, key=pem.key, client_ca=pem.ca, token=SECRET) as arm,
-        envoy_before(arm, tmp_path, tls=tls, upstream_tls=upstream, request_log=log) as envoy,
+        serve(Behaviour(server="aio", token=SECRET, client_ca=pem.ca, certificate=pem.certificate, key=pem.key)) as arm,
+        envoy_before(arm.target, tmp_path, tls=tls, upstream_tls=upstream, request_log=log) as envoy,
     ):
         envoy.wait_ready(PATIENCE_S)
         assert envoy.target == f"https://127.0.0.1:{envoy.port}"
@@ -179,8 +179,8 @@ def test_an_arm_whose_certificate_is_not_right_is_never_healthy(pem: Certificate
     own = {} if wrong == "plaintext" else {"certificate": pem.certificate, "key": pem.key}
     ca, name = pem.other_ca if wrong == "authority" else pem.ca, "arms.example" if wrong == "name" else ""
     with (
-        grpc_peer("aio", **own) as arm,
-        envoy_before(arm, tmp_path, upstream_tls=UpstreamTls(ca=ca, name=name)) as envoy,
+        serve(Behaviour(server="aio", **own)) as arm,
+        envoy_before(arm.target, tmp_path, upstream_tls=UpstreamTls(ca=ca, name=name)) as envoy,
     ):
         wait_for(lambda: envoy.stats("health_check.failure$")["cluster.eager.health_check.failure"] >= 2)
         assert envoy.healthy() == {"eager": (0, 1)}
