@@ -1,58 +1,45 @@
-"""tailgate's client by itself, without Locust, schedule and records. `python -m benchmarks.bare_client PLAN`."""
+"""tailgate's client by itself, without Locust: `python -m benchmarks.bare_client FOLDER` replays the schedule there."""
 
 from __future__ import annotations
 
 import gc
-import itertools
-import os
-import signal
 import sys
 from pathlib import Path
 
 import gevent
-import numpy as np
 
-from benchmarks.observed import Plan, write_calls
+from benchmarks.observed import write_calls
 from loadtests.clients.call import Call
 from loadtests.clients.inference import InferenceClient
+from loadtests.generator.trial_config import TrialConfig
+from loadtests.traffic.schedule import Schedule
 from servers.clock import now_ns
 from servers.rpc.inference_pb2 import GenerateRequest
 
 
-def drive(plan: Plan) -> None:
-    """Send the plan's requests until SIGTERM."""
-    client = InferenceClient(plan.address, max_connections=1)
+def drive(folder: Path) -> None:
+    """Send what the schedule in the folder says, wait for the last answer, and record all of them."""
+    schedule = Schedule.read(folder / "schedule.arrow")
+    client = InferenceClient(TrialConfig.read(folder / "generator.json").targets["*"], max_connections=1)
     failure = client.connect(10.0)
     if failure:
         sys.exit(failure)
-    calls: list[Call] = []
-    numbers = itertools.count()
-
-    def send(scheduled_ns: int) -> None:
-        name = f"bare-{next(numbers)}"
-        body = GenerateRequest(request_id=name, max_tokens=plan.tokens).SerializeToString()
-        calls.append(client.start(body, timeout_s=600.0, tag=(name, scheduled_ns)))
-
-    def finish() -> None:
-        write_calls(calls, Path(plan.out))
-        os._exit(0)
-
-    gevent.signal_handler(signal.SIGTERM, finish)
     gc.collect()
     gc.freeze()
     gc.disable()
-    for _ in range(plan.streams):
-        send(now_ns())
-        gevent.sleep(plan.ramp_s / plan.streams)
-    rng, next_ns = np.random.default_rng(plan.seed), now_ns() + 500_000_000
-    while plan.rate:
-        next_ns += int(rng.exponential(1e9 / plan.rate))
-        while (left_ns := next_ns - now_ns()) > 0:
+    calls: list[Call] = []
+    start_ns = now_ns() + 500_000_000
+    planned = zip(schedule.offset_ns.tolist(), schedule.ints("max_tokens").tolist(), strict=True)
+    for number, (offset_ns, tokens) in enumerate(planned):
+        scheduled_ns, name = start_ns + offset_ns, f"bare-{number}"
+        while (left_ns := scheduled_ns - now_ns()) > 0:
             gevent.sleep(left_ns / 1e9 if left_ns > 1_000_000 else 0)
-        send(next_ns)
-    while True:
-        gevent.sleep(3600)
+        body = GenerateRequest(request_id=name, max_tokens=tokens).SerializeToString()
+        calls.append(client.start(body, timeout_s=600.0, tag=(name, scheduled_ns)))
+    while not all(call.status for call in calls):
+        gevent.sleep(0.05)
+    write_calls(calls, folder / "requests-0.arrow")
 
 
 if __name__ == "__main__":
-    drive(Plan.read(Path(sys.argv[1])))
+    drive(Path(sys.argv[1]))

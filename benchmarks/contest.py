@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
@@ -15,7 +14,7 @@ from typing import Any, Final, Self, cast
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.observed import Emitted, Observed, Plan
+from benchmarks.observed import Emitted, Observed
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.schedule import SCHEDULE, Schedule
 from loadtests.trials.load import locust_command
@@ -139,9 +138,17 @@ def process_cpu_s(pid: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a load process is given to do; the counted window begins `settle_s` after all of it runs."""
+    """What a load process is given to do: `streams` that start over `ramp_s`, or Poisson arrivals at `rate`.
 
-    plan: Plan  # `address` and `out` are filled in here
+    Each request asks for `tokens`. `server`: flags of the null server. The window that counts begins `settle_s` after
+    all of it runs.
+    """
+
+    streams: int = 0
+    ramp_s: float = 2.0
+    rate: float = 0.0
+    tokens: int = 1
+    seed: int = 0
     server: tuple[str, ...] = ()
     window_s: float = 10.0
     settle_s: float = 2.0
@@ -164,18 +171,14 @@ def run(contestant: str, work: Work, *, folder: Path, cores: Cores) -> Outcome:
     folder.mkdir(parents=True)
     out = folder / "requests-0.arrow"
     with NullProcess(work.server, folder=folder, cores=cores) as server:
-        plan = dataclasses.replace(work.plan, address=server.address, out=str(out))
-        command = _tailgate(plan, work, folder) if contestant == "tailgate" else _bare(plan, folder)
-        with Process(contestant, command, folder=folder, core=cores.load) as load:
-            _wait_for_load(server, load, plan)
+        write_schedule(work, folder / "schedule.arrow")
+        TrialConfig(targets={"*": server.address}, timeout_s=600.0).write(folder / "generator.json")
+        with Process(contestant, _command(contestant, folder), folder=folder, core=cores.load) as load:
+            _wait_for_load(server, load, work.streams)
             time.sleep(work.settle_s)
             before = time.monotonic_ns(), load.cpu_s()
             time.sleep(work.window_s)
             after = time.monotonic_ns(), load.cpu_s()
-            if contestant == "bare":  # tailgate's schedule has an end
-                load.check()
-                time.sleep(0.3)
-                load.ask_to_stop()
             load.finish(_PATIENCE_S)
         report = server.request(f"report {folder / 'server.npz'}")
     if not out.exists():
@@ -190,13 +193,13 @@ def run(contestant: str, work: Work, *, folder: Path, cores: Cores) -> Outcome:
     )
 
 
-def _wait_for_load(server: NullProcess, load: Process, plan: Plan) -> None:
+def _wait_for_load(server: NullProcess, load: Process, streams: int) -> None:
     """All streams are on, or the first request has come; a load process that never gets there is measured as it is."""
     deadline = time.monotonic() + _PATIENCE_S
     most, since = 0, time.monotonic()
     while time.monotonic() < deadline:
         status = server.request("status")
-        if status["streaming"] >= plan.streams if plan.streams else status["requests"]:
+        if status["streaming"] >= streams if streams else status["requests"]:
             return
         if status["streaming"] > most:
             most, since = status["streaming"], time.monotonic()
@@ -207,31 +210,24 @@ def _wait_for_load(server: NullProcess, load: Process, plan: Plan) -> None:
     raise ContestError(f"{load.name} sent nothing within {_PATIENCE_S:g} s: {load.log_tail()}")
 
 
-def _bare(plan: Plan, folder: Path) -> list[str]:
-    """tailgate's client by itself."""
-    path = folder / "plan.json"
-    path.write_text(json.dumps(dataclasses.asdict(plan)))
-    return [sys.executable, "-m", "benchmarks.bare_client", str(path)]
-
-
-def _tailgate(plan: Plan, work: Work, folder: Path) -> list[str]:
-    """A real Locust process with loadtests/chat.py that replays a schedule and records."""
-    write_schedule(plan, work, folder / "schedule.arrow")
-    TrialConfig(targets={"*": plan.address}, timeout_s=600.0).write(folder / "generator.json")
+def _command(contestant: str, folder: Path) -> list[str]:
+    """tailgate's client by itself, or a real Locust process with loadtests/chat.py, on the schedule in the folder."""
+    if contestant == "bare":
+        return [sys.executable, "-m", "benchmarks.bare_client", str(folder)]
     return locust_command(
         schedule=folder / "schedule.arrow", trial_config=folder / "generator.json", records=folder, workers=1
     )
 
 
-def write_schedule(plan: Plan, work: Work, path: Path) -> None:
-    """Write the plan as a schedule: streams start evenly over the ramp, open-loop requests by a Poisson process."""
-    rng = np.random.default_rng(plan.seed)
+def write_schedule(work: Work, path: Path) -> None:
+    """Write the work as a schedule: streams start evenly over the ramp, open-loop requests by a Poisson process."""
+    rng = np.random.default_rng(work.seed)
     # tailgate encodes requests seconds ahead: they must not run out before the window ends, or it would have less to do
     seconds = work.settle_s + work.window_s + AHEAD_S
-    if plan.streams:
-        offsets = np.linspace(0, plan.ramp_s, plan.streams, endpoint=False)
+    if work.streams:
+        offsets = np.linspace(0, work.ramp_s, work.streams, endpoint=False)
     else:
-        offsets = np.cumsum(rng.exponential(1 / plan.rate, int(plan.rate * seconds * 1.2) + 100))
+        offsets = np.cumsum(rng.exponential(1 / work.rate, int(work.rate * seconds * 1.2) + 100))
         offsets = offsets[offsets < seconds]
     count = len(offsets)
     table = pa.table(
@@ -241,7 +237,7 @@ def write_schedule(plan: Plan, work: Work, path: Path) -> None:
             "session_id": [f"1-{number}" for number in range(count)],
             "turn": np.zeros(count, np.int32),
             "prompt_tokens": np.full(count, 16, np.int32),
-            "max_tokens": np.full(count, plan.tokens, np.int32),
+            "max_tokens": np.full(count, work.tokens, np.int32),
             "prompt_seed": rng.integers(0, 2**62, count),
             "arm": [None] * count,
             "phase": ["measure"] * count,
@@ -250,5 +246,5 @@ def write_schedule(plan: Plan, work: Work, path: Path) -> None:
         schema=SCHEDULE,
     )
     Schedule(
-        table=table, design="split", arms=(), trial=1, seed=plan.seed, duration_s=seconds, block_s=30.0, dropped={}
+        table=table, design="split", arms=(), trial=1, seed=work.seed, duration_s=seconds, block_s=30.0, dropped={}
     ).write(path)

@@ -27,7 +27,7 @@ if not __package__:  # as a script: the repository is importable
 from benchmarks.command import BenchmarkParser, command_line, count, end_in_order, one_of, run_command
 from benchmarks.contest import CONTESTANTS, Cores, Outcome, Work, run
 from benchmarks.ledger import Ledger, Row, paired_ratio, spread
-from benchmarks.observed import Plan, own_error, stream_figures
+from benchmarks.observed import own_error, stream_figures
 from loadtests.trials.environment import describe_environment
 
 SECTIONS: Final = ("streams", "open")
@@ -59,9 +59,15 @@ class Bench:
     def streams(self) -> None:
         """1,000 paced streams: what share of the tokens each client sees, and how late."""
         seconds = SETTLE_S + RAMP_S + self.options.window_s + 3.0
-        plan = Plan(streams=STREAMS, ramp_s=RAMP_S, tokens=int(TOKENS_PER_S * seconds), seed=self.options.seed)
-        server = ("--tokens-per-s", str(TOKENS_PER_S))
-        work = Work(plan=plan, server=server, window_s=self.options.window_s, settle_s=SETTLE_S)
+        work = Work(
+            streams=STREAMS,
+            ramp_s=RAMP_S,
+            tokens=int(TOKENS_PER_S * seconds),
+            seed=self.options.seed,
+            server=("--tokens-per-s", str(TOKENS_PER_S)),
+            window_s=self.options.window_s,
+            settle_s=SETTLE_S,
+        )
         rows = self._contest(
             "streams",
             work,
@@ -73,8 +79,7 @@ class Bench:
 
     def open(self) -> None:
         """Open loop: the load process's own share of the latency."""
-        plan = Plan(rate=RATE, seed=self.options.seed)
-        work = Work(plan=plan, window_s=self.options.window_s)
+        work = Work(rate=RATE, seed=self.options.seed, window_s=self.options.window_s)
         rows = self._contest(
             "open", work, lambda o: own_error(o.seen, start_ns=o.start_ns, end_ns=o.end_ns), "p99_own_ms"
         )

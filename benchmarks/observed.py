@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,27 +18,6 @@ from benchmarks.simulation.records import request_table, token_lists, write_requ
 
 if TYPE_CHECKING:
     from loadtests.clients.call import Call
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What a load process is asked to do, as a JSON file: `streams` over `ramp_s`, or Poisson arrivals at `rate`.
-
-    Each request asks for `tokens` tokens.
-    """
-
-    address: str = ""
-    out: str = ""
-    tokens: int = 1
-    streams: int = 0
-    ramp_s: float = 2.0
-    rate: float = 0.0
-    seed: int = 0
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """The plan in a file."""
-        return cls(**json.loads(path.read_text()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

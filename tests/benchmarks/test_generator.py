@@ -18,7 +18,7 @@ import torch
 from benchmarks.command import run_command
 from benchmarks.contest import ROOT, Cores, NullProcess, Work, run
 from benchmarks.null_server import Pace
-from benchmarks.observed import Emitted, Observed, Plan, own_error, stream_figures
+from benchmarks.observed import Emitted, Observed, own_error, stream_figures
 from benchmarks.planted_arm import plant, planted_in
 from benchmarks.splitter import WAYS, opened
 from servers.clock import now_ns
@@ -33,12 +33,8 @@ ANYWHERE = Cores(server=None, load=None)
 
 @pytest.mark.parametrize("contestant", ["bare", "tailgate"])
 def test_a_contestant_sees_the_tokens_of_a_few_streams(contestant: str, tmp_path: Path) -> None:
-    work = Work(
-        plan=Plan(streams=5, ramp_s=0.2, tokens=40),
-        server=("--tokens-per-s", "20"),
-        window_s=0.5,
-        settle_s=0.3,
-    )
+    server = ("--tokens-per-s", "20")
+    work = Work(streams=5, ramp_s=0.2, tokens=40, server=server, window_s=0.5, settle_s=0.3)
     outcome = run(contestant, work, folder=tmp_path / "run", cores=ANYWHERE)
     figures = stream_figures(outcome.seen, outcome.sent, start_ns=outcome.start_ns, end_ns=outcome.end_ns)
     assert 30 < figures["sent"] <= 55

@@ -35,7 +35,7 @@ def two_arms() -> Iterator[dict[str, str]]:
 
 
 def test_headless_run_by_hand_writes_csv_and_html(server: ServedFake, tmp_path: Path) -> None:
-    arguments = ["-f", CHAT, "--headless", "--host", f"http://{server.target}", "-u", "4", "-r", "4", "-t", "7s"]
+    arguments = ["-f", CHAT, "--headless", "--host", f"http://{server.target}", "-u", "4", "-r", "4", "-t", "12s"]
     arguments += ["--request-rate", "5", "--stop-timeout", "5", "--records", str(tmp_path / "records")]
     arguments += ["--csv", str(tmp_path / "out"), "--html", str(tmp_path / "out.html")]
     code, output = run_locust(*arguments, "--json-file", str(tmp_path / "out"))
