@@ -57,7 +57,7 @@ _CARRYING = (
     *("TORCH_CACHING_PRECOMPILE", "TRITON_CACHE_DIR", "TRITON_CACHE_MANAGER"),
     "TORCHINDUCTOR_FX_COMPILE_MODE",
 )
-_VISIBLE = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def on_its_card_alone(arm: ArmConfig, environment: MutableMapping[str, str]) -> ArmConfig:
@@ -70,20 +70,17 @@ def on_its_card_alone(arm: ArmConfig, environment: MutableMapping[str, str]) -> 
     resolves the name reports it.
     """
     if arm.model.device == "cpu":
-        environment.update(dict.fromkeys(_VISIBLE, ""))
+        environment[_VISIBLE] = ""
         return arm
     match = re.fullmatch(r"cuda:(\d+)", arm.model.device)
     if match is None:
         return arm
     number = int(match[1])
-    # Each variable that is set is narrowed: which one counts depends on the card's maker.
-    shown = {name: environment[name].split(",") for name in _VISIBLE if name in environment}
-    narrowed = {name: cards[number].strip() for name, cards in shown.items() if number < len(cards)}
-    if not shown:
-        narrowed = {_VISIBLE[-1]: str(number)}
-    if not narrowed or not all(narrowed.values()):
+    shown = [card.strip() for card in environment[_VISIBLE].split(",")] if _VISIBLE in environment else None
+    card = str(number) if shown is None else "".join(shown[number : number + 1])
+    if not card:
         return arm
-    environment.update(narrowed)
+    environment[_VISIBLE] = card
     return replace(arm, model=replace(arm.model, device="cuda:0"))
 
 

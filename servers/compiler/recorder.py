@@ -228,18 +228,6 @@ class CompileRecorder:
         log = importlib.import_module("torch._inductor.cudagraph_utils").cudagraphs_log
         log.addFilter(self._read_skip)
         self._undo.append(lambda: log.removeFilter(self._read_skip))
-        # Where a graph is partitioned, torch gives CUDA graphs up without a record, a log line or a count.
-        module, name = importlib.import_module("torch._inductor.output_code"), "cudagraph_partition_post_compile"
-        partition = getattr(module, name)
-
-        def after(example_inputs: Any, graph: Any, *rest: Any, **options: Any) -> None:
-            partition(example_inputs, graph, *rest, **options)
-            causes = graph.cudagraph_info.cudagraph_fail_reasons
-            if undo in self._undo and (causes or not graph.partition_maps):
-                self.capture_skipped("; ".join(causes) or "no part of the graph can be captured")
-
-        undo = jit.replaced(module, name, after)
-        self._undo.append(undo)
 
     def _on_record(self, record: logging.LogRecord) -> bool:
         try:

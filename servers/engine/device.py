@@ -23,6 +23,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from servers.clock import now_ns
 from servers.compiler.events import CompileUnderWay
 from servers.complaint import named
@@ -39,45 +41,41 @@ MEMORY_EVERY_NS = 1_000_000_000
 _LONGEST_FLUSH_S = 0.1  # a front that does not read delays no compile for longer
 
 
-class Outbox(queue.SimpleQueue[object]):
+class Outbox:
     """Messages to the front, in order. `put` takes them from any thread without a wait; `send` runs in a thread."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._flushes: deque[threading.Event] = deque()  # each is in the queue too, behind what it waits for
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._messages: deque[object] = deque()
+        self._has_some = threading.Event()
+        self._sending = threading.Lock()
 
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until everything put so far is in the pipe; returns whether it is after at most `timeout_s`.
+    def put(self, message: object) -> None:
+        """Have the sending thread send the message."""
+        self._messages.append(message)
+        if not self._has_some.is_set():
+            self._has_some.set()
 
-        The calling thread gives the interpreter to the sending one: after the call it may hold it for long.
+    def flush(self, timeout_s: float = _LONGEST_FLUSH_S) -> None:
+        """Send everything put so far on this thread, unless the front has not read for `timeout_s`.
+
+        After the call this thread may hold the interpreter for long, so that the sending thread cannot run.
         """
-        sent = threading.Event()
-        self._flushes.append(sent)
-        self.put(sent)
-        return sent.wait(timeout_s)
+        if self._sending.acquire(timeout=timeout_s):
+            try:
+                messages = [self._messages.popleft() for _ in range(len(self._messages))]
+                if messages:
+                    self._connection.send(messages)
+            except OSError:  # the front is gone
+                return
+            finally:
+                self._sending.release()
 
-    def close(self) -> None:
-        """End the sending thread once it has sent what is there."""
-        self.put(None)
-
-    def send(self, connection: Connection) -> None:
-        """Send everything until the outbox is closed or the front is gone."""
-        with contextlib.suppress(OSError):
-            more = True
-            while more:
-                messages = [self.get()]
-                while not self.empty():
-                    messages.append(self.get())
-                if not (more := messages[-1] is not None):
-                    messages.pop()
-                flushed = []
-                if self._flushes:  # rare: the messages are searched only then
-                    flushed = [item for item in messages if isinstance(item, threading.Event)]
-                    messages = [item for item in messages if not isinstance(item, threading.Event)]
-                connection.send(messages)
-                for event in flushed:
-                    self._flushes.popleft()
-                    event.set()
+    def send(self) -> None:
+        """Send what is put, for ever."""
+        while self._has_some.wait():
+            self._has_some.clear()
+            self.flush(timeout_s=threading.TIMEOUT_MAX)
 
 
 def serve_engine(connection: Connection, table: dict[str, object], cache_dir: str) -> None:
@@ -85,10 +83,9 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)  # the front decides when to stop
     log_to_stderr()
-    outbox = Outbox()
+    outbox = Outbox(connection)
     arrivals: Arrivals = queue.SimpleQueue()
-    sender = threading.Thread(target=outbox.send, args=(connection,), daemon=True)
-    sender.start()
+    threading.Thread(target=outbox.send, daemon=True).start()
     threading.Thread(target=_receive, args=(connection, arrivals), daemon=True).start()
     try:
         arm = ArmConfig.from_dict(table)
@@ -99,8 +96,7 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
         if not is_refused:
             log.exception("the engine could not start")
         outbox.put(Progress(at_ns=now_ns(), stage="failed", detail=str(error) if is_refused else named(error)))
-        outbox.close()
-        sender.join(5.0)
+        outbox.flush(timeout_s=5.0)
         return
     due_ns = 0
     for messages in engine.turns():
@@ -116,7 +112,6 @@ def _start(arm: ArmConfig, arrivals: Arrivals, outbox: Outbox) -> tuple[Engine, 
     entered_ns = now_ns()
     outbox.put(Progress(at_ns=entered_ns, stage="load", detail=arm.model.id))
     from servers.compiler.recorder import CompileRecorder
-    from servers.engine.placement import platform_versions
     from servers.engine.runner import runner_for
 
     imported_ns = now_ns()
@@ -150,7 +145,7 @@ def _start(arm: ArmConfig, arrivals: Arrivals, outbox: Outbox) -> tuple[Engine, 
             vocab_size=runner.vocab_size,
             device=runner.device_name(),
             dtype=runner.dtype_name(),
-            versions={**_versions(), **platform_versions(), **artifact},
+            versions={**_versions(), **artifact},
             memory_bytes=runner.memory_bytes(),
             # the parent is the replica's front: what its user waits for begins with it
             startup_ns=itemised(
@@ -170,7 +165,7 @@ def _announce(compile: CompileUnderWay, outbox: Outbox) -> None:
     """Tell the front of the compile before it begins: from then on it may hold the interpreter lock."""
     outbox.put(compile)
     if not compile.end_ns:
-        outbox.flush(_LONGEST_FLUSH_S)
+        outbox.flush()
 
 
 def _receive(connection: Connection, arrivals: Arrivals) -> None:
@@ -185,7 +180,9 @@ def _receive(connection: Connection, arrivals: Arrivals) -> None:
 
 
 def _versions() -> dict[str, str]:
-    versions = {}
+    import torch
+
+    versions = {"cuda": torch.version.cuda} if torch.version.cuda else {}
     for package in ("torch", "torchao", "transformers", "grpcio", "triton"):
         with contextlib.suppress(PackageNotFoundError):
             versions[package] = version(package)
@@ -214,15 +211,11 @@ def itemised(
 def read_memory(device: Any, at_ns: int) -> MemoryReading:
     """Read what the process holds of the host and of `device`. The next `peak_bytes` counts from here.
 
-    Takes some tens of microseconds: counters of the allocator, and one line of the process table. The device is not
-    asked, so that a step under way goes on.
+    Takes some tens of microseconds. The device is not asked, so that a step under way goes on.
     """
     import torch
 
-    try:
-        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        resident = None
+    resident = psutil.Process().memory_info().rss
     if device.type != "cuda":
         return MemoryReading(at_ns=at_ns, memory_bytes=resident)
     # nested, because flattening it takes longer than asking

@@ -21,8 +21,8 @@ def resolve_device(name: str) -> torch.device:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         among = f' where CUDA_VISIBLE_DEVICES is "{visible}"' if visible is not None else ""
         raise ConfigError(
-            f'model.device is "{name}" but torch sees no GPU{among}: use cpu, a card that is there, or a CUDA or ROCm '
-            "build of torch"
+            f'model.device is "{name}" but torch sees no GPU{among}: use cpu, a card that is there, or a CUDA build of '
+            "torch"
         )
     if device.type == "cuda" and (device.index or 0) >= (seen := torch.cuda.device_count()):
         raise ConfigError(f'model.device is "{name}" but torch sees {seen} GPUs, the last is cuda:{seen - 1}: use that')
@@ -35,21 +35,8 @@ def device_name(device: torch.device) -> str:
 
 
 def product_name(device: torch.device) -> str:
-    """Return what the accelerator is, or cpu. torch calls AMD's GPUs cuda too: their name, which drivers may leave
-    empty, is followed by the architecture."""
-    if device.type != "cuda":
-        return device.type
-    name = torch.cuda.get_device_name(device)
-    if torch.version.hip is None:
-        return name
-    architecture = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
-    return f"{name or 'AMD GPU'} ({architecture})"
-
-
-def platform_versions() -> dict[str, str]:
-    """The version of what torch was built for, by name: cuda or rocm; empty for a CPU build."""
-    versions = {"cuda": torch.version.cuda, "rocm": torch.version.hip}
-    return {name: version for name, version in versions.items() if version}
+    """Return what the accelerator is, or cpu."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:

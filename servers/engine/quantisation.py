@@ -28,7 +28,7 @@ def quantise(model: Any, settings: ModelConfig) -> None:
     check_torchao(settings)
     if getattr(model.config, "quantization_config", None) is not None:
         raise ConfigError(f"{asked} but the files of {settings.id} are quantised already: leave it out")
-    if settings.in_float8 and device.type != "cpu" and not torch.version.hip:
+    if settings.in_float8 and device.type != "cpu":
         own = torch.cuda.get_device_capability(device)
         if own < FLOAT8_CAPABILITY:
             raise ConfigError(

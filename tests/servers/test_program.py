@@ -66,7 +66,7 @@ def test_nothing_is_taken_over_but_the_folder() -> None:
     assert (kept["TORCHINDUCTOR_CACHE_DIR"], "TRITON_CACHE_DIR" in kept) == ("/tmp/mine", False)
 
 
-CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+CUDA = "CUDA_VISIBLE_DEVICES"
 
 
 @pytest.mark.parametrize(
@@ -75,15 +75,12 @@ CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
         ("cuda:1", {}, ("cuda:0", {CUDA: "1"})),
         ("cuda:1", {CUDA: "2, 3"}, ("cuda:0", {CUDA: "3"})),
         ("cuda:0", {CUDA: "GPU-a,GPU-b"}, ("cuda:0", {CUDA: "GPU-a"})),
-        ("cuda:1", {HIP: "4,5"}, ("cuda:0", {HIP: "5"})),
-        ("cuda:1", {HIP: "0,1", CUDA: "2,3"}, ("cuda:0", {HIP: "1", CUDA: "3"})),
-        ("cuda:1", {HIP: "0", CUDA: "2,3"}, ("cuda:0", {CUDA: "3"})),
         # names no visible card
         ("auto", {}, ("auto", {})),
         ("cuda:2", {CUDA: "0,1"}, ("cuda:2", {})),
         ("cuda:0", {CUDA: ""}, ("cuda:0", {})),
         # on the processor
-        ("cpu", {CUDA: "2,3"}, ("cpu", {HIP: "", CUDA: ""})),
+        ("cpu", {CUDA: "2,3"}, ("cpu", {CUDA: ""})),
     ],
 )
 def test_a_process_sees_only_its_card(

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import FunctionType, SimpleNamespace
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -269,26 +269,6 @@ def test_skipped_captures_are_facts_with_cause_and_place(
     assert [sum(facts.cudagraph_skips.values()) for facts in published] == [1, 2, 3]
 
 
-def test_a_partitioned_graph_that_is_not_captured_is_a_fact_without_a_message(recorder: CompileRecorder) -> None:
-    from torch._inductor import output_code
-    from torch._inductor.utils import BoxedBool
-
-    for causes in (["mutated inputs", "non-Tensor inputs"], []):
-        graph = SimpleNamespace(
-            cudagraph_info=SimpleNamespace(cudagraph_fail_reasons=causes),
-            current_callable=print,
-            fx_kwargs={"is_backward": False},
-            partition_maps=None,
-        )
-        cudagraphs = BoxedBool(True)
-        output_code.cudagraph_partition_post_compile([], graph, cudagraphs, {}, None)  # type: ignore[arg-type]
-        assert not cudagraphs
-    assert recorder.facts.cudagraph_skips == {
-        "mutated inputs; non-Tensor inputs": 1,
-        "no part of the graph can be captured": 1,
-    }
-
-
 def test_a_removed_recorder_records_nothing_until_it_is_installed_again(
     recorder: CompileRecorder, published: list[CompilerFacts]
 ) -> None:
@@ -349,7 +329,6 @@ END = CompileRecorder._end_compile
         (CompileRecorder, "_read", failing, "AttributeError: no such interface"),
         (recorder_module, "_STREAM", "torch.other", "0 beginnings and ends, 0 compiles"),
         (torch, "compile", failing, "AttributeError: no such interface"),
-        (torch._inductor.output_code, "cudagraph_partition_post_compile", None, "cudagraph_partition_post_compile"),
     ],
 )
 def test_a_torch_that_does_not_report_a_test_compile_cannot_pass_the_recompile_gates(
