@@ -60,7 +60,7 @@ _EXPERIMENTS = Path(str(files("loadtests.experiments")))
 _TABLES = ("requests", "compile_events", "machines")
 _DOCUMENTS = (
     *("experiment.toml", "environment.json", "parity.json", "frontier.json"),
-    *("trial.json", "compiler.json", "generator-*.json", "answers-*.json"),
+    *("trial.json", "generator-*.json", "answers-*.json"),
 )
 _OWN = ("name", "seed", "trials.count")  # of each run
 

@@ -217,7 +217,6 @@ def _records(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
                     found += [run.with_own_names(rows, number) for rows in files.tables(path, stem)]
             generators += accounts.values()
             answers += [document | trial for _, document in files.all(folder, ANSWERS)]
-            files.document(folder / "compiler.json")
         weights, problem = read_journal(run.directory)
         files.add(run.directory / JOURNAL, problem)
     runs = tuple(run for run, _ in opened)

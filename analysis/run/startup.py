@@ -69,8 +69,14 @@ def _compiling(run: Run, arm: str) -> dict[str, Any]:
 
 
 def blind_spots(run: Run, arm: str) -> list[str]:
-    """What the arm's replicas could not see of their compilers, in sentences, each once."""
-    spots = (start.get("blind_spots") for start in run.account(arm).startups)
+    """What the arm's replicas could not see of their compilers once warm or at the end, in sentences, each once."""
+    account = run.account(arm)
+    ends = [(mapping(trial.info.get("final")), trial) for trial in run.trials_of(arm)]
+    told = [
+        *account.startups,
+        *(mapping(end.get(name)) for end, trial in ends for name in account.replica_names(trial)),
+    ]
+    spots = (own.get("blind_spots") for own in told)
     return list(dict.fromkeys(text for texts in spots if isinstance(texts, list) for text in map(str, texts)))
 
 

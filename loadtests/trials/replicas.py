@@ -246,15 +246,18 @@ class Replicas:
         return answers
 
     def last_words(self) -> dict[str, dict[str, Any]]:
-        """Counters and memory of every replica that still serves, and what it still compiles; one that is missing does
-        not serve."""
+        """Counters, memory and blind spots of every replica that still serves, and what it still compiles; one that is
+        missing does not serve."""
         final = {}
         for replica in self._replicas.values():
             if replica.alive and replica.channel is not None and is_serving(replica.channel):
                 snapshot = self._collector.snapshot(replica.name, timeout_s=2.0)
                 if snapshot is not None:
-                    counters, memory = dict(snapshot.counters), dict(snapshot.memory_bytes)
-                    final[replica.name] = {"counters": counters, "memory_bytes": memory}
+                    final[replica.name] = {
+                        "counters": dict(snapshot.counters),
+                        "memory_bytes": dict(snapshot.memory_bytes),
+                        "blind_spots": list(snapshot.blind_spots),
+                    }
                     if (compiling := self._collector.last_compiling(replica.name)) is not None:
                         final[replica.name]["compiling"] = compiling.facts(now_ns())
         return final

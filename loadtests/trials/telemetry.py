@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ import pyarrow as pa
 from google.protobuf.message import Message
 
 from analysis.judging.alarms import ServedCompile
-from analysis.records.documents import write_document
 from analysis.records.schemas import COMPILE_EVENTS, MACHINES, STEPS
 from analysis.records.tables import RecordWriter
 from loadtests.trials.channels import arm_channel
@@ -58,8 +57,7 @@ class _Follower:
 
 class Collector:
     """Append `compile_events.arrow`, `steps.arrow` and `machines-arms.arrow` (the memory that engines hold) in `folder`
-    from `follow` until `stop`. Next to them it keeps `compiler.json`, the latest graph breaks, CUDA-graph
-    skips and blind spots of each replica.
+    from `follow` until `stop`.
 
     `status` shows each replica's progress and compiles. `failure` is the line to show when records cannot be written,
     or when more than `most_waiting` rows of a table wait for the disk. A replica may start
@@ -78,9 +76,6 @@ class Collector:
         schemas = {"compile_events": COMPILE_EVENTS, "steps": STEPS, "machines-arms": MACHINES}
         self._rows: dict[str, list[dict[str, Any]]] = {table: [] for table in schemas}
         self._writers = {table: RecordWriter(folder / f"{table}.arrow", schema) for table, schema in schemas.items()}
-        self._facts: dict[str, dict[str, Any]] = {}
-        self._facts_path = folder / "compiler.json"
-        self._facts_are_new = False
         self._stopping = threading.Event()
         self._taken = 0
         self.failure: str | None = None
@@ -159,7 +154,7 @@ class Collector:
     def _follow(self, follower: _Follower) -> None:
         stub = telemetry_pb2_grpc.TelemetryStub(follower.channel)  # type: ignore[no-untyped-call]
         request = telemetry_pb2.WatchRequest(
-            compile_events=True, under_way=True, steps=True, progress=True, facts=True, memory=True
+            compile_events=True, under_way=True, steps=True, progress=True, memory=True
         )
         while not self._stopping.is_set():
             try:
@@ -213,21 +208,11 @@ class Collector:
                     self._append("steps", _row(STEPS, step, self._trial, follower))
                     state = self._status.replicas[follower.replica]
                     state.step_rows, state.step_ns = step.batch, step.end_ns
-        elif kind == "memory":
-            if event.memory.at_ns > follower.last_memory_ns:
-                follower.last_memory_ns = event.memory.at_ns
-                place = {"trial": self._trial, "kind": "allocator", "name": follower.replica, "arm": follower.arm}
-                known = {field.name: value for field, value in event.memory.ListFields()}
-                self._append("machines-arms", {"host": "run", **place, **known})
-        elif kind == "facts":
-            with self._lock:
-                self._facts[follower.replica] = {
-                    "arm": follower.arm,
-                    "graph_breaks": _by_count(event.facts.graph_breaks),
-                    "cudagraph_skips": _by_count(event.facts.cudagraph_skips),
-                    "blind_spots": list(event.facts.blind_spots),
-                }
-                self._facts_are_new = True
+        elif kind == "memory" and event.memory.at_ns > follower.last_memory_ns:
+            follower.last_memory_ns = event.memory.at_ns
+            place = {"trial": self._trial, "kind": "allocator", "name": follower.replica, "arm": follower.arm}
+            known = {field.name: value for field, value in event.memory.ListFields()}
+            self._append("machines-arms", {"host": "run", **place, **known})
 
     def _take_under_way(self, follower: _Follower, compile: telemetry_pb2.CompileUnderWay) -> None:
         follower.cut_short = None
@@ -275,11 +260,6 @@ class Collector:
                 writer.append(row)
             if rows:
                 self._guarded(writer.flush)
-        with self._lock:
-            facts, are_new = dict(self._facts), self._facts_are_new
-            self._facts_are_new = False
-        if are_new:
-            self._guarded(lambda: write_document(self._facts_path, facts, indent=2))
 
     def _guarded(self, write: Callable[[], None]) -> None:
         try:
@@ -296,8 +276,3 @@ def _row(schema: pa.Schema, message: Message, trial: int, follower: _Follower) -
             value = getattr(message, column.name)
             row[column.name] = list(value) if pa.types.is_list(column.type) else value
     return row
-
-
-def _by_count(counts: Mapping[str, int]) -> dict[str, int]:
-    """The counts, the most frequent first."""
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

@@ -201,6 +201,7 @@ class UsersTrial:
                     final[replica] = {
                         "counters": counted_since(before, snapshot.counters),
                         "memory_bytes": dict(snapshot.memory_bytes),
+                        "blind_spots": list(snapshot.blind_spots),
                     }
         self.context.facts.final = final
 

@@ -49,9 +49,9 @@ class CompileUnderWay:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompilerFacts:
     """What the compiler could not do since the start, and how often: graph breaks by place and cause, graphs that were
-    not captured as CUDA graphs by cause. Sent whenever a count has changed.
+    not captured as CUDA graphs by cause.
 
-    `blind_spots`: what of compilers this replica cannot see, in sentences.
+    `blind_spots`: what of compilers this replica cannot see, in sentences; sent to the front when there is a new one.
     """
 
     graph_breaks: dict[str, int]

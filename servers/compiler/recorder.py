@@ -24,7 +24,7 @@ import logging
 import re
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any
@@ -82,8 +82,8 @@ class _Compile:
 class CompileRecorder:
     """Collects the compile events of this process. Install once, on the device thread, where all else happens too.
 
-    `publish` is called with all facts whenever one has changed, at the end of the compile that changed it. `announce`
-    is called when a compile of the device thread begins, and when it is over.
+    `publish` is called with all facts when there is a new blind spot, `announce` when a compile of the device thread
+    begins, and when it is over.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class CompileRecorder:
 
     def capture_skipped(self, reason: str) -> None:
         """Note that a CUDA graph was to be captured and could not be."""
-        self._count(self._cudagraph_skips, [_cause(reason)])
+        self._cudagraph_skips[_cause(reason)] += 1
 
     # --- What torch reports ---
 
@@ -303,7 +303,7 @@ class CompileRecorder:
             return
         self._add(kind, **details)
         self._end()
-        self._count(self._graph_breaks, compile.breaks)
+        self._graph_breaks.update(compile.breaks)
 
     def _read_recording(self, event: Mapping[str, Any]) -> None:
         """Read the begin or the end of a recording of the compiler's graph trees."""
@@ -409,12 +409,8 @@ class CompileRecorder:
         """Count the CUDA graphs that the compiler gave up on without a line of its log."""
         silent, self._logged_skips = self._fresh(*_SKIPS) - self._logged_skips, 0
         cause = "the graph is not on a CUDA device" if torch.cuda.is_available() else "no CUDA device"
-        self._count(self._cudagraph_skips, [cause] * silent)
-
-    def _count(self, counter: Counter[str], causes: Sequence[str]) -> None:
-        counter.update(causes)
-        if causes and self._publish is not None:
-            self._publish(self.facts)
+        if silent:
+            self._cudagraph_skips[cause] += silent
 
 
 def _cause(text: str) -> str:

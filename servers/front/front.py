@@ -23,7 +23,7 @@ from servers.front.tokenizer import Tokenizer
 log = logging.getLogger("tailgate.front")
 
 # What Telemetry.Watch streams.
-TelemetryEvent = CompileEvent | CompileUnderWay | StepRecord | Progress | CompilerFacts | MemoryReading
+TelemetryEvent = CompileEvent | CompileUnderWay | StepRecord | Progress | MemoryReading
 
 # How many events of each kind Telemetry.Watch replays to a late subscriber.
 _RETAINED = {
@@ -31,7 +31,6 @@ _RETAINED = {
     CompileEvent: 100_000,
     CompileUnderWay: 1,
     StepRecord: 200_000,
-    CompilerFacts: 1,
     MemoryReading: 10_000,
 }
 # More than is ever retained: a subscriber further behind has stopped reading, and would fill this process's memory.
@@ -141,10 +140,9 @@ class Front:
         self.ready: Ready | None = None
         self.draining = False
         self.failure = ""
-        self.facts = CompilerFacts(graph_breaks={}, cudagraph_skips={})
+        self.blind_spots: tuple[str, ...] = ()
         self._watchers: set[Watcher] = set()
         self._logs: dict[type, deque[TelemetryEvent]] = {kind: deque(maxlen=most) for kind, most in _RETAINED.items()}
-        self.publish(self.facts)
         self._send = send
         self._answers: dict[str, Answer] = {}
         # How many cancels of an id the engine has not confirmed. Until then its outputs belong to an earlier request.
@@ -213,8 +211,7 @@ class Front:
                 self.metrics.count_compile(event)
                 self.publish(event)
             case CompilerFacts():
-                self.facts = message
-                self.publish(message)
+                self.blind_spots = message.blind_spots
             case MemoryReading():
                 self.metrics.show_memory(message)
                 self.publish(message)

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from servers.compiler.events import CompileEvent, CompilerFacts, CompileUnderWay
+from servers.compiler.events import CompileEvent, CompileUnderWay
 from servers.engine.messages import MemoryReading, Progress, StepRecord
 from servers.front.front import MOST_WAITING, Front, TelemetryEvent
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
@@ -28,7 +28,6 @@ _FIELDS: dict[type, tuple[str, str]] = {
     CompileEvent: ("compile_events", "compile"),
     StepRecord: ("steps", "steps"),
     Progress: ("progress", "progress"),
-    CompilerFacts: ("facts", "facts"),
     MemoryReading: ("memory", "memory"),
     CompileUnderWay: ("under_way", "under_way"),
 }
@@ -48,7 +47,7 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
         if not kinds:
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
-                "nothing to watch is named: set compile_events, under_way, steps, progress, facts or memory",
+                "nothing to watch is named: set compile_events, under_way, steps, progress or memory",
             )
         with self.front.watch(*kinds) as watcher:
             while events := await watcher.take(EVENTS_AT_ONCE):
@@ -71,9 +70,7 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
             arm=front.arm.name, replica=front.replica, config_json=json.dumps(front.arm.to_dict())
         )
         answer.counters.update({**front.metrics.totals(), "in_flight": front.in_flight})
-        answer.graph_breaks.update(front.facts.graph_breaks)
-        answer.cudagraph_skips.update(front.facts.cudagraph_skips)
-        answer.blind_spots.extend(front.facts.blind_spots)
+        answer.blind_spots.extend(front.blind_spots)
         if front.ready is not None:
             answer.versions.update(front.ready.versions)
             answer.memory_bytes.update(front.ready.memory_bytes)

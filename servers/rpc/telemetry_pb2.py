@@ -24,17 +24,13 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btailgate/v1/telemetry.proto\x12\x0btailgate.v1\"y\n\x0cWatchRequest\x12\x16\n\x0e\x63ompile_events\x18\x01 \x01(\x08\x12\r\n\x05steps\x18\x02 \x01(\x08\x12\x10\n\x08progress\x18\x03 \x01(\x08\x12\r\n\x05\x66\x61\x63ts\x18\x04 \x01(\x08\x12\x0e\n\x06memory\x18\x05 \x01(\x08\x12\x11\n\tunder_way\x18\x06 \x01(\x08\"\xab\x02\n\x0eTelemetryEvent\x12,\n\x07\x63ompile\x18\x01 \x01(\x0b\x32\x19.tailgate.v1.CompileEventH\x00\x12)\n\x05steps\x18\x02 \x01(\x0b\x32\x18.tailgate.v1.StepRecordsH\x00\x12)\n\x08progress\x18\x03 \x01(\x0b\x32\x15.tailgate.v1.ProgressH\x00\x12+\n\x05\x66\x61\x63ts\x18\x04 \x01(\x0b\x32\x1a.tailgate.v1.CompilerFactsH\x00\x12,\n\x06memory\x18\x05 \x01(\x0b\x32\x1a.tailgate.v1.MemoryReadingH\x00\x12\x31\n\tunder_way\x18\x06 \x01(\x0b\x32\x1c.tailgate.v1.CompileUnderWayH\x00\x42\x07\n\x05\x65vent\"7\n\x0bStepRecords\x12(\n\x07records\x18\x01 \x03(\x0b\x32\x17.tailgate.v1.StepRecord\"\x8c\x02\n\x0c\x43ompileEvent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x10\n\x08start_ns\x18\x03 \x01(\x06\x12\x0e\n\x06\x65nd_ns\x18\x04 \x01(\x06\x12\x12\n\ncompile_id\x18\x05 \x01(\t\x12\r\n\x05\x66rame\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\r\n\x05shape\x18\x08 \x01(\t\x12\x0f\n\x07\x64ynamic\x18\t \x01(\x08\x12\r\n\x05\x63\x61\x63he\x18\n \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x0b \x01(\x03\x12\x13\n\x0brequest_ids\x18\x0c \x03(\t\x12\x12\n\nbackend_ns\x18\r \x01(\x03\x12\r\n\x05phase\x18\x0e \x01(\t\x12\x0e\n\x06\x62reaks\x18\x0f \x03(\t\"\x85\x01\n\x0f\x43ompileUnderWay\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x10\n\x08start_ns\x18\x02 \x01(\x06\x12\x0e\n\x06\x65nd_ns\x18\x03 \x01(\x06\x12\x12\n\ncompile_id\x18\x04 \x01(\t\x12\r\n\x05shape\x18\x05 \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x06 \x01(\x03\x12\r\n\x05phase\x18\x07 \x01(\t\"\x9b\x02\n\rCompilerFacts\x12\x41\n\x0cgraph_breaks\x18\x01 \x03(\x0b\x32+.tailgate.v1.CompilerFacts.GraphBreaksEntry\x12G\n\x0f\x63udagraph_skips\x18\x02 \x03(\x0b\x32..tailgate.v1.CompilerFacts.CudagraphSkipsEntry\x12\x13\n\x0b\x62lind_spots\x18\x03 \x03(\t\x1a\x32\n\x10GraphBreaksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x35\n\x13\x43udagraphSkipsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xa2\x01\n\rMemoryReading\x12\r\n\x05\x61t_ns\x18\x01 \x01(\x06\x12\x19\n\x0cmemory_bytes\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0ereserved_bytes\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x17\n\npeak_bytes\x18\x04 \x01(\x03H\x02\x88\x01\x01\x42\x0f\n\r_memory_bytesB\x11\n\x0f_reserved_bytesB\r\n\x0b_peak_bytes\"\xab\x01\n\nStepRecord\x12\x0f\n\x07step_id\x18\x01 \x01(\x03\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x10\n\x08start_ns\x18\x03 \x01(\x06\x12\x0e\n\x06\x65nd_ns\x18\x04 \x01(\x06\x12\r\n\x05\x62\x61tch\x18\x05 \x01(\x05\x12\x14\n\x0cpadded_batch\x18\x06 \x01(\x05\x12\x0e\n\x06tokens\x18\x07 \x01(\x03\x12\x15\n\rpadded_tokens\x18\x08 \x01(\x03\x12\x10\n\x08\x63ompiled\x18\t \x01(\x08\"U\n\x08Progress\x12\r\n\x05\x61t_ns\x18\x01 \x01(\x06\x12\r\n\x05stage\x18\x02 \x01(\t\x12\x0c\n\x04\x64one\x18\x03 \x01(\x05\x12\r\n\x05total\x18\x04 \x01(\x05\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"\x11\n\x0fSnapshotRequest\"\xd8\x06\n\x10SnapshotResponse\x12\x0b\n\x03\x61rm\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x03 \x01(\t\x12=\n\x08versions\x18\x04 \x03(\x0b\x32+.tailgate.v1.SnapshotResponse.VersionsEntry\x12=\n\x08\x63ounters\x18\x05 \x03(\x0b\x32+.tailgate.v1.SnapshotResponse.CountersEntry\x12\x44\n\x0cmemory_bytes\x18\x06 \x03(\x0b\x32..tailgate.v1.SnapshotResponse.MemoryBytesEntry\x12@\n\nstartup_ns\x18\x07 \x03(\x0b\x32,.tailgate.v1.SnapshotResponse.StartupNsEntry\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x12\n\nvocab_size\x18\t \x01(\x05\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x44\n\x0cgraph_breaks\x18\x0b \x03(\x0b\x32..tailgate.v1.SnapshotResponse.GraphBreaksEntry\x12J\n\x0f\x63udagraph_skips\x18\x0c \x03(\x0b\x32\x31.tailgate.v1.SnapshotResponse.CudagraphSkipsEntry\x12\x13\n\x0b\x62lind_spots\x18\r \x03(\t\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x32\n\x10MemoryBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x30\n\x0eStartupNsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x32\n\x10GraphBreaksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x35\n\x13\x43udagraphSkipsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x32\x97\x01\n\tTelemetry\x12\x41\n\x05Watch\x12\x19.tailgate.v1.WatchRequest\x1a\x1b.tailgate.v1.TelemetryEvent0\x01\x12G\n\x08Snapshot\x12\x1c.tailgate.v1.SnapshotRequest\x1a\x1d.tailgate.v1.SnapshotResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btailgate/v1/telemetry.proto\x12\x0btailgate.v1\"j\n\x0cWatchRequest\x12\x16\n\x0e\x63ompile_events\x18\x01 \x01(\x08\x12\r\n\x05steps\x18\x02 \x01(\x08\x12\x10\n\x08progress\x18\x03 \x01(\x08\x12\x0e\n\x06memory\x18\x04 \x01(\x08\x12\x11\n\tunder_way\x18\x05 \x01(\x08\"\xfe\x01\n\x0eTelemetryEvent\x12,\n\x07\x63ompile\x18\x01 \x01(\x0b\x32\x19.tailgate.v1.CompileEventH\x00\x12)\n\x05steps\x18\x02 \x01(\x0b\x32\x18.tailgate.v1.StepRecordsH\x00\x12)\n\x08progress\x18\x03 \x01(\x0b\x32\x15.tailgate.v1.ProgressH\x00\x12,\n\x06memory\x18\x04 \x01(\x0b\x32\x1a.tailgate.v1.MemoryReadingH\x00\x12\x31\n\tunder_way\x18\x05 \x01(\x0b\x32\x1c.tailgate.v1.CompileUnderWayH\x00\x42\x07\n\x05\x65vent\"7\n\x0bStepRecords\x12(\n\x07records\x18\x01 \x03(\x0b\x32\x17.tailgate.v1.StepRecord\"\x8c\x02\n\x0c\x43ompileEvent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x10\n\x08start_ns\x18\x03 \x01(\x06\x12\x0e\n\x06\x65nd_ns\x18\x04 \x01(\x06\x12\x12\n\ncompile_id\x18\x05 \x01(\t\x12\r\n\x05\x66rame\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\r\n\x05shape\x18\x08 \x01(\t\x12\x0f\n\x07\x64ynamic\x18\t \x01(\x08\x12\r\n\x05\x63\x61\x63he\x18\n \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x0b \x01(\x03\x12\x13\n\x0brequest_ids\x18\x0c \x03(\t\x12\x12\n\nbackend_ns\x18\r \x01(\x03\x12\r\n\x05phase\x18\x0e \x01(\t\x12\x0e\n\x06\x62reaks\x18\x0f \x03(\t\"\x85\x01\n\x0f\x43ompileUnderWay\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x10\n\x08start_ns\x18\x02 \x01(\x06\x12\x0e\n\x06\x65nd_ns\x18\x03 \x01(\x06\x12\x12\n\ncompile_id\x18\x04 \x01(\t\x12\r\n\x05shape\x18\x05 \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x06 \x01(\x03\x12\r\n\x05phase\x18\x07 \x01(\t\"\xa2\x01\n\rMemoryReading\x12\r\n\x05\x61t_ns\x18\x01 \x01(\x06\x12\x19\n\x0cmemory_bytes\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0ereserved_bytes\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x17\n\npeak_bytes\x18\x04 \x01(\x03H\x02\x88\x01\x01\x42\x0f\n\r_memory_bytesB\x11\n\x0f_reserved_bytesB\r\n\x0b_peak_bytes\"\xab\x01\n\nStepRecord\x12\x0f\n\x07step_id\x18\x01 \x01(\x03\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x10\n\x08start_ns\x18\x03 \x01(\x06\x12\x0e\n\x06\x65nd_ns\x18\x04 \x01(\x06\x12\r\n\x05\x62\x61tch\x18\x05 \x01(\x05\x12\x14\n\x0cpadded_batch\x18\x06 \x01(\x05\x12\x0e\n\x06tokens\x18\x07 \x01(\x03\x12\x15\n\rpadded_tokens\x18\x08 \x01(\x03\x12\x10\n\x08\x63ompiled\x18\t \x01(\x08\"U\n\x08Progress\x12\r\n\x05\x61t_ns\x18\x01 \x01(\x06\x12\r\n\x05stage\x18\x02 \x01(\t\x12\x0c\n\x04\x64one\x18\x03 \x01(\x05\x12\r\n\x05total\x18\x04 \x01(\x05\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"\x11\n\x0fSnapshotRequest\"\xdb\x04\n\x10SnapshotResponse\x12\x0b\n\x03\x61rm\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x03 \x01(\t\x12=\n\x08versions\x18\x04 \x03(\x0b\x32+.tailgate.v1.SnapshotResponse.VersionsEntry\x12=\n\x08\x63ounters\x18\x05 \x03(\x0b\x32+.tailgate.v1.SnapshotResponse.CountersEntry\x12\x44\n\x0cmemory_bytes\x18\x06 \x03(\x0b\x32..tailgate.v1.SnapshotResponse.MemoryBytesEntry\x12@\n\nstartup_ns\x18\x07 \x03(\x0b\x32,.tailgate.v1.SnapshotResponse.StartupNsEntry\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x12\n\nvocab_size\x18\t \x01(\x05\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x13\n\x0b\x62lind_spots\x18\x0b \x03(\t\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x32\n\x10MemoryBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x30\n\x0eStartupNsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x32\x97\x01\n\tTelemetry\x12\x41\n\x05Watch\x12\x19.tailgate.v1.WatchRequest\x1a\x1b.tailgate.v1.TelemetryEvent0\x01\x12G\n\x08Snapshot\x12\x1c.tailgate.v1.SnapshotRequest\x1a\x1d.tailgate.v1.SnapshotResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tailgate.v1.telemetry_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_COMPILERFACTS_GRAPHBREAKSENTRY']._loaded_options = None
-  _globals['_COMPILERFACTS_GRAPHBREAKSENTRY']._serialized_options = b'8\001'
-  _globals['_COMPILERFACTS_CUDAGRAPHSKIPSENTRY']._loaded_options = None
-  _globals['_COMPILERFACTS_CUDAGRAPHSKIPSENTRY']._serialized_options = b'8\001'
   _globals['_SNAPSHOTRESPONSE_VERSIONSENTRY']._loaded_options = None
   _globals['_SNAPSHOTRESPONSE_VERSIONSENTRY']._serialized_options = b'8\001'
   _globals['_SNAPSHOTRESPONSE_COUNTERSENTRY']._loaded_options = None
@@ -43,48 +39,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SNAPSHOTRESPONSE_MEMORYBYTESENTRY']._serialized_options = b'8\001'
   _globals['_SNAPSHOTRESPONSE_STARTUPNSENTRY']._loaded_options = None
   _globals['_SNAPSHOTRESPONSE_STARTUPNSENTRY']._serialized_options = b'8\001'
-  _globals['_SNAPSHOTRESPONSE_GRAPHBREAKSENTRY']._loaded_options = None
-  _globals['_SNAPSHOTRESPONSE_GRAPHBREAKSENTRY']._serialized_options = b'8\001'
-  _globals['_SNAPSHOTRESPONSE_CUDAGRAPHSKIPSENTRY']._loaded_options = None
-  _globals['_SNAPSHOTRESPONSE_CUDAGRAPHSKIPSENTRY']._serialized_options = b'8\001'
   _globals['_WATCHREQUEST']._serialized_start=44
-  _globals['_WATCHREQUEST']._serialized_end=165
-  _globals['_TELEMETRYEVENT']._serialized_start=168
-  _globals['_TELEMETRYEVENT']._serialized_end=467
-  _globals['_STEPRECORDS']._serialized_start=469
-  _globals['_STEPRECORDS']._serialized_end=524
-  _globals['_COMPILEEVENT']._serialized_start=527
-  _globals['_COMPILEEVENT']._serialized_end=795
-  _globals['_COMPILEUNDERWAY']._serialized_start=798
-  _globals['_COMPILEUNDERWAY']._serialized_end=931
-  _globals['_COMPILERFACTS']._serialized_start=934
-  _globals['_COMPILERFACTS']._serialized_end=1217
-  _globals['_COMPILERFACTS_GRAPHBREAKSENTRY']._serialized_start=1112
-  _globals['_COMPILERFACTS_GRAPHBREAKSENTRY']._serialized_end=1162
-  _globals['_COMPILERFACTS_CUDAGRAPHSKIPSENTRY']._serialized_start=1164
-  _globals['_COMPILERFACTS_CUDAGRAPHSKIPSENTRY']._serialized_end=1217
-  _globals['_MEMORYREADING']._serialized_start=1220
-  _globals['_MEMORYREADING']._serialized_end=1382
-  _globals['_STEPRECORD']._serialized_start=1385
-  _globals['_STEPRECORD']._serialized_end=1556
-  _globals['_PROGRESS']._serialized_start=1558
-  _globals['_PROGRESS']._serialized_end=1643
-  _globals['_SNAPSHOTREQUEST']._serialized_start=1645
-  _globals['_SNAPSHOTREQUEST']._serialized_end=1662
-  _globals['_SNAPSHOTRESPONSE']._serialized_start=1665
-  _globals['_SNAPSHOTRESPONSE']._serialized_end=2521
-  _globals['_SNAPSHOTRESPONSE_VERSIONSENTRY']._serialized_start=2216
-  _globals['_SNAPSHOTRESPONSE_VERSIONSENTRY']._serialized_end=2263
-  _globals['_SNAPSHOTRESPONSE_COUNTERSENTRY']._serialized_start=2265
-  _globals['_SNAPSHOTRESPONSE_COUNTERSENTRY']._serialized_end=2312
-  _globals['_SNAPSHOTRESPONSE_MEMORYBYTESENTRY']._serialized_start=2314
-  _globals['_SNAPSHOTRESPONSE_MEMORYBYTESENTRY']._serialized_end=2364
-  _globals['_SNAPSHOTRESPONSE_STARTUPNSENTRY']._serialized_start=2366
-  _globals['_SNAPSHOTRESPONSE_STARTUPNSENTRY']._serialized_end=2414
-  _globals['_SNAPSHOTRESPONSE_GRAPHBREAKSENTRY']._serialized_start=1112
-  _globals['_SNAPSHOTRESPONSE_GRAPHBREAKSENTRY']._serialized_end=1162
-  _globals['_SNAPSHOTRESPONSE_CUDAGRAPHSKIPSENTRY']._serialized_start=1164
-  _globals['_SNAPSHOTRESPONSE_CUDAGRAPHSKIPSENTRY']._serialized_end=1217
-  _globals['_TELEMETRY']._serialized_start=2524
-  _globals['_TELEMETRY']._serialized_end=2675
+  _globals['_WATCHREQUEST']._serialized_end=150
+  _globals['_TELEMETRYEVENT']._serialized_start=153
+  _globals['_TELEMETRYEVENT']._serialized_end=407
+  _globals['_STEPRECORDS']._serialized_start=409
+  _globals['_STEPRECORDS']._serialized_end=464
+  _globals['_COMPILEEVENT']._serialized_start=467
+  _globals['_COMPILEEVENT']._serialized_end=735
+  _globals['_COMPILEUNDERWAY']._serialized_start=738
+  _globals['_COMPILEUNDERWAY']._serialized_end=871
+  _globals['_MEMORYREADING']._serialized_start=874
+  _globals['_MEMORYREADING']._serialized_end=1036
+  _globals['_STEPRECORD']._serialized_start=1039
+  _globals['_STEPRECORD']._serialized_end=1210
+  _globals['_PROGRESS']._serialized_start=1212
+  _globals['_PROGRESS']._serialized_end=1297
+  _globals['_SNAPSHOTREQUEST']._serialized_start=1299
+  _globals['_SNAPSHOTREQUEST']._serialized_end=1316
+  _globals['_SNAPSHOTRESPONSE']._serialized_start=1319
+  _globals['_SNAPSHOTRESPONSE']._serialized_end=1922
+  _globals['_SNAPSHOTRESPONSE_VERSIONSENTRY']._serialized_start=1724
+  _globals['_SNAPSHOTRESPONSE_VERSIONSENTRY']._serialized_end=1771
+  _globals['_SNAPSHOTRESPONSE_COUNTERSENTRY']._serialized_start=1773
+  _globals['_SNAPSHOTRESPONSE_COUNTERSENTRY']._serialized_end=1820
+  _globals['_SNAPSHOTRESPONSE_MEMORYBYTESENTRY']._serialized_start=1822
+  _globals['_SNAPSHOTRESPONSE_MEMORYBYTESENTRY']._serialized_end=1872
+  _globals['_SNAPSHOTRESPONSE_STARTUPNSENTRY']._serialized_start=1874
+  _globals['_SNAPSHOTRESPONSE_STARTUPNSENTRY']._serialized_end=1922
+  _globals['_TELEMETRY']._serialized_start=1925
+  _globals['_TELEMETRY']._serialized_end=2076
 # @@protoc_insertion_point(module_scope)

@@ -7,36 +7,32 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WatchRequest(_message.Message):
-    __slots__ = ("compile_events", "steps", "progress", "facts", "memory", "under_way")
+    __slots__ = ("compile_events", "steps", "progress", "memory", "under_way")
     COMPILE_EVENTS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
-    FACTS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     UNDER_WAY_FIELD_NUMBER: _ClassVar[int]
     compile_events: bool
     steps: bool
     progress: bool
-    facts: bool
     memory: bool
     under_way: bool
-    def __init__(self, compile_events: bool = ..., steps: bool = ..., progress: bool = ..., facts: bool = ..., memory: bool = ..., under_way: bool = ...) -> None: ...
+    def __init__(self, compile_events: bool = ..., steps: bool = ..., progress: bool = ..., memory: bool = ..., under_way: bool = ...) -> None: ...
 
 class TelemetryEvent(_message.Message):
-    __slots__ = ("compile", "steps", "progress", "facts", "memory", "under_way")
+    __slots__ = ("compile", "steps", "progress", "memory", "under_way")
     COMPILE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
-    FACTS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     UNDER_WAY_FIELD_NUMBER: _ClassVar[int]
     compile: CompileEvent
     steps: StepRecords
     progress: Progress
-    facts: CompilerFacts
     memory: MemoryReading
     under_way: CompileUnderWay
-    def __init__(self, compile: _Optional[_Union[CompileEvent, _Mapping]] = ..., steps: _Optional[_Union[StepRecords, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., facts: _Optional[_Union[CompilerFacts, _Mapping]] = ..., memory: _Optional[_Union[MemoryReading, _Mapping]] = ..., under_way: _Optional[_Union[CompileUnderWay, _Mapping]] = ...) -> None: ...
+    def __init__(self, compile: _Optional[_Union[CompileEvent, _Mapping]] = ..., steps: _Optional[_Union[StepRecords, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., memory: _Optional[_Union[MemoryReading, _Mapping]] = ..., under_way: _Optional[_Union[CompileUnderWay, _Mapping]] = ...) -> None: ...
 
 class StepRecords(_message.Message):
     __slots__ = ("records",)
@@ -96,30 +92,6 @@ class CompileUnderWay(_message.Message):
     phase: str
     def __init__(self, kind: _Optional[str] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., compile_id: _Optional[str] = ..., shape: _Optional[str] = ..., batch_id: _Optional[int] = ..., phase: _Optional[str] = ...) -> None: ...
 
-class CompilerFacts(_message.Message):
-    __slots__ = ("graph_breaks", "cudagraph_skips", "blind_spots")
-    class GraphBreaksEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    class CudagraphSkipsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    GRAPH_BREAKS_FIELD_NUMBER: _ClassVar[int]
-    CUDAGRAPH_SKIPS_FIELD_NUMBER: _ClassVar[int]
-    BLIND_SPOTS_FIELD_NUMBER: _ClassVar[int]
-    graph_breaks: _containers.ScalarMap[str, int]
-    cudagraph_skips: _containers.ScalarMap[str, int]
-    blind_spots: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, graph_breaks: _Optional[_Mapping[str, int]] = ..., cudagraph_skips: _Optional[_Mapping[str, int]] = ..., blind_spots: _Optional[_Iterable[str]] = ...) -> None: ...
-
 class MemoryReading(_message.Message):
     __slots__ = ("at_ns", "memory_bytes", "reserved_bytes", "peak_bytes")
     AT_NS_FIELD_NUMBER: _ClassVar[int]
@@ -173,7 +145,7 @@ class SnapshotRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SnapshotResponse(_message.Message):
-    __slots__ = ("arm", "replica", "config_json", "versions", "counters", "memory_bytes", "startup_ns", "device", "vocab_size", "dtype", "graph_breaks", "cudagraph_skips", "blind_spots")
+    __slots__ = ("arm", "replica", "config_json", "versions", "counters", "memory_bytes", "startup_ns", "device", "vocab_size", "dtype", "blind_spots")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -202,20 +174,6 @@ class SnapshotResponse(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    class GraphBreaksEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    class CudagraphSkipsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     ARM_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -226,8 +184,6 @@ class SnapshotResponse(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
-    GRAPH_BREAKS_FIELD_NUMBER: _ClassVar[int]
-    CUDAGRAPH_SKIPS_FIELD_NUMBER: _ClassVar[int]
     BLIND_SPOTS_FIELD_NUMBER: _ClassVar[int]
     arm: str
     replica: str
@@ -239,7 +195,5 @@ class SnapshotResponse(_message.Message):
     device: str
     vocab_size: int
     dtype: str
-    graph_breaks: _containers.ScalarMap[str, int]
-    cudagraph_skips: _containers.ScalarMap[str, int]
     blind_spots: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, arm: _Optional[str] = ..., replica: _Optional[str] = ..., config_json: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., counters: _Optional[_Mapping[str, int]] = ..., memory_bytes: _Optional[_Mapping[str, int]] = ..., startup_ns: _Optional[_Mapping[str, int]] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., graph_breaks: _Optional[_Mapping[str, int]] = ..., cudagraph_skips: _Optional[_Mapping[str, int]] = ..., blind_spots: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, arm: _Optional[str] = ..., replica: _Optional[str] = ..., config_json: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., counters: _Optional[_Mapping[str, int]] = ..., memory_bytes: _Optional[_Mapping[str, int]] = ..., startup_ns: _Optional[_Mapping[str, int]] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., blind_spots: _Optional[_Iterable[str]] = ...) -> None: ...

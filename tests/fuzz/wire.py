@@ -253,7 +253,6 @@ def _telemetry_seeds(folder: Path) -> list[bytes]:
         event(compile=compiled),
         event(steps=telemetry_pb2.StepRecords(records=[step, step])),
         event(progress=telemetry_pb2.Progress(stage="serving", detail="warm", done=1, total=1, at_ns=4)),
-        event(facts=telemetry_pb2.CompilerFacts(graph_breaks={"a": 1}, cudagraph_skips={"b": 2}, blind_spots=["c"])),
         event(memory=telemetry_pb2.MemoryReading(at_ns=7)),
         event(under_way=telemetry_pb2.CompileUnderWay(kind="compile", start_ns=3, shape="1x8", phase="serving")),
     ]

@@ -200,10 +200,12 @@ BLIND = "torch 2.99.0 is not among the versions whose compiler is read"
 @pytest.mark.parametrize(("run", "verdict"), [(QUIET, "INCONCLUSIVE"), (STALLED, "FAIL")])
 def test_an_arm_that_cannot_see_its_compilers_never_passes_the_gates_on_compiles(tmp_path, run, verdict):
     directory = write_run(tmp_path / "run", run)
-    tell(directory, startup={"compiled": {"items_ns": {}, "blind_spots": [BLIND]}, "eager": {"blind_spots": []}})
-    summary = analyze(directory)
-    assert gate(summary)["verdict"] == verdict
-    assert BLIND in failed(summary)["telemetry"]
+    warm = {"startup": {"compiled": {"items_ns": {}, "blind_spots": [BLIND]}, "eager": {"blind_spots": []}}}
+    for facts in (warm, {"startup": {}, "final": {"compiled-0": {"blind_spots": [BLIND]}}}):
+        tell(directory, **facts)
+        summary = analyze(directory)
+        assert gate(summary)["verdict"] == verdict
+        assert BLIND in failed(summary)["telemetry"]
 
 
 def stopped(directory, *at_s, seconds=3.0, control=(), gates=BUDGET, **changes):

@@ -35,7 +35,7 @@ def collector(tmp_path: Path) -> Iterator[Collector]:
 
 
 class Telemetry(telemetry_pb2_grpc.TelemetryServicer):
-    """Tells `events` and ends the stream, again and again. Facts count the calls."""
+    """Tells `events` and ends the stream, again and again."""
 
     def __init__(self, *events: telemetry_pb2.TelemetryEvent) -> None:
         self.events = events
@@ -44,13 +44,7 @@ class Telemetry(telemetry_pb2_grpc.TelemetryServicer):
     def Watch(  # noqa: N802
         self, request: telemetry_pb2.WatchRequest, context: grpc.ServicerContext
     ) -> Iterator[telemetry_pb2.TelemetryEvent]:
-        assert request.facts
         self.calls += 1
-        breaks = {"a.py:1 in f: print": self.calls, "b.py:2 in g: item": 9}
-        facts = telemetry_pb2.CompilerFacts(
-            graph_breaks=breaks, cudagraph_skips={"mutated inputs": 1}, blind_spots=["torch 9 is not read"]
-        )
-        yield telemetry_pb2.TelemetryEvent(facts=facts)
         yield from self.events
 
 
@@ -69,19 +63,6 @@ def followed(collector: Collector, telemetry: telemetry_pb2_grpc.TelemetryServic
 def step_batch(count: int) -> telemetry_pb2.TelemetryEvent:
     records = [telemetry_pb2.StepRecord(step_id=n, kind="decode", end_ns=1000 + n) for n in range(count)]
     return telemetry_pb2.TelemetryEvent(steps=telemetry_pb2.StepRecords(records=records))
-
-
-def test_facts_of_the_compiler_are_on_disk_as_last_reported(tmp_path: Path, collector: Collector) -> None:
-    telemetry = Telemetry()
-    with followed(collector, telemetry):
-        wait_for(lambda: telemetry.calls >= 2)
-        collector.stop()
-    found = json.loads((tmp_path / "compiler.json").read_text())["naive-0"]
-    assert found["arm"] == "naive"
-    assert list(found["graph_breaks"]) == ["b.py:2 in g: item", "a.py:1 in f: print"]
-    assert found["graph_breaks"]["a.py:1 in f: print"] >= 2
-    assert found["cudagraph_skips"] == {"mutated inputs": 1}
-    assert found["blind_spots"] == ["torch 9 is not read"]
 
 
 def serving(at_ns: int) -> telemetry_pb2.TelemetryEvent:
@@ -242,7 +223,7 @@ def test_an_error_of_our_own_in_telemetry_is_shown(collector: Collector, monkeyp
         raise KeyError("no such column")
 
     monkeypatch.setattr(collector, "_take", fail)
-    with followed(collector, Telemetry()):
+    with followed(collector, Telemetry(step_batch(1))):
         wait_for(lambda: collector.failure)
     for words in ("naive-0", "KeyError"):
         assert words in str(collector.failure)

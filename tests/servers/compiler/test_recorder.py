@@ -195,7 +195,7 @@ def broken(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-def test_graph_breaks_are_counted_by_place_and_cause(recorder: CompileRecorder, published: list[CompilerFacts]) -> None:
+def test_graph_breaks_are_counted_by_place_and_cause(recorder: CompileRecorder) -> None:
     step = compiled(broken, dynamic=False)
     step(torch.ones(3))
     line = broken.__code__.co_firstlineno + 2
@@ -207,7 +207,6 @@ def test_graph_breaks_are_counted_by_place_and_cause(recorder: CompileRecorder, 
     step(torch.ones(4))
     step(torch.ones(4))
     assert recorder.facts.graph_breaks == {text: 2}
-    assert [facts.graph_breaks for facts in published] == [{text: 1}, {text: 2}]
 
 
 def test_a_frame_that_the_compiler_skips_is_a_graph_break_too(recorder: CompileRecorder) -> None:
@@ -253,9 +252,7 @@ MUTATION = """skipping cudagraphs due to mutated inputs (2 instances). Found fro
     keys.index_copy_(0, index, states)"""
 
 
-def test_skipped_captures_are_facts_with_cause_and_place(
-    recorder: CompileRecorder, published: list[CompilerFacts]
-) -> None:
+def test_skipped_captures_are_facts_with_cause_and_place(recorder: CompileRecorder) -> None:
     """What only a GPU provokes, said through the compiler's own functions."""
     from torch._inductor import cudagraph_utils
 
@@ -266,7 +263,6 @@ def test_skipped_captures_are_facts_with_cause_and_place(
     assert recorder.drain() == []
     place = "mutated inputs (2 instances) at transformers/models/llama.py:12 in forward"
     assert recorder.facts.cudagraph_skips == {"no CUDA device": 2, place: 1}
-    assert [sum(facts.cudagraph_skips.values()) for facts in published] == [1, 2, 3]
 
 
 def test_a_removed_recorder_records_nothing_until_it_is_installed_again(
