@@ -53,9 +53,6 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-LENGTH_CHECKS = frozenset(rule.name for rule in RULES if rule.mended_by_length)
-
-
 def checks_of_run(
     run: Run, compared: Comparisons, stalls: Mapping[str, ArmStalls], *, at_end: bool = True
 ) -> tuple[list[Check], MachineRecords]:

@@ -78,7 +78,7 @@ def _documents(text: str) -> list[Any]:
         raise RecordError(f"is no whole JSON ({whole}): copy it again, or run it again") from None
 
 
-def write_run(folder: Path, files: Sequence[Named], *, name: str = "") -> None:
+def write_run(folder: Path, files: Sequence[Named]) -> None:
     """Write the files as a run to `folder`, which is empty or not there. The first arm is the control.
 
     Raises RecordError for a file that cannot be read, and for files of other tools or of another load than the first.
@@ -93,7 +93,7 @@ def write_run(folder: Path, files: Sequence[Named], *, name: str = "") -> None:
     for (_, path), result in zip(files, results, strict=True):
         _check_alike(files[0][1], first, path, result)
     experiment = {
-        "name": name or folder.name,
+        "name": folder.name,
         "compare_models": True,  # two servers were named to be compared
         "arms": [{"name": arm, "kind": "openai", "control": arm == arms[0]} for arm in arms],
         "traffic": {"design": DESIGN, "tool": first.tool, **first.load},

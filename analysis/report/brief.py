@@ -6,13 +6,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from analysis.frontier.summary_rows import asks_nothing
 from analysis.judging.gates import FAIL
-from analysis.report.values import DASH, count, interval, milliseconds, percent, quantity, seconds, span, text
+from analysis.report.values import DASH, count, interval, milliseconds, percent, quantity, rate, seconds, span, text
 from analysis.settings.metrics import quantile_label
-from analysis.summary.model import Arm, Check, Gate, Summary
+from analysis.summary.model import Arm, Check, Frontier, Gate, Summary
 from analysis.wording import counted
 
 ORDER = ("FAIL", "INCONCLUSIVE", "PASS")
@@ -91,7 +89,7 @@ def brief_of(summary: Summary) -> Brief:
         checks=tuple(sorted(summary.validity, key=lambda row: row.ok)),
         remedies=_remedies(summary),
         decider=summary.advice.text if _is_open(summary) else "",
-        answer=tuple((summary.frontier or {}).get("answer", ())),
+        answer=tuple(summary.frontier.answer) if summary.frontier else (),
     )
 
 
@@ -100,7 +98,7 @@ _OUTCOMES = {"rollback": "rolled back", "hold": "held"}
 
 def _title(summary: Summary) -> str:
     """The title of a search without verdicts, in place of one; empty elsewhere, and where an arm is FAIL."""
-    return "Which policy to ship" if asks_nothing(summary.frontier) and summary.overall != FAIL else ""
+    return "Which policy to ship" if summary.is_ungated and summary.overall != FAIL else ""
 
 
 def _notes(summary: Summary) -> Iterable[tuple[str, str]]:
@@ -135,7 +133,7 @@ def _arm(summary: Summary, arm: Arm, index: int) -> ArmBrief:
     gates = [gate for gate in summary.gates if gate.arm == arm.name]
     gates.sort(key=lambda gate: ORDER.index(gate.verdict))
     figures = [
-        *_held(summary.frontier or {}, arm.name),
+        *_held(summary.frontier, arm.name),
         *(_of_control(arm, summary) if arm.control else _of_gates(gates)),
     ]
     judged = not arm.control and not _title(summary)
@@ -199,13 +197,13 @@ def _of_control(arm: Arm, summary: Summary) -> Iterable[tuple[str, str, str]]:
     yield "requests hit", percent(arm.compile.requests_hit_pct), ""
 
 
-def _held(frontier: Mapping[str, Any], arm: str) -> Iterable[tuple[str, str, str]]:
+def _held(frontier: Frontier | None, arm: str) -> Iterable[tuple[str, str, str]]:
     """What load an arm holds, of a search. Its latencies are those of overload: they say nothing of an arm."""
-    for row in frontier.get("arms", ()):
-        if row["arm"] == arm:
-            yield "surely holds", quantity(row["low_rps"], "rps"), ""
-            yield "as seen", quantity(row["seen_rps"], "rps"), ""
-            yield "start", seconds(row["start_s"]), ""
+    for row in frontier.arms if frontier else ():
+        if row.arm == arm:
+            yield "surely holds", rate(row.low_rps), ""
+            yield "as seen", rate(row.seen_rps), ""
+            yield "start", seconds(row.start_s), ""
 
 
 # --- What to do -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from analysis.records.schemas import EVENT_KINDS
-from analysis.summary.model import Bins, Histogram, Summary
+from analysis.summary.model import Bins, Frontier, Histogram, Summary
 
 
 def chart_data(summary: Summary) -> dict[str, Any]:
@@ -53,9 +53,9 @@ def script_json(data: object) -> str:
     return re.sub("[<>&]", lambda mark: f"\\u{ord(mark[0]):04x}", to_json(data, inf_nan_mode="null").decode())
 
 
-def _knees(search: Mapping[str, Any] | None, index: Mapping[str, int]) -> dict[str, Any]:
+def _knees(search: Frontier | None, index: Mapping[str, int]) -> dict[str, Any]:
     """Latency of each arm against load; empty where no search was made."""
-    if not search or not search["latency"]["label"]:
+    if search is None or not search.latency:
         return {}
-    steps = [{**row, "arm": index.get(row["arm"])} for row in search["steps"] if row["ms"] is not None]
-    return {**search["latency"], "steps": steps}
+    steps = [row.model_dump() | {"arm": index.get(row.arm)} for row in search.steps if row.ms is not None]
+    return {"label": search.latency, "limit_ms": search.limit_ms, "steps": steps}

@@ -71,10 +71,9 @@ def _print_answer(console: Console, brief: Brief, summary: Summary) -> None:
     table = _table("arm")
     for head in ("surely holds", "as seen", "surely not above", "start", "starts", "steps"):
         table.add_column(head, justify="right")
-    for row in summary.frontier["arms"] if summary.frontier else ():
-        loads = (rate(row[key]) for key in ("low_rps", "seen_rps", "high_rps"))
-        start = seconds(row["start_s"])
-        table.add_row(Text(row["arm"]), *loads, start, count(row["starts"]), count(row["steps"]))
+    for row in summary.frontier.arms if summary.frontier else ():
+        loads = map(rate, (row.low_rps, row.seen_rps, row.high_rps))
+        table.add_row(Text(row.arm), *loads, seconds(row.start_s), count(row.starts), count(row.steps))
     console.print(table)
 
 

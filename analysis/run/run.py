@@ -57,8 +57,8 @@ class Run:
     usable: Bools  # measured and with times in order
 
     @classmethod
-    def of(cls, records: RunRecords, seed: int | None = None) -> Run:
-        """The run that `records` hold, with the experiment's own seed unless one is given.
+    def of(cls, records: RunRecords) -> Run:
+        """The run that `records` hold.
 
         Raises RecordError when no arm can be the control, or when a setting to judge by cannot be used.
         """
@@ -106,12 +106,10 @@ class Run:
             )
         targets = parse_slo(table(experiment, "slo"))
         goodput, attainment = parse_goodput(table(experiment, "goodput"))
-        if seed is None:
-            given = experiment.get("seed")
-            seed = given if isinstance(given, int) else 0
+        seed = experiment.get("seed")
         return cls(
             records=records,
-            seed=abs(seed),
+            seed=abs(seed) if isinstance(seed, int) else 0,
             limits=limits,
             targets=targets,
             goodput_targets=goodput or targets,

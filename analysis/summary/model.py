@@ -11,10 +11,10 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic.json_schema import GenerateJsonSchema
 
 from analysis.records.plain_values import CONTROL
@@ -24,6 +24,18 @@ SCHEMA: Final = 2
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 Number = float | None
 Count = int | None
+_T = TypeVar("_T")
+
+
+def _usable(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return validate(value)
+    except ValidationError:
+        return None
+
+
+Known = Annotated[_T | None, WrapValidator(_usable)]
+"""A value that another program may have written: null where it is of another kind."""
 
 
 class Row(BaseModel):
@@ -364,6 +376,84 @@ class Machines(Row):
     line: str = ""
 
 
+class Load(Row):
+    """The load that one arm holds, in requests/s of a replica."""
+
+    arm: str
+    low_rps: Annotated[Number, Field(description="surely holds")]
+    seen_rps: Number
+    high_rps: Annotated[Number, Field(description="surely not above")]
+    start_s: Number
+    starts: int
+    steps: int
+
+
+class Step(Row):
+    """One step of a search: an arm under one rate in one trial."""
+
+    arm: str
+    trial: int
+    rate: float
+    requests: int
+    good: int
+    held: Literal["held", "missed", "undecided"]
+    reason: str
+    ms: Annotated[Number, Field(description="the latency of `Frontier.latency`, with its limits")]
+    low_ms: Number
+    high_ms: Number
+    compiles: int
+
+
+class Frontier(Row):
+    """Which policy to ship at which load, after a search."""
+
+    answer: list[str]
+    gated: Annotated[bool, Field(description="whether the search asked for verdicts")]
+    objective: str
+    latency: Annotated[str, Field(description="what a step's latency is; empty without an objective on one")]
+    limit_ms: Number
+    arms: list[Load]
+    steps: list[Step]
+
+
+class Dropped(Row):
+    """Lengths over the limits of the model, and what became of them."""
+
+    policy: str
+    input_over: int
+    output_over: int
+    requests_dropped: int
+    turns_after_end: int
+
+
+class Traffic(Row):
+    """What the first trial that describes its traffic says of it."""
+
+    dropped: Known[Dropped] = None
+    prompts: Annotated[dict[str, str | bool | float | list[Any] | None], Field(description="by dotted key")] = {}
+
+
+class Cpu(Row):
+    """The processor."""
+
+    model: Known[str] = None
+    count: Known[int] = None
+    usable: Known[int] = None
+
+
+class Environment(Row):
+    """What a machine says of itself; of joined runs, what all machines say alike."""
+
+    python: Known[str] = None
+    platform: Known[str] = None
+    versions: Known[dict[str, str]] = None
+    git_commit: Known[str] = None
+    machine: Known[str] = None
+    cpu: Known[Cpu] = None
+    memory_bytes: Known[int] = None
+    gpus: Known[list[str]] = None
+
+
 class Summary(Row):
     """A judged run."""
 
@@ -390,15 +480,20 @@ class Summary(Row):
     ramp: Ramp | None = None
     weights: Annotated[list[WeightChange], Field(description="changes in order")] = []
     joined: Joined | None = None
-    traffic: Annotated[dict[str, Any], Field(description="what the trials record of it")] = {}
+    traffic: Traffic = Traffic()
     machines: Machines = Machines()
-    frontier: Annotated[dict[str, Any] | None, Field(description="which policy to ship, after a search")] = None
-    environment: Annotated[dict[str, Any], Field(description="what a machine says of itself")] = {}
+    frontier: Frontier | None = None
+    environment: Environment = Environment()
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
         """The summary that a document holds. Raises pydantic's ValidationError where it holds none."""
         return cls.model_validate(plain(document))
+
+    @property
+    def is_ungated(self) -> bool:
+        """Whether it is of a search that asked for no verdicts."""
+        return self.frontier is not None and not self.frontier.gated
 
     @property
     def metric_names(self) -> dict[str, str]:

@@ -17,14 +17,13 @@ import numpy as np
 
 from analysis.checks.check import Check
 from analysis.checks.pressure import in_words
-from analysis.frontier.summary_rows import asks_nothing, headline_of
 from analysis.frontier.summary_rows import summary_rows as frontier_rows
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.gates.latency import noninferiority_name
 from analysis.judging.judgement import Judgement, judge
 from analysis.judging.ramp import ramp_of
 from analysis.records.documents import write_json
-from analysis.records.joining import RecordedRun
+from analysis.records.joining import RecordedRun, flat
 from analysis.records.plain_values import mapping, number
 from analysis.records.run_records import RunRecords, read_run
 from analysis.run.client_stalls import with_lengths
@@ -48,14 +47,14 @@ _CURVE_BINS = 60
 _MOST_BINS = 1200
 
 
-def analyze(run_dir: Path, *, seed: int | None = None, slo: Sequence[str] = ()) -> dict[str, Any]:
+def analyze(run_dir: Path, *, slo: Sequence[str] = ()) -> dict[str, Any]:
     """The summary of the run in `run_dir`, ready for JSON. Raises RecordError when there is nothing to judge.
 
-    `seed` drives the permutations; by default the experiment's own. The targets in `slo`, such as "p99_ttft_ms=500",
-    take the place of the experiment's on the same figures, or join them.
+    The targets in `slo`, such as "p99_ttft_ms=500", take the place of the experiment's on the same figures, or join
+    them.
     """
     # Nothing here holds the records beside the run, so that it can let go of their table.
-    run = with_lengths(Run.of(_with_targets(read_run(run_dir), slo), seed))
+    run = with_lengths(Run.of(_with_targets(read_run(run_dir), slo)))
     return summary_of(run, judge(run))
 
 
@@ -78,12 +77,14 @@ def write_summary(summary: Mapping[str, Any], path: Path) -> None:
 
 
 def exit_code(summary: Mapping[str, Any]) -> int:
-    """0 for PASS, 99 for FAIL, 3 for INCONCLUSIVE; 0 for a search that nobody asked verdicts of."""
-    return 0 if asks_nothing(summary.get("frontier")) else EXIT_CODES[str(summary["overall"])]
+    """0 for PASS, 99 for FAIL, 3 for INCONCLUSIVE; 0 for a search that asked for no verdicts."""
+    frontier = summary.get("frontier")
+    return 0 if frontier and not frontier["gated"] else EXIT_CODES[str(summary["overall"])]
 
 
 def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     frontier = frontier_rows(run, judgement)
+    gated = frontier is None or frontier["gated"]
     run_id, ramp = run.records.directory.resolve().name, ramp_of(run)
     spikes = find_spikes(run.requests, run.attribution, run.events, control=run.control)
     return {
@@ -94,7 +95,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "created": _created(run),
         "overall": judgement.overall,
         "exit_code": exit_code({"overall": judgement.overall, "frontier": frontier}),
-        "headline": headline_of(frontier) or judgement.headline,
+        "headline": (frontier and frontier["headline"]) or judgement.headline,
         "control": run.control,
         "arms": [arm_row(run, arm, judgement) for arm in run.arms],
         "comparisons": [
@@ -106,7 +107,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "advice": {
             "needed_s": judgement.advice.needed_s,
             "text": judgement.advice.text,
-            "remedies": [asdict(item) for item in judgement.advice.remedies if not asks_nothing(frontier)],
+            "remedies": [asdict(item) for item in judgement.advice.remedies if gated],
         },
         "design": _design(run),
         "spikes": [_spike_row(run, spike) for spike in spikes],
@@ -178,12 +179,11 @@ def _joined_run(run: RecordedRun) -> dict[str, Any]:
     }
 
 
-def _traffic(run: Run) -> Mapping[str, Any]:
+def _traffic(run: Run) -> dict[str, Any]:
     """What the first trial that describes its traffic says of it. Trials differ only in what they draw."""
-    for info in run.infos:
-        if facts := {key: info[key] for key in ("dropped", "prompts") if mapping(info.get(key))}:
-            return {"trial": info.get("trial"), **facts}
-    return {}
+    told = (info for info in run.infos if mapping(info.get("dropped")) or mapping(info.get("prompts")))
+    info = next(told, {})
+    return {"dropped": info.get("dropped"), "prompts": dict(flat(mapping(info.get("prompts"))))}
 
 
 def _gate_of(item: Comparison, gates: Sequence[Gate]) -> Gate:

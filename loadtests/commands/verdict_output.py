@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from analysis.frontier.summary_rows import asks_nothing
 from analysis.records.tables import RecordError
 from analysis.report import write_reports
 from analysis.report.terminal import verdict_table
@@ -59,12 +58,10 @@ def judge_run(
         "needed_s": (summary.get("advice") or {}).get("needed_s"),
         **ended,
     }
-    frontier: Mapping[str, Any] = summary.get("frontier") or {}
-    if frontier.get("search"):
-        unasked = asks_nothing(frontier)
-        if unasked:
+    if frontier := summary.get("frontier"):
+        if not frontier["gated"]:
             line = {key: value for key, value in line.items() if key not in _OF_VERDICTS} | {"verdict": None}
-        line |= {key: frontier.get(key) for key in ("answer", "highest", "search")}
+        line |= {"answer": frontier["answer"]}
     text = verdict_table(summary, width=stdout.columns())
     stdout.write(f"{text}\nreport: {report}", line, as_json=as_json)
     return code

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal
 
 from analysis.settings.gate_limits import GateLimits, Goodput
-from analysis.settings.ramp_limits import RampLimits
+from analysis.settings.ramp_limits import RampLimits, Rollout
 from loadtests.experiments.users import UsersConfig
 from loadtests.experiments.whole_checks import check_whole
 from loadtests.external.addresses import ExternalConfig
@@ -199,6 +199,7 @@ class Experiment:
     slo: Mapping[str, Any] = field(default_factory=dict)  # as written: see analysis.settings.slo_targets
     goodput: Goodput = field(default_factory=Goodput)
     gates: GateLimits = field(default_factory=GateLimits)
+    rollout: Rollout = field(default_factory=Rollout)
     ramp: RampLimits = field(default_factory=RampLimits)
     users: UsersConfig = field(default_factory=UsersConfig)
     splitter: SplitterSettings = field(default_factory=SplitterSettings)

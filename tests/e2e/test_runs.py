@@ -146,7 +146,8 @@ def test_a_search_in_turns_records_one_arm_a_trial_and_compares_their_answers(tm
     (gate,) = [gate for gate in summary["gates"] if gate["kind"] == "parity"]
     assert (gate["arm"], gate["verdict"]) == ("dynamic", "FAIL")
     # Without verdicts, an arm with other answers is not offered.
-    assert (summary["frontier"]["search"]["gated"], summary["frontier"]["failed"]) == (False, ["dynamic"])
+    assert not summary["frontier"]["gated"]
+    assert any("dynamic is FAIL" in line for line in summary["frontier"]["answer"])
     assert not any("dynamic holds" in line for line in summary["frontier"]["answer"])
 
 

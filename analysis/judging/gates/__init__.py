@@ -38,15 +38,14 @@ class Gate:
     path: Path | None = None  # how its evidence grew, where interim analyses decide
 
 
-def status(low: float | None, high: float | None, limit: float, *, at_least: bool = False) -> str:
+def status(low: float | None, high: float | None, limit: float) -> str:
     """Return PASS if all of the interval keeps the limit, FAIL if none of it does, else INCONCLUSIVE.
 
     A count has its value at both ends. None is an unknown end, which decides nothing.
     """
-    kept, broken = (low, high) if at_least else (high, low)
-    if kept is not None and (kept >= limit if at_least else kept <= limit):
+    if high is not None and high <= limit:
         return PASS
-    if broken is not None and (broken < limit if at_least else broken > limit):
+    if low is not None and low > limit:
         return FAIL
     return INCONCLUSIVE
 

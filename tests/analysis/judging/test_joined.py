@@ -173,7 +173,7 @@ def test_the_summary_names_runs_and_machines(tmp_path):
         ("run-1", "b", [3]),
     ]
     assert facts["machines"] == 2
-    assert "machine" not in summary["environment"]
+    assert summary["environment"]["machine"] is None
     again = analyze(tmp_path / "joined")
     assert again == summary
 

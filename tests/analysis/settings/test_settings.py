@@ -11,7 +11,7 @@ import pytest
 from analysis.records.tables import RecordError
 from analysis.settings.gate_limits import GateLimits, Goodput
 from analysis.settings.model import Settings
-from analysis.settings.ramp_limits import RampLimits
+from analysis.settings.ramp_limits import RampLimits, Rollout
 from analysis.settings.slo_targets import merged, parse_slo
 from tests.fakes.processes import refusal
 
@@ -39,7 +39,7 @@ def test_a_limit_that_cannot_be_used_is_refused_with_the_remedy(key: str, value:
 
 
 def test_every_number_has_a_range() -> None:
-    for model in (GateLimits, Goodput, RampLimits):
+    for model in (GateLimits, Goodput, RampLimits, Rollout):
         for key, field in model.model_fields.items():
             if field.annotation in (int, float, float | None):
                 value = -1 if field.annotation is int else -1.0
@@ -54,6 +54,7 @@ def test_every_number_has_a_range() -> None:
         (GateLimits, "magrin", "gates.margin"),
         (GateLimits, "quantile", "gates.quantiles"),
         (RampLimits, "step", "ramp.steps"),
+        (Rollout, "load", "rollout.load_rps"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_closest(model: type[Settings], key: str, closest: str) -> None:

@@ -278,7 +278,7 @@ def test_a_closed_loop_and_lengths_over_the_limits_are_reported(tmp_path):
     assert summary["traffic"]["dropped"] == {"policy": "drop", **dropped}
     assert summary["design"]["open_loop"] is False
     assert summary["design"]["concurrency"] == 8
-    assert "traffic.dropped.requests_dropped" in html_report(summary)
+    assert "dropped: requests_dropped" in html_report(summary)
     for gate in estimates_of(summary):
         assert gate["verdict"] == "INCONCLUSIVE"
         assert "open loop" in gate["blocked_by"]
