@@ -48,7 +48,7 @@ class Connection:
         self._left = b""  # the beginning of a frame
         outgoing = self._outgoing = Outgoing(sock, tls, client.loop, self._on_lost)
         self.write, self.flush = outgoing.write, outgoing.flush
-        self._uploads = Uploads(self, self.write)
+        self._uploads = Uploads(self)
         self._peer_streams = 2**31
         self._unacknowledged = 0
         self._block: tuple[int, bool, bytearray] | None = None  # an unfinished header block

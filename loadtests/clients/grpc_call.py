@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
@@ -16,6 +16,9 @@ from loadtests.clients import frames
 from loadtests.clients.call import Call
 from servers.metadata import STATUS_NAMES
 from servers.rpc.inference_pb2 import GenerateChunk
+
+if TYPE_CHECKING:
+    from loadtests.clients.connection import Connection
 
 LARGEST_MESSAGE: Final = 4 * 1024 * 1024
 _UINT32 = struct.Struct(">I")
@@ -41,13 +44,6 @@ _HTTP_STATUS: Final = {
 }
 
 
-class Carrier(Protocol):
-    """The connection that a call's stream is on."""
-
-    def abandon(self, stream_id: int, code: int) -> None:
-        """The stream is closed on this side, and the peer is sent RST_STREAM with `code`."""
-
-
 class GrpcCall(Call):
     """One Generate call, and its stream while it is on a connection.
 
@@ -63,7 +59,7 @@ class GrpcCall(Call):
         "_partial",
         "answered",
         "body",
-        "carrier",
+        "connection",
         "headers",
         "position",
         "restarted",
@@ -87,7 +83,7 @@ class GrpcCall(Call):
         self.headers = headers
         self.body = b"\x00" + _UINT32.pack(len(body)) + body
         self.position = 0  # bytes of the body already sent
-        self.carrier: Carrier | None = None
+        self.connection: Connection | None = None
         self.stream_id = 0
         self.send_window = 0
         self.unacknowledged = 0  # bytes received since the stream's window was last refilled
@@ -201,8 +197,8 @@ class GrpcCall(Call):
             self.fail(f"a message has {length} bytes; the limit is {LARGEST_MESSAGE}", at_ns)
 
     def _withdraw(self) -> None:
-        if self.carrier is not None:
-            self.carrier.abandon(self.stream_id, frames.CANCEL)
+        if self.connection is not None:
+            self.connection.abandon(self.stream_id, frames.CANCEL)
 
     def _release(self) -> None:
         self.body = self.headers = b""

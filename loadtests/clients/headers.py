@@ -1,7 +1,7 @@
 """Header blocks (HPACK, RFC 7541) for a busy client: straight to a dictionary, without an object for each field.
 
-The hpack library stays the reference: its Huffman code is used here, and the tests hold this decoder against its
-encoder and its decoder. Decoding is done here because it was nine tenths of what a short request cost, see
+The hpack library keeps the tables and brings the Huffman code, and the tests hold this decoder against its encoder and
+its decoder. Decoding is done here because it was nine tenths of what a short request cost, see
 docs/decisions/0003-http2-client.md.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from hpack.exceptions import InvalidTableIndex
 from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_FAIL, HUFFMAN_TABLE
 from hpack.table import HeaderTable
 
@@ -16,17 +17,8 @@ LARGEST_TABLE: Final = 4096  # bytes; SETTINGS_HEADER_TABLE_SIZE, whose default 
 _OVERHEAD: Final = 32  # bytes that RFC 7541, 4.1 adds to each entry's size
 _LARGEST_INTEGER: Final = 2**31 - 1
 
-# (name, value, size); the first entry stands for index 0, which names nothing.
-_STATIC: Final[tuple[tuple[str, str, int], ...]] = (
-    ("", "", 0),
-    *(
-        (name.decode("ascii"), value.decode("ascii"), len(name) + len(value) + _OVERHEAD)
-        for name, value in HeaderTable.STATIC_TABLE
-    ),
-)
 _NAMES: Final[dict[bytes, str]] = {}
 _MOST_NAMES: Final = 1024
-_LAST_STATIC: Final = len(HeaderTable.STATIC_TABLE)
 
 
 class HeaderError(Exception):
@@ -36,25 +28,18 @@ class HeaderError(Exception):
 class HeaderDecoder:
     """The compression state of one direction of a connection. Every block must pass through it, in order."""
 
-    __slots__ = ("_entries", "_largest_list", "_limit", "_size")
+    __slots__ = ("_largest_list", "table")
 
     def __init__(self, *, largest_list: int) -> None:
-        self._entries: list[tuple[str, str, int]] = []  # name, value, size; the newest last
-        self._size = 0
-        self._limit = LARGEST_TABLE
+        self.table = HeaderTable()
         self._largest_list = largest_list  # bytes of all fields of a block, counted as RFC 9113, 6.5.2 says
-
-    @property
-    def table_size(self) -> int:
-        """Bytes of the entries that are kept, counted as RFC 7541, 4.1 says."""
-        return sum(size for _, _, size in self._entries)
 
     def decode(self, block: bytes) -> dict[str, str]:
         """Fields by name, bytes as Latin-1; the values of a name that comes more than once are joined by commas."""
         fields: dict[str, str] = {}
         # One decode for the whole block: a slice of a str is cheaper than a slice of bytes and its decode.
         text = block.decode("latin-1")
-        entries = self._entries
+        entry = self.table.get_by_index
         position, end = 0, len(block)
         # Fields that come from the table cost the peer one byte each: they are what could grow without end.
         room = self._largest_list
@@ -78,12 +63,11 @@ class HeaderDecoder:
                     position += 1
                     if index == 0x7F:
                         index, position = _integer(block, position, index)
-                    # 62 is the newest entry, which is the last of the list, and so on backwards.
-                    name, value, size = entries[_LAST_STATIC - index] if index > _LAST_STATIC else _STATIC[index]
-                    room -= size
-                    if room < 0 or not size:
-                        more = f"a header list has more than {self._largest_list} bytes"
-                        raise HeaderError(more if size else "index 0 names nothing")
+                    raw_name, raw_value = entry(index)
+                    name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+                    room -= len(name) + len(value) + _OVERHEAD
+                    if room < 0:
+                        raise HeaderError(f"a header list has more than {self._largest_list} bytes")
                 elif 0x20 <= first < 0x40:
                     if fields:
                         raise HeaderError("the table's size changes after the first field")
@@ -91,14 +75,16 @@ class HeaderDecoder:
                     position += 1
                     if size == 0x1F:
                         size, position = _integer(block, position, size)
-                    self._resize(size)
+                    if size > LARGEST_TABLE:
+                        raise HeaderError(f"the table would have {size} bytes; the limit is {LARGEST_TABLE}")
+                    self.table.maxsize = size
                     continue
                 else:
                     name, value, position = self._literal(block, text, position, first)
                     if first >= 0x40:
-                        self._add(name, value)
+                        self.table.add(name.encode("latin-1"), value.encode("latin-1"))
                 fields[name] = f"{fields[name]},{value}" if name in fields else value
-        except IndexError:
+        except (IndexError, InvalidTableIndex):
             raise HeaderError("a field runs over the end of its block, or names an entry that is not there") from None
         if position > end:
             raise HeaderError("a field runs over the end of its block")
@@ -111,37 +97,12 @@ class HeaderDecoder:
         position += 1
         if index == mask:
             index, position = _integer(block, position, index)
-        if index > _LAST_STATIC:
-            name = self._entries[_LAST_STATIC - index][0]
-        elif index:
-            name = _STATIC[index][0]
+        if index:
+            name = self.table.get_by_index(index)[0].decode("latin-1")
         else:
             name, position = _name(block, text, position)
         value, position = _string(block, text, position + 1, block[position])
         return name, value, position
-
-    def _add(self, name: str, value: str) -> None:
-        size = len(name) + len(value) + _OVERHEAD
-        self._size += size
-        # An entry above the limit empties the table and is not kept, and that is no error (RFC 7541, 4.4).
-        if self._size > self._limit:
-            self._shrink()
-        if size <= self._limit:
-            self._entries.append((name, value, size))
-        else:
-            self._size = 0
-
-    def _shrink(self) -> None:
-        """The oldest entries are gone, as many as the limit asks for; `_size` may count an entry that is to come."""
-        entries = self._entries
-        while self._size > self._limit and entries:
-            self._size -= entries.pop(0)[2]
-
-    def _resize(self, limit: int) -> None:
-        if limit > LARGEST_TABLE:
-            raise HeaderError(f"the table would have {limit} bytes; the limit is {LARGEST_TABLE}")
-        self._limit = limit
-        self._shrink()
 
 
 def _integer(block: bytes, position: int, value: int) -> tuple[int, int]:

@@ -139,7 +139,7 @@ class InferenceClient:
         if call.restarted or call.answered:
             call.finish("UNAVAILABLE", reason, now_ns())
             return
-        call.restarted, call.carrier, call.position = True, None, 0
+        call.restarted, call.connection, call.position = True, None, 0
         self._assign(call)
 
     def _connect(self) -> None:

@@ -32,7 +32,7 @@ class Client(Protocol):
     def close(self) -> None: ...
 
 
-class Lane:
+class Endpoint:
     """One replica of an arm, or the splitter before all of them. `replica` is empty where the answer tells its name."""
 
     __slots__ = ("client", "refused_ns", "replica", "running")
@@ -51,24 +51,23 @@ Encode = Callable[[PlannedRequest, str, "str | None"], tuple[bytes, bytes]]
 class Route:
     """How requests for one arm are written, and where they go."""
 
-    __slots__ = ("_turn", "encode", "lanes")
+    __slots__ = ("_turn", "encode", "endpoints")
 
-    def __init__(self, encode: Encode, lanes: Sequence[Lane]) -> None:
+    def __init__(self, encode: Encode, endpoints: Sequence[Endpoint]) -> None:
         self.encode = encode
-        self.lanes = tuple(lanes)
+        self.endpoints = tuple(endpoints)
         self._turn = 0
 
-    def lane(self) -> Lane:
+    def endpoint(self) -> Endpoint:
         """The replica with the fewest requests on their way; in turn where several have as few.
 
         One that was unavailable within the last second comes after all others: a replica that fails at once has
         nothing under way, and would draw the whole load.
         """
-        lanes = self.lanes
-        if len(lanes) == 1:
-            return lanes[0]
-        self._turn = (self._turn + 1) % len(lanes)
+        endpoints = self.endpoints
+        if len(endpoints) == 1:
+            return endpoints[0]
+        self._turn = (self._turn + 1) % len(endpoints)
         since_ns = now_ns() - _AVOIDED_NS
-        return min(
-            lanes[self._turn :] + lanes[: self._turn], key=lambda lane: (lane.refused_ns > since_ns, lane.running)
-        )
+        in_turn = endpoints[self._turn :] + endpoints[: self._turn]
+        return min(in_turn, key=lambda endpoint: (endpoint.refused_ns > since_ns, endpoint.running))

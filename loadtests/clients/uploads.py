@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from loadtests.clients import frames
 from loadtests.clients.frames import DATA, END_HEADERS, END_STREAM, HEADERS, ProtocolError, frame
-from loadtests.clients.grpc_call import Carrier, GrpcCall
+from loadtests.clients.grpc_call import GrpcCall
+
+if TYPE_CHECKING:
+    from loadtests.clients.connection import Connection
 
 
 class Uploads:
     """Flow control towards the peer, of the connection and of its streams (RFC 9113, 5.2)."""
 
-    def __init__(self, carrier: Carrier, write: Callable[[bytes], None]) -> None:
-        self._carrier = carrier
-        self._write = write
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._write = connection.write
         self._window = frames.DEFAULT_WINDOW
         self._stream_window = frames.DEFAULT_WINDOW
         self._frame_bytes = frames.DEFAULT_FRAME
@@ -24,7 +28,7 @@ class Uploads:
     def start(self, call: GrpcCall, stream_id: int, block: bytes) -> None:
         """The request is on its way on the stream, with the header block `block`."""
         size, body, window = self._frame_bytes, call.body, self._stream_window
-        call.carrier, call.stream_id, call.send_window = self._carrier, stream_id, window
+        call.connection, call.stream_id, call.send_window = self._connection, stream_id, window
         if len(block) <= size:
             out = frame(HEADERS, END_HEADERS, stream_id, block)
         else:
@@ -46,7 +50,7 @@ class Uploads:
         short: deque[GrpcCall] = deque()  # their own stream's window is used up
         while self._blocked and self._window > 0:
             call = self._blocked.popleft()
-            if call.status or call.carrier is not self._carrier:
+            if call.status or call.connection is not self._connection:
                 continue
             whole = len(call.body)
             while call.position < whole and self._window > 0 and call.send_window > 0:

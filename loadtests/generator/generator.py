@@ -20,7 +20,7 @@ from loadtests.clients.embedding import EMBED_PATH, EmbedCall
 from loadtests.clients.external_arms import external_route
 from loadtests.clients.inference import InferenceClient
 from loadtests.clients.own_arms import OwnEncoder
-from loadtests.clients.route import Client, Encode, Lane, Route
+from loadtests.clients.route import Client, Encode, Endpoint, Route
 from loadtests.generator.closed_loop import ClosedLoop
 from loadtests.generator.histogram import Histogram
 from loadtests.generator.load_log import LoadLog
@@ -58,14 +58,14 @@ def _routes(config: TrialConfig) -> dict[str, Route]:
         ignore_eos=config.ignore_eos,
         task=config.task,
     )
-    lanes: dict[str, Lane] = {}
+    endpoints: dict[str, Endpoint] = {}
     routes: dict[str, Route] = {}
     for arm, target in config.targets.items():
         addresses = target.split(",")
         for address in addresses:
-            if address not in lanes:
-                lanes[address] = Lane(_client(config, address))
-        routes[arm] = Route(encode, [lanes[address] for address in addresses])
+            if address not in endpoints:
+                endpoints[address] = Endpoint(_client(config, address))
+        routes[arm] = Route(encode, [endpoints[address] for address in addresses])
     for arm, external in config.external.items():
         routes[arm] = external_route(arm, external, traffic=source, ignore_eos=config.ignore_eos)
     return routes
@@ -92,7 +92,7 @@ class Generator:
         self._on_record = on_record
         self._routes = _routes(config)
         self._clients = list(
-            {id(lane): lane.client for route in self._routes.values() for lane in route.lanes}.values()
+            {id(endpoint): endpoint.client for route in self._routes.values() for endpoint in route.endpoints}.values()
         )
         cap = config.max_concurrency or 0
         self._cap = max(1, cap // workers) if cap else 0
@@ -306,9 +306,9 @@ class Generator:
 
     def _send(self, copy: RequestCopy) -> None:
         self._running[copy.arm] = self._running.get(copy.arm, 0) + 1
-        lane = copy.lane = copy.route.lane()
-        lane.running += 1
-        call = lane.client.start(
+        endpoint = copy.endpoint = copy.route.endpoint()
+        endpoint.running += 1
+        call = endpoint.client.start(
             copy.body, headers=copy.headers, timeout_s=self._config.timeout_s, on_done=self._on_done, tag=copy
         )
         if not call.done:
@@ -319,10 +319,10 @@ class Generator:
         self._inflight.discard(call)
         self._running[copy.arm] -= 1
         self._room.set()
-        assert copy.lane is not None
-        copy.lane.running -= 1
+        assert copy.endpoint is not None
+        copy.endpoint.running -= 1
         if call.status == "UNAVAILABLE":
-            copy.lane.refused_ns = call.end_ns
+            copy.endpoint.refused_ns = call.end_ns
         if len(self._ended) < self._most_unbooked:
             self._ended.append((call, copy, call.end_ns))
         else:

@@ -99,7 +99,7 @@ def record_of(call: Call | None, copy: RequestCopy, trial: int, at_ns: int, *, t
         session_id=plan.session_id,
         trial=trial,
         arm=expected,
-        replica=trailing.get(_REPLICA) or (copy.lane.replica if copy.lane is not None else "") or None,
+        replica=trailing.get(_REPLICA) or (copy.endpoint.replica if copy.endpoint is not None else "") or None,
         pair_id=copy.pair_id,
         scheduled_ns=copy.scheduled_ns,
         sent_ns=sent_ns,

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from loadtests.clients.route import Lane, Route
+from loadtests.clients.route import Endpoint, Route
 from loadtests.traffic.schedule import PlannedRequest
 
 
 class RequestCopy:
     """One request as it goes to one arm."""
 
-    __slots__ = ("arm", "body", "headers", "lane", "on_done", "pair_id", "plan", "request_id", "route", "scheduled_ns")
+    __slots__ = (
+        "arm",
+        "body",
+        "endpoint",
+        "headers",
+        "on_done",
+        "pair_id",
+        "plan",
+        "request_id",
+        "route",
+        "scheduled_ns",
+    )
 
     def __init__(self, plan: PlannedRequest, pair_id: str, arm: str | None, route: Route) -> None:
         self.plan = plan
@@ -19,7 +30,7 @@ class RequestCopy:
         self.request_id = pair_id if arm is None else f"{pair_id}-{arm}"
         self.arm = arm  # pinned, or None
         self.route = route
-        self.lane: Lane | None = None  # that it went to
+        self.endpoint: Endpoint | None = None  # that it went to
         self.body, self.headers = route.encode(plan, self.request_id, arm)
         self.scheduled_ns = 0
         self.on_done: Callable[[bool], None] | None = None  # called with whether the call ended well

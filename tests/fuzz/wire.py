@@ -81,7 +81,7 @@ def _headers(folder: Path, content: bytes, draws: random.Random) -> None:
     decoder = HeaderDecoder(largest_list=_LARGEST_BLOCK)
     for block in pieces(content[:_LARGEST_BLOCK], draws):
         fields = decoder.decode(block)
-        assert decoder.table_size <= 4096
+        assert sum(len(name) + len(value) + 32 for name, value in decoder.table.dynamic_entries) <= 4096
         assert sum(len(name) + len(value) for name, value in fields.items()) <= 8 * _LARGEST_BLOCK
 
 
@@ -92,7 +92,7 @@ def _records(call: Call, make: Callable[..., Any] = record_of) -> None:
     assert call.error.isprintable(), call.error[:200]
     plan = SimpleNamespace(session_id="s", turn=0, prompt_tokens=4, max_tokens=8, phase="measure")
     copy: Any = SimpleNamespace(
-        plan=plan, arm="eager", request_id="1-0", pair_id="1-0", lane=None, scheduled_ns=call.start_ns
+        plan=plan, arm="eager", request_id="1-0", pair_id="1-0", endpoint=None, scheduled_ns=call.start_ns
     )
     request_batch([make(call, copy, 1, call.end_ns)]).validate(full=True)
 

@@ -21,7 +21,7 @@ from loadtests.clients.embedding import EmbedCall
 from loadtests.clients.external_arms import external_route
 from loadtests.clients.oip import oip_client
 from loadtests.clients.own_arms import OwnEncoder
-from loadtests.clients.route import Lane, Route
+from loadtests.clients.route import Endpoint, Route
 from loadtests.external.addresses import ExternalConfig, OipOptions, OpenAiOptions
 from loadtests.external.oip_wire import infer_request, read_response
 from loadtests.generator.generator import Generator
@@ -262,11 +262,11 @@ def test_prompts_that_only_ids_can_carry_are_refused_as_text() -> None:
 
 
 def test_replica_with_the_fewest_requests_is_next_and_equals_take_turns() -> None:
-    lanes = [Lane(Mock(), str(number)) for number in range(3)]
-    route = Route(lambda *_: (b"", b""), lanes)
-    assert Counter(route.lane().replica for _ in range(30)) == {"0": 10, "1": 10, "2": 10}
-    lanes[0].running, lanes[2].running = 2, 1
-    assert {route.lane().replica for _ in range(5)} == {"1"}
+    endpoints = [Endpoint(Mock(), str(number)) for number in range(3)]
+    route = Route(lambda *_: (b"", b""), endpoints)
+    assert Counter(route.endpoint().replica for _ in range(30)) == {"0": 10, "1": 10, "2": 10}
+    endpoints[0].running, endpoints[2].running = 2, 1
+    assert {route.endpoint().replica for _ in range(5)} == {"1"}
 
 
 def run(settings: dict[str, Any], offsets_ms: list[int], stop_s: float = 60.0) -> tuple[list[RequestRecord], bool]:

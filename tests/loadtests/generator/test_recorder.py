@@ -153,7 +153,7 @@ def test_an_answer_is_that_of_the_arm_it_was_sent_to_and_fails_where_it_is_not_w
     call.initial_metadata = {ARM_HEADER: routed} if routed else {}
     call.trailing_metadata = {trailing_key("output_tokens"): "1"} | ({trailing_key("arm"): said} if said else {})
     plan = Fake(session_id="s", turn=0, prompt_tokens=3, max_tokens=1, phase="")
-    copy: Any = Fake(arm=pinned, plan=plan, request_id="1", pair_id="1", lane=None, scheduled_ns=0)
+    copy: Any = Fake(arm=pinned, plan=plan, request_id="1", pair_id="1", endpoint=None, scheduled_ns=0)
     record = (embed_record_of if embeds else record_of)(call, copy, 1, 3)
     assert (record.arm, record.error, record.status) == ("new", error, "INTERNAL" if error else "OK")
     assert (record.output_tokens is None, record.prompt_tokens) == (embeds, 7 if embeds else 3)
