@@ -87,8 +87,8 @@ def command(
     from loadtests.commands.frontier_search import earlier_searches, search_and_judge
     from loadtests.commands.judged_run import page_of
     from loadtests.trials.frontier import FrontierSearch, check_budget
-    from loadtests.trials.progress import Status
     from loadtests.trials.run import ARM_COMMAND
+    from loadtests.trials.status import Status
 
     began = time.monotonic()
     demo = experiment == "demo"

@@ -20,12 +20,12 @@ from loadtests.commands.verdict_output import judge_run
 from loadtests.experiments.config_errors import as_config_error
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.writing import to_toml
-from loadtests.trials.environment import describe_environment
+from loadtests.trials.context import known_before
+from loadtests.trials.environment import describe_environment, has_requests
 from loadtests.trials.frontier import FrontierSearch
-from loadtests.trials.progress import Display, Status
-from loadtests.trials.run_directory import has_requests
+from loadtests.trials.progress import Display
 from loadtests.trials.run_metrics import exporting
-from loadtests.trials.trial_facts import known_before
+from loadtests.trials.status import Status
 from servers.fields import ConfigError
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
 from loadtests.commands.parity import show_parity
+from loadtests.trials.environment import has_requests
 from loadtests.trials.live_page import LivePage, page_address
-from loadtests.trials.progress import Display, Status
+from loadtests.trials.progress import Display
 from loadtests.trials.run import Orchestrator
-from loadtests.trials.run_directory import has_requests
+from loadtests.trials.status import Status
 
 
 def page_of(address: str, status: Status) -> LivePage | None:

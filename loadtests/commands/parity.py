@@ -45,10 +45,11 @@ def command(
     interrupted.
     """
     from loadtests.experiments.reading import load
-    from loadtests.trials.errors import RunError
+    from loadtests.trials.context import RunError
+    from loadtests.trials.environment import check_writable, new_run_dir
     from loadtests.trials.parity_processes import ParityRun, check_measurable
-    from loadtests.trials.progress import Display, Status
-    from loadtests.trials.run_directory import check_writable, new_run_dir
+    from loadtests.trials.progress import Display
+    from loadtests.trials.status import Status
 
     loaded = load(experiment, settings=settings or (), seed=seed, needs_traffic=False)
     texts = check_measurable(loaded)

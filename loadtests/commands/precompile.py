@@ -58,8 +58,8 @@ def command(
 
     Exit codes: 0 written, 2 bad usage or configuration, 1 it broke or was interrupted.
     """
+    from loadtests.trials.environment import check_writable
     from loadtests.trials.preflight import check_arm
-    from loadtests.trials.run_directory import check_writable
 
     flags = given_flags(context)
     compiled, path = precompiled_arm(inspected_arm(experiment, arm, flags, settings or ()), out)

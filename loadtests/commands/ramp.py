@@ -78,9 +78,9 @@ def command(
     from loadtests.experiments.reading import from_table, load_table
     from loadtests.experiments.toml_limits import table_of
     from loadtests.experiments.users import of_users
-    from loadtests.trials.progress import Status
     from loadtests.trials.ramp import RampRun, ramped
     from loadtests.trials.run import ARM_COMMAND
+    from loadtests.trials.status import Status
     from loadtests.trials.users_ramp import UsersRamp
 
     changes = [*(settings or ()), *(["ramp.load=none", f"users.admin={admin}"] if admin else [])]

@@ -99,8 +99,8 @@ def command(
     from loadtests.commands.judged_run import page_of, run_and_judge
     from loadtests.experiments.field_names import FieldFlags
     from loadtests.experiments.reading import load
-    from loadtests.trials.progress import Status
     from loadtests.trials.run import ARM_COMMAND, Orchestrator
+    from loadtests.trials.status import Status
 
     flags = FieldFlags(
         request_rate=request_rate,

@@ -19,11 +19,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from loadtests.monitor.gpus import Card, Gpus, index_of, visible_cards
-from loadtests.monitor.host import Host
-from loadtests.monitor.identity import gpu_uuids, machine_identity
-from loadtests.monitor.messages import Cost, Seen, Watch
+from loadtests.monitor.host import Host, machine_identity, shown_gpus
 from loadtests.monitor.processes import Processes
-from loadtests.monitor.readings import Readings, reason
+from loadtests.monitor.readings import Cost, Readings, Seen, Watch, reason
 from servers.clock import now_ns
 from servers.processes import say
 
@@ -52,7 +50,7 @@ def main() -> int:
     if is_busy or gpus.is_unsure:
         time.sleep(_SETTLE_S)  # what has just ended there still shows
         before = gpus.before(now_ns())
-    machine = {"machine": machine_identity(gpu_uuids()), **host.facts()}
+    machine = {"machine": machine_identity(gpu.uuid for gpu in shown_gpus()), **host.facts()}
     say(Seen(machines={options.host: machine}, devices=gpus.facts(), before=before))
     # Only now: this takes longer than all of the above, for which the arms wait.
     from analysis.records.schemas import MACHINES

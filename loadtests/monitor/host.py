@@ -1,4 +1,4 @@
-"""The host: processor time, steal and memory.
+"""The host: which machine it is, its processor time, steal and memory.
 
 Processors are those that the run may use, and those that share a core with one of them. Work on the rest does not
 disturb the run.
@@ -6,15 +6,71 @@ disturb the run.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
-from collections.abc import Sequence, Set
+import platform
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from loadtests.monitor.identity import cpu_model
+from loadtests.generator.clock_offsets import host_identity
 from loadtests.monitor.readings import Probe, probe
+
+_MACHINE_ID = Path("/etc/machine-id")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """An NVIDIA GPU that the driver shows."""
+
+    name: str
+    driver: str
+    uuid: str
+    capability: tuple[int, int] | None  # where the driver says
+
+
+def shown_gpus() -> list[Gpu]:
+    """Return the NVIDIA GPUs that the driver shows, none where there is no driver."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+        gpus = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            name, uuid = str(pynvml.nvmlDeviceGetName(handle)), str(pynvml.nvmlDeviceGetUUID(handle))
+            capability = None
+            with contextlib.suppress(pynvml.NVMLError):
+                capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle))
+            gpus.append(Gpu(name=name, driver=driver, uuid=uuid, capability=capability))
+    except Exception:  # no library, no driver, or a broken one
+        return []
+    return gpus
+
+
+def machine_identity(uuids: Iterable[str], machine_id: Path = _MACHINE_ID) -> str | None:
+    """Return a hash of the GPUs' UUIDs, else of the system's machine id, else of its last start; None without any."""
+    text = " ".join(sorted(uuids))
+    if not text:
+        with contextlib.suppress(OSError, ValueError):
+            text = machine_id.read_text(encoding="ascii").strip()
+    text = text or host_identity()
+    return hashlib.sha256(text.encode()).hexdigest()[:12] if text else None
+
+
+def cpu_model() -> str:
+    """Return the processor's name, as the kernel has it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
 
 _PROC, _SYS = Path("/proc"), Path("/sys")
 

@@ -1,11 +1,49 @@
-"""Values that are read one by one: one that cannot be read is null, and is reported once with the reason."""
+"""What the machine monitor reads, and says to the process that starts it.
+
+Values are read one by one: one that cannot be read is null, and is reported once with the reason.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from loadtests.monitor.messages import Unreadable
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What is on the machine before the run starts anything: by host, by device, and what each device does."""
+
+    machines: Mapping[str, Mapping[str, Any]]
+    devices: Mapping[str, Mapping[str, Any]]
+    before: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """A value that cannot be read, and why. Each is said once."""
+
+    host: str
+    name: str
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What the sampling cost since its start-up."""
+
+    cpu_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """To the monitor: sample the process and its descendants under `name`; no `pid` ends that."""
+
+    name: str
+    pid: int | None = None
+    arm: str | None = None
 
 
 class Probe(NamedTuple):

@@ -1,15 +1,126 @@
-"""What every part of a trial works with."""
+"""What every part of a trial works with: its context, the facts that trial.json states, and why a run ends early."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any, Self
 
-from loadtests.experiments.model import Experiment
-from loadtests.trials.progress import Status
-from loadtests.trials.trial_facts import TrialFacts
+from analysis.records.documents import write_document
+from loadtests.experiments.model import Experiment, ExperimentArm, ExternalArm
+from loadtests.external.addresses import external_table
+from loadtests.traffic.schedule import Schedule
+from loadtests.trials.status import Status
+
+
+class RunError(RuntimeError):
+    """The run itself failed. The message is one line that names the log."""
+
+
+class StartError(RunError):
+    """A replica of `arm` did not become ready."""
+
+    def __init__(self, arm: str, message: str) -> None:
+        super().__init__(message)
+        self.arm = arm
+
+
+class StopRequestedError(Exception):
+    """The user asked the run to stop."""
+
+
+class BudgetSpentError(Exception):
+    """A search has no time left."""
+
+
+# Left out until they are known: a trial that was cut off has none.
+_LATE = ("final", "answers", "asked", "monitor", "processor_turns", "pressure", "ended", "ended_arms")
+
+
+@dataclass(slots=True, kw_only=True)
+class TrialFacts:
+    """The keys of trial.json; analysis reads them by these names. Times are integer ns since the epoch."""
+
+    trial: int
+    design: str
+    control: str
+    arms: list[dict[str, Any]]
+    duration_s: float
+    block_s: float
+    open_loop: bool
+    max_concurrency: int | None
+    load_processes: int
+    loop: str
+    concurrency: int | None
+    num_prompts: int | None
+    steps: list[dict[str, Any]]
+    settle_s: float | None
+    prompts: dict[str, Any]
+    devices: dict[str, str]
+    weights: dict[str, int]
+    planned: Mapping[str, int]
+    dropped: dict[str, int | str]
+    start_ns: int | None = None
+    start_order: list[str] = field(default_factory=list)
+    complete: bool = False
+    deaths: list[dict[str, Any]] = field(default_factory=list)
+    ready: dict[str, int] = field(default_factory=dict)
+    startup: dict[str, dict[str, Any]] = field(default_factory=dict)
+    monitor: dict[str, Any] | None = None  # the machines: devices, what ran there before, what cannot be read
+    references: list[dict[str, Any]] = field(default_factory=list)  # speed of devices and host, before and after
+    processor_turns: dict[str, Any] | None = None  # the sets of processors that replicas had in turn, and how often
+    pressure: dict[str, Any] | None = None  # what weighed on the machines, and from when to when
+    final: dict[str, dict[str, Any]] | None = None
+    answers: dict[str, Any] | None = None
+    asked: list[str] | None = None  # external arms whose answers are in files of their own
+    ended: str | None = None  # why the trial was ended before its time; None where it was not
+    ended_arms: dict[str, dict[str, Any]] | None = None  # arms that got no more from an instant on, and why
+
+    @classmethod
+    def of(cls, experiment: Experiment, number: int, schedule: Schedule) -> Self:
+        """What is known before the trial number `number` begins."""
+        traffic = experiment.traffic
+        return cls(
+            trial=number,
+            design=traffic.design,
+            control=experiment.control.name,
+            **known_before(experiment),
+            duration_s=traffic.duration_s,
+            block_s=experiment.gates.block_s,
+            open_loop=traffic.open_loop,
+            max_concurrency=traffic.max_concurrency or None,
+            load_processes=traffic.load_processes,
+            loop=schedule.loop,
+            concurrency=traffic.concurrency or None,
+            num_prompts=traffic.num_prompts or None,
+            steps=[dict(step) for step in schedule.steps],
+            settle_s=traffic.settle_s if schedule.steps else None,
+            prompts=dict(schedule.prompts),
+            devices={arm.name: arm.config.model.device for arm in experiment.own_arms},
+            weights={arm.name: arm.weight for arm in experiment.arms},
+            planned=schedule.planned,
+            dropped=dict(schedule.dropped),
+        )
+
+    def write(self, folder: Path) -> None:
+        """trial.json in `folder` holds these facts."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        known = {name: value for name, value in values.items() if value is not None or name not in _LATE}
+        write_document(folder / "trial.json", known, indent=2)
+
+
+def known_before(experiment: Experiment) -> dict[str, Any]:
+    """What of every trial's facts the experiment alone decides: its arms as they are resolved."""
+    return {"arms": [_arm(arm) for arm in experiment.arms]}
+
+
+def _arm(arm: ExperimentArm) -> dict[str, Any]:
+    facts: dict[str, Any] = {"name": arm.name, "kind": arm.kind, "replicas": list(arm.replica_names)}
+    if isinstance(arm, ExternalArm):
+        return {**facts, "external": external_table(arm.external)}
+    return {**facts, "config": arm.config.to_dict()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

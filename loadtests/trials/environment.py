@@ -1,4 +1,4 @@
-"""Where a run took place: versions, commit, processor, GPUs and clock. No host name, no environment variables."""
+"""Where a run took place, and the directory that keeps it. No host name, no environment variables."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ import platform
 import shutil
 import subprocess
 from contextlib import suppress
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from loadtests.monitor.identity import cpu_model, gpu_uuids, machine_identity
+import psutil
+
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import RecordError, read_table
+from loadtests.monitor.host import cpu_model, machine_identity, shown_gpus
+from loadtests.trials.context import RunError
 from servers import clock
+from servers.fields import ConfigError
 
 _PACKAGES = (
     *("tailgate", "torch", "torchao", "triton", "transformers", "grpcio", "protobuf"),
@@ -22,52 +29,33 @@ _PACKAGES = (
 
 def describe_environment() -> dict[str, Any]:
     """Return what `environment.json` holds. What is unknown is null or absent."""
+    gpus = shown_gpus()
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "versions": _versions(),
         "git_commit": _git_commit(),
-        "machine": machine_identity(gpu_uuids()),
-        "cpu": {"model": cpu_model(), "count": os.cpu_count(), "usable": _usable_cpus()},
-        "memory_bytes": _memory_bytes(),
-        "gpus": gpu_names(),
+        "machine": machine_identity(gpu.uuid for gpu in gpus),
+        "cpu": {"model": cpu_model(), "count": os.cpu_count(), "usable": len(os.sched_getaffinity(0))},
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": [f"{gpu.name}, {gpu.driver}" for gpu in gpus],
         "clock": {"anchor_ns": clock.ANCHOR_NS, "source": "CLOCK_MONOTONIC + anchor"},
     }
 
 
-def gpu_names() -> list[str]:
-    """Return the names of the GPUs that NVIDIA's driver shows."""
-    program = shutil.which("nvidia-smi")
-    lines = _output([program, "--query-gpu=name,driver_version", "--format=csv,noheader"]) if program else None
-    return [line.strip() for line in (lines or "").splitlines() if line.strip()]
-
-
-def gpu_capabilities() -> list[tuple[int, int]]:
-    """Return the compute capability of each NVIDIA GPU that the driver shows, empty where it does not say."""
-    program = shutil.which("nvidia-smi")
-    lines = _output([program, "--query-gpu=compute_cap", "--format=csv,noheader"]) if program else None
-    found = [line.strip().partition(".") for line in (lines or "").splitlines()]
-    return [(int(major), int(minor)) for major, _, minor in found if major.isdecimal() and minor.isdecimal()]
-
-
 def sees_gpu() -> bool:
     """Return whether this machine seems to have a GPU, without importing torch."""
-    drivers = (Path("/dev/dxg"), Path("/dev/kfd"))  # of Windows, of AMD
-    return bool(gpu_names()) or any(Path("/dev").glob("nvidia[0-9]*")) or any(path.exists() for path in drivers)
+    return bool(shown_gpus()) or any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()  # of Windows
 
 
 def count_gpus() -> int:
     """Return how many GPUs a child process can use, 0 where only torch would know."""
-    shown = len(gpu_names()) or len(list(Path("/dev").glob("nvidia[0-9]*")))
+    shown = len(shown_gpus()) or len(list(Path("/dev").glob("nvidia[0-9]*")))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or not shown:
         return shown
     named = visible.split(",")
     return len(named[: named.index("-1")] if "-1" in named else [name for name in named if name.strip()])
-
-
-def _usable_cpus() -> int | None:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _versions() -> dict[str, str]:
@@ -89,14 +77,47 @@ def _git_commit() -> str | None:
     return commit.strip() + ("+changes" if changed and changed.strip() else "")
 
 
-def _memory_bytes() -> int | None:
-    with suppress(ValueError, OSError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return None
-
-
 def _output(command: list[str]) -> str | None:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def new_run_dir(out: Path, name: str) -> Path:
+    """A new directory `<time>-<name>` under `out`."""
+    stamp = datetime.now(tz=UTC).strftime("%Y%m%dT%H%M%SZ")
+    for attempt in range(1, 1000):
+        suffix = "" if attempt == 1 else f"-{attempt}"
+        path = out / f"{stamp}-{name}{suffix}"
+        with suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path
+    raise RunError(f'"{out}" has too many runs of {stamp}: give another --out')
+
+
+def has_requests(run_dir: Path) -> bool:
+    """Whether any request was recorded."""
+    for path in run_dir.glob("trial-*/requests*.arrow"):
+        with suppress(RecordError, OSError):
+            if read_table(path, REQUESTS)[0].num_rows:
+                return True
+    return False
+
+
+def check_makeable(folder: Path, option: str = "--out") -> None:
+    """Raise ConfigError unless the folder, or the one that it would be made in, can be written to. Make nothing."""
+    place = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    if not place.is_dir():
+        raise ConfigError(f'{option} "{folder}" cannot be made ("{place}" is no folder): give a folder that can')
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigError(f'{option} "{place}" is not writable: give a folder that is')
+
+
+def check_writable(folder: Path) -> None:
+    """Make the folder if it is not there. Raises ConfigError unless it can be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f'--out "{folder}" cannot be made ({error.strerror}): give a folder that can') from None
+    check_makeable(folder)

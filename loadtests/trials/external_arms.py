@@ -14,8 +14,7 @@ from loadtests.experiments.model import ExternalArm
 from loadtests.external.addresses import Address, parse_address
 from loadtests.external.probes import NotReadyError, Probe, UnusableError, wait_ready
 from loadtests.traffic.lengths import IntArray
-from loadtests.trials.context import TrialContext
-from loadtests.trials.errors import RunError
+from loadtests.trials.context import RunError, TrialContext
 from servers.clock import now_ns
 
 _ANY = {"0.0.0.0", "::"}  # a server on all of the host's addresses

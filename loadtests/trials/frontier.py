@@ -36,14 +36,12 @@ from analysis.run.startup import startup_row
 from loadtests.experiments.model import Experiment
 from loadtests.monitor.gpus import device_name
 from loadtests.traffic.rate_steps import closer
-from loadtests.trials.context import TrialContext
-from loadtests.trials.device_rotation import in_trial
-from loadtests.trials.errors import BudgetSpentError, RunError, StartError
+from loadtests.trials.context import BudgetSpentError, RunError, StartError, TrialContext
 from loadtests.trials.live_page import LivePage
-from loadtests.trials.progress import Status
 from loadtests.trials.run import ARM_COMMAND, Orchestrator, RunOutcome
 from loadtests.trials.served_parity import ExpectedAnswers
-from loadtests.trials.trial_schedule import TrialSchedules
+from loadtests.trials.status import Status
+from loadtests.trials.trial_schedule import TrialSchedules, in_trial
 from servers.clock import now_ns
 from servers.fields import ConfigError
 

@@ -19,7 +19,7 @@ from typing import Any
 from analysis.records.documents import write_document
 from loadtests.page.serving import TOKEN_VARIABLE, Served, page_token
 from loadtests.trials.processes import child_environment
-from loadtests.trials.progress import Status
+from loadtests.trials.status import Status
 from servers.address import host_port
 from servers.clock import now_ns
 from servers.processes import Child, messages_of

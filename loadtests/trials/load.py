@@ -19,10 +19,9 @@ from loadtests.experiments.model import Experiment
 from loadtests.generator.trial_config import TrialConfig, write_end
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.settings import TrafficConfig
-from loadtests.trials.context import TrialContext
-from loadtests.trials.errors import RunError
+from loadtests.trials.context import RunError, TrialContext
 from loadtests.trials.processes import child_environment
-from loadtests.trials.progress import read_load, read_workers
+from loadtests.trials.status import read_load, read_workers
 from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
 from servers.processes import Child, describe_exit, log_tail
 

@@ -19,7 +19,7 @@ from analysis.records.schemas import MACHINES
 from analysis.records.tables import CUT_OFF, RecordError, RecordWriter, read_table
 from loadtests.experiments.model import OwnArm
 from loadtests.monitor.gpus import MUCH_BYTES, device_name, index_of
-from loadtests.monitor.messages import Cost, Seen, Unreadable, Watch
+from loadtests.monitor.readings import Cost, Seen, Unreadable, Watch
 from loadtests.trials.context import TrialContext
 from loadtests.trials.processes import child_environment, thread_variables
 from servers.clock import now_ns

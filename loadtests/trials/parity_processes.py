@@ -26,11 +26,11 @@ from analysis.records.documents import with_checksum, write_json
 from analysis.summary.summary import EXIT_CODES
 from loadtests.experiments.model import Experiment, OwnArm
 from loadtests.experiments.whole_checks import check_parity
-from loadtests.trials.errors import RunError
+from loadtests.trials.context import RunError
 from loadtests.trials.parity_texts import read_texts
 from loadtests.trials.preflight import check_arm
 from loadtests.trials.processes import child_environment, thread_variables
-from loadtests.trials.progress import ReplicaState, Status
+from loadtests.trials.status import ReplicaState, Status
 from servers.fields import ConfigError
 from servers.messages import Loaded, Refused, Stage
 from servers.processes import Child, messages_of

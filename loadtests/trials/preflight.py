@@ -16,8 +16,9 @@ from pathlib import Path
 from analysis.wording import counted
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.toml_limits import expanded
+from loadtests.monitor.host import shown_gpus
 from loadtests.traffic.prompts import check_hub
-from loadtests.trials.environment import count_gpus, gpu_capabilities, sees_gpu
+from loadtests.trials.environment import count_gpus, sees_gpu
 from loadtests.trials.parity_texts import read_texts
 from loadtests.workers.channel_token import channel_token
 from servers.config import (
@@ -86,7 +87,11 @@ def _check_quantisation(config: ArmConfig, *, on_cpu: bool) -> None:
         check_torchao(model)
     except ConfigError as error:
         raise ConfigError(f'arm "{config.name}": {error}') from None
-    newest = max(gpu_capabilities(), default=None) if model.in_float8 and not on_cpu else None
+    newest = (
+        max((gpu.capability for gpu in shown_gpus() if gpu.capability), default=None)
+        if model.in_float8 and not on_cpu
+        else None
+    )
     if newest is not None and newest < FLOAT8_CAPABILITY:
         raise ConfigError(
             f'arm "{config.name}": model.quantisation is "{model.quantisation}" but the newest GPU here has compute '

@@ -13,8 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from loadtests.monitor.gpus import device_name
-from loadtests.trials.context import TrialContext
-from loadtests.trials.errors import RunError
+from loadtests.trials.context import RunError, TrialContext
 from loadtests.trials.machines import MonitorProcess
 from loadtests.trials.neighbour import Weighs
 from loadtests.trials.processes import child_environment

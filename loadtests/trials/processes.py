@@ -1,11 +1,18 @@
-"""What the processes of a run are given: their environment."""
+"""What the processes of a run are given: their environment, and processors in turns."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
+from collections.abc import Mapping, Sequence
 
+import psutil
+
+from analysis.wording import counted
 from loadtests.page.serving import TOKEN_VARIABLE as PAGE_TOKEN_VARIABLE
 from loadtests.provider import TOKEN_VARIABLE as PROVIDER_TOKEN_VARIABLE
+from loadtests.trials.context import TrialContext
 from loadtests.workers.channel_token import TOKEN_VARIABLE
 from servers.clock import anchored_environment
 from servers.config import ArmConfig
@@ -25,3 +32,90 @@ def thread_variables(arm: ArmConfig) -> dict[str, str]:
     if not threads or arm.model.device.startswith("cuda"):
         return {}
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+
+
+def processor_sets(processors: Sequence[int], replicas: int) -> list[tuple[int, ...]]:
+    """`replicas` sets of equal size, neighbours together; what is left over is in none. Empty if there are too few."""
+    each = len(processors) // replicas if replicas else 0
+    return [tuple(processors[first * each : (first + 1) * each]) for first in range(replicas)] if each else []
+
+
+class ProcessorTurns:
+    """Have replicas change processors while traffic flows, so that no processor's speed looks like an arm's.
+
+    On a shared host a processor whose core a neighbour works on runs at half the speed of another, for tens of
+    seconds, and a guest cannot see which. The usable processors are cut into as many sets as there are replicas, and
+    after each turn every replica takes the set of the one before it: after as many turns as there are sets each has had
+    all of them. `poll` is called many times a turn; `stop` gives every thread all processors back.
+    """
+
+    def __init__(self, trial: TrialContext) -> None:
+        self._trial = trial
+        self._every_s = trial.experiment.machines.processor_turn_s
+        self._pids: tuple[int, ...] = ()
+        self._sets: list[tuple[int, ...]] = []
+        self._usable: tuple[int, ...] = ()
+        self._next_s = 0.0
+        self._turns = 0
+
+    def start(self, replicas: Mapping[str, int]) -> None:
+        """Turns begin; `replicas` are the processes by name. Where there are fewer processors than replicas, or the
+        kernel binds none, the trial goes on without and says so."""
+        if not self._every_s:
+            return
+        self._pids = tuple(replicas.values())
+        self._usable = tuple(sorted(os.sched_getaffinity(0)))
+        self._sets = processor_sets(self._usable, len(self._pids))
+        if not self._sets:
+            are = "is" if len(self._usable) == 1 else "are"
+            few = f"{counted(len(self._usable), 'processor')} {are} too few"
+            self._give_up(f"{few} for {counted(len(self._pids), 'replica')}")
+            return
+        self.poll()
+
+    def poll(self) -> None:
+        """The replicas move on, if their turn is over."""
+        if not self._sets or time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + self._every_s
+        count = len(self._sets)
+        try:
+            for place, pid in enumerate(self._pids):
+                _bind(pid, self._sets[(place + self._turns) % count])
+        except OSError as error:
+            self._release()
+            self._give_up(f"no process could be bound: {error}")
+            return
+        self._turns += 1
+
+    def stop(self) -> None:
+        """Every thread may run where it might before, and trial.json has how many turns there were."""
+        if self._sets:
+            self._release()
+            self._end(None)
+
+    def _release(self) -> None:
+        for pid in self._pids:
+            with contextlib.suppress(OSError):
+                _bind(pid, self._usable)
+
+    def _give_up(self, error: str) -> None:
+        self._trial.status.note(f"replicas keep their processors: {error}")
+        self._end(error)
+
+    def _end(self, error: str | None) -> None:
+        facts = {"every_s": self._every_s, "turns": self._turns, "sets": self._sets, "error": error}
+        self._trial.facts.processor_turns, self._sets = facts, []
+        self._trial.keep_facts()
+
+
+def _bind(pid: int, processors: Sequence[int]) -> None:
+    """Bind every thread of the process and its descendants; skip one that has ended. Raises OSError where the kernel
+    refuses."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for member in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for thread in member.threads():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.sched_setaffinity(thread.id, processors)

@@ -12,9 +12,7 @@ from analysis.judging.ramp import Decision, decide
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.ramp_limits import RampLimits
 from loadtests.trials.candidate import Candidate
-from loadtests.trials.early_end import END_DELAY_NS
-from loadtests.trials.judge import Judge
-from loadtests.trials.steering import Steered
+from loadtests.trials.steering import END_DELAY_NS, Judge, Steered
 from loadtests.trials.weights import UNANSWERED, Splitter, WeightController, in_words
 from servers.clock import now_ns
 

@@ -17,14 +17,12 @@ from analysis.records.documents import write_json
 from loadtests.experiments.model import OwnArm
 from loadtests.external.client_security import bearer_token
 from loadtests.monitor.processes import cpu_seconds
-from loadtests.trials.channels import arm_channel, is_serving
-from loadtests.trials.context import TrialContext
-from loadtests.trials.errors import RunError, StartError
+from loadtests.trials.channels import arm_channel, check_alike, check_name, is_serving, start_up
+from loadtests.trials.context import RunError, StartError, TrialContext
 from loadtests.trials.machines import MonitorProcess
 from loadtests.trials.processes import child_environment, thread_variables
-from loadtests.trials.progress import MetricsPage
 from loadtests.trials.served_parity import STILL_S, TIMEOUT_S, Question
-from loadtests.trials.snapshots import check_alike, check_name, start_up
+from loadtests.trials.status import MetricsPage
 from loadtests.trials.telemetry import Collector
 from servers.address import FREE_PORT
 from servers.clock import now_ns

@@ -16,20 +16,15 @@ from analysis.records.documents import toml_with_checksum, write_document
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.writing import to_toml
 from loadtests.traffic.schedule import Schedule
-from loadtests.trials.context import TrialContext
-from loadtests.trials.device_rotation import in_trial
-from loadtests.trials.environment import describe_environment
-from loadtests.trials.errors import RunError, StopRequestedError
-from loadtests.trials.judge import Judge
+from loadtests.trials.context import RunError, StopRequestedError, TrialContext, TrialFacts
+from loadtests.trials.environment import check_writable, describe_environment, new_run_dir
 from loadtests.trials.live_page import LivePage
 from loadtests.trials.preflight import check_experiment
-from loadtests.trials.progress import Status
-from loadtests.trials.run_directory import check_writable, new_run_dir
 from loadtests.trials.served_parity import ExpectedAnswers
-from loadtests.trials.steering import Steering
+from loadtests.trials.status import Status
+from loadtests.trials.steering import Judge, Steering
 from loadtests.trials.trial import Trial
-from loadtests.trials.trial_facts import TrialFacts
-from loadtests.trials.trial_schedule import TrialSchedules
+from loadtests.trials.trial_schedule import TrialSchedules, in_trial
 from servers.complaint import fault, unwritten
 from servers.fields import ConfigError
 from servers.splitter.admin import SplitterError
@@ -225,7 +220,7 @@ class Orchestrator:
         """Who looks at the trials while their traffic flows; None where nobody does."""
         if self._judge is None:
             return None
-        from loadtests.trials.early_end import EarlyEnding
+        from loadtests.trials.steering import EarlyEnding
 
         return EarlyEnding(self._judge)
 

@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from analysis.records.plain_values import mapping, number
-from loadtests.trials.progress import MetricsPage, Status
+from loadtests.trials.status import MetricsPage, Status
 from servers.address import host_port
 from servers.fields import ConfigError
 from servers.splitter.admin import Admin

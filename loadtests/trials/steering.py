@@ -1,12 +1,23 @@
-"""What steers a trial while its traffic flows, and what it sees of the trial."""
+"""What may end a trial early or move its weights: interim analyses, and counts that no analysis has to wait for."""
 
 from __future__ import annotations
 
-from typing import Protocol
+import math
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
+from analysis.interim import JOURNAL
+from analysis.judging.alarms import compile_alarms, death_alarms
+from loadtests.page.tails import LinesTail
 from loadtests.trials.context import TrialContext
+from loadtests.trials.processes import child_environment
 from loadtests.trials.telemetry import Collector
 from loadtests.trials.weights import Splitter
+from servers.clock import now_ns
+from servers.processes import Child
 
 
 class Steered(Protocol):
@@ -39,3 +50,111 @@ class Steering(Protocol):
 
     def poll(self, trial: Steered) -> None:
         """Do what is due now."""
+
+
+_COMMAND = (sys.executable, "-P", "-m", "analysis.interim")
+_GRACE_S = 2.0
+
+
+class Judge:
+    """Has the run in `run_dir` analysed after every block until `stop`. A process that ends early leaves a note."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._rows = LinesTail(run_dir / JOURNAL)  # a day has thousands: no line is read twice
+        self._child = Child(
+            "interim",
+            [*_COMMAND, str(run_dir.resolve())],
+            log_path=run_dir / "interim.log",
+            environment=child_environment(),
+        )
+        self._last: Mapping[str, Any] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._child.pid
+
+    def failure(self) -> str | None:
+        """Why there are no more interim analyses; None while they go on."""
+        return None if self._child.poll() is None else f"the interim analyses ended: {self._child.log_tail(2)}"
+
+    def last(self) -> Mapping[str, Any] | None:
+        """The last interim analysis; None before the first."""
+        for row in self._rows.new():
+            self._last = row
+        return self._last
+
+    def stop(self) -> None:
+        """Stop the process."""
+        self._child.stop(_GRACE_S)
+
+
+END_DELAY_NS = 1_000_000_000  # so that every load process knows of it in time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyEnd:
+    """`why` the trial ends; None: it goes on. `arms` are those that get no more, each with its reason."""
+
+    why: str | None
+    arms: Mapping[str, str]
+
+
+def early_end(look: Mapping[str, Any], ended: Collection[str] = ()) -> EarlyEnd:
+    """What follows from a line of interim.jsonl; `ended` are the arms that have ended already."""
+    from analysis.judging.gates import FAIL  # here: with it comes SciPy, which only a sequential run needs
+
+    outlooks = {arm: row for arm, row in look["arms"].items() if isinstance(row, Mapping)}
+    decided = {arm: row["decision"] for arm, row in outlooks.items() if row["decision"] is not None}
+    still = [arm for arm in outlooks if arm not in decided and arm not in ended]
+    if decided and not still:
+        parts = "; ".join(f"{arm}: {decision}" for arm, decision in decided.items())
+        return EarlyEnd(why=f"decided after {look['seconds'] / 60.0:.1f} minutes ({parts})", arms={})
+    failed = {arm: outlooks[arm]["reason"] for arm, decision in decided.items() if decision == FAIL}
+    return EarlyEnd(why=None, arms={arm: reason for arm, reason in failed.items() if arm not in ended})
+
+
+def harmed(trial: Steered) -> Mapping[str, str]:
+    """Arms that surely fail, each with the reason, which no look has to be waited for: counts over their limits. Cold
+    starts that have a budget of their own are left to the interim analyses, which know when they are over."""
+    experiment, facts = trial.context.experiment, trial.context.facts
+    limits, found = experiment.gates, {}
+    for arm in experiment.arms:
+        if arm.control or arm.name in (facts.ended_arms or {}):
+            continue
+        alarms = death_alarms(arm.name, facts.deaths, now_ns=now_ns())
+        events, most = trial.collector.served_compiles, limits.max_recompiles
+        alarms += compile_alarms(arm.name, events, stall_limit_s=math.inf, max_recompiles=most)
+        if alarms:
+            found[arm.name] = min(alarms).why
+    return found
+
+
+class EarlyEnding:
+    """Ends the load of a trial, as a whole or for one arm, once what was looked at decides it. trial.json says why."""
+
+    moves_weights = False
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+
+    def poll(self, trial: Steered) -> None:
+        """What the last look decides was done."""
+        facts, status = trial.context.facts, trial.context.status
+        look = self._judge.last()
+        if facts.ended is not None or facts.start_ns is None:
+            return
+        seen = EarlyEnd(why=None, arms={})
+        if look is not None and look["trial"] == trial.context.number:
+            seen = early_end(look, facts.ended_arms or {})
+        end = EarlyEnd(why=seen.why, arms={**harmed(trial), **seen.arms})
+        if end.why is None and not end.arms:
+            return
+        at_ns = now_ns() + END_DELAY_NS
+        for arm, reason in end.arms.items():
+            facts.ended_arms = {**(facts.ended_arms or {}), arm: {"at_ns": at_ns, "why": reason}}
+            status.note(f"{arm} gets no more: {reason}")
+        if end.why is not None:
+            facts.ended = end.why
+            status.note(end.why)
+        trial.end_load(at_ns if end.why is not None else None)

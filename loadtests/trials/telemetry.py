@@ -18,8 +18,7 @@ from analysis.judging.alarms import ServedCompile
 from analysis.records.schemas import COMPILE_EVENTS, MACHINES, STEPS
 from analysis.records.tables import RecordWriter
 from loadtests.trials.channels import arm_channel
-from loadtests.trials.progress import ReplicaState, Status
-from loadtests.trials.under_way import UnderWay
+from loadtests.trials.status import ReplicaState, Status, UnderWay
 from servers.complaint import named, unwritten
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 

@@ -12,15 +12,13 @@ from typing import Any
 from analysis.records.asked_answers import AFTER, BEFORE
 from loadtests.experiments.model import Experiment
 from loadtests.traffic.schedule import Schedule
-from loadtests.trials.context import TrialContext
-from loadtests.trials.errors import RunError
+from loadtests.trials.context import RunError, TrialContext
 from loadtests.trials.external_answers import ExternalAnswers
 from loadtests.trials.external_arms import find_external_arms, local_servers
 from loadtests.trials.load import LoadGenerator
 from loadtests.trials.machines import MonitorProcess, measure_references
 from loadtests.trials.pressure import Pressure
-from loadtests.trials.processor_turns import ProcessorTurns
-from loadtests.trials.progress import Load, MetricsPage, ReplicaState
+from loadtests.trials.processes import ProcessorTurns
 from loadtests.trials.replicas import Replicas
 from loadtests.trials.served_parity import (
     ExpectedAnswers,
@@ -32,6 +30,7 @@ from loadtests.trials.served_parity import (
     questions,
 )
 from loadtests.trials.server_logs import ServerLogs
+from loadtests.trials.status import Load, MetricsPage, ReplicaState
 from loadtests.trials.steering import Steering
 from loadtests.trials.telemetry import Collector
 from loadtests.trials.weights import UNANSWERED, EnvoySplitter, Splitter, WeightController, in_words

@@ -18,15 +18,13 @@ from loadtests.provider.answers import GOALS, Evidence
 from loadtests.provider.server import ProviderServer
 from loadtests.traffic.schedule import SCHEDULE, Schedule
 from loadtests.trials.candidate import Candidate
-from loadtests.trials.context import TrialContext
-from loadtests.trials.judge import Judge
+from loadtests.trials.context import TrialContext, TrialFacts
+from loadtests.trials.environment import check_writable
 from loadtests.trials.live_page import LivePage
-from loadtests.trials.progress import Status
 from loadtests.trials.ramp_control import RampControl
 from loadtests.trials.run import Orchestrator
-from loadtests.trials.run_directory import check_writable
-from loadtests.trials.steering import Steered, Steering
-from loadtests.trials.trial_facts import TrialFacts
+from loadtests.trials.status import Status
+from loadtests.trials.steering import Judge, Steered, Steering
 from loadtests.trials.users_trial import UsersTrial, observed_of
 from loadtests.trials.weights import UNANSWERED, Splitter, WeightController, splitter_of
 from servers.clock import now_ns

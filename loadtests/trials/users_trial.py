@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from loadtests.external.client_security import bearer_token
-from loadtests.trials.context import TrialContext
-from loadtests.trials.errors import RunError
+from loadtests.trials.channels import Pulse, check_alike, configuration, start_up
+from loadtests.trials.context import RunError, TrialContext
 from loadtests.trials.processes import child_environment
-from loadtests.trials.progress import Load, ReplicaState, read_load
-from loadtests.trials.pulse import Pulse
-from loadtests.trials.snapshots import check_alike, configuration, start_up
+from loadtests.trials.status import Load, ReplicaState, read_load
 from loadtests.trials.steering import Steering
 from loadtests.trials.telemetry import Collector, Restart
 from loadtests.trials.trial import take_all

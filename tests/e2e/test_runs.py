@@ -19,7 +19,7 @@ from analysis.compare.comparison import compare_runs
 from analysis.summary.summary import analyze
 from loadtests.trials import replicas
 from loadtests.trials.frontier import FrontierSearch
-from loadtests.trials.progress import Status
+from loadtests.trials.status import Status
 from tests.fakes.command_line import GROUP
 from tests.fakes.credentials import start
 from tests.fakes.processes import command_of, family, wait_for

@@ -15,11 +15,10 @@ from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table
-from loadtests.trials.context import TrialContext
+from loadtests.trials.context import TrialContext, TrialFacts
 from loadtests.trials.live_page import LivePage
-from loadtests.trials.progress import ReplicaState, Status
 from loadtests.trials.run import Orchestrator, RunOutcome
-from loadtests.trials.trial_facts import TrialFacts
+from loadtests.trials.status import ReplicaState, Status
 from loadtests.trials.trial_schedule import TrialSchedules
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -29,8 +29,8 @@ from loadtests.clients.oip import OipCall
 from loadtests.clients.openai_call import Answer, OpenAiCall
 from loadtests.external.addresses import OipOptions
 from loadtests.generator.record import embed_record_of, record_of, request_batch
-from loadtests.trials.progress import ReplicaState, Status
-from loadtests.trials.snapshots import check_alike, start_up
+from loadtests.trials.channels import check_alike, start_up
+from loadtests.trials.status import ReplicaState, Status
 from loadtests.trials.telemetry import Collector, _Follower
 from loadtests.users.observed import Observed
 from loadtests.users.observer import Observer

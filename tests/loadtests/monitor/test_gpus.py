@@ -11,12 +11,11 @@ import psutil
 import pynvml
 import pytest
 
-from loadtests.monitor import identity
+from loadtests.monitor import host
 from loadtests.monitor.gpus import REASONS, Gpus, index_of, visible_cards
-from loadtests.monitor.identity import machine_identity
-from loadtests.monitor.messages import Unreadable
+from loadtests.monitor.host import machine_identity
 from loadtests.monitor.processes import Processes
-from loadtests.monitor.readings import Readings
+from loadtests.monitor.readings import Readings, Unreadable
 from tests.fakes.machines import GIB, FakeCard, FakeNvml
 
 RUN, OWN, CHILD, OTHER, UNKNOWN = 100, 101, 102, 900, 950
@@ -256,5 +255,5 @@ def test_a_machine_is_known_by_its_gpus_its_id_or_its_last_start(
     assert by_id != by_start
     (tmp_path / "id").write_text("")  # as in an image of a machine that never started
     assert machine_identity([], tmp_path / "id") == by_start is not None
-    monkeypatch.setattr(identity, "host_identity", lambda: "")
+    monkeypatch.setattr(host, "host_identity", lambda: "")
     assert machine_identity([], tmp_path / "none") is None

@@ -13,9 +13,8 @@ import psutil
 import pytest
 
 from loadtests.monitor.host import Host
-from loadtests.monitor.messages import Unreadable, Watch
 from loadtests.monitor.processes import Processes, cpu_seconds
-from loadtests.monitor.readings import Probe, Readings, probe
+from loadtests.monitor.readings import Probe, Readings, Unreadable, Watch, probe
 from tests.fakes.processes import wait_for
 
 # A process with a thread and a child of that thread; both tell their pids and end with their stdin.

@@ -16,10 +16,8 @@ import pytest
 from analysis.records.schemas import MACHINES
 from analysis.records.tables import read_table
 from loadtests.trials import machines
-from loadtests.trials.context import TrialContext
-from loadtests.trials.errors import StopRequestedError
+from loadtests.trials.context import StopRequestedError, TrialContext, TrialFacts
 from loadtests.trials.machines import MonitorProcess, When, measure_references, not_idle
-from loadtests.trials.trial_facts import TrialFacts
 from servers import processes
 from tests.fakes.processes import wait_for
 from tests.fakes.whole_run import trial_context

@@ -22,9 +22,8 @@ from loadtests.provider import server as serving
 from loadtests.provider.answers import HOOKS, Answer, Question, answer
 from loadtests.provider.server import FLAGGER, JUDGEMENT, ProviderServer
 from loadtests.trials import candidate, users_ramp, weights
-from loadtests.trials.judge import Judge
-from loadtests.trials.progress import ArmLoad
-from loadtests.trials.steering import Steered
+from loadtests.trials.status import ArmLoad
+from loadtests.trials.steering import Judge, Steered
 from loadtests.trials.users_ramp import Onlooker
 from servers.fields import ConfigError
 from servers.splitter.admin import SplitterError

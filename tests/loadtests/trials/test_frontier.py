@@ -23,8 +23,7 @@ from loadtests.commands.joined_folder import join_runs
 from loadtests.experiments.model import Experiment
 from loadtests.traffic.schedule import Schedule, planned_requests
 from loadtests.trials import frontier as searching
-from loadtests.trials.context import TrialContext
-from loadtests.trials.errors import RunError, StartError, StopRequestedError
+from loadtests.trials.context import RunError, StartError, StopRequestedError, TrialContext
 from loadtests.trials.run import Orchestrator, RunOutcome
 from loadtests.trials.served_parity import ExpectedAnswers
 from servers.clock import now_ns

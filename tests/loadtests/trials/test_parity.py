@@ -21,11 +21,11 @@ from loadtests.commands.main import main
 from loadtests.commands.parity import parity_table
 from loadtests.experiments.model import Experiment
 from loadtests.trials import parity_processes, served_parity
-from loadtests.trials.errors import RunError
+from loadtests.trials.context import RunError
 from loadtests.trials.parity_processes import ParityRun
 from loadtests.trials.parity_texts import Text, read_texts
-from loadtests.trials.progress import Status
 from loadtests.trials.run import Orchestrator
+from loadtests.trials.status import Status
 from servers.config import ArmConfig
 from servers.fields import ConfigError
 from servers.processes import Child

@@ -11,6 +11,7 @@ from threading import Thread
 import pytest
 from huggingface_hub import constants
 
+from loadtests.monitor.host import Gpu
 from loadtests.traffic import prompts
 from loadtests.trials import environment, preflight
 from loadtests.trials.preflight import check_arm
@@ -67,9 +68,13 @@ def test_a_hub_that_cannot_be_reached_is_reported_at_once(
     assert [word for word in words if word not in said] == []
 
 
+def gpu(capability: tuple[int, int] | None) -> Gpu:
+    return Gpu(name="one", driver="1", uuid="GPU-0", capability=capability)
+
+
 @pytest.mark.parametrize(("visible", "usable"), [(None, 2), ("0", 1), ("1,0", 2), ("0,-1,1", 1), ("", 0)])
 def test_a_gpu_that_is_not_there_is_refused(visible: str | None, usable: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "gpu_names", lambda: ["one", "other"])
+    monkeypatch.setattr(environment, "shown_gpus", lambda: [gpu((9, 0)), gpu((9, 0))])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -99,11 +104,12 @@ def test_weights_that_only_a_gpu_multiplies_are_refused_where_the_device_is_a_cp
     assert all(word in message for word in ('arm "fewer"', "model.quantisation", kind, "CPU"))
 
 
-@pytest.mark.parametrize(("capabilities", "fits"), [("8.0\n", False), ("8.0\n9.0\n", True), ("", True), ("?", True)])
-def test_a_gpu_too_old_for_float8_is_refused(capabilities: str, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("gpus", "fits"), [([gpu((8, 0))], False), ([gpu((8, 0)), gpu((9, 0))], True), ([], True), ([gpu(None)], True)]
+)
+def test_a_gpu_too_old_for_float8_is_refused(gpus: list[Gpu], fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "sees_gpu", lambda: True)
-    monkeypatch.setattr(environment.shutil, "which", lambda name: name)
-    monkeypatch.setattr(environment, "_output", lambda _: capabilities)
+    monkeypatch.setattr(preflight, "shown_gpus", lambda: gpus)
     check_arm(quantised("float8-weight-only", device="cpu"))
     if fits:
         check_arm(quantised("float8-per-row"))

@@ -16,8 +16,7 @@ import pytest
 
 from analysis.checks.check import Evidence
 from analysis.checks.pressure import PRESSURE, in_words
-from loadtests.trials.context import TrialContext
-from loadtests.trials.errors import RunError
+from loadtests.trials.context import RunError, TrialContext
 from loadtests.trials.pressure import NEIGHBOUR_COMMAND, Pressure
 from servers.clock import now_ns
 from tests.fakes.processes import wait_for

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from loadtests.trials import processor_turns
-from loadtests.trials.processor_turns import ProcessorTurns, processor_sets
+from loadtests.trials import processes
+from loadtests.trials.processes import ProcessorTurns, processor_sets
 from tests.fakes.whole_run import trial_context
 
 # A thread and a child of its own, so that both are seen to be bound.
@@ -61,10 +61,10 @@ def test_replicas_change_processors_after_each_turn_and_have_all_at_the_end(
     assert processor_sets(range(10), 3) == [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
     assert (processor_sets((4, 7), 2), processor_sets((4, 7), 3)) == ([(4,), (7,)], [])
     usable, now = sorted(os.sched_getaffinity(0)), 100.0
-    monkeypatch.setattr(processor_turns.time, "monotonic", lambda: now)
+    monkeypatch.setattr(processes.time, "monotonic", lambda: now)
     # On a machine with one processor both sets are that one.
     sets = processor_sets(usable, 2) or [tuple(usable)] * 2
-    monkeypatch.setattr(processor_turns, "processor_sets", lambda usable, count: sets)
+    monkeypatch.setattr(processes, "processor_sets", lambda usable, count: sets)
     first, second = sets
     context = trial_context(tmp_path / "trial", TABLE)
     turns = ProcessorTurns(context)
@@ -91,8 +91,8 @@ def test_turns_that_cannot_be_taken_are_an_error_in_the_records_and_a_note(
     def refuse(pid: int, processors: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(processor_turns.os, "sched_getaffinity", lambda pid: usable)
-    monkeypatch.setattr(processor_turns.os, "sched_setaffinity", refuse)
+    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda pid: usable)
+    monkeypatch.setattr(processes.os, "sched_setaffinity", refuse)
     context = trial_context(tmp_path / "trial", TABLE)
     turns = ProcessorTurns(context)
     turns.start({"eager-0": os.getpid(), "twin-0": os.getpid()})

@@ -19,9 +19,9 @@ from loadtests.page.serving import TOKEN_VARIABLE
 from loadtests.trials import live_page
 from loadtests.trials.live_page import LivePage, page_address
 from loadtests.trials.processes import child_environment
-from loadtests.trials.progress import ArmLoad, Display, Load, MetricsPage, ReplicaState, Status, plain_line, read_load
+from loadtests.trials.progress import Display, plain_line
 from loadtests.trials.run_metrics import RunCollector, exporting
-from loadtests.trials.under_way import UnderWay
+from loadtests.trials.status import ArmLoad, Load, MetricsPage, ReplicaState, Status, UnderWay, read_load
 from servers.clock import now_ns
 from servers.fields import ConfigError
 from servers.front.metrics import FrontMetrics
@@ -45,7 +45,7 @@ def test_load_of_several_processes_is_added_up(tmp_path: Path) -> None:
 
 
 def test_a_line_shows_requests_quantiles_and_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtests.trials.progress.now_ns", lambda: 13 * 10**9)
+    monkeypatch.setattr("loadtests.trials.status.now_ns", lambda: 13 * 10**9)
     arms = {"eager": ArmLoad(finished=5, ttft_p50_ms=9.26, ttft_p99_ms=250.4, e2e_p99_ms=12_345.0)}
     status = Status(phase="traffic", detail="3 of 9 s", planned=40, load=Load(finished=5, failed=1, arms=arms))
     compiling = UnderWay(arm="naive", replica="naive-0", kind="compile", start_ns=10**9, shape="2x64")

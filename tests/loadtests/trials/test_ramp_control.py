@@ -19,14 +19,11 @@ from analysis.records.weight_journal import BY_HAND, read_weights
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.ramp_limits import RampLimits
 from loadtests.page import tails
-from loadtests.trials import candidate, pulse, ramp_control, weights
-from loadtests.trials import judge as judging
-from loadtests.trials.early_end import EarlyEnding, early_end
-from loadtests.trials.judge import Judge
-from loadtests.trials.pulse import Pulse
+from loadtests.trials import candidate, channels, ramp_control, steering, weights
+from loadtests.trials.channels import Pulse
 from loadtests.trials.ramp_control import RampControl
-from loadtests.trials.steering import Steered
-from loadtests.trials.under_way import UnderWay
+from loadtests.trials.status import UnderWay
+from loadtests.trials.steering import EarlyEnding, Judge, Steered, early_end
 from loadtests.trials.users_ramp import step_of
 from servers.fields import ConfigError
 from servers.splitter.admin import SplitterError
@@ -302,7 +299,7 @@ def test_the_last_whole_interim_analysis_counts_and_is_parsed_once(
 ) -> None:
     parsed: list[str] = []
     monkeypatch.setattr(tails, "parse_json", lambda text: [json.loads(text), parsed.append(text)][0])
-    monkeypatch.setattr(judging, "_COMMAND", (sys.executable, "-c", "import time; time.sleep(60)"))
+    monkeypatch.setattr(steering, "_COMMAND", (sys.executable, "-c", "import time; time.sleep(60)"))
     judge = Judge(tmp_path)
     try:
         assert judge.last() is None
@@ -328,8 +325,8 @@ def test_each_death_and_each_return_is_reported_once_and_one_lost_connection_is_
 ) -> None:
     """`seen` has + where the replica answers and - where it does not."""
     answers: Iterator[str] = iter(seen)
-    monkeypatch.setattr(pulse, "_EVERY_S", 0.001)
-    monkeypatch.setattr(pulse, "arm_channel", lambda *_, **__: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(channels, "_EVERY_S", 0.001)
+    monkeypatch.setattr(channels, "arm_channel", lambda *_, **__: SimpleNamespace(close=lambda: None))
     ended, heard = [], []
 
     def is_gone(_: object) -> bool:
@@ -338,7 +335,7 @@ def test_each_death_and_each_return_is_reported_once_and_one_lost_connection_is_
             ended.append(True)
         return answer == "-"
 
-    monkeypatch.setattr(pulse, "is_gone", is_gone)
+    monkeypatch.setattr(channels, "is_gone", is_gone)
     asked = Pulse(
         {"new-0": "127.0.0.1:1"},
         gone=lambda name: heard.append(f"{name} gone"),

@@ -17,9 +17,9 @@ from analysis.summary.summary import analyze
 from loadtests.experiments.reading import from_table
 from loadtests.experiments.writing import to_table
 from loadtests.trials.live_page import LivePage
-from loadtests.trials.progress import Status
 from loadtests.trials.run import Orchestrator
 from loadtests.trials.run_metrics import exporting
+from loadtests.trials.status import Status
 from servers.fields import ConfigError
 from tests.fakes.http_servers import DONE, HttpPeer, Request, answer, plain, said, scripted, usage
 from tests.fakes.processes import wait_for

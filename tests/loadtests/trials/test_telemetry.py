@@ -17,10 +17,9 @@ from google.protobuf.message import Message
 
 from analysis.records.schemas import COMPILE_EVENTS, MACHINES, STEPS
 from analysis.records.tables import read_table
-from loadtests.trials.progress import Status
-from loadtests.trials.snapshots import check_alike, check_name, start_up
+from loadtests.trials.channels import check_alike, check_name, start_up
+from loadtests.trials.status import Status, UnderWay
 from loadtests.trials.telemetry import Collector, Restart
-from loadtests.trials.under_way import UnderWay
 from servers.fields import ConfigError
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 from servers.rpc.telemetry_pb2 import SnapshotResponse

@@ -10,14 +10,13 @@ import pytest
 
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table
-from loadtests.trials.device_rotation import devices_of, in_trial
 from loadtests.trials.load import trial_config, why_it_ended
 from loadtests.trials.machines import MonitorProcess
 from loadtests.trials.processes import child_environment
 from loadtests.trials.replicas import Replicas
 from loadtests.trials.telemetry import Collector
 from loadtests.trials.trial import Trial, take_all
-from loadtests.trials.trial_schedule import TrialSchedules
+from loadtests.trials.trial_schedule import TrialSchedules, devices_of, in_trial
 from servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
 from servers.processes import Child, describe_exit, log_tail
 from tests.fakes.processes import PATIENCE_S, wait_for

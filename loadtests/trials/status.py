@@ -1,0 +1,192 @@
+"""What a run is doing right now: plain values that the orchestrator writes, and its displays read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from analysis.judging.alarms import ServedCompile
+from servers.clock import now_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnderWay:
+    """What a replica that serves has been compiling since `start_ns`. Which requests wait, its event says at its end.
+
+    `kind` is compile, whichever it turns out to be, or graph_capture.
+    """
+
+    arm: str
+    replica: str
+    kind: str
+    start_ns: int
+    shape: str = ""
+    batch_id: int = -1
+
+    def seconds(self, at_ns: int) -> float:
+        """How long it has gone on."""
+        return max(0.0, (at_ns - self.start_ns) / 1e9)
+
+    def facts(self, at_ns: int) -> dict[str, Any]:
+        """What trial.json says of a compile whose end nobody saw."""
+        return {"start_ns": self.start_ns, "seconds": self.seconds(at_ns), "shape": self.shape}
+
+    def text(self, at_ns: int) -> str:
+        """Such as "compiling for 12 s (prefill 2x64)"."""
+        return f"compiling for {self.seconds(at_ns):.0f} s" + (f" ({self.shape})" if self.shape else "")
+
+    def so_far(self, at_ns: int) -> ServedCompile:
+        """The part of it that has passed."""
+        return ServedCompile(
+            arm=self.arm,
+            replica=self.replica,
+            kind=self.kind,
+            seconds=self.seconds(at_ns),
+            end_ns=at_ns,
+            shape=self.shape,
+            over=False,
+        )
+
+
+_IDLE_NS = 5_000_000_000  # after which a last step says nothing of now
+
+
+@dataclass(slots=True)
+class ReplicaState:
+    """Where one server process stands: waiting | starting | load | warmup | ready | dead."""
+
+    stage: str = "waiting"
+    done: int = 0
+    total: int = 0
+    detail: str = ""
+    compiles: int = 0
+    compiling: UnderWay | None = None  # while it serves
+    step_rows: int | None = None  # requests in its last step
+    step_ns: int = 0  # when that ended
+
+    def text(self) -> str:
+        """Such as "warm-up 2/5 4x64"."""
+        if self.compiling is not None:
+            return self.compiling.text(now_ns())
+        if self.stage == "warmup":
+            counted = f" {self.done}/{self.total}" if self.total else ""
+            return f"warm-up{counted} {self.detail}".rstrip()
+        names = {"load": "loading", "serving": "ready"}
+        return names.get(self.stage, self.stage)
+
+    def running(self, at_ns: int) -> int | None:
+        """Return how many requests run at `at_ns`; None before the first step."""
+        return 0 if self.step_rows is not None and at_ns - self.step_ns > _IDLE_NS else self.step_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmLoad:
+    """Live numbers of one arm; quantiles over the last seconds, None while there is no answer."""
+
+    finished: int = 0
+    failed: int = 0
+    inflight: int = 0
+    ttft_p50_ms: float | None = None
+    ttft_p99_ms: float | None = None
+    e2e_p50_ms: float | None = None
+    e2e_p99_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Live numbers of the load generator, all its processes together."""
+
+    finished: int = 0
+    failed: int = 0
+    t_s: float = 0.0
+    arms: Mapping[str, ArmLoad] = field(default_factory=dict)
+
+    @property
+    def streams(self) -> bool:
+        """Whether answers have first tokens, as far as any answer shows: a vector has none."""
+        arms = self.arms.values()
+        return any(arm.ttft_p50_ms is not None for arm in arms) or all(arm.e2e_p50_ms is None for arm in arms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsPage:
+    """Where a process of the trial shows its metrics to Prometheus."""
+
+    address: str  # "host:port", or the path of a Unix socket
+    path: str
+
+
+@dataclass(slots=True)
+class Status:
+    """What the orchestrator and its threads write and the display reads. Plain attributes, each set in one go.
+
+    `pages` are those of the trial's processes, by name.
+    """
+
+    phase: str = "preparing"
+    detail: str = ""  # of the phase; its change alone starts no new line
+    trial: int = 1
+    trials: int = 1
+    planned: int = 0
+    duration_s: float = 0.0
+    replicas: dict[str, ReplicaState] = field(default_factory=dict)
+    load: Load = field(default_factory=Load)
+    page: str = ""  # address of the live page, with its token where one was made for whoever may see it
+    notes: list[str] = field(default_factory=list)
+    run_dir: Path | None = None
+    pages: Mapping[str, MetricsPage] = field(default_factory=dict)
+
+    def note(self, text: str) -> None:
+        """One line for the user that stays on the screen, such as an arm's death."""
+        self.notes.append(text)
+
+
+def read_load(folder: Path) -> Load:
+    """The live numbers in the `progress-<worker>.json` files of `folder`; a file that is not there yet counts as zeros.
+
+    Over several load processes the middle quantile is the mean weighted by answers, and the 99th the worst.
+    """
+    reports = []
+    for path in sorted(folder.glob("progress-*.json")):
+        with suppress(OSError, ValueError):
+            reports.append(json.loads(path.read_text(encoding="utf-8")))
+    names = sorted({name for report in reports for name in report.get("arms", {})})
+    return Load(
+        finished=sum(report.get("finished", 0) for report in reports),
+        failed=sum(report.get("failed", 0) for report in reports),
+        t_s=max((report.get("t_s", 0.0) for report in reports), default=0.0),
+        arms={name: _merged([report["arms"][name] for report in reports if name in report["arms"]]) for name in names},
+    )
+
+
+def read_workers(folder: Path) -> tuple[int, int] | None:
+    """(load processes connected, expected) while some are awaited, as `workers.json` says; None otherwise."""
+    try:
+        account = json.loads((folder / "workers.json").read_text(encoding="utf-8"))
+        return None if account.get("assigned") else (int(account["connected"]), int(account["expected"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _merged(parts: list[dict[str, Any]]) -> ArmLoad:
+    def total(key: str) -> int:
+        return sum(part.get(key) or 0 for part in parts)
+
+    def middle(key: str) -> float | None:
+        known = [(part[key], max(1, part.get("n") or 1)) for part in parts if part.get(key) is not None]
+        return sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
+
+    def worst(key: str) -> float | None:
+        return max((part[key] for part in parts if part.get(key) is not None), default=None)
+
+    return ArmLoad(
+        finished=total("n"),
+        failed=total("failed"),
+        inflight=total("inflight"),
+        **{key: middle(key) for key in ("ttft_p50_ms", "e2e_p50_ms")},
+        **{key: worst(key) for key in ("ttft_p99_ms", "e2e_p99_ms")},
+    )
