@@ -1,1 +1,1 @@
-"""The live page of a run: a process of its own that reads the run directory and shows it to browsers."""
+"""The live page of a run: threads of the run that read its directory and show it to browsers."""

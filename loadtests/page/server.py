@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,22 +12,15 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from loadtests.page.serving import Handler, Server
-from servers.processes import Child
+from loadtests.page.updates import REPORT, Updates, judged_folder
 
 _EVERY_S = 1.0
-_MOST_BROWSERS = 64  # each has the directory read
-_LOAD_PHASES = ("traffic", "traffic of users", "waiting for the last answers")
+_MOST_BROWSERS = 16  # each has the directory read
 _HTML = "text/html; charset=utf-8"
-# -P: a directory called `analysis` where the user stands must not be imported instead.
-_PREVIEW = (sys.executable, "-P", "-m", "analysis.interim")
-_PREVIEW_GRACE_S = 2.0
 
 
 class PageServer(Server):
-    """Serves the page of the run in `run_dir`.
-
-    Until the first browser comes only this module is imported: a run that has no viewers pays for a socket.
-    """
+    """Serves the page of the run in `run_dir`."""
 
     def __init__(self, run_dir: Path, host: str, port: int, *, token: str) -> None:
         super().__init__(host, port, _Handler, token=token)
@@ -37,20 +29,17 @@ class PageServer(Server):
         self.browsers = 0
         self.reports_sent = 0
         self._counting = threading.Lock()
-        self._preview: Child | None = None
 
     @cached_property
     def page(self) -> tuple[bytes, str]:
         """(the page, its Content-Security-Policy)."""
-        from loadtests.page.document import page
+        from loadtests.page.document import page  # Jinja2 is imported for the first browser
 
         return page()
 
     @property
     def report(self) -> Path:
         """Where the report is, or will be."""
-        from loadtests.page.updates import REPORT, judged_folder
-
         return judged_folder(self.run_dir) / REPORT
 
     @contextmanager
@@ -64,32 +53,14 @@ class PageServer(Server):
         finally:
             with self._counting:
                 self.browsers -= admitted
-            if not self.browsers:
-                self.want_preview(False)
-
-    def want_preview(self, wanted: bool) -> None:
-        """Have interim analyses made of a run that is judged once, by a process of their own, or end it.
-
-        A process that ended by itself is not started again.
-        """
-        with self._counting:
-            if wanted and self._preview is None and self.browsers and not self.ending.is_set():
-                command = [*_PREVIEW, str(self.run_dir.resolve()), "--preview"]
-                self._preview = Child("preview", command, log_path=None)
-            elif not wanted and self._preview is not None:
-                self._preview.stop(_PREVIEW_GRACE_S)
-                self._preview = None
 
     def finish(self, within_s: float) -> None:
         """Send every browser the last state, and wait until it has fetched the report, `within_s` at most."""
         deadline = time.monotonic() + within_s
         expected = self.reports_sent + self.browsers
         self.ending.set()
-        self.want_preview(False)
         has_report = self.report.exists() if self.browsers else False
-        while self.browsers or (has_report and self.reports_sent < expected):
-            if time.monotonic() > deadline:
-                return
+        while (self.browsers or (has_report and self.reports_sent < expected)) and time.monotonic() < deadline:
             time.sleep(0.02)
 
 
@@ -105,28 +76,23 @@ class _Handler(Handler):
             return
         if not server.knows_host(headers.get("Host", "")):
             self.answer(HTTPStatus.FORBIDDEN, "This page is served to this machine alone, under its own names.\n")
-            return
-        if headers.get("Sec-Fetch-Site") == "cross-site" and headers.get("Sec-Fetch-Mode") != "navigate":
+        elif headers.get("Sec-Fetch-Site") == "cross-site" and headers.get("Sec-Fetch-Mode") != "navigate":
             self.answer(HTTPStatus.FORBIDDEN, "Another site asked for this.\n")
-            return
-        if server.is_token(parse_qs(address.query).get("token", [""])[0]):
+        elif server.is_token(parse_qs(address.query).get("token", [""])[0]):
             # The token leaves the address, and with it the history and what is shared of the screen.
             self.answer(HTTPStatus.SEE_OTHER, "", Location="/", Set_Cookie=server.set_cookie())
-            return
-        if not server.allows(authorization=headers.get("Authorization", ""), cookie=headers.get("Cookie", "")):
+        elif not server.allows(authorization=headers.get("Authorization", ""), cookie=headers.get("Cookie", "")):
             why = "Open the address with its token, as the terminal of the run has it.\n"
             self.answer(HTTPStatus.UNAUTHORIZED, why)
-            return
-        match address.path:
-            case "/":
-                body, policy = server.page
-                self.answer(HTTPStatus.OK, body, Content_Type=_HTML, Content_Security_Policy=policy)
-            case "/events":
-                self._stream()
-            case "/report.html":
-                self._report()
-            case _:
-                self.answer(HTTPStatus.NOT_FOUND, "There is nothing here: the page is at /.\n")
+        elif address.path == "/":
+            body, policy = server.page
+            self.answer(HTTPStatus.OK, body, Content_Type=_HTML, Content_Security_Policy=policy)
+        elif address.path == "/events":
+            self._stream()
+        elif address.path == "/report.html":
+            self._report()
+        else:
+            self.answer(HTTPStatus.NOT_FOUND, "There is nothing here: the page is at /.\n")
 
     def _report(self) -> None:
         try:
@@ -135,13 +101,8 @@ class _Handler(Handler):
             self.answer(HTTPStatus.NOT_FOUND, "There is no report yet: the run is not judged.\n")
             return
         # A browser that has fetched it shows it also when this server is gone. The report brings its own policy.
-        self.answer(
-            HTTPStatus.OK,
-            body,
-            Content_Type=_HTML,
-            Cache_Control="private, max-age=3600",
-            Content_Security_Policy="frame-ancestors 'none'",
-        )
+        policy, kept = "frame-ancestors 'none'", "private, max-age=3600"
+        self.answer(HTTPStatus.OK, body, Content_Type=_HTML, Cache_Control=kept, Content_Security_Policy=policy)
         self.server.reports_sent += self.command == "GET"
 
     def _stream(self) -> None:
@@ -155,8 +116,6 @@ class _Handler(Handler):
             self.begin(HTTPStatus.OK, {"Content-Type": "text/event-stream", "Connection": "close"})
             if self.command == "HEAD":
                 return
-            from loadtests.page.updates import Updates
-
             updates = Updates(server.run_dir)
             self.wfile.write(b"retry: 1000\n\n")
             last = False
@@ -164,5 +123,4 @@ class _Handler(Handler):
                 last = server.ending.is_set()  # read first: the last event has what was written before the end
                 self.wfile.write(updates.event(last=last))
                 self.wfile.flush()
-                server.want_preview(bool(updates.run["judged_once"]) and updates.now.get("phase") in _LOAD_PHASES)
                 server.ending.wait(_EVERY_S)

@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,14 +25,7 @@ TOKEN_VARIABLE = "TAILGATE_PAGE_TOKEN"
 FEWEST_CHARACTERS = 16
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _IDLE_S = 30.0  # that a connection may say nothing
-_MOST_CONNECTIONS = 256  # each is a thread and a file
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """Said by the page's process once it listens."""
-
-    url: str
+_MOST_CONNECTIONS = 64  # each is a thread and a file
 
 
 def is_loopback(host: str) -> bool:

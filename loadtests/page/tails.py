@@ -39,18 +39,20 @@ class _Tail:
 class LinesTail(_Tail):
     """The JSON objects in the whole lines of a file that were not read yet. Lines that hold none are left out."""
 
-    def new(self) -> Iterator[dict[str, Any]]:
-        """Return the objects that came since, in the order of the file."""
-        while content := self._read(_LINES_AT_ONCE):
+    def new(self) -> list[dict[str, Any]]:
+        """Return the objects that came since, in the order of the file: of a long file the first of them."""
+        rows: list[dict[str, Any]] = []
+        while not rows and (content := self._read(_LINES_AT_ONCE)):
             end = content.rfind(b"\n") + 1
             if not end and len(content) < _LINES_AT_ONCE:
-                return  # the line is being written
+                break  # the line is being written
             self._at += end or len(content)
             for line in content[:end].splitlines():
                 with suppress(ValueError):
                     document = parse_json(line.decode("utf-8", "replace"))
                     if isinstance(document, dict):
-                        yield document
+                        rows.append(document)
+        return rows
 
 
 class TableTail(_Tail):
@@ -61,12 +63,8 @@ class TableTail(_Tail):
         self._columns = columns
         self._schema: pa.Schema | None = None
 
-    def new(self) -> list[dict[str, Any]]:
-        """Return the rows that came since, in the order of the file. What is damaged or half written is left out."""
-        return [row for batch in self.batches() for row in batch.to_pylist()]
-
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Return the same as the batches that were written."""
+        """Yield the batches that came since. What is damaged or half written is left out."""
         while content := self._read(_BATCHES_AT_ONCE):
             start = self._at
             with suppress(OSError, EOFError, pa.ArrowException):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import tomllib
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,49 +16,53 @@ from analysis.records.plain_values import CONTROL, mapping, number, rows_of
 from loadtests.page.tails import LinesTail, TableTail
 
 REPORT = "report.html"
-_STATUS = "status.json"
+_STATUS, _LOCUST_PAGE = "status.json", "locust-page.json"
 _LINES = ("load", "interim", "preview", "weights", "search")
 _EVENT_COLUMNS = ("arm", "kind", "phase", "start_ns", "end_ns", "shape", "reason", "request_ids")
 _MACHINE_COLUMNS = (
     *("kind", "name", "at_ns", "cpus", "cpu_s", "steal_s", "memory_bytes", "memory_limit_bytes"),
     *("sm_mhz", "power_w", "power_limit_w", "temperature_c", "utilisation_pct", "throttle", "foreign_processes"),
 )
-_MOST_MACHINE_ROWS = 3000  # the page shows the last minutes
+_TABLES = {"events": ("compile_events.arrow", _EVENT_COLUMNS), "machines": ("machines.arrow", _MACHINE_COLUMNS)}
+_MOST_ROWS = {"events": 20_000, "machines": 3000}  # of the newest: of machines the page shows the last minutes
 _LONGEST_SILENCE_S = 30.0
 
 
 class Updates:
-    """Reads the directory on from where the last message ended; the first message has everything."""
+    """Reads the directory on from where the last message ended. A long history comes in several messages."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._lines = {name: LinesTail(run_dir / f"{name}.jsonl") for name in _LINES}
-        self._tables: dict[Path, TableTail] = {}
-        self._messages = 0
-        self.run: dict[str, Any] = {}
-        self.now: dict[str, Any] = {}
+        self._tables: dict[str, dict[Path, TableTail]] = {name: {} for name in _TABLES}
+        self._run: dict[str, Any] = {}
+        self._first = True
 
     def event(self, *, last: bool) -> bytes:
         """Return what is new as a server-sent event; `last` says that none follows."""
-        message: dict[str, Any] = {"first": self._messages == 0, "last": last}
-        self._messages += 1
-        if not self.run.get("arms"):
-            self.run = message["run"] = _described(self._run_dir)
-        self.now = message["now"] = self._now()
-        message |= {name: rows for name, tail in self._lines.items() if (rows := list(tail.new()))}
-        message["events"] = self._rows("compile_events.arrow", _EVENT_COLUMNS)
-        message["machines"] = self._rows("machines.arrow", _MACHINE_COLUMNS)[-_MOST_MACHINE_ROWS:]
+        message: dict[str, Any] = {"first": self._first, "last": last, "now": self._now()}
+        self._first = False
+        if not self._run.get("arms"):
+            self._run = message["run"] = described(self._run_dir)
+        message |= {name: rows for name, tail in self._lines.items() if (rows := tail.new())}
+        message |= {name: self._rows(name) for name in _TABLES}
         for event in message["events"]:
             event["hit"] = len(event.pop("request_ids", None) or ())
         text = json.dumps(message, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=str)
         return f"data: {CONTROL.sub('', text)}\n\n".encode()
 
-    def _rows(self, name: str, columns: tuple[str, ...]) -> list[dict[str, Any]]:
-        for path in self._run_dir.glob(f"trial-[0-9]*/{name}"):
-            self._tables.setdefault(path, TableTail(path, columns))
-        rows = [row for path in sorted(self._tables) if path.name == name for row in self._tables[path].new()]
+    def _rows(self, name: str) -> list[dict[str, Any]]:
+        """Return the newest rows of a table in all trials."""
+        (file, columns), tails, most = _TABLES[name], self._tables[name], _MOST_ROWS[name]
+        for path in sorted(self._run_dir.glob(f"trial-[0-9]*/{file}")):
+            tails.setdefault(path, TableTail(path, columns))
+        newest = deque((batch for path in sorted(tails) for batch in tails[path].batches()), maxlen=most)
+        rows: list[dict[str, Any]] = []
+        while newest and len(rows) < most:
+            rows[:0] = newest.pop().to_pylist()
         return [
-            {key: number(value) if isinstance(value, float) else value for key, value in row.items()} for row in rows
+            {key: number(value) if isinstance(value, float) else value for key, value in row.items()}
+            for row in rows[-most:]
         ]
 
     def _now(self) -> dict[str, Any]:
@@ -69,6 +74,7 @@ class Updates:
         return {
             **status,
             "lag_ms": max((ms for ms in map(number, lags) if ms is not None), default=None),
+            "locust_page": content_of(self._run_dir / _LOCUST_PAGE).get("url"),
             "silent_s": None if ended else self._silent_s(),
             "ended": self._ended(ended) if isinstance(ended, Mapping) else None,
         }
@@ -97,7 +103,7 @@ def judged_folder(run_dir: Path) -> Path:
     return run_dir.parent / name
 
 
-def _described(run_dir: Path) -> dict[str, Any]:
+def described(run_dir: Path) -> dict[str, Any]:
     """Return what is known from the start: names, arms, and how the run is judged."""
     experiment: dict[str, Any] = {}
     with suppress(OSError, ValueError):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from analysis.interim import JOURNAL
+from analysis.interim import JOURNAL, PREVIEW
 from analysis.judging.alarms import compile_alarms, death_alarms
 from loadtests.page.tails import LinesTail
 from loadtests.trials.context import TrialContext
@@ -57,13 +57,16 @@ _GRACE_S = 2.0
 
 
 class Judge:
-    """Has the run in `run_dir` analysed after every block until `stop`. A process that ends early leaves a note."""
+    """Has the run in `run_dir` analysed after every block until `stop`. A process that ends early leaves a note.
 
-    def __init__(self, run_dir: Path) -> None:
-        self._rows = LinesTail(run_dir / JOURNAL)  # a day has thousands: no line is read twice
+    A `preview` is of a run that is judged once, at its end: nothing is decided by it.
+    """
+
+    def __init__(self, run_dir: Path, *, preview: bool = False) -> None:
+        self._rows = LinesTail(run_dir / (PREVIEW if preview else JOURNAL))  # no line is read twice
         self._child = Child(
-            "interim",
-            [*_COMMAND, str(run_dir.resolve())],
+            "preview" if preview else "interim",
+            [*_COMMAND, str(run_dir.resolve()), *(["--preview"] if preview else [])],
             log_path=run_dir / "interim.log",
             environment=child_environment(),
         )
@@ -80,8 +83,8 @@ class Judge:
 
     def last(self) -> Mapping[str, Any] | None:
         """The last interim analysis; None before the first."""
-        for row in self._rows.new():
-            self._last = row
+        while rows := self._rows.new():
+            self._last = rows[-1]
         return self._last
 
     def stop(self) -> None:

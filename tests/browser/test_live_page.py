@@ -455,10 +455,13 @@ def test_a_page_ends_as_its_run_did(
 
 
 def test_a_killed_run_leaves_what_was_known_without_a_connection(run: WatchedRun, browser: Browser) -> None:
-    command = [sys.executable, "-P", "-m", "loadtests.page", str(run.folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as page:
+    code = "import sys, pathlib, time; from loadtests.page.server import PageServer as P; "
+    code += "p = P(pathlib.Path(sys.argv[1]), '127.0.0.1', 0, token=''); p.open(); "
+    code += "print(p.url('127.0.0.1'), flush=True); time.sleep(600)"
+    command = [sys.executable, "-c", code, str(run.folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as page:
         assert page.stdout is not None
-        tab = browser.open(json.loads(page.stdout.readline())["url"])
+        tab = browser.open(page.stdout.readline().strip())
         tab.wait_for(READY)
         page.kill()
     tab.wait_for_text("h1", "No connection")

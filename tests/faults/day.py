@@ -38,7 +38,7 @@ from tests.fakes.whole_run import FAKE_ARM, ROOT
 LARGEST_REPORT = 6_000_000  # bytes
 STEPS = 40  # of the rate over the day
 # What may grow by more than 2 %: the page's charts fill up to 900 samples, and an interim analysis holds all records.
-PAGE, PAGE_BYTES = "loadtests.page", 6 << 20
+PAGE, PAGE_BYTES = "tailgate run", 6 << 20  # whose threads serve the page
 LOOKS, LOOKS_BYTES = "analysis.interim", 1000
 WARM_SHARE = 0.1  # of the traffic, after which nothing is to grow
 MOST_GROWTH = 0.02

@@ -366,7 +366,7 @@ def draw(rng: random.Random, situation: Situation) -> Moment | None:
         case "processors":
             fault = Processors()
         case "memory" if not situation.liveness and situation.kind != "engine":
-            roles = ["orchestrator", "load", CONTROL, "page"]
+            roles = ["orchestrator", "load", CONTROL]
             fault = Memory(rng.choice([*roles, *([] if situation.kind == "external" else ["envoy", CANDIDATE])]))
         case _:
             return None
@@ -375,7 +375,7 @@ def draw(rng: random.Random, situation: Situation) -> Moment | None:
 
 def draw_group(rng: random.Random, situation: Situation) -> Moment | None:
     """Draw a process that the kernel holds to its memory; it may be killed, so that such plans are of safety."""
-    role = rng.choice(("orchestrator", "load", CONTROL, "page", "envoy", CANDIDATE))
+    role = rng.choice(("orchestrator", "load", CONTROL, "envoy", CANDIDATE))
     phase, after_s = some_instant(rng, situation)
     lasts_s = round(rng.uniform(0.3, 2.0), 1) if rng.random() < 0.5 else None
     if situation.liveness or situation.kind == "external" or why_no_groups():

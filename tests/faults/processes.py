@@ -18,7 +18,6 @@ MARK = "TAILGATE_FAULTS_MARK"
 _CONTROL = "eager"  # the control's name in every plan
 _MODULES = {
     "-m loadtests.monitor": "watcher",
-    "-m loadtests.page": "page",
     "-m loadtests.commands.main worker": "remote worker",
     "tests.faults.plan": "server",
 }
@@ -90,7 +89,7 @@ def by_role(mark: str, orchestrator: int) -> dict[str, list[int]]:
     return found
 
 
-_ALWAYS = ("orchestrator", *ARMS, "envoy", "load", "page")
+_ALWAYS = ("orchestrator", *ARMS, "envoy", "load")
 _MORE: dict[Kind, tuple[str, ...]] = {
     "run": ("watcher",),
     "until-decided": ("judge",),
@@ -106,10 +105,9 @@ _WHEN = {
     **dict.fromkeys(("engine of control", "engine of candidate"), ("starting arms", "stopping")),
     "envoy": ("starting the splitter", "stopping"),
     **dict.fromkeys(("load", "worker"), ("starting the load", "waiting for the last answers")),
-    "page": ("starting arms", "judging"),
     "judge": ("starting arms", "stopping"),
 }
-_SPARE = frozenset({"page", "watcher"})  # a run goes on without them
+_SPARE = frozenset({"watcher"})  # a run goes on without them
 _RECORDERS = frozenset({"load", "worker", "remote worker", "orchestrator"})
 _LOAD_S = 130.0  # how long a run waits for a load that does not end (loadtests/trials/load.py)
 

@@ -78,7 +78,7 @@ PASSED, FAILED = ended(0, "PASS"), ended(99, "FAIL")
 WITHOUT_CANDIDATE = {"run": PASSED, "answered": answers(5.0, 12.0), "injected": (hit(KILL, "candidate"),)}
 BY_LOAD = {"answered": answers(5.0, 9.2, 11.0), "injected": (hit(KILL, "load"),)}
 LAST_SECOND = {**BY_LOAD, "recorded": frozenset({"1-0"})}
-LIVENESS = planned(STOP, "page", family="liveness")
+LIVENESS = planned(STOP, "watcher", family="liveness")
 # (promise, what breaks it, what does not)
 CASES: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = [
     (
@@ -113,14 +113,14 @@ CASES: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = [
         [
             {"recorded_before": frozenset({"1-0", "1-1"}), "recorded": frozenset({"1-0"})},
             {**BY_LOAD, "recorded": frozenset({"1-1"})},
-            {"answered": answers(5.0), "injected": (hit(KILL, "page"),)},  # the page records nothing
+            {"answered": answers(5.0), "injected": (hit(KILL, "watcher"),)},  # the watcher records no request
         ],
         [LAST_SECOND, {"answered": answers(1.0, 2.0), "recorded": frozenset({"1-0", "1-1"})}],
     ),
     (
         "reasons are one line",
         [
-            {"tracebacks": ("logs/page.log",)},
+            {"tracebacks": ("logs/monitor.log",)},
             {"run": ended(1, stderr="Traceback (most recent call last):\ntailgate: it broke\n")},
             {"run": ended(1, stderr="tailgate: " + "x" * 3000)},
             {"run": ended(1, stderr="tailgate: a fault in tailgate itself, KeyError: 1")},
@@ -172,14 +172,14 @@ def test_every_promise_has_cases() -> None:
 def test_secrets_and_tracebacks_are_found_in_any_file(tmp_path: Path) -> None:
     name, secret = next(iter(SECRETS.items()))
     (tmp_path / "logs").mkdir()
-    arm, page = tmp_path / "logs" / "arm.log", tmp_path / "logs" / "page.log"
+    arm, load = tmp_path / "logs" / "arm.log", tmp_path / "logs" / "load.log"
     arm.write_bytes(b"\xff opens with " + secret.encode())
-    page.write_text("Traceback (most recent call last):\n")
+    load.write_text("Traceback (most recent call last):\n")
     assert leaks([tmp_path], []) == (f"{arm} ({name})",)
     assert len(leaks([], [f"python --token {secret}"])) == 1
     assert leaks([tmp_path / "none"], ["python"]) == ()
-    assert tracebacks([tmp_path]) == (f"{page}",)
-    page.write_text("Exception ignored in atexit callback:\nTraceback (most recent call last):\n")
+    assert tracebacks([tmp_path]) == (f"{load}",)
+    load.write_text("Exception ignored in atexit callback:\nTraceback (most recent call last):\n")
     assert tracebacks([tmp_path]) == ()
 
 
@@ -306,6 +306,6 @@ def test_a_short_day_leaves_no_process_and_no_open_file(tmp_path: Path, capsys: 
     assert found["recompiles"]["eager"] == 0
     assert found["recompiles"]["compiled"] >= 1
     names = {row["process"].rpartition(" #")[0] for row in found["processes"]}
-    assert names >= {"tailgate run", "envoy", "locust", "arm eager-0", "arm compiled-0", "loadtests.page"}
+    assert names >= {"tailgate run", "envoy", "locust", "arm eager-0", "arm compiled-0"}
     assert found["page_bytes"] > 0
     assert found["metrics_bytes"] > 0

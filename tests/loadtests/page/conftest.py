@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,14 +14,11 @@ Serve = Callable[..., PageServer]
 @contextmanager
 def serving(run_dir: Path, host: str, token: str) -> Iterator[PageServer]:
     server = PageServer(run_dir, host, 0, token=token)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
+    server.open()
     try:
         yield server
     finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        server.close()
 
 
 @pytest.fixture

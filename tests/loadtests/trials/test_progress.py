@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from loadtests.trials.status import ArmLoad, Load, MetricsPage, ReplicaState, St
 from servers.clock import now_ns
 from servers.fields import ConfigError
 from servers.front.metrics import FrontMetrics
-from tests.fakes.processes import wait_for
 from tests.fakes.request_rows import MS, record
 
 
@@ -207,11 +205,7 @@ def test_a_token_is_shown_once_where_it_was_made_and_is_in_no_file(
     status = Status()
     page = LivePage("0.0.0.0", 0, status)
     page.open(tmp_path)
-    try:
-        wait_for(lambda: status.page)
-        assert os.getpriority(os.PRIO_PROCESS, page.pid or 0) >= 10
-    finally:
-        page.close({"complete": True})
+    page.close({"complete": True})
     address, _, token = status.page.partition("?token=")
     assert bool(token) == (not given)
     assert socket.gethostname() in address
