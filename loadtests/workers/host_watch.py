@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from loadtests.monitor.readings import Cost, Seen, Unreadable, Watch
 from servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
-from servers.processes import launched
+from servers.processes import Child, describe_exit, messages_of
 
-# By its name and not imported: what a trial has watched lies above this floor.
-_WATCHER = (sys.executable, "-P", "-m", "loadtests.monitor")
+_MONITOR = (sys.executable, "-P", "-m", "loadtests.monitor")
 _STOP_WITHIN_S = 5.0
 
 
@@ -25,38 +24,30 @@ class HostWatch:
     """
 
     def __init__(self, path: Path, *, trial: int, host: str, sample_s: float, offset_ns: int) -> None:
-        self._path = path
         self._host = host
-        command = [*_WATCHER, "--out", str(path), "--trial", str(trial), "--host", host, "--sample-s", str(sample_s)]
-        with path.with_name("watcher.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                launched(command),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env={**os.environ, ANCHOR_VARIABLE: str(ANCHOR_NS + offset_ns)},
-                start_new_session=True,  # Ctrl-C reaches the worker alone, which still ships what was seen
-            )
-        assert self._process.stdin is not None
-        with suppress(OSError):
-            self._process.stdin.write(json.dumps({"name": "load", "pid": os.getpid()}) + "\n")
-            self._process.stdin.flush()
+        command = [*_MONITOR, "--out", str(path), "--trial", str(trial), "--host", host, "--sample-s", str(sample_s)]
+        self._child = Child(
+            "watcher",
+            command,
+            log_path=path.with_name("watcher.log"),
+            environment={**os.environ, ANCHOR_VARIABLE: str(ANCHOR_NS + offset_ns)},
+            commands=True,
+            parse=messages_of(Seen, Unreadable, Cost),
+        )
+        self._child.command(json.dumps(asdict(Watch(name="load", pid=os.getpid()))))
 
     def stop(self) -> dict[str, Any]:
-        """Complete the samples on disk. Return what the watcher saw of the machine, as trial.json has it."""
-        try:
-            said, _ = self._process.communicate(timeout=_STOP_WITHIN_S)
-        except (subprocess.TimeoutExpired, OSError):
-            self._process.kill()
-            said, _ = self._process.communicate()
+        """Complete the samples on disk. Return what the monitor saw of the machine, as trial.json has it."""
+        self._child.end_commands()
+        self._child.wait(_STOP_WITHIN_S)
+        code = self._child.kill()
         facts: dict[str, Any] = {"machines": {}, "unreadable": [], "gaps": []}
-        for line in said.splitlines():
-            with suppress(ValueError):
-                message = json.loads(line)
-                facts |= {"machines": message["Seen"]["machines"]} if "Seen" in message else {}
-                facts["unreadable"] += [message["Unreadable"]] if "Unreadable" in message else []
-        if self._process.returncode:
-            why = f"its watcher ended with exit code {self._process.returncode}: see {self._path.parent} there"
+        for message in self._child.hear()[0]:
+            if isinstance(message, Seen):
+                facts["machines"] = message.machines
+            elif isinstance(message, Unreadable):
+                facts["unreadable"].append(asdict(message))
+        if code:
+            why = f"its watcher ended with {describe_exit(code)}: see {self._child.log_path.parent} there"
             facts["gaps"].append({"host": self._host, "at_ns": None, "why": why})
         return facts

@@ -477,7 +477,7 @@ def test_a_workers_host_is_sampled_on_the_clock_of_the_run(tmp_path: Path) -> No
     path = tmp_path / "machines-2.arrow"
     watch = HostWatch(path, trial=4, host="worker-2", sample_s=0.05, offset_ns=HOUR_NS)
     wait_for(lambda: path.exists() and set(read_table(path, MACHINES)[0]["kind"].to_pylist()) == {"host", "process"})
-    assert os.getpgid(watch._process.pid) != os.getpgid(0)  # no Ctrl-C of the worker's terminal reaches it
+    assert os.getpgid(watch._child.pid) != os.getpgid(0)  # no Ctrl-C of the worker's terminal reaches it
     facts = watch.stop()
     assert (list(facts["machines"]), facts["gaps"]) == (["worker-2"], [])
     table, truncated = read_table(path, MACHINES)
