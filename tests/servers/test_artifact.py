@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import subprocess
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +16,6 @@ import torch
 
 from servers.compiler import artifacts
 from servers.config import ArmConfig, EngineConfig
-from servers.processes import TemporaryFolder
-from tests.fakes.processes import wait_for
 from tests.servers.test_config import refusal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,36 +114,3 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert said["artifact"] == str(path)
     assert (said["graphs"], said["unkept"]) == (2, 0)
     return path
-
-
-def test_a_temporary_folder_is_private_and_can_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with TemporaryFolder("of-this-test-") as folder:
-        assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
-        (folder.path / "admin").touch()
-    assert not folder.path.exists()
-    folder.remove()
-    long = tmp_path / ("x" * 80)
-    long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long))
-    with TemporaryFolder("of-this-test-", for_sockets=True) as folder:
-        assert len(str(folder.path / "admin")) <= 107
-
-
-MAKER = """
-import time
-from servers.processes import TemporaryFolder
-folder = TemporaryFolder("of-this-test-")
-print(folder.path, flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.mark.process
-def test_a_temporary_folder_goes_after_kill_9_of_its_process() -> None:
-    maker = subprocess.Popen([sys.executable, "-c", MAKER], stdout=subprocess.PIPE, text=True)
-    assert maker.stdout is not None
-    path = Path(maker.stdout.readline().strip())
-    assert path.is_dir()
-    maker.kill()
-    maker.communicate()
-    wait_for(lambda: not path.exists())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from loadtests.trials.telemetry import Collector
 from loadtests.trials.trial import Trial, take_all
 from loadtests.trials.trial_schedule import TrialSchedules, devices_of, in_trial
 from servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
-from servers.processes import Child, describe_exit, log_tail
-from tests.fakes.processes import PATIENCE_S, wait_for
 from tests.fakes.whole_run import trial_context
 
 
@@ -107,40 +104,6 @@ def test_the_reason_of_an_ended_load_is_the_last_error_in_its_log(tmp_path: Path
     log.write_text("ImportError: no such module\n")
     assert why_it_ended(log) == "ImportError: no such module"
     assert why_it_ended(tmp_path / "none.log") == "no log"
-
-
-def is_gone(pid: str) -> bool:
-    """Whether the process ended; a zombie that only waits to be reaped by init has."""
-    try:
-        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return True
-
-
-def test_a_stopped_child_takes_its_whole_group_along(tmp_path: Path) -> None:
-    # the leader ends at once on SIGTERM; what it started ignores the signal
-    script = (
-        "import subprocess, sys, time\n"
-        "code = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); '\n"
-        "code += 'print(1, flush=True); time.sleep(600)'\n"
-        "inner = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE)\n"
-        "inner.stdout.readline()\n"
-        "print(inner.pid, flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    child = Child("family", [sys.executable, "-c", script], log_path=tmp_path / "family.log", parse=int)
-    (inner,), _ = child.hear(PATIENCE_S)
-    assert describe_exit(child.stop(5.0)) == "SIGTERM"
-    wait_for(lambda: is_gone(str(inner)))
-
-
-def test_the_tail_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
-    log = tmp_path / "child.log"
-    assert log_tail(log) == "no log"
-    log.write_text("\n\n")
-    assert log_tail(log) == "its log is empty"
-    log.write_text("a\nb\n\nc\n")
-    assert log_tail(log, 2) == "b | c"
 
 
 def test_children_share_the_clock_and_not_locusts_settings(monkeypatch: pytest.MonkeyPatch) -> None:
