@@ -37,7 +37,7 @@ _IGNORED = (
     *("arms", "control", "model", "arm.model.seed", "arm.weight"),
     *("name", "seed", "machines", "trials.count", "block_s"),
 )
-_FILES = ("traffic.trace", "traffic.conversations", "traffic.tokenizer")  # compared by their names
+_FILES = ("traffic.trace", "traffic.tokenizer")  # compared by their names
 _OF_MACHINE = ("machine", "cpu.model", "cpu.usable", "gpus", "platform", "python", "git_commit")
 
 

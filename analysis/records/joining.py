@@ -272,7 +272,7 @@ def settings_of(run: RecordedRun) -> dict[str, Any]:
         "gpus": sorted({str(gpu).partition(",")[0] for gpu in gpus}) if isinstance(gpus, list) else None,
         "traffic": {
             **{key: first_of(infos, key) for key in ("design", "duration_s")},
-            **{key: mapping(prompts.get(key)) for key in ("trace", "conversations")},
+            "trace": mapping(prompts.get("trace")),
         },
     }
     return found | dict(flat(facts))

@@ -37,7 +37,7 @@ def resolved(key: str, value: Any, folder: Path) -> Any:
         return [resolved(f"{key}[{index}]", item, folder) for index, item in enumerate(value)]
     name = key.rpartition(".")[2].partition("[")[0]
     if (
-        name not in (*FILE_KEYS, "trace", "conversations", "texts", "tokenizer", "artifact", "log")
+        name not in (*FILE_KEYS, "trace", "texts", "tokenizer", "artifact", "log")
         or not isinstance(value, str)
         or not value
     ):

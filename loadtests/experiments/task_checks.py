@@ -37,7 +37,7 @@ def check_task(experiment: Experiment) -> None:
                 "to all arms, so set model.task at the top alone"
             )
     workload = experiment.traffic.workload
-    names = [*workloads_of(task), "trace", *(["conversations"] if task == "generate" else [])]
+    names = [*workloads_of(task), "trace"]
     if workload not in names:
         raise ConfigError(f'traffic.workload is "{workload}" but model.task is "{task}": use {", ".join(names)}')
     if task == "generate":

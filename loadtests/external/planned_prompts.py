@@ -54,27 +54,22 @@ def _common_words() -> PromptText:
     )
 
 
-def _text(config: ExternalConfig, source: PromptSource, plan: PlannedRequest) -> str:
-    text = source.plain(plan)
-    if text is None:
-        raise ConfigError(
-            "the traffic brings prompts that are exact as token ids alone, and the external arm takes text: "
-            f'set {config.kind}.prompt = "token_ids" and vocab_size where the server takes them, or use another '
-            "workload"
-        )
-    return text
-
-
 def prompt_of(
     config: ExternalConfig, source: PromptSource, plan: PlannedRequest
 ) -> str | Sequence[int] | Sequence[Message]:
     """The prompt for an arm over OpenAI-compatible HTTP; `source` is the arm's own."""
     options = config.options
     if source.kind == "chat" and isinstance(options, OpenAiOptions) and options.endpoint == "chat":
-        return source.messages(plan) or _text(config, source, plan)
+        messages = source.messages(plan)
+        assert messages is not None
+        return messages
     return plain_prompt_of(config, source, plan)
 
 
 def plain_prompt_of(config: ExternalConfig, source: PromptSource, plan: PlannedRequest) -> str | Sequence[int]:
     """The prompt as token ids or text; `source` is the arm's own."""
-    return source.ids(plan) if config.options.prompt == "token_ids" else _text(config, source, plan)
+    if config.options.prompt == "token_ids":
+        return source.ids(plan)
+    text = source.plain(plan)
+    assert text is not None, "prompt_source refuses chats where text is taken"
+    return text

@@ -5,7 +5,7 @@ Pure but for reading a trace: one seed and the trial number give the same schedu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -21,7 +21,7 @@ from loadtests.traffic.rate_steps import staircase
 from loadtests.traffic.schedule import EVERY_ARM, PROMPTS, SCHEDULE, Schedule
 from loadtests.traffic.sessions import draw_sessions
 from loadtests.traffic.settings import TrafficConfig
-from loadtests.traffic.shared_blocks import block_columns, shared_facts
+from loadtests.traffic.shared_blocks import block_columns
 from loadtests.traffic.source import Source
 from servers.fields import ConfigError
 
@@ -43,14 +43,12 @@ def build_schedule(
     max_prompt_tokens: int,
     max_new_tokens: int,
     levels: Sequence[float] = (),
-    edges: Mapping[str, Sequence[int]] | None = None,
 ) -> Schedule:
     """The traffic of trial number `trial`: the same for equal arguments, independent between trials.
 
     Arrivals, lengths, prompts, assignment, turns, think times, ramp-up and shared blocks draw from streams of their
     own, so that changing the settings of one leaves the others as they are. `levels` are the rates of a saturation
-    search after its first trial. `max_new_tokens` 0 is for requests that generate nothing. `edges` are the prompt
-    lengths at which each arm's padded size changes.
+    search after its first trial. `max_new_tokens` 0 is for requests that generate nothing.
 
     `dropped` holds the over-limit policy and counts ("policy", "input_over", "output_over", "requests_dropped") and
     "turns_after_end": turns that would start after the trial and are not sent. A schedule without any request is a
@@ -127,11 +125,11 @@ def build_schedule(
         **block_columns(config, source.trace, sessions.trace_row, rows, rng["blocks"]),
         **form.columns(rows, lengths.input_tokens),
     }
-    facts = _source_facts(source)
-    if shared := shared_facts(extra, lengths.input_tokens):
-        facts["shared"] = shared
+    facts: dict[str, Any] = {}
+    if (trace := source.trace) is not None:
+        facts["trace"] = {"format": trace.format, "rows_read": len(trace), "failed": trace.failed}
     if config.prompts == "chat":
-        facts["template"] = template_facts(form, rows, planned, limit=max_prompt_tokens, edges=edges or {})
+        facts["template"] = template_facts(form, rows, planned, limit=max_prompt_tokens)
     schema = pa.schema([*SCHEDULE, *(PROMPTS.field(name) for name in extra)])
     return Schedule(
         table=pa.table({**columns, **extra}, schema=schema),
@@ -181,9 +179,6 @@ def _starts(
         )
     # Rates are of requests, and a session brings several of them.
     per_session = 1 / config.turns_mean
-    if source.conversations is not None:
-        kept = source.conversations.kept
-        per_session = len(kept) / sum(len(conversation.exchanges) for conversation in kept)
     profile = arrivals.rate_profile(config, levels) * [1, 1, per_session, per_session]
     return arrivals.renewals(profile, burstiness=config.burstiness, rng=rng), everything
 
@@ -216,15 +211,3 @@ def _check_turns(config: TrafficConfig, arms: int) -> None:
             f"traffic.duration_s is {config.duration_s} but {arms} arms of block_s = {config.block_s} take "
             f"{needed_s} s for one turn each: raise duration_s or lower block_s"
         )
-
-
-def _source_facts(source: Source) -> dict[str, Any]:
-    """What was read of the files behind the traffic."""
-    facts: dict[str, Any] = {}
-    if source.trace is not None:
-        trace = source.trace
-        facts["trace"] = {"format": trace.format, "rows_read": len(trace), "failed": trace.failed}
-    if source.conversations is not None:
-        talks = source.conversations
-        facts["conversations"] = {"read": talks.read, "unusable": talks.unusable, "kept": len(talks.kept)}
-    return facts

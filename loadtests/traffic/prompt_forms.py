@@ -1,20 +1,18 @@
-"""What the prompts of a schedule are made of: token ids, text, chat messages, or conversations as they were written.
+"""What the prompts of a schedule are made of: token ids, text, or chat messages.
 
 Each form says how long its prompts are, how far they can be cut, and which columns a schedule needs for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from loadtests.traffic.conversations import Conversation
 from loadtests.traffic.lengths import IntArray
-from loadtests.traffic.prompts import Message, PromptKind, PromptText
+from loadtests.traffic.prompts import PromptKind, PromptText
 from loadtests.traffic.sessions import Sessions
 
 
@@ -82,56 +80,17 @@ class ChatPrompts(PromptForm):
         return {"parts": pa.array(chats, pa.list_(pa.int32()))}
 
 
-class WrittenPrompts(PromptForm):
-    """Conversations as they were written: all that was said before, and the question."""
-
-    def __init__(
-        self, sessions: Sessions, conversations: Sequence[Conversation], text: PromptText, *, chat: bool
-    ) -> None:
-        super().__init__(sessions)
-        known: dict[tuple[int, int], tuple[int, ...]] = {}
-        self._ids: list[tuple[int, ...]] = []
-        for session, turn in zip(sessions.turns.session.tolist(), sessions.turns.turn.tolist(), strict=True):
-            conversation = conversations[session]
-            key = (id(conversation), turn)
-            if key not in known:
-                messages = _messages(conversation, turn)
-                plain = "\n".join(message.content for message in messages)
-                known[key] = tuple(text.chat_of(messages) if chat else text.encode(plain))
-            self._ids.append(known[key])
-        self.tokens = np.array([len(ids) for ids in self._ids], dtype=np.int64)
-
-    def columns(self, rows: IntArray, tokens: IntArray) -> dict[str, Any]:
-        cut = [self._ids[row][:size] for row, size in zip(rows.tolist(), tokens.tolist(), strict=True)]
-        return {"token_ids": pa.array(cut, pa.list_(pa.int32()))}
-
-
 def prompt_form(kind: PromptKind, sessions: Sessions, text: PromptText | None, *, max_new_tokens: int) -> PromptForm:
     """The prompts of `sessions` in the form that the traffic has."""
     if text is None or kind == "ids":
         return PromptForm(sessions)
-    if sessions.conversations is not None:
-        return WrittenPrompts(sessions, sessions.conversations, text, chat=kind == "chat")
     if kind == "chat":
         return ChatPrompts(sessions, text, max_new_tokens=max_new_tokens)
     return TextPrompts(sessions, text)
 
 
-def _messages(conversation: Conversation, turn: int) -> list[Message]:
-    messages = [Message("system", conversation.system)] if conversation.system else []
-    for exchange in conversation.exchanges[:turn]:
-        messages += [Message("user", exchange.question), Message("assistant", exchange.answer)]
-    return [*messages, Message("user", conversation.exchanges[turn].question)]
-
-
-def template_facts(
-    form: PromptForm, rows: IntArray, planned: IntArray, *, limit: int, edges: Mapping[str, Sequence[int]]
-) -> dict[str, Any]:
-    """What the chat template adds to the prompts of `rows`, and how many of all `planned` it moves where.
-
-    "moved" counts by arm the prompts whose padded length changes; "over_limit" those that only the template puts over
-    the model's limit.
-    """
+def template_facts(form: PromptForm, rows: IntArray, planned: IntArray, *, limit: int) -> dict[str, Any]:
+    """What the chat template adds to the prompts of `rows`, and how many of all `planned` only it puts over `limit`."""
     context = form.sessions.context
     added = (form.tokens - context)[rows]
     over = (form.tokens[planned] > limit) & (context[planned] <= limit)
@@ -139,17 +98,5 @@ def template_facts(
         "least": int(added.min()),
         "most": int(added.max()),
         "mean": float(added.mean()),
-        "prompts": len(rows),
         "over_limit": int(over.sum()),
-        "moved": {
-            arm: int((_bucket(context[rows], ladder) != _bucket(form.tokens[rows], ladder)).sum())
-            for arm, ladder in edges.items()
-            if len(ladder) > 1
-        },
     }
-
-
-def _bucket(lengths: IntArray, ladder: Sequence[int]) -> IntArray:
-    """Which step of the ladder each prompt takes."""
-    bucket: IntArray = np.searchsorted(np.array(ladder), lengths, side="left")
-    return bucket

@@ -397,8 +397,6 @@ class PromptSource:
 
     def ids(self, plan: PlannedRequest) -> list[int]:
         """The prompt's token ids, `plan.prompt_tokens` of them."""
-        if plan.token_ids is not None:
-            return list(plan.token_ids)
         if self.text is None:
             return token_ids(_content(plan, plan.prompt_tokens), self.vocab_size)
         if self.kind == "chat":
@@ -408,13 +406,13 @@ class PromptSource:
 
     def plain(self, plan: PlannedRequest) -> str | None:
         """The prompt as text that a server tokenises to `plan.prompt_tokens`; None where only ids are exact."""
-        if self.text is None or self.kind != "text" or plan.token_ids is not None:
+        if self.text is None or self.kind != "text":
             return None
         return self.text.pieces.text(_content(plan, max(1, plan.prompt_tokens - self.text.added)))
 
     def messages(self, plan: PlannedRequest) -> list[Message] | None:
         """The prompt as chat messages, which the model's template makes `plan.prompt_tokens` long; None if no chat."""
-        if self.text is None or self.kind != "chat" or plan.token_ids is not None:
+        if self.text is None or self.kind != "chat":
             return None
         return alternating([self.text.pieces.text(words) for words in self._parts(plan)])
 

@@ -43,7 +43,6 @@ PROMPTS = pa.schema(
         ("blocks", pa.list_(pa.int64())),  # a seed for each leading block, equal where prompts share the block
         ("block_tokens", pa.float64()),
         ("parts", pa.list_(pa.int32())),  # content tokens of each message of a chat
-        ("token_ids", pa.list_(pa.int32())),  # the prompt itself
     ]
 )
 _METADATA_KEY = b"tailgate.schedule"
@@ -65,7 +64,6 @@ class PlannedRequest(NamedTuple):
     blocks: Sequence[int] | None = None
     block_tokens: float | None = None
     parts: Sequence[int] | None = None
-    token_ids: Sequence[int] | None = None
 
 
 def planned_requests(table: Any, *, at_once: int = 1024) -> Iterator[PlannedRequest]:
@@ -87,7 +85,7 @@ class Schedule:
 
     Columns are those of `SCHEDULE` and some of `PROMPTS`. `loop` "closed": the rows have no times, and an arm gets the
     next one when it has answered another. `steps` are the rates of a saturation search; `prompts` tells what chat
-    templates, conversations and shared blocks did to the prompts.
+    templates did to the prompts, and what was read of a trace.
     """
 
     table: Any  # pyarrow.Table

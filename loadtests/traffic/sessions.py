@@ -1,16 +1,14 @@
-"""Sessions as they are drawn for a trial: whose turn, how long, from which row of a trace or which conversation."""
+"""Sessions as they are drawn for a trial: whose turn, how long, from which row of a trace."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from loadtests.traffic.conversations import Conversation
 from loadtests.traffic.lengths import FITS, FitName, IntArray, Lengths, fitted_lengths
-from loadtests.traffic.prompts import PromptText
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import Source
 from loadtests.traffic.traces import Trace
@@ -28,7 +26,6 @@ class Sessions:
     own: Lengths
     context: IntArray
     trace_row: IntArray | None  # the row of the trace that each turn is
-    conversations: Sequence[Conversation] | None  # the one that each session follows
 
 
 def draw_sessions(
@@ -44,23 +41,14 @@ def draw_sessions(
 
     Where `max_new_tokens` is 0 nothing is generated, whatever a trace says of its answers.
     """
-    trace_row: IntArray | None = None
-    chosen: list[Conversation] | None = None
-    if source.conversations is not None and source.text is not None:
-        kept = source.conversations.kept
-        chosen = [kept[index] for index in rng["lengths"].integers(0, len(kept), size=len(starts_ns)).tolist()]
-        sizes = [1 if config.arrivals == "closed" else len(conversation.exchanges) for conversation in chosen]
-        counts = np.array(sizes, dtype=np.int64)
-        own = _conversation_lengths(chosen, sizes, source.text)
-    else:
-        counts = rng["turns"].geometric(1 / config.turns_mean, size=len(starts_ns))
-        own, trace_row = _lengths(config, source.trace, window, int(counts.sum()), rng["lengths"])
+    counts = rng["turns"].geometric(1 / config.turns_mean, size=len(starts_ns))
+    own, trace_row = _lengths(config, source.trace, window, int(counts.sum()), rng["lengths"])
     turns = session_turns(starts_ns, counts, think_time_s=config.think_time_s, rng=rng["think"])
     own = own.scaled(_factors(config, turns.offset_ns))
     if not max_new_tokens:
         own = own.without_answers()
     context = growing_context(own, turns, max_new_tokens=max_new_tokens)
-    return Sessions(turns=turns, own=own, context=context, trace_row=trace_row, conversations=chosen)
+    return Sessions(turns=turns, own=own, context=context, trace_row=trace_row)
 
 
 def _factors(config: TrafficConfig, offset_ns: IntArray) -> npt.NDArray[np.float64]:
@@ -86,18 +74,3 @@ def _lengths(
         return lengths, rows
     fit: FitName = next((name for name in FITS if name == config.workload), "conversation")
     return fitted_lengths(fit, count, rng=rng), None
-
-
-def _conversation_lengths(chosen: Sequence[Conversation], counts: Sequence[int], text: PromptText) -> Lengths:
-    known: dict[int, list[tuple[int, int]]] = {}
-    inputs: list[int] = []
-    outputs: list[int] = []
-    for conversation, count in zip(chosen, counts, strict=True):
-        sizes = known.setdefault(id(conversation), [])
-        for exchange in conversation.exchanges[len(sizes) : count]:
-            system = conversation.system if not sizes else ""
-            question = len(text.encode_bare(system + exchange.question))
-            sizes.append((max(1, question), max(1, len(text.encode_bare(exchange.answer)))))
-        inputs += [size[0] for size in sizes[:count]]
-        outputs += [size[1] for size in sizes[:count]]
-    return Lengths(input_tokens=np.array(inputs, dtype=np.int64), output_tokens=np.array(outputs, dtype=np.int64))

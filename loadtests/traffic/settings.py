@@ -18,7 +18,7 @@ from servers.fields import ConfigError, Range, check_fields, check_range
 
 Design = Literal["mirrored", "split", "switchback"]
 Arrivals = Literal["poisson", "gamma", "trace", "piecewise", "ramp", "steps", "saturation", "closed", "users"]
-Workload = Literal["conversation", "code", "long-context", "sentences", "trace", "conversations"]
+Workload = Literal["conversation", "code", "long-context", "sentences", "trace"]
 
 FEWEST_STEPS = 3
 _OF_TRACE = ("trace", "trace_time_unit", "trace_block_tokens")
@@ -56,7 +56,6 @@ class TrafficConfig:
     trace: str = ""
     trace_time_unit: TimeUnit = ""
     trace_block_tokens: Annotated[int, Range(0, 1 << 20)] = 0
-    conversations: str = ""
     prompts: PromptKind = "ids"
     tokenizer: str = ""
     trace_start_s: Annotated[float, Range(0, 1e9)] = 0.0
@@ -158,9 +157,8 @@ class TrafficConfig:
 
     def _check_combinations(self) -> None:
         leave_out = self._leave_out
-        arrivals, workload = f'arrivals = "{self.arrivals}"', f'workload = "{self.workload}"'
+        arrivals = f'arrivals = "{self.arrivals}"'
         replayed, saturation, closed = (self.arrivals == kind for kind in ("trace", "saturation", "closed"))
-        written, as_ids = self.workload == "conversations", self.prompts == "ids"
 
         rate_source = {
             "trace": "the trace (set its pace with time_scale)",
@@ -181,16 +179,8 @@ class TrafficConfig:
         leave_out(not replayed, f"{arrivals} does not replay a trace", replay, "time_scale", "trace_start_s")
         leave_out(replayed, f"{arrivals} holds every turn already", "remove {key} or use other arrivals", "turns_mean")
 
-        no_file = written and not self.conversations
-        leave_out(no_file, "traffic.conversations is empty", "give the path of a ShareGPT JSON file", "workload")
-        file = 'remove {key} or use workload = "conversations"'
-        leave_out(not written, f"{workload} does not use it", file, "conversations")
-        leave_out(written, f"{workload} brings its own turns", "remove {key}", "turns_mean", *of_trace[:1])
         texts = 'remove {key} or use prompts = "text" or "chat"'
-        leave_out(as_ids and not written, 'prompts = "ids" needs none', texts, "tokenizer")
-        ids = 'remove {key} or use prompts = "ids"'
-        scales = ("length_scale", "length_scales")
-        leave_out(written and not as_ids, "conversations are sent as they are written", ids, *scales)
+        leave_out(self.prompts == "ids", 'prompts = "ids" needs none', texts, "tokenizer")
         leave_out(bool(of_trace), "a trace has lengths of its own", "remove {key} or the trace", "length_scales")
         timeless = self.arrivals in ("closed", "users", "saturation")
         leave_out(timeless, f"{arrivals} has no times to change lengths at", "remove {key}", "length_scales")

@@ -1,8 +1,7 @@
-"""Leading blocks that prompts share, as a trace says: their seeds in a schedule, and how much of it they make."""
+"""Leading blocks that prompts share, as a trace says: their seeds in a schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,6 @@ import pyarrow as pa
 from loadtests.traffic.lengths import IntArray
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.traces import Trace
-
-_COUNTED_BLOCKS = 5_000_000
 
 
 def block_columns(
@@ -32,26 +29,6 @@ def block_columns(
             pa.array(ends.astype(np.int32)), pa.array(_mixed(flat, int(rng.integers(0, 2**63 - 1))))
         ),
         "block_tokens": pa.array(np.full(len(rows), trace.block_tokens * config.length_scale)),
-    }
-
-
-def shared_facts(columns: Mapping[str, Any], prompt_tokens: IntArray) -> dict[str, Any]:
-    """How much of the prompts stands in blocks that an earlier prompt began with; empty where none share blocks."""
-    if "blocks" not in columns or len(columns["blocks"].flatten()) > _COUNTED_BLOCKS:
-        return {}
-    block_tokens = float(columns["block_tokens"][0].as_py()) if len(prompt_tokens) else 0.0
-    seen: set[int] = set()
-    shared = 0.0
-    for blocks, size in zip(columns["blocks"].to_pylist(), prompt_tokens.tolist(), strict=True):
-        # A prompt that was cut holds fewer blocks than the trace says.
-        held = blocks[: max(0, -(-size // max(1, round(block_tokens))))]
-        known = next((index for index, block in enumerate(held) if block not in seen), len(held))
-        shared += min(known * block_tokens, size)
-        seen.update(held)
-    return {
-        "block_tokens": block_tokens,
-        "blocks": len(seen),
-        "shared_pct": 100.0 * shared / float(prompt_tokens.sum()),
     }
 
 

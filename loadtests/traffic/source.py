@@ -1,10 +1,9 @@
-"""What the requests of an experiment are taken from: a trace, conversations, the model's text. Read once a run."""
+"""What the requests of an experiment are taken from: a trace, the model's text. Read once a run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loadtests.traffic.conversations import Conversations, read_conversations
 from loadtests.traffic.prompts import PromptText, load_prompt_text
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.traces import Trace, read_trace
@@ -16,11 +15,10 @@ class Source:
     """What the files behind a `[traffic]` table hold; None for what it does not name."""
 
     trace: Trace | None = None
-    conversations: Conversations | None = None
     text: PromptText | None = None
 
 
-def read_source(config: TrafficConfig, *, seed: int, model: str = "", answers: bool = True) -> Source:
+def read_source(config: TrafficConfig, *, model: str = "", answers: bool = True) -> Source:
     """Read the files that `config` names. `model` has the tokenizer if none is named.
 
     Without `answers` nothing is generated, and a trace need not say how much. Whatever cannot be used is a ConfigError.
@@ -34,9 +32,8 @@ def read_source(config: TrafficConfig, *, seed: int, model: str = "", answers: b
             time_unit=config.trace_time_unit,
             block_tokens=config.trace_block_tokens,
         )
-    conversations = read_conversations(config.conversations, seed=seed) if config.conversations else None
     text = None
-    if config.prompts != "ids" or conversations is not None:
+    if config.prompts != "ids":
         if not (config.tokenizer or model):
             raise ConfigError("traffic.tokenizer is empty and no model is named: give the path of a model folder")
         text = load_prompt_text(config.tokenizer or model)
@@ -45,4 +42,4 @@ def read_source(config: TrafficConfig, *, seed: int, model: str = "", answers: b
             f'traffic.prompts is "chat" but "{text.name}" has no chat template: use traffic.prompts = "text", '
             "or name a model folder with one as traffic.tokenizer"
         )
-    return Source(trace=trace, conversations=conversations, text=text)
+    return Source(trace=trace, text=text)

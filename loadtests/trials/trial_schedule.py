@@ -27,10 +27,9 @@ class TrialSchedules:
 
     @classmethod
     def of(cls, experiment: Experiment) -> Self:
-        """Trace, tokenizer and conversations are read, and a first schedule was possible. Otherwise ConfigError."""
+        """Trace and tokenizer are read, and a first schedule was possible. Otherwise ConfigError."""
         source = read_source(
             experiment.traffic,
-            seed=experiment.seed,
             model=experiment.counting_model,
             answers=experiment.task == "generate",
         )
@@ -55,7 +54,6 @@ class TrialSchedules:
             max_prompt_tokens=min(engine.max_prompt_tokens for engine in engines),
             max_new_tokens=0 if experiment.task == "embed" else min(engine.max_new_tokens for engine in engines),
             levels=rates,
-            edges={arm.name: arm.config.length_ladder for arm in experiment.own_arms},
         )
 
     def next_rates(self, run_dir: Path) -> tuple[float, ...]:

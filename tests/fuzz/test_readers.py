@@ -32,7 +32,6 @@ from analysis.summary.summary import analyze
 from loadtests.experiments.files import builtin_names, builtin_text
 from loadtests.experiments.reading import load
 from loadtests.generator.trial_config import TrialConfig
-from loadtests.traffic.conversations import read_conversations
 from loadtests.traffic.drawing import build_schedule
 from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.settings import TrafficConfig
@@ -60,11 +59,6 @@ _MOONCAKE = "".join(
     + "\n"
     for at in range(12)
 )
-_TURNS = [{"from": "human", "value": "What is a p99?"}, {"from": "gpt", "value": "A quantile."}] * 2
-_SHAREGPT = [
-    {"id": "a", "conversations": [{"from": "system", "value": "Be brief."}, *_TURNS]},
-    {"conversations": _TURNS},
-]
 _DOCUMENT = {
     "trial": 1,
     "start_ns": 1_700_000_000_000_000_000,
@@ -168,7 +162,7 @@ _LOOKS = "".join(json.dumps({**_LOOK, "number": number}) + "\n" for number in ra
 def _schedules(folder: Path) -> list[bytes]:
     config = TrafficConfig(rate=4, duration_s=30, turns_mean=2, design="split")
     limits = {"max_prompt_tokens": 2048, "max_new_tokens": 256}
-    built = build_schedule(config, read_source(config, seed=1), arms=("eager", "compiled"), seed=1, trial=1, **limits)
+    built = build_schedule(config, read_source(config), arms=("eager", "compiled"), seed=1, trial=1, **limits)
     built.write(folder / "seed")
     return [(folder / "seed").read_bytes()]
 
@@ -236,12 +230,6 @@ FILES = (
         name="trace",
         seeds=_given(_AZURE.encode(), _PLAIN.encode(), _MOONCAKE.encode()),
         read=_file("trace", read_trace),
-        refuses=(ConfigError,),
-    ),
-    Reader(
-        name="conversations",
-        seeds=_given(json.dumps(_SHAREGPT).encode(), "\n".join(map(json.dumps, _SHAREGPT)).encode()),
-        read=_file("conversations", read_conversations),
         refuses=(ConfigError,),
     ),
     Reader(name="requests.arrow", seeds=_arrow, read=_file("requests.arrow", _read_requests), refuses=REFUSED),

@@ -254,9 +254,7 @@ def test_inference_request_carries_text_or_ids() -> None:
     )
 
 
-def test_prompts_that_only_ids_can_carry_are_refused_as_text() -> None:
-    with pytest.raises(ConfigError, match=r'set openai\.prompt = "token_ids" and vocab_size'):
-        body(config("openai", "http://a/v1"), plan(token_ids=[5, 6]))
+def test_chats_are_refused_where_plain_text_is_taken() -> None:
     with pytest.raises(ConfigError, match=r'prompts is "chat" and an external arm takes plain text'):
         body(config("oip", "a:1"), plan(), traffic=PromptSource(kind="chat"))
 

@@ -34,7 +34,7 @@ SECOND = 1_000_000_000
 def built(config: TrafficConfig, **changes: Any) -> Schedule:
     """The schedule of the first trial, unless `changes` say otherwise."""
     arguments: dict[str, Any] = {"arms": ("eager", "compiled"), "seed": 5, "trial": 1, "max_new_tokens": 256}
-    return build_schedule(config, read_source(config, seed=5), **{**arguments, "max_prompt_tokens": 2048, **changes})
+    return build_schedule(config, read_source(config), **{**arguments, "max_prompt_tokens": 2048, **changes})
 
 
 def column(schedule: Schedule, name: str) -> list[Any]:
@@ -282,14 +282,7 @@ def test_every_traffic_key_is_documented() -> None:
         ({"rate": 1, "trace_start_s": 2}, "does not replay"),
         ({"rate": 1, "design": "split", "direct": True}, "remove direct"),
         ({"rate": 1, "design": "switchback", "rampup_s": 10}, "give a multiple"),
-        ({"rate": 1, "workload": "conversations"}, "conversations is empty"),
-        ({"rate": 1, "conversations": "a.json"}, "does not use it"),
-        ({"rate": 1, "workload": "conversations", "conversations": "a", "turns_mean": 2}, "brings its own turns"),
         ({"rate": 1, "tokenizer": "a"}, 'prompts = "ids" needs none'),
-        (
-            {"rate": 1, "workload": "conversations", "conversations": "a", "prompts": "chat", "length_scale": 0.1},
-            "sent as they are written",
-        ),
         ({"rate": 1, "step_s": 3}, "has no such steps"),
         ({"arrivals": "saturation", "rates": (1.0,)}, "lowest rate, highest rate"),
         ({"arrivals": "saturation", "rates": (4.0, 2.0), "duration_s": 90}, "0 < lowest < highest"),

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtests.traffic.conversations import Exchange, read_conversations
 from loadtests.traffic.traces import Trace, read_trace
 from servers.fields import ConfigError
 from tests.fakes.processes import refusal
@@ -257,71 +256,3 @@ def test_a_plain_csv_without_answers_is_refused_where_they_are_needed(tmp_path: 
     path = written(tmp_path, "time_s,input_tokens,output_tokens\n0,7,0")
     assert "no request with an answer, and 1 without" in unread(path)
     assert read_trace(path, answers=False).output_tokens.tolist() == [0]
-
-
-def talk(*texts: str, first: str = "human") -> dict[str, Any]:
-    roles = ("human", "gpt") if first == "human" else ("gpt", "human")
-    return {"id": "x", "conversations": [{"from": roles[i % 2], "value": text} for i, text in enumerate(texts)]}
-
-
-def test_what_published_files_hold_besides_is_left_out_and_counted(tmp_path: Path) -> None:
-    content = [
-        talk(),
-        talk("only a question"),
-        talk("an answer first", "then a question", "and its answer", first="gpt"),
-        talk("asked", "  "),
-        {"conversations": [{"from": "system", "value": "be brief"}, {"from": "user", "value": "hi"},
-                           {"from": "assistant", "value": "hello"}]},
-        {"conversations": [{"from": "human", "value": "show me"}, {"from": "gpt", "value": None}]},
-        {"messages": [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "call"},
-                      {"role": "assistant", "content": None, "tool_calls": []}, {"role": "tool", "content": "7"},
-                      {"role": "assistant", "content": "done"}]},
-        {"conversation_id": "x", "conversation": [
-            {"role": "user", "content": [{"text": "see"}, {"image_url": {}}, {"text": "this"}]},
-            {"role": "assistant", "content": "ok"}]},
-    ]  # fmt: skip
-    found = read_conversations(written(tmp_path, json.dumps(content)))
-    assert (found.read, found.unusable) == (8, 4)
-    assert [talk.exchanges for talk in found.kept[2:]] == [(Exchange("call", "done"),), (Exchange("see\nthis", "ok"),)]
-    assert found.kept[0].exchanges == (Exchange("then a question", "and its answer"),)
-    assert (found.kept[1].system, found.kept[1].exchanges) == ("be brief", (Exchange("hi", "hello"),))
-
-
-@pytest.mark.parametrize(
-    ("content", "parts"),
-    [
-        ("", ["no question with its answer in 0"]),
-        ("[]", ["no question with its answer in 0"]),
-        ("[" + json.dumps(talk("a", "b")) + ', {"conversations": [}]', ["expected JSON", "column 117"]),
-        (json.dumps(talk("a", "b")) + '\n{"conversations": [}', ["conversation 2", "expected JSON"]),
-        ('[{"conversation', ["expected JSON"]),
-        ("[3]", ["conversation 1", 'a list "conversations"']),
-        ('[{"conversations": [{"from": "human"}]}]', ["conversation 1", '"from" and "value"']),
-        ('[{"messages": [{"role": "user", "content": 7}]}]', ["conversation 1", '"role" and "content"']),
-        ('[{"conversations": [["a"]]}]', ["conversation 1", '"from" and "value"']),
-        ("plain text", ["conversation 1", "expected JSON"]),
-        ("[" * 100_000, ["conversation 1"]),
-        ('[{"conversations": [], "id": ' + "1" * 5000 + "}]", ["expected JSON", "4300"]),
-    ],
-)
-def test_bad_files_are_refused_in_one_line(tmp_path: Path, content: str, parts: list[str]) -> None:
-    path = written(tmp_path, content)
-    message = refusal(ConfigError, read_conversations, path)
-    for part in [str(path), *parts]:
-        assert part in message
-
-
-def test_missing_and_binary_conversations_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "binary").write_bytes(b"[\xff\xfe")
-    for name, words in (("absent", "does not exist"), ("", "cannot be read"), ("binary", "0xff")):
-        assert words in refusal(ConfigError, read_conversations, tmp_path / name)
-
-
-def test_a_sample_of_conversations_is_even_and_the_same_for_equal_seeds(tmp_path: Path) -> None:
-    path = written(tmp_path, json.dumps([talk(str(number), "a") for number in range(400)]))
-    samples = [read_conversations(path, keep=40, seed=seed) for seed in (1, 1, *range(2, 22))]
-    drawn = [[int(talk.exchanges[0].question) for talk in sample.kept] for sample in samples]
-    assert samples[0].read == 400
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert len(set(drawn[0])) == 40
-    assert abs(np.mean(drawn[1:]) - 199.5) < 20
