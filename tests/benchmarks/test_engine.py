@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from benchmarks.engine import main
-from benchmarks.floor import StepBytes, step_bytes
+from benchmarks.floor import StepBytes, measure_bandwidth, step_bytes
 from benchmarks.inprocess import MeasurementError, steady_decode
 from benchmarks.ledger import paired_ratio
 from servers.config import ModelConfig
@@ -23,6 +24,9 @@ SMALL += [word for limit in LIMITS for word in ("--set", limit)]
 @pytest.fixture(autouse=True)
 def _own_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(
+        "benchmarks.engine.measure_bandwidth", partial(measure_bandwidth, tensor_bytes=1 << 24, repeats=3)
+    )
     reset_compiler()
     yield
     reset_compiler()

@@ -23,9 +23,9 @@ from tests.fakes.http_servers import CompilingServer, serving
 from tests.fakes.hub_model import make
 from tests.fakes.kubernetes import asked
 from tests.fakes.processes import free_port, wait_for
+from tests.fakes.production import Production
 from tests.fakes.simulated import GreedyServer
 from tests.fakes.simulated import serving as serving_greedy
-from tests.fakes.users_house import UsersHouse
 from tests.fakes.whole_run import ended, last_line, requests, summary_of, with_fake_arms
 
 needs_server = pytest.mark.skipif(
@@ -172,15 +172,15 @@ LOOSE += ["--set", "slo={p50_ttft_ms=2000,p50_e2e_ms=6000}"]
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[UsersHouse]:
-    with UsersHouse(tmp_path) as house:
-        yield house
+def production(tmp_path: Path) -> Iterator[Production]:
+    with Production(tmp_path) as production:
+        yield production
 
 
-def start_ramp(house: UsersHouse, *more: str) -> subprocess.Popen[str]:
-    admin = f"127.0.0.1:{house.ports['admin']}"
-    candidate = ["--set", f"ramp.candidate={house.arms[1]}", "--set", "traffic.block_s=1"]
-    return house.ramp("demo", "--admin", admin, "--out", "out", "--page", "off", *candidate, *STEPS, *LOOSE, *more)
+def start_ramp(production: Production, *more: str) -> subprocess.Popen[str]:
+    admin = f"127.0.0.1:{production.ports['admin']}"
+    candidate = ["--set", f"ramp.candidate={production.arms[1]}", "--set", "traffic.block_s=1"]
+    return production.ramp("demo", "--admin", admin, "--out", "out", "--page", "off", *candidate, *STEPS, *LOOSE, *more)
 
 
 def end_of(ramp: subprocess.Popen[str], timeout_s: float = 280.0) -> tuple[int, dict[str, Any]]:
@@ -188,38 +188,40 @@ def end_of(ramp: subprocess.Popen[str], timeout_s: float = 280.0) -> tuple[int, 
     return ramp.returncode, json.loads(out.splitlines()[-1])
 
 
-def run_dir(house: UsersHouse) -> Path:
-    (path,) = (house.folder / "out").glob("*-demo")
+def run_dir(production: Production) -> Path:
+    (path,) = (production.folder / "out").glob("*-demo")
     return path
 
 
-def journal(house: UsersHouse) -> list[dict[str, Any]]:
+def journal(production: Production) -> list[dict[str, Any]]:
     """Return the decisions, each once."""
-    path = run_dir(house) / "weights.jsonl"
+    path = run_dir(production) / "weights.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return list({row["at_ns"]: row for row in rows}.values())
 
 
-def wait_for_action(house: UsersHouse, action: str) -> None:
+def wait_for_action(production: Production, action: str) -> None:
     def is_done() -> bool:
-        rows = journal(house) if list((house.folder / "out").glob("*-demo")) else []
+        rows = journal(production) if list((production.folder / "out").glob("*-demo")) else []
         return any(row["action"] == action and row["done_ns"] is not None for row in rows)
 
-    wait_for(is_done, otherwise=lambda: (house.folder / "ramp.log").read_text()[-2000:])
+    wait_for(is_done, otherwise=lambda: (production.folder / "ramp.log").read_text()[-2000:])
 
 
-def more_answers(house: UsersHouse, count: int = 40) -> None:
-    enough = len(house.answers) + count
-    wait_for(lambda: len(house.answers) >= enough)
+def more_answers(production: Production, count: int = 40) -> None:
+    enough = len(production.answers) + count
+    wait_for(lambda: len(production.answers) >= enough)
 
 
-def nothing_is_lost(house: UsersHouse) -> None:
+def nothing_is_lost(production: Production) -> None:
     """Check that every request between the first record and the last is a record, once, of the arm that answered."""
-    rows = requests(run_dir(house))
+    rows = requests(run_dir(production))
     arms = {row["session_id"]: row["arm"] for row in rows}
     assert len({row["request_id"] for row in rows}) == len(arms) == len(rows)
     first_s, last_s = min(row["sent_ns"] for row in rows) / 1e9, max(row["sent_ns"] for row in rows) / 1e9
-    answers = [item for item in house.answers if first_s < item.sent_s and item.at_s < last_s and item.status == "OK"]
+    answers = [
+        item for item in production.answers if first_s < item.sent_s and item.at_s < last_s and item.status == "OK"
+    ]
     assert len(answers) > 100
     assert [item for item in answers if item.session not in arms] == []
     assert [item for item in answers if arms.get(item.session, item.arm) != item.arm] == []
@@ -227,38 +229,38 @@ def nothing_is_lost(house: UsersHouse) -> None:
 
 def test_a_candidate_that_compiles_long_is_rolled_back_and_delayed_requests_are_counted(tmp_path: Path) -> None:
     compiles_long = {"compiled-naive": ("--stall-s", "10")}
-    with UsersHouse(tmp_path, arms=("eager", "compiled-naive"), flags=compiles_long) as house:
-        code, line = end_of(start_ramp(house, "--set", "ramp.stall_limit_s=1"))
+    with Production(tmp_path, arms=("eager", "compiled-naive"), flags=compiles_long) as production:
+        code, line = end_of(start_ramp(production, "--set", "ramp.stall_limit_s=1"))
         assert (code, line["verdict"]) == (99, "FAIL")
-        assert house.weights() == {"eager": 10_000, "compiled-naive": 0}
-        summary = summary_of(run_dir(house))
+        assert production.weights() == {"eager": 10_000, "compiled-naive": 0}
+        summary = summary_of(run_dir(production))
         assert summary["ramp"]["outcome"] == "rollback"
         assert 0 < summary["ramp"]["hurt"] <= summary["ramp"]["exposed"]
-        (account,) = [json.loads(path.read_text()) for path in run_dir(house).glob("trial-01/generator-0.json")]
+        (account,) = [json.loads(path.read_text()) for path in run_dir(production).glob("trial-01/generator-0.json")]
         assert account["complete"]
         assert account["started"] == account["finished"]
         back, worst = summary["weights"][-1], max(summary["events"], key=lambda event: event["seconds"])
         assert back["offset_s"] < worst["offset_s"] + worst["seconds"], "before the end of the compile"
         # Users time out by themselves; no stream was cut.
-        assert {answer.status for answer in house.answers} <= {"OK", "DEADLINE_EXCEEDED"}
+        assert {answer.status for answer in production.answers} <= {"OK", "DEADLINE_EXCEEDED"}
 
 
-def test_a_killed_controller_leaves_the_weights_and_the_next_ramp_begins_with_them(house: UsersHouse) -> None:
-    ramp = start_ramp(house)
-    wait_for_action(house, "start")
+def test_a_killed_controller_leaves_the_weights_and_the_next_ramp_begins_with_them(production: Production) -> None:
+    ramp = start_ramp(production)
+    wait_for_action(production, "start")
     ramp.send_signal(signal.SIGKILL)
     ramp.wait()
-    left = house.weights()
-    more_answers(house)
-    assert house.weights() == left
-    (house.folder / "out").rename(house.folder / "killed")
-    code, line = end_of(start_ramp(house))
+    left = production.weights()
+    more_answers(production)
+    assert production.weights() == left
+    (production.folder / "out").rename(production.folder / "killed")
+    code, line = end_of(start_ramp(production))
     assert code in (0, 3), line
-    first, *_, last = journal(house)
+    first, *_, last = journal(production)
     assert (first["action"], first["weights"], last["action"]) == ("start", left, "promoted")
-    assert {answer.status for answer in house.answers} == {"OK"}
-    nothing_is_lost(house)
-    ramp_found = summary_of(run_dir(house))["ramp"]
+    assert {answer.status for answer in production.answers} == {"OK"}
+    nothing_is_lost(production)
+    ramp_found = summary_of(run_dir(production))["ramp"]
     assert (ramp_found["outcome"], ramp_found["hurt"]) == ("promoted", 0)
 
 
@@ -273,23 +275,23 @@ def test_a_candidate_that_dies_under_another_controller_fails_and_its_weights_st
         found: dict[str, Any] = json.loads(body)
         return found
 
-    with UsersHouse(tmp_path) as house:
-        admin = f"127.0.0.1:{house.ports['admin']}"
-        run = house.ramp("demo", "--admin", admin, "--out", "out", *settings)
+    with Production(tmp_path) as production:
+        admin = f"127.0.0.1:{production.ports['admin']}"
+        run = production.ramp("demo", "--admin", admin, "--out", "out", *settings)
         with ended(run):
             wait_for(lambda: list(tmp_path.glob("out/*-demo/weights.jsonl")))
             assert answer("step")["verdict"] == "INCONCLUSIVE", "the candidate has no traffic yet"
-            done = house.command("split", "--admin", admin, "--set-weights", "eager=70,compiled-padded=30")
+            done = production.command("split", "--admin", admin, "--set-weights", "eager=70,compiled-padded=30")
             assert done.returncode == 0, done.stderr
-            wait_for(lambda: read_weights(run_dir(house))[-1].weights["compiled-padded"] == 30)
-            more_answers(house)
-            house.kill("compiled-padded")
+            wait_for(lambda: read_weights(run_dir(production))[-1].weights["compiled-padded"] == 30)
+            more_answers(production)
+            production.kill("compiled-padded")
             wait_for(lambda: "compiled-padded-0 died" in answer("promotion")["reasons"], 60, every_s=0.1)
             assert answer("promotion")["verdict"] == "FAIL"
-            assert house.weights() == {"eager": 70, "compiled-padded": 30}, "the run moves nothing"
+            assert production.weights() == {"eager": 70, "compiled-padded": 30}, "the run moves nothing"
             run.send_signal(signal.SIGINT)
             end_of(run, timeout_s=90)
-        changes = read_weights(run_dir(house))
+        changes = read_weights(run_dir(production))
         assert [change.weights["compiled-padded"] for change in changes] == [0, 30]
         assert {change.action for change in changes} == {BY_OTHERS}
-        assert (run_dir(house) / "report.html").exists()
+        assert (run_dir(production) / "report.html").exists()

@@ -43,7 +43,7 @@ class Answer:
 
 
 @dataclass(slots=True)
-class UsersHouse:
+class Production:
     """Arms, a splitter and users in `folder`. `flags` are those of tests/fakes/arm.py, by arm."""
 
     folder: Path
@@ -56,7 +56,7 @@ class UsersHouse:
     _stopped: threading.Event = field(default_factory=threading.Event)
     _sender: threading.Thread | None = None
 
-    def __enter__(self) -> UsersHouse:
+    def __enter__(self) -> Production:
         self.ports = {name: free_port() for name in (*self.arms, "split", "admin")}
         try:
             for arm in self.arms:
