@@ -14,18 +14,11 @@ from servers.complaint import one_line
 from servers.fields import ConfigError
 
 
-def whole(low: int, high: int) -> Callable[[str], int]:
-    """Return the type of whole numbers from `low` to `high`."""
-
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdecimal() and len(text) < 20 and low <= int(text) <= high):
-            raise argparse.ArgumentTypeError(f"{text!r} is no count: give {low} to {high}")
-        return int(text)
-
-    return parse
-
-
-count = whole(1, 10**9)
+def count(text: str) -> int:
+    """Parse a whole number of at least one."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no count: give 1 to {10**9 - 1}")
+    return int(text)
 
 
 class BenchmarkParser(argparse.ArgumentParser):
@@ -42,17 +35,6 @@ class BenchmarkParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
-
-
-def one_of(known: Sequence[str]) -> Callable[[str], str]:
-    """The type of one of the names in `known`."""
-
-    def parse(text: str) -> str:
-        if text.strip() not in known:
-            raise argparse.ArgumentTypeError(f'"{text.strip()}" is unknown: use {", ".join(known)}')
-        return text.strip()
-
-    return parse
 
 
 def several(kind: Callable[[str], Any], example: str) -> Callable[[str], tuple[Any, ...]]:

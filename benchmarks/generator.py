@@ -24,7 +24,7 @@ import numpy as np
 if not __package__:  # as a script: the repository is importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.command import BenchmarkParser, command_line, count, end_in_order, one_of, run_command
+from benchmarks.command import BenchmarkParser, command_line, count, end_in_order, run_command
 from benchmarks.contest import CONTESTANTS, Cores, Outcome, Work, run
 from benchmarks.ledger import Ledger, Row, paired_ratio, spread
 from benchmarks.observed import own_error, stream_figures
@@ -40,7 +40,7 @@ DELIVERED, LAG_MS, OWN_MS = 0.99, 10.0, 3.0
 def parser() -> BenchmarkParser:
     """The command line."""
     parser = BenchmarkParser("generator.py", __doc__, repeats=3)
-    parser.add_argument("sections", nargs="*", type=one_of(SECTIONS), metavar="SECTION",
+    parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], metavar="SECTION",
                         help=f"{', '.join(SECTIONS)} (default: both)")  # fmt: skip
     parser.add_argument("--window", dest="window_s", metavar="SECONDS", type=count, default=10,
                         help="seconds that count in each (default %(default)s)")  # fmt: skip

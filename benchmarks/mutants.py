@@ -199,31 +199,14 @@ def _first_failure(tree: Path, tests: Sequence[str], left: Sequence[str], timeou
     """Return the first test that fails, "timeout", "collection" or "" where all pass but those in `left`."""
     if not tests:
         return ""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:randomly",
-        "--tb=no",
-        "-rfE",
-    ]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-rfE"]
+    command += ["-p", "no:cacheprovider", "-p", "no:randomly", *tests]
     environment = {**os.environ, "PYTHONPATH": f"{tree}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
     environment |= {"TAILGATE_TEST_LIMIT_S": "inf"}  # a busy machine is no failure
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     try:
         done = subprocess.run(
-            [*command, *tests],
-            cwd=tree,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
         return "timeout"
