@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import shutil
@@ -17,15 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from analysis.records.schemas import MACHINES, REQUESTS
 from analysis.records.tables import read_table
 from analysis.summary.summary import analyze
 from loadtests.traffic.schedule import Schedule
-from loadtests.traffic.settings import TrafficConfig
-from loadtests.trials.load import load_environment
 from loadtests.trials.load import locust_command as load_command
 from loadtests.trials.processes import child_environment
 from loadtests.workers.channel_token import TOKEN_VARIABLE
@@ -67,19 +63,17 @@ reference_s = 0
 """
 
 
-def start(command: list[str], folder: Path, *, shift_ns: int = 0) -> subprocess.Popen[str]:
+def start(
+    command: list[str], folder: Path, environment: dict[str, str] | None = None, *, shift_ns: int = 0
+) -> subprocess.Popen[str]:
+    """Start the command, by default with the secret of all hosts; its output goes to `folder`/log."""
     folder.mkdir(exist_ok=True)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TAILGATE_CLOCK_ANCHOR_NS": str(ANCHOR_NS + shift_ns)}
-    environment |= {TOKEN_VARIABLE: "what all hosts of this test know"}
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    given = environment or {**os.environ, TOKEN_VARIABLE: "what all hosts of this test know"}
+    given = {**given, "PYTHONPATH": str(ROOT), "TAILGATE_CLOCK_ANCHOR_NS": str(ANCHOR_NS + shift_ns)}
+    with (folder / "log").open("w") as log:
+        return subprocess.Popen(
+            command, cwd=folder, env=given, text=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
 
 
 def trial_of(folder: Path) -> Path:
@@ -115,8 +109,9 @@ def test_a_lost_host_is_reported_and_its_flushed_records_are_judged(tmp_path: Pa
         lost = next(number for number, item in known.items() if item["clock"]["offset_ns"] > 0)
         before = {row["request_id"] for row in records(trial) if int(row["request_id"].split("-")[1]) % 2 == lost}
         kill_tree(hosts["behind"])
-        output, _ = run.communicate(timeout=90)
+        run.wait(timeout=90)
         assert hosts["ahead"].wait(timeout=PATIENCE_S) == 0
+    output = (tmp_path / "log").read_text()
     line = json.loads(output.splitlines()[-1])
     assert (run.returncode, line["verdict"], line["complete"]) == (3, "INCONCLUSIVE", True), output
 
@@ -158,27 +153,22 @@ def test_a_lost_host_is_reported_and_its_flushed_records_are_judged(tmp_path: Pa
 
 
 def test_the_clock_of_a_host_behind_an_asymmetric_network_is_followed(tmp_path: Path) -> None:
-    """The worker and its arm live in a network namespace; what it sends takes 20 ms more than what it gets."""
-    with namespace() as (name, here):
-        port = free_port()
-        behaviour = json.dumps(dataclasses.asdict(Behaviour(arm="")))
-        command = [sys.executable, "-m", "tests.fakes.inference", "--behaviour", behaviour]
-        server = start_in(name, command, tmp_path / "arm")
-        assert server.stdout is not None
-        target = f"127.0.0.1:{json.loads(server.stdout.readline())['port']}"
-        run_dir = tmp_path / "run" / "trial-01"
-        run_dir.mkdir(parents=True)
-        schedule, arguments = planned(run_dir, {"*": target}, duration_s=2.0)
+    """What the worker sends takes 20 ms more than what it gets."""
+    here, port = "127.0.0.1", free_port()
+    run_dir = tmp_path / "run" / "trial-01"
+    run_dir.mkdir(parents=True)
+    with serve(Behaviour(arm="")) as arm:
+        schedule, arguments = planned(run_dir, {"*": arm.target}, duration_s=2.0)
         network = ["--master", "--master-bind-host", here, "--master-bind-port", str(port), "--remote-workers", "1"]
         arguments[1] = str(ROOT / arguments[1])
         master = start(locust_command(*arguments, *network), tmp_path / "master")
         wait_for(lambda: listens(here, port))
-        wire = Tap((here, port), host=here, delay_s=0.02)
-        command = tailgate("worker", "--master", f"{here}:{wire.port}", "--keep", "kept", "--trials", "1")
-        worker = start_in(name, command, tmp_path / "worker", shift_ns=700 * MS)
-        with ended(server, master, worker), wire:
-            output, _ = master.communicate(timeout=PATIENCE_S)
-            assert (master.returncode, worker.wait(timeout=PATIENCE_S)) == (0, 0), output
+        tap = Tap((here, port), delay_s=0.02)
+        command = tailgate("worker", "--master", f"{here}:{tap.port}", "--keep", "kept", "--trials", "1")
+        worker = start(command, tmp_path / "worker", shift_ns=700 * MS)
+        with ended(master, worker), tap:
+            codes = master.wait(timeout=PATIENCE_S), worker.wait(timeout=PATIENCE_S)
+            assert codes == (0, 0), (tmp_path / "master" / "log").read_text()
     rows = records(run_dir)
     assert len(rows) == 2 * len(schedule)
     assert {row["status"] for row in rows} == {"OK"}
@@ -196,61 +186,10 @@ def kill_tree(process: subprocess.Popen[str]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def start_in(name: str, command: list[str], folder: Path, *, shift_ns: int = 0) -> subprocess.Popen[str]:
-    return start(["ip", "netns", "exec", name, *command], folder, shift_ns=shift_ns)
-
-
 def listens(host: str, port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0):
         return True
     return False
-
-
-@contextlib.contextmanager
-def namespace() -> Iterator[tuple[str, str]]:
-    """Yield a network namespace joined to this one, and the address of this end."""
-    name, tag = f"tailgate-{os.getpid()}", os.getpid() % 250
-    here, there = f"10.201.{tag}.1", f"10.201.{tag}.2"
-    outer, inner = f"tg{os.getpid() % 100000}a", f"tg{os.getpid() % 100000}b"
-    steps = [
-        f"ip netns add {name}",
-        f"ip link add {outer} type veth peer name {inner} netns {name}",
-        f"ip addr add {here}/30 dev {outer}",
-        f"ip link set {outer} up",
-        f"ip -n {name} addr add {there}/30 dev {inner}",
-        f"ip -n {name} link set {inner} up",
-        f"ip -n {name} link set lo up",
-    ]
-    if shutil.which("ip") is None:
-        pytest.skip("no `ip`: apt install iproute2")
-    try:
-        for step in steps:
-            done = subprocess.run(step.split(), capture_output=True, text=True, check=False)
-            if done.returncode:
-                pytest.skip(f"no network namespaces here: `{step}`: {done.stderr.strip()}")
-        yield name, here
-    finally:
-        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-        subprocess.run(["ip", "link", "del", outer], capture_output=True, check=False)
-
-
-@contextlib.contextmanager
-def started(command: list[str], folder: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    folder.mkdir(exist_ok=True)
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**environment, "PYTHONPATH": str(ROOT)},
-        text=True,
-        stdin=subprocess.DEVNULL,
-        stdout=(folder / "log").open("w"),
-        stderr=subprocess.STDOUT,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 def master_command(folder: Path, **more: Any) -> list[str]:
@@ -263,34 +202,10 @@ def stranger(port: int, *, host: str = "127.0.0.1") -> list[str]:
     return [*command, "--master-host", host, "--master-port", str(port)]
 
 
-def listens_on(port: int) -> set[str]:
-    """Return the addresses at which the port listens."""
-    every = psutil.net_connections("tcp")
-    return {item.laddr.ip for item in every if item.status == psutil.CONN_LISTEN and item.laddr.port == port}
-
-
 @pytest.fixture(scope="module")
 def two_arms() -> Iterator[dict[str, str]]:
     with serve(Behaviour(arm="eager")) as eager, serve(Behaviour(arm="compiled")) as compiled:
         yield {"eager": eager.target, "compiled": compiled.target}
-
-
-def test_an_unknown_worker_gets_no_part_of_a_run_with_local_workers(two_arms: dict[str, str], tmp_path: Path) -> None:
-    schedule, _ = planned(tmp_path, two_arms, duration_s=4.0)
-    command = master_command(tmp_path, workers=2)
-    port = int(command[command.index("--master-bind-port") + 1])
-    traffic = TrafficConfig(rate=1.0, workers=2)
-    with (
-        started(stranger(port), tmp_path / "stranger", child_environment()) as outside,
-        started(command, tmp_path / "master", load_environment(traffic)) as master,
-    ):
-        wait_for(lambda: bool(listens_on(port)) or master.poll() is not None)
-        assert listens_on(port) == {"127.0.0.1"}
-        assert master.wait(timeout=60) == 0, (tmp_path / "master" / "log").read_text()
-        assert outside.poll() is None
-    assert len(records(tmp_path)) == 2 * len(schedule)
-    assert sum(account(tmp_path, worker)["planned"] for worker in (0, 1)) == 2 * len(schedule)
-    assert not (tmp_path / "generator-2.json").exists()
 
 
 @pytest.mark.parametrize("closed", [True, False], ids=["with the secret", "without one"])
@@ -306,12 +221,13 @@ def test_a_remote_worker_joins_only_with_the_secret_and_the_channel_is_encrypted
     keep = ["--keep", str(tmp_path / "kept")]
     with contextlib.ExitStack() as stack:
         tap = stack.enter_context(Tap(("127.0.0.1", port)))
-        master = stack.enter_context(started(command, tmp_path / "master", mine))
+        master = start(command, tmp_path / "master", mine)
+        stack.enter_context(ended(master))
         for name, environment in others.items() if closed else ():
-            stack.enter_context(started([*stranger(port), *keep], tmp_path / name, environment))
+            stack.enter_context(ended(start([*stranger(port), *keep], tmp_path / name, environment)))
             log = tmp_path / name / "log"
             wait_for(lambda: "Failed to connect to master" in log.read_text() or master.poll() is not None)  # noqa: B023
-        stack.enter_context(started([*stranger(tap.port), *keep], tmp_path / "worker", mine))
+        stack.enter_context(ended(start([*stranger(tap.port), *keep], tmp_path / "worker", mine)))
         assert master.wait(timeout=60) == 0, (tmp_path / "master" / "log").read_text()
         seen = bytes(tap.seen)
     assert len(records(tmp_path)) == 2 * len(schedule)

@@ -18,7 +18,6 @@ from tests.fakes.inference import Behaviour, ServedFake, Server, serve
 from tests.fakes.processes import PATIENCE_S, free_port, wait_for
 from tests.fakes.whole_run import records, run_locust, start_locust
 from tests.loadtests.clients.test_client_faults import both
-from tests.loadtests.clients.test_tls import SECRET
 from tests.loadtests.test_chat import CHAT, account, planned, several
 
 
@@ -92,37 +91,6 @@ def test_signal_flushes_everything_and_cancels_what_runs(
     cancelled = [row for row in rows if row["status"] == "CANCELLED"]
     assert 10 < len(cancelled) < len(rows)
     assert all("end of the run" in row["error"] for row in cancelled)
-
-
-def test_killed_worker_leaves_its_flushed_records_and_the_other_finishes(
-    two_arms: dict[str, str], tmp_path: Path
-) -> None:
-    schedule, arguments = planned(tmp_path, two_arms, duration_s=6.0)
-    port = free_port()
-    network = ["--master-bind-host", "127.0.0.1", "--master-bind-port", str(port), "--expect-workers", "2"]
-    master = start_locust(*arguments, "--master", *network)
-    workers = [
-        start_locust("-f", CHAT, "--worker", "--master-host", "127.0.0.1", "--master-port", str(port)) for _ in "ab"
-    ]
-    try:
-        wait_for(lambda: len(list(tmp_path.glob("requests-*.arrow"))) == 2 and len(records(tmp_path)) > 40)
-        before = {row["request_id"] for row in records(tmp_path)}
-        workers[0].kill()
-        master.communicate(timeout=PATIENCE_S)
-    finally:
-        for process in (master, *workers):
-            process.kill()
-            process.wait()
-    after = {row["request_id"] for row in records(tmp_path)}
-    assert before <= after
-    complete = [account(tmp_path, worker)["complete"] for worker in (0, 1)]
-    assert sorted(complete) == [False, True]
-    survivor = complete.index(True)
-    own = {f"1-{index}-{arm}" for index in range(survivor, len(schedule), 2) for arm in ("eager", "compiled")}
-    assert own <= after
-    dead = account(tmp_path, 1 - survivor)
-    assert dead["lost"]
-    assert dead["planned"] + account(tmp_path, survivor)["planned"] == 2 * len(schedule)
 
 
 def test_web_page_starts_stops_and_restarts(server: ServedFake, tmp_path: Path) -> None:
@@ -201,20 +169,3 @@ def test_frames_and_grpcio_record_the_same_of_a_paced_server(kind: Server) -> No
     assert abs(frames["ttft_ms"] - grpcio["ttft_ms"]) < 25, (frames["ttft_ms"], grpcio["ttft_ms"])
     assert abs(frames["itl_ms"] - grpcio["itl_ms"]) < 5, (frames["itl_ms"], grpcio["itl_ms"])
     assert 19 < frames["itl_ms"] < 40
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--tls-ca", "/nowhere/ca.pem"], ["/nowhere/ca.pem"]),
-        (["--token-env", "TAILGATE_TEST_TOKEN"], ["TAILGATE_TEST_TOKEN", "not set"]),
-        (["--token-env", "s3cret-T0ken"], ["token_env"]),
-        (["--client-key", "k.pem"], ["tls_key"]),
-    ],
-)
-def test_bad_security_settings_end_locust_in_words_without_secrets(arguments: list[str], words: list[str]) -> None:
-    code, output = run_locust("-f", CHAT, "--headless", "--host", "https://127.0.0.1:1", "-t", "4s", *arguments)
-    assert code == 2
-    assert all(word in output for word in words)
-    assert "Traceback" not in output
-    assert SECRET not in output

@@ -166,16 +166,16 @@ def _rows(content: bytes) -> Iterator[str]:
 
 
 class Tap:
-    """Relays connections to `port` of `host` to `target` while it is entered; `seen` is all bytes of both ways.
+    """Relays connections to `port` of loopback to `target` while it is entered; `seen` is all bytes of both ways.
 
     What clients send arrives `delay_s` later than it would.
     """
 
-    def __init__(self, target: tuple[str, int], *, host: str = "127.0.0.1", delay_s: float = 0.0) -> None:
+    def __init__(self, target: tuple[str, int], *, delay_s: float = 0.0) -> None:
         self.seen = bytearray()
         self._target = target
         self._delay_s = delay_s
-        self._listener = socket.create_server((host, 0))
+        self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self._sockets: list[socket.socket] = [self._listener]
 

@@ -86,6 +86,10 @@ REFUSED: list[tuple[Task, str, list[str], tuple[str, ...]]] = [
     ("generate", "", [], ("--host",)),
     ("generate", "h:1", ["--request-rate", "0"], ("--request-rate", "0")),
     ("generate", "h:1", ["--request-rate", "inf"], ("--request-rate", "--max-concurrency")),
+    ("generate", "https://h:1", ["--tls-ca", "/nowhere/ca.pem"], ("/nowhere/ca.pem",)),
+    ("generate", "https://h:1", ["--token-env", "TAILGATE_TEST_TOKEN"], ("TAILGATE_TEST_TOKEN", "not set")),
+    ("generate", "https://h:1", ["--token-env", "s3cret-T0ken"], ("token_env",)),
+    ("generate", "https://h:1", ["--client-key", "k.pem"], ("tls_key",)),
     ("embed", "nowhere", [], ("nowhere", "host:port")),
     ("embed", "h:1", ["--workload", "conversation"], ("--workload", "conversation")),
     ("embed", "h:1", ["--max-new-tokens", "8"], ("--max-new-tokens",)),
@@ -106,3 +110,4 @@ def test_flags_that_cannot_work_are_refused(
         give()
     said = f"{refused.value}{capsys.readouterr().err}"
     assert [word for word in words if word not in said] == [], said
+    assert "s3cret" not in said
