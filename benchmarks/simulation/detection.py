@@ -31,31 +31,23 @@ TREATMENT, CONTROL = "compiled", "eager"
 TOKEN_S = 0.02  # the made-up server's time for a token
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A scenario and what its clients record."""
-
-    scenario: Scenario
-    tokens: bool = True  # whether token times are recorded
-
-
 NOISE = Scenario(step=64, cox=0.3, collections_s=20.0, host_stalls=2, private_stalls=1)
 CASES = {
-    "clean": Case(scenario=Scenario(step=64)),
-    "GC": Case(scenario=Scenario(step=64, collections_s=5.0)),
-    "burst": Case(scenario=Scenario(step=64, cox=0.5)),
-    "host stall": Case(scenario=Scenario(step=64, host_stalls=4)),
+    "clean": Scenario(step=64),
+    "GC": Scenario(step=64, collections_s=5.0),
+    "burst": Scenario(step=64, cox=0.5),
+    "host stall": Scenario(step=64, host_stalls=4),
     # every length is a shape of its own, four in ten requests bring a new one, and none compiles
-    "dynamic shapes": Case(scenario=Scenario(cox=0.3, collections_s=20.0, host_stalls=2)),
-    "unrelated arm stalls": Case(scenario=Scenario(step=64, private_stalls=4)),
-    "unrelated arm stalls, dynamic shapes": Case(scenario=Scenario(private_stalls=4)),
-    "compiles of 2 s": Case(scenario=Scenario(step=64, new_shapes=6, compile_s=2.0)),
-    "compiles of 5 s": Case(scenario=Scenario(step=64, new_shapes=6, compile_s=5.0)),
-    "mixed noise": Case(scenario=replace(NOISE, new_shapes=6, compile_s=2.0)),
-    "one compile of 2 s": Case(scenario=Scenario(step=64, new_shapes=1, compile_s=2.0)),
-    "exact shapes, six of 2 s": Case(scenario=Scenario(new_shapes=6, compile_s=2.0)),
-    "split, mixed noise": Case(scenario=replace(NOISE, new_shapes=6, compile_s=2.0, design="split")),
-    "heavy load, 2 s": Case(scenario=Scenario(step=64, rate=8.0, new_shapes=6, compile_s=2.0)),
+    "dynamic shapes": Scenario(cox=0.3, collections_s=20.0, host_stalls=2),
+    "unrelated arm stalls": Scenario(step=64, private_stalls=4),
+    "unrelated arm stalls, dynamic shapes": Scenario(private_stalls=4),
+    "compiles of 2 s": Scenario(step=64, new_shapes=6, compile_s=2.0),
+    "compiles of 5 s": Scenario(step=64, new_shapes=6, compile_s=5.0),
+    "mixed noise": replace(NOISE, new_shapes=6, compile_s=2.0),
+    "one compile of 2 s": Scenario(step=64, new_shapes=1, compile_s=2.0),
+    "exact shapes, six of 2 s": Scenario(new_shapes=6, compile_s=2.0),
+    "split, mixed noise": replace(NOISE, new_shapes=6, compile_s=2.0, design="split"),
+    "heavy load, 2 s": Scenario(step=64, rate=8.0, new_shapes=6, compile_s=2.0),
 }
 _SLOW = Engine(token_s=2.5e-4)
 _TOGETHER = replace(_SLOW, together=8)
@@ -103,8 +95,7 @@ def detection_table(table: Table) -> None:
     """How many compiles show as stalls, and what the gates on compiles of an external arm say of each case."""
 
     def runs(name: str, *, tokens: bool = True) -> list[Detected]:
-        case = replace(CASES[name], tokens=tokens)
-        return table.over_seeds(partial(_seeded, partial(detect, case)))
+        return table.over_seeds(partial(_seeded, partial(detect, CASES[name], tokens=tokens)))
 
     def fleets(made: Fleet, *, compiles: int) -> list[Detected]:
         some = replace(made, new_shapes=compiles, compile_s=3.0)
@@ -159,12 +150,13 @@ class Detected:
     suspected: bool  # a stall may be a compile
 
 
-def detect(case: Case, rng: np.random.Generator) -> Detected:
-    made = run(case.scenario, rng)
-    requests = records(made, rng, tokens=case.tokens, copies=case.scenario.design == "mirrored")
+def detect(scenario: Scenario, rng: np.random.Generator, *, tokens: bool = True) -> Detected:
+    """What is found of the treatment of a run; its clients record token times with `tokens`."""
+    made = run(scenario, rng)
+    requests = records(made, rng, tokens=tokens, copies=scenario.design == "mirrored")
     seen = client_stalls(requests, [TREATMENT])[TREATMENT]
     pauses = [(f"{TREATMENT}-0", pause) for pause in made.treatment.compiled]
-    return _held_against(pauses, seen, requests=len(requests), minutes=case.scenario.duration_s / 60.0)
+    return _held_against(pauses, seen, requests=len(requests), minutes=scenario.duration_s / 60.0)
 
 
 def detect_in_fleet(made: Fleet, rng: np.random.Generator, *, tokens: bool = True) -> Detected:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import TypeVar
@@ -60,24 +60,13 @@ class Table:
         self._show(str(row))
 
     def over_seeds(self, measure: Callable[[int], T]) -> list[T]:
-        """What `measure` gives for each of the seeds."""
-        return over_seeds(measure, range(self.seeds), processes=self.processes)
+        """What `measure` gives for each seed, in order; for several processes it must be named at the top level."""
+        seeds = range(self.seeds)
+        if self.processes <= 1:
+            return [measure(seed) for seed in seeds]
+        with get_context("fork").Pool(self.processes) as pool:
+            return pool.map(measure, seeds, chunksize=4)
 
     def means(self, measure: Callable[[int], Floats]) -> Floats:
         """The mean over the seeds of each figure that `measure` gives."""
-        return means(measure, self.seeds, processes=self.processes)
-
-
-def over_seeds(measure: Callable[[int], T], seeds: Sequence[int], *, processes: int = 1) -> list[T]:
-    """What `measure` gives for each seed, in order; for several `processes` it must be named at the top level."""
-    if processes <= 1:
-        return [measure(seed) for seed in seeds]
-    with get_context("fork").Pool(processes) as pool:
-        return pool.map(measure, seeds, chunksize=4)
-
-
-def means(measure: Callable[[int], Floats], count: int, *, processes: int = 1) -> Floats:
-    """The mean of each figure that `measure` gives for seeds 0 to count − 1."""
-    return np.asarray(
-        np.mean(np.array(over_seeds(measure, range(count), processes=processes), dtype=np.float64), axis=0)
-    )
+        return np.asarray(np.mean(np.array(self.over_seeds(measure), dtype=np.float64), axis=0))

@@ -28,7 +28,7 @@ from benchmarks.simulation.greedy import judged as judged_greedily
 from benchmarks.simulation.machines import BLOCKS, REQUESTS, samples, verdicts
 from benchmarks.simulation.promises import outcome
 from benchmarks.simulation.sequential import met_by_all_but, objective_errors
-from benchmarks.simulation.table import means
+from benchmarks.simulation.table import Table
 from tests.analysis.judging.test_comparisons import sample as latencies
 from tests.analysis.judging.test_external import judged_answers
 from tests.analysis.statistics import test_quantiles, test_sequential
@@ -303,12 +303,12 @@ def least(share: float, runs: int = RUNS) -> float:
 
 @pytest.mark.parametrize("name", ["lucky starts", "long tails"])
 def test_intervals_hold_the_true_knee(name: str) -> None:
-    assert means(partial(inside, KINDS[name], 3), 20)[0] >= least(0.92, 20)
+    assert Table(20).means(partial(inside, KINDS[name], 3))[0] >= least(0.92, 20)
 
 
 @pytest.mark.parametrize("name", ["steady", "dragging"])
 def test_no_statement_on_equal_arms_is_false(name: str) -> None:
-    false, named, spent = means(partial(promise, EQUAL, KINDS[name], budget=SHORT), RUNS)
+    false, named, spent = Table(RUNS).means(partial(promise, EQUAL, KINDS[name], budget=SHORT))
     assert false <= most(0.08)
     assert named <= most(0.05)
     assert spent <= 1.0
@@ -316,7 +316,7 @@ def test_no_statement_on_equal_arms_is_false(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["steady", "dragging"])
 def test_the_arm_that_holds_a_fifth_more_is_named(name: str) -> None:
-    false, named, spent = means(partial(promise, FIFTHS, KINDS[name]), RUNS)
+    false, named, spent = Table(RUNS).means(partial(promise, FIFTHS, KINDS[name]))
     assert false <= most(0.08)
     assert named >= least(0.8)
     assert spent <= 1.0

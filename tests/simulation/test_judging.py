@@ -44,7 +44,7 @@ from benchmarks.simulation.planning import replanned
 from benchmarks.simulation.promises import AT_MARGIN, METRICS, POWER, coverage, outcome
 from benchmarks.simulation.promises import MARGIN as MARGIN_PROMISES
 from benchmarks.simulation.scenario import Scenario, run
-from benchmarks.simulation.table import Row, means
+from benchmarks.simulation.table import Row, Table
 
 RUNS = 30
 
@@ -60,23 +60,23 @@ def least(share: float, runs: int = RUNS) -> float:
 
 @pytest.mark.parametrize("scenario", [MIRRORED, SPLIT, HEAVY], ids=["mirrored", "split", "heavy"])
 def test_equal_arms_are_seldom_called_different(scenario: Scenario) -> None:
-    wrong = means(partial(equal_arms, scenario), RUNS)
+    wrong = Table(RUNS).means(partial(equal_arms, scenario))
     assert wrong[:3].max() <= most(0.08)
 
 
 def test_tests_over_requests_call_equal_arms_different_under_load() -> None:
-    wrong = means(partial(request_tests, HEAVY), RUNS)
+    wrong = Table(RUNS).means(partial(request_tests, HEAVY))
     assert wrong.min() > 0.15
 
 
 def test_intervals_hold_the_true_ratio() -> None:
-    held = means(partial(known_ratio, MIRRORED, 1.2), RUNS)
+    held = Table(RUNS).means(partial(known_ratio, MIRRORED, 1.2))
     assert held.min() >= least(0.92)
 
 
 def test_verdicts_are_right_on_both_sides_of_the_margin() -> None:
     long = replace(MIRRORED, duration_s=LONG_S)
-    shares = {ratio: means(partial(verdicts, long, ratio), 25) for ratio in (1.0, 1.1, 1.2)}
+    shares = {ratio: Table(25).means(partial(verdicts, long, ratio)) for ratio in (1.0, 1.1, 1.2)}
     assert shares[1.0][0] >= least(0.80, 25)
     assert shares[1.0][1] == 0.0
     assert shares[1.0 + MARGIN][0] <= most(0.08, 25)
@@ -85,13 +85,13 @@ def test_verdicts_are_right_on_both_sides_of_the_margin() -> None:
 
 
 def test_three_arms_fail_falsely_no_more_often_than_one() -> None:
-    wrong = means(partial(any_of_three, MIRRORED), RUNS)
+    wrong = Table(RUNS).means(partial(any_of_three, MIRRORED))
     assert wrong[0] <= most(0.07)
     assert wrong[0] <= wrong[1]
 
 
 def test_six_trials_see_what_restarts_do_and_one_does_not() -> None:
-    wrong = means(partial(restarts, MIRRORED), 15)
+    wrong = Table(15).means(partial(restarts, MIRRORED))
     assert wrong[:3].max() <= most(0.10, 15)
     assert wrong[3] > wrong[0], "one trial takes the luck of its start for the arm's"
 
@@ -121,29 +121,29 @@ FEW = 20
 
 @pytest.mark.parametrize("name", ["drift", "restarts", "jams"])
 def test_intervals_hold_the_truth_on_every_kind_of_servers(name: str) -> None:
-    assert means(partial(coverage, KINDS[name]), FEW).min() >= least(0.92, FEW)
+    assert Table(FEW).means(partial(coverage, KINDS[name])).min() >= least(0.92, FEW)
 
 
 @pytest.mark.parametrize("name", ["drift", "jams"])
 def test_arms_at_the_margin_seldom_pass(name: str) -> None:
-    assert means(partial(outcome, KINDS[name], ratio=1.0 + MARGIN_PROMISES), FEW)[:2].max() <= most(0.08, FEW)
+    assert Table(FEW).means(partial(outcome, KINDS[name], ratio=1.0 + MARGIN_PROMISES))[:2].max() <= most(0.08, FEW)
 
 
 @pytest.mark.parametrize(("name", "metric"), [("jams", "ttft"), ("static", "e2e"), ("heavy", "e2e")])
 def test_slower_steps_that_put_the_tail_at_the_margin_seldom_pass(name: str, metric: str) -> None:
-    shares = means(partial(outcome, KINDS[name], slower=AT_MARGIN[name, metric]), FEW)
+    shares = Table(FEW).means(partial(outcome, KINDS[name], slower=AT_MARGIN[name, metric]))
     assert shares[METRICS.index(metric)] <= most(0.08, FEW)
 
 
 @pytest.mark.parametrize("name", ["calm", "drift"])
 def test_equal_arms_pass_the_default_gates_in_twenty_minutes(name: str) -> None:
-    shares = means(partial(outcome, KINDS[name]), FEW)
+    shares = Table(FEW).means(partial(outcome, KINDS[name]))
     assert shares[4] >= least(POWER[name] - 0.08, FEW)
     assert shares[5] <= most(0.05, FEW)
 
 
 def test_an_arm_that_is_half_as_slow_again_fails_under_jams() -> None:
-    shares = means(partial(outcome, KINDS["jams"], ratio=1.5), 10)
+    shares = Table(10).means(partial(outcome, KINDS["jams"], ratio=1.5))
     assert shares[5] >= 0.7
     assert shares[4] == 0.0
 
@@ -158,11 +158,11 @@ def test_a_run_that_left_a_gate_open_is_planned_longer_than_it_was() -> None:
 
 @pytest.mark.parametrize("name", ["drift"])
 def test_intervals_of_separate_runs_hold_the_truth(name: str) -> None:
-    assert means(partial(separate.coverage, separate.SEPARATE[name]), FEW).min() >= least(0.92, FEW)
+    assert Table(FEW).means(partial(separate.coverage, separate.SEPARATE[name])).min() >= least(0.92, FEW)
 
 
 def test_separate_runs_at_the_margin_are_seldom_decided() -> None:
-    shares = means(partial(separate.verdicts, separate.SEPARATE["calm"], ratio=1.0 + MARGIN_PROMISES), FEW)
+    shares = Table(FEW).means(partial(separate.verdicts, separate.SEPARATE["calm"], ratio=1.0 + MARGIN_PROMISES))
     assert shares.max() <= most(0.08, FEW)
 
 
