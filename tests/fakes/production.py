@@ -1,14 +1,14 @@
 """A service that has users: paced arms, `tailgate split` in front of them, and requests all the time.
 
-Each server is a process, which a test can kill and start again at the same port.
+Each server is a process, which a test can kill.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -27,8 +27,9 @@ from servers.metadata import SESSION_HEADER
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.splitter.admin import Admin
 from servers.splitter.live import live_shares
-from tests.fakes.processes import free_port, wait_for
-from tests.fakes.whole_run import ROOT, command, environment
+from tests.fakes.grpc_servers import spawned
+from tests.fakes.processes import free_port
+from tests.fakes.whole_run import command, environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,33 +53,35 @@ class Production:
     rate: float = 80.0
     answers: list[Answer] = field(default_factory=list)
     ports: dict[str, int] = field(default_factory=dict)
-    children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    children: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
     _stopped: threading.Event = field(default_factory=threading.Event)
-    _sender: threading.Thread | None = None
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __enter__(self) -> Production:
-        self.ports = {name: free_port() for name in (*self.arms, "split", "admin")}
-        try:
+        """Start the arms, the splitter, which gives all to the first of them, and the users."""
+        with contextlib.ExitStack() as stack:
             for arm in self.arms:
-                self.start_arm(arm)
-            self.start_split()
-        except BaseException:
-            self._end_children()
-            raise
-        self._sender = threading.Thread(target=self._send, daemon=True)
-        self._sender.start()
+                config = self.folder / f"{arm}.json"
+                own = next(item for item in load("demo").own_arms if item.name == arm)
+                config.write_text(json.dumps(own.config.to_dict()))
+                words = ["--config", str(config), "--replica", f"{arm}-0", "--warmup-s", "0.1"]
+                starting = spawned("tests.fakes.arm", *words, *self.flags.get(arm, ()))
+                self.children[arm], self.ports[arm] = stack.enter_context(starting)
+            self.ports["admin"] = free_port()
+            words = ["split", "--request-log", str(self.folder / "requests.log")]
+            for place, arm in enumerate(self.arms):
+                words += ["--arm", f"{arm}=127.0.0.1:{self.ports[arm]}", "--weight", f"{arm}={int(place == 0)}"]
+            words += ["--port", "0", "--admin-port", str(self.ports["admin"])]
+            _, self.ports["split"] = stack.enter_context(spawned("loadtests.commands.main", *words))
+            sender = threading.Thread(target=self._send, daemon=True)
+            stack.callback(sender.join, 10)
+            stack.callback(self._stopped.set)
+            sender.start()
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        assert self._sender is not None
-        self._sender.join(10)
-        self._end_children()
-
-    def _end_children(self) -> None:
-        for child in self.children.values():
-            child.kill()
-            child.wait()
+        self._stack.close()
 
     @property
     def admin(self) -> Admin:
@@ -87,24 +90,6 @@ class Production:
     def weights(self) -> dict[str, int]:
         """Return what is in force."""
         return live_shares(self.admin).weights
-
-    def start_arm(self, arm: str) -> None:
-        config = self.folder / f"{arm}.json"
-        own = next(item for item in load("demo").own_arms if item.name == arm)
-        config.write_text(json.dumps(own.config.to_dict()))
-        command = ["tests/fakes/arm.py", "--config", str(config), "--replica", f"{arm}-0"]
-        command += ["--port", str(self.ports[arm]), "--warmup-s", "0.1", *self.flags.get(arm, ())]
-        self._start(arm, command)
-        self._await_port(arm)
-
-    def start_split(self) -> None:
-        """Start the splitter, which gives all to the first arm."""
-        command = ["-m", "loadtests.commands.main", "split", "--request-log", str(self.folder / "requests.log")]
-        for place, arm in enumerate(self.arms):
-            command += ["--arm", f"{arm}=127.0.0.1:{self.ports[arm]}", "--weight", f"{arm}={int(place == 0)}"]
-        command += ["--port", str(self.ports["split"]), "--admin-port", str(self.ports["admin"])]
-        self._start("split", command)
-        self._await_port("split")
 
     def kill(self, name: str) -> None:
         self.children[name].send_signal(signal.SIGKILL)
@@ -122,20 +107,6 @@ class Production:
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return command([sys.executable, "-m", "loadtests.commands.main", *arguments], self.folder)
-
-    def _start(self, name: str, command: list[str]) -> None:
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.children[name] = subprocess.Popen(
-                [sys.executable, *command], cwd=ROOT, env=environment(), stdout=log, stderr=log
-            )
-
-    def _await_port(self, name: str) -> None:
-        def is_open() -> bool:
-            assert self.children[name].poll() is None, (self.folder / f"{name}.log").read_text()
-            with socket.socket() as probe:
-                return probe.connect_ex(("127.0.0.1", self.ports[name])) == 0
-
-        wait_for(is_open, every_s=0.05, otherwise=lambda: f"{name} does not listen")
 
     def _send(self) -> None:
         rng = random.Random(5)
