@@ -55,8 +55,8 @@ def test_messages_are_typed_and_every_other_line_is_in_the_log(tmp_path: Path) -
     # What it said right before its end is heard with its end.
     assert child.hear() == ([Done(12, "all")], 7)
     assert child.hear() == ([], 7)
-    assert child.ending(7, 1) == "ended with exit code 7: the end"
     assert child.kill() == 7
+    assert child.ending(7).startswith("ended with exit code 7: ")
     lines = {"a library greets", '{"Other": {"count": 3}}', '{"Done": {"count": "many"}}', "the end"}
     assert set(log.read_text().splitlines()) == lines
 
