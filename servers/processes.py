@@ -114,14 +114,13 @@ class Child:
     ) -> None:
         self.name = name
         self._log_path = log_path
-        self._parse, self._log_messages = parse, log_messages
         self._messages: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._reader: threading.Thread | None = None
         with contextlib.ExitStack() as stack:
             log = None
             if log_path is not None:
                 log_path.parent.mkdir(parents=True, exist_ok=True)
-                log = stack.enter_context(log_path.open("ab"))
+                log = stack.enter_context(log_path.open("ab", buffering=0))
             self._process = subprocess.Popen(
                 launched(command, death_signal=death_signal),
                 stdin=subprocess.PIPE if commands else subprocess.DEVNULL,
@@ -131,22 +130,22 @@ class Child:
                 cwd=folder,
                 start_new_session=True,
             )
-        _children.add(self)
-        if parse is not None:
-            self._reader = threading.Thread(target=self._read, name=f"{name}-stdout", daemon=True)
-            self._reader.start()
+            _children.add(self)
+            if parse is not None and log is not None:
+                stack.pop_all()  # the reader closes it
+                arguments = (parse, log, log_messages)
+                self._reader = threading.Thread(target=self._read, args=arguments, name=f"{name}-stdout", daemon=True)
+                self._reader.start()
 
-    def _read(self) -> None:
-        stdout = cast("IO[bytes]", self._process.stdout)  # a pipe was asked for
-        assert self._parse is not None
-        with self.log_path.open("ab") as log:
-            for line in stdout:
+    def _read(self, parse: Callable[[bytes], object], log: IO[bytes], log_messages: bool) -> None:
+        with log:
+            for line in cast("IO[bytes]", self._process.stdout):  # a pipe was asked for
                 message = None
                 with contextlib.suppress(ValueError):
-                    message = self._parse(line)
-                if message is None or self._log_messages:
-                    log.write(line)
-                    log.flush()
+                    message = parse(line)
+                if message is None or log_messages:
+                    with contextlib.suppress(OSError):  # a full disk keeps no message from its reader
+                        log.write(line)
                 if message is not None:
                     self._messages.put(message)
 
@@ -172,7 +171,8 @@ class Child:
         """
         code = self.poll()
         if code is not None and self._reader is not None:
-            self._reader.join(timeout=1.0)  # a descendant may hold the pipe open
+            self._reader.join(timeout=1.0)  # a descendant may hold the pipe open: it is waited for once
+            self._reader = None
         messages: list[object] = []
         with contextlib.suppress(queue.Empty):
             wait_s = timeout_s if code is None else 0.0

@@ -62,6 +62,10 @@ class LogTail:
             return
         yield from self._whole_lines()
 
+    def ended(self) -> str:
+        """Why no line follows: a file has no end."""
+        return ""
+
     def close(self) -> None:
         """The file is closed."""
         self._file.close()
@@ -89,15 +93,6 @@ class _Lines(Protocol):
     def lines(self) -> Iterator[str]: ...
     def ended(self) -> str: ...
     def close(self) -> None: ...
-
-
-class _File:
-    def __init__(self, path: Path) -> None:
-        self._tail = LogTail(path)
-        self.before, self.lines, self.close = self._tail.before, self._tail.lines, self._tail.close
-
-    def ended(self) -> str:
-        return ""
 
 
 class _Command:
@@ -197,7 +192,7 @@ class ServerLogs:
     def _open(self, arm: str, name: str, source: str | tuple[str, ...]) -> _Lines:
         if isinstance(source, str):
             try:
-                return _File(Path(source))
+                return LogTail(Path(source))
             except OSError as error:
                 raise RunError(f'arm "{arm}": telemetry.log cannot be read ({error}): give another one') from None
         log_path = self._trial.logs / f"{name}.log"

@@ -12,7 +12,6 @@ import socket
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 
 from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
 from servers.address import host_port
@@ -24,10 +23,6 @@ _TRY_EVERY_S = 0.5
 _PRINT_EVERY_S = 60.0
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM came. A container's first process gets it from its engine, and has no default that would end it."""
-
-
 def parse_master(text: str) -> tuple[str, int]:
     """(host, port) of "host:port"."""
     return host_port(text, f'--master "{text}" is not HOST:PORT: give traffic.master_bind of the run')
@@ -36,7 +31,8 @@ def parse_master(text: str) -> tuple[str, int]:
 def work(master: tuple[str, int], *, keep: Path, trials: int) -> int:
     """The exit code, after `trials` trials, or after a Ctrl-C or SIGTERM where that is 0. Records stay in `keep`."""
     channel_token("tailgate worker")
-    signal.signal(signal.SIGTERM, _terminate)
+    # A container's first process gets SIGTERM from its engine, and has no default that would end it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         keep.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -57,8 +53,9 @@ def work(master: tuple[str, int], *, keep: Path, trials: int) -> int:
             process.ask_to_stop()
             with contextlib.suppress(KeyboardInterrupt):
                 process.wait()  # it stops in order
-            process.kill()
             raise
+        finally:
+            process.kill()
         if code == 0:
             done += 1
         else:
@@ -67,10 +64,6 @@ def work(master: tuple[str, int], *, keep: Path, trials: int) -> int:
                 f"has another {TOKEN_VARIABLE}"
             )
     return 0
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise _Terminated
 
 
 def _wait_for(host: str, port: int) -> None:
