@@ -30,7 +30,7 @@ _MOST_ROUNDS = 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """`total_s` for the whole search. A start costs `around_s` more than its steps and its warm-up: splitter, ramp-up,
-    stopping. It takes `steps` steps of `step_s` at most. `lanes` arms run at once, on devices of their own.
+    stopping. It takes `steps` steps of `step_s` at most.
 
     A knee is known closely enough when the far end of its interval is `resolution` above the near one.
     """
@@ -39,7 +39,6 @@ class Budget:
     step_s: float
     steps: int = 8
     around_s: float = 0.0
-    lanes: int = 1
     resolution: float = 0.15
 
 
@@ -100,9 +99,8 @@ def least_s(start_s: Mapping[str, float], budget: Budget) -> float:
 
 
 def _all_s(start_s: Mapping[str, float], steps: int, budget: Budget) -> float:
-    """One start of every arm with so many steps, as long as the longest of those that run at once."""
-    ordered = sorted((_turn_s(arm, steps, start_s, budget) for arm in start_s), reverse=True)
-    return sum(ordered[:: budget.lanes])
+    """One start of every arm with so many steps."""
+    return sum(_turn_s(arm, steps, start_s, budget) for arm in start_s)
 
 
 def next_round(
@@ -180,7 +178,7 @@ def _turns(
     """
     ordered = sorted(wanting, key=lambda arm: (-_width(frontier.of(arm)), frontier.of(arm).starts))
     while ordered:
-        each_s = share_s / math.ceil(len(ordered) / budget.lanes)
+        each_s = share_s / len(ordered)
         if all(_turn_s(arm, FEWEST_STEPS, start_s, budget) <= each_s for arm in ordered):
             break
         ordered = ordered[:-1]

@@ -215,11 +215,6 @@ def check_joinable(runs: Sequence[RecordedRun], accepted: Sequence[str] = ()) ->
     return _differences(runs, accepted)
 
 
-def check_next(runs: Sequence[RecordedRun], coming: RecordedRun, accepted: Sequence[str] = ()) -> None:
-    """Raise RecordError if a run that has not begun yet differs from `runs` in what is known before it begins."""
-    _differences((replace(runs[0], infos=()), coming), accepted)
-
-
 def _differences(runs: Sequence[RecordedRun], accepted: Sequence[str]) -> tuple[str, ...]:
     """Return how each run differs from the first, in words. Raises RecordError for what is not accepted."""
     first, base = runs[0].name, settings_of(runs[0])

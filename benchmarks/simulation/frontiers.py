@@ -17,9 +17,9 @@ import numpy as np
 from analysis.arrays import Floats
 from analysis.frontier.holdings import Frontier, frontier_of
 from analysis.frontier.search import Budget, Left, Turn, first_turns, next_round
-from analysis.judging.load_steps import Step, holding_of, to_search
+from analysis.judging.load_steps import Step, holding_of
 from benchmarks.simulation.table import Table
-from loadtests.traffic.rate_steps import closer, staircase
+from loadtests.trials.rate_search import next_rates
 
 ALPHA = 0.05
 LOW, HIGH = 2.0, 64.0  # of the staircase
@@ -78,9 +78,7 @@ def search(knees: Mapping[str, float], kind: Kind, seed: int, *, budget: Budget 
         nonlocal spent_s, trial, steps
         for turn in turns:
             trial += 1
-            around = to_search(turn.arm, steps)
-            first = around == (None, None)
-            rates = staircase(LOW, HIGH, turn.steps) if first else closer([around], turn.steps, low=LOW, high=HIGH)
+            rates = next_rates([turn.arm], steps, turn.steps, low=LOW, high=HIGH)
             steps += _one_start(turn.arm, knees[turn.arm], rates, kind, trial, rng)
             starts[turn.arm] += 1
             spent_s += turn.seconds
@@ -149,8 +147,7 @@ def inside(kind: Kind, starts: int, seed: int) -> Floats:
     knee = float(np.exp(rng.uniform(np.log(4.0), np.log(30.0))))
     steps: list[Step] = []
     for trial in range(1, starts + 1):
-        around = to_search("arm", steps)
-        rates = closer([around], 8, low=LOW, high=HIGH) if steps else staircase(LOW, HIGH, 8)
+        rates = next_rates(["arm"], steps, 8, low=LOW, high=HIGH)
         steps += _one_start("arm", knee, rates, kind, trial, rng)
     shown = holding_of("arm", steps)
     return np.array([(shown.low_rps or 0.0) <= knee <= (shown.high_rps or math.inf)], dtype=np.float64)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from loadtests.commands.options import (
-    AllowDifferent,
     ExperimentName,
     Json,
     Metrics,
@@ -17,10 +16,8 @@ from loadtests.commands.options import (
     Page,
     Seed,
     Slo,
-    file_name,
     real,
     set_option,
-    split_keys,
 )
 
 BUDGET_MINUTES = 60.0
@@ -30,7 +27,6 @@ EXAMPLES = """\
   tailgate frontier demo
   tailgate frontier canary.toml --budget 180
   tailgate frontier canary.toml --standard --set arms.eager.device=cuda:0
-  tailgate frontier canary.toml --after runs/20261123T174947Z-canary --seed 2
   tailgate frontier canary.toml --set traffic.rates=[2,64] --slo p99_ttft_ms=500"""
 
 
@@ -51,15 +47,6 @@ def command(
             "--standard", help="Search the standard set of policies and the control, not the experiment's other arms."
         ),
     ] = False,
-    after: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="RUN_DIR",
-            parser=file_name,
-            help="An earlier search of the experiment to continue, or a folder that joins some. Repeatable.",
-        ),
-    ] = None,
-    allow_different: AllowDifferent = None,
     settings: Annotated[list[str] | None, set_option("traffic.step_s=20")] = None,
     out: Out = "runs",
     seed: Seed = None,
@@ -76,16 +63,11 @@ def command(
     ladder that pads its lengths least, dynamic. Loads begin at traffic.rates, or around traffic.rate. Ctrl-C ends the
     search with what is known.
 
-    With --after it continues earlier searches of the same experiment, made here or on another machine of the kind: the
-    control is started first, then the arms that they never started, then those that they left open. The answer covers
-    all of them.
-
     Exit codes: 0 it ended with an answer; where the experiment sets [gates], those of `run` (0 PASS, 3 INCONCLUSIVE, 99
     FAIL); 2 bad usage or configuration; 1 it broke or was interrupted.
     """
     from loadtests.commands.frontier_plan import asks_for_verdicts, frontier_plan
-    from loadtests.commands.frontier_search import earlier_searches, search_and_judge
-    from loadtests.commands.judged_run import page_of
+    from loadtests.commands.judged_run import page_of, run_and_judge
     from loadtests.trials.frontier import FrontierSearch, check_budget
     from loadtests.trials.run import ARM_COMMAND
     from loadtests.trials.status import Status
@@ -95,8 +77,7 @@ def command(
     source = DEMO if demo else experiment
     plan = frontier_plan(source, settings=settings or (), seed=seed, slo=slo or (), standard=standard)
     minutes = budget or (DEMO_MINUTES if demo else BUDGET_MINUTES)
-    check_budget(plan.experiment, minutes, goes_on=bool(after))
-    earlier = earlier_searches(plan.experiment, after or (), split_keys(allow_different), Path(out))
+    check_budget(plan.experiment, minutes)
     status = Status()
     live_page = page_of(page, status)
     search = FrontierSearch(
@@ -104,7 +85,6 @@ def command(
         out=Path(out),
         budget_s=minutes * 60.0,
         dropped=plan.dropped,
-        after=() if earlier is None else earlier.directories,
         gated=asks_for_verdicts(plan.experiment),
         status=status,
         page=live_page,
@@ -112,12 +92,4 @@ def command(
         metrics=bool(metrics),
         began=began,
     )
-    search.prepare()
-    for item in plan.dropped:
-        status.note(f"{item.arm} {item.reason}")
-    ended: dict[str, Any] = {"complete": False, "error": "it ended in the middle"}
-    try:
-        return search_and_judge(search, status, earlier, ended, minutes=minutes, metrics=metrics, as_json=as_json)
-    finally:
-        if live_page is not None:
-            live_page.close(ended)
+    return run_and_judge(search, status, live_page, metrics=metrics, as_json=as_json)

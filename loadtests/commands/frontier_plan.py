@@ -6,7 +6,6 @@ to one length, buckets with the ladder that pads the traffic's lengths least, an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +16,14 @@ import numpy as np
 from analysis.frontier.search import Left
 from analysis.judging.load_steps import requests_to_see
 from analysis.records.tables import RecordError
-from analysis.settings.gate_limits import GateLimits, Goodput, usual_for
+from analysis.settings.gate_limits import GateLimits, usual_for
 from analysis.settings.slo_targets import parse_slo
 from analysis.statistics.exposure import ExposureError, best_ladder
 from loadtests.experiments.config_errors import as_config_error
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table, load_table
 from loadtests.experiments.toml_limits import table_of
+from loadtests.traffic.rate_steps import HIGHEST_RATE
 from loadtests.trials.preflight import check_arm
 from loadtests.trials.trial_schedule import TrialSchedules
 from servers.config import ArmConfig
@@ -31,13 +31,14 @@ from servers.fields import ConfigError
 from servers.ladders import default_lengths
 
 STANDARD = ("compiled-padded", "compiled-bucketed", "compiled-dynamic")
-_STEPS, _STEP_S, _SETTLE_S = 8, 30.0, 10.0
-_LONGEST_STEP_S = 300.0
+_STEPS, _STEP_S, _LONGEST_STEP_S = 8, 30.0, 300.0
 _BELOW, _ABOVE = 4.0, 8.0  # times the rate of an experiment that names one
-_SHORTEST_TRIAL_S, _LONGEST_TRIAL_S, _MOST_RPS = 0.001, 1e7, 1e9  # as traffic.duration_s and traffic.rates have it
-_OF_ONE_RATE = ("rate", "burstiness", "design", "duration_s")
-_OF_ARRIVALS = {"trace": ("time_scale", "trace_start_s"), "closed": ("concurrency", "pause_s")}
-_LISTED = ("piecewise", "ramp", "steps")
+_LONGEST_TRIAL_S = 1e7  # as traffic.duration_s has it
+# What only traffic has that is no search: how it arrives, and for how long.
+_OF_OTHER_TRAFFIC = (
+    *("rate", "burstiness", "design", "duration_s"),
+    *("time_scale", "trace_start_s", "concurrency", "pause_s"),
+)
 _SHARED_KEYS = ("replicas", "device", "model", "engine")
 
 
@@ -57,19 +58,27 @@ def frontier_plan(
     slo: Sequence[str] = (),
     standard: bool = False,
 ) -> FrontierPlan:
-    """The experiment in `source` as a search. ConfigError for one that is none, or that `tailgate run` would refuse."""
+    """Return the experiment in `source` as a search. Raises ConfigError for one that is none."""
     table = load_table(source, settings=settings, seed=seed, slo=slo)
     arms = table.get("arms", [])
     tables = isinstance(arms, list) and all(isinstance(arm, dict) for arm in arms)
     control = _control(arms) if tables and (standard or len(arms) < 2) else None
-    if control is not None:
-        # Beside its double the control is as `run` would have it.
-        table["arms"] = [control, {**control, "name": _another_name(control), "control": False}]
-    traffic, share = table_of(table, "traffic"), _allowed_share(table)
-    _own(from_table({**table, "traffic": _as_given(traffic)}))
+    given = table_of(table, "traffic")
     # A search starts as many trials as its budget has time for.
-    table |= {"traffic": _in_steps(traffic, share), "trials": {**table_of(table, "trials"), "count": 1}}
+    table |= {"traffic": _searched(given), "trials": {**table_of(table, "trials"), "count": 1}}
+    if control is not None:
+        # Beside its double the control is read as `run` would read it.
+        table["arms"] = [control, {**control, "name": _another_name(control), "control": False}]
     experiment = from_table(table)
+    if experiment.external_arms:
+        arm = experiment.external_arms[0]
+        raise ConfigError(
+            f'arm "{arm.name}" is external (kind = "{arm.kind}"), and a frontier starts its arms afresh: leave it out, '
+            'or use `tailgate run` with traffic.arrivals = "saturation"'
+        )
+    if given.get("arrivals") != "saturation":
+        table["traffic"] |= _steps(experiment, given)
+        experiment = from_table(table)
     if control is None:
         return FrontierPlan(experiment=experiment)
     check_arm(next(arm.config for arm in experiment.own_arms if arm.control))
@@ -83,80 +92,41 @@ def asks_for_verdicts(experiment: Experiment) -> bool:
     return experiment.gates.model_copy(update=other) != usual
 
 
-def _own(experiment: Experiment) -> Experiment:
-    if experiment.external_arms:
-        arm = experiment.external_arms[0]
-        raise ConfigError(
-            f'arm "{arm.name}" is external (kind = "{arm.kind}"), and a frontier starts its arms afresh: leave it out, '
-            'or use `tailgate run` with traffic.arrivals = "saturation"'
-        )
-    return experiment
-
-
-def _allowed_share(table: Mapping[str, Any]) -> float:
-    """The smallest share of requests that an objective of the experiment lets miss; 1 where there is none."""
-    with as_config_error(RecordError):
-        shares = [target.allowed_share for target in parse_slo(table_of(table, "slo"))]
-        attainment = Goodput.read(table_of(table, "goodput")).attainment
-    shares += [1.0 - attainment] if attainment is not None else []
-    return min((share for share in shares if share > 0), default=1.0)
-
-
-def _as_given(traffic: Mapping[str, Any]) -> dict[str, Any]:
-    """The [traffic] table without what is for the search alone, as `tailgate run` would send it: nothing that a search
-    replaces is thrown away unread."""
+def _searched(traffic: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the [traffic] table with loads that rise in steps: its own, or around its rate."""
     arrivals = traffic.get("arrivals", "poisson")
     if arrivals == "saturation":
         return dict(traffic)
-    of_search = ("step_s", "settle_s") if arrivals in _LISTED else ("step_s", "settle_s", "rates")
-    given = {key: value for key, value in traffic.items() if key not in of_search}
-    if arrivals == "piecewise" and _is_range(traffic.get("rates")):
-        given["arrivals"] = "ramp"
-    if arrivals in ("poisson", "gamma") and "rate" not in given:
-        given["rate"] = 1.0  # traffic.rates may bring the loads
-    return {"duration_s": _LONGEST_TRIAL_S, **given}
+    kept = {key: value for key, value in traffic.items() if key not in _OF_OTHER_TRAFFIC}
+    if not traffic.get("rates"):
+        rate = traffic.get("rate") if arrivals in ("poisson", "gamma") else None
+        if not isinstance(rate, (int, float)) or not 0 < rate <= HIGHEST_RATE:
+            what = f"traffic.rate is {rate}" if "rate" in traffic else f'traffic.arrivals is "{arrivals}"'
+            raise ConfigError(
+                f"{what}, and a frontier raises the load in steps: give --set traffic.rates=[LOWEST,HIGHEST] in "
+                "requests/s"
+            )
+        kept["rates"] = [float(f"{rate / _BELOW:.3g}"), float(f"{min(rate * _ABOVE, HIGHEST_RATE):.3g}")]
+    return {**kept, "arrivals": "saturation", "duration_s": _LONGEST_TRIAL_S}
 
 
-def _is_range(rates: object) -> bool:
-    return isinstance(rates, (list, tuple)) and not any(isinstance(rate, (list, tuple)) for rate in rates)
+def _steps(experiment: Experiment, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how long a step and a start take, of traffic that is no search itself.
 
-
-def _in_steps(traffic: Mapping[str, Any], allowed_share: float) -> dict[str, Any]:
-    """The [traffic] table with loads that rise in steps: its own, or around its rate. These are as long as it takes at
-    that rate until a step without a miss speaks for an objective that lets `allowed_share` miss."""
-    arrivals = traffic.get("arrivals", "poisson")
-    if arrivals == "saturation":
-        return dict(traffic)
-    one_rate = arrivals in ("poisson", "gamma")
-    rate = float(traffic["rate"]) if one_rate and "rate" in traffic else 0.0
-    if not traffic.get("rates") and not rate:
-        what = "neither traffic.rate nor traffic.rates is given" if one_rate else f'traffic.arrivals is "{arrivals}"'
-        raise ConfigError(
-            f"{what} and a frontier raises the load in steps: give --set traffic.rates=[LOWEST,HIGHEST] in requests/s"
-        )
-    dropped = (*_OF_ONE_RATE, *_OF_ARRIVALS.get(arrivals, ()))
-    searched = {**{key: value for key, value in traffic.items() if key not in dropped}, "arrivals": "saturation"}
-    if "step_s" not in searched:
-        seen_s = requests_to_see(allowed_share) / rate if rate else 0.0
-        wanted_s = _seconds(searched, "settle_s", _SETTLE_S) + seen_s
-        searched["step_s"] = max(_STEP_S, math.ceil(min(_LONGEST_STEP_S, wanted_s)))
-    searched.setdefault("rates", [float(f"{rate / _BELOW:.3g}"), float(f"{min(rate * _ABOVE, _MOST_RPS):.3g}")])
-    steps_s = _STEPS * (_seconds(searched, "step_s", _STEP_S) or _STEP_S)
-    searched["duration_s"] = max(_SHORTEST_TRIAL_S, _seconds(searched, "rampup_s", 0.0) + steps_s)
-    if searched["duration_s"] > _LONGEST_TRIAL_S:
-        raise ConfigError(
-            f"traffic.step_s is {searched['step_s']:g}, and a start of {_STEPS} such steps takes {steps_s:g} s; the "
-            f"limit is {_LONGEST_TRIAL_S:g}: give a shorter one"
-        )
-    return searched
-
-
-def _seconds(traffic: Mapping[str, Any], key: str, usual: float) -> float:
-    """The seconds under `key`; `usual` where there are none, or none that are usable, which reading the experiment
-    refuses."""
-    given = traffic.get(key, usual)
-    usable = isinstance(given, (int, float)) and math.isfinite(given) and given >= 0
-    return float(given) if usable else usual
+    Unless step_s is given, a step is as long as it takes at the rate until one without a miss speaks for every
+    objective.
+    """
+    traffic = experiment.traffic
+    step_s, rate = traffic.step_s, given.get("rate")
+    if "step_s" not in given:
+        with as_config_error(RecordError):
+            shares = [target.allowed_share for target in parse_slo(experiment.slo)]
+        attainment = experiment.goodput.attainment
+        shares += [1.0 - attainment] if attainment is not None else []
+        least = min((share for share in shares if share > 0), default=1.0)
+        seen_s = requests_to_see(least) / rate if isinstance(rate, (int, float)) and rate > 0 else 0.0
+        step_s = max(_STEP_S, float(round(min(_LONGEST_STEP_S, traffic.settle_s + seen_s) + 0.5)))
+    return {"step_s": step_s, "duration_s": traffic.rampup_s + _STEPS * step_s}
 
 
 def _control(arms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from loadtests.page.serving import Handler, Server
-from loadtests.page.updates import REPORT, Updates, judged_folder
+from loadtests.page.updates import REPORT, Updates
 
 _EVERY_S = 1.0
 _MOST_BROWSERS = 16  # each has the directory read
@@ -40,7 +40,7 @@ class PageServer(Server):
     @property
     def report(self) -> Path:
         """Where the report is, or will be."""
-        return judged_folder(self.run_dir) / REPORT
+        return self.run_dir / REPORT
 
     @contextmanager
     def watching(self) -> Iterator[bool]:

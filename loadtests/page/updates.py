@@ -89,9 +89,8 @@ class Updates:
 
     def _ended(self, ended: Mapping[str, Any]) -> dict[str, Any]:
         """Return how the run ended, with its verdict where it has one."""
-        folder = judged_folder(self._run_dir)
-        has_report = (folder / REPORT).exists()
-        summary = content_of(folder / "summary.json") if has_report else {}
+        has_report = (self._run_dir / REPORT).exists()
+        summary = content_of(self._run_dir / "summary.json") if has_report else {}
         return {**ended, "report": has_report, "verdict": summary.get("overall"), "headline": summary.get("headline")}
 
 

@@ -178,13 +178,21 @@ class Orchestrator:
             self._check()
             rates: tuple[float, ...] = ()
             if self.experiment.traffic.arrivals == "saturation" and number > 1:
-                rates = self.schedules.next_rates(run_dir)
+                rates = self._next_rates(run_dir)
                 self.status.note(f"trial {number} searches at {', '.join(f'{rate:g}' for rate in rates)} requests/s")
             schedule = self.schedules.draw(number, rates)
             context = self._context(in_trial(self.experiment, number), number, run_dir, schedule)
             self._run_trial(context, schedule)
             if context.facts.ended is not None:
                 return
+
+    def _next_rates(self, run_dir: Path) -> tuple[float, ...]:
+        """Return the rates at which a saturation search goes on."""
+        from loadtests.trials.rate_search import next_rates, recorded_steps
+
+        traffic, arms = self.experiment.traffic, [arm.name for arm in self.experiment.arms]
+        low, high = traffic.step_rates
+        return next_rates(arms, recorded_steps(run_dir), traffic.saturation_steps, low=low, high=high)
 
     def _context(self, experiment: Experiment, number: int, run_dir: Path, schedule: Schedule) -> TrialContext:
         """What every part of trial number `number` works with."""

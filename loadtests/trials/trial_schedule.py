@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -13,7 +12,6 @@ import numpy as np
 from loadtests.experiments.model import Experiment, ExperimentArm, OwnArm
 from loadtests.monitor.gpus import device_name
 from loadtests.traffic.drawing import build_schedule
-from loadtests.traffic.rate_steps import closer
 from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.source import Source, read_source
 
@@ -55,19 +53,6 @@ class TrialSchedules:
             max_new_tokens=0 if experiment.task == "embed" else min(engine.max_new_tokens for engine in engines),
             levels=rates,
         )
-
-    def next_rates(self, run_dir: Path) -> tuple[float, ...]:
-        """The rates at which a saturation search goes on: over what the trials in `run_dir` leave open for each arm."""
-        from analysis.judging.load_steps import steps_of, to_search
-        from analysis.records.run_records import read_run
-        from analysis.run.run import Run
-
-        traffic = self.experiment.traffic
-        low, high = traffic.step_rates
-        run = Run.of(read_run(run_dir))
-        steps = steps_of(run)
-        open_ranges = [to_search(arm, steps) for arm in run.arms]
-        return closer(open_ranges, traffic.saturation_steps, low=low, high=high)
 
 
 _STREAM = 1001  # apart from the streams of the schedule

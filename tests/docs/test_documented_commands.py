@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import typer
 
-from analysis.records.joining import RunList
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
 from benchmarks.case import archive_of
@@ -155,8 +154,7 @@ def _records(folder: Path) -> None:
         write_run(folder / "runs" / name, FakeRun(seed=seed, trials=2, duration_s=150.0, stated=True, gates=gates))
     shutil.copytree(unpack(archive_of("naive")), folder / "build" / "kept" / "naive")
     search = unpack(archive_of("frontier")) / "20261124T035701Z"
-    for name in ("20260101T140000Z-search", "20260112T090000Z-my"):
-        shutil.copytree(search, folder / "runs" / name)
+    shutil.copytree(search, folder / "runs" / "20260101T140000Z-search")
     for seed, name in enumerate(("a", "b", "results-a", "results-b", "last-week", "this-week")):
         results.write(folder / f"{name}.json", results.vllm(results.traffic(seed=seed)))
 
@@ -179,10 +177,6 @@ def stopping(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in STARTS:
         monkeypatch.setattr(f"loadtests.{name}", started)
-    # That an earlier search ran the same experiment with the same versions is a matter of other tests.
-    monkeypatch.setattr(
-        "loadtests.commands.frontier_search.check_continued", lambda _, runs, *__: RunList(directories=tuple(runs))
-    )
     for name in ("trials.preflight.check_arm", "trials.preflight.check_port", "trials.parity_processes.check_arm"):
         monkeypatch.setattr(f"loadtests.{name}", lambda *_, **__: None)
 

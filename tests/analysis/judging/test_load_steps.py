@@ -14,7 +14,7 @@ from analysis.judging.load_steps import Held, Holding, Step, goodput_gate, holdi
 from analysis.records.run_records import read_run
 from analysis.run.run import Run
 from analysis.summary.summary import analyze
-from loadtests.traffic.rate_steps import closer, staircase
+from loadtests.trials.rate_search import next_rates
 from tests.fakes.request_rows import row as request_row
 from tests.fakes.request_rows import write_rows
 
@@ -214,8 +214,7 @@ def test_the_interval_holds_the_knee_of_a_noisy_search(spread: float) -> None:
         knee = float(np.exp(rng.uniform(np.log(4), np.log(30))))
         steps: list[Step] = []
         for trial in (1, 2, 3):
-            rates = closer([to_search("a", steps)], 8, low=2, high=40) if steps else staircase(2, 40, 8)
-            for rate in rates:
+            for rate in next_rates(["a"], steps, 8, low=2, high=40):
                 limit = knee * np.exp(spread * rng.standard_normal())
                 steps.append(step(rate, "held" if rate <= limit else "missed", trial))
         held = holding_of("a", steps)

@@ -11,7 +11,7 @@ from analysis.records.documents import write_document
 from analysis.records.tables import RecordWriter
 from loadtests.page import tails
 from loadtests.page.tails import LinesTail, TableTail
-from loadtests.page.updates import Updates, judged_folder
+from loadtests.page.updates import Updates
 from tests.fakes.live_runs import WatchedRun
 
 
@@ -43,18 +43,6 @@ def test_each_line_and_row_is_sent_once(run: WatchedRun) -> None:
     assert not {"run", "interim"} & later.keys()
     assert later["events"] == []
     assert later["now"]["load"]["t_s"] == 61.0
-
-
-def test_a_report_may_lie_beside_the_run_and_nowhere_else(run: WatchedRun) -> None:
-    joined = run.folder.parent / f"{run.folder.name}-joined"
-    joined.mkdir()
-    (joined / "report.html").write_text("the joined one")
-    run.status("judging", ended={"complete": True, "judged": joined.name})
-    assert judged_folder(run.folder) == joined
-    assert first_of(run)["now"]["ended"]["report"]
-    for name in ("", ".", "..", "../x", "a/b", "/etc", "x\0", 3, None):
-        run.status("judging", ended={"complete": True, "judged": name})
-        assert judged_folder(run.folder) == run.folder, name
 
 
 @pytest.mark.parametrize("content", [None, 3, "x", [], [[]], {"a": {"b": []}}, float("1e308"), -1, True])
