@@ -33,8 +33,7 @@ EXAMPLES = """\
   tailgate inspect canary.toml --arm buckets --set arms.buckets.compile.mode=max-autotune
   tailgate inspect --trace conv.csv --max-prompt-tokens 8192 --compile-seconds 20"""
 
-_MOST_TOKENS = 2**31 - 1
-_OF_TRACES = ("time_unit", "graphs", "multiple", "ladder", "recompile_limit", "compile_seconds")
+_OF_TRACES = ("time_unit", "graphs", "ladder", "compile_seconds")
 
 
 class TimeUnit(StrEnum):
@@ -69,19 +68,9 @@ def command(
     graphs: Annotated[
         int | None, typer.Option(metavar="N", parser=whole(1, 1024), help="With --trace: most buckets. [default: 8]")
     ] = None,
-    multiple: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", parser=whole(1, _MOST_TOKENS), help="With --trace: buckets are multiples of this. [default: 1]"
-        ),
-    ] = None,
     ladder: Annotated[
         str | None,
         typer.Option(metavar="LIST", help="With --trace: buckets of your own to compare, such as 256,1024,4096."),
-    ] = None,
-    recompile_limit: Annotated[
-        int | None,
-        typer.Option(metavar="N", parser=whole(1, 100_000), help="With --trace: the compiler's limit. [default: 8]"),
     ] = None,
     compile_seconds: Annotated[
         float | None,
@@ -105,8 +94,7 @@ def command(
     interrupted.
     """
     flags = given_flags(context)
-    forecasts = {name: context.params[name] for name in _OF_TRACES}
-    given = [name for name, value in forecasts.items() if value is not None]
+    given = [name for name in _OF_TRACES if context.params[name] is not None]
     if trace is not None:
         _check_alone(experiment, {**flags, "arm": arm, "shapes": shapes, "cache_dir": cache_dir, "set": settings})
         from loadtests.commands.trace_forecast import show_forecast
@@ -116,7 +104,9 @@ def command(
             time_unit=time_unit.value if time_unit else "",
             as_json=as_json,
             max_prompt_tokens=max_prompt_tokens or 0,
-            **{name: forecasts[name] for name in given if name != "time_unit"},
+            graphs=graphs or 8,
+            ladder=ladder or "",
+            compile_seconds=compile_seconds or 0.0,
         )
     if given:
         raise ConfigError(f"{flag_of(given[0])} is for a trace: add --trace TRACE, or leave it out")

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from analysis.statistics.exposure import (
-    ExposureError,
-    Padding,
-    best_ladder,
-    first_seen,
-    padding,
-    unseen_probability,
-)
+from analysis.arrays import Ints
+from analysis.statistics.exposure import ExposureError, Padding, best_ladder, padding, unseen_probability
 from analysis.wording import counted
 from loadtests.commands.terminal_table import aligned
 from loadtests.experiments.config_errors import as_config_error
@@ -25,35 +19,38 @@ from servers import stdout
 from servers.fields import ConfigError
 from servers.ladders import default_lengths
 
-SCHEMA = 1
-_MARKS = (100, 1_000, 10_000, 100_000, 1_000_000)
+SCHEMA = 2
+RECOMPILE_LIMIT = 8  # torch's own: more shapes than that run eagerly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """What is asked of a trace. Lengths are prompt tokens; each prompt runs as a prefill of its own.
+class Policy:
+    """What one compile policy makes of a trace: graphs made before serving, compiles while serving, tokens that run for
+    each token that was asked for."""
 
-    A prompt longer than `max_prompt_tokens` is left out (0: the longest of the trace is the limit). `graphs` buckets,
-    each a multiple of `multiple`, are what the best ladder may have. `recompile_limit` is the compiler's: more shapes
-    than that run eagerly. `compile_seconds` is what one compile takes, for the stalls; 0 when unknown.
-    """
-
-    max_prompt_tokens: int = 0
-    graphs: int = 8
-    multiple: int = 1
+    policy: str
+    graphs_before_serving: int = 0
+    compiles_while_serving: int = 0
+    padded_over_true: float = 1.0
     ladder: tuple[int, ...] = ()
-    recompile_limit: int = 8
-    compile_seconds: float = 0.0
+    note: str = ""
 
 
 def show_forecast(
-    trace: str, *, time_unit: Literal["", "s", "ms"] = "", as_json: bool = False, ladder: str = "", **settings: Any
+    trace: str,
+    *,
+    time_unit: Literal["", "s", "ms"],
+    as_json: bool,
+    max_prompt_tokens: int,
+    graphs: int,
+    ladder: str,
+    compile_seconds: float,
 ) -> int:
-    """Print the forecast of a trace file for the `settings` of `Forecast`; return the exit code."""
-    asked = Forecast(ladder=_buckets(ladder), **settings)
+    """Print the forecast of a trace file; return the exit code. The arguments are the options of the command."""
+    read = read_trace(trace, blocks=False, time_unit=time_unit)
     with as_config_error(ExposureError):
-        figures = forecast(read_trace(trace, blocks=False, time_unit=time_unit), asked)
-    stdout.write(forecast_text(figures), figures, as_json=as_json)
+        figures = forecast(read, max_prompt_tokens=max_prompt_tokens, graphs=graphs, ladder=_buckets(ladder))
+    stdout.write(forecast_text(figures, compile_seconds), figures, as_json=as_json)
     return 0
 
 
@@ -65,50 +62,44 @@ def _buckets(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def forecast_text(figures: dict[str, Any]) -> str:
-    """The forecast for people."""
-    trace = figures["trace"]
-    tokens = trace["prompt_tokens"]
+def forecast_text(figures: dict[str, Any], compile_seconds: float = 0.0) -> str:
+    """Return the forecast for a terminal; with `compile_seconds`, what one compile takes, also the time that is lost."""
+    tokens, distinct, steps = figures["prompt_tokens"], figures["distinct"], figures["requests"]
     lines = [
-        trace["account"],
+        figures["account"],
         f"prompt tokens p50 {tokens['p50']:,.0f}, p90 {tokens['p90']:,.0f}, p99 {tokens['p99']:,.0f}, max "
         f"{tokens['max']:,}",
     ]
-    if trace["too_long"]:
-        lines.append(f"{trace['too_long']:,} longer than {trace['max_prompt_tokens']:,} tokens are left out")
-    seen = figures["lengths"]
-    growth = ", ".join(f"{count:,} after {int(mark):,}" for mark, count in seen["after"].items())
-    hourly = seen["new_per_hour"]
-    lines += [
-        "",
-        f"never-seen prompt length: {growth}{', ' if growth else ''}{seen['distinct']:,} after all {seen['steps']:,} "
-        "steps",
-        f"  new share: {seen['first_tenth_new_share']:.1%} of the first tenth, {seen['last_tenth_new_share']:.1%} of "
-        f"the last; the next one is new with {seen['next_is_new']:.1%}"
-        + (f", {hourly:,.0f} an hour" if hourly is not None else ""),
-    ]
+    if figures["too_long"]:
+        lines.append(f"{figures['too_long']:,} longer than {figures['max_prompt_tokens']:,} tokens are left out")
+    hourly = figures["new_per_hour"]
+    pace = f", {hourly:,.0f} an hour" if hourly is not None else ""
+    lines.append(
+        f"{distinct:,} lengths in {steps:,} steps; the next one is new with {figures['next_is_new']:.1%}{pace}"
+    )
     rows = [["prefill policy", "graphs before", "compiles serving", "padded/true", ""]]
-    seconds = any(row["warm_up_s"] is not None for row in figures["policies"])
-    if seconds:
+    if compile_seconds:
         rows[0][3:3] = ["warm-up", "stalled"]
     for row in figures["policies"]:
-        cells = [
-            row["policy"],
-            f"{row['graphs_before_serving']:,}",
-            f"{row['compiles_while_serving']:,}",
-            f"{row['padded_over_true']:.2f} ×",
-            row["note"],
-        ]
-        if seconds:
-            cells[3:3] = [f"{row['warm_up_s']:,.0f} s", f"{row['stalled_s']:,.0f} s"]
+        before, serving = row["graphs_before_serving"], row["compiles_while_serving"]
+        note = row["note"] or ", ".join(map(str, row["ladder"]))
+        cells = [row["policy"], f"{before:,}", f"{serving:,}", f"{row['padded_over_true']:.2f} ×", note]
+        if compile_seconds:
+            cells[3:3] = [f"{before * compile_seconds:,.0f} s", f"{serving * compile_seconds:,.0f} s"]
         rows.append(cells)
     return "\n".join([*lines, "", *aligned(rows)])
 
 
-def forecast(trace: Trace, settings: Forecast) -> dict[str, Any]:
-    """Return the forecast as plain values: the trace, unseen lengths over time, and one row for each policy."""
+def forecast(
+    trace: Trace, *, max_prompt_tokens: int = 0, graphs: int = 8, ladder: tuple[int, ...] = ()
+) -> dict[str, Any]:
+    """Return the forecast as plain values: the trace, how many lengths are new, and a row for each policy.
+
+    Each prompt runs as a prefill of its own. One longer than `max_prompt_tokens` is left out (0: the longest of the
+    trace is the limit). The best ladder has `graphs` buckets; `ladder` is one more to compare.
+    """
     lengths = trace.input_tokens.astype(np.int64)
-    limit = settings.max_prompt_tokens or int(lengths.max())
+    limit = max_prompt_tokens or int(lengths.max())
     kept = lengths <= limit
     if not kept.any():
         raise ConfigError(
@@ -117,94 +108,69 @@ def forecast(trace: Trace, settings: Forecast) -> dict[str, Any]:
         )
     times, lengths = trace.offset_ns[kept], lengths[kept]
     p50, p90, p99 = np.quantile(lengths, (0.5, 0.9, 0.99))
-    duration_s = float(times[-1] - times[0]) / 1e9
+    hours = float(times[-1] - times[0]) / 3600e9
+    chance = unseen_probability(lengths)
     return {
         "schema": SCHEMA,
-        "trace": {
-            "name": trace.name,
-            "account": trace.account,
-            "requests": len(lengths),
-            "duration_s": duration_s,
-            "too_long": int((~kept).sum()),
-            "max_prompt_tokens": limit,
-            "prompt_tokens": {"p50": p50, "p90": p90, "p99": p99, "max": int(lengths.max())},
-        },
-        "lengths": _exposure(duration_s, lengths),
-        "policies": _policies(lengths, limit, settings),
-    }
-
-
-def _exposure(duration_s: float, lengths: Any) -> dict[str, Any]:
-    """How many lengths came for the first time, as they came."""
-    new, size, chance = first_seen(lengths), len(lengths), unseen_probability(lengths)
-    seen = np.cumsum(new)
-    tenth = max(1, size // 10)
-    return {
-        "steps": size,
-        "distinct": int(seen[-1]),
-        "after": {str(mark): int(seen[mark - 1]) for mark in _MARKS if mark < size},
-        "first_tenth_new_share": float(new[:tenth].mean()),
-        "last_tenth_new_share": float(new[-tenth:].mean()),
+        "name": trace.name,
+        "account": trace.account,
+        "requests": len(lengths),
+        "too_long": int((~kept).sum()),
+        "max_prompt_tokens": limit,
+        "prompt_tokens": {"p50": p50, "p90": p90, "p99": p99, "max": int(lengths.max())},
+        "distinct": len(np.unique(lengths)),
         "next_is_new": chance,
-        "new_per_hour": chance * size / duration_s * 3600 if duration_s > 0 else None,
+        "new_per_hour": chance * len(lengths) / hours if hours > 0 else None,
+        "policies": [asdict(policy) for policy in _policies(lengths, limit, graphs, ladder)],
     }
 
 
-def _policies(lengths: Any, limit: int, settings: Forecast) -> list[dict[str, Any]]:
-    row = partial(_row, settings)
-
-    def bucketed(name: str, padded: Padding) -> dict[str, Any]:
-        note = ", ".join(map(str, padded.ladder))
-        if padded.too_long:
-            fit = "fits" if padded.too_long == 1 else "fit"
-            note += f"; {counted(padded.too_long, 'step', '{:,}'.format)} {fit} none"
-        own = {"ladder": list(padded.ladder), "too_long": padded.too_long}
-        return {**row(name, len(padded.ladder), 0, padded.factor, note), **own}
-
-    best = best_ladder(lengths, settings.graphs, multiple=settings.multiple, last=limit)
-    given = [bucketed("buckets, as given", padding(lengths, settings.ladder))] if settings.ladder else []
-    padded_factor = len(lengths) * limit / float(lengths.sum())
-    automatic = "one for the first length, one once it changes; a length of 1 apart"
-    return [
-        row("eager", 0, 0, 1.0, "exact shapes, nothing to compile"),
-        row("one padded shape", 1, 0, padded_factor, f"every prefill runs at {limit}"),
-        bucketed("buckets, powers of two", padding(lengths, default_lengths(limit))),
-        *given,
-        bucketed(f"buckets, best {settings.graphs}", best),
-        row("dynamic, marked", 1, 0, 1.0, "one graph for all sizes; slower kernels than a fixed one"),
-        *_static_rows(lengths, settings),
-        row("automatic dynamic (default)", 0, _automatic_compiles(lengths), 1.0, automatic),
-    ]
-
-
-def _static_rows(lengths: Any, settings: Forecast) -> list[dict[str, Any]]:
-    """A graph for each length: as the compiler limits them, and without limit."""
-    _, first, times = np.unique(lengths, return_index=True, return_counts=True)
-    distinct, limit = len(times), settings.recompile_limit
-    note = counted(distinct, "shape", "{:,}".format)
-    if distinct > limit:
-        # Compiled shapes stay compiled; all others run eagerly for ever.
-        eager_share = 1.0 - float(times[np.argsort(first)[:limit]].sum()) / len(lengths)
-        note += f"; after {limit}, {eager_share:.0%} of the steps run eagerly, silently"
-    return [
-        _row(settings, "static, each shape", 0, min(distinct, limit), 1.0, note),
-        _row(settings, "static, no limit", 0, distinct, 1.0, f"one compile in {len(lengths) / distinct:.3g} steps"),
-    ]
-
-
-def _automatic_compiles(lengths: Any) -> int:
-    """Return how many graphs torch's default compiles: static first, then dynamic; a length of 1 keeps its own."""
+def _policies(lengths: Ints, limit: int, graphs: int, ladder: tuple[int, ...]) -> Iterator[Policy]:
+    yield Policy(policy="eager", note="exact shapes, nothing to compile")
+    yield Policy(
+        policy="one padded shape",
+        graphs_before_serving=1,
+        padded_over_true=len(lengths) * limit / float(lengths.sum()),
+        note=f"every prefill runs at {limit}",
+    )
+    yield _bucketed("buckets, powers of two", padding(lengths, default_lengths(limit)))
+    if ladder:
+        yield _bucketed("buckets, as given", padding(lengths, ladder))
+    yield _bucketed(f"buckets, best {graphs}", best_ladder(lengths, graphs, last=limit))
+    one = "one graph for all sizes; slower kernels than a fixed one"
+    yield Policy(policy="dynamic, marked", graphs_before_serving=1, note=one)
+    yield from _static(lengths)
+    # torch's default: static first, then dynamic; a length of 1 keeps a graph of its own
     others = lengths[lengths != lengths[0]]
-    return 1 + bool((others > 1).any()) + bool((others == 1).any())
+    compiles = 1 + bool((others > 1).any()) + bool((others == 1).any())
+    automatic = "one for the first length, one once it changes; a length of 1 apart"
+    yield Policy(policy="automatic dynamic (default)", compiles_while_serving=compiles, note=automatic)
 
 
-def _row(settings: Forecast, name: str, before: int, serving: int, factor: float, note: str) -> dict[str, Any]:
-    return {
-        "policy": name,
-        "graphs_before_serving": before,
-        "compiles_while_serving": serving,
-        "padded_over_true": factor,
-        "warm_up_s": before * settings.compile_seconds if settings.compile_seconds else None,
-        "stalled_s": serving * settings.compile_seconds if settings.compile_seconds else None,
-        "note": note,
-    }
+def _bucketed(name: str, padded: Padding) -> Policy:
+    note = ""
+    if padded.too_long:
+        fit = "fits" if padded.too_long == 1 else "fit"
+        steps = counted(padded.too_long, "step", "{:,}".format)
+        note = f"{', '.join(map(str, padded.ladder))}; {steps} {fit} none"
+    return Policy(
+        policy=name,
+        graphs_before_serving=len(padded.ladder),
+        padded_over_true=padded.factor,
+        ladder=padded.ladder,
+        note=note,
+    )
+
+
+def _static(lengths: Ints) -> Iterator[Policy]:
+    """Yield a graph for each length: as the compiler limits them, and without limit."""
+    _, first, times = np.unique(lengths, return_index=True, return_counts=True)
+    distinct = len(times)
+    note = counted(distinct, "shape", "{:,}".format)
+    if distinct > RECOMPILE_LIMIT:
+        # Compiled shapes stay compiled; all others run eagerly for ever.
+        eager_share = 1.0 - float(times[np.argsort(first)[:RECOMPILE_LIMIT]].sum()) / len(lengths)
+        note += f"; after {RECOMPILE_LIMIT}, {eager_share:.0%} of the steps run eagerly, silently"
+    yield Policy(policy="static, each shape", compiles_while_serving=min(distinct, RECOMPILE_LIMIT), note=note)
+    every = f"one compile in {len(lengths) / distinct:.3g} steps"
+    yield Policy(policy="static, no limit", compiles_while_serving=distinct, note=every)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from loadtests.commands import frontier_plan as planning
+from loadtests.commands import trace_forecast
 from loadtests.commands.frontier_plan import STANDARD, asks_for_verdicts, frontier_plan
 from loadtests.commands.main import main
-from loadtests.commands.trace_forecast import Forecast, forecast, forecast_text
+from loadtests.commands.trace_forecast import forecast, forecast_text
 from loadtests.traffic.traces import Trace, read_trace
 from servers.config import ArmConfig
 from servers.fields import ConfigError
@@ -31,8 +32,11 @@ def policy_row(found: dict, policy: str) -> dict:
     return next(item for item in found["policies"] if item["policy"].startswith(policy))
 
 
-def test_a_policy_without_padding_compiles_and_one_with_padding_does_not(trace: Trace) -> None:
-    found = forecast(trace, Forecast(graphs=2, recompile_limit=4))
+def test_a_policy_without_padding_compiles_and_one_with_padding_does_not(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_forecast, "RECOMPILE_LIMIT", 4)
+    found = forecast(trace, graphs=2)
     assert policy_row(found, "static, no limit")["compiles_while_serving"] == len(set(LENGTHS)) == 6
     limited = policy_row(found, "static, each shape")
     assert limited["compiles_while_serving"] == 4
@@ -41,16 +45,16 @@ def test_a_policy_without_padding_compiles_and_one_with_padding_does_not(trace: 
     assert (padded["compiles_while_serving"], padded["graphs_before_serving"]) == (0, 1)
     assert padded["padded_over_true"] == pytest.approx(10 * 300 / sum(LENGTHS))
     assert policy_row(found, "buckets, best 2")["ladder"] == [41, 300]
-    automatic = policy_row(forecast(trace, Forecast()), "automatic")
+    automatic = policy_row(found, "automatic")
     assert automatic["compiles_while_serving"] == 2, "one for a shape, one for the dimension that changes"
 
 
 def test_what_is_over_the_limit_is_left_out_and_counted(trace: Trace) -> None:
-    found = forecast(trace, Forecast(max_prompt_tokens=100))
-    assert (found["trace"]["requests"], found["trace"]["too_long"]) == (8, 2)
+    found = forecast(trace, max_prompt_tokens=100)
+    assert (found["requests"], found["too_long"]) == (8, 2)
     assert "2 longer than 100 tokens are left out" in forecast_text(found)
     with pytest.raises(ConfigError, match="raise --max-prompt-tokens"):
-        forecast(trace, Forecast(max_prompt_tokens=4))
+        forecast(trace, max_prompt_tokens=4)
 
 
 def test_the_forecast_begins_with_what_was_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
