@@ -323,7 +323,7 @@ def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
         plan = Plan.read(plan_path)
     try:
         if isinstance(runner, EncoderRunner):
-            batches = make_batches(arms, len(plan.prompts))
+            batches = make_batches(min(item.engine.slots for item in arms), len(plan.prompts))
             np.save(folder / "vectors.npy", served_vectors(runner, plan.prompts, batches, _report))
             _write(folder / "rows.json", rows_of(batches))
         else:

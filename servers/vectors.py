@@ -15,20 +15,20 @@ from torch import nn
 
 from servers.clock import now_ns
 from servers.compiler.policy import UnforeseenShapeError
-from servers.config import ArmConfig, Pooling
+from servers.config import Pooling
 from servers.engine.encoder import EncoderRunner, EncodeStep
 from servers.engine.engine import REFUSED, Engine, serve
 from servers.engine.messages import StepOutput, Submit
 from servers.engine.scheduler import Batcher
-from servers.engine.shapes import batch_borders
 
 Report = Callable[[str, int, int], None]  # what goes on, done, total
 Batches = Sequence[tuple[int, ...]]  # the numbers of the texts of each batch
 
 
-def make_batches(arms: Sequence[ArmConfig], texts: int) -> Batches:
-    """Put each of `texts` alone, then with others, in batches of every size at which an arm changes its shape."""
-    sizes = sorted(frozenset[int]().union(*map(batch_borders, arms)) - {1})
+def make_batches(slots: int, texts: int) -> Batches:
+    """Put each of `texts` alone, then with others, in batches of each power of two, one more, and all `slots`."""
+    powers = [1 << power for power in range(slots.bit_length())]
+    sizes = sorted({slots, *powers, *(size + 1 for size in powers if size < slots)} - {1})
     batches: list[tuple[int, ...]] = [(text,) for text in range(texts)]
     at = turn = 0
     while sizes and (turn < len(sizes) or at < texts):

@@ -17,20 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.arrays import Bools, Ints
+from analysis.arrays import Ints
 
 Counts = npt.NDArray[np.integer[Any]]
 
 
 class ExposureError(ValueError):
     """The question has no answer. One line that names value, limit and remedy."""
-
-
-def first_seen(lengths: Counts) -> Bools:
-    """Return True where a length (n,) has not come before."""
-    new = np.zeros(len(lengths), dtype=np.bool_)
-    new[np.unique(lengths, return_index=True)[1]] = True
-    return new
 
 
 def unseen_probability(lengths: Counts) -> float:

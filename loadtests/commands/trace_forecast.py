@@ -63,7 +63,7 @@ def _buckets(text: str) -> tuple[int, ...]:
 
 
 def forecast_text(figures: dict[str, Any], compile_seconds: float = 0.0) -> str:
-    """Return the forecast for a terminal; with `compile_seconds`, what one compile takes, also the time that is lost."""
+    """Return the forecast for a terminal; with `compile_seconds`, what one compile takes, also the lost time."""
     tokens, distinct, steps = figures["prompt_tokens"], figures["distinct"], figures["requests"]
     lines = [
         figures["account"],

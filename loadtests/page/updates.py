@@ -94,14 +94,6 @@ class Updates:
         return {**ended, "report": has_report, "verdict": summary.get("overall"), "headline": summary.get("headline")}
 
 
-def judged_folder(run_dir: Path) -> Path:
-    """Return where the report is: in the run directory, or next to it where it was judged together with others."""
-    name = mapping(content_of(run_dir / _STATUS).get("ended")).get("judged")
-    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
-        return run_dir
-    return run_dir.parent / name
-
-
 def described(run_dir: Path) -> dict[str, Any]:
     """Return what is known from the start: names, arms, and how the run is judged."""
     experiment: dict[str, Any] = {}

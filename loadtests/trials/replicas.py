@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import grpc
 import numpy as np
@@ -16,12 +15,11 @@ from pydantic import TypeAdapter
 from analysis.records.documents import write_json
 from loadtests.experiments.model import OwnArm
 from loadtests.external.client_security import bearer_token
-from loadtests.monitor.processes import cpu_seconds
 from loadtests.trials.channels import arm_channel, check_alike, check_name, is_serving, start_up
 from loadtests.trials.context import RunError, StartError, TrialContext
 from loadtests.trials.machines import MonitorProcess
 from loadtests.trials.processes import child_environment, thread_variables
-from loadtests.trials.served_parity import STILL_S, TIMEOUT_S, Question
+from loadtests.trials.served_parity import TIMEOUT_S, Answers, Question, ask
 from loadtests.trials.status import MetricsPage
 from loadtests.trials.telemetry import Collector
 from servers.address import FREE_PORT
@@ -34,8 +32,6 @@ _POLL_S = 0.1
 _STOP_GRACE_S = 10.0
 
 _LISTENING = TypeAdapter(Listening).validate_json
-
-A = TypeVar("A")  # one answer
 
 
 @dataclass(slots=True)
@@ -222,24 +218,19 @@ class Replicas:
             trial.status.replicas[replica.name].stage = "dead"
             trial.status.note(f"{replica.name} died ({describe_exit(code)}): {child.log_tail(1)}: see {child.log_path}")
 
-    def answers(
-        self, questions: Sequence[Question], *, first: str, ask: Callable[..., list[A] | str]
-    ) -> dict[str, list[A] | str]:
-        """The answers of each replica as `ask` gets them, or why there are none. The one called `first` comes first."""
-        limit_s = self._trial.experiment.traffic.timeout_s
-        answers: dict[str, list[A] | str] = {}
+    def answers(self, questions: Sequence[Question], *, first: str) -> dict[str, Answers | str]:
+        """Return the answers of each replica, or why there are none. The one called `first` comes first."""
+        experiment = self._trial.experiment
+        timeout_s = min(TIMEOUT_S, experiment.traffic.timeout_s * len(questions))
+        embeds = experiment.task == "embed"
+        answers: dict[str, Answers | str] = {}
         for replica in sorted(self._replicas.values(), key=lambda item: item.name != first):
             self._trial.status.detail = replica.name
             if replica.channel is None or not replica.alive:
                 answers[replica.name] = "its process is gone"
                 continue
             answers[replica.name] = ask(
-                replica.channel,
-                questions,
-                check=self._trial.check,
-                timeout_s=min(TIMEOUT_S, limit_s * len(questions)),
-                still_s=min(STILL_S, limit_s),
-                worked_s=partial(cpu_seconds, replica.child.pid),
+                replica.channel, questions, embeds=embeds, check=self._trial.check, timeout_s=timeout_s
             )
         return answers
 

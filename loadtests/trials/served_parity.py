@@ -1,4 +1,4 @@
-"""Asks every arm replica the same few prompts once the traffic is over, and compares the tokens or the vectors.
+"""Ask every arm replica the same few prompts once the traffic is over, and compare the tokens or the vectors.
 
 This runs after the trial's records are closed: it changes nothing that was measured, not even the shapes that an arm
 without a warm-up has compiled so far.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -24,13 +24,9 @@ PROMPTS = 6
 TOKENS = 16
 # An arm without a warm-up compiles for a shape that the traffic did not bring, several times over.
 TIMEOUT_S = 600.0
-# A replica that compiles works. One that brings no token and does not work for so long stands still.
-STILL_S = 30.0
 
 _POLL_S = 0.05
-_WORK_EVERY_S = 1.0
 _UNIT_WITHIN = 0.02  # as values in bfloat16 come
-_LEAST_WORK = 0.05  # of a core; what health checks and telemetry take is less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +38,7 @@ class Question:
 
 
 def questions(experiment: Experiment, *, trial: int, vocab_size: int) -> tuple[Question, ...]:
-    """Fresh random prompts, spread evenly over orders of magnitude up to what every arm takes."""
+    """Return fresh random prompts, spread evenly over orders of magnitude up to what every arm takes."""
     rng = np.random.default_rng([experiment.seed, trial, PROMPTS])
     engines = [arm.config.engine for arm in experiment.own_arms]
     longest = min(engine.max_prompt_tokens for engine in engines)
@@ -55,200 +51,105 @@ def questions(experiment: Experiment, *, trial: int, vocab_size: int) -> tuple[Q
     )
 
 
+Answers = list[list[Any]]  # of each prompt: its tokens, or its vector
+
+
 def ask(
-    channel: grpc.Channel,
-    prompts: Sequence[Question],
-    *,
-    check: Callable[[], None],
-    timeout_s: float = TIMEOUT_S,
-    still_s: float = STILL_S,
-    worked_s: Callable[[], float | None] = lambda: None,
-) -> list[list[int]] | str:
-    """The tokens of each answer, all questions asked at once so that their rows share batches; or why there are none.
+    channel: grpc.Channel, prompts: Sequence[Question], *, embeds: bool, check: Callable[[], None], timeout_s: float
+) -> Answers | str:
+    """Return the tokens or the vector of each prompt, all asked at once so that they share batches; or why not.
 
-    `check` is called often and may raise to end the wait. It ends after `timeout_s`, and after `still_s` in which
-    nothing came and `worked_s`, the replica's CPU seconds, hardly grew; where that is None, only after `timeout_s`.
+    `check` is called often and may raise to end the wait. A vector that is not of unit length is none: the load and its
+    clients take it for one.
     """
-    stub = _stub(channel)
-    answers: list[list[int]] = [[] for _ in prompts]
-    calls = [
-        stub.Generate(
-            inference_pb2.GenerateRequest(
-                request_id=f"parity-{number}",
-                token_ids=inference_pb2.TokenIds(ids=question.prompt),
-                max_tokens=question.max_tokens,
-                ignore_eos=True,
-            ),
-            timeout=timeout_s,
-        )
-        for number, question in enumerate(prompts)
-    ]
-    return _awaited(calls, _read_tokens, answers, check=check, still_s=still_s, worked_s=worked_s) or answers
-
-
-def ask_vectors(
-    channel: grpc.Channel,
-    prompts: Sequence[Question],
-    *,
-    check: Callable[[], None],
-    timeout_s: float = TIMEOUT_S,
-    still_s: float = STILL_S,
-    worked_s: Callable[[], float | None] = lambda: None,
-) -> list[list[float]] | str:
-    """The vector of each prompt, all asked at once so that they share batches; or why there are none.
-
-    All is as for `ask`. A vector that is not of unit length is none: the load and its clients take it for one.
-    """
-    stub = _stub(channel)
-    answers: list[list[float]] = [[] for _ in prompts]
-    calls = [
-        stub.Embed.future(
-            inference_pb2.EmbedRequest(
-                request_id=f"parity-{number}", token_ids=inference_pb2.TokenIds(ids=question.prompt)
-            ),
-            timeout=timeout_s,
-        )
-        for number, question in enumerate(prompts)
-    ]
-    if problem := _awaited(calls, _read_vector, answers, check=check, still_s=still_s, worked_s=worked_s):
-        return problem
-    for question, vector in zip(prompts, answers, strict=True):
-        length = math.hypot(*vector)
-        if not abs(length - 1.0) <= _UNIT_WITHIN:  # NaN too
-            return (
-                f"the vector of {len(question.prompt)} tokens has {len(vector)} values and length {length:.3g}, not 1"
-            )
-    return answers
-
-
-def _stub(channel: grpc.Channel) -> Any:
-    return inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
-
-
-def _awaited(
-    calls: Sequence[Any],
-    read: Callable[[Any, list[Any]], None],
-    answers: Sequence[list[Any]],
-    *,
-    check: Callable[[], None],
-    still_s: float,
-    worked_s: Callable[[], float | None],
-) -> str:
-    """Every call was read into its answer by threads (returns ""), or why not; then none is under way any more."""
+    stub: Any = inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
+    calls = [_begin(stub, number, question, embeds, timeout_s) for number, question in enumerate(prompts)]
     readers = ThreadPoolExecutor(max_workers=len(calls), thread_name_prefix="answers")
     try:
-        reads = [readers.submit(read, call, answer) for call, answer in zip(calls, answers, strict=True)]
-        idle = _IdleTime(worked_s)
+        read: Callable[[Any], list[Any]] = _embedded if embeds else _generated
+        reads = [readers.submit(read, call) for call in calls]
         while not all(item.done() for item in reads):
             check()
-            if idle.seconds(sum(map(len, answers))) > still_s:
-                return f"it stands still: no answer came and its processes did nothing for {still_s:g} s"
             time.sleep(_POLL_S)
-        for item in reads:
-            item.result()
-        return ""
+        answers = [item.result() for item in reads]
     except grpc.RpcError as error:
         return f"{error.code().name}: {error.details()}"
     finally:
         for call in calls:
             call.cancel()
         readers.shutdown()
+    for question, answer in zip(prompts, answers, strict=True):
+        if embeds and not abs(math.hypot(*answer) - 1.0) <= _UNIT_WITHIN:  # NaN too
+            return (
+                f"the vector of {len(question.prompt)} tokens has {len(answer)} values and length "
+                f"{math.hypot(*answer):.3g}, not 1"
+            )
+    return answers
 
 
-def _read_tokens(call: Any, tokens: list[int]) -> None:
-    for chunk in call:
-        tokens.extend(chunk.token_ids)
+def _begin(stub: Any, number: int, question: Question, embeds: bool, timeout_s: float) -> Any:
+    common: dict[str, Any] = {
+        "request_id": f"parity-{number}",
+        "token_ids": inference_pb2.TokenIds(ids=question.prompt),
+    }
+    if embeds:
+        return stub.Embed.future(inference_pb2.EmbedRequest(**common), timeout=timeout_s)
+    request = inference_pb2.GenerateRequest(**common, max_tokens=question.max_tokens, ignore_eos=True)
+    return stub.Generate(request, timeout=timeout_s)
 
 
-def _read_vector(call: Any, values: list[float]) -> None:
-    values.extend(call.result().values)
+def _generated(call: Iterable[Any]) -> list[int]:
+    return [token for chunk in call for token in chunk.token_ids]
 
 
-class _IdleTime:
-    """How long a replica has brought nothing and done no work."""
-
-    def __init__(self, worked_s: Callable[[], float | None]) -> None:
-        self._worked_s = worked_s
-        self._active = self._looked = time.monotonic()
-        self._tokens = 0
-        self._work = worked_s()
-
-    def seconds(self, tokens: int) -> float:
-        """Seconds without a new token or value and without work. 0 where the work cannot be measured."""
-        now = time.monotonic()
-        if tokens != self._tokens:
-            self._tokens, self._active = tokens, now
-        if now - self._looked >= _WORK_EVERY_S:
-            work = self._worked_s()
-            if work is None or self._work is None or abs(work - self._work) > _LEAST_WORK * (now - self._looked):
-                self._active = now
-            self._work, self._looked = work, now
-        return 0.0 if self._work is None else now - self._active
+def _embedded(call: Any) -> list[float]:
+    return list(call.result().values)
 
 
 @dataclass(slots=True)
 class ExpectedAnswers:
     """What the control answered in an earlier trial, for arms that are not there together; None until it has."""
 
-    answers: list[Any] | str | None = None
+    answers: Answers | str | None = None
 
-    def keep(self, first: str, answers: Mapping[str, list[Any] | str]) -> None:
-        """What the replica `first` answered is kept; what it answered before counts, once there is an answer."""
+    def keep(self, first: str, answers: Mapping[str, Answers | str]) -> None:
+        """Keep what the replica `first` answered; what it answered before counts, once there is an answer."""
         if first in answers and (self.answers is None or isinstance(self.answers, str)):
             self.answers = answers[first]
 
 
 def compared(
-    answers: Mapping[str, list[list[int]] | str],
+    answers: Mapping[str, Answers | str],
     arms: Mapping[str, str],
     *,
     first: str,
-    expected: list[list[int]] | str | None = None,
+    least: float | None = None,
+    expected: Answers | str | None = None,
 ) -> list[dict[str, Any]]:
-    """A row for each replica in `answers`: how many of its answers are those of the replica `first`, or as `expected`.
+    """Return a row for each replica in `answers`: how many of its answers are those of the replica `first`, or as
+    `expected`. `arms` names each replica's arm.
 
-    `arms` names each replica's arm.
+    Tokens must be equal; with `least`, answers are vectors, of which the cosine must be so much at least.
     """
     if expected is None:
         expected = answers.get(first, "nothing yet")
     rows: list[dict[str, Any]] = []
     for replica, given in answers.items():
-        row: dict[str, Any] = {"arm": arms[replica], "replica": replica, "error": None}
+        row: dict[str, Any] = {"arm": arms[replica], "replica": replica, "error": None, "same": 0}
         if isinstance(given, str) or isinstance(expected, str):
-            row |= {"error": given if isinstance(given, str) else f"{first} answered {expected}", "same": 0}
-        else:
+            row["error"] = given if isinstance(given, str) else f"{first} answered {expected}"
+        elif least is None:
             row["same"] = sum(map(operator.eq, given, expected))
-        rows.append({**row, "of": 0 if isinstance(expected, str) else len(expected)})
-    return rows
-
-
-def compared_vectors(
-    answers: Mapping[str, list[list[float]] | str],
-    arms: Mapping[str, str],
-    *,
-    first: str,
-    least: float,
-    expected: list[list[float]] | str | None = None,
-) -> list[dict[str, Any]]:
-    """A row for each replica in `answers`: how many of its vectors have a cosine of `least` or more with those of the
-    replica `first`, or with `expected`, and the lowest cosine.
-    """
-    if expected is None:
-        expected = answers.get(first, "nothing yet")
-    rows: list[dict[str, Any]] = []
-    for replica, given in answers.items():
-        row: dict[str, Any] = {"arm": arms[replica], "replica": replica, "error": None}
-        if isinstance(given, str) or isinstance(expected, str):
-            row |= {"error": given if isinstance(given, str) else f"{first} answered {expected}", "same": 0}
         else:
             cosines = [cosine(vector, reference) for vector, reference in zip(given, expected, strict=True)]
             row |= {"same": sum(value >= least for value in cosines), "cosine": min(cosines)}
-        rows.append({**row, "of": 0 if isinstance(expected, str) else len(expected), "min_cosine": least})
+        row["of"] = 0 if isinstance(expected, str) else len(expected)
+        rows.append(row if least is None else {**row, "min_cosine": least})
     return rows
 
 
 def cosine(one: Sequence[float], other: Sequence[float]) -> float:
-    """The cosine of the angle between two vectors; -1 where they have other sizes or one has no direction."""
+    """Return the cosine of the angle between two vectors; -1 where they have other sizes or one has no direction."""
     scale = math.hypot(*one) * math.hypot(*other)
     if len(one) != len(other) or not scale:
         return -1.0

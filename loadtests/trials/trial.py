@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from analysis.records.asked_answers import AFTER, BEFORE
 from loadtests.experiments.model import Experiment
@@ -20,15 +19,7 @@ from loadtests.trials.machines import MonitorProcess, measure_references
 from loadtests.trials.pressure import Pressure
 from loadtests.trials.processes import ProcessorTurns
 from loadtests.trials.replicas import Replicas
-from loadtests.trials.served_parity import (
-    ExpectedAnswers,
-    Question,
-    ask,
-    ask_vectors,
-    compared,
-    compared_vectors,
-    questions,
-)
+from loadtests.trials.served_parity import ExpectedAnswers, compared, questions
 from loadtests.trials.server_logs import ServerLogs
 from loadtests.trials.status import Load, MetricsPage, ReplicaState
 from loadtests.trials.steering import Steering
@@ -262,28 +253,18 @@ class Trial:
         prompts = questions(experiment, trial=number, vocab_size=vocab_size)
         first = experiment.control.replica_names[0]
         arms = {name: arm.name for arm in experiment.own_arms for name in arm.replica_names}
-        context.facts.answers = {
-            "dtype": next(iter(snapshots.values())).dtype,
-            "control": first,
-            "replicas": self._compared(prompts, arms, first=first),
-        }
+        answers = self._replicas.answers(prompts, first=first)
+        if expected is not None:
+            expected.keep(first, answers)
+        dtype, least = next(iter(snapshots.values())).dtype, None
+        if experiment.task == "embed":
+            from analysis.parity.vectors import LEAST_COSINE
+
+            least = experiment.parity.min_cosine or LEAST_COSINE[dtype]
+        known = None if expected is None else expected.answers
+        rows = compared(answers, arms, first=first, least=least, expected=known)
+        context.facts.answers = {"dtype": dtype, "control": first, "replicas": rows}
         context.write_facts()
-
-    def _compared(self, prompts: Sequence[Question], arms: Mapping[str, str], *, first: str) -> list[dict[str, Any]]:
-        experiment = self._context.experiment
-        embeds = experiment.task == "embed"
-        asked: Callable[..., list[Any] | str] = ask_vectors if embeds else ask
-        answers = self._replicas.answers(prompts, first=first, ask=asked)
-        if self._expected is not None:
-            self._expected.keep(first, answers)
-        expected = None if self._expected is None else self._expected.answers
-        if not embeds:
-            return compared(answers, arms, first=first, expected=expected)
-        from analysis.parity.vectors import LEAST_COSINE
-
-        dtype = next(iter(self._replicas.snapshots.values())).dtype
-        least = experiment.parity.min_cosine or LEAST_COSINE[dtype]
-        return compared_vectors(answers, arms, first=first, least=least, expected=expected)
 
 
 def take_all(*steps: Callable[[], object]) -> None:

@@ -262,14 +262,6 @@ def late_contexts(arm: ArmConfig) -> frozenset[int]:
     return frozenset(end for end in _both_sides({longest, *arm.shapes.context_ladder}, longest) if end > first)
 
 
-def batch_borders(arm: ArmConfig) -> frozenset[int]:
-    """Return the sizes of an encoder's batches that lie on a border or just past it: one and two, all slots, the steps
-    of a ladder, and the smallest size that is not padded up."""
-    most, shapes = arm.engine.slots, arm.shapes
-    ladder = shapes.batch_ladder or default_batches(most) if shapes.kind == "buckets" else ()
-    return _both_sides({1, most, *ladder, *_small_sizes(shapes)}, most)
-
-
 def _small_sizes(shapes: ShapeConfig) -> set[int]:
     # sizes 0 and 1 are their own to a compiler: 2 is the first that is like the others
     return {shapes.min_size - 1, shapes.min_size, 2} if shapes.kind == "exact" else set()

@@ -19,12 +19,12 @@ from analysis.parity.vectors import TextRows, judge_vectors
 from servers import parity
 from servers.compiler.policy import UnforeseenShapeError
 from servers.compiler.recorder import CompileRecorder
-from servers.config import PRESETS, ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
+from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine.encoder import EncoderRunner
 from servers.engine.engine import Engine
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Move
-from servers.engine.shapes import batch_borders, prompt_borders
+from servers.engine.shapes import prompt_borders
 from servers.fields import ConfigError
 from servers.vectors import make_batches, reference_vectors, rows_of, served_vectors
 from tests.servers.compiler.test_recorder import reset_compiler
@@ -389,7 +389,7 @@ ENCODER = ModelConfig(id="random:bert-tiny", task="embed", dtype="float32", devi
 TEXTS = EngineConfig(slots=4, max_prompt_tokens=24, max_wait_ms=50.0, threads=1)
 ENCODERS = [ArmConfig.from_preset(preset, model=ENCODER, engine=TEXTS) for preset in ("eager", "eager-padded")]
 PLAN = parity.make_plan(ENCODERS, vocab_size=30522, prompts=0, tokens=1, seed=3)
-BATCHES = make_batches(ENCODERS, len(PLAN.prompts))
+BATCHES = make_batches(TEXTS.slots, len(PLAN.prompts))
 
 
 def vectors_of(arm: ArmConfig, fault: Callable[[EncoderRunner], None] = lambda runner: None) -> np.ndarray[Any, Any]:
@@ -414,15 +414,12 @@ def judged_vectors(arm: np.ndarray[Any, Any]) -> Parity:
     return judge_vectors("eager", {"eager": said, "arm": arm}, reference, rows=rows, dtype="float32")
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_text_is_embedded_alone_and_in_a_batch_of_every_border(preset: str) -> None:
-    arms = [ENCODERS[0], ArmConfig.from_preset(preset, model=ENCODER, engine=replace(TEXTS, slots=20))]
-    batches = make_batches(arms, 7)
+def test_every_text_is_embedded_alone_and_in_batches_of_growing_size() -> None:
+    batches = make_batches(20, 7)
     assert batches[:7] == [(text,) for text in range(7)]
-    assert {len(batch) for batch in batches} == set().union(*map(batch_borders, arms))
+    assert {len(batch) for batch in batches} == {1, 2, 3, 4, 5, 8, 9, 16, 17, 20}
     assert {text for batch in batches[7:] for text in batch} == set(range(7))
-    one_slot = replace(ENCODERS[0], engine=replace(TEXTS, slots=1))
-    assert make_batches([one_slot], 3) == [(0,), (1,), (2,)]
+    assert make_batches(1, 3) == [(0,), (1,), (2,)]
 
 
 def test_a_padded_arm_has_the_vectors_of_the_control_and_of_float64() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.statistics.dependence import Dependence, groups_of
-from analysis.statistics.exposure import ExposureError, best_ladder, first_seen, padding, unseen_probability
+from analysis.statistics.exposure import ExposureError, best_ladder, padding, unseen_probability
 from analysis.statistics.knees import KneeProfile, knee_grid, knee_profile, p_not_higher
 from analysis.statistics.quantiles import ordered_interval, quantile
 from analysis.statistics.slow_counts import Logs
@@ -160,11 +160,6 @@ def test_drift_moves_limits_by_its_own_size_and_takes_none_away():
 
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=25).map(np.array)
-
-
-def test_a_row_is_new_only_the_first_time_it_comes() -> None:
-    assert first_seen(np.array([5, 3, 5, 4, 3])).tolist() == [True, True, False, True, False]
-    assert first_seen(np.array([], dtype=np.int64)).tolist() == []
 
 
 def test_the_unseen_are_as_likely_as_what_came_once() -> None:

@@ -44,7 +44,7 @@ def test_a_policy_without_padding_compiles_and_one_with_padding_does_not(
     padded = policy_row(found, "one padded shape")
     assert (padded["compiles_while_serving"], padded["graphs_before_serving"]) == (0, 1)
     assert padded["padded_over_true"] == pytest.approx(10 * 300 / sum(LENGTHS))
-    assert policy_row(found, "buckets, best 2")["ladder"] == [41, 300]
+    assert policy_row(found, "buckets, best 2")["ladder"] == (41, 300)
     automatic = policy_row(found, "automatic")
     assert automatic["compiles_while_serving"] == 2, "one for a shape, one for the dimension that changes"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -285,12 +284,13 @@ def test_questions_fit_every_arm_and_differ_by_trial() -> None:
 def test_every_question_is_answered_in_full() -> None:
     asked = [served_parity.Question(prompt=(1, 2, 3), max_tokens=4), served_parity.Question(prompt=(1,), max_tokens=7)]
     with served(Arm(ArmConfig(), "eager-0", stall_s=0.0)) as channel:
-        assert served_parity.ask(channel, asked, check=nothing) == [[5] * 4, [5] * 7]
+        assert served_parity.ask(channel, asked, embeds=False, check=nothing, timeout_s=60.0) == [[5] * 4, [5] * 7]
 
 
 def test_a_server_that_is_gone_is_reported_with_its_status() -> None:
     with grpc.insecure_channel("127.0.0.1:1") as nowhere:
-        answer = served_parity.ask(nowhere, [served_parity.Question(prompt=(1,), max_tokens=1)], check=nothing)
+        asked = [served_parity.Question(prompt=(1,), max_tokens=1)]
+        answer = served_parity.ask(nowhere, asked, embeds=False, check=nothing, timeout_s=60.0)
     assert isinstance(answer, str)
     assert answer.startswith("UNAVAILABLE")
 
@@ -308,25 +308,11 @@ def test_each_replica_is_compared_with_the_first_of_the_control() -> None:
     assert all("gone" in row["error"] for row in without)
 
 
-def test_an_arm_that_works_is_waited_for_and_an_idle_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served_parity, "_WORK_EVERY_S", 0.05)
-    slow = Arm(ArmConfig(name="naive", preset="compiled-naive"), "naive-0", stall_s=0.5)  # as one that compiles
-    short, longer = ([served_parity.Question(prompt=(1,) * length, max_tokens=2)] for length in (1, 40))
-    with served(slow) as channel:
-        answer = served_parity.ask(channel, short, check=nothing, still_s=0.2, worked_s=lambda: 7.0)
-        assert isinstance(answer, str)
-        assert "0.2 s" in answer
-        busy = itertools.count()
-        assert served_parity.ask(channel, longer, check=nothing, still_s=0.2, worked_s=lambda: float(next(busy))) == [
-            [5, 5]
-        ]
-
-
 def test_vectors_are_held_to_the_cosine_with_the_control() -> None:
     near, far = [[1.0, 0.0], [0.6, 0.8]], [[1.0, 0.0], [0.8, 0.6]]
     answers: dict[str, Any] = {"eager-0": near, "near-0": near, "far-0": far, "gone-0": "UNAVAILABLE: gone"}
     arms = {replica: replica[:-2] for replica in answers}
-    rows = served_parity.compared_vectors(answers, arms, first="eager-0", least=0.99)
+    rows = served_parity.compared(answers, arms, first="eager-0", least=0.99)
     assert [(row["same"], row["of"], row["error"]) for row in rows] == [
         (2, 2, None),
         (2, 2, None),
