@@ -1,15 +1,15 @@
-"""Ask an external server for one greedy answer.
+"""Ask an external server for one greedy answer, blocking and without gevent: the orchestrator asks beside the load.
 
-Blocking and without gevent: the orchestrator asks beside the load. What goes wrong is a line of the answer and no
-exception, because one answer that is missing is no reason to end a run.
+`exchange` raises what goes wrong, which the readiness check (`probes`) tells apart. `ask` makes it a line of the
+answer, because one answer that is missing is no reason to end a run.
 """
 
 from __future__ import annotations
 
-import http.client
 import ssl
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,12 +27,23 @@ from servers.fields import ConfigError
 LARGEST: Final = 1_000_000  # characters of an answer, each of which goes into a record
 
 
+class FailedError(Exception):
+    """The server failed: with a gRPC `status`, an HTTP status, or neither where what it sent cannot be read."""
+
+    def __init__(self, message: str, *, status: str = "", http: int | None = None) -> None:
+        super().__init__(f"{status}: {message}" if status and http is None else message)
+        self.status, self.http = status, http
+
+
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """What came: the text, in how many `pieces` it came, and in `error` why there is none."""
+    """What came: the text, in how many `pieces` it came, the server's own counts of tokens (None where it gives none),
+    and in `error` why there is no answer."""
 
     text: str = ""
     pieces: int = 0
+    tokens: int | None = None
+    prompt_tokens: int | None = None
     error: str = ""
 
 
@@ -44,21 +55,21 @@ class Asking:
     max_tokens: int
     whole_length: bool
     seed: int
+    greedy: bool = True
 
 
 def ask(config: ExternalConfig, address: str, asking: Asking, *, timeout_s: float) -> Answer:
-    """Return the answer of the replica at `address`, within `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    asked = _ask_openai if config.kind == "openai" else _ask_oip
-    host = parse_address(address, config.kind).host
+    """Return the answer of the replica at `address`, within `timeout_s`, or why there is none."""
     try:
         secrets = secrets_of(config)
     except ConfigError as error:
         return Answer(error=str(error))
     try:
-        answer = asked(config, address, asking, deadline)
+        answer = exchange(config, address, asking, timeout_s=timeout_s)
+    except FailedError as error:
+        answer = Answer(error=str(error))
     except ssl.SSLError as error:
-        answer = Answer(error=explain(error, server_name(config.security, host)))
+        answer = Answer(error=explain(error, server_name(config.security, parse_address(address, config.kind).host)))
     except TimeoutError:
         answer = Answer(error=f"no answer within {timeout_s:g} s")
     except Exception as error:  # whatever a server does costs its own answer alone
@@ -68,7 +79,21 @@ def ask(config: ExternalConfig, address: str, asking: Asking, *, timeout_s: floa
     return answer
 
 
-def _ask_openai(config: ExternalConfig, address: str, asking: Asking, deadline: float) -> Answer:
+def exchange(config: ExternalConfig, address: str, asking: Asking, *, timeout_s: float) -> Answer:
+    """Return the answer of the replica at `address`. Raises FailedError for what the server refuses or says wrongly,
+    TimeoutError, and what the transport raises."""
+    deadline = time.monotonic() + timeout_s
+
+    def left_s() -> float:
+        if (left := deadline - time.monotonic()) <= 0:
+            raise TimeoutError
+        return left
+
+    exchanged = _openai if config.kind == "openai" else _oip
+    return exchanged(config, address, asking, left_s)
+
+
+def _openai(config: ExternalConfig, address: str, asking: Asking, left_s: Callable[[], float]) -> Answer:
     options = config.options
     assert isinstance(options, OpenAiOptions)
     where = parse_address(address, config.kind)
@@ -79,47 +104,47 @@ def _ask_openai(config: ExternalConfig, address: str, asking: Asking, deadline: 
         max_tokens=asking.max_tokens,
         whole_length=asking.whole_length,
         seed=asking.seed,
-        greedy=True,
+        greedy=asking.greedy,
     )
-    connection = connect(config, where, _left_s(deadline))
+    connection = connect(config, where, left_s())
     try:
         reply = post(connection, config, where, body)
         kind = reply.getheader("content-type") or ""
-        if reply.status == 200 and openai_wire.is_event_stream(kind):
-            if encoded := openai_wire.encoding_problem(reply.getheader("content-encoding") or ""):
-                return Answer(error=encoded)
-            return _read(_until(events(reply), deadline))
-        said = reply.read(openai_wire.LARGEST_ERROR)
-        location = reply.getheader("location") or ""
-        return Answer(error=openai_wire.error_of_body(reply.status, said, location, kind)[1])
-    except http.client.HTTPException as error:
-        return Answer(error=f"{type(error).__name__}: {error}")
+        if reply.status != 200 or not openai_wire.is_event_stream(kind):
+            said, location = reply.read(openai_wire.LARGEST_ERROR), reply.getheader("location") or ""
+            status, message = openai_wire.error_of_body(reply.status, said, location, kind)
+            raise FailedError(message, status=status, http=reply.status)
+        if encoded := openai_wire.encoding_problem(reply.getheader("content-encoding") or ""):
+            raise FailedError(encoded)
+        return _streamed(events(reply), left_s)
     finally:
         connection.close()
 
 
-def _read(stream: Iterator[bytes]) -> Answer:
+def _streamed(stream: Iterator[bytes], left_s: Callable[[], float]) -> Answer:
     answer, parts, ended, size = Answer(), [], False, 0
     for data in stream:
+        left_s()
         if data.strip() == openai_wire.DONE:
             ended = True
             break
         chunk = openai_wire.read_event(data)
         if chunk.failed is not None:
-            return Answer(error=f"{chunk.failed[0]}: {chunk.failed[1]}")
+            status, message = chunk.failed
+            raise FailedError(message, status=status)
         text = openai_wire.text_in(data)
         parts += [text] if text else []
-        size += len(data)
-        if size > LARGEST:
-            return Answer(error=f"its answer has more than {LARGEST} characters")
+        size = _bounded(size + len(data))
         ended = ended or chunk.ended
-    answer.text, answer.pieces = "".join(parts), len(parts)
+        answer.tokens = chunk.completion_tokens if chunk.completion_tokens is not None else answer.tokens
+        answer.prompt_tokens = chunk.prompt_tokens if chunk.prompt_tokens is not None else answer.prompt_tokens
     if not ended:
-        answer.error = "its stream ended without a finish_reason and without [DONE]"
+        raise FailedError("its stream ended without a finish_reason and without [DONE]")
+    answer.text, answer.pieces = "".join(parts), len(parts)
     return answer
 
 
-def _ask_oip(config: ExternalConfig, address: str, asking: Asking, deadline: float) -> Answer:
+def _oip(config: ExternalConfig, address: str, asking: Asking, left_s: Callable[[], float]) -> Answer:
     options = config.options
     assert isinstance(options, OipOptions)
     assert isinstance(asking.prompt, str) or not any(isinstance(item, Message) for item in asking.prompt)
@@ -131,45 +156,42 @@ def _ask_oip(config: ExternalConfig, address: str, asking: Asking, deadline: flo
         max_tokens=asking.max_tokens,
         whole_length=asking.whole_length,
         seed=asking.seed,
-        request_id=f"parity-{asking.seed}",
-        greedy=True,
+        request_id=f"asked-{asking.seed}",
+        greedy=asking.greedy,
     )
+    path, size, counted = oip_wire.method_path(options), 0, True
+    values: list[str | int] = []
+    with oip_channel(config, address) as (channel, metadata):
+        if options.stream == "off":
+            messages = iter([channel.unary_unary(path)(body, timeout=left_s(), metadata=metadata)])
+        else:
+            messages = iter(channel.stream_stream(path)(iter([body]), timeout=left_s(), metadata=metadata))
+        for message in messages:
+            piece = oip_wire.read_response(options, message)
+            if piece.error:
+                raise FailedError(piece.error)
+            size = _bounded(size + len(message))
+            values += [value for value in piece.values if value != ""]
+            counted = counted and (piece.counted or not piece.tokens)
+    # Token ids stand as words, so that answers of ids are compared as those of text are.
+    text = "".join(value if isinstance(value, str) else f" {value}" for value in values)
+    return Answer(text=text, pieces=len(values), tokens=len(values) if counted and values else None)
+
+
+@contextmanager
+def oip_channel(config: ExternalConfig, address: str) -> Iterator[tuple[grpc.Channel, list[tuple[str, str]]]]:
+    """Give a channel to the address and the metadata of every call. A call that fails raises FailedError."""
     token = bearer_token(config.security)
     metadata = [("authorization", f"Bearer {token}")] if token else []
-    path, left_s = oip_wire.method_path(options), _left_s(deadline)
     where = parse_address(address, config.kind)
     with open_channel(where, config.security, [("grpc.enable_http_proxy", 0)]) as channel:
         try:
-            if options.stream == "off":
-                messages: Iterator[bytes] = iter([channel.unary_unary(path)(body, timeout=left_s, metadata=metadata)])
-            else:
-                call = channel.stream_stream(path)(iter([body]), timeout=left_s, metadata=metadata)
-                messages = iter(call)
-            values: list[str | int] = []
-            size = 0
-            for message in messages:
-                if problem := oip_wire.read_response(options, message).error:
-                    return Answer(error=problem)
-                size += len(message)
-                if size > LARGEST:
-                    return Answer(error=f"its answer has more than {LARGEST} characters")
-                values += [value for value in oip_wire.said_in(options, message) if value != ""]
+            yield channel, metadata
         except grpc.RpcError as error:
-            return Answer(error=f"{error.code().name}: {error.details()}")
-    # Token ids stand as words, so that answers of ids are compared as those of text are.
-    text = "".join(value if isinstance(value, str) else f" {value}" for value in values)
-    return Answer(text=text, pieces=len(values))
+            raise FailedError(str(error.details()), status=error.code().name) from None
 
 
-def _until(stream: Iterator[bytes], deadline: float) -> Iterator[bytes]:
-    for data in stream:
-        _left_s(deadline)
-        yield data
-
-
-def _left_s(deadline: float) -> float:
-    """Seconds until the deadline; TimeoutError past it."""
-    left_s = deadline - time.monotonic()
-    if left_s <= 0:
-        raise TimeoutError
-    return left_s
+def _bounded(size: int) -> int:
+    if size > LARGEST:
+        raise FailedError(f"its answer has more than {LARGEST} characters")
+    return size

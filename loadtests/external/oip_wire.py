@@ -70,76 +70,57 @@ def infer_request(
 
 
 class Piece(NamedTuple):
-    """What one response brought: `tokens` new ones (1 for a piece of text, however long), or why it is none."""
+    """What one response brought: pieces of text or token ids, or why it brought none."""
 
-    tokens: int
+    values: tuple[str | int, ...] = ()
     error: str = ""
-    counted: bool = False  # token ids came, so that `tokens` is exact
+
+    @property
+    def counted(self) -> bool:
+        """Whether token ids came, so that `tokens` is exact."""
+        return bool(self.values) and not isinstance(self.values[0], str)
+
+    @property
+    def tokens(self) -> int:
+        """How many new tokens came; 1 for text, however long."""
+        return len(self.values) if self.counted else int(any(self.values))
 
 
 def read_response(options: OipOptions, message: bytes) -> Piece:
-    """The meaning of one message of the answer."""
+    """Return the meaning of one message of the answer."""
     try:
         if options.stream == "triton":
             streamed = ModelStreamInferResponse.FromString(message)
             if streamed.error_message:
-                return Piece(0, streamed.error_message)
+                return Piece(error=streamed.error_message)
             response = streamed.infer_response
         else:
             response = ModelInferResponse.FromString(message)
     except DecodeError as problem:
-        return Piece(0, f"a message is no inference response ({problem}): is oip.stream right?")
+        return Piece(error=f"a message is no inference response ({problem}): is oip.stream right?")
     for place, output in enumerate(response.outputs):
         if output.name == options.output_tensor:
             return _elements(response, place)
     if response.outputs:
         named = ", ".join(output.name for output in response.outputs)
-        return Piece(0, f'the response has no tensor "{options.output_tensor}" but {named}: set oip.output_tensor')
-    return Piece(0)  # such as the empty one with which a stream may end
-
-
-def said_in(options: OipOptions, message: bytes) -> list[str | int]:
-    """The pieces of text, or the token ids, that one message of the answer brings; none for what is no answer."""
-    try:
-        if options.stream == "triton":
-            response = ModelStreamInferResponse.FromString(message).infer_response
-        else:
-            response = ModelInferResponse.FromString(message)
-    except DecodeError:
-        return []
-    for place, output in enumerate(response.outputs):
-        if output.name == options.output_tensor:
-            return _values(response, place)
-    return []
-
-
-def _values(response: ModelInferResponse, place: int) -> list[str | int]:
-    output = response.outputs[place]
-    field, size = _FIELDS.get(output.datatype, ("", 0))
-    if not field:
-        return []
-    values, raws = list(getattr(output.contents, field)), response.raw_output_contents
-    raw = raws[place] if place < len(raws) else b""
-    if output.datatype != "BYTES":
-        signed = output.datatype.startswith("INT")
-        return values or [
-            int.from_bytes(raw[at : at + size], "little", signed=signed) for at in range(0, len(raw) - size + 1, size)
-        ]
-    while raw:
-        length = int.from_bytes(raw[:4], "little")
-        values.append(raw[4 : 4 + length])
-        raw = raw[4 + length :]
-    return [value.decode("utf-8", "replace") for value in values]
+        return Piece(error=f'the response has no tensor "{options.output_tensor}" but {named}: set oip.output_tensor')
+    return Piece()  # such as the empty one with which a stream may end
 
 
 def _elements(response: ModelInferResponse, place: int) -> Piece:
     output = response.outputs[place]
     field, size = _FIELDS.get(output.datatype, ("", 0))
     if not field:
-        return Piece(0, f'tensor "{output.name}" is {output.datatype}, which holds neither text nor token ids')
-    values, raws = getattr(output.contents, field), response.raw_output_contents
-    raw = raws[place] if place < len(raws) else b""
-    if output.datatype == "BYTES":
-        # In raw form each element has its length before it, in four bytes.
-        return Piece(int(any(values) if values else len(raw) > 4))
-    return Piece(len(values) or len(raw) // size, counted=True)
+        return Piece(error=f'tensor "{output.name}" is {output.datatype}, which holds neither text nor token ids')
+    values, raws = list(getattr(output.contents, field)), response.raw_output_contents
+    raw = raws[place] if place < len(raws) and not values else b""
+    if output.datatype != "BYTES":
+        signed = output.datatype.startswith("INT")
+        ends = range(size, len(raw) + 1, size)
+        values += [int.from_bytes(raw[end - size : end], "little", signed=signed) for end in ends]
+        return Piece(tuple(values))
+    while raw:  # each element has its length before it, in four bytes
+        end = 4 + int.from_bytes(raw[:4], "little")
+        values.append(raw[4:end])
+        raw = raw[end:]
+    return Piece(tuple(value.decode("utf-8", "replace") for value in values))
