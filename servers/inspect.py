@@ -17,11 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from servers import stdout
 from servers.clock import now_ns
 from servers.compiler.events import CompileEvent, CompilerFacts
@@ -30,6 +25,7 @@ from servers.config import ArmConfig
 from servers.engine.shapes import WARMUP_CALLS, StepShape, warmup_plan
 from servers.fields import ConfigError
 from servers.program import compile_cache, exit_code, isolate_compiler, log_to_stderr, on_its_card_alone, read_arm
+from servers.terminal_table import aligned
 
 if TYPE_CHECKING:
     from servers.engine.encoder import EncoderRunner
@@ -256,74 +252,58 @@ def _outcome(
 # --- How it reads -----------------------------------------------------------------------------------------------------
 
 
-def show(inspection: Inspection, console: Console) -> None:
-    """Print the inspection as tables, with the verdict last."""
+def text_of(inspection: Inspection) -> str:
+    """Return the inspection for a terminal: the shapes, the graphs, what was not compiled or seen, and the verdict."""
     arm, facts = inspection.arm, inspection.facts
     policy = f"torch.compile {arm.compile.backend}, {arm.compile.mode}" if arm.compile.enabled else "eager"
     where = f"{arm.model.id}, {inspection.dtype} on {inspection.device}"
-    console.print(Text.assemble((arm.name, "bold"), f"  {where}; shapes {arm.shapes.kind}; {policy}"))
-    console.print(_shape_table(inspection.visits))
+    shapes: list[tuple[str, ...]] = [("shape", "padded to", "planned", "met", "first", "again", "why")]
+    shapes += [_shape_row(visit) for visit in inspection.visits]
+    lines = [f"{arm.name}  {where}; shapes {arm.shapes.kind}; {policy}", "", *aligned(shapes, left=4), ""]
     if inspection.graphs:
-        console.print(_graph_table(inspection.graphs))
+        graphs: list[tuple[str, ...]] = [("graph", "made for", "in", "sizes", "breaks", "cache", "took", "frame")]
+        graphs += [_graph_row(graph) for graph in inspection.graphs]
+        lines += [*aligned(graphs, left=4), ""]
     for title, counts in (("graph breaks", facts.graph_breaks), ("CUDA graphs not made", facts.cudagraph_skips)):
-        shown = [f"{count} × {text}" for text, count in counts.items()] or ["none"]
-        console.print(Text.assemble((f"{title}: ", "bold"), "\n  ".join(["", *shown] if len(shown) > 1 else shown)))
-    for text in facts.blind_spots:
-        console.print(Text.assemble(("not seen: ", "bold red"), text))
-    console.print(_verdict(inspection))
+        lines += [f"{title}:{'' if counts else ' none'}", *(f"  {count} × {text}" for text, count in counts.items())]
+    lines += [f"not seen: {text}" for text in facts.blind_spots]
+    return "\n".join([*lines, _verdict(inspection)])
 
 
-def _shape_table(visits: Sequence[Visit]) -> Table:
-    table = _table("shape", "padded to", "planned", "met", numbers=("first", "again"))
-    table.add_column("why", overflow="fold")
-    for visit in visits:
-        style = {READY: "green", AS_ASKED: "dim"}.get(visit.outcome, "bold red")
-        first, _, more = visit.reason.partition("\n")
-        table.add_row(
-            str(visit.shape),
-            Text("as it is", "dim") if visit.padded == visit.shape else visit.padded.size,
-            "yes" if visit.planned else Text("no", "dim"),
-            Text(visit.outcome, style),
-            _seconds(visit.first_s),
-            _seconds(visit.again_s),
-            Text(first + (f" (and {len(more.splitlines())} more)" if more else "")),
-        )
-    return table
+def _shape_row(visit: Visit) -> tuple[str, ...]:
+    first, _, more = visit.reason.partition("\n")
+    return (
+        str(visit.shape),
+        "as it is" if visit.padded == visit.shape else visit.padded.size,
+        "yes" if visit.planned else "no",
+        visit.outcome,
+        _seconds(visit.first_s),
+        _seconds(visit.again_s),
+        first + (f" (and {len(more.splitlines())} more)" if more else ""),
+    )
 
 
-def _graph_table(graphs: Sequence[CompileEvent]) -> Table:
-    table = _table("graph", "frame", "made for", "in", "sizes", numbers=("breaks", "cache", "took"))
-    for graph in graphs:
-        table.add_row(
-            graph.compile_id,
-            graph.frame,
-            graph.shape,
-            "warm-up" if graph.phase == "warmup" else Text("serving", "bold red"),
-            "dynamic" if graph.dynamic else "static",
-            f"{len(graph.breaks)}",
-            graph.cache or "–",
-            _seconds((graph.end_ns - graph.start_ns) / 1e9),
-        )
-    return table
+def _graph_row(graph: CompileEvent) -> tuple[str, ...]:
+    return (
+        graph.compile_id,
+        graph.shape,
+        "warm-up" if graph.phase == "warmup" else "serving",
+        "dynamic" if graph.dynamic else "static",
+        f"{len(graph.breaks)}",
+        graph.cache or "–",
+        _seconds((graph.end_ns - graph.start_ns) / 1e9),
+        graph.frame,
+    )
 
 
-def _table(*words: str, numbers: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1), pad_edge=False)
-    for name in words:
-        table.add_column(name, no_wrap=name != "frame", overflow="fold")
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
-def _verdict(inspection: Inspection) -> Text:
+def _verdict(inspection: Inspection) -> str:
     total = len(inspection.visits)
     eager = sum(visit.outcome == AS_ASKED for visit in inspection.visits)
     aside = f" {eager} run eagerly, as asked." if eager else ""
     if not inspection.unready:
-        return Text(f"None of the {total} shapes makes the compiler run.{aside}", "bold green")
+        return f"None of the {total} shapes makes the compiler run.{aside}"
     listed = ", ".join(f"{visit.shape} {visit.outcome}" for visit in inspection.unready)
-    return Text(f"{len(inspection.unready)} of {total} shapes are not ready: {listed}.{aside}", "bold red")
+    return f"{len(inspection.unready)} of {total} shapes are not ready: {listed}.{aside}"
 
 
 def _seconds(value: float) -> str:
@@ -349,12 +329,7 @@ def _inspect(options: argparse.Namespace) -> int:
         shapes = parse_shapes(options.shapes, arm) if options.shapes.strip() else []
         inspection = inspect_arm(arm, shapes, report=lambda line: print(line, file=sys.stderr, flush=True))
     with contextlib.suppress(BrokenPipeError):
-        # A pipe has no width of its own: enough for the tables to stand in one line each.
-        console = Console(width=None if stdout.is_terminal() else 160, highlight=False, emoji=False)
-        with console.capture() as captured:
-            show(inspection, console)
-        words = "\n".join(line.rstrip() for line in captured.get().splitlines())
-        stdout.write(words, inspection.to_dict(), as_json=options.json)
+        stdout.write(text_of(inspection), inspection.to_dict(), as_json=options.json)
     return inspection.exit_code
 
 

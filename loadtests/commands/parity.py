@@ -11,8 +11,8 @@ import typer
 from analysis.wording import counted
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
 from loadtests.commands.options import ExperimentName, Json, Out, Seed, set_option
-from loadtests.commands.terminal_table import aligned
 from servers import stdout
+from servers.terminal_table import aligned
 
 EXAMPLES = """\
   tailgate parity demo

@@ -12,12 +12,12 @@ import numpy as np
 from analysis.arrays import Ints
 from analysis.statistics.exposure import ExposureError, Padding, best_ladder, padding, unseen_probability
 from analysis.wording import counted
-from loadtests.commands.terminal_table import aligned
 from loadtests.experiments.config_errors import as_config_error
 from loadtests.traffic.traces import Trace, read_trace
 from servers import stdout
 from servers.fields import ConfigError
 from servers.ladders import default_lengths
+from servers.terminal_table import aligned
 
 SCHEMA = 2
 RECOMPILE_LIMIT = 8  # torch's own: more shapes than that run eagerly

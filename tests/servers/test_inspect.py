@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from rich.console import Console
 
 from servers.compiler import recorder
 from servers.compiler.jit import jit_compile
@@ -15,7 +14,7 @@ from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Step
 from servers.engine.shapes import StepShape
 from servers.engine.steps import Outputs
-from servers.inspect import EXIT_COMPILES, Inspection, inspect_arm, parse_shapes, show, unplanned_shapes
+from servers.inspect import EXIT_COMPILES, Inspection, inspect_arm, parse_shapes, text_of, unplanned_shapes
 from tests.servers.compiler.test_recorder import reset_compiler
 from tests.servers.test_config import refusal
 
@@ -84,13 +83,6 @@ def test_unplanned_shapes_can_run(engine: EngineConfig) -> None:
     assert {shape.kind for shape in shapes} >= {"prefill", "decode"}
 
 
-def shown(inspection: Inspection) -> str:
-    console = Console(width=200, highlight=False)
-    with console.capture() as captured:
-        show(inspection, console)
-    return captured.get()
-
-
 @pytest.fixture(scope="module")
 def naive() -> Inspection:
     """Of five shapes, its one request warmed two."""
@@ -111,7 +103,7 @@ def test_an_arm_warmed_with_one_request_names_the_shapes_that_will_recompile_and
     assert [graph.dynamic for graph in naive.graphs] == [False, False, True, True]
     assert naive.graphs[2].shape == "prefill 1x8"
     assert all("steps.py" in graph.frame for graph in naive.graphs[:2])
-    text = shown(naive)
+    text = text_of(naive)
     assert all(str(visit.shape) in text for visit in naive.visits)
     assert text.strip().splitlines()[-1].startswith("2 of 5 shapes are not ready")
     json.dumps(naive.to_dict())
@@ -157,4 +149,4 @@ def test_an_inspection_says_what_it_cannot_see(monkeypatch: pytest.MonkeyPatch) 
     met = inspection_of(ArmConfig(engine=ENGINE), "prefill 1x5")
     (text,) = met.facts.blind_spots
     assert met.to_dict()["blind_spots"] == (text,)
-    assert "not seen: torch" in shown(met)
+    assert "not seen: torch" in text_of(met)

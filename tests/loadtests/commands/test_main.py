@@ -22,10 +22,10 @@ from loadtests.commands.arm_flags import preset_arm
 from loadtests.commands.inspect import inspected_arm
 from loadtests.commands.main import COMMANDS, main
 from loadtests.commands.split import check_name
-from loadtests.commands.terminal_table import aligned
 from servers.fields import ConfigError
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
+from servers.terminal_table import aligned
 from tests.fakes.command_line import parsed
 from tests.fakes.processes import command_of, family, refusal
 
