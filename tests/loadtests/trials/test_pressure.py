@@ -105,7 +105,7 @@ def test_pressure_that_cannot_be_put_on_ends_the_run_before_the_traffic(pressed:
 
 
 def test_a_neighbour_that_dies_opens_the_verdict_and_the_run_goes_on(pressed: Start) -> None:
-    pressure, context = pressed(f"{READY}raise SystemExit(3)")
+    pressure, context = pressed(f"{READY}import time; time.sleep(1); raise SystemExit(3)")
     pressure.start()
     at(context, 50.0)
     wait_for(lambda: context.facts.pressure["error"] is not None, sleep=lambda _: pressure.poll())  # type: ignore[index]
