@@ -224,14 +224,13 @@ class ShapeConfig:
 class CompileConfig:
     """What torch.compile is asked for. `enabled = false` is plain eager.
 
-    `backend_module` is imported first, for a backend that its package registers when it is imported. `regions` are the
-    modules to compile by qualified name, where it is not the whole model; `regional` is the repeated block. `capture`
-    records one CUDA graph for every planned shape, instead of the graph trees of `mode`. Once warm, a shape that no
-    graph fits compiles; it runs eagerly where the policy is `guarded`, and is refused where it is `strict`.
-    `join_projections` multiplies projections of the same input (query, key and value; gate and up) as one matrix;
-    `options` are inductor's own, by name; other backends read neither. `artifact` is a file that `tailgate precompile`
-    wrote, whose compiled code a start begins with. `mark_dynamic` promises that dimensions vary from 2 or
-    `shapes.min_size` to the engine's limits.
+    `backend` is one that torch knows or an installed package announces. `regions` are the modules to compile by name,
+    where it is not the whole model; `regional` is the repeated block. `capture` records one CUDA graph for every
+    planned shape, instead of the graph trees of `mode`. Once warm, a shape that no graph fits compiles; it runs eagerly
+    where the policy is `guarded`, and is refused where it is `strict`. `join_projections` multiplies projections of the
+    same input (query, key and value; gate and up) as one matrix; `options` are inductor's own, by name; other backends
+    read neither. `artifact` is a file that `tailgate precompile` wrote, whose compiled code a start begins with.
+    `mark_dynamic` promises that dimensions vary from 2 or `shapes.min_size` to the engine's limits.
     """
 
     enabled: bool = False
@@ -239,7 +238,6 @@ class CompileConfig:
     dynamic: bool | None = None
     fullgraph: bool = False
     backend: str = "inductor"
-    backend_module: str = ""
     regional: bool = False
     regions: tuple[str, ...] = ()
     recompile_limit: Annotated[int, Range(0, 100_000)] = 0
@@ -259,11 +257,6 @@ class CompileConfig:
             raise ConfigError(
                 f'compile.mode is "{self.mode}" but compile.backend is "{self.backend}", and modes are inductor\'s: '
                 'use mode = "default" or backend = "inductor"'
-            )
-        if self.backend_module and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", self.backend_module):
-            raise ConfigError(
-                f'compile.backend_module is "{self.backend_module}": give the dotted name of a Python module, as '
-                "import takes it"
             )
         self._check_regions()
         if self.guarded and self.strict:
@@ -289,11 +282,6 @@ class CompileConfig:
                 f"compile.regional is true but compile.regions is {list(self.regions)}: regional is the repeated block "
                 "alone, drop one of them"
             )
-
-    @property
-    def is_by_region(self) -> bool:
-        """Whether modules are compiled each by itself instead of the whole step."""
-        return self.regional or bool(self.regions)
 
     @property
     def is_closed_once_warm(self) -> bool:

@@ -140,7 +140,7 @@ def _check_backend(config: ArmConfig, device: str) -> None:
     """
     policy = config.compile
     options = policy.options.keys() - preset_policies(config.preset)[1].options.keys()
-    is_known = policy.backend in _KNOWN_BACKENDS and not policy.backend_module
+    is_known = policy.backend in _KNOWN_BACKENDS
     if policy.enabled and not (is_known and not (options and policy.backend == "inductor")):
         _ask("policy.check_backend(arm.compile, device)", config, device)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,8 +61,6 @@ def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bo
 def load_backend(policy: CompileConfig) -> None:
     """Load the policy's backend, and check inductor's options. Raises ConfigError, one line that says what is wrong."""
     try:
-        if policy.backend_module:
-            importlib.import_module(policy.backend_module)
         torch._dynamo.lookup_backend(policy.backend)  # a package's entry point is only loaded here
     except (Exception, SystemExit) as error:
         raise ConfigError(_unusable(policy, error)) from None
@@ -90,8 +87,8 @@ def check_backend(policy: CompileConfig, device: str) -> None:
 
 def _unusable(policy: CompileConfig, error: BaseException) -> str:
     return (
-        f'compile.backend is "{policy.backend}" and compile.backend_module "{policy.backend_module}", which cannot be '
-        f"used ({named(error)}): install or mend the package that registers the backend, or use one of "
+        f'compile.backend is "{policy.backend}", which cannot be used ({named(error)}): install or mend the package '
+        "that announces it, or use one of "
         f"{', '.join(sorted(torch._dynamo.list_backends(exclude_tags=())))}"
     )
 

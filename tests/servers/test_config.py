@@ -126,12 +126,11 @@ def test_a_bad_table_is_refused_with_key_value_and_remedy(table: dict[str, objec
         ({"mark_dynamic": True, "dynamic": False}, ("mark_dynamic",)),
         ({"enabled": True, "capture": True, "mode": "reduce-overhead"}, ("capture", "reduce-overhead")),
         ({"enabled": True, "options": 3}, ("options", "table")),
-        ({"enabled": True, "backend_module": "not/a.module"}, ("backend_module", '"not/a.module"')),
         ({"enabled": True, "regional": True, "regions": ["lm_head"]}, ("regional", "regions")),
         ({"enabled": True, "guarded": True, "strict": True}, ("compile.guarded", "compile.strict")),
         ({"enabled": True, "artifact": "a", "backend": "aot_eager"}, ("compile.artifact", '"aot_eager"')),
         ({"enabled": True, "mode": "max-autotune", "backend": "aot_eager"}, ('"max-autotune"', '"aot_eager"')),
-        ({"enabled": True, "mode": "reduce-overhead", "backend": "late", "backend_module": "l"}, ('"late"',)),
+        ({"enabled": True, "mode": "reduce-overhead", "backend": "late"}, ('"late"',)),
     ],
 )
 def test_contradicting_compile_settings_are_refused(table: dict[str, object], words: tuple[str, ...]) -> None:
