@@ -111,7 +111,7 @@ def _arm(kind: Kind, times: Floats, work: Floats, shared: Floats, factor: float,
     wander = lasting_noise(kind, kind.wander, rng, lasting_s=kind.wander_s)
     replica = np.arange(len(times)) % kind.replicas
     start, first, end = np.empty((3, len(times)))
-    serving = _static if kind.batching == "static" else _slots
+    serving = _static if kind.batching == "static" else on_slots
     for number in range(kind.replicas):
         own = replica == number
         noise = (shared + wander + lasting_noise(kind, kind.private, rng))[times[own].astype(int)]
@@ -121,7 +121,8 @@ def _arm(kind: Kind, times: Floats, work: Floats, shared: Floats, factor: float,
     return Served(arrival_s=times, start_s=start, first_token_s=first, end_s=end, replica=replica)
 
 
-def _slots(times: Floats, work: Floats, slots: int) -> Served:
+def on_slots(times: Floats, work: Floats, slots: int) -> Served:
+    """Serve requests that need no compile, each in a slot."""
     return serve(times, work, np.zeros(len(times), dtype=np.int64), slots=slots, prefill_share=PREFILL_SHARE)
 
 

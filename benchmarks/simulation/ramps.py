@@ -17,9 +17,10 @@ from analysis.judging.ramp import Standing, decide
 from analysis.settings.ramp_limits import RampLimits
 from analysis.statistics.compare import Sample
 from analysis.statistics.sequential import Evidence, groups_for
-from benchmarks.simulation.kinds import PREFILL_SHARE, Kind
+from benchmarks.simulation.kinds import Kind, on_slots
 from benchmarks.simulation.promises import ALPHA, MARGIN
-from benchmarks.simulation.server import Served, serve
+from benchmarks.simulation.scenario import sample
+from benchmarks.simulation.server import Served
 from benchmarks.simulation.table import Table
 from benchmarks.simulation.weather import BLOCK_S, answers, arrivals, lasting_noise
 
@@ -61,7 +62,7 @@ def ramp(seed: int, *, ratio: float = 1.0, stall_every_s: float = 0.0, stall_s: 
         # As if the step went on to the end: what comes later changes nothing that was.
         to_candidate[times >= began] = (draw < percent / 100.0)[times >= began]
         arms = [
-            _served(times[mine], work[mine] * noise_of[times[mine].astype(int)] * slow)
+            on_slots(times[mine], work[mine] * noise_of[times[mine].astype(int)] * slow, SERVER.slots)
             for mine, noise_of, slow in ((to_candidate, own[1], ratio), (~to_candidate, own[0], 1.0))
         ]
         failed_s, safe_s, passed_s = _times(arms)
@@ -94,11 +95,11 @@ def _times(arms: list[Served]) -> tuple[float, float, float]:
     failed: list[float] = []
     times: dict[bool, list[float]] = {True: [], False: []}
     for metric in _METRICS:
-        samples = [_sample(served, metric) for served in arms]
+        samples = [sample(served, metric=metric) for served in arms]
         for q in (*_QS, *_STEP_QS):
             evidence = _evidence(samples, q, MARGIN if q in _QS else LIMITS.step_margin)
             decision = evidence.decision(alpha=ALPHA, gates=gates)
-            at = math.inf if decision is None else (float(evidence.last_block[decision[1]]) + 1.0) * BLOCK_S
+            at = math.inf if decision is None else (evidence.last_block[decision[1]] % 10_000 + 1.0) * BLOCK_S
             passes = decision is not None and decision[0] == "PASS"
             times[q in _QS].append(at if passes else math.inf)
             failed.append(math.inf if passes else at)
@@ -107,15 +108,6 @@ def _times(arms: list[Served]) -> tuple[float, float, float]:
 
 def _evidence(samples: list[Sample], q: float, margin: float) -> Evidence:
     return groups_for(samples[0], samples[1], q=q, blocks=2, exchange="requests").evidence(margin)
-
-
-def _served(times: Floats, work: Floats) -> Served:
-    return serve(times, work, np.zeros(len(times), dtype=np.int64), slots=SERVER.slots, prefill_share=PREFILL_SHARE)
-
-
-def _sample(served: Served, metric: str) -> Sample:
-    block = (served.arrival_s // BLOCK_S).astype(np.int64)
-    return Sample(values=getattr(served, metric), block=block, trial=np.ones(len(block), dtype=np.int64))
 
 
 def outcomes(seed: int, *, ratio: float = 1.0, stall_every_s: float = 0.0) -> Floats:
