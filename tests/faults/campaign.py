@@ -29,7 +29,7 @@ from tests.fakes.processes import Listener, listeners
 from tests.faults import plan as arrangement
 from tests.faults import promises
 from tests.faults.fault import PHASES, Moment, Setup
-from tests.faults.plan import DEFAULT, FAMILIES, KINDS, Plan, covering, plan
+from tests.faults.plan import DEFAULT, FAMILIES, KINDS, Plan, plan
 from tests.faults.processes import ancestry, by_role, marked
 from tests.faults.promises import AMONG_TEMPORARY, Answered, Command, Injected, Story, breaches
 
@@ -294,17 +294,12 @@ def main() -> int:
     parser.add_argument("--kind", choices=KINDS, help="runs of one kind alone")
     parser.add_argument("--out", type=Path, default=Path("faults.jsonl"), help="a line a run (default %(default)s)")
     parser.add_argument("--keep", type=Path, help="folder for the files of runs that broke a promise")
-    parser.add_argument("--plans", action="store_true", help="print the plans alone")
-    parser.add_argument("--covering", action="store_true", help="the plans of tests/faults/test_campaign.py")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     broken = 0
-    seeds = covering(options.runs) if options.covering else range(options.seed, options.seed + options.runs)
-    for seed in seeds:
-        planned = plan(seed, quick=options.covering, families=options.families, kind=options.kind)
+    for seed in range(options.seed, options.seed + options.runs):
+        planned = plan(seed, families=options.families, kind=options.kind)
         print(planned, flush=True)
-        if options.plans:
-            continue
         line = carried_out(planned, options.keep)
         broken += bool(line["breaches"])
         with options.out.open("a", encoding="utf-8") as out:
