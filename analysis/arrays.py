@@ -10,4 +10,4 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-Codes = npt.NDArray[np.signedinteger[Any]]  # whole numbers that are small, held in 32 bits; those of few names in 16
+Codes = npt.NDArray[np.signedinteger[Any]]  # whole numbers that are small, most held in 32 bits

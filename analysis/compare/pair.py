@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.imports.run_directory import DESIGN, name_of, write_run
+from analysis.imports.run_directory import DESIGN, write_run
 from analysis.records.joining import RecordedRun, flat, joins_runs, settings_of, shown
 from analysis.records.plain_values import mapping, rows_of, table
 from analysis.records.request_columns import RequestColumns, is_named
@@ -62,7 +62,7 @@ def made_run(path: Path, folder: Path) -> Path:
     if not path.is_file():
         problem = "is no run directory and no result file" if path.exists() else "does not exist"
         raise RecordError(f"{path} {problem}: give a directory that `tailgate run` wrote, or another tool's result")
-    made = folder / name_of(path)
+    made = folder / path.stem
     write_run(made, [(_RESULT_ARM, path)])
     return made
 

@@ -1,5 +1,4 @@
-"""Result files of other load tools, recognised by what they hold, and a run directory made of them: each is a trial of
-one arm, since each was a run by itself."""
+"""A run directory made of result files of vLLM's benchmark: each is a trial of one arm, as each was a run by itself."""
 
 from __future__ import annotations
 
@@ -13,9 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import tomli_w
 
-from analysis.imports import aiperf, guidellm, vllm
-from analysis.imports.result import Result
-from analysis.records.documents import content_of, parse_json, write_json
+from analysis.imports.vllm import TOOL, Result, is_vllm, result_of
+from analysis.records.documents import parse_json, write_json
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordError, one_line
 
@@ -24,25 +22,15 @@ DESIGN = "separate"
 Named = tuple[str, Path]
 """An arm, and a file of it."""
 
-_READ = "vLLM bench serve, AIPerf and GuideLLM"
-_USUAL = ("profile_export", "benchmarks")  # what tools call every file
-
-
-def name_of(path: Path) -> str:
-    """Return the name of the run whose result lies there: of its file, or of its folder if the tool calls every file
-    so."""
-    folder = path.resolve().parent.name
-    return folder if folder and path.stem in _USUAL else path.stem
-
 
 def read_result(path: Path) -> Result:
     """Return what the file holds. Raises RecordError, which names it, for one that cannot be read."""
     try:
-        result = _result(path, _documents(path.read_text(encoding="utf-8")))
+        result = _result(_documents(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise RecordError(f"{path} cannot be read ({error.strerror}): give a result file of {_READ}") from None
+        raise RecordError(f"{path} cannot be read ({error.strerror}): give a result file of {TOOL}") from None
     except UnicodeDecodeError:
-        raise RecordError(f"{path} is no text: give a result file of {_READ}") from None
+        raise RecordError(f"{path} is no text: give a result file of {TOOL}") from None
     except RecordError as error:
         raise RecordError(f"{path} {error}") from None
     if not result.requests.num_rows:
@@ -50,20 +38,13 @@ def read_result(path: Path) -> Result:
     return result
 
 
-def _result(path: Path, documents: Sequence[Any]) -> Result:
-    only = documents[0] if len(documents) == 1 else None
-    table = only if isinstance(only, dict) else {}
-    if vllm.is_vllm(table):
-        return vllm.result_of(table)
-    if len(documents) > 1 and all(isinstance(item, dict) and vllm.is_vllm(item) for item in documents):
-        raise RecordError(f"holds {len(documents)} results: give a file of one, written without --append-result")
-    if guidellm.is_guidellm(table):
-        return guidellm.result_of(table)
-    if aiperf.is_aiperf(documents):
-        return aiperf.result_of(documents, content_of(aiperf.summary_path(path)))
-    if aiperf.SUMMARY in table:
-        raise RecordError("is a summary without its requests: give profile_export.jsonl of AIPerf")
-    raise RecordError(f"is no result file of {_READ}")
+def _result(documents: Sequence[Any]) -> Result:
+    found = [item for item in documents if isinstance(item, dict) and is_vllm(item)]
+    if not found or len(found) < len(documents):
+        raise RecordError(f"is no result file of {TOOL}")
+    if len(found) > 1:
+        raise RecordError(f"holds {len(found)} results: give a file of one, written without --append-result")
+    return result_of(found[0])
 
 
 def _documents(text: str) -> list[Any]:
@@ -81,7 +62,7 @@ def _documents(text: str) -> list[Any]:
 def write_run(folder: Path, files: Sequence[Named]) -> None:
     """Write the files as a run to `folder`, which is empty or not there. The first arm is the control.
 
-    Raises RecordError for a file that cannot be read, and for files of other tools or of another load than the first.
+    Raises RecordError for a file that cannot be read, and for files of another load than the first.
     """
     contents = checksums(files)
     for place, content in enumerate(contents):
@@ -96,7 +77,7 @@ def write_run(folder: Path, files: Sequence[Named]) -> None:
         "name": folder.name,
         "compare_models": True,  # two servers were named to be compared
         "arms": [{"name": arm, "kind": "openai", "control": arm == arms[0]} for arm in arms],
-        "traffic": {"design": DESIGN, "tool": first.tool, **first.load},
+        "traffic": {"design": DESIGN, **first.load},
     }
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as partial:
@@ -116,13 +97,10 @@ def checksums(files: Sequence[Named]) -> list[int]:
 
 
 def _check_alike(one_path: Path, one: Result, other_path: Path, other: Result) -> None:
-    # Tools time requests in different ways.
-    loads = {"tool": one.tool, **one.load}, {"tool": other.tool, **other.load}
-    known = [(key, *(load.get(key, "none") for load in loads)) for key in sorted({*loads[0], *loads[1]})]
+    keys = sorted({*one.load, *other.load})
+    known = [(key, one.load.get(key, "none"), other.load.get(key, "none")) for key in keys]
     if differing := [f"{key} {first} and {second}" for key, first, second in known if first != second]:
-        raise RecordError(
-            f"{one_path} and {other_path} differ ({'; '.join(differing)}): give runs of one load and tool"
-        )
+        raise RecordError(f"{one_path} and {other_path} differ ({'; '.join(differing)}): give runs of one load")
 
 
 def _write_trial(folder: Path, number: int, arm: str, path: Path, result: Result) -> None:
@@ -140,6 +118,6 @@ def _write_trial(folder: Path, number: int, arm: str, path: Path, result: Result
         "arms": [{"name": arm, "kind": "openai", "external": {"model_name": result.model}}],
         "problems": [f"{path.name} {problem}" for problem in result.problems],
         **({"max_concurrency": result.concurrency} if result.concurrency else {}),
-        **({"planned": {arm: result.sent}} if result.sent else {}),
+        "planned": {arm: len(result.requests)},
     }
     write_json(folder / "trial.json", info, indent=2)

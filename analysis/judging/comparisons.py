@@ -15,8 +15,8 @@ from analysis.judging.paths import Path, exchange_of, with_evidence
 from analysis.run.gaps import gaps_of
 from analysis.run.pairs import in_pairs
 from analysis.run.run import Run
+from analysis.run.startup import start_spread
 from analysis.run.trials import Machines, block_numbers
-from analysis.run.variance import start_spread
 from analysis.settings.metrics import JUDGED_METRICS
 from analysis.statistics.compare import (
     Comparison,

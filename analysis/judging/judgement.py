@@ -14,7 +14,7 @@ from analysis.judging.comparisons import Comparisons, comparisons
 from analysis.judging.gates import Gate
 from analysis.judging.gates.compiles import CompileFacts, compile_facts, compile_gates, eager_gates
 from analysis.judging.gates.latency import latency_gate, with_needed
-from analysis.judging.gates.memory import memory_gates
+from analysis.judging.gates.memory import Peaks, memory_gates, memory_of
 from analysis.judging.gates.objectives import death_gates, error_gates, objective_gate, refused_gates
 from analysis.judging.gates.parity import parity_gates
 from analysis.judging.load_steps import goodput_gate, holding_of, is_search, steps_of
@@ -22,7 +22,6 @@ from analysis.judging.ramp import ramp_gate, ramp_of
 from analysis.judging.verdict import Advice, advise, combined, headline
 from analysis.run.client_stalls import ArmStalls, client_stalls
 from analysis.run.machine_records import MachineRecords
-from analysis.run.memory import Peaks, memory_of
 from analysis.run.run import Run
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from analysis.arrays import Floats, Ints
 from analysis.run.run import Run
 from analysis.run.slo import ShareResult, Units
-from analysis.run.variance import start_spread
+from analysis.run.startup import start_spread
 from analysis.settings.gate_limits import MIN_BLOCKS
 from analysis.statistics.compare import Comparison, Sample, limits_text, seen_text
 from analysis.statistics.sequential import APART, FEWEST_GROUPS, SEGMENTS, Evidence, Exchange, Outcome, groups_for

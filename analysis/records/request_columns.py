@@ -1,6 +1,6 @@
 """The requests of a run as slim columns of NumPy, filled table by table while files are read.
 
-A request takes about 70 bytes, and a gap between tokens 4. Names are codes, ids are hashes of 64 bits, and times are
+A request takes about 100 bytes, and a gap between tokens 4. Names are codes, ids are hashes of 64 bits, and times are
 one start in ns with single-precision distances from it, which are off by 6e-8 of their length at most.
 """
 
@@ -23,6 +23,13 @@ SCHEDULED, ERROR, WRONG = 1, 2, 4  # flags: the start is a scheduled time; an er
 
 _NAMES = ("arm", "replica", "status", "phase")
 _IDS = {"request_id": "id", "pair_id": "pair", "session_id": "session"}
+_KINDS: dict[str, npt.DTypeLike] = {
+    **dict.fromkeys(_NAMES, np.int32),
+    **dict.fromkeys(("trial", "prompt_tokens", "max_tokens", "output_tokens", "token_times"), np.int32),
+    **dict.fromkeys(("sent_ms", "first_ms", "end_ms", "tpot_ms", "gaps_ms"), np.float32),
+    **dict.fromkeys(_IDS.values(), np.uint64),
+    **{"start_ns": np.int64, "stall_ns": np.int64, "flags": np.uint8},
+}
 _LAST_NS = 9_200_000_000_000_000_000  # beyond any clock
 _STALL_SLACK_NS = 1_000_000_000
 _PART = 1 << 24  # rows that are sorted at once
@@ -96,57 +103,24 @@ def is_named(codes: Codes, names: tuple[str, ...], name: str) -> Bools:
 # --- Filling ----------------------------------------------------------------------------------------------------------
 
 
-class _Column:
-    """An array that grows, and becomes wider where a number needs it."""
-
-    def __init__(self, kind: npt.DTypeLike) -> None:
-        self._values = np.empty(0, dtype=kind)
-        self._size = 0
-
-    def add(self, values: npt.NDArray[Any]) -> None:
-        size = self._size + len(values)
-        kind = self._values.dtype
-        if kind.kind == "i" and len(values) and kind.itemsize < values.dtype.itemsize:
-            farthest = min(int(values.min()), -1 - int(values.max()))
-            kind = np.result_type(kind, np.min_scalar_type(farthest))
-        if size > len(self._values) or kind != self._values.dtype:
-            # Memory that nothing was written to is not taken.
-            larger = np.empty(max(size, 2 * len(self._values)), dtype=kind)
-            larger[: self._size] = self._values[: self._size]
-            self._values = larger
-        self._values[self._size : size] = values
-        self._size = size
-
-    def values(self) -> npt.NDArray[Any]:
-        return self._values[: self._size]
-
-
 class ColumnBuilder:
     """Columns that tables of requests are appended to."""
 
     def __init__(self) -> None:
         self.rows = 0
         self._codes: dict[str, dict[str, int]] = {name: {} for name in _NAMES}
-        self._columns = {
-            **{name: _Column(np.int8) for name in (*_NAMES, "stall_ns", "token_times")},
-            **{name: _Column(np.int16) for name in ("trial", "prompt_tokens", "max_tokens", "output_tokens")},
-            **{name: _Column(np.float32) for name in ("sent_ms", "first_ms", "end_ms", "tpot_ms", "gaps_ms")},
-            **{name: _Column(np.uint64) for name in _IDS.values()},
-            **{"start_ns": _Column(np.int64), "flags": _Column(np.uint8)},
-        }
+        self._parts: dict[str, list[npt.NDArray[Any]]] = {name: [np.empty(0, kind)] for name, kind in _KINDS.items()}
 
     def add(self, table: pa.Table, run: int = 0) -> None:
         """Append the rows of a table with the columns of REQUESTS; pairs of runs with other numbers differ."""
         for batch in table.combine_chunks().to_batches():
             columns = {name: batch.column(name) for name in batch.schema.names}
             self.rows += batch.num_rows
-            for name in _NAMES:
-                self._columns[name].add(self._coded(name, columns[name]))
-            for name, own in _IDS.items():
-                ids = hashes(columns[name])
-                self._columns[own].add(_keyed(ids, np.array([run], dtype=np.uint64)) if own == "pair" else ids)
-            for name, values in _numbers(columns).items():
-                self._columns[name].add(values)
+            found = _numbers(columns) | {name: self._coded(name, columns[name]) for name in _NAMES}
+            found |= {own: hashes(columns[name]) for name, own in _IDS.items()}
+            found["pair"] = _keyed(found["pair"], np.array([run], dtype=np.uint64))
+            for name, values in found.items():
+                self._parts[name].append(values.astype(_KINDS[name]))  # a view would keep its whole batch
 
     def _coded(self, name: str, column: pa.Array) -> Codes:
         encoded = column.dictionary_encode()
@@ -157,13 +131,12 @@ class ColumnBuilder:
 
     def columns(self) -> RequestColumns:
         """Return what was appended, and let go of it."""
-        arrays = {name: column.values() for name, column in self._columns.items()}
+        arrays = {name: np.concatenate(self._parts.pop(name)) for name in _KINDS}
         names = {name: tuple(sorted(known)) for name, known in self._codes.items()}
         for name, known in self._codes.items():
             if names[name] != tuple(known):
                 rank = np.array([*map(names[name].index, known), -1], dtype=arrays[name].dtype)
                 arrays[name] = rank[arrays[name]]
-        self._columns.clear()
         return RequestColumns(
             **arrays, arms=names["arm"], replicas=names["replica"], statuses=names["status"], phases=names["phase"]
         )

@@ -52,8 +52,8 @@ def command(
     differences. The outcome goes to a new folder, which names its runs and can be judged again, or joined with
     more.
 
-    Detailed results of vLLM's bench serve, AIPerf and GuideLLM are given as NAME=FILE, a file for each run of an
-    arm, the control's first, and judged as separate runs without pairs.
+    Detailed results of vLLM's bench serve are given as NAME=FILE, a file for each run of an arm, the control's
+    first, and judged as separate runs without pairs.
 
     Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable.
     """

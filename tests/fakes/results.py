@@ -1,4 +1,4 @@
-"""Result files of other load tools, written as each tool writes them, of made-up requests."""
+"""Result files of vLLM's benchmark, of made-up requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-EPOCH_S = 1_700_000_000.0
 COUNTER_S = 5_000.25  # what a performance counter shows
 
 
@@ -82,68 +81,6 @@ def vllm(requests: Sequence[Sent], **changes: Any) -> dict[str, Any]:
         "generated_texts": ["word " * request.tokens for request in requests],
         "errors": [request.error for request in requests],
     } | changes
-
-
-def aiperf(requests: Sequence[Sent]) -> list[dict[str, Any]]:
-    """Return the lines of AIPerf 0.13's profile_export.jsonl."""
-    lines = []
-    for place, request in enumerate(requests):
-        start_ns = round((EPOCH_S + request.sent_s) * 1e9)
-        metadata = {
-            **{"session_num": place, "x_request_id": f"request-{place}", "x_correlation_id": f"session-{place}"},
-            "credit_issued_ns": round((EPOCH_S + request.due_s) * 1e9),
-            **{"request_start_ns": start_ns, "request_end_ns": start_ns + round(request.took_s * 1e9) + 400_000},
-            **{"worker_id": "worker_1", "benchmark_phase": "profiling", "was_cancelled": False},
-        }
-        if request.error:
-            error = {"code": 500, "type": "X", "message": request.error}
-            lines.append({"metadata": metadata, "metrics": {}, "error": error})
-            continue
-        ms = {"time_to_first_token": request.first_s * 1e3, "request_latency": request.took_s * 1e3}
-        gaps = {"inter_chunk_latency": [gap * 1e3 for gap in request.gaps_s]}
-        counts = {"usage_prompt_tokens": request.prompt_tokens, "usage_completion_tokens": request.tokens}
-        counts |= {"input_sequence_length": request.prompt_tokens - 3, "output_sequence_length": request.tokens + 1}
-        metrics = {name: {"value": value, "unit": "ms"} for name, value in {**ms, **gaps}.items()}
-        metrics |= {name: {"value": value, "unit": "tokens"} for name, value in counts.items()}
-        lines.append({"metadata": metadata, "metrics": metrics})
-    return lines
-
-
-def aiperf_summary(count: int, **phase: Any) -> dict[str, Any]:
-    """Return AIPerf 0.13's profile_export_aiperf.json, without its metrics."""
-    phases = [{"name": "profiling", "kind": "profiling", "type": "poisson", "rate": 4.0} | phase]
-    return {
-        **{"schema_version": "1.4", "aiperf_version": "0.13.0", "is_complete": True},
-        "completed_request_count": {"unit": "requests", "avg": float(count)},
-        "input_config": {"models": {"items": [{"name": "tiny"}]}, "phases": phases},
-    }
-
-
-def guidellm(requests: Sequence[Sent], **strategy: Any) -> dict[str, Any]:
-    """Return GuideLLM 0.8's benchmarks.json, of one benchmark."""
-    rows: dict[str, list[dict[str, Any]]] = {"successful": [], "errored": [], "incomplete": []}
-    for place, request in enumerate(requests):
-        sent_s = EPOCH_S + request.sent_s
-        end_s = sent_s + request.took_s
-        timings = {
-            **{"targeted_start": EPOCH_S + request.due_s, "resolve_start": sent_s, "request_start": sent_s},
-            "first_token_iteration": None if request.error else sent_s + request.first_s,
-            "last_token_iteration": None if request.error else end_s,
-            **{"request_end": end_s, "resolve_end": end_s + 0.0001},
-        }
-        info = {"conversation_id": f"session-{place}", "timings": timings, "error": request.error or None}
-        row = {"type_": "generative_request_stats", "request_id": f"request-{place}", "info": info}
-        row |= {"prompt_tokens": request.prompt_tokens, "output_tokens": request.tokens or None}
-        rows["errored" if request.error else "successful"].append(row)
-    strategy = {"type_": "poisson", "worker_count": 10, "max_concurrency": 10240, "rate": 4.0} | strategy
-    benchmark = {
-        "type_": "generative_benchmark",
-        "config": {"strategy": strategy, "backend": {"kind": "openai_http", "model": "tiny"}},
-        "scheduler_metrics": {"start_time": EPOCH_S},
-        "metrics": {"request_totals": {"total": len(requests)}},
-        "requests": rows,
-    }
-    return {"metadata": {"version": 2, "guidellm_version": "0.8.1"}, "config": {}, "benchmarks": [benchmark]}
 
 
 def write(path: Path, content: Any) -> Path:

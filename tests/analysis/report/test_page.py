@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from analysis.report.brief import brief_of
-from analysis.report.charts import chart_data, script_json
-from analysis.report.html import SCRIPTS, bundle, content_policy, html_report
+from analysis.report.html import SCRIPTS, bundle, chart_data, content_policy, html_report, script_json
 from analysis.report.rendering import template_text
 from analysis.summary.model import Summary as Model
 

@@ -4,8 +4,8 @@ from functools import partial
 
 import numpy as np
 
+from analysis.judging.gates.memory import memory_of, shared_figure
 from analysis.records.run_records import read_run
-from analysis.run.memory import memory_of, shared_figure
 from analysis.run.run import Run
 from tests.fakes.machines import GIB, sample, tell
 from tests.fakes.runs import FakeRun, write_run

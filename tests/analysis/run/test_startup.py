@@ -13,8 +13,7 @@ from analysis.records.run_records import read_run
 from analysis.records.schemas import COMPILE_EVENTS
 from analysis.records.tables import RecordWriter
 from analysis.run.run import Run
-from analysis.run.startup import startup_row
-from analysis.run.variance import searching_starts, start_spread
+from analysis.run.startup import searching_starts, start_spread, startup_row
 from analysis.statistics.unpaired import quantile_error
 from analysis.summary.summary import analyze
 from tests.fakes.machines import tell
