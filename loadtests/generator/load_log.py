@@ -23,18 +23,17 @@ from servers.clock import now_ns
 
 
 class LoadLog:
-    """What one load process did and how late it was itself, as two small JSON files rewritten each second.
+    """What one load process did and how late it was itself, as generator-<worker>.json, which is rewritten each second.
 
-    generator-<worker>.json holds the counts, the schedule lag (actual minus scheduled start; starts held back by a
-    concurrency cap do not count), the loop lag (how late a waiting greenlet ran, the error of every token time), CPU
-    (of the whole process, and second by second of the thread that keeps the schedule), time spent collecting garbage,
-    how many records are in the file or were dropped, and the instant before which all that was due has ended and is in
-    the file. progress-<worker>.json holds live quantiles over the last 10 s with counts since
-    the start ("arms"), and "histograms" of all answers. Counts are of requests as sent: a mirrored request is one for
-    each arm.
+    It holds the counts, the schedule lag (actual minus scheduled start; starts held back by a concurrency cap do not
+    count), the loop lag (how late a waiting greenlet ran, the error of every token time), CPU (of the whole process,
+    and second by second of the thread that keeps the schedule), time spent collecting garbage, how many records are in
+    the file or were dropped, and the instant before which all that was due has ended and is in the file. "arms" has
+    counts since the start and live quantiles over the last 10 s, "histograms" all answers. Counts are of requests as
+    sent: a mirrored request is one for each arm.
 
-    `on_write` is given both contents each time. `clock` is the comparison with the master's clock, on which the
-    instants of the files are; `monitor` is what was seen of a host that is not the master's.
+    `on_write` is given the content each time. `clock` is the comparison with the master's clock, on which the instants
+    are; `monitor` is what was seen of a host that is not the master's.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class LoadLog:
         self.error: str | None = None
         self.complete = False
         self.monitor: Mapping[str, Any] | None = None
-        self.on_write: Callable[[dict[str, Any], dict[str, Any]], None] | None = None
+        self.on_write: Callable[[dict[str, Any]], None] | None = None
         self._arms = defaultdict(ArmTally, {arm: ArmTally() for arm in arms})
         self._cpu_s = time.process_time()
         self._wall_ns = now_ns()
@@ -93,7 +92,7 @@ class LoadLog:
     def account(self) -> dict[str, Any]:
         """What generator-<worker>.json says now."""
         file = self._recorder.file if self._recorder is not None else None
-        offset_ns = 0 if self._clock is None else self._clock.offset_ns
+        offset_ns, at_ns = 0 if self._clock is None else self._clock.offset_ns, now_ns()
         return {
             "worker": self.worker,
             "planned": self.started if self.planned is None else self.planned,
@@ -110,31 +109,20 @@ class LoadLog:
             "gc_ms": self.garbage.spent_ms,
             "cpu_s": round(time.process_time() - self._cpu_s, 3),
             "cpu": self.cpu.summary(),
-            "wall_s": round((now_ns() - self._wall_ns) / 1e9, 3),
+            "wall_s": round((at_ns - self._wall_ns) / 1e9, 3),
+            "t_s": 0.0 if self.start_ns is None else round(max(0, at_ns - self.start_ns) / 1e9, 3),
             "start_ns": None if self.start_ns is None else self.start_ns + offset_ns,
             "settled_ns": None if self.settled_ns is None else self.settled_ns + offset_ns,
             "clock": None if self._clock is None else self._clock.account(),
             **({} if self.monitor is None else {"monitor": self.monitor}),
             "error": self.error,
             "complete": self.complete,
-        }
-
-    def progress(self) -> dict[str, Any]:
-        """What progress-<worker>.json says now."""
-        at_ns = now_ns()
-        return {
-            "worker": self.worker,
-            "planned": self.planned,
-            "started": self.started,
-            "finished": self.finished,
-            "failed": self.failed,
-            "t_s": 0.0 if self.start_ns is None else round(max(0, at_ns - self.start_ns) / 1e9, 3),
             "arms": {arm: tally.summary(at_ns) for arm, tally in self._arms.items()},
             "histograms": {arm: tally.histograms() for arm, tally in self._arms.items()},
         }
 
     def refresh(self) -> None:
-        """Both files will soon say how things stand now; they stay older while the disk is slow. Never waits.
+        """The file will soon say how things stand now; it stays older while the disk is slow. Never waits.
 
         Raises the OSError with which the disk failed before.
         """
@@ -144,17 +132,16 @@ class LoadLog:
             self.cpu.take()
         if self._directory is None and self.on_write is None:
             return
-        account, progress = self.account(), self.progress()
+        account = self.account()
         if self.on_write is not None:
-            self.on_write(account, progress)
+            self.on_write(account)
         if self._directory is None or (self._writing is not None and not self._writing.ready()):
             return
         self._raise_failure()
-        files = {f"generator-{self.worker}.json": account, f"progress-{self.worker}.json": progress}
-        self._writing = self._thread.spawn(_write_files, self._directory, files)
+        self._writing = self._thread.spawn(_write, self._directory / f"generator-{self.worker}.json", account)
 
     def write(self) -> None:
-        """Both files say how things stand now. Waits for a slow disk, but not for ever.
+        """The file says how things stand now. Waits for a slow disk, but not for ever.
 
         Raises the OSError with which the disk failed.
         """
@@ -172,11 +159,10 @@ class LoadLog:
             raise error
 
 
-def _write_files(directory: Path, files: Mapping[str, Mapping[str, Any]]) -> OSError | None:
-    """Why they could not be written. Returned, because gevent prints what its threads raise."""
+def _write(path: Path, account: Mapping[str, Any]) -> OSError | None:
+    """Why the file could not be written. Returned, because gevent prints what its threads raise."""
     try:
-        for name, content in files.items():
-            write_document(directory / name, content)
+        write_document(path, account)
     except OSError as error:
         return error
     return None

@@ -12,7 +12,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
@@ -82,25 +81,21 @@ class RunCollector(Collector):
         yield from _pages(self._status.pages.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Trial:
-    """What the load processes of one trial say: progress-N.json and generator-N.json, by N."""
-
-    progress: Mapping[str, Mapping[str, Any]]
-    accounts: Mapping[str, Mapping[str, Any]]
+# generator-N.json of the load processes of one trial, by N
+_Accounts = Mapping[str, Mapping[str, Any]]
 
 
-def _trials(run_dir: Path | None) -> list[_Trial]:
-    folders = sorted(run_dir.glob("trial-*")) if run_dir is not None else []
-    return [_Trial(progress=_read(folder, "progress"), accounts=_read(folder, "generator")) for folder in folders]
+def _trials(run_dir: Path | None) -> list[_Accounts]:
+    """What the load processes of each trial say."""
+    return [_accounts(folder) for folder in sorted(run_dir.glob("trial-*"))] if run_dir is not None else []
 
 
-def _read(folder: Path, name: str) -> dict[str, Mapping[str, Any]]:
-    documents = {}
-    for path in sorted(folder.glob(f"{name}-[0-9]*.json")):
+def _accounts(folder: Path) -> _Accounts:
+    accounts = {}
+    for path in sorted(folder.glob("generator-[0-9]*.json")):
         with suppress(OSError, ValueError):
-            documents[path.stem.removeprefix(f"{name}-")] = mapping(json.loads(path.read_text(encoding="utf-8")))
-    return documents
+            accounts[path.stem.removeprefix("generator-")] = mapping(json.loads(path.read_text(encoding="utf-8")))
+    return accounts
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
@@ -127,9 +122,9 @@ def _standing(status: Status) -> Iterator[Metric]:
     yield compiles
 
 
-def _load(trials: Sequence[_Trial]) -> Iterator[Metric]:
+def _load(trials: Sequence[_Accounts]) -> Iterator[Metric]:
     """What came of the requests, by arm."""
-    reports = [report for trial in trials for report in trial.progress.values()]
+    reports = [report for trial in trials for report in trial.values()]
     started = sum(number(report.get("started")) or 0.0 for report in reports)
     yield CounterMetricFamily("tailgate_load_requests_started", "Requests started, each copy by itself.", value=started)
     ended: defaultdict[tuple[str, str], float] = defaultdict(float)
@@ -142,7 +137,7 @@ def _load(trials: Sequence[_Trial]) -> Iterator[Metric]:
         requests.add_metric(labels, count)
     yield requests
     under_way: defaultdict[str, float] = defaultdict(float)
-    for arm, row in _rows(trials[-1].progress.values() if trials else (), "arms"):
+    for arm, row in _rows(trials[-1].values() if trials else (), "arms"):
         under_way[arm] += number(row.get("inflight")) or 0.0
     in_flight = GaugeMetricFamily("tailgate_load_in_flight", "Requests under way to a pinned arm.", labels=["arm"])
     for arm, count in sorted(under_way.items()):
@@ -178,9 +173,9 @@ def _histogram(name: str, text: str, reports: Iterable[Mapping[str, Any]], metri
     return family
 
 
-def _load_processes(trials: Sequence[_Trial]) -> Iterator[Metric]:
+def _load_processes(trials: Sequence[_Accounts]) -> Iterator[Metric]:
     """How the load processes themselves did, by their number."""
-    newest = trials[-1].accounts if trials else {}
+    newest = trials[-1] if trials else {}
     for key, (name, text) in _LAGS.items():
         family = Metric(name, text, "summary")  # the type to which the label quantile belongs
         for worker, account in newest.items():
@@ -202,7 +197,7 @@ def _load_processes(trials: Sequence[_Trial]) -> Iterator[Metric]:
         ("tailgate_load_records_dropped", "Records lost.", ("records", "dropped"), 1.0),
     ):
         totals: defaultdict[str, float] = defaultdict(float)
-        for worker, account in (item for trial in trials for item in trial.accounts.items()):
+        for worker, account in (item for trial in trials for item in trial.items()):
             totals[worker] += scale * _at(account, path)
         counter = CounterMetricFamily(name, text, labels=["worker"])
         for worker, total in sorted(totals.items()):

@@ -146,12 +146,12 @@ class Status:
 
 
 def read_load(folder: Path) -> Load:
-    """The live numbers in the `progress-<worker>.json` files of `folder`; a file that is not there yet counts as zeros.
+    """The live numbers in the `generator-<worker>.json` files of `folder`; one that is not there yet counts as zeros.
 
     Over several load processes the middle quantile is the mean weighted by answers, and the 99th the worst.
     """
     reports = []
-    for path in sorted(folder.glob("progress-*.json")):
+    for path in sorted(folder.glob("generator-[0-9]*.json")):
         with suppress(OSError, ValueError):
             reports.append(json.loads(path.read_text(encoding="utf-8")))
     names = sorted({name for report in reports for name in report.get("arms", {})})

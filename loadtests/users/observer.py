@@ -19,7 +19,7 @@ from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.live import SAME_START_S, ended_requests
 from servers.splitter.request_log import LoggedRequest, parse_line
 
-_REQUESTS, _ACCOUNT, _PROGRESS = "requests-0.arrow", "generator-0.json", "progress-0.json"
+_REQUESTS, _ACCOUNT = "requests-0.arrow", "generator-0.json"
 
 
 @dataclass(slots=True)
@@ -164,14 +164,6 @@ class Observer:
             "splitter": None if self._source is None else {**asdict(self._source), "count": self._source.count},
             "error": None,
             "complete": complete,
-        }
-        write_document(self._folder / _ACCOUNT, account)
-        progress = {
-            "worker": 0,
-            "planned": None,
-            "started": counts.started,
-            "finished": counts.finished,
-            "failed": counts.failed,
             "t_s": round((now_ns - self._observed.since_ns) / 1e9, 3),
             "arms": {
                 arm: {**tally.summary(now_ns), "inflight": self._under_way.at(arm)}
@@ -179,4 +171,4 @@ class Observer:
             },
             "histograms": {arm: tally.histograms() for arm, tally in self._tallies.items()},
         }
-        write_document(self._folder / _PROGRESS, progress)
+        write_document(self._folder / _ACCOUNT, account)

@@ -186,14 +186,12 @@ class Master:
         load.share.confirm(data["size"])
 
     def _on_account(self, load: _Load, data: dict[str, Any]) -> None:
-        account = data["account"]
-        if load.lost is not None and load.client_id not in self._running and not account.get("complete"):
+        if load.lost is not None and load.client_id not in self._running and not data["complete"]:
             logger.warning("load process %d is back", load.number)
             load.lost = None
             self._running.add(load.client_id)
-        load.account = account
+        load.account = data
         self._write_account(load)
-        write_document(self._records / f"progress-{load.number}.json", data["progress"])
 
     # --- The trial ----------------------------------------------------------------------------------------------------
 

@@ -202,10 +202,10 @@ class Worker:
         log.refresh()  # the master knows from now on that this process exists
         gevent.spawn(self._compare_for_ever)
 
-    def _send_account(self, account: dict[str, Any], progress: dict[str, Any]) -> None:
+    def _send_account(self, account: dict[str, Any]) -> None:
         if not any(sender.missing_bytes for sender in self._senders.values()):
             self._settled_ns = account["settled_ns"]  # by now on the master's disk
-        self._send(ACCOUNT, {"account": {**account, "settled_ns": self._settled_ns}, "progress": progress})
+        self._send(ACCOUNT, {**account, "settled_ns": self._settled_ns})
 
     def _compare_for_ever(self) -> None:
         self._heard_ns = now_ns()

@@ -65,8 +65,7 @@ def test_a_schedule_begins_at_its_start_and_failed_requests_do_not_fail_the_proc
     by_arm = Counter((row["arm"], row["status"]) for row in rows)
     assert by_arm == {("eager", "OK"): len(schedule), ("compiled", "UNAVAILABLE"): len(schedule)}
     assert min(row["scheduled_ns"] for row in rows) == start_ns + int(schedule.offset_ns[0])
-    progress = json.loads((tmp_path / "progress-0.json").read_text())
-    assert progress["arms"]["eager"]["n"] == len(schedule)
+    assert account(tmp_path)["arms"]["eager"]["n"] == len(schedule)
 
 
 @pytest.mark.parametrize(("signal_number", "processes"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])

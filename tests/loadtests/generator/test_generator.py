@@ -155,7 +155,7 @@ def test_answers_that_cannot_be_booked_in_time_are_counted_and_not_kept(targets:
     account = run.log.account()
     assert run.records == []
     assert account["finished"] == account["records"]["dropped"] == 10
-    assert run.log.progress()["arms"]["eager"]["inflight"] == 0
+    assert run.log.account()["arms"]["eager"]["inflight"] == 0
 
 
 def test_stalled_answers_do_not_delay_later_requests(targets: dict[str, str]) -> None:

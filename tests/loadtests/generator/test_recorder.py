@@ -219,16 +219,15 @@ def test_log_counts_and_quantiles_count_from_the_schedule(tmp_path: Path) -> Non
     log.start_ns = at_ns - 5_000 * MS
     log.complete = True
     log.write()
-    progress = json.loads((tmp_path / "progress-3.json").read_text())
     generator = json.loads((tmp_path / "generator-3.json").read_text())
     quantiles = {"ttft_p50_ms": 100.0, "ttft_p99_ms": 100.0, "e2e_p50_ms": 200.0, "e2e_p99_ms": 300.0}
     expected = {"n": 3, "failed": 1, "inflight": 1, **quantiles}
-    assert progress["arms"]["eager"] == pytest.approx(expected, rel=0.01)
-    assert 5.0 <= progress["t_s"] < 60.0
-    assert progress["arms"]["compiled"]["ttft_p99_ms"] is None
+    assert generator["arms"]["eager"] == pytest.approx(expected, rel=0.01)
+    assert 5.0 <= generator["t_s"] < 60.0
+    assert generator["arms"]["compiled"]["ttft_p99_ms"] is None
     assert (generator["planned"], generator["started"], generator["finished"], generator["failed"]) == (5, 4, 3, 1)
     assert (generator["lag_ms"]["max"], generator["complete"]) == (2.0, True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["generator-3.json", "progress-3.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["generator-3.json"]
 
 
 @given(st.lists(st.integers(1_000, 3_600_000_000_000), min_size=1, max_size=200), st.floats(0.01, 1))

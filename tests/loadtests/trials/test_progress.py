@@ -29,11 +29,11 @@ from tests.fakes.request_rows import MS, record
 
 def report(folder: Path, worker: int, arms: dict[str, dict[str, float | None]]) -> None:
     content = {"worker": worker, "finished": 10, "failed": worker, "t_s": 3.0 + worker, "arms": arms}
-    (folder / f"progress-{worker}.json").write_text(json.dumps(content))
+    (folder / f"generator-{worker}.json").write_text(json.dumps(content))
 
 
 def test_load_of_several_processes_is_added_up(tmp_path: Path) -> None:
-    (tmp_path / "progress-0.json").write_text("{")
+    (tmp_path / "generator-0.json").write_text("{")
     assert read_load(tmp_path) == Load()
     report(tmp_path, 0, {"eager": {"n": 30, "ttft_p50_ms": 10.0, "ttft_p99_ms": 20.0, "inflight": 1}})
     report(tmp_path, 1, {"eager": {"n": 10, "ttft_p50_ms": 30.0, "ttft_p99_ms": 15.0, "inflight": 2}})
@@ -136,14 +136,14 @@ def test_broken_files_of_load_processes_are_left_out(tmp_path: Path) -> None:
     folder = tmp_path / "trial-01"
     load(folder, 0, answers=1)
     broken: dict[str, Any] = {"arms": {"eager": None}, "histograms": {"eager": {"ttft": 3}}, "started": "many"}
+    broken |= {"cpu": 3, "lag_ms": None, "records": {"written": "x"}}
     other = {"histograms": {"eager": {"ttft": {"bounds_s": [1.0], "counts": [2, 3], "sum_s": 9.0}}}}
     for number, text in enumerate(("{", "[]", json.dumps(broken), json.dumps(other)), start=1):
-        (folder / f"progress-{number}.json").write_text(text)
-    (folder / "generator-1.json").write_text(json.dumps({"cpu": 3, "lag_ms": None, "records": {"written": "x"}}))
+        (folder / f"generator-{number}.json").write_text(text)
     samples = shown(Status(run_dir=tmp_path))
     assert value(samples, "tailgate_load_requests_total", arm="eager", outcome="ok") == 1
     assert value(samples, "tailgate_load_time_to_first_token_seconds_count", arm="eager") == 1
-    assert value(samples, "tailgate_load_records_written_total", worker="1") == 0
+    assert value(samples, "tailgate_load_records_written_total", worker="3") == 0
 
 
 def test_the_pages_of_processes_are_on_that_of_the_run_which_one_that_is_gone_does_not_break() -> None:

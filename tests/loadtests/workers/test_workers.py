@@ -363,7 +363,7 @@ def test_a_trial_starts_once_when_all_are_ready_and_ends_with_the_last(trial: Tr
     for _ in range(2):
         say(runner, messages.READY, "y")
     (start,) = sent(runner, messages.START)
-    say(runner, messages.ACCOUNT, "y", account={"start_ns": 5, "clock": {"offset_ns": 7}}, progress={})
+    say(runner, messages.ACCOUNT, "y", complete=False, clock={"offset_ns": 7})
     assert start["start_ns"] > 0
     assert trial.account(1)["clock"] == {"offset_ns": 7}
     write_end(trial.folder, at_ns=9, arms={})
@@ -432,14 +432,14 @@ def test_a_worker_says_what_the_master_lacks_and_that_it_failed(tmp_path: Path) 
     sender = Mock(missing_bytes=3, path=tmp_path / "requests-0.arrow")
     sender.wait_complete.return_value = False
     worker._senders = {"requests-0.arrow": sender}
-    worker._send_account({"settled_ns": 5}, {})
+    worker._send_account({"settled_ns": 5})
     say(runner, messages.START, start_ns=1)
     report = told(runner)
     assert (report["error"], load.log.complete) == ("the disk is full", False)
     assert f"3 bytes of requests-0.arrow did not reach the master: they are in {tmp_path}" in report["missing"]
     sender.missing_bytes = 0
-    worker._send_account({"settled_ns": 6}, {})
-    assert [account["account"]["settled_ns"] for account in sent(runner, messages.ACCOUNT)] == [None, 6]
+    worker._send_account({"settled_ns": 6})
+    assert [account["settled_ns"] for account in sent(runner, messages.ACCOUNT)] == [None, 6]
 
 
 def test_a_worker_takes_no_share_that_it_would_misread() -> None:
