@@ -17,7 +17,7 @@ import gevent
 import gevent.socket
 from geventhttpclient.response import HTTPParseError
 
-from loadtests.clients.openai_call import Answer, OpenAiCall
+from loadtests.clients.openai_call import OpenAiCall
 from loadtests.clients.tls import TlsSocket, secure
 from loadtests.external.addresses import ExternalConfig, OpenAiOptions, header_values, parse_address, secrets_of
 from loadtests.external.client_security import bearer_token, client_context, server_name
@@ -91,7 +91,9 @@ class OpenAiClient:
     ) -> OpenAiCall:
         """A started call. `body` is JSON, `headers` are whole header lines; `on_done` must neither block nor raise."""
         request = b"%b%bContent-Length: %d\r\n\r\n%b" % (self._head, headers, len(body), body)
-        call = OpenAiCall(request=request, timeout_s=timeout_s, on_done=on_done, tag=tag, calls=self._calls)
+        call = OpenAiCall(
+            request=request, timeout_s=timeout_s, on_done=on_done, tag=tag, calls=self._calls, secrets=self._secrets
+        )
         if self._closed:
             call.finish("UNAVAILABLE", "the client is closed", now_ns())
         else:
@@ -189,7 +191,6 @@ class OpenAiClient:
 
     def _exchange(self, call: OpenAiCall, sock: Any, reused: bool) -> bool:
         """The call has ended. Returns whether the connection can serve another."""
-        answer = Answer(call, self._secrets)
         call.sent_ns = now_ns()
         broken: OSError | None = None
         try:
@@ -198,12 +199,12 @@ class OpenAiClient:
             broken = problem  # a server that refuses a request early has said why
         silent = True
         while not call.status:
-            if answer.ended_ns:
+            if call.ended_ns:
                 sock.settimeout(_DRAIN_S)  # an answer is whole with its finish_reason: do not wait for [DONE]
             try:
                 data = sock.recv(_READ_BYTES)
             except TimeoutError:
-                answer.break_off("", now_ns())
+                call.break_off("", now_ns())
                 return False
             except OSError as problem:
                 data, broken = b"", broken or problem
@@ -215,15 +216,15 @@ class OpenAiClient:
                 call.finish("UNAVAILABLE", f"the server closed the connection without an answer{why}", at_ns)
                 return False
             silent = False
-            answer.feed(data, at_ns)
-        return broken is None and self._drained(sock, answer)
+            call.feed(data, at_ns)
+        return broken is None and self._drained(sock, call)
 
-    def _drained(self, sock: Any, answer: Answer) -> bool:
+    def _drained(self, sock: Any, call: OpenAiCall) -> bool:
         """Whether the answer that has ended leaves a connection which can be used again."""
-        response = answer.response
+        response = call.response
         if response.message_complete:
             return not response.should_close()
-        if answer.call.status != "OK":
+        if call.status != "OK":
             return False
         with gevent.Timeout(_DRAIN_S, False), contextlib.suppress(OSError, HTTPParseError):
             while not response.message_complete:

@@ -26,7 +26,7 @@ from loadtests.clients.grpc_call import GrpcCall
 from loadtests.clients.headers import HeaderDecoder, HeaderError
 from loadtests.clients.inference import InferenceClient
 from loadtests.clients.oip import OipCall
-from loadtests.clients.openai_call import Answer, OpenAiCall
+from loadtests.clients.openai_call import OpenAiCall
 from loadtests.external.addresses import OipOptions
 from loadtests.generator.record import embed_record_of, record_of, request_batch
 from loadtests.trials.channels import check_alike, start_up
@@ -213,12 +213,11 @@ def _infer_answers(stream: str, folder: Path) -> list[bytes]:
 
 
 def _openai(folder: Path, content: bytes, draws: random.Random) -> None:
-    call = OpenAiCall(request=b"", calls=set())
-    answer = Answer(call, ("secret",))
+    call = OpenAiCall(request=b"", calls=set(), secrets=("secret",))
     for piece in [*pieces(content, draws), b""]:
         if call.status:
             break
-        answer.feed(piece, now_ns())
+        call.feed(piece, now_ns())
     _records(call)
 
 

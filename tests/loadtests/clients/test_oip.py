@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 from unittest.mock import Mock
@@ -37,7 +36,7 @@ from servers.rpc.inference_pb2 import EmbedResponse, GenerateRequest
 from servers.rpc.oip_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from tests.fakes import triton
 from tests.fakes.http2 import grpc_message
-from tests.fakes.http_servers import DONE, HttpPeer, Request, answer, said, scripted, usage
+from tests.fakes.http_servers import DONE, HttpPeer, answer, said, scripted, usage
 from tests.fakes.inference import Behaviour, serve
 from tests.fakes.processes import PATIENCE_S
 from tests.loadtests.generator.test_generator import schedule
@@ -283,14 +282,6 @@ def run(settings: dict[str, Any], offsets_ms: list[int], stop_s: float = 60.0) -
     return records, ended
 
 
-def run_external(
-    script: Callable[[Request], object], offsets_ms: list[int], stop_s: float = 60.0, **settings: Any
-) -> list[RequestRecord]:
-    with HttpPeer(script) as peer:
-        external = {"vllm": config("openai", peer.address)}
-        return run({"arms": ("vllm",), "external": external, **settings}, offsets_ms, stop_s)[0]
-
-
 def test_own_and_external_arms_are_recorded_alike() -> None:
     with serve(Behaviour(arm="eager")) as eager, HttpPeer(scripted([GOOD])) as peer:
         external = {"vllm": config("openai", peer.address)}
@@ -309,36 +300,6 @@ def test_own_and_external_arms_are_recorded_alike() -> None:
     assert {request.headers["x-request-id"] for request in peer.requests} == {
         record.request_id for record in records if record.arm == "vllm"
     }
-
-
-def test_slow_external_arm_is_no_reason_to_wait() -> None:
-    def script(request: Request) -> None:
-        time.sleep(0.4)
-        request.send(GOOD)
-
-    records = run_external(script, [0, 20, 40, 60])
-    assert all(record.ok and record.ttft_ms is not None and record.ttft_ms >= 390 for record in records)
-    assert max(record.sent_ns - record.scheduled_ns for record in records) < 350_000_000
-
-
-def test_cap_holds_for_external_arms() -> None:
-    most = [0, 0]
-
-    def script(request: Request) -> None:
-        most[0] += 1
-        most[1] = max(most)
-        time.sleep(0.05)
-        most[0] -= 1
-        request.send(GOOD)
-
-    records = run_external(script, [0] * 8, max_concurrency=2)
-    assert most[1] <= 2
-    assert len(records) == 8
-
-
-def test_stop_records_external_requests_in_flight_as_cancelled() -> None:
-    records = run_external(lambda request: time.sleep(3), [0, 10], stop_s=0.3)
-    assert [record.status for record in records] == ["CANCELLED"] * 2
 
 
 def test_arm_cannot_be_in_two_places() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtests.clients.openai import OpenAiClient
-from loadtests.clients.openai_call import Answer, OpenAiCall
+from loadtests.clients.openai_call import OpenAiCall
 from loadtests.external.addresses import ExternalConfig
 from loadtests.external.client_security import SecurityConfig
 from servers.clock import now_ns
@@ -179,12 +179,11 @@ def test_any_bytes_end_the_call_with_a_status_and_raise_nothing(
     for place, gone, instead in changes:
         reply = reply[:place] + instead + reply[place + gone :]
     call = OpenAiCall(request=b"", timeout_s=None, on_done=None, tag=None, calls=set())
-    answer = Answer(call, "")
     for start in range(0, len(reply), size):
         if not call.status:
-            answer.feed(reply[start : start + size], start)
+            call.feed(reply[start : start + size], start)
     if not call.status:
-        answer.feed(b"", len(reply))
+        call.feed(b"", len(reply))
     assert call.status in STATUS_NAMES
     assert call.error or call.status == "OK"
 

@@ -209,7 +209,7 @@ def test_what_a_silent_master_lacks_is_known_and_little_is_sent_to_it(tmp_path: 
     channel = Channel(tmp_path, lambda: 0, resend_after_s=60.0)
     assert not channel.ship(100, within_s=0.3)
     assert channel.sender.missing_bytes == channel.there.stat().st_size > 100_000
-    assert channel.sent_bytes == 3_000  # a piece, not the run
+    assert 0 < channel.sent_bytes <= 3_000  # a piece, not the run
 
 
 def test_a_copy_that_lacks_a_piece_says_so(tmp_path: Path) -> None:
