@@ -160,7 +160,8 @@ class CompileRecorder:
                 self._add("background_compile", trigger=Trigger(phase=self.trigger.phase), **details)
         self._drained_ns = now_ns()
         events, self._events = self._events, []
-        return events
+        # Numbered here: test compiles and dropped events take no number, so that a gap means a lost event.
+        return [replace(event, event_id=f"{next(self._ids)}") for event in events]
 
     # --- What the runner reports ---
 
@@ -339,7 +340,7 @@ class CompileRecorder:
         step = trigger or self.trigger
         self._events.append(
             CompileEvent(
-                event_id=f"{next(self._ids)}",
+                event_id="",
                 kind=kind,
                 start_ns=start_ns,
                 end_ns=end_ns,
