@@ -67,7 +67,9 @@ def _missing(seen: Evidence) -> Iterable[Check]:
         # Each arm had requests of its own, so that what a treatment lacks concerns no other.
         for arm, count in counts.items():
             lacking = missing_requests({arm: count}, {arm: run.planned.get(arm, 0)})
-            go_on = None if run.trials_of(arm) else "Go on with the search: tailgate frontier --after RUN_DIR."
+            go_on = None
+            if not run.trials_of(arm):
+                go_on = "Search again with another --seed, and judge both: tailgate analyze RUN RUN."
             yield MISSING.found(lacking, arm=None if arm == run.control else arm, remedy=go_on)
     else:
         closed = run.reported_open_loop is False and not run.planned
