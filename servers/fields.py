@@ -1,27 +1,24 @@
-"""Settings as frozen dataclasses: read from plain tables, and checked field by field.
-
-A field says its range where it is declared: `slots: Annotated[int, Range(1, 4096)] = 8`. `check_fields(self, "engine")`
-in `__post_init__` holds all of them to that, and each `Literal` to its choices.
-"""
+"""Settings as pydantic models: each field declares its range, and one line says what is wrong with a value."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
+import difflib
+import json
 import math
 import re
-import types
-import typing
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from servers.complaint import shortened
 
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_USABLE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
-T = TypeVar("T")
+# Of a list as TOML and JSON have it; its items stay strict.
+Listed = Field(strict=False)
 
 
 class ConfigError(ValueError):
@@ -32,126 +29,137 @@ class ConfigError(ValueError):
         super().__init__(shortened(" ".join(message.splitlines())))
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """The numbers that a field may hold, both ends included."""
+class Settings(BaseModel):
+    """A table of settings. `read` makes one of what a user wrote; a direct construction raises ValidationError.
 
-    low: float
-    high: float
-
-
-def check_range(key: str, value: float, allowed: Range) -> None:
-    """The value is in the range. Raises ConfigError."""
-    if not allowed.low <= value <= allowed.high:
-        raise ConfigError(f"{key} is {value}: give a value from {allowed.low} to {allowed.high}")
-
-
-def check_choice(key: str, value: object, allowed: tuple[object, ...]) -> None:
-    """The value is one of `allowed`. Raises ConfigError."""
-    if value not in allowed:
-        raise ConfigError(f"{key} is {value!r}: use one of {', '.join(str(item) for item in allowed)}")
-
-
-def check_fields(settings: Any, table: str = "") -> None:
-    """Each field of the dataclass is in its Range and among its Literal's choices; None passes. Raises ConfigError,
-    which names `table`.field, or the field alone where there is no table."""
-    kind: Any = type(settings)
-    for name, allowed in _limits(kind):
-        value, key = getattr(settings, name), f"{table}.{name}" if table else name
-        if isinstance(allowed, tuple):
-            check_choice(key, value, allowed)
-        elif value is not None:
-            check_range(key, value, allowed)
-
-
-@functools.cache
-def _limits(kind: type) -> list[tuple[str, Range | tuple[object, ...]]]:
-    limits: list[tuple[str, Range | tuple[object, ...]]] = []
-    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
-        if typing.get_origin(hint) is Literal:
-            limits.append((name, typing.get_args(hint)))
-        elif typing.get_origin(hint) is Annotated:
-            limits += [(name, item) for item in hint.__metadata__ if isinstance(item, Range)]
-    return limits
-
-
-def override(base: T, table: Mapping[str, Any], *, where: str) -> T:
-    """`base` with the keys of `table` replaced; unknown keys and bad values raise ConfigError naming `where`.key.
-
-    A setting that is itself a table of names (compile.options) keeps the names that `table` does not mention.
+    A validator's message begins with the key that it is about, seen from the table: "port is 80 but ...". That of a
+    field alone begins behind the key: 'is "a b": ...'. `elsewhere` holds the remedy for keys that another table has.
     """
-    if not table:
-        return base
-    converted = _converted(type(base), table, where)
-    for key, value in converted.items():
-        if isinstance(value, Mapping):
-            converted[key] = {**getattr(base, key), **value}
-    return replace(base, **converted)  # type: ignore[type-var]
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+        protected_namespaces=(),
+    )
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_are_known(cls, table: Any) -> Any:
+        for key in table if isinstance(table, Mapping) else ():
+            if key in cls.elsewhere:
+                raise ValueError(f"{key} {cls.elsewhere[key]}")
+            if key not in cls.model_fields:
+                raise ValueError(f"{key} is unknown: {_instead(str(key), cls)}")
+        return table
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a checked copy with `changes`. Raises ConfigError."""
+        return read(type(self), {**dict(self), **changes})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain tables that `read` makes an equal instance of."""
+        return self.model_dump(mode="json")
 
 
-def build(kind: type[T], table: Mapping[str, Any], *, where: str) -> T:
-    """An instance of the dataclass `kind` from `table`; unknown keys and bad values raise ConfigError."""
-    return kind(**_converted(kind, table, where))
+S = TypeVar("S", bound=BaseModel)
 
 
-def _converted(kind: type, table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    known = [item.name for item in fields(kind)]
-    for key in table:
-        if key not in known:
-            raise ConfigError(f"{where}.{key} is unknown: {where} takes {', '.join(known)}")
-    return {key: _value(hints[key], value, f"{where}.{key}") for key, value in table.items()}
+def _instead(key: str, model: type[BaseModel]) -> str:
+    """Return which key of the model was probably meant."""
+    closest = difflib.get_close_matches(key, model.model_fields, n=1)
+    return f"did you mean {closest[0]}?" if closest else f"use one of {', '.join(model.model_fields)}"
 
 
-def _value(hint: Any, value: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        if isinstance(value, hint):
-            return value
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} is {value!r}: give a table")
-        return build(hint, value, where=where)
-    origin = typing.get_origin(hint)
-    if origin is Mapping:
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} is {value!r}: give a table")
-        inner = typing.get_args(hint)[1]
-        if inner is Any:
-            return dict(value)
-        items = value.items() if dataclasses.is_dataclass(inner) else _by_dotted_name(value)
-        return {str(key): _value(inner, item, f"{where}.{key}") for key, item in items}
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise ConfigError(f"{where} is {value!r}: give a list")
-        inner = typing.get_args(hint)[0]
-        return tuple(_value(inner, item, where) for item in value)
-    if origin is Literal:
-        check_choice(where, value, typing.get_args(hint))
-        return value
-    if origin in (types.UnionType, typing.Union):
-        for option in typing.get_args(hint):
-            try:
-                return _value(option, value, where)
-            except ConfigError:
-                continue
-        raise ConfigError(f"{where} is {value!r}: expected {hint}")
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError:
-            raise ConfigError(f"{where} is a number of {value.bit_length()} bits: give one below 1e308") from None
-    if isinstance(hint, type) and (not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)):
-        raise ConfigError(f"{where} is {value!r}: expected {hint.__name__}")
-    return value
+def read(kind: type[S], table: Mapping[str, Any], *, where: str = "") -> S:
+    """Return the settings in `table`, which is called `where`. Raises ConfigError with key, value, limit and remedy."""
+    try:
+        return kind.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError(complaint(error, kind, table, where)) from None
 
 
-def _by_dotted_name(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of `table` by their whole names. TOML reads a name with dots, such as triton.enable_pdl, as tables
-    where nobody quoted it."""
-    for key, value in table.items():
-        if isinstance(value, Mapping) and value:
-            yield from _by_dotted_name(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value
+def matching(pattern: str, remedy: str) -> AfterValidator:
+    """Return what holds a text to the whole `pattern`."""
+    whole = re.compile(pattern)
+
+    def check(text: str) -> str:
+        if not whole.fullmatch(text):
+            raise ValueError(f"is {as_toml(text)}: {remedy}")
+        return text
+
+    return AfterValidator(check)
+
+
+_REMEDIES = {
+    "greater_than": "give more than {gt}",
+    "greater_than_equal": "give {ge} or more",
+    "less_than": "give less than {lt}",
+    "less_than_equal": "give {le} or less",
+    "too_short": "give {min_length} or more",
+    "too_long": "give {max_length} or fewer",
+    "literal_error": "use {expected}",
+    "finite_number": "give a finite number",
+    "bool_type": "give true or false",
+    "string_type": "give a text in quotes",
+    **dict.fromkeys(("int_type", "int_from_float"), "give a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "give a number"),
+    **dict.fromkeys(("tuple_type", "list_type"), "give a list"),
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type", "mapping_type"), "give a table"),
+}
+
+
+def complaint(error: ValidationError, model: type[BaseModel], table: Mapping[str, Any], where: str) -> str:
+    """Return what is wrong first, in one line. A list's entry is called by its name, as in arms.NAME.weight."""
+    found = error.errors(include_url=False)
+    key, value = _place(found[0]["loc"], table, where, is_missing=found[0]["type"] == "missing")
+    kind, context = found[0]["type"], found[0].get("ctx", {})
+    if kind == "value_error":
+        between = ("." if isinstance(value, Mapping | BaseModel) else " ") if key else ""
+        return f"{key}{between}{context['error']}"
+    if kind == "extra_forbidden":  # of a model that is no Settings
+        for step in found[0]["loc"][:-1]:
+            model = model.model_fields[str(step)].annotation  # type: ignore[assignment]
+        return f"{key} is unknown: {_instead(str(found[0]['loc'][-1]), model)}"
+    if kind == "missing":
+        return f"{key} is missing: add it"
+    if kind == "union_tag_invalid":
+        return f"{key}.kind is {as_toml(context['tag'])}: use {context['expected_tags']}".replace("'", '"')
+    alike = (each for each in found if _place(each["loc"], table, where, is_missing=False)[0] == key)
+    return f"{key} is {as_toml(value)}: {' or '.join(dict.fromkeys(map(_remedy, alike)))}"
+
+
+def _remedy(found: Any) -> str:
+    """Return what to write instead: one of several where a setting takes several types."""
+    remedy = _REMEDIES.get(found["type"])
+    if remedy is None:
+        return str(found["msg"][:1].lower() + found["msg"][1:])
+    limits = {key: f"{value:g}" if isinstance(value, float) else value for key, value in found.get("ctx", {}).items()}
+    return remedy.format(**limits).replace("'", '"')
+
+
+def _place(loc: Sequence[str | int], table: Any, where: str, *, is_missing: bool) -> tuple[str, Any]:
+    """Return the key at `loc`, as a user writes it, and its value. The kind of a list's entry in `loc` is no key."""
+    key, value = where, table
+    for position, step in enumerate(loc):
+        if position and isinstance(loc[position - 1], int) and isinstance(step, str):
+            continue
+        if isinstance(value, Mapping) and (step in value or (is_missing and position == len(loc) - 1)):
+            key, value = f"{key}.{step}".removeprefix("."), value.get(step)
+        elif isinstance(value, list | tuple) and isinstance(step, int) and step < len(value):
+            value = value[step]
+            name = value.get("name", value.get("preset")) if isinstance(value, Mapping) else None
+            is_usable = isinstance(name, str) and _USABLE_NAME.fullmatch(name)
+            key = f"{key}.{name}" if is_usable else f"{key}[{step}]"
+    return key, value
+
+
+def as_toml(value: Any) -> str:
+    """Return the value as a user writes it."""
+    return json.dumps(value, ensure_ascii=False, default=repr)
 
 
 def span_s(text: str) -> float | None:

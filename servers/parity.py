@@ -16,9 +16,9 @@ import os
 import random
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from servers.engine.quantisation import weight_bytes
 from servers.engine.runner import ModelRunner, runner_for
 from servers.engine.scheduler import Job, Scheduler
 from servers.engine.shapes import late_contexts, prompt_borders
-from servers.fields import ConfigError, build
+from servers.fields import ConfigError, Listed, Settings, read
 from servers.messages import Loaded, Refused, Stage
 from servers.processes import say
 from servers.program import log_to_stderr, on_its_card_alone, read_arm
@@ -62,8 +62,11 @@ class Fed:
     rows: dict[int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+Numbers = Annotated[tuple[int, ...], Listed]
+Lists = Annotated[tuple[Numbers, ...], Listed]
+
+
+class Plan(Settings):
     """What every arm answers: prompts, how many tokens to answer each with, and, once the control has answered, the
     continuations along which all logits are compared.
 
@@ -71,12 +74,12 @@ class Plan:
     `late_places`, counted from its first answer, where contexts are longer than any prompt.
     """
 
-    prompts: tuple[tuple[int, ...], ...]
-    counts: tuple[int, ...]
-    continuations: tuple[tuple[int, ...], ...] = ()
-    late_prompt: tuple[int, ...] = ()
-    late_tokens: tuple[int, ...] = ()
-    late_places: tuple[int, ...] = ()
+    prompts: Lists
+    counts: Numbers
+    continuations: Lists = ()
+    late_prompt: Numbers = ()
+    late_tokens: Numbers = ()
+    late_places: Numbers = ()
 
     @property
     def positions(self) -> int:
@@ -96,12 +99,12 @@ class Plan:
 
     def write(self, path: Path) -> None:
         """Write the plan to `path`."""
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        path.write_text(self.model_dump_json(), encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> Plan:
         """Read the plan in `path`."""
-        return build(cls, json.loads(path.read_text(encoding="utf-8")), where="plan")
+        return read(cls, json.loads(path.read_text(encoding="utf-8")), where="plan")
 
 
 def make_plan(
@@ -238,7 +241,7 @@ def arm_facts(runner: ModelRunner | EncoderRunner, weights: str) -> dict[str, An
 
 def weights_of(model: ModelConfig) -> str:
     """Load the weights without quantisation and return their checksum."""
-    loaded = load_model(replace(model, quantisation="none"))
+    loaded = load_model(model.replace(quantisation="none"))
     digest = checksum(loaded)
     del loaded
     if torch.cuda.is_available():
@@ -275,7 +278,7 @@ def _widened(value: Any) -> Any:
 
 def load_reference(model: ModelConfig) -> nn.Module:
     """Load the arms' model with the arms' weights before any is quantised, and attention as plain products."""
-    return load_model(replace(model, attention="eager", quantisation="none"))
+    return load_model(model.replace(attention="eager", quantisation="none"))
 
 
 @torch.no_grad()
@@ -349,7 +352,7 @@ def _write_answers(runner: ModelRunner, plan: Plan, folder: Path) -> Plan:
     _report("free run", 0, 0)
     answers = free_run(runner, plan)
     if not plan.continuations:
-        plan = replace(plan, continuations=tuple(map(tuple, answers)))
+        plan = plan.replace(continuations=tuple(map(tuple, answers)))
     forced_logits(runner, plan, logits, _report)
     logits.flush()
     # an answer like the others: the tokens that the arm prefers at the late places

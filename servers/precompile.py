@@ -11,7 +11,6 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from servers import stdout
@@ -31,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _precompile(arm: ArmConfig, path: str, *, as_json: bool) -> int:
     log_to_stderr(logging.WARNING)
-    arm = on_its_card_alone(replace(arm, compile=replace(arm.compile, artifact="")), os.environ)
+    arm = on_its_card_alone(arm.replace(compile=arm.compile.replace(artifact="")), os.environ)
     with compile_cache("") as folder:
         isolate_compiler(os.environ, folder)
         from servers.compiler import artifacts

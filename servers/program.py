@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from servers.complaint import fault, one_line
@@ -81,7 +80,7 @@ def on_its_card_alone(arm: ArmConfig, environment: MutableMapping[str, str]) -> 
     if not card:
         return arm
     environment[_VISIBLE] = card
-    return replace(arm, model=replace(arm.model, device="cuda:0"))
+    return arm.replace(model=arm.model.replace(device="cuda:0"))
 
 
 def isolate_compiler(environment: MutableMapping[str, str], folder: str) -> None:

@@ -6,7 +6,6 @@ The part of parity (servers/parity.py) that is about encoders. Nothing is judged
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,7 +51,7 @@ def served_vectors(
     UnforeseenShapeError, once all were asked, when a strict arm refuses any.
     """
     # each batch arrives at once and leaves at once
-    engine = Engine(Batcher(replace(runner.arm.engine, max_wait_ms=0.0)), runner, runner.recorder.drain)
+    engine = Engine(Batcher(runner.arm.engine.replace(max_wait_ms=0.0)), runner, runner.recorder.drain)
     vectors: list[bytes] = []
     refused: list[str] = []
     total = len(rows_of(batches))

@@ -61,13 +61,13 @@ class GateLimits(Settings):
     def _names_fit(self) -> Self:
         for key, values in (("metrics", self.metrics), ("quantiles", self.quantiles)):
             if len(set(values)) < len(values):
-                raise ValueError(f"gates.{key} is {list(values)}: name each once")
+                raise ValueError(f"{key} is {list(values)}: name each once")
         for metric in self.metrics:
             if metric not in JUDGED_METRICS:
-                raise ValueError(f"gates.metrics holds {metric!r}: use {', '.join(JUDGED_METRICS)}")
+                raise ValueError(f"metrics holds {metric!r}: use {', '.join(JUDGED_METRICS)}")
         for metric in self.margins:
             if metric not in self.metrics:
-                raise ValueError(f"gates.margins.{metric} is for a metric that is not in gates.metrics: add it there")
+                raise ValueError(f"margins.{metric} is for a metric that is not in gates.metrics: add it there")
         return self
 
     @property

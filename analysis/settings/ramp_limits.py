@@ -33,9 +33,9 @@ class RampLimits(Settings):
     @model_validator(mode="after")
     def _steps_rise(self) -> Self:
         if not self.steps or list(self.steps) != sorted(set(self.steps)) or self.steps[-1] != 100.0:
-            raise ValueError(f"ramp.steps is {list(self.steps)}: give percents that rise to 100, such as 1, 5, 50, 100")
+            raise ValueError(f"steps is {list(self.steps)}: give percents that rise to 100, such as 1, 5, 50, 100")
         if self.step_s > self.most_step_s:
-            raise ValueError(f"ramp.step_s is {self.step_s:g}: give at most ramp.most_step_s, {self.most_step_s:g}")
+            raise ValueError(f"step_s is {self.step_s:g}: give at most ramp.most_step_s, {self.most_step_s:g}")
         return self
 
     @property

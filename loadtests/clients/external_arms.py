@@ -9,7 +9,7 @@ from urllib.parse import quote
 from loadtests.clients.oip import oip_client
 from loadtests.clients.openai import OpenAiClient
 from loadtests.clients.route import Client, Endpoint, Route
-from loadtests.external.addresses import ExternalConfig, OpenAiOptions
+from loadtests.external.arms import ExternalArm, OpenAiOptions
 from loadtests.external.oip_wire import infer_request
 from loadtests.external.openai_wire import request_body
 from loadtests.external.planned_prompts import prompt_of, prompt_source
@@ -17,7 +17,7 @@ from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.schedule import PlannedRequest
 
 
-def external_route(arm: str, config: ExternalConfig, *, traffic: PromptSource, ignore_eos: bool) -> Route:
+def external_route(arm: str, config: ExternalArm, *, traffic: PromptSource, ignore_eos: bool) -> Route:
     """Return the way to an external arm, with an endpoint for each of its addresses.
 
     `traffic` makes the prompts of tailgate's own arms. Raises ConfigError for what cannot work.
@@ -36,7 +36,7 @@ def external_route(arm: str, config: ExternalConfig, *, traffic: PromptSource, i
             return request_body(options, **asked), f"X-Request-Id: {quote(request_id)}\r\n".encode("ascii")
         return infer_request(options, request_id=request_id, **asked), b""
 
-    client: Callable[[ExternalConfig, str], Client] = OpenAiClient if config.kind == "openai" else oip_client
-    replicas = ["" if arm == "*" else f"{arm}-{number}" for number in range(len(config.addresses))]
-    addresses = zip(config.addresses, replicas, strict=True)
+    client: Callable[[ExternalArm, str], Client] = OpenAiClient if config.kind == "openai" else oip_client
+    replicas = ["" if arm == "*" else f"{arm}-{number}" for number in range(len(config.address))]
+    addresses = zip(config.address, replicas, strict=True)
     return Route(encode, [Endpoint(client(config, address), replica) for address, replica in addresses])

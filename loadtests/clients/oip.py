@@ -7,7 +7,7 @@ from typing import Any
 
 from loadtests.clients.grpc_call import GrpcCall
 from loadtests.clients.inference import InferenceClient
-from loadtests.external.addresses import ExternalConfig, OipOptions
+from loadtests.external.arms import ExternalArm, OipOptions
 from loadtests.external.oip_wire import method_path, read_response
 
 
@@ -31,13 +31,13 @@ class OipCall(GrpcCall):
             self.add_tokens(piece.tokens, at_ns)
 
 
-def oip_client(config: ExternalConfig, address: str) -> InferenceClient:
+def oip_client(config: ExternalArm, address: str) -> InferenceClient:
     """A client for one replica of an external arm. Its requests are serialised ModelInferRequests."""
     options = config.options
     assert isinstance(options, OipOptions)
     return InferenceClient(
         address,
         path=method_path(options),
-        security=config.security,
+        security=config,
         call=partial(OipCall, options=options),
     )

@@ -19,7 +19,8 @@ from geventhttpclient.response import HTTPParseError
 
 from loadtests.clients.openai_call import OpenAiCall
 from loadtests.clients.tls import TlsSocket, secure
-from loadtests.external.addresses import ExternalConfig, OpenAiOptions, header_values, parse_address, secrets_of
+from loadtests.external.addresses import parse_address
+from loadtests.external.arms import ExternalArm, OpenAiOptions, header_values, secrets_of
 from loadtests.external.client_security import bearer_token, client_context, server_name
 from loadtests.external.openai_wire import request_path
 from servers.clock import now_ns
@@ -42,7 +43,7 @@ class OpenAiClient:
 
     def __init__(
         self,
-        config: ExternalConfig,
+        config: ExternalArm,
         address: str,
         *,
         connect_timeout_s: float = 10.0,
@@ -56,7 +57,7 @@ class OpenAiClient:
         self._retry_ns = int(retry_s * 1e9)
         self._most_idle = most_idle
         self._secrets = secrets_of(config)
-        token = bearer_token(config.security)
+        token = bearer_token(config)
         lines = [
             f"POST {request_path(config.options, self.address)} HTTP/1.1",
             f"Host: {self.address.host_header}",
@@ -71,8 +72,8 @@ class OpenAiClient:
         self._head = "\r\n".join(lines).encode("ascii") + b"\r\n"
         self._tls: ssl.SSLContext | None = None
         if self.address.tls:
-            self._tls = client_context(config.security, protocols=("http/1.1",))
-        self._tls_name = server_name(config.security, self.address.host)
+            self._tls = client_context(config, protocols=("http/1.1",))
+        self._tls_name = server_name(config, self.address.host)
         self._idle: list[Any] = []
         self._calls: set[OpenAiCall] = set()
         self._refused_until_ns = 0

@@ -7,14 +7,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from loadtests.commands.options import file_name
-from servers.config import PRESETS, ArmConfig, EngineConfig, ModelConfig
-from servers.fields import ConfigError, override
+from servers.config import PRESETS, ArmConfig, EngineConfig, ModelConfig, over, with_preset
+from servers.fields import ConfigError, read
 
 _MODEL, _ENGINE = ModelConfig(), EngineConfig()
 
@@ -70,30 +69,21 @@ def given_flags(context: typer.Context) -> dict[str, Any]:
 
 def preset_arm(preset: str, flags: Mapping[str, Any], *, name: str = "", settings: Sequence[str] = ()) -> ArmConfig:
     """Return the arm that a preset, ARM_FLAGS (None: not given) and --set describe. Raises ConfigError."""
-    from loadtests.experiments.arm_tables import check_read
     from loadtests.experiments.overrides import parse_setting, set_path
     from loadtests.experiments.toml_limits import check_values
 
-    tables: dict[str, dict[str, Any]] = {"model": {}, "engine": {}}
+    tables: dict[str, Any] = {"name": name or preset, "preset": preset, "model": {}, "engine": {}}
     for flag, (table, key) in ARM_FLAGS.items():
         if flags.get(flag) is not None:
             tables[table][key] = flags[flag]
-    engine = override(EngineConfig(), tables["engine"], where="engine")
     changes: dict[str, Any] = {}
     for setting in settings:
         set_path(changes, *parse_setting(setting))
     check_values(changes, "--set")
-    for table, values in changes.items():
-        if table not in ("model", "engine", "shapes", "compile") or not isinstance(values, dict):
+    for table in changes:
+        if table not in ("model", "engine", "shapes", "compile"):
             raise ConfigError(f"--set {table} is unknown: use model.KEY, engine.KEY, shapes.KEY or compile.KEY")
-    # A preset's policy may depend on the model's weights.
-    model = override(ModelConfig(), {**tables["model"], **changes.pop("model", {})}, where="model")
-    arm = ArmConfig.from_preset(preset, name=name, model=model, engine=engine)
-    tables_of_arm: dict[str, Any] = {
-        table: override(getattr(arm, table), values, where=table) for table, values in changes.items()
-    }
-    check_read(changes.get("compile", {}), tables_of_arm.get("compile", arm.compile), arm.compile, where="compile")
-    return replace(arm, **tables_of_arm)  # at once: bounds and the smallest size may only fit together
+    return read(ArmConfig, with_preset(over(tables, changes)))
 
 
 def become(module: str, arm: ArmConfig, cache_dir: str, extra: Sequence[str]) -> NoReturn:

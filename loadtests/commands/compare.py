@@ -12,7 +12,7 @@ import typer
 from loadtests.commands.exits import EXIT_USAGE, complain
 from loadtests.commands.options import WholeJson, file_name
 from servers import stdout
-from servers.fields import ConfigError
+from servers.fields import ConfigError, read
 from servers.security import check_named
 
 FOLDER = "compare"  # of the reports, in the candidate's run directory
@@ -131,9 +131,7 @@ def _show(summary: Mapping[str, Any], report: Path | None, *, as_json: bool) -> 
 
 def read_gates(path: Path) -> Mapping[str, Any]:
     """Return the [gates] table of the file. Raises ConfigError for one that cannot be used."""
-    from analysis.records.tables import RecordError
     from analysis.settings.gate_limits import GateLimits
-    from loadtests.experiments.config_errors import as_config_error
     from loadtests.experiments.toml_limits import parse_toml, read_toml, table_of
 
     table = parse_toml(read_toml(path), str(path))
@@ -141,6 +139,5 @@ def read_gates(path: Path) -> Mapping[str, Any]:
         if key != "gates":
             raise ConfigError(f"{path}: [{key}] is unknown: it takes a table [gates]")
     gates = table_of(table, "gates")
-    with as_config_error(RecordError):
-        GateLimits.read(gates)
+    read(GateLimits, gates, where="gates")
     return gates

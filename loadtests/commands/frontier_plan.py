@@ -26,9 +26,8 @@ from loadtests.experiments.toml_limits import table_of
 from loadtests.traffic.rate_steps import HIGHEST_RATE
 from loadtests.trials.preflight import check_arm
 from loadtests.trials.trial_schedule import TrialSchedules
-from servers.config import ArmConfig
-from servers.fields import ConfigError
-from servers.ladders import default_lengths
+from servers.config import ArmConfig, default_lengths
+from servers.fields import ConfigError, read
 
 STANDARD = ("compiled-padded", "compiled-bucketed", "compiled-dynamic")
 _STEPS, _STEP_S, _LONGEST_STEP_S = 8, 30.0, 300.0
@@ -87,7 +86,7 @@ def frontier_plan(
 
 def asks_for_verdicts(experiment: Experiment) -> bool:
     """Whether the experiment sets any limit of a gate. What is required of blocks and of the load generator is none."""
-    usual = GateLimits.read(usual_for(experiment.task))
+    usual = read(GateLimits, usual_for(experiment.task))
     other = {name: getattr(usual, name) for name in ("block_s", "alpha", "max_generator_lag_ms")}
     return experiment.gates.model_copy(update=other) != usual
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -82,4 +81,4 @@ def precompiled_arm(arm: ArmConfig, out: str) -> tuple[ArmConfig, str]:
             f'arm "{arm.name}" has compile.backend "{arm.compile.backend}", and only inductor keeps compiled code: '
             "choose another arm"
         )
-    return replace(arm, compile=replace(arm.compile, artifact="")), path
+    return arm.replace(compile=arm.compile.replace(artifact="")), path

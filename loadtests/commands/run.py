@@ -129,13 +129,7 @@ def command(
 
 def _until_decided(experiment: Experiment, at_most_s: float | None) -> Experiment:
     """Return the experiment with an analysis after every block and at most `at_most_s` of traffic."""
-    from dataclasses import replace
-
-    from analysis.records.tables import RecordError
-    from loadtests.experiments.config_errors import as_config_error
-
-    traffic = experiment.traffic
+    traffic = dict(experiment.traffic)
     if at_most_s is not None:
-        traffic = replace(traffic, duration_s=at_most_s / experiment.trials.count)
-    with as_config_error(RecordError):
-        return replace(experiment, traffic=traffic, gates=experiment.gates.model_copy(update={"sequential": True}))
+        traffic["duration_s"] = at_most_s / experiment.trials.count
+    return experiment.replace(traffic=traffic, gates=experiment.gates.model_copy(update={"sequential": True}))

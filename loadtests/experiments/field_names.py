@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.records.tables import RecordError
 from analysis.settings.gate_limits import Goodput
-from loadtests.experiments.config_errors import as_config_error
-from servers.fields import ConfigError
+from servers.fields import ConfigError, read
 
 # Settings that say when requests start, and that another way to say it replaces.
 _ARRIVALS = (
@@ -100,5 +98,4 @@ def parse_goodput_flag(parts: Sequence[str]) -> dict[str, float]:
             limits["e2e" if name == "e2el" else name] = float(value)
         except ValueError:
             raise ConfigError(f'--goodput "{part}" is not NAME:MS: give one such as ttft:200') from None
-    with as_config_error(RecordError, prefix="--"):
-        return Goodput.read(limits).limits
+    return read(Goodput, limits, where="--goodput").limits

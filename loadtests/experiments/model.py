@@ -4,61 +4,49 @@ together."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, PrivateAttr, model_validator
 
 from analysis.settings.gate_limits import GateLimits, Goodput
 from analysis.settings.ramp_limits import RampLimits, Rollout
+from loadtests.experiments.checks import check_whole
 from loadtests.experiments.users import UsersConfig
-from loadtests.experiments.whole_checks import check_whole
-from loadtests.external.addresses import ExternalConfig
+from loadtests.external.arms import EXTERNAL_KEYS, OipArm, OpenAiArm
 from loadtests.external.client_security import OPEN, SecurityConfig
 from loadtests.traffic.settings import TrafficConfig
-from servers.config import ArmConfig, EngineConfig, ModelConfig, Task
-from servers.fields import ConfigError, Range, check_fields
+from servers.config import ArmConfig, EngineConfig, ModelConfig, Name, Preset, Task
+from servers.fields import Listed, Settings
 from servers.splitter.envoy_config import Stickiness
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Arm:
-    """One arm and its part in the experiment."""
+class OwnArm(ArmConfig):
+    """An arm that tailgate starts, and its part in the experiment."""
 
-    name: str
+    elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        EXTERNAL_KEYS, 'is for a server that already runs: add kind = "openai" or "oip"'
+    )
+    kind: Literal["tailgate"] = "tailgate"
+    preset: Preset
     control: bool = False
-    weight: Annotated[int, Range(0, 1_000_000)] = 1
-    replicas: Annotated[int, Range(1, 256)] = 1
+    weight: int = Field(default=1, ge=0, le=1_000_000)
+    replicas: int = Field(default=1, ge=1, le=256)
 
     @property
     def replica_names(self) -> tuple[str, ...]:
         """One name for each server process of the arm."""
         return tuple(f"{self.name}-{index}" for index in range(self.replicas))
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnArm(_Arm):
-    """An arm that tailgate starts."""
-
-    kind: ClassVar[str] = "tailgate"
-    config: ArmConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExternalArm(_Arm):
-    """An arm that tailgate does not start. Only its address and its protocol are known."""
-
-    external: ExternalConfig
-
     @property
-    def kind(self) -> str:
-        """openai or oip."""
-        return self.external.kind
+    def config(self) -> ArmConfig:
+        """What each of its servers is."""
+        return ArmConfig(**{key: getattr(self, key) for key in ArmConfig.model_fields})
 
 
-ExperimentArm = OwnArm | ExternalArm
+ExperimentArm = OwnArm | OpenAiArm | OipArm
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialsConfig:
+class TrialsConfig(Settings):
     """How often the experiment is repeated from a fresh start, and how its arms are started.
 
     `starting_at_once` arms load and warm up at the same time: 1 gives start-up times that nothing disturbed.
@@ -67,44 +55,40 @@ class TrialsConfig:
     the output folder for all arms, trials and runs.
     """
 
-    count: Annotated[int, Range(1, 1000)] = 1
-    starting_at_once: Annotated[int, Range(1, 1024)] = 1
-    ready_timeout_s: Annotated[float, Range(1, 86_400)] = 900.0
+    count: int = Field(default=1, ge=1, le=1000)
+    starting_at_once: int = Field(default=1, ge=1, le=1024)
+    ready_timeout_s: float = Field(default=900.0, ge=1, le=86_400)
     swap_devices: bool = True
     compile_cache: Literal["fresh", "shared"] = "fresh"
 
-    def __post_init__(self) -> None:
-        check_fields(self, "trials")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitterSettings:
+class SplitterSettings(Settings):
     """The splitter's own settings; its arms and weights come from the experiment. Port 0 takes a free port.
 
     With a certificate the load goes to it by TLS; the arms behind it are on loopback and stay plaintext.
     """
 
-    port: Annotated[int, Range(0, 65535)] = 0
-    admin_port: Annotated[int, Range(0, 65535)] = 0
-    workers: Annotated[int, Range(1, 1024)] = 2
+    port: int = Field(default=0, ge=0, le=65535)
+    admin_port: int = Field(default=0, ge=0, le=65535)
+    workers: int = Field(default=2, ge=1, le=1024)
     stickiness: Stickiness = "arm"
     tls_certificate: str = ""
     tls_key: str = ""
     tls_client_ca: str = ""
 
-    def __post_init__(self) -> None:
-        check_fields(self, "splitter")
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
         if self.port and self.port == self.admin_port:
-            raise ConfigError(f"splitter.port and splitter.admin_port are both {self.port}: give two ports, or 0")
+            raise ValueError(f"port and splitter.admin_port are both {self.port}: give two ports, or 0")
         if bool(self.tls_certificate) != bool(self.tls_key):
             given = "tls_certificate" if self.tls_certificate else "tls_key"
-            raise ConfigError(f"splitter.{given} is set alone: give tls_certificate and tls_key, or neither")
+            raise ValueError(f"{given} is set alone: give tls_certificate and tls_key, or neither")
         if self.tls_client_ca and not self.tls_certificate:
-            raise ConfigError("splitter.tls_client_ca is set without tls_certificate: give it and tls_key too")
+            raise ValueError("tls_client_ca is set without tls_certificate: give it and tls_key too")
+        return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParityConfig:
+class ParityConfig(Settings):
     """How it is made sure that arms compute the same.
 
     `served`: after the traffic of each trial every replica answers the same few prompts. `full`: before the first trial
@@ -122,22 +106,18 @@ class ParityConfig:
     served: bool = True
     full: bool = False
     reference: bool = True
-    prompts: Annotated[int, Range(0, 4096)] = 0
-    tokens: Annotated[int, Range(1, 4096)] = 24
+    prompts: int = Field(default=0, ge=0, le=4096)
+    tokens: int = Field(default=24, ge=1, le=4096)
     texts: str = ""
-    max_kl: Annotated[float, Range(1e-9, 100)] = 0.02
-    min_cosine: Annotated[float, Range(0, 1)] = 0.0
-    max_different: Annotated[float, Range(0, 0.9)] = 0.0
-
-    def __post_init__(self) -> None:
-        check_fields(self, "parity")
+    max_kl: float = Field(default=0.02, ge=1e-9, le=100)
+    min_cosine: float = Field(default=0.0, ge=0, le=1)
+    max_different: float = Field(default=0.0, ge=0, le=0.9)
 
 
 LEAST_SAMPLE_S = 0.05
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachinesConfig:
+class MachinesConfig(Settings):
     """How the machines are watched. Each host is sampled every `sample_s`, and before and after each trial a reference
     of `reference_s` measures each device and the host. 0 leaves either out. While traffic flows replicas change
     processors every `processor_turn_s`, or never: 0.
@@ -145,38 +125,40 @@ class MachinesConfig:
     A sample takes the watcher some ms: with less than `LEAST_SAMPLE_S` between them it would do little else.
     """
 
-    sample_s: Annotated[float, Range(0, 60)] = 1.0
-    reference_s: Annotated[float, Range(0, 60)] = 2.0
-    processor_turn_s: Annotated[float, Range(0, 600)] = 0.0
+    sample_s: float = Field(default=1.0, ge=0, le=60)
+    reference_s: float = Field(default=2.0, ge=0, le=60)
+    processor_turn_s: float = Field(default=0.0, ge=0, le=600)
 
-    def __post_init__(self) -> None:
-        check_fields(self, "machines")
+    @model_validator(mode="after")
+    def _samples_are_apart(self) -> Self:
         if 0 < self.sample_s < LEAST_SAMPLE_S:
-            raise ConfigError(
-                f"machines.sample_s is {self.sample_s:g}, about what a sample takes: give {LEAST_SAMPLE_S:g} or more, "
+            raise ValueError(
+                f"sample_s is {self.sample_s:g}, about what a sample takes: give {LEAST_SAMPLE_S:g} or more, "
                 "or 0 for none"
             )
+        return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PressureConfig:
+class PressureConfig(Settings):
     """What one more process does to the machines of all arms alike from `start_s` to `end_s` of the traffic (0: to its
     end). `gpu_gib` are held on each GPU of an arm, and `processors` are kept busy; 0 leaves either out."""
 
-    gpu_gib: Annotated[float, Range(0, 1024)] = 0.0
-    processors: Annotated[int, Range(0, 1024)] = 0
-    start_s: Annotated[float, Range(0, 1e7)] = 0.0
-    end_s: Annotated[float, Range(0, 1e7)] = 0.0
+    gpu_gib: float = Field(default=0.0, ge=0, le=1024)
+    processors: int = Field(default=0, ge=0, le=1024)
+    start_s: float = Field(default=0.0, ge=0, le=1e7)
+    end_s: float = Field(default=0.0, ge=0, le=1e7)
 
-    def __post_init__(self) -> None:
-        check_fields(self, "pressure")
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
         if 0 < self.end_s <= self.start_s:
-            raise ConfigError(
-                f"pressure.end_s is {self.end_s:g} but start_s is {self.start_s:g}: give a later end, or 0 for the end "
-                "of the traffic"
+            raise ValueError(
+                f"end_s is {self.end_s:g} but start_s is {self.start_s:g}: give a later end, or 0 for the end of the "
+                "traffic"
             )
         if (self.start_s or self.end_s) and not self.weighs:
-            raise ConfigError("[pressure] has times and nothing that weighs: give gpu_gib or processors, or remove it")
+            key = "start_s" if self.start_s else "end_s"
+            raise ValueError(f"{key} is set and nothing weighs: give gpu_gib or processors, or remove the table")
+        return self
 
     @property
     def weighs(self) -> bool:
@@ -184,33 +166,34 @@ class PressureConfig:
         return bool(self.gpu_gib or self.processors)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Experiment:
+class Experiment(Settings):
     """Arms, traffic, trials and what is judged. Exactly one arm is the control."""
 
-    name: str
-    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
+    name: Name  # it names the run's folder
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
     compare_models: bool = False
-    model: ModelConfig = field(default_factory=ModelConfig)
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    arms: tuple[ExperimentArm, ...]
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    arms: Annotated[tuple[Annotated[ExperimentArm, Field(discriminator="kind")], ...], Listed] = ()
     traffic: TrafficConfig
-    trials: TrialsConfig = field(default_factory=TrialsConfig)
-    slo: Mapping[str, Any] = field(default_factory=dict)  # as written: see analysis.settings.slo_targets
-    goodput: Goodput = field(default_factory=Goodput)
-    gates: GateLimits = field(default_factory=GateLimits)
-    rollout: Rollout = field(default_factory=Rollout)
-    ramp: RampLimits = field(default_factory=RampLimits)
-    users: UsersConfig = field(default_factory=UsersConfig)
-    splitter: SplitterSettings = field(default_factory=SplitterSettings)
-    parity: ParityConfig = field(default_factory=ParityConfig)
-    machines: MachinesConfig = field(default_factory=MachinesConfig)
-    pressure: PressureConfig = field(default_factory=PressureConfig)
+    trials: TrialsConfig = TrialsConfig()
+    slo: Mapping[str, Any] = {}  # as written: see analysis.settings.slo_targets
+    goodput: Goodput = Goodput()
+    gates: GateLimits = GateLimits()
+    ramp: RampLimits = RampLimits()
+    rollout: Rollout = Rollout()
+    users: UsersConfig = UsersConfig()
+    splitter: SplitterSettings = SplitterSettings()
+    parity: ParityConfig = ParityConfig()
+    machines: MachinesConfig = MachinesConfig()
+    pressure: PressureConfig = PressureConfig()
     security: SecurityConfig = OPEN
+    _whole: Experiment | None = PrivateAttr(default=None)
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
         check_whole(self)
+        return self
 
     @property
     def task(self) -> Task:
@@ -219,14 +202,17 @@ class Experiment:
 
     @property
     def control(self) -> ExperimentArm:
-        """The arm that the others are compared with."""
-        return next(arm for arm in self.arms if arm.control)
+        """The arm that the others are compared with, whether it is here or not."""
+        return next(arm for arm in (self._whole or self).arms if arm.control)
 
     def only(self, names: Collection[str]) -> Experiment:
-        """The experiment with some of its arms, for a trial that starts no others. The control stays who it is."""
-        values = {item.name: getattr(self, item.name) for item in fields(Experiment)}
-        arms = tuple(arm for arm in self.arms if arm.name in names)
-        return _PartOfExperiment(**{**values, "arms": arms}, whole=self)
+        """Return the experiment with some of its arms, for a trial that starts no others. The control stays who it is.
+
+        It is part of an experiment that was checked as a whole.
+        """
+        part = self.model_copy(update={"arms": tuple(arm for arm in self.arms if arm.name in names)})
+        part._whole = self
+        return part
 
     @property
     def own_arms(self) -> tuple[OwnArm, ...]:
@@ -239,31 +225,16 @@ class Experiment:
         control = self.control
         if not isinstance(control, OwnArm):
             return ()
-        own = control.config.model.quantisation
-        return tuple(arm for arm in self.own_arms if arm.config.model.quantisation != own)
+        own = control.model.quantisation
+        return tuple(arm for arm in self.own_arms if arm.model.quantisation != own)
 
     @property
-    def external_arms(self) -> tuple[ExternalArm, ...]:
+    def external_arms(self) -> tuple[OpenAiArm | OipArm, ...]:
         """The arms that tailgate neither starts nor sees into."""
-        return tuple(arm for arm in self.arms if isinstance(arm, ExternalArm))
+        return tuple(arm for arm in self.arms if not isinstance(arm, OwnArm))
 
     @property
     def counting_model(self) -> str:
         """The model whose tokenizer counts: the control's, or that of the experiment when the control is external."""
         control = self.control
-        return control.config.model.id if isinstance(control, OwnArm) else self.model.id
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PartOfExperiment(Experiment):
-    """Some arms of an experiment that was checked as a whole."""
-
-    whole: Experiment
-
-    def __post_init__(self) -> None:
-        """Nothing is left to check."""
-
-    @property
-    def control(self) -> ExperimentArm:
-        """The arm that the others are compared with, whether it is here or not."""
-        return self.whole.control
+        return control.model.id if isinstance(control, OwnArm) else self.model.id

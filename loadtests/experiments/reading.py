@@ -1,4 +1,4 @@
-"""Reading an experiment from a TOML file, with the command line's changes.
+"""Reading an experiment from a TOML file, with the command line's changes, and writing it.
 
 Strict: whatever cannot be used is a ConfigError that names the key, the value and the remedy.
 """
@@ -6,30 +6,22 @@ Strict: whatever cannot be used is a ConfigError that names the key, the value a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
+
+import tomli_w
 
 from analysis.records.tables import RecordError
-from analysis.settings.gate_limits import GateLimits, usual_for
-from analysis.settings.model import Settings
+from analysis.settings.gate_limits import usual_for
 from analysis.settings.slo_targets import merged
-from loadtests.experiments.arm_tables import read_arm
-from loadtests.experiments.config_errors import as_config_error
 from loadtests.experiments.field_names import FieldFlags
 from loadtests.experiments.files import builtin_names, builtin_text, resolve_files, resolved
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.overrides import lacks_trace, parse_setting, replay, set_path
 from loadtests.experiments.toml_limits import check_values, parse_toml, read_toml, table_of
-from servers.fields import ConfigError, build
-
-# The tables that an experiment has once, with what each is made of, in order: the gates follow the traffic.
-_TABLES = {
-    name: kind
-    for name, kind in get_type_hints(Experiment).items()
-    if isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, Settings))
-}
-_VALUES: Mapping[str, type] = {"name": str, "seed": int, "compare_models": bool}
+from loadtests.traffic.settings import TrafficConfig
+from servers.config import over, with_preset
+from servers.fields import ConfigError, read
 
 
 def load(
@@ -84,44 +76,51 @@ def load_table(
     if seed is not None:
         table["seed"] = seed
     if slo:
-        with as_config_error(RecordError):
+        try:
             table["slo"] = merged(table_of(table, "slo"), slo)
+        except RecordError as error:
+            raise ConfigError(str(error)) from None
     return table
 
 
 def from_table(table: Mapping[str, Any]) -> Experiment:
-    """The experiment that a parsed TOML table describes."""
-    for key, value in table.items():
-        if key in _VALUES and type(value) is not _VALUES[key]:
-            raise ConfigError(f"{key} is {value!r}: expected {_VALUES[key].__name__}")
-    known = [item.name for item in fields(Experiment)]
-    unknown = [key for key in table if key not in known]
-    if unknown:
-        raise ConfigError(f"{unknown[0]} is unknown: an experiment takes {', '.join(known)}")
-    if "name" not in table:
-        raise ConfigError('name is missing: give the experiment one, such as name = "canary"')
-    parts = {key: dict(table_of(table, key)) for key in (*_TABLES, "slo")}
-    built: dict[str, Any] = {}
-    with as_config_error(RecordError):
-        for key, kind in _TABLES.items():
-            if key == "traffic" and built["model"].task == "embed":
-                parts[key].setdefault("workload", "sentences")
-            if kind is GateLimits:
-                own = _with_block_s(parts[key], built["traffic"].block_s)
-                built[key] = GateLimits.read(usual_for(built["model"].task) | own)
-            elif issubclass(kind, Settings):
-                built[key] = kind.read(parts[key])
-            else:
-                built[key] = build(kind, parts[key], where=key)
-    arms = table.get("arms", [])
-    if not isinstance(arms, list) or not all(isinstance(item, dict) for item in arms):
-        raise ConfigError("arms is not a list of tables: write one [[arms]] table for each arm")
-    return Experiment(
-        **{key: table[key] for key in _VALUES if key in table},
-        **built,
-        arms=tuple(read_arm(item, index, built["model"], built["engine"]) for index, item in enumerate(arms)),
-        slo=parts["slo"],
-    )
+    """Return the experiment that a parsed TOML table describes. Raises ConfigError."""
+    return read(Experiment, with_defaults(table))
+
+
+def to_table(experiment: Experiment) -> dict[str, Any]:
+    """Return the resolved experiment as plain tables. A key whose value is None is left out: TOML has none."""
+    return experiment.model_dump(mode="json", exclude_none=True)
+
+
+def to_toml(experiment: Experiment) -> str:
+    """Return the resolved experiment as TOML: every setting is there, defaults and presets included."""
+    return tomli_w.dumps(to_table(experiment))
+
+
+def with_defaults(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table with what one part takes from another: the arms' model and engine, the gates of the task, the
+    traffic's blocks. What is no table is left for `from_table` to refuse."""
+    arms, traffic, gates, model = (table.get(key, {}) for key in ("arms", "traffic", "gates", "model"))
+    task = model.get("task", "generate") if isinstance(model, Mapping) else "generate"
+    if task == "embed":
+        traffic = over({"workload": "sentences"}, traffic)
+    of_traffic = traffic if isinstance(traffic, Mapping) else {}
+    block_s = of_traffic.get("block_s", TrafficConfig.model_fields["block_s"].default)
+    result = {
+        **table,
+        "gates": over({**usual_for(str(task)), "block_s": block_s}, gates),
+        "arms": [_arm_table(arm, table) for arm in arms] if isinstance(arms, list) else arms,
+    }
+    return {**result, "traffic": traffic} if "traffic" in table else result
+
+
+def _arm_table(arm: Any, table: Mapping[str, Any]) -> Any:
+    if not isinstance(arm, Mapping) or arm.get("kind", "tailgate") != "tailgate":
+        return arm
+    parts = {key: over(table.get(key, {}), arm.get(key, {})) for key in ("model", "engine")}
+    name = {"name": arm["preset"]} if "preset" in arm else {}
+    return with_preset({"kind": "tailgate", **name, **arm, **parts})
 
 
 def _text_of(source: str | Path) -> tuple[Path, str]:
@@ -135,9 +134,3 @@ def _text_of(source: str | Path) -> tuple[Path, str]:
     raise ConfigError(
         f'experiment "{source}" {what}: give a TOML file or a built-in name ({", ".join(builtin_names())})'
     )
-
-
-def _with_block_s(gates: Mapping[str, Any], block_s: float) -> dict[str, Any]:
-    """The [gates] table, over the blocks of the traffic where it names no block_s, or 0."""
-    given = gates.get("block_s", 0)
-    return {**gates, "block_s": block_s} if given == 0 and given is not False else dict(gates)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import model_validator
 
 from servers.address import host_port
-from servers.fields import ConfigError, check_choice
+from servers.fields import ConfigError, Listed, Settings
 from servers.splitter.admin import admin_address
 from servers.splitter.envoy_config import split_address
 
@@ -15,8 +16,7 @@ RouteKind = Literal["GRPCRoute", "HTTPRoute"]
 _KEPT = ("block_s", "timeout_s")  # of the traffic: the rest describes what is not sent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsersConfig:
+class UsersConfig(Settings):
     """`admin` is the admin address of a running `tailgate split`, host:port or a path. It tells the replicas of both
     arms and where its access log is; `replicas` ("arm=host:port,host:port" each) and `access_log` say otherwise.
 
@@ -30,25 +30,25 @@ class UsersConfig:
     route: str = ""
     route_kind: RouteKind = "GRPCRoute"
     api: str = ""
-    replicas: tuple[str, ...] = ()
+    replicas: Annotated[tuple[str, ...], Listed] = ()
     provider: str = ""
 
-    def __post_init__(self) -> None:
-        check_choice("users.route_kind", self.route_kind, ("GRPCRoute", "HTTPRoute"))
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
         if self.admin:
-            admin_address(self.admin, f'users.admin is "{self.admin}": give host:port, or the path of a socket')
+            admin_address(self.admin, f'admin is "{self.admin}": give host:port, or the path of a socket')
         if self.api:
-            host_port(self.api, f'users.api is "{self.api}": give an address as host:port')
+            host_port(self.api, f'api is "{self.api}": give an address as host:port')
         if self.provider:
-            host_port(self.provider, f'users.provider is "{self.provider}": give HOST:PORT', lowest=0)
+            host_port(self.provider, f'provider is "{self.provider}": give HOST:PORT', lowest=0)
         namespace, slash, name = self.route.partition("/")
         if self.route and not (namespace and slash and name and "/" not in name):
-            raise ConfigError(f'users.route is "{self.route}": give NAMESPACE/NAME of a {self.route_kind}')
+            raise ValueError(f'route is "{self.route}": give NAMESPACE/NAME of a {self.route_kind}')
         if self.api and not self.route:
-            raise ConfigError(f'users.api is "{self.api}" but users.route is empty: name the route, or remove api')
-        known = self.addresses
-        if len(known) < len(self.replicas):
-            raise ConfigError(f"users.replicas names an arm twice: {', '.join(self.replicas)}: give each arm one entry")
+            raise ValueError(f'api is "{self.api}" but users.route is empty: name the route, or remove api')
+        if len(self.addresses) < len(self.replicas):
+            raise ValueError(f"replicas names an arm twice: {', '.join(self.replicas)}: give each arm one entry")
+        return self
 
     @property
     def addresses(self) -> dict[str, tuple[str, ...]]:
@@ -58,7 +58,7 @@ class UsersConfig:
             arm, equals, rest = text.partition("=")
             addresses = tuple(address.strip() for address in rest.split(","))
             if not arm or not equals or not rest:
-                raise ConfigError(f'users.replicas holds "{text}": write ARM=HOST:PORT,HOST:PORT')
+                raise ConfigError(f'replicas holds "{text}": write ARM=HOST:PORT,HOST:PORT')
             for address in addresses:
                 split_address(address)
             arms[arm] = addresses

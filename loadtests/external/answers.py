@@ -16,7 +16,8 @@ from typing import Any, Final
 import grpc
 
 from loadtests.external import oip_wire, openai_wire
-from loadtests.external.addresses import ExternalConfig, OipOptions, OpenAiOptions, parse_address, secrets_of
+from loadtests.external.addresses import parse_address
+from loadtests.external.arms import ExternalArm, OipOptions, OpenAiOptions, secrets_of
 from loadtests.external.client_security import bearer_token, explain, server_name, without_secrets
 from loadtests.external.grpc_channel import open_channel
 from loadtests.external.openai_http import connect, events, post
@@ -58,7 +59,7 @@ class Asking:
     greedy: bool = True
 
 
-def ask(config: ExternalConfig, address: str, asking: Asking, *, timeout_s: float) -> Answer:
+def ask(config: ExternalArm, address: str, asking: Asking, *, timeout_s: float) -> Answer:
     """Return the answer of the replica at `address`, within `timeout_s`, or why there is none."""
     try:
         secrets = secrets_of(config)
@@ -69,7 +70,7 @@ def ask(config: ExternalConfig, address: str, asking: Asking, *, timeout_s: floa
     except FailedError as error:
         answer = Answer(error=str(error))
     except ssl.SSLError as error:
-        answer = Answer(error=explain(error, server_name(config.security, parse_address(address, config.kind).host)))
+        answer = Answer(error=explain(error, server_name(config, parse_address(address, config.kind).host)))
     except TimeoutError:
         answer = Answer(error=f"no answer within {timeout_s:g} s")
     except Exception as error:  # whatever a server does costs its own answer alone
@@ -79,7 +80,7 @@ def ask(config: ExternalConfig, address: str, asking: Asking, *, timeout_s: floa
     return answer
 
 
-def exchange(config: ExternalConfig, address: str, asking: Asking, *, timeout_s: float) -> Answer:
+def exchange(config: ExternalArm, address: str, asking: Asking, *, timeout_s: float) -> Answer:
     """Return the answer of the replica at `address`. Raises FailedError for what the server refuses or says wrongly,
     TimeoutError, and what the transport raises."""
     deadline = time.monotonic() + timeout_s
@@ -93,7 +94,7 @@ def exchange(config: ExternalConfig, address: str, asking: Asking, *, timeout_s:
     return exchanged(config, address, asking, left_s)
 
 
-def _openai(config: ExternalConfig, address: str, asking: Asking, left_s: Callable[[], float]) -> Answer:
+def _openai(config: ExternalArm, address: str, asking: Asking, left_s: Callable[[], float]) -> Answer:
     options = config.options
     assert isinstance(options, OpenAiOptions)
     where = parse_address(address, config.kind)
@@ -144,7 +145,7 @@ def _streamed(stream: Iterator[bytes], left_s: Callable[[], float]) -> Answer:
     return answer
 
 
-def _oip(config: ExternalConfig, address: str, asking: Asking, left_s: Callable[[], float]) -> Answer:
+def _oip(config: ExternalArm, address: str, asking: Asking, left_s: Callable[[], float]) -> Answer:
     options = config.options
     assert isinstance(options, OipOptions)
     assert isinstance(asking.prompt, str) or not any(isinstance(item, Message) for item in asking.prompt)
@@ -179,12 +180,12 @@ def _oip(config: ExternalConfig, address: str, asking: Asking, left_s: Callable[
 
 
 @contextmanager
-def oip_channel(config: ExternalConfig, address: str) -> Iterator[tuple[grpc.Channel, list[tuple[str, str]]]]:
+def oip_channel(config: ExternalArm, address: str) -> Iterator[tuple[grpc.Channel, list[tuple[str, str]]]]:
     """Give a channel to the address and the metadata of every call. A call that fails raises FailedError."""
-    token = bearer_token(config.security)
+    token = bearer_token(config)
     metadata = [("authorization", f"Bearer {token}")] if token else []
     where = parse_address(address, config.kind)
-    with open_channel(where, config.security, [("grpc.enable_http_proxy", 0)]) as channel:
+    with open_channel(where, config, [("grpc.enable_http_proxy", 0)]) as channel:
         try:
             yield channel, metadata
         except grpc.RpcError as error:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import ipaddress
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
-from servers.fields import ConfigError
+from pydantic import model_validator
+
+from servers.fields import ConfigError, Settings
 from servers.security import check_authority, check_variable, load_pair, token_from_file, token_from_variable
 
 # The error numbers of OpenSSL's certificate check that have a remedy of their own (x509_vfy.h).
@@ -21,8 +22,7 @@ _WRONG_NAME: Final = (62, 64)  # of a host, of an IP address
 ENDED_HANDSHAKE: Final = "it ended the TLS handshake without a word: use the port that speaks TLS"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SecurityConfig:
+class SecurityConfig(Settings):
     """How clients trust and prove: `[security]` of an experiment, "security" in generator.json, --tls-* and --token-*.
 
     `tls_ca` is a PEM file with the authorities that may sign servers; empty means the system's. `tls_server_name` is
@@ -37,14 +37,16 @@ class SecurityConfig:
     token_env: str = ""
     token_file: str = ""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _security_fits(self) -> Self:
         if bool(self.tls_certificate) != bool(self.tls_key):
             given = "tls_certificate" if self.tls_certificate else "tls_key"
-            raise ConfigError(f"security.{given} is set alone: give tls_certificate and tls_key, or neither")
+            raise ValueError(f"{given} is set alone: give tls_certificate and tls_key, or neither")
         if self.token_env and self.token_file:
-            raise ConfigError("security.token_env and security.token_file are both set: keep one")
+            raise ValueError("token_env and token_file are both set: keep one")
         if self.token_env:
-            check_variable(self.token_env, key="security.token_env")
+            check_variable(self.token_env, key="token_env")
+        return self
 
     @property
     def tls(self) -> bool:
@@ -56,10 +58,13 @@ class SecurityConfig:
         """Whether a token is to be shown."""
         return bool(self.token_env or self.token_file)
 
-    def check(self) -> None:
-        """Every file and variable that is named is there and of use. Otherwise ConfigError."""
-        client_context(self)
-        bearer_token(self)
+    def check(self, where: str) -> None:
+        """Every file and variable that is named is there and of use. Otherwise ConfigError, which begins `where`."""
+        try:
+            client_context(self)
+            bearer_token(self)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
 
 
 OPEN: Final = SecurityConfig()
@@ -68,9 +73,9 @@ OPEN: Final = SecurityConfig()
 def bearer_token(security: SecurityConfig) -> str:
     """The token to show, "" when none is configured. Raises ConfigError, which never holds the token."""
     if security.token_env:
-        return token_from_variable(security.token_env, key="security.token_env")
+        return token_from_variable(security.token_env, key="token_env")
     if security.token_file:
-        return token_from_file(security.token_file, key="security.token_file")
+        return token_from_file(security.token_file, key="token_file")
     return ""
 
 

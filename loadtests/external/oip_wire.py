@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from loadtests.external.addresses import OipOptions, sampling_fields
+from loadtests.external.arms import OipOptions, sampling_fields
 from servers.rpc.oip_pb2 import InferTensorContents, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 
 SERVICE: Final = "inference.GRPCInferenceService"

@@ -6,16 +6,17 @@ import http.client
 import socket
 from collections.abc import Iterator
 
-from loadtests.external.addresses import Address, ExternalConfig, OpenAiOptions, header_values
+from loadtests.external.addresses import Address
+from loadtests.external.arms import ExternalArm, OpenAiOptions, header_values
 from loadtests.external.client_security import bearer_token, client_context, server_name
 from loadtests.external.openai_wire import EventStream, request_path
 
 
-def headers_of(config: ExternalConfig) -> dict[str, str]:
+def headers_of(config: ExternalArm) -> dict[str, str]:
     """The headers of every request to the arm: its own, and the bearer token where there is one."""
     assert isinstance(config.options, OpenAiOptions)
     headers = {"User-Agent": "tailgate", "Accept-Encoding": "identity", **header_values(config.options)}
-    token = bearer_token(config.security)
+    token = bearer_token(config)
     return {**headers, "Authorization": f"Bearer {token}"} if token else headers
 
 
@@ -33,14 +34,14 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._file)
 
 
-def connect(config: ExternalConfig, address: Address, timeout_s: float) -> http.client.HTTPConnection:
+def connect(config: ExternalArm, address: Address, timeout_s: float) -> http.client.HTTPConnection:
     """A connection to the address, which may be dialled with the first request; `timeout_s` is for each wait."""
     if address.socket:
         return _UnixConnection(address.socket, timeout_s)
     if not address.tls:
         return http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
-    name = server_name(config.security, address.host)
-    context = client_context(config.security, protocols=("http/1.1",))
+    name = server_name(config, address.host)
+    context = client_context(config, protocols=("http/1.1",))
     connection = http.client.HTTPSConnection(address.host, address.port, timeout=timeout_s, context=context)
     if name != address.host:
         # The certificate is for another name than is dialled.
@@ -51,7 +52,7 @@ def connect(config: ExternalConfig, address: Address, timeout_s: float) -> http.
 
 
 def post(
-    connection: http.client.HTTPConnection, config: ExternalConfig, address: Address, body: bytes
+    connection: http.client.HTTPConnection, config: ExternalArm, address: Address, body: bytes
 ) -> http.client.HTTPResponse:
     """The answer's head to a request for a stream; its body is not read yet."""
     assert isinstance(config.options, OpenAiOptions)

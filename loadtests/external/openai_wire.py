@@ -11,7 +11,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from loadtests.external.addresses import Address, OpenAiOptions, sampling_fields
+from loadtests.external.addresses import Address
+from loadtests.external.arms import OpenAiOptions, sampling_fields
 from loadtests.traffic.prompts import Message
 
 DONE: Final = b"[DONE]"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loadtests.external.addresses import ExternalConfig, OpenAiOptions
+from loadtests.external.arms import ExternalArm, OpenAiOptions
 from loadtests.traffic.prompts import Message, Pieces, PromptSource, PromptText, load_prompt_text
 from loadtests.traffic.schedule import PlannedRequest
 from servers.fields import ConfigError
@@ -22,7 +22,7 @@ _COMMON_WORDS = (
 )
 
 
-def prompt_source(config: ExternalConfig, traffic: PromptSource) -> PromptSource:
+def prompt_source(config: ExternalArm, traffic: PromptSource) -> PromptSource:
     """What makes the arm's prompts, where `traffic` makes those of own arms. ConfigError where nothing can."""
     options = config.options
     if options.prompt == "token_ids":
@@ -55,7 +55,7 @@ def _common_words() -> PromptText:
 
 
 def prompt_of(
-    config: ExternalConfig, source: PromptSource, plan: PlannedRequest
+    config: ExternalArm, source: PromptSource, plan: PlannedRequest
 ) -> str | Sequence[int] | Sequence[Message]:
     """The prompt for an arm over OpenAI-compatible HTTP; `source` is the arm's own."""
     options = config.options
@@ -66,7 +66,7 @@ def prompt_of(
     return plain_prompt_of(config, source, plan)
 
 
-def plain_prompt_of(config: ExternalConfig, source: PromptSource, plan: PlannedRequest) -> str | Sequence[int]:
+def plain_prompt_of(config: ExternalArm, source: PromptSource, plan: PlannedRequest) -> str | Sequence[int]:
     """The prompt as token ids or text; `source` is the arm's own."""
     if config.options.prompt == "token_ids":
         return source.ids(plan)

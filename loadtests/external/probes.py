@@ -13,14 +13,15 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
 from loadtests.external import openai_wire
-from loadtests.external.addresses import ExternalConfig, OipOptions, parse_address, secrets_of
+from loadtests.external.addresses import parse_address
 from loadtests.external.answers import Asking, FailedError, exchange, oip_channel
+from loadtests.external.arms import ExternalArm, OipOptions, secrets_of
 from loadtests.external.client_security import explain, server_name, without_secrets
 from loadtests.external.openai_http import connect, headers_of
 from loadtests.external.openai_wire import shortened
@@ -58,7 +59,7 @@ class Probe:
 
 
 def wait_ready(
-    config: ExternalConfig, address: str, *, timeout_s: float, check: Callable[[], None], not_yet: Callable[[str], None]
+    config: ExternalArm, address: str, *, timeout_s: float, check: Callable[[], None], not_yet: Callable[[str], None]
 ) -> Probe:
     """What the replica at `address` answered, once it did. `check` is called often and may raise to end the wait.
 
@@ -86,7 +87,7 @@ def wait_ready(
             time.sleep(_POLL_S)
 
 
-def _probe(answer: Future[Probe], config: ExternalConfig, address: str, timeout_s: float) -> None:
+def _probe(answer: Future[Probe], config: ExternalArm, address: str, timeout_s: float) -> None:
     """Set in `answer` what the server answered, or a NotReadyError or UnusableError."""
     try:
         answer.set_result(_probed(config, address, timeout_s))
@@ -94,13 +95,13 @@ def _probe(answer: Future[Probe], config: ExternalConfig, address: str, timeout_
         answer.set_exception(error)
     except ssl.SSLError as error:
         host = parse_address(address, config.kind).host
-        answer.set_exception(UnusableError(explain(error, server_name(config.security, host))))
+        answer.set_exception(UnusableError(explain(error, server_name(config, host))))
     except Exception as error:  # whatever it is, the run must not wait for ever
         kind = NotReadyError if isinstance(error, (OSError, http.client.HTTPException)) else UnusableError
         answer.set_exception(kind(shortened(f"{type(error).__name__}: {error}")))
 
 
-def _probed(config: ExternalConfig, address: str, timeout_s: float) -> Probe:
+def _probed(config: ExternalArm, address: str, timeout_s: float) -> Probe:
     secrets = secrets_of(config)
     prompt: str | list[int] = _PROMPT
     if config.options.prompt == "token_ids":
@@ -151,7 +152,7 @@ _GRPC_REMEDIES = {
 }
 
 
-def _failure(config: ExternalConfig, error: FailedError, text: str) -> NotReadyError | UnusableError:
+def _failure(config: ExternalArm, error: FailedError, text: str) -> NotReadyError | UnusableError:
     if error.status in ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"):
         return NotReadyError(text)
     if config.kind == "oip" and str(error) == config.model_name:
@@ -161,7 +162,7 @@ def _failure(config: ExternalConfig, error: FailedError, text: str) -> NotReadyE
     return UnusableError(f"{text}: {remedy}" if remedy else text)
 
 
-def _openai_context(config: ExternalConfig, address: str) -> int | None:
+def _openai_context(config: ExternalArm, address: str) -> int | None:
     """Return the longest context that the list of models tells. Raises NotReadyError where the server is not up, as far
     as /health and that list tell; servers have both, one or none."""
     where = parse_address(address, config.kind)
@@ -179,7 +180,7 @@ def _openai_context(config: ExternalConfig, address: str) -> int | None:
     return openai_wire.context_of(body, config.model_name) if answer.status == 200 else None
 
 
-def _check_oip_model(config: ExternalConfig, address: str) -> None:
+def _check_oip_model(config: ExternalArm, address: str) -> None:
     """Check that server and model are ready, and that the model has the tensors of the options."""
     options, name = config.options, config.model_name
     with oip_channel(config, address) as (channel, metadata):
@@ -195,7 +196,7 @@ def _check_oip_model(config: ExternalConfig, address: str) -> None:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return
             raise
-    for key in (item.name for item in fields(options) if item.name.endswith("_tensor")):
+    for key in (name for name in type(options).model_fields if name.endswith("_tensor")):
         what, tensors = ("output", model.outputs) if key == "output_tensor" else ("input", model.inputs)
         name, names = getattr(options, key), [tensor.name for tensor in tensors]
         if name and names and name not in names:

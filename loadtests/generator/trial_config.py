@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
 
 from analysis.records.documents import write_document, write_json
-from loadtests.external.addresses import ExternalConfig, parse_target
+from loadtests.external.addresses import parse_target
+from loadtests.external.arms import AnyExternalArm
 from loadtests.external.client_security import OPEN, SecurityConfig
 from loadtests.traffic.prompts import PromptKind
 from servers.config import Task
-from servers.fields import ConfigError, Range, build, check_fields
+from servers.fields import ConfigError, Listed, Settings, read
 
 END_FILE = "end.json"
 
@@ -29,8 +31,7 @@ def write_end(folder: Path, *, at_ns: int | None, arms: Mapping[str, int]) -> No
     write_document(folder / END_FILE, {"at_ns": at_ns, "arms": dict(arms)})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialConfig:
+class TrialConfig(Settings):
     """How one trial is driven: generator.json. `task` is what every request asks for. `targets` maps an arm, or "*" for
     all others, to host:port.
 
@@ -49,37 +50,38 @@ class TrialConfig:
 
     trial: int = 1
     task: Task = "generate"
-    arms: tuple[str, ...] = ()
-    targets: Mapping[str, str] = field(default_factory=dict)
-    external: Mapping[str, ExternalConfig] = field(default_factory=dict)
+    arms: Annotated[tuple[str, ...], Listed] = ()
+    targets: Mapping[str, str] = {}
+    external: Mapping[str, AnyExternalArm] = {}
     start_ns: int = 0
-    timeout_s: Annotated[float, Range(0.001, 1e6)] = 60.0
-    vocab_size: Annotated[int, Range(4, 2**31 - 1)] = 256
+    timeout_s: float = Field(default=60.0, ge=0.001, le=1e6)
+    vocab_size: int = Field(default=256, ge=4, le=2**31 - 1)
     ignore_eos: bool = True
-    max_concurrency: Annotated[int | None, Range(0, 1_000_000)] = 0
-    concurrency: Annotated[int, Range(0, 100_000)] = 0
-    pause_s: Annotated[float, Range(0, 1e6)] = 0.0
+    max_concurrency: int | None = Field(default=0, ge=0, le=1_000_000)
+    concurrency: int = Field(default=0, ge=0, le=100_000)
+    pause_s: float = Field(default=0.0, ge=0, le=1e6)
     num_prompts: int = 0
     duration_s: float = 0.0
     rampup_s: float = 0.0
     prompts: PromptKind = "ids"
     tokenizer: str = ""
-    drain_s: Annotated[float, Range(0, 2e6)] = 60.0
-    ttft_limit_ms: Annotated[float, Range(0, 1e9)] = 0.0
-    e2e_limit_ms: Annotated[float, Range(0, 1e9)] = 0.0
+    drain_s: float = Field(default=60.0, ge=0, le=2e6)
+    ttft_limit_ms: float = Field(default=0.0, ge=0, le=1e9)
+    e2e_limit_ms: float = Field(default=0.0, ge=0, le=1e9)
     seed: int = 0
-    sample_s: Annotated[float, Range(0, 60)] = 0.0
+    sample_s: float = Field(default=0.0, ge=0, le=60)
     security: SecurityConfig = OPEN
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _targets_are_known(self) -> Self:
         if not self.targets and not self.external:
-            raise ConfigError('generator.targets is empty: give {"*": "host:port"} or one target for each arm')
+            raise ValueError('targets is empty: give {"*": "host:port"} or one target for each arm')
         for arm, target in self.targets.items():
             for address in target.split(","):
                 parse_target(address)
             if arm in self.external:
-                raise ConfigError(f'generator.targets and generator.external both have "{arm}": keep one')
-        check_fields(self, "generator")
+                raise ValueError(f'targets and generator.external both have "{arm}": keep one')
+        return self
 
     @classmethod
     def read(cls, path: Path) -> TrialConfig:
@@ -90,8 +92,8 @@ class TrialConfig:
             raise ConfigError(f'trial config "{path}" cannot be read ({error}): give a JSON file') from None
         if not isinstance(table, dict):
             raise ConfigError(f'trial config "{path}" holds no object: give {{"trial": 1, "arms": [...], ...}}')
-        return build(cls, table, where="generator")
+        return read(cls, table, where="generator")
 
     def write(self, path: Path) -> None:
         """`path` holds the trial as JSON, which `read` takes."""
-        write_json(path, asdict(self), indent=2)
+        write_json(path, self.to_dict(), indent=2)

@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
 
 from loadtests.traffic.limits import OverLimitPolicy
 from loadtests.traffic.prompts import PromptKind
 from loadtests.traffic.traces import TimeUnit
 from servers.address import host_port
-from servers.fields import ConfigError, Range, check_fields, check_range
+from servers.fields import Listed, Settings, as_toml
 
 Design = Literal["mirrored", "split", "switchback"]
 Arrivals = Literal["poisson", "gamma", "trace", "piecewise", "ramp", "steps", "saturation", "closed", "users"]
 Workload = Literal["conversation", "code", "long-context", "sentences", "trace"]
 
 FEWEST_STEPS = 3
-_OF_TRACE = ("trace", "trace_time_unit", "trace_block_tokens")
+_LISTED = ("piecewise", "ramp", "steps", "saturation")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrafficConfig:
-    """Which traffic one trial sends. Settings that contradict each other, or would have no effect, raise ConfigError.
+@dataclass(frozen=True, slots=True)
+class UsedWith:
+    """The values of the setting `key` with which a setting has an effect. It is refused with others."""
+
+    key: str
+    values: tuple[str, ...]
+
+
+_ONCE = UsedWith("arrivals", ("poisson", "gamma", *_LISTED, "users"))  # each session begins by itself
+Rate = Annotated[float, Field(ge=0, le=1e9)]
+
+
+class TrafficConfig(Settings):
+    """Which traffic one trial sends. Settings that contradict each other, or would have no effect, are refused.
 
     `rate` is in requests/s: to each arm when mirrored, in all when split or switchback. It is 0 (not given) when the
     times come from `rates` or a trace. A trial lasts `duration_s`; its first `rampup_s` carry a load that rises from
@@ -38,65 +50,64 @@ class TrafficConfig:
     """
 
     design: Design = "mirrored"
-    duration_s: Annotated[float, Range(0.001, 1e7)] = 60.0
-    rampup_s: Annotated[float, Range(0, 1e7)] = 0.0
+    duration_s: float = Field(default=60.0, ge=0.001, le=1e7)
+    rampup_s: float = Field(default=0.0, ge=0, le=1e7)
     arrivals: Arrivals = "poisson"
-    rate: Annotated[float, Range(0, 1e9)] = 0.0
-    burstiness: Annotated[float, Range(0.001, 1e6)] = 1.0
-    rates: tuple[float | tuple[float, ...], ...] = ()
-    step_s: Annotated[float, Range(0.001, 1e7)] = 30.0
-    settle_s: Annotated[float, Range(0, 1e7)] = 10.0
-    concurrency: Annotated[int, Range(0, 100_000)] = 0
-    pause_s: Annotated[float, Range(0, 1e6)] = 0.0
-    num_prompts: Annotated[int, Range(0, 20_000_000)] = 0
+    rate: Annotated[Rate, UsedWith("arrivals", ("poisson", "gamma"))] = 0.0
+    burstiness: Annotated[float, Field(ge=0.001, le=1e6), UsedWith("arrivals", ("gamma", *_LISTED))] = 1.0
+    rates: Annotated[
+        tuple[Rate | Annotated[tuple[float, float], Listed], ...], Listed, UsedWith("arrivals", _LISTED)
+    ] = ()
+    step_s: Annotated[float, Field(ge=0.001, le=1e7), UsedWith("arrivals", ("saturation",))] = 30.0
+    settle_s: Annotated[float, Field(ge=0, le=1e7), UsedWith("arrivals", ("saturation",))] = 10.0
+    concurrency: Annotated[int, Field(ge=0, le=100_000), UsedWith("arrivals", ("closed",))] = 0
+    pause_s: Annotated[float, Field(ge=0, le=1e6), UsedWith("arrivals", ("closed",))] = 0.0
+    num_prompts: int = Field(default=0, ge=0, le=20_000_000)
     workload: Workload = "conversation"
-    length_scale: Annotated[float, Range(1e-6, 1e6)] = 1.0
-    length_scales: tuple[tuple[float, ...], ...] = ()
+    length_scale: float = Field(default=1.0, ge=1e-6, le=1e6)
+    length_scales: Annotated[
+        tuple[Annotated[tuple[float, float], Listed], ...],
+        Listed,
+        UsedWith("arrivals", ("poisson", "gamma", "piecewise", "ramp", "steps")),
+    ] = ()
     over_limit: OverLimitPolicy = "clip"
     trace: str = ""
     trace_time_unit: TimeUnit = ""
-    trace_block_tokens: Annotated[int, Range(0, 1 << 20)] = 0
+    trace_block_tokens: int = Field(default=0, ge=0, le=1 << 20)
     prompts: PromptKind = "ids"
     tokenizer: str = ""
-    trace_start_s: Annotated[float, Range(0, 1e9)] = 0.0
-    time_scale: Annotated[float, Range(1e-6, 1e6)] = 1.0
-    turns_mean: Annotated[float, Range(1, 1000)] = 1.0
-    think_time_s: Annotated[float, Range(0.001, 1e6)] = 10.0
-    timeout_s: Annotated[float, Range(0.001, 1e6)] = 60.0
-    max_concurrency: Annotated[int, Range(0, 1_000_000)] = 0
+    trace_start_s: Annotated[float, Field(ge=0, le=1e9), UsedWith("arrivals", ("trace",))] = 0.0
+    time_scale: Annotated[float, Field(ge=1e-6, le=1e6), UsedWith("arrivals", ("trace",))] = 1.0
+    turns_mean: Annotated[float, Field(ge=1, le=1000), _ONCE] = 1.0
+    think_time_s: float = Field(default=10.0, ge=0.001, le=1e6)
+    timeout_s: float = Field(default=60.0, ge=0.001, le=1e6)
+    max_concurrency: int = Field(default=0, ge=0, le=1_000_000)
     ignore_eos: bool = True
-    direct: bool = False
-    workers: int = 1
-    remote_workers: Annotated[int, Range(0, 1024)] = 0
+    direct: Annotated[bool, UsedWith("design", ("mirrored", "switchback"))] = False
+    workers: int = Field(default=1, ge=0, le=1024)
+    remote_workers: int = Field(default=0, ge=0, le=1024)
     master_bind: str = ""
-    block_s: Annotated[float, Range(0.001, 1e7)] = 30.0
+    block_s: float = Field(default=30.0, ge=0.001, le=1e7)
 
-    def __post_init__(self) -> None:
-        check_fields(self, "traffic")
-        check_range("traffic.workers", self.workers, Range(0 if self.remote_workers > 0 else 1, 1024))
-        if self.rampup_s >= self.duration_s:
-            raise ConfigError(
-                f"traffic.rampup_s is {self.rampup_s} but the whole trial lasts duration_s = {self.duration_s}: "
-                "lower rampup_s or raise duration_s"
-            )
-        if self._constant and self.rate <= 0:
-            raise ConfigError(f'traffic.rate is {self.rate}: give requests/s above 0 for arrivals = "{self.arrivals}"')
-        self._check_combinations()
-        if self._listed:
-            self._check_rates()
-        if self.length_scales:
-            self._check_length_scales()
-        if self.arrivals == "saturation":
-            self._check_saturation()
-        if self.arrivals == "closed":
-            self._check_closed()
-        if 0 < self.max_concurrency < self.load_processes:
-            raise ConfigError(
-                f"traffic.max_concurrency is {self.max_concurrency} but traffic.workers and remote_workers are "
-                f"{self.load_processes}: give each load process a request at least"
-            )
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        for key, field in type(self).model_fields.items():
+            for used in field.metadata:
+                if not isinstance(used, UsedWith) or getattr(self, used.key) in used.values:
+                    continue
+                others = ", ".join(f'"{value}"' for value in used.values)
+                self._leave_out(
+                    True,
+                    f'traffic.{used.key} = "{getattr(self, used.key)}" does not use it',
+                    f"remove {key} or use {used.key} = {others}",
+                    key,
+                )
+        self._check_times()
+        self._check_lengths()
+        self._check_load()
         if self.remote_workers:
             self._check_master()
+        return self
 
     @property
     def open_loop(self) -> bool:
@@ -111,151 +122,18 @@ class TrafficConfig:
     @property
     def piecewise_rates(self) -> tuple[tuple[float, float], ...]:
         """`rates` as (start_s, rate) pairs; for piecewise arrivals."""
-        pairs = [item for item in self.rates if isinstance(item, tuple) and len(item) == 2]
-        if not pairs or len(pairs) != len(self.rates):
-            raise ConfigError(
-                f"traffic.rates is {json.dumps(self.rates)}: give [[0, rate], [start_s, rate], ...] for piecewise"
-            )
-        return tuple((float(start), float(rate)) for start, rate in pairs)
+        return tuple(item for item in self.rates if isinstance(item, tuple))
 
     @property
     def step_rates(self) -> tuple[float, ...]:
         """`rates` as plain numbers; for ramp, steps and saturation arrivals."""
-        numbers = [float(item) for item in self.rates if not isinstance(item, tuple)]
-        wrong_count = not numbers or (self.arrivals in ("ramp", "saturation") and len(numbers) != 2)
-        if wrong_count or len(numbers) != len(self.rates):
-            forms = {"ramp": "[first rate, last rate]", "saturation": "[lowest rate, highest rate]"}
-            form = forms.get(self.arrivals, "[rate, rate, ...]")
-            raise ConfigError(f"traffic.rates is {json.dumps(self.rates)}: give {form} for {self.arrivals}")
-        return tuple(numbers)
+        return tuple(float(item) for item in self.rates if not isinstance(item, tuple))
 
     @property
     def length_factors(self) -> tuple[tuple[float, float], ...]:
         """The factors on all lengths as (start_s, factor) pairs, the first from 0 on."""
-        if any(len(item) != 2 for item in self.length_scales):
-            raise ConfigError(
-                f"traffic.length_scales is {json.dumps(self.length_scales)}: give [[0, factor], [start_s, factor], ...]"
-            )
         pairs = self.length_scales or ((0.0, 1.0),)
         return tuple((float(start), self.length_scale * float(factor)) for start, factor in pairs)
-
-    @property
-    def _constant(self) -> bool:
-        return self.arrivals in ("poisson", "gamma")
-
-    @property
-    def _listed(self) -> bool:
-        return self.arrivals in ("piecewise", "ramp", "steps", "saturation")
-
-    def _leave_out(self, when: bool, why: str, remedy: str, *names: str) -> None:
-        """The settings `names` have their defaults `when` others have no use for them. Remedies name theirs {key}."""
-        for item in fields(self):
-            if when and item.name in names and (value := getattr(self, item.name)) != item.default:
-                raise ConfigError(
-                    f"traffic.{item.name} is {json.dumps(value)} but {why}: {remedy.format(key=item.name)}"
-                )
-
-    def _check_combinations(self) -> None:
-        leave_out = self._leave_out
-        arrivals = f'arrivals = "{self.arrivals}"'
-        replayed, saturation, closed = (self.arrivals == kind for kind in ("trace", "saturation", "closed"))
-
-        rate_source = {
-            "trace": "the trace (set its pace with time_scale)",
-            "closed": "the server: each answer brings the next request",
-            "users": "users, who send the requests",
-        }.get(self.arrivals, "traffic.rates")
-        leave_out(not self._constant, f"{arrivals} takes its rate from {rate_source}", "remove {key}", "rate")
-        unused = f"{arrivals} does not use it"
-        profiles = 'remove {key} or use arrivals = "piecewise", "ramp", "steps" or "saturation"'
-        leave_out(not self._listed, unused, profiles, "rates")
-        even = self.arrivals in ("poisson", "trace", "closed", "users")
-        leave_out(even, unused, 'remove {key} or use arrivals = "gamma"', "burstiness")
-
-        of_trace = [key for key in ("arrivals", "workload") if getattr(self, key) == "trace"]
-        leave_out(not self.trace, "traffic.trace is empty", "give the path of a trace", *of_trace[:1])
-        leave_out(not of_trace, 'neither arrivals nor workload is "trace"', "set one or remove {key}", *_OF_TRACE)
-        replay = 'remove {key} or use arrivals = "trace"'
-        leave_out(not replayed, f"{arrivals} does not replay a trace", replay, "time_scale", "trace_start_s")
-        leave_out(replayed, f"{arrivals} holds every turn already", "remove {key} or use other arrivals", "turns_mean")
-
-        texts = 'remove {key} or use prompts = "text" or "chat"'
-        leave_out(self.prompts == "ids", 'prompts = "ids" needs none', texts, "tokenizer")
-        leave_out(bool(of_trace), "a trace has lengths of its own", "remove {key} or the trace", "length_scales")
-        timeless = self.arrivals in ("closed", "users", "saturation")
-        leave_out(timeless, f"{arrivals} has no times to change lengths at", "remove {key}", "length_scales")
-
-        steps = 'remove {key} or use arrivals = "saturation"'
-        leave_out(not saturation, f"{arrivals} has no such steps", steps, "step_s", "settle_s")
-        leave_out(saturation, "a saturation search sends each step to every arm", 'use design = "mirrored"', "design")
-        in_full = "a saturation search must send every step in full"
-        leave_out(saturation, in_full, "remove {key}", "max_concurrency", "num_prompts")
-
-        loop = 'remove {key} or use arrivals = "closed"'
-        leave_out(not closed, f"{arrivals} is no closed loop", loop, "concurrency", "pause_s")
-        no_times = "a closed loop has no times to pin to blocks"
-        pinned = closed and self.design == "switchback"
-        leave_out(pinned, no_times, 'use design = "mirrored" or "split"', "design")
-        singles = f"{arrivals} keeps concurrency = {self.concurrency} single requests under way"
-        leave_out(closed, singles, "remove {key}", "turns_mean", "max_concurrency")
-
-        pinning = 'remove {key} or use design = "mirrored" or "switchback"'
-        leave_out(self.design == "split", 'design = "split" needs the splitter to choose the arm', pinning, "direct")
-        partly = self.design == "switchback" and abs(math.remainder(self.rampup_s, self.block_s)) > 1e-9
-        whole = "give a multiple of it, so that no block is part ramp-up"
-        leave_out(partly, f"a switchback has blocks of block_s = {self.block_s}", whole, "rampup_s")
-        remote = "remove {key} or say how many workers come from other hosts"
-        leave_out(not self.remote_workers, "remote_workers is 0", remote, "master_bind")
-
-    def _check_rates(self) -> None:
-        pairs = self.piecewise_rates if self.arrivals == "piecewise" else ()
-        rates = [rate for _, rate in pairs] if pairs else list(self.step_rates)
-        for rate in rates:
-            check_range("traffic.rates", rate, Range(0, 1e9))
-        if not any(rates):
-            raise ConfigError(f"traffic.rates is {json.dumps(self.rates)}: give at least one rate above 0")
-        if pairs:
-            self._check_starts("rates", [start for start, _ in pairs])
-
-    def _check_length_scales(self) -> None:
-        for _, factor in self.length_factors:
-            check_range("traffic.length_scales times length_scale", factor, Range(1e-6, 1e6))
-        self._check_starts("length_scales", [start for start, _ in self.length_factors])
-
-    def _check_starts(self, name: str, starts: Sequence[float]) -> None:
-        rising = all(before < after for before, after in pairwise(starts))
-        if not (starts[0] == 0 and rising and starts[-1] < self.duration_s):
-            raise ConfigError(
-                f"traffic.{name} has segments from {list(starts)} s: start the first at 0, let them rise, "
-                f"and start the last before duration_s = {self.duration_s}"
-            )
-
-    def _check_saturation(self) -> None:
-        low, high = self.step_rates
-        if not 0 < low < high:
-            raise ConfigError(
-                f"traffic.rates is {json.dumps(self.rates)}: give [lowest, highest] with 0 < lowest < highest"
-            )
-        if self.settle_s >= self.step_s:
-            raise ConfigError(
-                f"traffic.settle_s is {self.settle_s} but a step lasts step_s = {self.step_s}: lower settle_s"
-            )
-        left = abs(self.saturation_steps * self.step_s - (self.duration_s - self.rampup_s))
-        if self.saturation_steps < FEWEST_STEPS or left > 1e-6 * self.duration_s:
-            raise ConfigError(
-                f"traffic.duration_s is {self.duration_s} with rampup_s = {self.rampup_s}, which is no whole number of "
-                f"{FEWEST_STEPS} or more steps of step_s = {self.step_s}: give "
-                f"{self.rampup_s + max(FEWEST_STEPS, self.saturation_steps) * self.step_s:g}"
-            )
-
-    def _check_closed(self) -> None:
-        if not self.concurrency:
-            raise ConfigError('traffic.concurrency is 0: give the requests that arrivals = "closed" keeps under way')
-        if self.load_processes > self.concurrency:
-            raise ConfigError(
-                f"traffic.workers and remote_workers are {self.load_processes} but concurrency is {self.concurrency}: "
-                "give each load process a request at least"
-            )
 
     @property
     def load_processes(self) -> int:
@@ -267,9 +145,114 @@ class TrafficConfig:
         """(host, port) of `master_bind`: where workers on other hosts find this one."""
         return host_port(
             self.master_bind,
-            f'traffic.master_bind is "{self.master_bind}": give this host\'s address and a port, as workers on '
+            f'master_bind is "{self.master_bind}": give this host\'s address and a port, as workers on '
             "other hosts reach it, such as 10.0.0.5:5557",
         )
+
+    def _leave_out(self, when: bool, why: str, remedy: str, *keys: str) -> None:
+        """Refuse the settings `keys` that differ from their defaults, `when` nothing uses them."""
+        for key in keys:
+            if when and (value := getattr(self, key)) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} is {as_toml(value)} but {why}: {remedy.format(key=key)}")
+
+    def _check_times(self) -> None:
+        """The times of requests are given once, and fit the trial."""
+        if self.rampup_s >= self.duration_s:
+            raise ValueError(
+                f"rampup_s is {self.rampup_s} but the whole trial lasts duration_s = {self.duration_s}: "
+                "lower rampup_s or raise duration_s"
+            )
+        if self.arrivals in ("poisson", "gamma") and self.rate <= 0:
+            raise ValueError(f'rate is {self.rate}: give requests/s above 0 for arrivals = "{self.arrivals}"')
+        if self.arrivals in _LISTED:
+            self._check_rates()
+        if self.arrivals == "saturation":
+            self._check_saturation()
+        if self.arrivals == "closed" and not self.concurrency:
+            raise ValueError('concurrency is 0: give the requests that arrivals = "closed" keeps under way')
+        pinned = self.arrivals == "closed" and self.design == "switchback"
+        no_times = "a closed loop has no times to pin to blocks"
+        self._leave_out(pinned, no_times, 'use design = "mirrored" or "split"', "design")
+        partly = self.design == "switchback" and abs(math.remainder(self.rampup_s, self.block_s)) > 1e-9
+        whole = "give a multiple of it, so that no block is part ramp-up"
+        self._leave_out(partly, f"a switchback has blocks of block_s = {self.block_s}", whole, "rampup_s")
+
+    def _check_rates(self) -> None:
+        pairs = self.arrivals == "piecewise"
+        rates = [rate for _, rate in self.piecewise_rates] if pairs else list(self.step_rates)
+        forms = {
+            "piecewise": "[[0, rate], [start_s, rate], ...]",
+            "ramp": "[first rate, last rate]",
+            "saturation": "[lowest rate, highest rate] with 0 < lowest < highest",
+        }
+        is_search = self.arrivals == "saturation"
+        if (
+            not rates
+            or len(rates) != len(self.rates)
+            or (self.arrivals in ("ramp", "saturation") and len(rates) != 2)
+            or (is_search and not 0 < rates[0] < rates[1])
+        ):
+            form = forms.get(self.arrivals, "[rate, rate, ...]")
+            raise ValueError(f"rates is {as_toml(self.rates)}: give {form} for {self.arrivals}")
+        if not any(rates) or not all(0 <= rate <= 1e9 for rate in rates):
+            raise ValueError(f"rates is {as_toml(self.rates)}: give rates from 0 to 1e9, and at least one above 0")
+        if pairs:
+            self._check_starts("rates", [start for start, _ in self.piecewise_rates])
+
+    def _check_saturation(self) -> None:
+        only = 'use design = "mirrored"'
+        self._leave_out(True, "a saturation search sends each step to every arm", only, "design")
+        in_full = "a saturation search must send every step in full"
+        self._leave_out(True, in_full, "remove {key}", "max_concurrency", "num_prompts")
+        if self.settle_s >= self.step_s:
+            raise ValueError(f"settle_s is {self.settle_s} but a step lasts step_s = {self.step_s}: lower settle_s")
+        left = abs(self.saturation_steps * self.step_s - (self.duration_s - self.rampup_s))
+        if self.saturation_steps < FEWEST_STEPS or left > 1e-6 * self.duration_s:
+            raise ValueError(
+                f"duration_s is {self.duration_s} with rampup_s = {self.rampup_s}, which is no whole number of "
+                f"{FEWEST_STEPS} or more steps of step_s = {self.step_s}: give "
+                f"{self.rampup_s + max(FEWEST_STEPS, self.saturation_steps) * self.step_s:g}"
+            )
+
+    def _check_lengths(self) -> None:
+        """Lengths and prompts are given once: by a workload or a trace."""
+        leave_out = self._leave_out
+        of_trace = [key for key in ("arrivals", "workload") if getattr(self, key) == "trace"]
+        leave_out(not self.trace, "traffic.trace is empty", "give the path of a trace", *of_trace[:1])
+        unread = 'neither arrivals nor workload is "trace"'
+        keys = ("trace", "trace_time_unit", "trace_block_tokens")
+        leave_out(not of_trace, unread, "set one or remove {key}", *keys)
+        texts = 'remove {key} or use prompts = "text" or "chat"'
+        leave_out(self.prompts == "ids", 'prompts = "ids" needs none', texts, "tokenizer")
+        leave_out(bool(of_trace), "a trace has lengths of its own", "remove {key} or the trace", "length_scales")
+        if self.length_scales:
+            for _, factor in self.length_factors:
+                if not 1e-6 <= factor <= 1e6:
+                    raise ValueError(f"length_scales times length_scale is {factor:g}: give 1e-6 to 1e6")
+            self._check_starts("length_scales", [start for start, _ in self.length_factors])
+
+    def _check_starts(self, key: str, starts: Sequence[float]) -> None:
+        rising = all(before < after for before, after in pairwise(starts))
+        if not (starts[0] == 0 and rising and starts[-1] < self.duration_s):
+            raise ValueError(
+                f"{key} has segments from {list(starts)} s: start the first at 0, let them rise, "
+                f"and start the last before duration_s = {self.duration_s}"
+            )
+
+    def _check_load(self) -> None:
+        """Each load process has a request to send."""
+        if not self.load_processes:
+            raise ValueError("workers is 0 and traffic.remote_workers too: give 1 or more of one of them")
+        singles = f"a closed loop keeps concurrency = {self.concurrency} requests under way"
+        self._leave_out(self.arrivals == "closed", singles, "remove {key}", "max_concurrency")
+        for key in ("max_concurrency", "concurrency"):
+            if 0 < getattr(self, key) < self.load_processes:
+                raise ValueError(
+                    f"{key} is {getattr(self, key)} but traffic.workers and remote_workers are "
+                    f"{self.load_processes}: give each load process a request at least"
+                )
+        remote = "remove {key} or say how many workers come from other hosts"
+        self._leave_out(not self.remote_workers, "remote_workers is 0", remote, "master_bind")
 
     def _check_master(self) -> None:
         host, _ = self.master
@@ -278,7 +261,7 @@ class TrafficConfig:
         except ValueError:
             address = None
         if address is None or address.is_unspecified:
-            raise ConfigError(
-                f'traffic.master_bind is "{self.master_bind}": give an IP address of this host, which workers and '
+            raise ValueError(
+                f'master_bind is "{self.master_bind}": give an IP address of this host, which workers and '
                 "their requests come to, such as 10.0.0.5:5557"
             )

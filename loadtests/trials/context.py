@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from analysis.records.documents import write_document
-from loadtests.experiments.model import Experiment, ExperimentArm, ExternalArm
-from loadtests.external.addresses import external_table
+from loadtests.experiments.model import Experiment, ExperimentArm, OwnArm
 from loadtests.traffic.schedule import Schedule
 from loadtests.trials.status import Status
 
@@ -98,7 +97,7 @@ class TrialFacts:
             steps=[dict(step) for step in schedule.steps],
             settle_s=traffic.settle_s if schedule.steps else None,
             prompts=dict(schedule.prompts),
-            devices={arm.name: arm.config.model.device for arm in experiment.own_arms},
+            devices={arm.name: arm.model.device for arm in experiment.own_arms},
             weights={arm.name: arm.weight for arm in experiment.arms},
             planned=schedule.planned,
             dropped=dict(schedule.dropped),
@@ -118,9 +117,9 @@ def known_before(experiment: Experiment) -> dict[str, Any]:
 
 def _arm(arm: ExperimentArm) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": arm.name, "kind": arm.kind, "replicas": list(arm.replica_names)}
-    if isinstance(arm, ExternalArm):
-        return {**facts, "external": external_table(arm.external)}
-    return {**facts, "config": arm.config.to_dict()}
+    if isinstance(arm, OwnArm):
+        return {**facts, "config": arm.config.to_dict()}
+    return {**facts, "external": {**arm.to_dict(), "address": ", ".join(arm.address)}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,9 +21,9 @@ import numpy as np
 
 from analysis.records.asked_answers import PATTERN
 from analysis.records.documents import write_document
-from loadtests.experiments.model import Experiment, ExternalArm
-from loadtests.external.addresses import ExternalConfig
+from loadtests.experiments.model import Experiment
 from loadtests.external.answers import Answer, Asking, ask
+from loadtests.external.arms import ExternalArm
 from loadtests.external.planned_prompts import plain_prompt_of, prompt_of, prompt_source
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.schedule import PlannedRequest, Schedule, planned_requests
@@ -75,9 +75,9 @@ class ExternalAnswers:
 
     def _askings(self, arm: ExternalArm) -> list[Asking]:
         """Return the questions in the words of the arm; the seed is each round's."""
-        experiment, config = self._trial.experiment, arm.external
+        experiment, config = self._trial.experiment, arm
         traffic = experiment.traffic
-        sizes = [other.external.vocab_size for other in experiment.external_arms if other.external.vocab_size]
+        sizes = [other.vocab_size for other in experiment.external_arms if other.vocab_size]
         source = prompt_source(
             config,
             PromptSource.of(
@@ -111,7 +111,7 @@ class ExternalAnswers:
 
     def _round(self, arm: ExternalArm, askings: Sequence[Asking], number: int) -> list[dict[str, Any]]:
         """Return the arm's answers the first (0) or the second time (1), in the order of the questions."""
-        trial, replicas = self._trial, len(arm.external.addresses)
+        trial, replicas = self._trial, len(arm.address)
         asked = [
             (replace(asking, seed=_SEEDS[number] + place), (place + number) % replicas)
             for place, asking in enumerate(askings)
@@ -121,9 +121,7 @@ class ExternalAnswers:
             trial.check()
             trial.status.detail = f"{arm.name}, {count} of {len(asked)}"
 
-        answers = ask_all(
-            arm.external, asked, wait, timeout_s=trial.experiment.traffic.timeout_s, backwards=number == 1
-        )
+        answers = ask_all(arm, asked, wait, timeout_s=trial.experiment.traffic.timeout_s, backwards=number == 1)
         return [
             {"replica": arm.replica_names[replica], **asdict(answer)}
             for (_, replica), answer in zip(asked, answers, strict=True)
@@ -131,7 +129,7 @@ class ExternalAnswers:
 
 
 def ask_all(
-    config: ExternalConfig,
+    config: ExternalArm,
     asked: Sequence[tuple[Asking, int]],
     wait: Callable[[int], None],
     *,
@@ -154,7 +152,7 @@ def ask_all(
             while (left_s := deadline - time.monotonic()) > 0:
                 place = left.popleft()
                 asking, replica = asked[place]
-                address, least_s = config.addresses[replica], min(timeout_s, left_s)
+                address, least_s = config.address[replica], min(timeout_s, left_s)
                 answers[place] = ask(config, address, asking, timeout_s=least_s)
                 done.append(place)
 

@@ -10,8 +10,8 @@ from ipaddress import ip_address
 import psutil
 
 from analysis.wording import counted
-from loadtests.experiments.model import ExternalArm
 from loadtests.external.addresses import Address, parse_address
+from loadtests.external.arms import ExternalArm
 from loadtests.external.probes import NotReadyError, Probe, UnusableError, wait_ready
 from loadtests.traffic.lengths import IntArray
 from loadtests.trials.context import RunError, TrialContext
@@ -30,7 +30,7 @@ def find_external_arms(trial: TrialContext, tokens: IntArray) -> None:
         if not isinstance(arm, ExternalArm):
             continue
         trial.status.phase = "finding external arms"
-        named = zip(arm.replica_names, arm.external.addresses, strict=True)
+        named = zip(arm.replica_names, arm.address, strict=True)
         trial.facts.arms[number]["probe"] = [
             asdict(_probe(trial, arm, name, address, tokens)) for name, address in named
         ]
@@ -44,8 +44,8 @@ def local_servers(trial: TrialContext) -> Iterator[tuple[str, str, int | None]]:
     The process is the one that listens on the address; None where it cannot be seen, as in a container.
     """
     for arm in trial.experiment.external_arms:
-        for name, text in zip(arm.replica_names, arm.external.addresses, strict=True):
-            address = parse_address(text, arm.external.kind)
+        for name, text in zip(arm.replica_names, arm.address, strict=True):
+            address = parse_address(text, arm.kind)
             ips = _own_ips(address)
             if address.socket or ips:
                 yield name, arm.name, _listener(address, ips)
@@ -89,7 +89,7 @@ def _probe(trial: TrialContext, arm: ExternalArm, name: str, address: str, token
 
     limit = trial.experiment.trials.ready_timeout_s
     try:
-        probe = wait_ready(arm.external, address, timeout_s=limit, check=trial.check, not_yet=not_yet)
+        probe = wait_ready(arm, address, timeout_s=limit, check=trial.check, not_yet=not_yet)
     except NotReadyError as error:
         raise RunError(
             f'arm "{arm.name}": {address} was not ready after {limit:g} s ({error}): start the server, correct the '

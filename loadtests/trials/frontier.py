@@ -167,7 +167,7 @@ class FrontierSearch(Orchestrator):
     @property
     def _start_s(self) -> dict[str, float]:
         """What a start of each arm takes: the mean of those seen, or of those of arms like it, or a guess."""
-        compiled = {arm.name: arm.config.compile.enabled for arm in self.experiment.own_arms}
+        compiled = {arm.name: arm.compile.enabled for arm in self.experiment.own_arms}
         seen = {arm: mean(seconds) for arm, seconds in self._starts_s.items()}
         guess = {}
         for kind, otherwise in ((False, _EAGER_START_S), (True, _COMPILED_START_S)):
@@ -262,11 +262,11 @@ class FrontierSearch(Orchestrator):
         traffic = experiment.traffic
         around_s = self._budget.around_s - traffic.rampup_s
         ready_s = max(_LEAST_READY_S, self.left_s - around_s - FEWEST_STEPS * traffic.step_s)
-        return replace(
-            experiment.only([turn.arm]),
-            traffic=replace(traffic, duration_s=traffic.rampup_s + turn.steps * traffic.step_s),
-            trials=replace(experiment.trials, ready_timeout_s=min(experiment.trials.ready_timeout_s, ready_s)),
-        )
+        changes = {
+            "traffic": traffic.replace(duration_s=traffic.rampup_s + turn.steps * traffic.step_s),
+            "trials": experiment.trials.replace(ready_timeout_s=min(experiment.trials.ready_timeout_s, ready_s)),
+        }
+        return experiment.only([turn.arm]).model_copy(update=changes)
 
     def _failures(self, error: RunError, context: TrialContext) -> list[dict[str, str]]:
         """The arms that did not start, or died, each with why; empty where the run itself broke, or its control did."""

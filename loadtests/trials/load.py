@@ -146,7 +146,7 @@ def trial_config(trial: TrialContext, targets: Mapping[str, str], *, vocab_sizes
         task=experiment.task,
         arms=tuple(arm.name for arm in experiment.arms),
         targets=targets,
-        external={arm.name: arm.external for arm in experiment.external_arms},
+        external={arm.name: arm for arm in experiment.external_arms},
         timeout_s=traffic.timeout_s,
         vocab_size=min(vocab_sizes, default=256),
         ignore_eos=traffic.ignore_eos,

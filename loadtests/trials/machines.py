@@ -53,7 +53,7 @@ class MonitorProcess:
         machines = trial.experiment.machines
         if not machines.sample_s:
             return
-        devices = sorted({arm.config.model.device for arm in trial.experiment.own_arms} - {"cpu"})
+        devices = sorted({arm.model.device for arm in trial.experiment.own_arms} - {"cpu"})
         command = [*_MONITOR, "--out", str(self._table.resolve()), "--trial", str(trial.number)]
         command += ["--sample-s", str(machines.sample_s), *(["--devices", *devices] if devices else [])]
         self._child = Child(
@@ -69,7 +69,7 @@ class MonitorProcess:
 
     def first_look(self) -> None:
         """Wait until it has read the devices, before anything of the trial is on them, where any arm runs on one."""
-        if all(arm.config.model.device == "cpu" for arm in self._trial.experiment.own_arms):
+        if all(arm.model.device == "cpu" for arm in self._trial.experiment.own_arms):
             return
         deadline = time.monotonic() + _FIRST_LOOK_S
         while not self._ended and self._child is not None and time.monotonic() < deadline:
@@ -196,7 +196,7 @@ class MonitorProcess:
         names = {}
         for arm in self._trial.experiment.own_arms:
             reported = self._trial.facts.startup.get(arm.name, {}).get("device")
-            given = "cpu" if reported == "cpu" else arm.config.model.device
+            given = "cpu" if reported == "cpu" else arm.model.device
             index = 0 if given == "auto" and self._monitor["devices"] else index_of(given)
             names[arm.name] = "cpu" if index is None else f"cuda:{index}"
         return names
@@ -231,7 +231,7 @@ def measure_references(
     before a trial in the order of the arms and after it backwards, as a host may grow faster or slower meanwhile. Every
     process is gone when this returns.
     """
-    arms = {device_name(arm.config.model.device): arm for arm in trial.experiment.own_arms}
+    arms = {device_name(arm.model.device): arm for arm in trial.experiment.own_arms}
     seconds = trial.experiment.machines.reference_s
     if not seconds or not arms:
         return

@@ -24,8 +24,8 @@ from analysis.parity.outcome import Parity
 from analysis.parity.vectors import TextRows, judge_vectors
 from analysis.records.documents import with_checksum, write_json
 from analysis.summary.summary import EXIT_CODES
+from loadtests.experiments.checks import check_parity
 from loadtests.experiments.model import Experiment, OwnArm
-from loadtests.experiments.whole_checks import check_parity
 from loadtests.trials.context import RunError
 from loadtests.trials.parity_texts import read_texts
 from loadtests.trials.preflight import check_arm
@@ -114,7 +114,7 @@ class ParityRun:
                 facts[arm.name] = self._measure(arm, arm.name, "arm", shared)
             for name in reference:
                 facts[name] = self._measure(control, name, "reference", {"weights": facts[control.name]["weights"]})
-            embeds = control.config.model.embeds
+            embeds = control.model.embeds
             self.status.phase, self.status.detail = f"comparing {'vectors' if embeds else 'logits'}", ""
             judge_work = self._judge_vectors if embeds else self._judge
             document = judge_work(work, arms, facts, time.monotonic() - began)
@@ -268,7 +268,7 @@ class ParityRun:
         settings, quantised = self.experiment.parity, self.experiment.quantised_arms
         if not quantised:
             return None
-        kinds = {arm.name: arm.config.model.quantisation for arm in quantised}
+        kinds = {arm.name: arm.model.quantisation for arm in quantised}
         accuracy = Accuracy(quantised=kinds, max_kl=settings.max_kl)
         if not (work / TEXTS).exists():
             return accuracy

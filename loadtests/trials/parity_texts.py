@@ -29,7 +29,7 @@ def read_texts(experiment: Experiment) -> list[Text]:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "no UTF-8"
         raise ConfigError(f"{what} cannot be read ({why}): give a file with a list of token ids on each line") from None
-    engines = [arm.config.engine for arm in experiment.own_arms]
+    engines = [arm.engine for arm in experiment.own_arms]
     longest = min(engine.max_prompt_tokens for engine in engines)
     most = min(experiment.parity.tokens, *(engine.max_new_tokens for engine in engines))
     texts: dict[tuple[tuple[int, ...], int], Text] = {}

@@ -26,7 +26,7 @@ from servers.config import (
     ArmConfig,
     check_quantisation,
     check_torchao,
-    preset_policies,
+    preset_options,
 )
 from servers.fields import ConfigError
 from servers.security import server_tls
@@ -42,12 +42,12 @@ def check_experiment(experiment: Experiment) -> None:
     if experiment.parity.full:
         read_texts(experiment)  # refused now and not after the arms were loaded
     for other in experiment.external_arms:
-        other.external.check(other.name)
+        other.check(f"arms.{other.name}")
     if experiment.traffic.remote_workers:
         channel_token(f"traffic.remote_workers = {experiment.traffic.remote_workers}")
         host, master_port = experiment.traffic.master
         check_port(master_port, key="port of traffic.master_bind", host=host, remedy="or give another of this host")
-    experiment.security.check()
+    experiment.security.check("security")
     if experiment.traffic.direct or experiment.external_arms:
         return
     splitter = experiment.splitter
@@ -86,7 +86,7 @@ def _check_quantisation(config: ArmConfig, *, on_cpu: bool) -> None:
         check_quantisation(model, on_gpu=not on_cpu)
         check_torchao(model)
     except ConfigError as error:
-        raise ConfigError(f'arm "{config.name}": {error}') from None
+        raise ConfigError(f"arms.{config.name}.{error}") from None
     newest = (
         max((gpu.capability for gpu in shown_gpus() if gpu.capability), default=None)
         if model.in_float8 and not on_cpu
@@ -139,7 +139,7 @@ def _check_backend(config: ArmConfig, device: str) -> None:
     To ask takes seconds, so usual ones are not asked for.
     """
     policy = config.compile
-    options = policy.options.keys() - preset_policies(config.preset)[1].options.keys()
+    options = policy.options.keys() - preset_options(config.preset)
     is_known = policy.backend in _KNOWN_BACKENDS
     if policy.enabled and not (is_known and not (options and policy.backend == "inductor")):
         _ask("policy.check_backend(arm.compile, device)", config, device)

@@ -40,7 +40,7 @@ class Pressure:
         """Put on what begins with the traffic. Raises RunError where it cannot be: nothing is measured yet."""
         if not self._settings.weighs:
             return
-        devices = {device_name(arm.config.model.device) for arm in self._trial.experiment.own_arms}
+        devices = {device_name(arm.model.device) for arm in self._trial.experiment.own_arms}
         self._facts = {**asdict(self._settings), "devices": sorted(devices)}
         self._facts |= {"start_ns": None, "end_ns": None, "error": None}
         self._trial.facts.pressure = self._facts

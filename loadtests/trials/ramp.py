@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from analysis.records.tables import RecordError
-from loadtests.experiments.config_errors import as_config_error
 from loadtests.experiments.model import Experiment
 from loadtests.trials.context import TrialContext
 from loadtests.trials.ramp_control import RampControl
@@ -36,18 +32,16 @@ def ramped(experiment: Experiment, *, at_most_s: float | None = None) -> Experim
         raise ConfigError("traffic.direct = true goes past the splitter, whose weights a ramp moves: leave it out")
     control = experiment.control.name
     arms = tuple(
-        replace(arm, weight=int(arm.name == control)) for arm in experiment.arms if arm.name in (control, candidate)
+        arm.replace(weight=int(arm.name == control)) for arm in experiment.arms if arm.name in (control, candidate)
     )
     duration_s = min(limits.longest_s, at_most_s or limits.longest_s)
-    with as_config_error(RecordError):
-        return replace(
-            experiment,
-            arms=arms,
-            traffic=replace(experiment.traffic, design="split", duration_s=duration_s),
-            trials=replace(experiment.trials, count=1),
-            gates=experiment.gates.model_copy(update={"sequential": True}),
-            ramp=limits.model_copy(update={"candidate": candidate}),
-        )
+    return experiment.replace(
+        arms=arms,
+        traffic={**dict(experiment.traffic), "design": "split", "duration_s": duration_s},
+        trials=experiment.trials.replace(count=1),
+        gates=experiment.gates.model_copy(update={"sequential": True}),
+        ramp=limits.model_copy(update={"candidate": candidate}),
+    )
 
 
 class RampRun(Orchestrator):

@@ -14,7 +14,7 @@ from typing import Any
 
 from analysis.records.documents import toml_with_checksum, write_document
 from loadtests.experiments.model import Experiment
-from loadtests.experiments.writing import to_toml
+from loadtests.experiments.reading import to_toml
 from loadtests.traffic.schedule import Schedule
 from loadtests.trials.context import RunError, StopRequestedError, TrialContext, TrialFacts
 from loadtests.trials.environment import check_writable, describe_environment, new_run_dir

@@ -40,7 +40,7 @@ class Question:
 def questions(experiment: Experiment, *, trial: int, vocab_size: int) -> tuple[Question, ...]:
     """Return fresh random prompts, spread evenly over orders of magnitude up to what every arm takes."""
     rng = np.random.default_rng([experiment.seed, trial, PROMPTS])
-    engines = [arm.config.engine for arm in experiment.own_arms]
+    engines = [arm.engine for arm in experiment.own_arms]
     longest = min(engine.max_prompt_tokens for engine in engines)
     tokens = min(TOKENS, *(engine.max_new_tokens for engine in engines))
     lengths = [round(math.exp(size)) for size in rng.uniform(0.0, math.log(longest), PROMPTS)]

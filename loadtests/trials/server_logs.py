@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from loadtests.experiments.model import ExternalArm
+from loadtests.external.arms import ExternalArm
 from loadtests.external.compile_lines import CompileLog, LoggedCompile
 from loadtests.external.openai_wire import shortened
 from loadtests.trials.context import RunError, TrialContext
@@ -154,7 +154,7 @@ class ServerLogs:
         for place, arm in enumerate(trial.experiment.arms):
             if not isinstance(arm, ExternalArm):
                 continue
-            telemetry = arm.external.telemetry
+            telemetry = arm.telemetry
             for index, source in enumerate(telemetry.logs):
                 replica = arm.replica_names[index] if len(telemetry.logs) == arm.replicas else None
                 name = replica or arm.name

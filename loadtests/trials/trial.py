@@ -150,7 +150,7 @@ class Trial:
         self._turns.start(self._replicas.process_ids)
         self._context.status.phase = "starting the load"
         sizes = [snapshot.vocab_size for snapshot in self._replicas.snapshots.values()]
-        sizes += [arm.external.vocab_size for arm in self._context.experiment.external_arms if arm.external.vocab_size]
+        sizes += [arm.vocab_size for arm in self._context.experiment.external_arms if arm.vocab_size]
         self._load = load = LoadGenerator(self._context, targets, vocab_sizes=sizes)
         self._monitor.name("load", load.pid)
         while not load.ended():

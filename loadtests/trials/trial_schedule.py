@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -38,7 +38,7 @@ class TrialSchedules:
     def draw(self, trial: int, rates: Sequence[float] = ()) -> Schedule:
         """The schedule of trial number `trial`, for a saturation search at these `rates`."""
         experiment = self.experiment
-        engines = [arm.config.engine for arm in experiment.own_arms]
+        engines = [arm.engine for arm in experiment.own_arms]
         if experiment.external_arms:
             engines.append(experiment.engine)
         return build_schedule(
@@ -65,7 +65,7 @@ def devices_of(experiment: Experiment, trial: int) -> dict[str, str]:
     those that share one device share the next. In each group of as many trials as there are devices every arm has every
     device once, in an order drawn from the seed.
     """
-    given = {arm.name: arm.config.model.device for arm in experiment.own_arms}
+    given = {arm.name: arm.model.device for arm in experiment.own_arms}
     if not experiment.trials.swap_devices:
         return given
     # `cuda` and cuda:0 are one device, called as the first arm on it calls it.
@@ -90,7 +90,6 @@ def in_trial(experiment: Experiment, trial: int) -> Experiment:
     arms: list[ExperimentArm] = []
     for arm in experiment.arms:
         if isinstance(arm, OwnArm):
-            model = replace(arm.config.model, device=devices[arm.name])
-            arm = replace(arm, config=replace(arm.config, model=model))
+            arm = arm.replace(model=arm.model.replace(device=devices[arm.name]))
         arms.append(arm)
-    return replace(experiment, arms=tuple(arms))
+    return experiment.model_copy(update={"arms": tuple(arms)})  # of a part, too

@@ -62,7 +62,7 @@ class UsersRamp(Orchestrator):
         """Check that the splitter answers, splits over both arms and reports what is needed. Raises ConfigError."""
         users, names = self.experiment.users, [arm.name for arm in self.experiment.arms]
         users.check()
-        self.experiment.security.check()
+        self.experiment.security.check("security")
         check_writable(self._out)
         try:
             self._splitter = splitter_of(users, names)

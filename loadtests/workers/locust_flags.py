@@ -13,7 +13,7 @@ from loadtests.external.client_security import SecurityConfig
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.lengths import workloads_of
 from servers.config import Task
-from servers.fields import ConfigError
+from servers.fields import ConfigError, read
 
 _LOOPBACK = "127.0.0.1"
 _SECURITY_FLAGS = (  # flag, field of SecurityConfig, help
@@ -105,6 +105,6 @@ def hand_config(environment: Environment, test: int, *, task: Task) -> TrialConf
 
 def _security(options: Any) -> SecurityConfig:
     values = {name: getattr(options, flag[2:].replace("-", "_")) for flag, name, _ in _SECURITY_FLAGS}
-    security = SecurityConfig(**values)
-    security.check()
+    security = read(SecurityConfig, values)
+    security.check("--tls or --token")
     return security

@@ -11,7 +11,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ def facts_of(arm: ArmConfig, device: str) -> dict[str, Any]:
         "tailgate": hashlib.sha256(b"".join(path.read_bytes() for path in traced)).hexdigest()[:8],
         "model name": Path(arm.model.id).name,
     }
-    settings = _flat("", json.loads(json.dumps(asdict(arm), default=dict)))
+    settings = _flat("", arm.to_dict())
     return facts | {key: value for key, value in settings if key not in _FREE}
 
 

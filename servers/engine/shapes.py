@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-from servers.config import ArmConfig, EngineConfig, ShapeConfig, prefill_lengths, prompt_contexts
+from servers.config import ArmConfig, EngineConfig, ShapeConfig, default_batches, prefill_lengths, prompt_contexts
 from servers.fields import ConfigError
-from servers.ladders import default_batches
 
 # Beginnings of prompts, later chunks of prompts, or one token a row; whole texts for an encoder.
 Kind = Literal["prefill", "extend", "decode", "encode"]

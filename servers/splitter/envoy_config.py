@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal, get_args
 
 from servers.address import host_port
 from servers.config import check_name
-from servers.fields import ConfigError, Range, check_fields
+from servers.fields import ConfigError
 from servers.security import ServerTls, check_authority, check_pair
 
 MAX_WEIGHT = 1_000_000
@@ -31,7 +31,10 @@ class ArmTarget:
     shadow_percent: float = 0.0
 
     def __post_init__(self) -> None:
-        check_name("arm name", self.name)
+        try:
+            check_name(self.name)
+        except ValueError as error:
+            raise ConfigError(f"arm name {error}") from None
         if not self.backends:
             raise ConfigError(f'arm "{self.name}" has no replica: give at least one address as host:port')
         if len(set(self.backends)) < len(self.backends):
@@ -86,12 +89,12 @@ class SplitterConfig:
 
     arms: tuple[ArmTarget, ...]
     host: str = "127.0.0.1"
-    port: Annotated[int, Range(0, 65535)] = 0
-    admin_port: Annotated[int, Range(0, 65535)] = 0
-    workers: Annotated[int, Range(1, 1024)] = 2
+    port: int = 0
+    admin_port: int = 0
+    workers: int = 2
     stickiness: Stickiness = "arm"
     request_log: str = ""
-    health_interval_s: Annotated[float, Range(0.01, 3600)] = 1.0
+    health_interval_s: float = 1.0
     tls: ServerTls | None = None
     upstream_tls: UpstreamTls | None = None
 
@@ -104,7 +107,17 @@ class SplitterConfig:
                 raise ConfigError(f'arm name "{name}" is taken: give each arm a name of its own')
         if not is_ip(self.host):
             raise ConfigError(f'splitter.host is "{self.host}": give an IP address, 127.0.0.1 or 0.0.0.0 for example')
-        check_fields(self, "splitter")
+        if self.stickiness not in get_args(Stickiness):
+            choices = ", ".join(get_args(Stickiness))
+            raise ConfigError(f'splitter.stickiness is "{self.stickiness}": use one of {choices}')
+        for key, low, high in (
+            ("port", 0, 65535),
+            ("admin_port", 0, 65535),
+            ("workers", 1, 1024),
+            ("health_interval_s", 0.01, 3600),
+        ):
+            if not low <= getattr(self, key) <= high:
+                raise ConfigError(f"splitter.{key} is {getattr(self, key)}: give a value from {low} to {high}")
         if not any(self.weights.values()):
             raise ConfigError("every arm has weight 0: give at least one arm a weight of 1 or more")
 

@@ -34,8 +34,7 @@ from benchmarks.other_rules import (
 )
 from benchmarks.other_verdicts import markdown, other_verdicts
 from benchmarks.planted_arm import planted_in
-from loadtests.experiments.reading import load
-from loadtests.experiments.writing import to_toml
+from loadtests.experiments.reading import load, to_toml
 from tests.fakes.runs import FakeRun, write_run
 
 KEPT = archives()

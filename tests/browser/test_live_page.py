@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from analysis.report.html import html_report
-from loadtests.experiments.writing import to_toml
+from loadtests.experiments.reading import to_toml
 from tests.fakes.live_runs import WatchedRun
 from tests.fakes.processes import PATIENCE_S
 from tests.fakes.screens import Browser, Tab

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,7 +43,7 @@ def test_layers_share_a_graph_whatever_their_scales_and_nothing_compiles_after_w
 ) -> None:
     light = CompileConfig(enabled=True, backend="aot_eager", dynamic=False, fullgraph=True, regional=regional)
     ladders = ShapeConfig(kind="buckets", batch_ladder=(4,), length_ladder=(40,), context_ladder=(52,))
-    arm = ArmConfig(name="held", model=settings, engine=replace(ENGINE, threads=1), shapes=ladders, compile=light)
+    arm = ArmConfig(name="held", model=settings, engine=ENGINE.replace(threads=1), shapes=ladders, compile=light)
     runner = runner_for(arm, recorder)
     graphs = [event for event in recorder.drain() if event.kind in ("compile", "recompile")]
     assert len(graphs) == 2  # one for prefill and one for decode, and not one for each layer
@@ -54,8 +53,8 @@ def test_layers_share_a_graph_whatever_their_scales_and_nothing_compiles_after_w
 
 
 def test_a_regional_arm_compiles_one_graph_a_shape_however_many_layers(recorder: CompileRecorder) -> None:
-    arm = ArmConfig.from_preset("compiled-bucketed", engine=replace(ENGINE, prefill_chunk=16))
-    arm = replace(arm, compile=replace(arm.compile, backend="eager"))
+    arm = ArmConfig.from_preset("compiled-bucketed", engine=ENGINE.replace(prefill_chunk=16))
+    arm = arm.replace(compile=arm.compile.replace(backend="eager"))
     runner = runner_for(arm, recorder)
     planned = len(list(runner.shapes.planned()))
     assert len(runner.cache.layers) > 1
@@ -138,7 +137,7 @@ def test_a_guarded_arm_runs_unseen_shapes_eagerly_instead_of_compiling(recorder:
 
 def test_warming_kernels_compiles_no_graph(recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
     arm = ArmConfig.from_preset("compiled-naive", engine=ENGINE)
-    arm = replace(arm, compile=replace(arm.compile, backend="eager"))
+    arm = arm.replace(compile=arm.compile.replace(backend="eager"))
     runner_for(arm, recorder)
     without = [event.shape for event in recorder.drain()]
     torch._dynamo.reset()
@@ -155,7 +154,7 @@ def test_planned_arms_decode_like_generate_and_compile_nothing_after_warm_up(
     preset: str, recorder: CompileRecorder
 ) -> None:
     arm = ArmConfig.from_preset(preset, engine=ENGINE)
-    arm = replace(arm, compile=replace(arm.compile, backend="aot_eager", mode="default"))
+    arm = arm.replace(compile=arm.compile.replace(backend="aot_eager", mode="default"))
     runner = runner_for(arm, recorder)
     warm = recorder.drain()
     assert warm
@@ -204,7 +203,7 @@ def test_bounds_that_the_model_breaks_cost_graphs_before_serving_and_none_after(
 ) -> None:
     monkeypatch.setattr(sampling, "largest", split_at_two)
     arm = ArmConfig.from_preset("compiled-dynamic", engine=ENGINE)
-    runner = runner_for(replace(arm, compile=replace(arm.compile, backend="aot_eager")), recorder)
+    runner = runner_for(arm.replace(compile=arm.compile.replace(backend="aot_eager")), recorder)
     assert "without promised bounds" in caplog.text
     recorder.drain()
     jobs = jobs_for(runner.vocab_size, seed=11)
@@ -219,7 +218,7 @@ def test_the_longest_context_needs_no_graph_of_its_own(
     arm = ArmConfig.from_preset(
         "compiled-strict", engine=EngineConfig(slots=2, max_prompt_tokens=20, max_new_tokens=12)
     )
-    runner = runner_for(replace(arm, compile=replace(arm.compile, backend="aot_eager")), recorder)
+    runner = runner_for(arm.replace(compile=arm.compile.replace(backend="aot_eager")), recorder)
     assert "without promised bounds" not in caplog.text
     prompt = jobs_for(runner.vocab_size, seed=1, count=1)[0].prompt
     longest = [Job(request_id=str(row), prompt=(prompt * 20)[:20], max_tokens=12, recv_ns=0) for row in range(2)]
@@ -254,7 +253,7 @@ def test_compiled_code_embeds_like_the_plain_model_at_every_border(preset: str, 
 
 def test_one_dynamic_graph_serves_every_batch_and_length(recorder: CompileRecorder) -> None:
     arm = arm_of("compiled-dynamic")
-    warm(replace(arm, engine=replace(arm.engine, max_prompt_tokens=512)), recorder)
+    warm(arm.replace(engine=arm.engine.replace(max_prompt_tokens=512)), recorder)
     graphs = [event for event in recorder.drain() if event.kind in ("compile", "recompile")]
     assert [(graph.kind, graph.dynamic) for graph in graphs] == [("compile", True)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +106,7 @@ def test_an_artifact_of_another_machine_is_refused_before_the_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arm = ArmConfig.from_preset("compiled-padded", engine=EngineConfig(slots=1))
-    arm = replace(arm, model=replace(arm.model, device="cpu"))
+    arm = arm.replace(model=arm.model.replace(device="cpu"))
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "OTHER")
         arm = written(arm, tmp_path / "other.compiled", elsewhere)
@@ -137,7 +136,7 @@ def test_an_encoder_is_inspected_at_the_sizes_of_whole_texts() -> None:
     assert parse_shapes(", ".join(map(str, shapes)), ENCODER) == shapes
     with pytest.raises(ConfigError, match="encode"):
         parse_shapes("prefill 1x5", ENCODER)
-    arm = replace(ENCODER, compile=CompileConfig(enabled=True, backend="eager", dynamic=False, warmup="minimal"))
+    arm = ENCODER.replace(compile=CompileConfig(enabled=True, backend="eager", dynamic=False, warmup="minimal"))
     inspection = inspection_of(arm, "encode 1x5, encode 3x7")
     assert [visit.outcome for visit in inspection.visits] == ["ready", "recompiles"]
 

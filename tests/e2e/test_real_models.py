@@ -56,11 +56,11 @@ __all__ = ["end_replicas"]
 
 def naive() -> ArmConfig:
     arm = ArmConfig.from_preset("compiled-naive", engine=ENGINE)
-    return replace(arm, compile=replace(arm.compile, backend="eager"))
+    return arm.replace(compile=arm.compile.replace(backend="eager"))
 
 
 def encoder(preset: str, **engine: float) -> ArmConfig:
-    return ArmConfig.from_preset(preset, model=ENCODER, engine=replace(ENCODER_ENGINE, **engine))  # type: ignore[arg-type]
+    return ArmConfig.from_preset(preset, model=ENCODER, engine=ENCODER_ENGINE.replace(**engine))  # type: ignore[arg-type]
 
 
 def test_a_drained_replica_finishes_running_answers(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_replica_records_no_request_of_its_own_and_reports_a_compile_while_it_
 def test_cancelled_and_expired_texts_leave_the_batch_and_a_drained_replica_finishes_those_that_wait(
     tmp_path: Path,
 ) -> None:
-    replica = start(tmp_path, replace(encoder("eager", max_wait_ms=4_000.0), name="patient"))
+    replica = start(tmp_path, encoder("eager", max_wait_ms=4_000.0).replace(name="patient"))
     replica.wait_warm()
     assert_as_plain(TEXTS[:4], embed_together(replica, TEXTS[:4]))
     (record,) = [record for record in replica.steps(1) if record.batch == 4][:1]

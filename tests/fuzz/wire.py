@@ -27,7 +27,7 @@ from loadtests.clients.headers import HeaderDecoder, HeaderError
 from loadtests.clients.inference import InferenceClient
 from loadtests.clients.oip import OipCall
 from loadtests.clients.openai_call import OpenAiCall
-from loadtests.external.addresses import OipOptions
+from loadtests.external.arms import OipOptions
 from loadtests.generator.record import embed_record_of, record_of, request_batch
 from loadtests.trials.channels import check_alike, start_up
 from loadtests.trials.status import ReplicaState, Status

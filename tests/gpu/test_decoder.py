@@ -7,7 +7,6 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -158,7 +157,7 @@ def test_scales_outside_a_product_give_the_answer_of_scales_within(batch: int) -
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch sees one GPU")
 @pytest.mark.parametrize("preset", ["eager", "compiled-bucketed", "compiled-dynamic"])
 def test_an_arm_runs_on_the_gpu_that_it_is_given(preset: str, recorder: CompileRecorder) -> None:
-    second = replace(FLOAT32, device="cuda:1")
+    second = FLOAT32.replace(device="cuda:1")
     try:
         runner = runner_for(ArmConfig.from_preset(preset, model=second, engine=ENGINE), recorder)
         assert runner.device == torch.device("cuda:1")
@@ -169,7 +168,7 @@ def test_an_arm_runs_on_the_gpu_that_it_is_given(preset: str, recorder: CompileR
 
 def test_the_naive_arm_recompiles_on_a_gpu_too(recorder: CompileRecorder) -> None:
     arm = ArmConfig.from_preset("compiled-naive", model=FLOAT32, engine=ENGINE)
-    runner = runner_for(replace(arm, compile=replace(arm.compile, backend="aot_eager")), recorder)
+    runner = runner_for(arm.replace(compile=arm.compile.replace(backend="aot_eager")), recorder)
     recorder.drain()
     serve(runner, jobs_for(runner.vocab_size, seed=3))
     assert "recompile" in {event.kind for event in recorder.drain()}
@@ -183,7 +182,7 @@ def test_windowed_and_chunked_prompts_are_right_on_a_gpu(
     config = AutoConfig.for_model("mistral", **{**SMALL, "sliding_window": 9})
     AutoModelForCausalLM.from_config(config).save_pretrained(str(tmp_path))
     model = ModelConfig(id=str(tmp_path), device="cuda", dtype="float32")
-    runner = runner_for(ArmConfig.from_preset(preset, model=model, engine=replace(ENGINE, prefill_chunk=16)), recorder)
+    runner = runner_for(ArmConfig.from_preset(preset, model=model, engine=ENGINE.replace(prefill_chunk=16)), recorder)
     assert_quiet_and_greedy(runner, recorder, seed=2)
 
 
@@ -338,7 +337,7 @@ def test_a_start_with_an_artifact_compiles_no_graph_anew(preset: str, tmp_path: 
 
 
 def test_an_artifact_of_another_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arm = ArmConfig.from_preset("compiled-padded", model=replace(FLOAT32, device="cuda"), engine=ENGINE)
+    arm = ArmConfig.from_preset("compiled-padded", model=FLOAT32.replace(device="cuda"), engine=ENGINE)
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA Other")
         shipped = written(arm, tmp_path / "other", elsewhere, on="cuda")
@@ -386,7 +385,7 @@ def test_a_decode_kernel_that_no_warm_up_compiled_is_an_event_under_traffic(reco
 
     engine = EngineConfig(slots=3, max_prompt_tokens=700, max_new_tokens=12, prefill_chunk=256)
     arm = ArmConfig.from_preset("eager", model=ModelConfig(device="cuda", dtype="bfloat16"), engine=engine)
-    minimal = replace(arm, compile=replace(arm.compile, warmup="minimal"))
+    minimal = arm.replace(compile=arm.compile.replace(warmup="minimal"))
     decode_kernel._decode.device_caches.clear()  # other tests of this process may have made these variants
     runner = ModelRunner(minimal, recorder)
     runner.load()

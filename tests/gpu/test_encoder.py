@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 import torch
@@ -30,7 +29,7 @@ QUIET = ("eager", "eager-padded", "compiled-padded", "compiled-bucketed", "compi
 @torch.no_grad()
 def assert_as_plain(runner: EncoderRunner, every: Sequence[Sequence[Job]], least: float) -> None:
     """Assert that the vectors are those of the Hugging Face model alone, in float32."""
-    model: nn.Module = load_model(replace(runner.arm.model, attention="eager"))
+    model: nn.Module = load_model(runner.arm.model.replace(attention="eager"))
     model.float()
     for texts in every:
         for text, vector in zip(texts, vectors_of(runner, texts), strict=True):
@@ -89,7 +88,7 @@ def test_bert_base_in_bfloat16_stays_within_the_limit_of_parity(preset: str, rec
     engine = EngineConfig(slots=8, max_prompt_tokens=128)
     arm = ArmConfig.from_preset(preset, model=BASE, engine=engine)
     if preset == "compiled-bucketed":
-        arm = replace(arm, shapes=ShapeConfig(kind="buckets", batch_ladder=(1, 8), length_ladder=(64, 128)))
+        arm = arm.replace(shapes=ShapeConfig(kind="buckets", batch_ladder=(1, 8), length_ladder=(64, 128)))
     runner = warm(arm, recorder)
     recorder.drain()
     assert_as_plain(runner, batches(arm), 0.999)

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +29,7 @@ def written(arm: ArmConfig, path: Path, patch: pytest.MonkeyPatch, *, on: str = 
         saving.setattr(torch.compiler, "save_cache_artifacts", lambda: kept)
         saving.setattr(artifacts, "facts_of", lambda *given: {**facts_of(*given), **changed})
         assert artifacts.save(str(path), arm, on) == 1
-    return replace(arm, compile=replace(arm.compile, artifact=str(path)))
+    return arm.replace(compile=arm.compile.replace(artifact=str(path)))
 
 
 @pytest.fixture
@@ -55,7 +54,7 @@ def test_a_file_that_is_no_artifact_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     os.mkfifo(tmp_path / "pipe")
     for name in ("older", "empty", "pipe", "missing", "."):
-        arm = replace(BUCKETED, compile=replace(BUCKETED.compile, artifact=str(tmp_path / name)))
+        arm = BUCKETED.replace(compile=BUCKETED.compile.replace(artifact=str(tmp_path / name)))
         assert "no file of compiled code in this version's format" in refusal(artifacts.read, arm, "cpu")
 
 
@@ -85,11 +84,10 @@ def test_an_artifact_of_another_place_model_or_policy_is_refused(
 
 
 def test_settings_that_no_graph_depends_on_may_differ(arm: ArmConfig) -> None:
-    mine = replace(
-        arm,
+    mine = arm.replace(
         name="other",
-        model=replace(arm.model, seed=7, device="cpu"),
-        engine=replace(arm.engine, max_queue=1, drain_grace_s=1.0, decode_per_prefill=3),
+        model=arm.model.replace(seed=7, device="cpu"),
+        engine=arm.engine.replace(max_queue=1, drain_grace_s=1.0, decode_per_prefill=3),
     )
     assert artifacts.read(mine, "cpu") == artifacts.read(arm, "cpu")
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servers.complaint import LONGEST, fault, one_line, unwritten
-from servers.config import PRESETS, ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
+from servers.config import PRESETS, ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig, with_preset
 from servers.engine.shapes import StepShape, shape_policy
-from servers.fields import ConfigError, Range, build, check_fields, override, span_s
+from servers.fields import ConfigError, read, span_s
 
 BERT = {"id": "random:bert-tiny", "task": "embed"}
 
@@ -37,13 +35,13 @@ def test_every_preset_survives_the_way_through_plain_tables_and_serves_an_encode
     assert ArmConfig.from_dict(arm.to_dict()) == arm
     encoder = ArmConfig.from_preset(preset, model=ModelConfig(id="random:bert-tiny", task="embed", pooling="cls"))
     assert ArmConfig.from_dict(encoder.to_dict()) == encoder
-    assert encoder.compile == replace(arm.compile, join_projections=False)
+    assert encoder.compile == arm.compile.replace(join_projections=False)
 
 
 def test_presets_differ_in_the_policy_alone() -> None:
     arms = [ArmConfig.from_preset(preset) for preset in PRESETS]
-    assert len({(arm.model, arm.engine) for arm in arms}) == 1
-    assert len({(arm.shapes, arm.compile) for arm in arms}) == len(PRESETS)
+    assert all((arm.model, arm.engine) == (arms[0].model, arms[0].engine) for arm in arms)
+    assert len({str((arm.shapes, arm.compile)) for arm in arms}) == len(PRESETS)
     assert "compiled-naive" in refusal(ArmConfig.from_preset, "fast")
 
 
@@ -54,36 +52,45 @@ def test_a_model_in_a_package_reads_as_its_folder(tmp_path: Path, monkeypatch: p
     monkeypatch.syspath_prepend(tmp_path)
     model = ModelConfig(id="package:some_weights/model")
     assert model.id == str(folder)
-    assert ModelConfig(**asdict(model)) == model
+    assert read(ModelConfig, model.to_dict()) == model
     for name, word in (("some_weights/other", "other"), ("absent/model", "not installed"), ("some_weights", "FOLDER")):
-        assert word in refusal(ModelConfig, id=f"package:{name}")
+        assert word in refusal(read, ModelConfig, {"id": f"package:{name}"})
 
 
-def test_an_override_replaces_only_the_named_settings() -> None:
-    base = CompileConfig(enabled=True, dynamic=True)
-    changed = override(base, {"mode": "max-autotune"}, where="arms[1].compile")
-    assert changed == CompileConfig(enabled=True, dynamic=True, mode="max-autotune")
-    assert "arms[1].compile.speed" in refusal(override, base, {"speed": 1}, where="arms[1].compile")
+def test_an_arm_replaces_only_the_named_settings_of_its_preset() -> None:
+    policy = {"options": {"combo_kernels": False, "epilogue_fusion": True}, "warmup": "minimal", "capture": False}
     preset = ArmConfig.from_preset("compiled-bucketed").compile
-    changed = override(preset, {"options": {"combo_kernels": False, "epilogue_fusion": True}}, where="compile")
-    assert changed.options == {**preset.options, "combo_kernels": False, "epilogue_fusion": True}
+    changed = read(ArmConfig, with_preset({"preset": "compiled-bucketed", "compile": policy})).compile
+    assert changed == preset.replace(**{**policy, "options": {**preset.options, **policy["options"]}})  # type: ignore[dict-item]
+
+
+def test_what_a_preset_says_goes_with_the_backend_and_with_compiling() -> None:
+    def compiled(**own: Any) -> CompileConfig:
+        return read(ArmConfig, with_preset({"preset": "compiled-bucketed", "compile": own})).compile
+
+    assert compiled(enabled=False) == CompileConfig()
+    eager = compiled(backend="eager")
+    assert (eager.options, eager.join_projections, eager.capture) == ({}, False, True)
 
 
 def test_a_name_with_dots_may_be_written_as_tables() -> None:
     """As TOML reads it without quotes."""
-    base = CompileConfig(enabled=True, options={"combo_kernels": True})
-    changed = override(base, {"options": {"triton": {"enable_pdl": True}, "triton.cudagraphs": False}}, where="compile")
-    assert changed.options == {"combo_kernels": True, "triton.enable_pdl": True, "triton.cudagraphs": False}
-    table = {"options": {"triton": {"enable_pdl": [1]}}}
-    assert "compile.options.triton.enable_pdl is [1]" in refusal(override, base, table, where="compile")
+    options = {"combo_kernels": True, "triton": {"enable_pdl": True}, "triton.cudagraphs": False}
+    found = read(CompileConfig, {"enabled": True, "options": options}).options
+    assert found == {"combo_kernels": True, "triton.enable_pdl": True, "triton.cudagraphs": False}
 
 
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ({"speed": 1}, ("arm.speed", "preset")),
-        ({"engine": {"slots": 0}}, ("engine.slots", "0", "1")),
-        ({"engine": {"slots": True}}, ("engine.slots", "int")),
+        ({"speed": 1}, ("arm.speed is unknown", "preset")),
+        ({"engine": {"slot": 1}}, ("arm.engine.slot is unknown: did you mean slots?",)),
+        ({"engine": {"slots": 0}}, ("arm.engine.slots is 0: give 1 or more",)),
+        ({"engine": {"slots": 5000}}, ("arm.engine.slots is 5000: give 4096 or less",)),
+        ({"engine": {"slots": True}}, ("arm.engine.slots is true: give a whole number",)),
+        ({"engine": {"max_wait_ms": "5"}}, ('arm.engine.max_wait_ms is "5": give a number',)),
+        ({"engine": {"max_wait_ms": float("nan")}}, ("arm.engine.max_wait_ms is NaN: give a finite number",)),
+        ({"preset": "fast"}, ('arm.preset is "fast"', "compiled-naive")),
         ({"engine": {"prefill_batch": 9}}, ("engine.prefill_batch", "9", "8")),
         ({"model": {"id": ""}}, ("model.id",)),
         ({"model": {"id": "random:huge"}}, ("random:huge", "llama-3.2-1b")),
@@ -123,8 +130,13 @@ def test_a_bad_table_is_refused_with_key_value_and_remedy(table: dict[str, objec
     [
         ({"capture": True}, ("compile.capture", "compile.enabled")),
         ({"mode": "turbo"}, ("compile.mode", "turbo", "reduce-overhead")),
-        ({"mark_dynamic": True, "dynamic": False}, ("mark_dynamic",)),
+        ({"enabled": True, "mark_dynamic": True, "dynamic": False}, ("mark_dynamic",)),
         ({"enabled": True, "capture": True, "mode": "reduce-overhead"}, ("capture", "reduce-overhead")),
+        ({"fullgraph": True}, ("compile.fullgraph is true", "compile.enabled is false", "enabled = true")),
+        ({"enabled": True, "options": {"triton": {"x": [1]}}}, ("compile.options",)),
+        ({"enabled": True, "options": {"x": 1}, "backend": "eager"}, ("compile.options", "inductor")),
+        ({"enabled": True, "recompile_limit": -1}, ("compile.recompile_limit is -1: give 0 or more",)),
+        ({"enabled": True, "regions": "lm_head"}, ('compile.regions is "lm_head": give a list',)),
         ({"enabled": True, "options": 3}, ("options", "table")),
         ({"enabled": True, "regional": True, "regions": ["lm_head"]}, ("regional", "regions")),
         ({"enabled": True, "guarded": True, "strict": True}, ("compile.guarded", "compile.strict")),
@@ -134,23 +146,21 @@ def test_a_bad_table_is_refused_with_key_value_and_remedy(table: dict[str, objec
     ],
 )
 def test_contradicting_compile_settings_are_refused(table: dict[str, object], words: tuple[str, ...]) -> None:
-    refusal(build, CompileConfig, table, where="compile", words=words)
-
-
-CAPTURED = CompileConfig(enabled=True, capture=True)
+    refusal(read, CompileConfig, table, where="compile", words=words)
 
 
 @pytest.mark.parametrize(
     ("shapes", "policy", "words"),
     [
-        (ShapeConfig(), CAPTURED, ("shapes.kind", '"exact"')),
-        (ShapeConfig(kind="pad"), replace(CAPTURED, warmup="minimal"), ("warmup", '"minimal"')),
+        ({"kind": "exact"}, {}, ("shapes.kind", '"exact"')),
+        ({"kind": "pad"}, {"warmup": "minimal"}, ("compile.warmup", '"minimal"')),
     ],
 )
 def test_captured_graphs_need_planned_shapes_that_are_warmed(
-    shapes: ShapeConfig, policy: CompileConfig, words: tuple[str, ...]
+    shapes: dict[str, Any], policy: dict[str, Any], words: tuple[str, ...]
 ) -> None:
-    refusal(partial(ArmConfig, name="a", shapes=shapes, compile=policy), words=words)
+    table = {"shapes": shapes, "compile": {"enabled": True, "capture": True, **policy}}
+    refusal(ArmConfig.from_dict, table, words=("arm.compile.capture is true", *words))
 
 
 def test_a_chunk_is_never_longer_than_the_longest_prompt() -> None:
@@ -177,7 +187,7 @@ def test_the_ladder_tells_which_prompts_share_shapes(preset: str, longest: int, 
     engine = EngineConfig(max_prompt_tokens=longest, prefill_chunk=chunk)
     arm = ArmConfig.from_preset(preset, engine=engine)
     if ladder and preset == "compiled-bucketed":
-        arm = replace(arm, shapes=ShapeConfig(kind="buckets", length_ladder=(5, 50, 350)))
+        arm = arm.replace(shapes=ShapeConfig(kind="buckets", length_ladder=(5, 50, 350)))
     assert arm.length_ladder[-1] == longest
     by_step: dict[int, set[StepShape]] = {}
     for length in range(1, longest + 1):
@@ -186,39 +196,6 @@ def test_the_ladder_tells_which_prompts_share_shapes(preset: str, longest: int, 
     shapes = list(by_step.values())
     assert all(one != other for index, one in enumerate(shapes) for other in shapes[:index])
     assert ArmConfig.from_preset("eager").length_ladder == ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    count: Annotated[int, Range(1, 8)] = 4
-    share: Annotated[float | None, Range(0, 1)] = None
-    order: Literal["first", "last"] = "first"
-    wait_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_fields(self, "queue")
-
-
-@pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        ({"count": 1, "share": 1}, ()),
-        ({"count": 8, "share": 0}, ()),
-        ({"count": 0}, ("queue.count is 0", "1 to 8")),
-        ({"share": 1.5}, ("queue.share is 1.5", "0 to 1")),
-        ({"share": float("nan")}, ("queue.share is nan", "0 to 1")),
-        ({"order": "any"}, ("queue.order is 'any'", "first, last")),
-    ],
-)
-def test_a_value_outside_of_its_limits_is_refused(table: dict[str, Any], words: tuple[str, ...]) -> None:
-    if not words:
-        assert build(Settings, table, where="queue").count == table["count"]
-        return
-    assert refusal(build, Settings, table, words=words, where="queue") == refusal(Settings, **table)
-
-
-def test_a_whole_number_beyond_any_other_is_refused() -> None:
-    refusal(build, Settings, {"wait_s": 10**400}, words=("1e308",), where="queue")
 
 
 def test_a_length_of_time_is_read_or_none() -> None:
@@ -235,9 +212,9 @@ def test_every_message_becomes_one_printable_line(text: str) -> None:
 
 
 def test_a_long_value_is_shortened_and_the_remedy_stays() -> None:
-    message = refusal(ModelConfig, dtype="x" * 20_000)
-    assert message.startswith("model.dtype is 'xxx")
-    assert message.endswith("auto, float32, float16, bfloat16")
+    message = refusal(read, ModelConfig, {"dtype": "x" * 20_000}, where="model")
+    assert message.startswith('model.dtype is "xxx')
+    assert message.endswith('use "auto", "float32", "float16" or "bfloat16"')
     assert len(message) < LONGEST + 100
 
 

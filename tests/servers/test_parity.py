@@ -45,12 +45,12 @@ def one_thread() -> Iterator[None]:
 
 def arm_for(preset: str, dtype: str, **engine: Any) -> ArmConfig:
     model = ModelConfig(dtype=dtype, device="cpu")  # type: ignore[arg-type]
-    arm = ArmConfig.from_preset(preset, model=model, engine=replace(ENGINE, **engine))
+    arm = ArmConfig.from_preset(preset, model=model, engine=ENGINE.replace(**engine))
     if not arm.compile.enabled:
         return arm
     # few buckets, as each costs a compile
     ladders = ShapeConfig(kind="buckets", batch_ladder=(2, 4), length_ladder=(16, 40), context_ladder=(52,))
-    return replace(arm, compile=LIGHT, shapes=ladders)
+    return arm.replace(compile=LIGHT, shapes=ladders)
 
 
 def quiet(*_: object) -> None:
@@ -80,7 +80,7 @@ def answers(
         )
         free = parity.free_run(runner, plan_of)
         if plan is None:
-            plan_of = replace(plan_of, continuations=tuple(map(tuple, free)))
+            plan_of = plan_of.replace(continuations=tuple(map(tuple, free)))
         logits = np.zeros((plan_of.positions, runner.vocab_size), dtype=np.float32)
         parity.forced_logits(runner, plan_of, logits, quiet)
         if plan_of.late_places:
@@ -229,7 +229,7 @@ def yardstick() -> tuple[Answers, parity.Plan, np.ndarray[Any, Any]]:
 
 def quantised(preset: str) -> ArmConfig:
     arm = arm_for(preset, "float32")
-    return replace(arm, name="int8", model=replace(arm.model, quantisation="int8-weight-only"))
+    return arm.replace(name="int8", model=arm.model.replace(quantisation="int8-weight-only"))
 
 
 def accuracy_of(arm: ArmConfig, fault: Fault | None = None) -> Parity:
@@ -261,7 +261,7 @@ def test_facts_name_the_dtype_and_the_weights_before_they_are_quantised() -> Non
     assert facts["float32"]["weights"] != facts["bfloat16"]["weights"]
     assert facts["float32"]["attention"] == facts["bfloat16"]["attention"]
     model = quantised("eager").model
-    assert parity.weights_of(model) == sums["float32"] != parity.weights_of(replace(model, seed=1))
+    assert parity.weights_of(model) == sums["float32"] != parity.weights_of(model.replace(seed=1))
     held = parity.arm_facts(loaded(quantised("eager")), "digest")["held"]
     assert held["quantisation"] == "int8-weight-only"
     assert 0 < held["quantised_bytes"] < held["bytes"]
@@ -294,12 +294,12 @@ def test_a_strict_arm_that_was_not_warmed_at_a_border_is_refused_with_the_reason
 
 
 def answered(plan: parity.Plan) -> parity.Plan:
-    return replace(plan, continuations=tuple((1,) * count for count in plan.counts))
+    return plan.replace(continuations=tuple((1,) * count for count in plan.counts))
 
 
 def test_every_decode_bucket_and_the_longest_context_are_asked() -> None:
     arm = arm_for("eager-padded", "float32")
-    arm = replace(arm, shapes=ShapeConfig(kind="buckets", context_ladder=(16, 44, 48, 52)))
+    arm = arm.replace(shapes=ShapeConfig(kind="buckets", context_ladder=(16, 44, 48, 52)))
     plan = plan_for(arm_for("eager", "float32"), arm, tokens=3, seed=1)
     assert [len(plan.late_prompt) + place for place in plan.late_places] == [44, 45, 48, 49, 51]
     assert len(plan.late_prompt) == ENGINE.max_prompt_tokens
@@ -451,12 +451,12 @@ def pool_the_first_token(runner: EncoderRunner) -> None:
     ids=["no mask", "swapped rows", "no direction", "first token"],
 )
 def test_a_broken_encoder_fails(arm: ArmConfig, fault: Callable[[EncoderRunner], None]) -> None:
-    assert judged_vectors(vectors_of(replace(arm, name="broken"), fault)).verdict == "FAIL"
+    assert judged_vectors(vectors_of(arm.replace(name="broken"), fault)).verdict == "FAIL"
 
 
 def test_a_strict_encoder_that_was_not_warmed_at_a_border_is_refused_and_no_control(tmp_path: Path) -> None:
     policy = CompileConfig(enabled=True, dynamic=False, backend="eager", strict=True, warmup="minimal")
-    strict = replace(ENCODERS[0], name="strict", compile=policy)
+    strict = ENCODERS[0].replace(name="strict", compile=policy)
     with pytest.raises(ConfigError, match=r"the control refuses"):
         measured(strict, tmp_path)
     PLAN.write(tmp_path / "plan.json")

@@ -10,7 +10,6 @@ import pytest
 
 from analysis.records.tables import RecordError
 from analysis.settings.gate_limits import GateLimits, Goodput
-from analysis.settings.model import Settings
 from analysis.settings.ramp_limits import RampLimits, Rollout
 from analysis.settings.slo_targets import merged, parse_slo
 from tests.fakes.processes import refusal
@@ -35,7 +34,7 @@ from tests.fakes.processes import refusal
     ],
 )
 def test_a_limit_that_cannot_be_used_is_refused_with_the_remedy(key: str, value: Any, words: str) -> None:
-    assert words in refusal(RecordError, GateLimits.read, {key: value})
+    assert words in refusal(RecordError, GateLimits.recorded, {key: value})
 
 
 def test_every_number_has_a_range() -> None:
@@ -43,30 +42,16 @@ def test_every_number_has_a_range() -> None:
         for key, field in model.model_fields.items():
             if field.annotation in (int, float, float | None):
                 value = -1 if field.annotation is int else -1.0
-                assert refusal(RecordError, model.read, {key: value}).startswith(
+                assert refusal(RecordError, model.recorded, {key: value}).startswith(
                     f"{model.table}.{key} is {value}: input should be gr"
                 )
 
 
-@pytest.mark.parametrize(
-    ("model", "key", "closest"),
-    [
-        (GateLimits, "magrin", "gates.margin"),
-        (GateLimits, "quantile", "gates.quantiles"),
-        (RampLimits, "step", "ramp.steps"),
-        (Rollout, "load", "rollout.load_rps"),
-    ],
-)
-def test_an_unknown_key_is_refused_with_the_closest(model: type[Settings], key: str, closest: str) -> None:
-    said = refusal(RecordError, model.read, {key: 1})
-    assert said == f"{model.table}.{key} is unknown: the closest is {closest}"
-
-
 def test_limits_have_defaults_and_exceptions_by_metric() -> None:
-    limits = GateLimits.read({"margin": 0.2, "metrics": ["tpot"], "max_recompiles": 3})
+    limits = GateLimits.recorded({"margin": 0.2, "metrics": ["tpot"], "max_recompiles": 3})
     assert (limits.margin, limits.metrics, limits.max_recompiles, limits.min_blocks) == (0.2, ("tpot",), 3, 18)
-    assert GateLimits.read({"quantiles": [0.5, 0.999, 0.9]}).quantile == 0.999
-    own = GateLimits.read({"margin": 0.1, "margins": {"e2e": 0.2}})
+    assert GateLimits.recorded({"quantiles": [0.5, 0.999, 0.9]}).quantile == 0.999
+    own = GateLimits.recorded({"margin": 0.1, "margins": {"e2e": 0.2}})
     assert (own.margin_of("ttft"), own.margin_of("e2e")) == (0.1, 0.2)
 
 
@@ -115,7 +100,6 @@ def test_a_target_of_the_command_line_replaces_the_one_of_the_same_key() -> None
 
 
 def test_goodput_has_limits_and_a_share() -> None:
-    assert Goodput.read({}).attainment is None
-    found = Goodput.read({"ttft": 200, "max_itl": 50.0})
+    assert Goodput.recorded({}).attainment is None
+    found = Goodput.recorded({"ttft": 200, "max_itl": 50.0})
     assert (found.limits, found.attainment) == ({"ttft": 200.0, "max_itl": 50.0}, 0.99)
-    assert "goodput.e2el is unknown: the closest is goodput.e2e" in refusal(RecordError, Goodput.read, {"e2el": 5})

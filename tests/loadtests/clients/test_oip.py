@@ -21,7 +21,7 @@ from loadtests.clients.external_arms import external_route
 from loadtests.clients.oip import oip_client
 from loadtests.clients.own_arms import OwnEncoder
 from loadtests.clients.route import Endpoint, Route
-from loadtests.external.addresses import ExternalConfig, OipOptions, OpenAiOptions
+from loadtests.external.arms import ExternalArm, OipArm, OipOptions, OpenAiArm, OpenAiOptions
 from loadtests.external.oip_wire import infer_request, read_response
 from loadtests.generator.generator import Generator
 from loadtests.generator.load_log import LoadLog
@@ -31,7 +31,7 @@ from loadtests.traffic.prompt_words import prompt_words, token_ids
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.schedule import PlannedRequest
 from servers.clock import now_ns
-from servers.fields import ConfigError
+from servers.fields import ConfigError, read
 from servers.rpc.inference_pb2 import EmbedResponse, GenerateRequest
 from servers.rpc.oip_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from tests.fakes import triton
@@ -62,8 +62,10 @@ def address() -> Iterator[str]:
         yield address
 
 
-def config(kind: Any, *addresses: str, **settings: Any) -> ExternalConfig:
-    return ExternalConfig(kind=kind, addresses=addresses, **{"model_name": "llama", "vocab_size": 100, **settings})
+def config(kind: Any, *addresses: str, **settings: Any) -> ExternalArm:
+    kinds: dict[str, Any] = {"openai": OpenAiArm, "oip": OipArm}
+    known = {"name": "x", "model_name": "llama", "vocab_size": 100}
+    return kinds[kind](kind=kind, address=addresses, **{**known, **settings})
 
 
 def ask(address: str, model: str, options: OipOptions, tokens: int = 5) -> Call:
@@ -216,9 +218,7 @@ def plan(**change: Any) -> PlannedRequest:
     return PlannedRequest(**{**row, **change})
 
 
-def body(
-    external: ExternalConfig, plan: PlannedRequest, *, whole: bool = True, traffic: Any = None
-) -> tuple[Any, bytes]:
+def body(external: ExternalArm, plan: PlannedRequest, *, whole: bool = True, traffic: Any = None) -> tuple[Any, bytes]:
     route = external_route("x", external, traffic=traffic or PromptSource(vocab_size=100), ignore_eos=whole)
     return route.encode(plan, "1-7-x", "x")
 
@@ -304,6 +304,6 @@ def test_own_and_external_arms_are_recorded_alike() -> None:
 
 def test_arm_cannot_be_in_two_places() -> None:
     with pytest.raises(ConfigError, match='both have "a": keep one'):
-        TrialConfig(targets={"a": "h:1"}, external={"a": config("oip", "h:1")})
+        read(TrialConfig, {"targets": {"a": "h:1"}, "external": {"a": config("oip", "h:1")}}, where="generator")
     with pytest.raises(ConfigError, match=r"generator.targets is empty"):
-        TrialConfig()
+        read(TrialConfig, {}, where="generator")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from loadtests.clients.openai import OpenAiClient
 from loadtests.clients.openai_call import OpenAiCall
-from loadtests.external.addresses import ExternalConfig
+from loadtests.external.arms import OpenAiArm
 from loadtests.external.client_security import SecurityConfig
 from servers.clock import now_ns
 from servers.fields import ConfigError
@@ -45,7 +45,7 @@ GOOD = answer(said("a"), said(" b"), said("", finish="length"), usage(2), DONE)
 
 @contextlib.contextmanager
 def client_of(address: str, **settings: Any) -> Iterator[OpenAiClient]:
-    config = ExternalConfig(kind="openai", addresses=(address,), model_name="m", **settings)
+    config = OpenAiArm(name="x", kind="openai", address=(address,), model_name="m", **settings)
     with contextlib.closing(OpenAiClient(config, address)) as client:
         yield client
 
@@ -254,19 +254,19 @@ def test_token_is_sent_and_never_repeated(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("MY_TOKEN", "s3cret-token")
     refusal = plain("401 No", b'{"error": {"message": "Incorrect API key provided: s3cret-token."}}')
     security = SecurityConfig(token_env="MY_TOKEN")
-    with HttpPeer(scripted([refusal])) as peer, client_of(peer.address, security=security) as client:
+    with HttpPeer(scripted([refusal])) as peer, client_of(peer.address, **dict(security)) as client:
         call = ask(client)
     assert peer.requests[0].headers["authorization"] == "Bearer s3cret-token"
     assert call.error == "HTTP 401: Incorrect API key provided: ***."
     monkeypatch.delenv("MY_TOKEN")
-    with pytest.raises(ConfigError, match="MY_TOKEN"), client_of("http://127.0.0.1:1/v1", security=security):
+    with pytest.raises(ConfigError, match="MY_TOKEN"), client_of("http://127.0.0.1:1/v1", **dict(security)):
         pass
 
 
 def test_tls_is_checked_and_connections_are_kept(tmp_path: Path) -> None:
     files = make_certificates(tmp_path)
     with HttpPeer(scripted([GOOD]), tls=context(files, protocols=())) as peer:
-        with client_of(peer.address, security=SecurityConfig(tls_ca=files.ca)) as trusting:
+        with client_of(peer.address, tls_ca=files.ca) as trusting:
             assert trusting.connect(5) == ""
             assert [ask(trusting).status for _ in range(3)] == ["OK"] * 3
             assert peer.connections == 1
@@ -274,7 +274,7 @@ def test_tls_is_checked_and_connections_are_kept(tmp_path: Path) -> None:
             (SecurityConfig(), "certificate is not trusted"),
             (SecurityConfig(tls_ca=files.ca, tls_server_name="elsewhere"), "is for another name"),
         ):
-            with client_of(peer.address, security=security) as doubting:
+            with client_of(peer.address, **dict(security)) as doubting:
                 call = ask(doubting)
             assert call.status == "UNAVAILABLE"
             assert says in call.error

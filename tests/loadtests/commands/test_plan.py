@@ -129,7 +129,7 @@ def test_the_control_alone_gets_the_standard_set_beside_it(alone: Path) -> None:
 def test_the_buckets_are_those_that_pad_the_traffic_least(alone: Path) -> None:
     def ladder(*settings: str) -> tuple[int, ...]:
         arms = frontier_plan(alone, settings=settings).experiment.own_arms
-        return next(arm for arm in arms if arm.name == "compiled-bucketed").config.shapes.length_ladder
+        return next(arm for arm in arms if arm.name == "compiled-bucketed").shapes.length_ladder
 
     short, long = ladder("traffic.length_scale=0.05"), ladder("traffic.length_scale=1")
     assert short[-1] == long[-1] == 512, "whatever comes, the server takes prompts up to here"
@@ -167,7 +167,7 @@ def test_steps_last_until_none_missing_says_something(alone: Path, settings: lis
         ("traffic.settle_s=-1", "traffic.settle_s is -1"),
         ("traffic.nonsense=1", "traffic.nonsense is unknown"),
         ("trials.count=-5", ""),
-        ("model.dtype=float8", "model.dtype is 'float8'"),
+        ("model.dtype=float8", 'model.dtype is "float8"'),
         ("gates.margin=-2", "gates.margin is -2"),
     ],
 )

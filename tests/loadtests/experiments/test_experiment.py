@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,14 @@ from hypothesis import strategies as st
 
 from analysis.checks.table import RULES
 from analysis.settings.gate_limits import GateLimits
-from analysis.settings.model import Settings
 from analysis.settings.slo_targets import parse_slo
 from analysis.summary.summary import analyze
 from loadtests.experiments.field_names import FieldFlags, long_enough
 from loadtests.experiments.files import builtin_names
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.overrides import set_path
-from loadtests.experiments.reading import from_table, load, load_table
+from loadtests.experiments.reading import from_table, load, load_table, to_table, to_toml
 from loadtests.experiments.users import of_users
-from loadtests.experiments.writing import to_table, to_toml
 from loadtests.traffic import arrivals
 from servers.fields import ConfigError
 from tests.fakes.runs import FakeArm, FakeRun, write_run
@@ -58,7 +55,10 @@ def changed(**tables: Any) -> Experiment:
     "tables",
     [
         {},
-        {"arm": {"device": "cuda:1", "compile": {"mode": "max-autotune-no-cudagraphs"}}, "model": {"device": "cuda:0"}},
+        {
+            "arm": {"model": {"device": "cuda:1"}, "compile": {"mode": "max-autotune-no-cudagraphs"}},
+            "model": {"device": "cuda:0"},
+        },
         {"arm": {"preset": "compiled-bucketed", "shapes": {"batch_ladder": [1, 8]}}, "trials": {"count": 3}},
         {"arm": {"compile": {"enabled": False, "warmup": "minimal"}}, "splitter": {"stickiness": "replica"}},
         {"arm": {"model": {"dtype": "float16"}, "engine": {"slots": 4}}, "compare_models": True},
@@ -71,7 +71,9 @@ def test_an_experiment_survives_a_round_trip(tables: dict[str, Any]) -> None:
 
 
 def test_an_arm_has_its_preset_with_its_own_changes() -> None:
-    experiment = changed(arm={"device": "cuda:1", "compile": {"warmup": "minimal"}}, model={"device": "cuda:0"})
+    experiment = changed(
+        arm={"model": {"device": "cuda:1"}, "compile": {"warmup": "minimal"}}, model={"device": "cuda:0"}
+    )
     assert [arm.name for arm in experiment.arms] == ["eager", "compiled"]
     assert experiment.control.name == "eager"
     config = arm_of(experiment).config
@@ -215,16 +217,12 @@ def test_a_trace_replaces_arrivals_and_lengths_but_keeps_the_scale(tmp_path: Pat
         load(write(tmp_path, MINIMAL), trace=str(tmp_path / "none.csv"))
 
 
-def settings_of(table: Any) -> list[str]:
-    return list(type(table).model_fields) if isinstance(table, Settings) else [item.name for item in fields(table)]
-
-
 def test_every_setting_is_documented() -> None:
     text = (Path(__file__).resolve().parents[3] / "docs" / "quickstart.md").read_text()
     demo = load("demo")
     tables = {name: getattr(demo, name) for name in ("traffic", "trials", "gates", "splitter", "parity")}
     tables |= {name: getattr(demo.arms[1].config, name) for name in ("model", "engine", "shapes", "compile")}
-    keys = {f"{name}.{key}" for name, table in tables.items() for key in settings_of(table)}
+    keys = {f"{name}.{key}" for name, table in tables.items() for key in type(table).model_fields}
     assert sorted(key for key in keys if f"`{key}`" not in text) == []
 
 

@@ -11,9 +11,8 @@ import pytest
 from analysis.records.documents import DEEPEST
 from loadtests.commands.main import main
 from loadtests.experiments.overrides import parse_setting
-from loadtests.experiments.reading import load
+from loadtests.experiments.reading import load, to_table
 from loadtests.experiments.toml_limits import check_path, check_values, expanded, parse_toml
-from loadtests.experiments.writing import to_table
 from loadtests.trials.preflight import check_compiler
 from servers.complaint import LONGEST
 from servers.fields import ConfigError
@@ -40,8 +39,8 @@ DEEP = ".".join("a" * 50_000)
         (f'name = "e"\n[traffic]\ntrace = "{"x" * 300}"', ("traffic.trace", "300 bytes", "255")),
         ("#" + "x" * (1 << 20), ("more than 1048576 bytes",)),
         (f'name = "e"\ntraffic.rate = 1\ncolour = "{"x" * 20_000}"', ("colour is unknown",)),
-        (f'name = "e"\ntraffic.rate = 1\nseed = "{"x" * 20_000}"', ("characters left out", "expected int")),
-        (f'name = "e"\ntraffic.rate = 1\n"{"k" * 20_000}" = 1', ("characters left out", "an experiment takes")),
+        (f'name = "e"\ntraffic.rate = 1\nseed = "{"x" * 20_000}"', ("characters left out", "give a whole number")),
+        (f'name = "e"\ntraffic.rate = 1\n"{"k" * 20_000}" = 1', ("characters left out", "use one of name")),
         ('name = "e"\ntraffic.rate = 1\n"\\u001b[31m" = 1', ("\\x1b[31m is unknown",)),
     ],
 )

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from loadtests.experiments.model import Experiment
-from loadtests.experiments.reading import from_table
-from loadtests.experiments.writing import to_table
-from loadtests.external.addresses import (
-    Address,
-    ExternalConfig,
-    OipOptions,
-    OpenAiOptions,
-    external_from_table,
-    external_table,
-    parse_address,
-)
+from loadtests.experiments.reading import from_table, to_table
+from loadtests.external.addresses import Address, parse_address
+from loadtests.external.arms import OipArm, OipOptions, OpenAiArm, OpenAiOptions
 from loadtests.external.client_security import SecurityConfig, bearer_token, server_name
 from loadtests.external.telemetry import TelemetryConfig
-from servers.fields import ConfigError
+from servers.fields import ConfigError, Settings
 from tests.fakes.credentials import make_certificates
+from tests.fakes.processes import refusal
 
 TRAFFIC = {"duration_s": 3, "rate": 6, "length_scale": 0.05, "block_s": 1}
 EAGER = {"name": "eager", "preset": "eager", "control": True}
@@ -82,7 +74,6 @@ def test_own_and_external_arms_may_be_mixed_and_written_back() -> None:
     assert [arm.kind for arm in found.arms] == ["tailgate", "openai", "oip"]
     assert [arm.name for arm in found.own_arms] == ["eager"]
     assert found.external_arms[0].replica_names == ("vllm-0", "vllm-1")
-    assert found.external_arms[1].external is not None
     assert from_table(to_table(found)) == found
 
 
@@ -93,73 +84,75 @@ def oip(**options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"preset": "eager"}, r"arms\[1\].preset describes a server that tailgate starts"),
-        ({"compile": {"enabled": True}}, r"arms\[1\].compile describes"),
-        ({"shapes": {}}, r"arms\[1\].shapes describes"),
-        ({"device": "cuda"}, r"arms\[1\].device describes"),
-        ({"weight": 3}, r"arms\[1\].weight describes"),
+        ({"preset": "eager"}, "arms.vllm.preset describes a server that tailgate starts"),
+        ({"compile": {"enabled": True}}, "arms.vllm.compile describes"),
+        ({"weight": 3}, "arms.vllm.weight describes"),
         ({"replicas": 2}, "list the replicas in address"),
-        ({"oip": {}}, r"arms\[1\].oip is unknown"),
-        ({"modle": "x"}, r"arms\[1\].modle is unknown: an external arm takes name, kind"),
-        ({"kind": "http"}, 'kind is "http": use tailgate, openai or oip'),
-        ({"address": 7}, "address is 7"),
-        ({"address": []}, "address is empty"),
+        ({"oip": {}}, "arms.vllm.oip is unknown"),
+        ({"modle_name": "x"}, "arms.vllm.modle_name is unknown: did you mean model_name?"),
+        ({"kind": "http"}, 'arms.vllm.kind is "http": use "tailgate", "openai", "oip"'),
+        ({"address": 7}, "arms.vllm.address is 7: give a list"),
+        ({"address": []}, "arms.vllm.address is empty"),
         ({"address": ["http://a/v1", "http://a/v1"]}, "there twice"),
-        ({"address": "host"}, r"arms\[1\].address \"host\" has no scheme"),
-        ({"model_name": ""}, r"arms\[1\].model_name is missing"),
-        ({"token_env": "sk-1234-secret"}, "token_env is not the name of an environment variable"),
+        ({"address": "host"}, 'arms.vllm.address "host" has no scheme'),
+        ({"model_name": ""}, "arms.vllm.model_name is empty"),
+        ({"token_env": "sk-1234-secret"}, "arms.vllm.token_env is not the name of an environment variable"),
         ({"token_env": "A", "token_file": "b"}, "are both set: keep one"),
         ({"tls_ca": "ca.pem"}, "no address uses TLS"),
-        ({"tls_key": "k.pem"}, "tls_key is set alone"),
-        ({"tls_certificate": "c.pem"}, "tls_certificate is set alone"),
-        ({"vocab_size": 2}, "vocab_size is 2"),
-        ({"openai": {"endpont": "chat"}}, r"arms\[1\].openai.endpont is unknown: .* takes endpoint, prompt"),
-        ({"openai": {"endpoint": "embeddings"}}, "use one of completions, chat"),
-        ({"openai": {"prompt": "token_ids"}}, "vocab_size is missing"),
+        ({"tls_key": "k.pem"}, "arms.vllm.tls_key is set alone"),
+        ({"vocab_size": 2}, "arms.vllm.vocab_size is 2"),
+        ({"openai": {"endpont": "chat"}}, "arms.vllm.openai.endpont is unknown: did you mean endpoint?"),
+        (
+            {"openai": {"endpoint": "embeddings"}},
+            'arms.vllm.openai.endpoint is "embeddings": use "completions" or "chat"',
+        ),
+        ({"openai": {"prompt": "token_ids"}}, "arms.vllm.vocab_size is missing"),
         ({"openai": {"prompt": "token_ids", "endpoint": "chat"}}, "chat messages are text"),
         ({"openai": {"prompt": "token_ids", "tokenizer": "x"}}, "needs none"),
-        ({"openai": {"length_fields": ["max"]}}, "use one of ignore_eos, min_tokens"),
-        ({"openai": {"extra": {"stream": False}}}, "tailgate itself must set"),
-        ({"openai": {"extra": {"stop": {1, 2}}}}, r"openai\.extra"),
+        ({"openai": {"length_fields": ["max"]}}, 'arms.vllm.openai.length_fields[0] is "max": use "ignore_eos" or'),
+        ({"openai": {"extra": {"stream": False}}}, "arms.vllm.openai.extra.stream is what tailgate itself must set"),
+        ({"openai": {"extra": {"stop": {1, 2}}}}, "arms.vllm.openai.extra cannot be sent"),
         ({"openai": {"headers": {"Authorization": "Bearer x"}}}, "token_env"),
         ({"openai": {"headers": {"host": "h"}}}, "remove it"),
         ({"openai": {"headers": {"a b": "c"}}}, "no header"),
         ({"openai": {"headers": {"a": "b\r\nc: d"}}}, "no header"),
         ({"openai": {"headers": {"a": "$no name"}}}, "environment variable"),
-        ({"openai": 3}, "give a table"),
-        (oip(prompt_tensor=""), "oip.prompt_tensor is empty"),
-        (oip(output_tensor=""), "oip.output_tensor is empty"),
+        ({"openai": 3}, "arms.vllm.openai is 3: give a table"),
+        (oip(prompt_tensor=""), ".oip.prompt_tensor is empty"),
         (oip(parameters_tensor=""), "length of an answer cannot be asked for"),
         (oip(parameters_tensor="", max_tokens_tensor="n", length_fields=["min_tokens"]), "travel in"),
-        (oip(stream="yes"), "use one of triton, plain, off"),
+        (oip(stream="yes"), '.oip.stream is "yes": use "triton", "plain" or "off"'),
         (oip(prompt="token_ids"), "vocab_size is missing"),
-        ({"name": "a b"}, r'arms\[1\].name "a b"'),
+        ({"name": "a b"}, 'arms[1].name is "a b"'),
         ({"name": "eager"}, "the name of arms"),
+        (
+            {"telemetry": {"log_command": "kubectl logs"}},
+            'arms.vllm.telemetry.log_command is "kubectl logs": give a list',
+        ),
     ],
 )
 def test_setting_that_makes_no_sense_is_refused(change: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says) as caught:
-        experiment(EAGER, {**VLLM, **change})
-    assert "sk-1234" not in str(caught.value)
-
-
-def test_external_keys_on_an_own_arm_ask_for_the_kind() -> None:
-    with pytest.raises(ConfigError, match=r"arms\[0\].address is for a server that is there already: add kind"):
-        experiment({**EAGER, "address": "http://a/v1"}, VLLM)
+    said = refusal(ConfigError, experiment, EAGER, {**VLLM, **change})
+    assert says in said
+    assert "sk-1234" not in said
 
 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"compare_models": False}, r'arms\[1\] "vllm" is external .* write compare_models = true at the top'),
+        ({"compare_models": False}, "arms.vllm is external"),
         ({"traffic": {**TRAFFIC, "design": "split"}}, 'use design = "mirrored" or "switchback"'),
-        ({"splitter": {"workers": 3}}, r"\[splitter\] is set .* remove the table"),
+        ({"splitter": {"workers": 3}}, "[splitter] is set"),
         ({"parity": {"full": True}}, "parity looks into the arms that it starts"),
     ],
 )
 def test_experiments_that_an_external_arm_cannot_join_are_refused(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        experiment(EAGER, VLLM, **settings)
+    assert says in refusal(ConfigError, experiment, EAGER, VLLM, **settings)
+
+
+def test_external_keys_on_an_own_arm_ask_for_the_kind() -> None:
+    said = refusal(ConfigError, experiment, {**EAGER, "address": "http://a/v1"}, VLLM)
+    assert "arms.eager.address is for a server that already runs: add kind" in said
 
 
 def test_an_external_arm_takes_turns() -> None:
@@ -168,31 +161,23 @@ def test_an_external_arm_takes_turns() -> None:
 
 def test_what_an_arm_names_is_looked_for_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def check(**change: Any) -> None:
-        found = experiment(EAGER, {**VLLM, **change}).external_arms[0].external
-        assert found is not None
-        found.check("vllm")
+        experiment(EAGER, {**VLLM, **change}).external_arms[0].check("arms.vllm")
 
     monkeypatch.delenv("VLLM_TOKEN", raising=False)
-    with pytest.raises(ConfigError, match=r'arm "vllm": .*VLLM_TOKEN, which is not set'):
+    with pytest.raises(ConfigError, match=r"arms.vllm: token_env .*VLLM_TOKEN, which is not set"):
         check(token_env="VLLM_TOKEN")
-    with pytest.raises(ConfigError, match=r'arm "vllm": openai.tokenizer ".*nowhere" is no folder'):
+    with pytest.raises(ConfigError, match=r'arms.vllm.openai.tokenizer is ".*nowhere", no folder'):
         check(openai={"tokenizer": str(tmp_path / "nowhere")})
     monkeypatch.setenv("VLLM_TOKEN", "abc")
     check(token_env="VLLM_TOKEN", openai={"tokenizer": str(tmp_path)})
 
 
-def test_an_external_arm_is_read_from_its_own_table() -> None:
-    table = {"kind": "openai", "address": ["http://a:1/v1", "http://b:1/v1"], "model_name": "m", "vocab_size": 99}
-    config = external_from_table(table, where="arms[1]")
-    assert external_from_table(external_table(config), where="arms[1]") == config
-
-
-@pytest.mark.parametrize("kind", [ExternalConfig, OpenAiOptions, OipOptions, SecurityConfig, TelemetryConfig])
-def test_every_setting_of_an_external_arm_is_documented(kind: type) -> None:
+@pytest.mark.parametrize("kind", [OpenAiArm, OipArm, OpenAiOptions, OipOptions, TelemetryConfig])
+def test_every_setting_of_an_external_arm_is_documented(kind: type[Settings]) -> None:
     text = (Path(__file__).resolve().parents[3] / "docs" / "external-arms.md").read_text()
-    inside = {"addresses": "address", "security": "token_env"}
-    inside |= {table: f"[arms.{table}]" for table in ("openai", "oip", "telemetry")}
-    assert [item.name for item in fields(kind) if f"`{inside.get(item.name, item.name)}`" not in text] == []
+    inside = {table: f"[arms.{table}]" for table in ("openai", "oip", "telemetry")}
+    keys = kind.model_fields.keys() - {"name", "control"}
+    assert [key for key in keys if f"`{inside.get(key, key)}`" not in text] == []
 
 
 def test_the_name_to_check_is_the_configured_one_or_the_host() -> None:
@@ -213,7 +198,7 @@ def test_files_that_are_missing_or_hold_something_else_are_named(tmp_path: Path)
         (SecurityConfig(token_file=str(tmp_path / "none.txt")), "none.txt.* cannot be read"),
     ):
         with pytest.raises(ConfigError, match=text) as caught:
-            security.check()
+            security.check("security")
         assert "\n" not in str(caught.value)
 
 

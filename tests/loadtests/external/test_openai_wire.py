@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from loadtests.clients.openai import OpenAiClient
 from loadtests.clients.openai_call import OpenAiCall
-from loadtests.external.addresses import ExternalConfig, OipOptions, OpenAiOptions, external_from_table, parse_address
+from loadtests.external.addresses import parse_address
 from loadtests.external.answers import Answer, Asking, ask
+from loadtests.external.arms import ExternalArm, OipArm, OipOptions, OpenAiArm, OpenAiOptions
 from loadtests.external.client_security import SecurityConfig
 from loadtests.external.openai_wire import (
     LARGEST_EVENT,
@@ -32,7 +33,7 @@ from loadtests.external.openai_wire import (
 )
 from loadtests.external.probes import NotReadyError, Probe, UnusableError, wait_ready
 from loadtests.traffic.prompts import Message
-from servers.fields import ConfigError
+from servers.fields import ConfigError, read
 from tests.fakes import triton
 from tests.fakes.credentials import make_certificates
 from tests.fakes.http_servers import DONE, HttpPeer, Request, answer, event, plain, said, usage
@@ -206,16 +207,17 @@ IDS: dict[str, Any] = {
 }
 
 
-def openai(address: str, **settings: Any) -> ExternalConfig:
-    return ExternalConfig(kind="openai", addresses=(address,), model_name="llama", **settings)
+def openai(address: str, **settings: Any) -> ExternalArm:
+    return OpenAiArm(name="x", kind="openai", address=(address,), model_name="llama", **settings)
 
 
-def oip(address: str, model: str, **options: Any) -> ExternalConfig:
-    return ExternalConfig(kind="oip", addresses=(address,), model_name=model, vocab_size=100, oip=OipOptions(**options))
+def oip(address: str, model: str, **options: Any) -> ExternalArm:
+    given = {"name": "x", "kind": "oip", "address": (address,), "model_name": model, "vocab_size": 100}
+    return OipArm(**given, oip=OipOptions(**options))  # type: ignore[arg-type]
 
 
-def asked(config: ExternalConfig, asking: Asking = ASKING, timeout_s: float = 5.0) -> Answer:
-    return ask(config, config.addresses[0], asking, timeout_s=timeout_s)
+def asked(config: ExternalArm, asking: Asking = ASKING, timeout_s: float = 5.0) -> Answer:
+    return ask(config, config.address[0], asking, timeout_s=timeout_s)
 
 
 def asked_for(script: Callable[[Request], object], timeout_s: float = 5.0) -> Answer:
@@ -223,8 +225,8 @@ def asked_for(script: Callable[[Request], object], timeout_s: float = 5.0) -> An
         return asked(openai(peer.address), timeout_s=timeout_s)
 
 
-def called(config: ExternalConfig) -> OpenAiCall:
-    client = OpenAiClient(config, config.addresses[0])
+def called(config: ExternalArm) -> OpenAiCall:
+    client = OpenAiClient(config, config.address[0])
     call = client.start(b"{}", timeout_s=5.0)
     assert call.wait(30.0)
     client.close()
@@ -271,13 +273,13 @@ def test_token_is_shown_to_the_server_and_in_no_line(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("s3cret")
     security = SecurityConfig(token_file=str(tmp_path / "token"))
     with HttpPeer(lambda request: request.send(plain("403 No", b"s3cret may not"))) as peer:
-        found = asked(openai(peer.address, security=security))
+        found = asked(openai(peer.address, **dict(security)))
     assert peer.requests[-1].headers["authorization"] == "Bearer s3cret"
     assert found.error == "HTTP 403: *** may not"
 
 
 def test_token_that_is_not_there_is_a_line_too() -> None:
-    config = openai("http://127.0.0.1:9/v1", security=SecurityConfig(token_env="NOBODY_SET_THIS"))
+    config = openai("http://127.0.0.1:9/v1", **dict(SecurityConfig(token_env="NOBODY_SET_THIS")))
     assert "NOBODY_SET_THIS" in asked(config).error
 
 
@@ -315,8 +317,8 @@ def server(post: bytes, get: bytes = HEALTHY) -> Callable[[Request], None]:
     return lambda request: request.send(post if request.line.startswith("POST") else get)
 
 
-def probe(config: ExternalConfig, timeout_s: float = 5.0, check: Callable[[], None] = lambda: None) -> Probe:
-    return wait_ready(config, config.addresses[0], timeout_s=timeout_s, check=check, not_yet=lambda why: None)
+def probe(config: ExternalArm, timeout_s: float = 5.0, check: Callable[[], None] = lambda: None) -> Probe:
+    return wait_ready(config, config.address[0], timeout_s=timeout_s, check=check, not_yet=lambda why: None)
 
 
 def test_token_ids_are_sent_where_the_arm_takes_them() -> None:
@@ -374,13 +376,13 @@ def test_certificate_is_checked(tmp_path: Path) -> None:
     files = make_certificates(tmp_path, "model.example")
     with HttpPeer(server(GOOD), tls=context(files, protocols=())) as peer:
         named = SecurityConfig(tls_ca=files.ca, tls_server_name="model.example")
-        assert probe(openai(peer.address, security=named)).tokens == 8
+        assert probe(openai(peer.address, **dict(named))).tokens == 8
         for security, says in (
             (SecurityConfig(), "not trusted.*tls_ca"),
             (SecurityConfig(tls_ca=files.ca), "is for another name.*tls_server_name"),
         ):
             with pytest.raises(UnusableError, match=says):
-                probe(openai(peer.address, security=security))
+                probe(openai(peer.address, **dict(security)))
 
 
 def test_inference_server_answers_as_the_load_will_ask(address: str) -> None:
@@ -512,7 +514,7 @@ def test_a_stream_of_another_media_type_or_encoding_is_refused_by_its_name(kind:
 def test_extra_tables_and_lists_are_sent_as_they_are() -> None:
     extra = {"chat_template_kwargs": {"enable_thinking": False}, "stop": ["</s>"]}
     table = {"kind": "openai", "address": "http://h/v1", "model_name": "m", "openai": {"extra": extra}}
-    config = external_from_table(table, where="arms.a")
+    config = read(OpenAiArm, {"name": "a", **table})
     assert isinstance(config.options, OpenAiOptions)
     body = request_body(config.options, model="m", prompt="x", max_tokens=8, whole_length=False, seed=1)
     assert extra.items() <= json.loads(body).items()

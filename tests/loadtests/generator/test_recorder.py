@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_end, read_table
 from loadtests.clients.embedding import EmbedCall
-from loadtests.external.addresses import ExternalConfig, OpenAiOptions
+from loadtests.external.arms import OpenAiArm, OpenAiOptions
 from loadtests.external.client_security import SecurityConfig
 from loadtests.generator import own_cost
 from loadtests.generator import spool as spools
@@ -289,7 +289,8 @@ def test_collector_is_off_in_the_window_and_sweeps_free_cycles() -> None:
 
 def test_a_written_trial_is_read_back_as_it_was(tmp_path: Path) -> None:
     openai = OpenAiOptions(endpoint="chat", extra={"top_k": 1})
-    external = ExternalConfig(kind="openai", addresses=("http://a:1/v1", "http://b/v1"), openai=openai, model_name="m")
+    address = ("http://a:1/v1", "http://b/v1")
+    external = OpenAiArm(name="vllm", kind="openai", address=address, openai=openai, model_name="m")
     config = TrialConfig(
         **{"trial": 3, "arms": ("eager", "vllm"), "max_concurrency": None, "prompts": "chat", "tokenizer": "llama"},
         targets={"eager": "127.0.0.1:50051,127.0.0.1:50052"},

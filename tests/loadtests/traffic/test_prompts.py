@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from loadtests.external.addresses import ExternalConfig, OpenAiOptions
+from loadtests.external.arms import OpenAiArm, OpenAiOptions
 from loadtests.external.planned_prompts import prompt_source
 from loadtests.traffic.drawing import build_schedule
 from loadtests.traffic.prompt_words import prompt_words, token_ids
@@ -143,7 +143,7 @@ def test_an_external_tokenizer_that_cannot_count_is_refused_with_settings_of_the
 ) -> None:
     Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
     options = OpenAiOptions(endpoint=endpoint, tokenizer=str(tmp_path))
-    config = ExternalConfig(kind="openai", addresses=("http://a",), model_name="m", openai=options)
+    config = OpenAiArm(name="x", kind="openai", address=("http://a",), model_name="m", openai=options)
     said = refusal(ConfigError, prompt_source, config, PromptSource())
     assert "fewer than 8 words" in said
     assert f": remove openai.tokenize{remedy}" in said

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +24,7 @@ from loadtests.traffic.schedule import SCHEDULE, Schedule, planned_requests
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import read_source
 from loadtests.traffic.turns import Turns, growing_context, session_turns
-from servers.fields import ConfigError
+from servers.fields import ConfigError, read
 from tests.fakes.processes import refusal
 
 SECOND = 1_000_000_000
@@ -233,76 +232,71 @@ def test_shares_of_the_workers_make_the_whole() -> None:
 
 def test_every_traffic_key_is_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "traffic.md").read_text(encoding="utf-8")
-    assert [field.name for field in dataclasses.fields(TrafficConfig) if f"`{field.name}`" not in page] == []
+    assert [key for key in TrafficConfig.model_fields if f"`{key}`" not in page] == []
+
+
+SEARCH = {"arrivals": "saturation", "rates": [1.0, 2.0], "duration_s": 90}
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({}, "traffic.rate is 0"),
-        ({"rate": -1}, "traffic.rate is -1"),
-        ({"rate": 1, "duration_s": 0}, "traffic.duration_s is 0"),
-        ({"rate": 1, "design": "both"}, "use one of mirrored, split, switchback"),
-        ({"rate": 1, "over_limit": "cut"}, "use one of clip, drop, fail"),
+        ({}, "rate is 0.0: give requests/s above 0"),
+        ({"rate": -1}, "rate is -1: give 0 or more"),
+        ({"rate": 1, "duration_s": 0}, "duration_s is 0: give 0.001 or more"),
+        ({"rate": 1, "design": "both"}, 'design is "both": use "mirrored", "split" or "switchback"'),
         ({"rate": 1, "rampup_s": 60}, "lower rampup_s"),
-        ({"rate": 1, "turns_mean": 0.5}, "traffic.turns_mean is 0.5"),
-        ({"rate": 1, "workers": 0}, "traffic.workers is 0"),
-        ({"rate": 1, "max_concurrency": -1}, "traffic.max_concurrency is -1"),
-        ({"rate": 1, "timeout_s": 0}, "traffic.timeout_s is 0"),
-        ({"rate": 1, "length_scale": 0}, "traffic.length_scale is 0"),
-        ({"rate": 1, "length_scales": ((0.0, 1.0, 2.0),)}, r"\[\[0, factor\]"),
-        ({"rate": 1, "length_scales": ((0.0, 1.0), (9.0, 0.0))}, "length_scales times length_scale is 0"),
-        ({"rate": 1, "length_scales": ((5.0, 1.0),)}, "traffic.length_scales has segments from"),
-        ({"rate": 1, "length_scales": ((0.0, 1.0), (60.0, 2.0))}, "before duration_s"),
-        ({"arrivals": "trace", "trace": "a.csv", "length_scales": ((0.0, 1.0),)}, "lengths of its own"),
-        ({"arrivals": "closed", "concurrency": 1, "length_scales": ((0.0, 1.0),)}, "no times to change lengths"),
-        ({"rate": 1, "block_s": 0}, "traffic.block_s is 0"),
+        ({"rate": 1, "workers": 0}, "workers is 0"),
+        ({"rate": 1, "max_concurrency": 2, "workers": 3}, "give each load process a request"),
+        ({"rate": 1, "length_scales": [[0.0, 1.0, 2.0]]}, "length_scales[0] is [0.0, 1.0, 2.0]: give 2 or fewer"),
+        ({"rate": 1, "length_scales": [[0.0, 1.0], [9.0, 0.0]]}, "length_scales times length_scale is 0"),
+        ({"rate": 1, "length_scales": [[5.0, 1.0]]}, "length_scales has segments from"),
+        ({"rate": 1, "length_scales": [[0.0, 1.0], [60.0, 2.0]]}, "before duration_s"),
+        ({"rate": 1, "workload": "trace", "trace": "a.csv", "length_scales": [[0.0, 1.0]]}, "lengths of its own"),
+        ({"arrivals": "closed", "concurrency": 1, "length_scales": [[0.0, 1.0]]}, "does not use it"),
         ({"rate": 1, "burstiness": 0.5}, 'use arrivals = "gamma"'),
-        ({"rate": 1, "rates": (1.0,)}, "does not use it"),
-        ({"rate": 1, "arrivals": "steps", "rates": (1.0,)}, "remove rate"),
-        ({"arrivals": "steps"}, r"give \[rate, rate, \.\.\.\] for steps"),
-        ({"arrivals": "steps", "rates": (1.0, -2.0)}, "traffic.rates is -2"),
-        ({"arrivals": "steps", "rates": (0.0, 0.0)}, "at least one rate above 0"),
-        ({"arrivals": "steps", "rates": ((0.0, 1.0),)}, "for steps"),
-        ({"arrivals": "ramp", "rates": (1.0,)}, r"give \[first rate, last rate\]"),
-        ({"arrivals": "piecewise", "rates": (1.0,)}, r"\[\[0, rate\]"),
-        ({"arrivals": "piecewise", "rates": ((0.0, 1.0, 2.0),)}, r"\[\[0, rate\]"),
-        ({"arrivals": "piecewise", "rates": ((5.0, 1.0),)}, "start the first at 0"),
-        ({"arrivals": "piecewise", "rates": ((0.0, 1.0), (70.0, 1.0))}, "before duration_s"),
-        ({"arrivals": "piecewise", "rates": ((0.0, 1.0), (5.0, 1.0), (5.0, 2.0))}, "let them rise"),
+        ({"rate": 1, "rates": [1.0]}, "does not use it"),
+        ({"rate": 1, "arrivals": "steps", "rates": [1.0]}, "remove rate or use arrivals"),
+        ({"arrivals": "steps"}, "give [rate, rate, ...] for steps"),
+        ({"arrivals": "steps", "rates": [1.0, -2.0]}, "rates[1] is -2.0: give 0 or more or give a list"),
+        ({"arrivals": "steps", "rates": [0.0, 0.0]}, "at least one above 0"),
+        ({"arrivals": "steps", "rates": [[0.0, 1.0]]}, "for steps"),
+        ({"arrivals": "ramp", "rates": [1.0]}, "give [first rate, last rate]"),
+        ({"arrivals": "piecewise", "rates": [1.0]}, "[[0, rate]"),
+        ({"arrivals": "piecewise", "rates": [[5.0, 1.0]]}, "start the first at 0"),
+        ({"arrivals": "piecewise", "rates": [[0.0, -1.0], [5.0, 1.0]]}, "give rates from 0"),
+        ({"arrivals": "piecewise", "rates": [[0.0, 1.0], [70.0, 1.0]]}, "before duration_s"),
+        ({"arrivals": "piecewise", "rates": [[0.0, 1.0], [5.0, 1.0], [5.0, 2.0]]}, "let them rise"),
         ({"arrivals": "trace"}, "traffic.trace is empty"),
         ({"rate": 1, "workload": "trace"}, "traffic.trace is empty"),
         ({"rate": 1, "trace": "a.csv"}, "neither arrivals nor workload"),
-        ({"rate": 1, "trace_time_unit": "s"}, "neither arrivals nor workload"),
         ({"rate": 1, "trace_block_tokens": 16}, "neither arrivals nor workload"),
-        ({"arrivals": "trace", "trace": "a.csv", "rate": 1}, "time_scale"),
-        ({"arrivals": "trace", "trace": "a.csv", "turns_mean": 2}, "holds every turn already"),
-        ({"arrivals": "trace", "trace": "a.csv", "burstiness": 2}, "does not use it"),
-        ({"rate": 1, "time_scale": 2}, "does not replay"),
-        ({"rate": 1, "trace_start_s": 2}, "does not replay"),
+        ({"arrivals": "trace", "trace": "a.csv", "rate": 1}, "remove rate"),
+        ({"arrivals": "trace", "trace": "a.csv", "turns_mean": 2}, "does not use it"),
+        ({"rate": 1, "time_scale": 2}, 'remove time_scale or use arrivals = "trace"'),
         ({"rate": 1, "design": "split", "direct": True}, "remove direct"),
         ({"rate": 1, "design": "switchback", "rampup_s": 10}, "give a multiple"),
         ({"rate": 1, "tokenizer": "a"}, 'prompts = "ids" needs none'),
-        ({"rate": 1, "step_s": 3}, "has no such steps"),
-        ({"arrivals": "saturation", "rates": (1.0,)}, "lowest rate, highest rate"),
-        ({"arrivals": "saturation", "rates": (4.0, 2.0), "duration_s": 90}, "0 < lowest < highest"),
-        ({"arrivals": "saturation", "rates": (1.0, 2.0), "duration_s": 100}, "give 90"),
-        ({"arrivals": "saturation", "rates": (1.0, 2.0), "duration_s": 60}, "give 90"),
-        ({"arrivals": "saturation", "rates": (1.0, 2.0), "duration_s": 90, "settle_s": 30}, "lower settle_s"),
-        ({"arrivals": "saturation", "rates": (1.0, 2.0), "duration_s": 90, "design": "split"}, "mirrored"),
-        ({"arrivals": "saturation", "rates": (1.0, 2.0), "duration_s": 90, "max_concurrency": 3}, "every step in full"),
+        ({"rate": 1, "step_s": 3}, 'use arrivals = "saturation"'),
+        ({**SEARCH, "rates": [1.0]}, "lowest rate, highest rate"),
+        ({**SEARCH, "rates": [4.0, 2.0]}, "0 < lowest < highest"),
+        ({**SEARCH, "duration_s": 100}, "give 90"),
+        ({**SEARCH, "duration_s": 60}, "give 90"),
+        ({**SEARCH, "settle_s": 30}, "lower settle_s"),
+        ({**SEARCH, "design": "split"}, "mirrored"),
+        ({**SEARCH, "max_concurrency": 3}, "every step in full"),
         ({"arrivals": "closed"}, "concurrency is 0"),
-        ({"arrivals": "closed", "concurrency": 2, "rate": 3}, "each answer brings the next"),
-        ({"arrivals": "closed", "concurrency": 2, "burstiness": 3}, "does not use it"),
-        ({"arrivals": "closed", "concurrency": 2, "turns_mean": 3}, "single requests"),
+        ({"arrivals": "closed", "concurrency": 2, "rate": 3}, "remove rate"),
+        ({"arrivals": "closed", "concurrency": 2, "max_concurrency": 3}, "a closed loop keeps"),
         ({"arrivals": "closed", "concurrency": 2, "workers": 3}, "a request at least"),
         ({"arrivals": "closed", "concurrency": 2, "design": "switchback"}, "no times to pin"),
-        ({"rate": 1, "concurrency": 2}, "is no closed loop"),
+        ({"rate": 1, "concurrency": 2}, 'use arrivals = "closed"'),
+        ({"rate": 1, "arrivals": "sometimes"}, 'arrivals is "sometimes": use "poisson"'),
     ],
 )
 def test_impossible_traffic_is_refused_in_one_line(wrong: dict[str, Any], message: str) -> None:
-    said = refusal(ConfigError, TrafficConfig, **wrong)
-    assert re.search(message, said)
+    said = refusal(ConfigError, read, TrafficConfig, wrong, where="traffic")
+    assert message in said
     assert said.startswith("traffic.")
 
 
@@ -400,7 +394,8 @@ def test_a_limit_of_concurrency_gives_each_load_process_a_request(most: int, wor
     if fits:
         TrafficConfig(rate=1.0, max_concurrency=most, workers=workers)
         return
-    said = refusal(ConfigError, TrafficConfig, rate=1.0, max_concurrency=most, workers=workers)
+    table = {"rate": 1.0, "max_concurrency": most, "workers": workers}
+    said = refusal(ConfigError, read, TrafficConfig, table, where="traffic")
     for words in (f"traffic.max_concurrency is {most}", "workers", str(workers)):
         assert words in said
 

@@ -6,7 +6,7 @@ import json
 import tomllib
 import xml.etree.ElementTree as ET
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ def test_the_directory_holds_the_experiment_that_was_run_and_the_machine(canonic
         from_table(tomllib.loads(path.read_text()))
         for path in (canonical.folder / "small.toml", canonical.run_dir / "experiment.toml")
     )
-    assert replace(given, splitter=ran.splitter, security=ran.security) == ran
+    assert given.replace(splitter=ran.splitter, security=ran.security) == ran
     assert ran.splitter.tls_key == str(canonical.folder / given.splitter.tls_key)
     environment = json.loads((canonical.run_dir / "environment.json").read_text())
     assert {"python", "versions", "cpu", "gpus", "clock"} <= set(environment)

@@ -14,8 +14,7 @@ import pytest
 from analysis.records.schemas import STEPS
 from analysis.records.tables import read_table
 from analysis.summary.summary import analyze
-from loadtests.experiments.reading import from_table
-from loadtests.experiments.writing import to_table
+from loadtests.experiments.reading import from_table, to_table
 from loadtests.trials.live_page import LivePage
 from loadtests.trials.run import Orchestrator
 from loadtests.trials.run_metrics import exporting

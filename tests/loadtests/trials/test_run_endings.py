@@ -14,7 +14,7 @@ import pytest
 
 from analysis.summary.summary import analyze
 from loadtests.commands.main import main
-from loadtests.experiments.writing import to_toml
+from loadtests.experiments.reading import to_toml
 from loadtests.trials.run import Orchestrator
 from servers.fields import ConfigError
 from tests.fakes.credentials import TLS, Watched, give, search, start

@@ -116,7 +116,7 @@ def test_children_share_the_clock_and_not_locusts_settings(monkeypatch: pytest.M
 def rotated(devices: list[str], *, seed: int = 1, swap: bool = True) -> Experiment:
     presets = ("eager", "compiled-padded", "compiled-naive", "compiled-dynamic")
     arms = [
-        {"name": f"a{index}", "preset": presets[index], "control": index == 0, "device": device}
+        {"name": f"a{index}", "preset": presets[index], "control": index == 0, "model": {"device": device}}
         for index, device in enumerate(devices)
     ]
     table = {"name": "x", "seed": seed, "compare_models": True, "arms": arms, "traffic": {"rate": 1.0}}

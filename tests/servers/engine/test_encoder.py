@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,9 +33,9 @@ ENGINE = EngineConfig(slots=5, max_prompt_tokens=40, threads=1)
 
 def arm_of(preset: str, *, backend: str = "eager", **model: Any) -> ArmConfig:
     """On a backend that runs traced graphs as they are, so that tracing alone takes time."""
-    arm = ArmConfig.from_preset(preset, model=replace(MODEL, **model), engine=ENGINE)
+    arm = ArmConfig.from_preset(preset, model=MODEL.replace(**model), engine=ENGINE)
     if arm.compile.enabled and backend != "inductor":
-        arm = replace(arm, compile=replace(arm.compile, backend=backend, mode="default"))
+        arm = arm.replace(compile=arm.compile.replace(backend=backend, mode="default"))
     return arm
 
 
@@ -81,7 +80,7 @@ def vectors_of(runner: EncoderRunner, texts: Sequence[Job]) -> torch.Tensor:
 
 
 def assert_as_plain(runner: EncoderRunner) -> None:
-    reference = load_model(replace(runner.arm.model, attention="eager"))
+    reference = load_model(runner.arm.model.replace(attention="eager"))
     for texts in batches(runner.arm):
         vectors = vectors_of(runner, texts)
         assert torch.allclose(vectors.norm(dim=1), torch.ones(len(texts)), atol=1e-5)
@@ -100,7 +99,7 @@ def test_regions_of_an_encoder_are_named_and_may_match_nothing(recorder: Compile
     runner = warm(arm, recorder)
     assert {event.frame.rpartition(" ")[2] for event in recorder.drain()} == {"BertIntermediate"}
     assert_as_plain(runner)
-    missing = replace(arm, compile=compiling("model.layers.0"))
+    missing = arm.replace(compile=compiling("model.layers.0"))
     with pytest.raises(ConfigError, match=r"model\.layers\.0.*embeddings"):
         runner_for(missing, recorder).load()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -133,13 +132,13 @@ def test_eager_arms_decode_exactly_like_generate(
     if settings.pop("in_place", False):
         monkeypatch.setattr(attention, "flash", varlen_flash)
         monkeypatch.setattr(attention, "reads_in_place", lambda model: True)
-    assert_answers_like_generate(ArmConfig.from_preset(preset, engine=replace(ENGINE, **settings)), recorder, seed=7)
+    assert_answers_like_generate(ArmConfig.from_preset(preset, engine=ENGINE.replace(**settings)), recorder, seed=7)
     assert recorder.drain() == []
 
 
 def test_buckets_may_be_larger_than_anything_that_comes(recorder: CompileRecorder) -> None:
     shapes = ShapeConfig(kind="buckets", batch_ladder=(8,), length_ladder=(64,), context_ladder=(96,))
-    arm = ArmConfig(name="roomy", shapes=shapes, engine=replace(ENGINE, prefill_chunk=20))
+    arm = ArmConfig(name="roomy", shapes=shapes, engine=ENGINE.replace(prefill_chunk=20))
     assert_answers_like_generate(arm, recorder, seed=3, count=6)
 
 
@@ -198,9 +197,9 @@ def assert_answers_for_one_position_a_row(
         return model
 
     monkeypatch.setattr(step_runner, "load_model", watched)
-    engine = replace(ENGINE, prefill_batch=3, prefill_chunk=16)
+    engine = ENGINE.replace(prefill_batch=3, prefill_chunk=16)
     arm = ArmConfig.from_preset(preset, engine=engine, model=ModelConfig(id=str(folder), dtype="float32"))
-    runner = runner_for(replace(arm, compile=replace(arm.compile, backend="eager", mode="default")), recorder)
+    runner = runner_for(arm.replace(compile=arm.compile.replace(backend="eager", mode="default")), recorder)
     recorder.drain()
     jobs = [job for job in jobs_for(runner.vocab_size, seed=5) if len(job.prompt) <= 16][:3]
     for row, job in enumerate(jobs):
@@ -261,7 +260,7 @@ def test_uncalled_regions_and_unknown_backends_are_refused(
     with pytest.raises(ConfigError, match=r"compile\.regions names aside"):
         runner_for(ArmConfig(name="aside", compile=policy, engine=ENGINE), recorder)
     with pytest.raises(ConfigError, match=r'compile.backend is "unknown".*inductor'):
-        runner_for(ArmConfig(name="odd", compile=replace(policy, backend="unknown"), engine=ENGINE), recorder)
+        runner_for(ArmConfig(name="odd", compile=policy.replace(backend="unknown"), engine=ENGINE), recorder)
 
 
 def test_an_arm_warmed_by_one_request_recompiles_while_serving_and_says_why(recorder: CompileRecorder) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
 
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.config import PRESETS, ArmConfig, CompileConfig, EngineConfig, ShapeConfig
+from servers.config import PRESETS, ArmConfig, CompileConfig, EngineConfig, ShapeConfig, default_lengths, doubling
 from servers.engine.shapes import (
     Buckets,
     ShapePolicy,
@@ -21,8 +20,7 @@ from servers.engine.shapes import (
     shape_policy,
     warmup_plan,
 )
-from servers.fields import ConfigError
-from servers.ladders import check_rising, default_lengths, doubling
+from servers.fields import ConfigError, read
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
 TEXTS = EngineConfig(slots=6, max_prompt_tokens=100)
@@ -124,7 +122,7 @@ def test_an_open_policy_plans_the_smallest_and_largest_batch_of_texts(min_size: 
 def test_borders_of_prompts_are_both_ends_and_chunks() -> None:
     assert prompt_borders(ArmConfig(engine=ENGINE)) == {1, 2, 3, 40}
     assert prompt_borders(ArmConfig(engine=ENGINE, shapes=ShapeConfig(min_size=4))) == {1, 2, 3, 4, 5, 40}
-    assert {16, 17} <= prompt_borders(ArmConfig(engine=replace(ENGINE, prefill_chunk=16)))
+    assert {16, 17} <= prompt_borders(ArmConfig(engine=ENGINE.replace(prefill_chunk=16)))
 
 
 @given(
@@ -136,7 +134,7 @@ def test_wherever_the_shapes_of_two_neighbouring_prompts_differ_both_are_borders
     ladder: tuple[int, ...], contexts: tuple[int, ...], chunk: int
 ) -> None:
     shapes = ShapeConfig(kind="buckets", length_ladder=ladder, context_ladder=contexts)
-    arm = ArmConfig(shapes=shapes, engine=replace(ENGINE, prefill_chunk=chunk))
+    arm = ArmConfig(shapes=shapes, engine=ENGINE.replace(prefill_chunk=chunk))
     policy, step = shape_policy(arm.shapes, arm.engine), arm.engine.prefill_tokens
 
     def met(length: int) -> list[object]:
@@ -156,7 +154,7 @@ def test_late_contexts_are_those_that_no_prompt_reaches() -> None:
     shapes = ShapeConfig(kind="buckets", context_ladder=(16, 40, 41, 46, 52))
     assert late_contexts(ArmConfig(engine=ENGINE, shapes=shapes)) == {42, 46, 47, 51}
     for few in (1, 2):  # the prefill's token, and one that is decoded from the longest prompt's own context
-        assert not late_contexts(ArmConfig(engine=replace(ENGINE, max_new_tokens=few)))
+        assert not late_contexts(ArmConfig(engine=ENGINE.replace(max_new_tokens=few)))
 
 
 def plan_of(engine: EngineConfig) -> list[StepShape]:
@@ -183,7 +181,7 @@ def test_no_length_is_warmed_twice(longest: int) -> None:
 def test_the_first_request_of_a_replica_meets_shapes_that_were_warmed(preset: str, longest: int, chunk: int) -> None:
     engine = EngineConfig(max_prompt_tokens=longest, prefill_chunk=chunk)
     arm = ArmConfig.from_preset(preset, engine=engine)
-    arm = replace(arm, compile=replace(arm.compile, warmup="lengths", capture=False))
+    arm = arm.replace(compile=arm.compile.replace(warmup="lengths", capture=False))
     shapes = shape_policy(arm.shapes, engine)
     plan, prompt = warmup_plan(arm), first_prompt(arm)
     assert shapes.prefill(1, min(prompt, engine.prefill_tokens)) in plan
@@ -195,6 +193,6 @@ def test_ladders_double_and_rise() -> None:
     for longest in (1, 32, 100, 4096):
         arm = ArmConfig.from_preset("compiled-bucketed", engine=EngineConfig(max_prompt_tokens=longest))
         assert default_lengths(longest) == arm.length_ladder
-    for ladder in ((0, 1), (2, 2), (4, 2), (-1,)):
+    for ladder in ([0, 1], [2, 2], [4, 2], [-1]):
         with pytest.raises(ConfigError, match="length_ladder"):
-            check_rising("length_ladder", ladder)
+            read(ShapeConfig, {"kind": "buckets", "length_ladder": ladder})

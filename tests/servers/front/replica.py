@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +178,7 @@ def embed_together(replica: Replica, texts: tuple[str, ...]) -> list[inference_p
 @torch.no_grad()
 def assert_as_plain(texts: tuple[str, ...], answers: list[inference_pb2.EmbedResponse]) -> None:
     """The vectors are those of the Hugging Face model alone."""
-    model = load_model(replace(ENCODER, attention="eager"))
+    model = load_model(ENCODER.replace(attention="eager"))
     for text, answer in zip(texts, answers, strict=True):
         ids = ByteTokenizer().encode(text)
         assert answer.tokens == len(ids)

@@ -167,7 +167,7 @@ def test_an_encoder_gives_texts_that_come_together_their_own_vectors(tmp_path: P
 @in_processes
 def test_a_warm_engine_that_has_not_answered_does_not_serve_yet(tmp_path: Path) -> None:
     """At an IPv6 address, and without metrics."""
-    replica = start_fake(tmp_path, "mute", "--host", "::", engine=replace(ENGINE, drain_grace_s=0.5))
+    replica = start_fake(tmp_path, "mute", "--host", "::", engine=ENGINE.replace(drain_grace_s=0.5))
     assert replica.metrics_port is None
     assert wait_for(lambda: replica.counters()["in_flight"]) == 1
     assert replica.health() == NOT_SERVING
@@ -395,7 +395,7 @@ def test_clients_without_a_certificate_of_the_authority_are_refused(tmp_path: Pa
 
 def arm_file(folder: Path, **settings: Any) -> str:
     path = folder / "arm.json"
-    path.write_text(json.dumps(replace(GENERATOR, **settings).to_dict()))
+    path.write_text(json.dumps(GENERATOR.replace(**settings).to_dict()))
     return str(path)
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from analysis.records.tables import RecordError
+from analysis.settings.metrics import check_defined
 from analysis.settings.slo_targets import parse_slo
 from analysis.wording import counted
-from loadtests.experiments.config_errors import as_config_error
-from loadtests.experiments.task_checks import check_task
-from servers.config import check_name
-from servers.fields import ConfigError
+from loadtests.traffic.lengths import workloads_of
+from servers.fields import ConfigError, as_toml
 
 if TYPE_CHECKING:
     from loadtests.experiments.model import Experiment, ExperimentArm
@@ -20,12 +17,21 @@ if TYPE_CHECKING:
 MAX_ARMS = 26
 MOST_ASKED_TOKENS = 32_768
 
+# What has no meaning for one of the tasks, with why and what to do.
+_OF_ANSWERS = 'an embedding has no answer of tokens: remove {key}, or use model.task = "generate"'
+_OF_SESSIONS = "an embedding has no next turn: remove {key}"
+_EMBED_LEAVES_OUT = (
+    ("traffic", ("turns_mean", "think_time_s"), _OF_SESSIONS),
+    ("traffic", ("ignore_eos",), _OF_ANSWERS),
+    ("engine", ("max_new_tokens",), _OF_ANSWERS),
+    ("parity", ("tokens", "texts", "max_kl", "max_different"), _OF_ANSWERS),
+)
+
 
 def check_whole(experiment: Experiment) -> None:
     """The parts of the experiment fit together."""
-    check_name("name", experiment.name)  # it names the run's folder
     _check_arms(experiment.arms)
-    check_task(experiment)
+    _check_task(experiment)
     if not experiment.compare_models:
         _check_comparable(
             experiment, "make them equal, or set compare_models = true at the top if that is the question"
@@ -39,8 +45,7 @@ def check_whole(experiment: Experiment) -> None:
     _check_processor_turns(experiment)
     _check_pressure(experiment)
     _check_sequential(experiment)
-    with as_config_error(RecordError):
-        targets = parse_slo(experiment.slo)
+    targets = parse_slo(experiment.slo)
     if targets or experiment.goodput.limits:
         return
     if experiment.traffic.arrivals == "saturation":
@@ -48,6 +53,47 @@ def check_whole(experiment: Experiment) -> None:
             'traffic.arrivals is "saturation" but nothing says what load counts as held: add a table [slo] or '
             "[goodput], such as p99_ttft_ms = 500 or ttft = 200"
         )
+
+
+def _check_task(experiment: Experiment) -> None:
+    """All arms are asked for the same, and traffic, targets and gates fit it. Otherwise ConfigError."""
+    task = experiment.task
+    for arm in experiment.own_arms:
+        if arm.model.task != task:
+            raise ConfigError(
+                f'arms.{arm.name}.model.task is "{arm.model.task}" but [model] says "{task}": one traffic is sent '
+                "to all arms, so set model.task at the top alone"
+            )
+    workload = experiment.traffic.workload
+    names = [*workloads_of(task), "trace"]
+    if workload not in names:
+        raise ConfigError(f'traffic.workload is "{workload}" but model.task is "{task}": use {", ".join(names)}')
+    if task == "generate":
+        _leave_out(
+            experiment, "parity", ("min_cosine",), 'it compares vectors: remove {key}, or use model.task = "embed"'
+        )
+        return
+    if experiment.external_arms:
+        raise ConfigError(
+            f'arm "{experiment.external_arms[0].name}" is external and model.task is "embed": external arms are asked '
+            "for tokens alone, so leave it out"
+        )
+    if experiment.traffic.prompts == "chat":
+        raise ConfigError(
+            'traffic.prompts is "chat" and a text to embed is no chat: use traffic.prompts = "ids" or "text"'
+        )
+    for table, keys, why in _EMBED_LEAVES_OUT:
+        _leave_out(experiment, table, keys, why)
+    check_defined(experiment.gates.metrics, task, "gates.metrics")
+    check_defined((target.metric for target in parse_slo(experiment.slo)), task, "slo")
+    check_defined(experiment.goodput.limits, task, "goodput")
+
+
+def _leave_out(experiment: Experiment, table: str, names: tuple[str, ...], why: str) -> None:
+    settings: Any = getattr(experiment, table)
+    for name in names:
+        if (value := getattr(settings, name)) != type(settings).model_fields[name].default:
+            raise ConfigError(f"{table}.{name} is {as_toml(value)} but {why.format(key=name)}")
 
 
 def _check_sequential(experiment: Experiment) -> None:
@@ -100,7 +146,7 @@ def check_parity(experiment: Experiment) -> None:
             "leave external arms out, or set parity.full = false"
         )
     _check_comparable(experiment, "make them equal, as parity compares policies alone")
-    control = next(arm for arm in experiment.own_arms if arm.control).config.model
+    control = next(arm for arm in experiment.own_arms if arm.control).model
     if control.quantisation != "none":
         raise ConfigError(
             f'the control "{experiment.control.name}" has model.quantisation "{control.quantisation}" and parity holds '
@@ -116,26 +162,26 @@ def check_parity(experiment: Experiment) -> None:
 def _check_comparable(experiment: Experiment, remedy: str) -> None:
     """Arms differ in `shapes`, `compile` and the quantisation of their weights alone. The error names arm, key, both
     values and the remedy."""
-    for index, arm in enumerate(experiment.arms):
-        if arm in experiment.external_arms:
-            raise ConfigError(
-                f'arms[{index}] "{arm.name}" is external (kind = "{arm.kind}"): nothing can check that it differs from '
-                "the other arms in its policy alone; write compare_models = true at the top of the experiment to "
-                "compare them as whole servers"
-            )
+    if experiment.external_arms:
+        other_arm = experiment.external_arms[0]
+        raise ConfigError(
+            f'arms.{other_arm.name} is external (kind = "{other_arm.kind}"): nothing can check that it differs from '
+            "the other arms in its policy alone; write compare_models = true at the top of the experiment to compare "
+            "them as whole servers"
+        )
     own = experiment.own_arms
     control = next(arm for arm in own if arm.control)
-    for index, arm in enumerate(own):
+    for arm in own:
         for part in ("model", "engine"):
-            mine, other = asdict(getattr(arm.config, part)), asdict(getattr(control.config, part))
+            mine, other = dict(getattr(arm, part)), dict(getattr(control, part))
             for key, value in mine.items():
                 if value == other[key] or (key == "device" and same_kind_of_device(value, other[key])):
                     continue
                 if key == "quantisation":  # a treatment, as the policies are
                     continue
                 raise ConfigError(
-                    f'arms[{index}].{part}.{key} is {value!r} but the control "{control.name}" has {other[key]!r}: '
-                    f'"{arm.name}" would not be comparable; {remedy}'
+                    f"arms.{arm.name}.{part}.{key} is {as_toml(value)} but the control {control.name} has "
+                    f'{as_toml(other[key])}: "{arm.name}" would not be comparable; {remedy}'
                 )
 
 
@@ -149,10 +195,10 @@ def _check_design(experiment: Experiment) -> None:
     if traffic.design == "split" and sum(arm.weight for arm in arms) == 0:
         raise ConfigError("every arm has weight 0: give at least one arm a weight of 1 or more")
     if traffic.design != "split":
-        for index, arm in enumerate(arms):
+        for arm in arms:
             if arm.weight != 1:
                 raise ConfigError(
-                    f'arms[{index}].weight is {arm.weight} but traffic.design = "{traffic.design}" does not split by '
+                    f'arms.{arm.name}.weight is {arm.weight} but traffic.design = "{traffic.design}" does not split by '
                     'weight: remove it or use design = "split"'
                 )
     # How many machines stand behind the address of an external arm is unknown.
@@ -196,11 +242,11 @@ def _check_design(experiment: Experiment) -> None:
 def _check_carried(experiment: Experiment) -> None:
     """Check that compiled code comes to an arm either from its artifact or from the cache that arms share."""
     shared = experiment.trials.compile_cache == "shared"
-    for index, arm in enumerate(experiment.own_arms):
-        if arm.config.compile.artifact and shared:
+    for arm in experiment.own_arms:
+        if arm.compile.artifact and shared:
             raise ConfigError(
-                f'arms[{index}].compile.artifact is set but trials.compile_cache is "shared", so that every arm would '
-                'find its code, and it theirs: use trials.compile_cache = "fresh"'
+                f'arms.{arm.name}.compile.artifact is set but trials.compile_cache is "shared", so that every arm '
+                'would find its code, and it theirs: use trials.compile_cache = "fresh"'
             )
 
 
@@ -249,7 +295,7 @@ def _check_pressure(experiment: Experiment) -> None:
             f'[pressure] weighs on machines of this run and arm "{experiment.external_arms[0].name}" is external: put '
             "the same pressure on all arms by hand, or leave external arms out"
         )
-    on_cpu = [arm.name for arm in experiment.own_arms if not arm.config.model.device.startswith("cuda")]
+    on_cpu = [arm.name for arm in experiment.own_arms if not arm.model.device.startswith("cuda")]
     if pressure.gpu_gib and on_cpu:
         raise ConfigError(
             f'pressure.gpu_gib is {pressure.gpu_gib:g} but arm "{on_cpu[0]}" is on no GPU that is named: set '
@@ -291,5 +337,3 @@ def _check_external(experiment: Experiment) -> None:
             f"parity.prompts {settings.prompts} × parity.tokens {settings.tokens} are asked of every external arm, and "
             f"{MOST_ASKED_TOKENS} tokens is the limit: lower one of them, or set parity.served = false"
         )
-    if experiment.parity.full:
-        check_parity(experiment)
