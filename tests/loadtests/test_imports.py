@@ -18,8 +18,6 @@ FORBIDDEN = {
     # The orchestrator judges too, and imports what it needs for that once the traffic is over.
     "loadtests.commands.judged_run": _TORCH | _LOAD | _JUDGING | {"prometheus_client", "huggingface_hub"},
     "loadtests.monitor.__main__": _TORCH | _LOAD | _JUDGING | _RECORDS | {"grpc", "pydantic"},
-    # Until a browser comes; then the page's own modules.
-    "loadtests.page.__main__": _TORCH | _LOAD | _JUDGING | _RECORDS | {"grpc", "pydantic"},
     "loadtests.page.updates": _TORCH | _LOAD | _JUDGING | {"grpc"},
     "analysis.interim.__main__": _TORCH | _LOAD | {"jinja2", "analysis.report", "grpc"},
     "loadtests.users.__main__": _TORCH | _JUDGING | {"locust", "grpc"},
