@@ -368,7 +368,7 @@ ADDED = {
         QUICK + _traced("arms.compiled-bucketed.", "arms.compiled-dynamic.", "arms.compiled-naive.")
     ),
     "tailgate run canary.toml": _sets(
-        f"{QUICK} model.id=random:tiny model.dtype=float32 model.device=cpu arms.eager.device=cpu "
+        f"{QUICK} model.id=random:tiny model.dtype=float32 model.device=cpu arms.eager.model.device=cpu "
         f"arms.compiled.model.device=cpu engine.slots=2 engine.max_prompt_tokens=64 engine.max_new_tokens=16 "
         f"traffic.over_limit=clip {_traced('arms.compiled.')}"
     ),

@@ -54,7 +54,7 @@ def test_layers_share_a_graph_whatever_their_scales_and_nothing_compiles_after_w
 
 def test_a_regional_arm_compiles_one_graph_a_shape_however_many_layers(recorder: CompileRecorder) -> None:
     arm = ArmConfig.from_preset("compiled-bucketed", engine=ENGINE.replace(prefill_chunk=16))
-    arm = arm.replace(compile=arm.compile.replace(backend="eager"))
+    arm = arm.replace(compile=arm.compile.replace(backend="eager", options={}, join_projections=False))
     runner = runner_for(arm, recorder)
     planned = len(list(runner.shapes.planned()))
     assert len(runner.cache.layers) > 1
@@ -137,7 +137,7 @@ def test_a_guarded_arm_runs_unseen_shapes_eagerly_instead_of_compiling(recorder:
 
 def test_warming_kernels_compiles_no_graph(recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
     arm = ArmConfig.from_preset("compiled-naive", engine=ENGINE)
-    arm = arm.replace(compile=arm.compile.replace(backend="eager"))
+    arm = arm.replace(compile=arm.compile.replace(backend="eager", options={}, join_projections=False))
     runner_for(arm, recorder)
     without = [event.shape for event in recorder.drain()]
     torch._dynamo.reset()
@@ -154,7 +154,9 @@ def test_planned_arms_decode_like_generate_and_compile_nothing_after_warm_up(
     preset: str, recorder: CompileRecorder
 ) -> None:
     arm = ArmConfig.from_preset(preset, engine=ENGINE)
-    arm = arm.replace(compile=arm.compile.replace(backend="aot_eager", mode="default"))
+    arm = arm.replace(
+        compile=arm.compile.replace(backend="aot_eager", mode="default", options={}, join_projections=False)
+    )
     runner = runner_for(arm, recorder)
     warm = recorder.drain()
     assert warm
@@ -203,7 +205,9 @@ def test_bounds_that_the_model_breaks_cost_graphs_before_serving_and_none_after(
 ) -> None:
     monkeypatch.setattr(sampling, "largest", split_at_two)
     arm = ArmConfig.from_preset("compiled-dynamic", engine=ENGINE)
-    runner = runner_for(arm.replace(compile=arm.compile.replace(backend="aot_eager")), recorder)
+    runner = runner_for(
+        arm.replace(compile=arm.compile.replace(backend="aot_eager", options={}, join_projections=False)), recorder
+    )
     assert "without promised bounds" in caplog.text
     recorder.drain()
     jobs = jobs_for(runner.vocab_size, seed=11)
@@ -218,7 +222,9 @@ def test_the_longest_context_needs_no_graph_of_its_own(
     arm = ArmConfig.from_preset(
         "compiled-strict", engine=EngineConfig(slots=2, max_prompt_tokens=20, max_new_tokens=12)
     )
-    runner = runner_for(arm.replace(compile=arm.compile.replace(backend="aot_eager")), recorder)
+    runner = runner_for(
+        arm.replace(compile=arm.compile.replace(backend="aot_eager", options={}, join_projections=False)), recorder
+    )
     assert "without promised bounds" not in caplog.text
     prompt = jobs_for(runner.vocab_size, seed=1, count=1)[0].prompt
     longest = [Job(request_id=str(row), prompt=(prompt * 20)[:20], max_tokens=12, recv_ns=0) for row in range(2)]

@@ -35,7 +35,9 @@ def arm_of(preset: str, *, backend: str = "eager", **model: Any) -> ArmConfig:
     """On a backend that runs traced graphs as they are, so that tracing alone takes time."""
     arm = ArmConfig.from_preset(preset, model=MODEL.replace(**model), engine=ENGINE)
     if arm.compile.enabled and backend != "inductor":
-        arm = arm.replace(compile=arm.compile.replace(backend=backend, mode="default"))
+        arm = arm.replace(
+            compile=arm.compile.replace(backend=backend, mode="default", options={}, join_projections=False)
+        )
     return arm
 
 

@@ -199,7 +199,9 @@ def assert_answers_for_one_position_a_row(
     monkeypatch.setattr(step_runner, "load_model", watched)
     engine = ENGINE.replace(prefill_batch=3, prefill_chunk=16)
     arm = ArmConfig.from_preset(preset, engine=engine, model=ModelConfig(id=str(folder), dtype="float32"))
-    runner = runner_for(arm.replace(compile=arm.compile.replace(backend="eager", mode="default")), recorder)
+    others = {"backend": "eager", "mode": "default", "options": {}, "join_projections": False}
+    policy = arm.compile.replace(**others) if arm.compile.enabled else arm.compile
+    runner = runner_for(arm.replace(compile=policy), recorder)
     recorder.drain()
     jobs = [job for job in jobs_for(runner.vocab_size, seed=5) if len(job.prompt) <= 16][:3]
     for row, job in enumerate(jobs):
