@@ -8,7 +8,6 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,19 +24,15 @@ from servers.splitter.admin import Admin, SplitterError, admin_address
 from servers.splitter.bootstrap import bootstrap
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, upstream_tls
-from servers.splitter.kubernetes import grpc_route_manifest
+from servers.splitter.grpc_route import grpc_route_manifest
 from servers.splitter.live import reshare
 
-_ASKING_S = 5.0  # for a replica's name, whenever the health of one changes
 EXAMPLES = """\
-  tailgate split --arm eager=127.0.0.1:50051 --arm compiled-padded=127.0.0.1:50052,127.0.0.1:50053 \\
-                 --weight eager=90 --weight compiled-padded=10 --port 8080 --admin-port 9901
-  tailgate split --admin 127.0.0.1:9901 --set-weights eager=50,compiled-padded=50
-  tailgate split --arm eager=127.0.0.1:50051 --arm compiled-padded=127.0.0.1:50052 \\
-                 --shadow compiled-padded=25% --port 8080 --admin-port 9901
-  tailgate split --admin 127.0.0.1:9901 --set-shadow compiled-padded=0% \\
-                 --set-weights eager=99,compiled-padded=1
-  tailgate split --arm eager=10.0.0.7:50051 --arm compiled-padded=10.0.0.8:50051 --print-config envoy
+  tailgate split --arm eager=127.0.0.1:50051 --arm compiled-padded=127.0.0.1:50052,127.0.0.1:50053 \
+                 --weight eager=90,compiled-padded=10 --port 8080 --admin-port 9901
+  tailgate split --admin 127.0.0.1:9901 --weight eager=50,compiled-padded=50
+  tailgate split --arm eager=127.0.0.1:50051 --arm compiled-padded=127.0.0.1:50052 --shadow compiled-padded=25%
+  tailgate split --admin 127.0.0.1:9901 --shadow compiled-padded=0% --weight eager=99,compiled-padded=1
   tailgate split --arm eager=10.0.0.7:50051 --arm compiled-padded=10.0.0.8:50051 --print-config kubernetes"""
 
 
@@ -58,12 +53,13 @@ def command(
         list[str] | None, typer.Option(metavar="NAME=HOST:PORT,...", help="One arm and its replicas. Repeatable.")
     ] = None,
     weight: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=N", help="Share of one arm; 1 by default. Repeatable.")
+        list[str] | None, typer.Option(metavar="NAME=N,...", help="Shares of arms; 1 by default. Repeatable.")
     ] = None,
     shadow: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=P%", help="Copy this percentage of requests to an arm, whose weight is then 0. Repeatable."
+            metavar="NAME=P%,...",
+            help="Copy this percentage of requests to an arm, whose weight is then 0; 0% ends the copies. Repeatable.",
         ),
     ] = None,
     host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
@@ -77,7 +73,6 @@ def command(
             help="Port of Envoy's admin interface on 127.0.0.1; 0: a private Unix socket.",
         ),
     ] = 0,
-    stickiness: Annotated[str, typer.Option(metavar="WHAT", help="What a session keeps: arm, replica or off.")] = "arm",
     tls_certificate: TlsCertificate = None,
     tls_key: TlsKey = None,
     tls_client_ca: TlsClientCa = None,
@@ -99,13 +94,11 @@ def command(
         ConfigKind | None,
         typer.Option(help="Print Envoy's configuration or a Kubernetes GRPCRoute as JSON, and exit."),
     ] = None,
-    admin: Annotated[str, typer.Option(metavar="HOST:PORT|PATH", help="Admin interface of a running split.")] = "",
-    set_weights: Annotated[
-        str, typer.Option(metavar="NAME=N,...", help="New weights for the split behind --admin.")
-    ] = "",
-    set_shadow: Annotated[
+    admin: Annotated[
         str,
-        typer.Option(metavar="NAME=P%,...", help="New shadows for the split behind --admin; 0% ends the copies."),
+        typer.Option(
+            metavar="HOST:PORT|PATH", help="Change --weight and --shadow of the running split with this admin address."
+        ),
     ] = "",
     as_json: Json = False,
 ) -> int:
@@ -116,13 +109,10 @@ def command(
     are discarded. Weights and shadows change live: run the command again with --admin; streams in flight are not
     touched. Ctrl-C ends it once running streams are done.
     """
-    if set_weights or set_shadow or admin:
-        if admin and (set_weights or set_shadow) and (arm or weight or shadow or print_config):
-            raise ConfigError(
-                "--admin changes a running split: leave out --arm, --weight, --shadow and --print-config; new shares "
-                "come with --set-weights and --set-shadow"
-            )
-        return _reshare(admin, set_weights, set_shadow, as_json=as_json)
+    if admin:
+        if arm or print_config:
+            raise ConfigError("--admin changes a running split: leave out --arm and --print-config")
+        return _reshare(admin, _pairs(weight, "--weight"), _pairs(shadow, "--shadow"), as_json=as_json)
     config = split_config(context.params)
     if print_config is not None:
         document = bootstrap(config) if print_config is ConfigKind.ENVOY else grpc_route_manifest(config)
@@ -147,7 +137,7 @@ def _split(config: SplitterConfig, log_dir: str, *, as_json: bool) -> int:
                 stdout.write("", where, as_json=as_json)
                 _note(
                     f"splitting {_shares(config.weights)}{_copies(config.shadows)} on {envoy.target}; Ctrl-C ends; "
-                    f"new weights: tailgate split --admin {admin} --set-weights {_shares(config.weights, ',')}"
+                    f"new weights: tailgate split --admin {admin} --weight {_shares(config.weights, ',')}"
                 )
                 shown = None
                 unnamed = {(arm.name, address) for arm in config.arms for address in arm.backends}
@@ -160,45 +150,22 @@ def _split(config: SplitterConfig, log_dir: str, *, as_json: bool) -> int:
                             counts = (f"{arm} {healthy}/{total}" for arm, (healthy, total) in health.items())
                             _note(f"healthy replicas: {', '.join(counts)}")
                             shown = health
-                            unnamed -= {replica for replica in unnamed if check_name(config, *replica)}
+                            unnamed -= {replica for replica in unnamed if _is_named(config, *replica)}
                     time.sleep(0.2)
         except SplitterError as error:
             return complain(str(error), EXIT_BROKE)
     return 0
 
 
-def check_name(config: SplitterConfig, arm: str, address: str) -> bool:
-    """Return whether the replica at `address` answers as `arm` or reports no name, and False while it is not there.
-
-    Raises ConfigError where it answers as another arm, since clients would refuse each of its answers.
-    """
-    import grpc
-
-    from loadtests.external.addresses import parse_target
+def _is_named(config: SplitterConfig, arm: str, address: str) -> bool:
     from loadtests.external.client_security import OPEN, SecurityConfig
-    from loadtests.external.grpc_channel import open_channel
-    from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
+    from loadtests.external.replica_name import check_replica
 
     tls = config.upstream_tls
-    security = (
-        SecurityConfig(tls_ca=tls.ca, tls_server_name=tls.name, tls_certificate=tls.certificate, tls_key=tls.key)
-        if tls
-        else OPEN
-    )
-    where = replace(parse_target(address), tls=tls is not None)
-    with open_channel(where, security, [("grpc.enable_http_proxy", 0)]) as channel:
-        stub = telemetry_pb2_grpc.TelemetryStub(channel)  # type: ignore[no-untyped-call]
-        try:
-            answered = stub.Snapshot(telemetry_pb2.SnapshotRequest(), timeout=_ASKING_S).arm
-        except grpc.RpcError as error:
-            # A server that is still to come is asked again. One without telemetry, or that wants a token, does not say.
-            return error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-    if answered != arm:
-        raise ConfigError(
-            f'--arm "{arm}={address}" leads to a replica that answers as "{answered}": write --arm '
-            f"{answered}={address}, or serve it with --name {arm}"
-        )
-    return True
+    if tls is None:
+        return check_replica(arm, address, OPEN)
+    files = {"tls_ca": tls.ca, "tls_certificate": tls.certificate, "tls_key": tls.key}
+    return check_replica(arm, address, SecurityConfig(tls_server_name=tls.name, **files), tls=True)
 
 
 def _note(text: str) -> None:
@@ -217,36 +184,29 @@ def _copies(shadows: dict[str, float]) -> str:
 
 def split_config(options: Mapping[str, Any]) -> SplitterConfig:
     """Return the configuration that the options of `tailgate split` describe. Raises ConfigError."""
-    arm_texts: Sequence[str] = options["arm"] or ()
-    if not arm_texts:
-        raise ConfigError("no arm is given: add --arm NAME=HOST:PORT at least once")
-    weights: dict[str, int] = {}
-    for text in options["weight"] or ():
-        weights |= parse_weights(text, "--weight")
-    shadows: dict[str, float] = {}
-    for text in options["shadow"] or ():
-        shadows |= parse_shadows(text, "--shadow")
+    if not options["arm"]:
+        raise ConfigError("no arm is given: add --arm NAME=HOST:PORT at least once, or --admin of a running split")
+    weights, shadows = _pairs(options["weight"], "--weight"), _pairs(options["shadow"], "--shadow")
     arms = []
-    for text in arm_texts:
+    for text in options["arm"]:
         name, equals, addresses = text.partition("=")
         if not equals or not name or not addresses:
             raise ConfigError(f'--arm "{text}" is not NAME=HOST:PORT,...: write for example eager=127.0.0.1:50051')
         backends = tuple(address.strip() for address in addresses.split(","))
         # A shadow, also one of 0 % for later, answers no request.
-        weight = weights.pop(name, 0 if name in shadows else 1)
-        arms.append(ArmTarget(name=name, backends=backends, weight=weight, shadow_percent=shadows.pop(name, 0.0)))
+        weight = int(weights.get(name, 0 if name in shadows else 1))
+        arms.append(ArmTarget(name=name, backends=backends, weight=weight, shadow_percent=shadows.get(name, 0.0)))
+    known = [arm.name for arm in arms]
+    for flag, given in (("--weight", weights), ("--shadow", shadows)):
+        if unknown := next((name for name in given if name not in known), None):
+            raise ConfigError(f'{flag} names the arm "{unknown}", which no --arm gives: use one of {", ".join(known)}')
     upstream = {f"--upstream-{name}": options[f"upstream_{name}"] for name in ("ca", "name", "certificate", "key")}
     check_named(upstream)
-    known = ", ".join(arm.name for arm in arms)
-    for flag, unknown in (("--weight", weights), ("--shadow", shadows)):
-        for name in unknown:
-            raise ConfigError(f'{flag} names the arm "{name}", which no --arm gives: use one of {known}')
     return SplitterConfig(
         arms=tuple(arms),
         host=options["host"],
         port=options["port"],
         admin_port=options["admin_port"],
-        stickiness=options["stickiness"],
         # Absolute, since Envoy and its readers run in other folders.
         request_log=str(Path(options["request_log"]).resolve()) if options["request_log"] else "",
         tls=listener_tls(options["tls_certificate"], options["tls_key"], options["tls_client_ca"]),
@@ -254,41 +214,31 @@ def split_config(options: Mapping[str, Any]) -> SplitterConfig:
     )
 
 
-def parse_weights(text: str, flag: str) -> dict[str, int]:
-    """{"eager": 90, "compiled": 10} of "eager=90,compiled=10"."""
-    weights = {}
-    for part in text.split(","):
-        name, equals, value = part.partition("=")
-        if not equals or not name.strip() or not re.fullmatch("[0-9]{1,9}", value.strip()):
-            raise ConfigError(f'{flag} "{part}" is not NAME=WEIGHT: write for example eager=90')
-        weights[name.strip()] = int(value)
-    return weights
+def _pairs(texts: Sequence[str] | None, flag: str) -> dict[str, float]:
+    """Return {"eager": 90.0, "compiled": 12.5} of ["eager=90,compiled=12.5"], percentages where `flag` is --shadow.
+
+    Raises ConfigError.
+    """
+    percent = flag == "--shadow"
+    form, example = ("NAME=PERCENT%", "compiled=25%") if percent else ("NAME=WEIGHT", "eager=90")
+    pairs = {}
+    for part in (part for text in texts or () for part in text.split(",")):
+        name, _, value = (side.strip() for side in part.partition("="))
+        number = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?%" if percent else "([0-9]{1,9})", value)
+        if not name or number is None:
+            raise ConfigError(f'{flag} "{part}" is not {form}: write for example {example}')
+        pairs[name] = float(number[1])
+    return pairs
 
 
-def parse_shadows(text: str, flag: str) -> dict[str, float]:
-    """{"compiled": 12.5} of "compiled=12.5%"."""
-    shadows = {}
-    for part in text.split(","):
-        name, equals, value = part.partition("=")
-        share = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?%", value.strip())
-        if not equals or not name.strip() or share is None:
-            raise ConfigError(f'{flag} "{part}" is not NAME=PERCENT%: write for example compiled=25%')
-        shadows[name.strip()] = float(share[1])
-    return shadows
-
-
-def _reshare(address: str, set_weights: str, set_shadow: str, *, as_json: bool) -> int:
+def _reshare(address: str, weights: Mapping[str, float], shadows: Mapping[str, float], *, as_json: bool) -> int:
     """Change weights and shadows of a running split; return the exit code."""
-    if not address:
-        raise ConfigError("--set-weights and --set-shadow need a running split: add --admin 127.0.0.1:9901")
-    if not (set_weights or set_shadow):
-        raise ConfigError("--admin needs a change: add --set-weights eager=50, or --set-shadow compiled=25%")
-    weights = parse_weights(set_weights, "--set-weights") if set_weights else {}
-    shadows = parse_shadows(set_shadow, "--set-shadow") if set_shadow else {}
+    if not (weights or shadows):
+        raise ConfigError("--admin needs a change: add --weight eager=50, or --shadow compiled=25%")
     wrong = f'--admin "{address}" is not HOST:PORT or PATH: give the admin address that the split printed'
     try:
         admin = Admin(admin_address(address.removeprefix("http://").rstrip("/"), wrong))
-        shares = reshare(admin, weights=weights, shadows=shadows)
+        shares = reshare(admin, weights={arm: int(weight) for arm, weight in weights.items()}, shadows=shadows)
     except SplitterError as error:
         return complain(str(error), EXIT_BROKE)
     text = f"weights: {_shares(shares.weights)}{_copies(shares.shadows)}"

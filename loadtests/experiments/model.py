@@ -17,7 +17,6 @@ from loadtests.external.client_security import OPEN, SecurityConfig
 from loadtests.traffic.settings import TrafficConfig
 from servers.config import ArmConfig, EngineConfig, ModelConfig, Name, Preset, Task
 from servers.fields import Listed, Settings
-from servers.splitter.envoy_config import Stickiness
 
 
 class OwnArm(ArmConfig):
@@ -71,7 +70,6 @@ class SplitterSettings(Settings):
     port: int = Field(default=0, ge=0, le=65535)
     admin_port: int = Field(default=0, ge=0, le=65535)
     workers: int = Field(default=2, ge=1, le=1024)
-    stickiness: Stickiness = "arm"
     tls_certificate: str = ""
     tls_key: str = ""
     tls_client_ca: str = ""

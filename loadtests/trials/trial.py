@@ -289,6 +289,5 @@ def splitter_config(experiment: Experiment, targets: dict[str, tuple[str, ...]])
         port=settings.port,
         admin_port=settings.admin_port,
         workers=settings.workers,
-        stickiness=settings.stickiness,
         tls=server_tls(settings.tls_certificate, settings.tls_key, settings.tls_client_ca),
     )

@@ -96,7 +96,7 @@ class UsersRamp(Orchestrator):
         if percent := live_shares(admin).shadows.get(candidate):
             raise ConfigError(
                 f"{candidate} gets copies of {percent:g} % of the requests: end them first, by tailgate split --admin "
-                f"{admin.address} --set-shadow {candidate}=0%"
+                f"{admin.address} --shadow {candidate}=0%"
             )
         if share := configured_shares(admin).weights.get(candidate, 0):
             # Envoy forgets live weights when it starts anew.

@@ -1,7 +1,7 @@
 """The weights of a trial's splitter: what splits the requests, and the one controller that sets, watches and records.
 
-`tailgate split --set-weights` and `--set-shadow` talk to Envoy past the run. The judge must know the weights at each
-moment, or their change looks like a fault of the split.
+`tailgate split --admin` talks to Envoy past the run. The judge must know the weights at each moment, or their change
+looks like a fault of the split.
 """
 
 from __future__ import annotations

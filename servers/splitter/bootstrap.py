@@ -27,6 +27,16 @@ SHADOW_KEYS = "tailgate.shadow"
 _UNLIMITED = 2**31 - 1
 _BUFFER_BYTES = 64 * 2**20
 
+_ROUTE = {"timeout": "0s", "idle_timeout": "0s"}
+# An arm has few replicas: look at all of them instead of at two drawn at random.
+_BALANCING = {
+    "name": "envoy.load_balancing_policies.least_request",
+    "typed_config": {
+        "@type": "type.googleapis.com/envoy.extensions.load_balancing_policies.least_request.v3.LeastRequest",
+        "selection_method": "FULL_SCAN",
+    },
+}
+
 
 def bootstrap(config: SplitterConfig, *, admin_socket: str = "") -> dict[str, Any]:
     """Return the Envoy bootstrap (JSON-ready) that splits gRPC traffic as `config` says.
@@ -194,7 +204,7 @@ def _routes(config: SplitterConfig) -> list[dict[str, Any]]:
     """Routes in order of match: each arm pinned by header, a refusal for other pins, then the weighted split."""
     unknown = f'arm "%REQ({ARM_HEADER}):64%" is unknown: use one of {", ".join(config.weights)}'
     return [
-        *(_pinned_route(arm, config) for arm in config.arms),
+        *(_pinned_route(arm) for arm in config.arms),
         {
             "name": "unknown-arm",
             "match": {"prefix": "/", "headers": [{"name": ARM_HEADER, "present_match": True}]},
@@ -206,27 +216,29 @@ def _routes(config: SplitterConfig) -> list[dict[str, Any]]:
     ]
 
 
-def _pinned_route(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
+def _pinned_route(arm: ArmTarget) -> dict[str, Any]:
     return {
         "name": f"pinned-{arm.name}",
         "match": {"prefix": "/", "headers": [{"name": ARM_HEADER, "string_match": {"exact": arm.name}}]},
-        "route": {"cluster": arm.name, **_route_options(config)},
+        "route": {"cluster": arm.name, **_ROUTE},
         "response_headers_to_add": [_header(ARM_HEADER, arm.name)],
     }
 
 
 def _weighted_route(config: SplitterConfig) -> dict[str, Any]:
-    weighted: dict[str, Any] = {
-        "runtime_key_prefix": WEIGHT_KEYS,
-        "clusters": [
-            {"name": arm.name, "weight": arm.weight, "response_headers_to_add": [_header(ARM_HEADER, arm.name)]}
-            for arm in config.arms
-        ],
+    action: dict[str, Any] = {
+        "weighted_clusters": {
+            "runtime_key_prefix": WEIGHT_KEYS,
+            "clusters": [
+                {"name": arm.name, "weight": arm.weight, "response_headers_to_add": [_header(ARM_HEADER, arm.name)]}
+                for arm in config.arms
+            ],
+            # The session's hash, modulo the sum of weights, picks the arm; without the header the pick is random.
+            "use_hash_policy": True,
+        },
+        "hash_policy": [{"header": {"header_name": SESSION_HEADER}}],
+        **_ROUTE,
     }
-    if config.stickiness != "off":
-        # The session's hash, modulo the sum of weights, picks the arm; without the header the pick is random.
-        weighted["use_hash_policy"] = True
-    action = {"weighted_clusters": weighted, **_route_options(config)}
     if len(config.arms) > 1:
         # Every arm, also those that get no copies now: which arm is a shadow can change while Envoy runs.
         action["request_mirror_policies"] = [
@@ -241,13 +253,6 @@ def _weighted_route(config: SplitterConfig) -> dict[str, Any]:
             for arm in config.arms
         ]
     return {"name": "weighted", "match": {"prefix": "/"}, "route": action}
-
-
-def _route_options(config: SplitterConfig) -> dict[str, Any]:
-    options: dict[str, Any] = {"timeout": "0s", "idle_timeout": "0s"}
-    if config.stickiness != "off":
-        options["hash_policy"] = [{"header": {"header_name": SESSION_HEADER}}]
-    return options
 
 
 def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
@@ -267,7 +272,7 @@ def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
                 {"lb_endpoints": [{"endpoint": {"address": _socket_address(host, port)}} for host, port in addresses]}
             ],
         },
-        "load_balancing_policy": {"policies": [{"typed_extension_config": _balancing(config)}]},
+        "load_balancing_policy": {"policies": [{"typed_extension_config": _BALANCING}]},
         "common_lb_config": {
             # By default Envoy sends to sick replicas too once half are sick.
             "healthy_panic_threshold": {"value": 0},
@@ -316,12 +321,3 @@ def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
 
 def _seconds(value: float) -> str:
     return f"{value:.9f}".rstrip("0").rstrip(".") + "s"
-
-
-def _balancing(config: SplitterConfig) -> dict[str, Any]:
-    policies = "load_balancing_policies"
-    if config.stickiness == "replica":
-        return _extension(f"{policies}.maglev", f"{policies}.maglev.v3.Maglev")
-    # An arm has few replicas: look at all of them instead of at two drawn at random.
-    scan = {"selection_method": "FULL_SCAN"}
-    return _extension(f"{policies}.least_request", f"{policies}.least_request.v3.LeastRequest", **scan)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from servers.address import host_port
 from servers.config import check_name
@@ -13,8 +12,6 @@ from servers.security import ServerTls, check_authority, check_pair
 
 MAX_WEIGHT = 1_000_000
 SMALLEST_SHADOW_PERCENT = 0.0001
-
-Stickiness = Literal["arm", "replica", "off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +74,7 @@ def upstream_tls(ca: str, name: str = "", certificate: str = "", key: str = "") 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitterConfig:
-    """What the splitter does. Port 0 takes a free port; `stickiness` says what one session keeps meeting.
+    """What the splitter does. Port 0 takes a free port. A session keeps meeting one arm.
 
     `admin_port` is where any process of this machine reaches Envoy's admin interface; 0: a Unix socket, which this user
     alone may open.
@@ -92,7 +89,6 @@ class SplitterConfig:
     port: int = 0
     admin_port: int = 0
     workers: int = 2
-    stickiness: Stickiness = "arm"
     request_log: str = ""
     health_interval_s: float = 1.0
     tls: ServerTls | None = None
@@ -107,9 +103,6 @@ class SplitterConfig:
                 raise ConfigError(f'arm name "{name}" is taken: give each arm a name of its own')
         if not is_ip(self.host):
             raise ConfigError(f'splitter.host is "{self.host}": give an IP address, 127.0.0.1 or 0.0.0.0 for example')
-        if self.stickiness not in get_args(Stickiness):
-            choices = ", ".join(get_args(Stickiness))
-            raise ConfigError(f'splitter.stickiness is "{self.stickiness}": use one of {choices}')
         for key, low, high in (
             ("port", 0, 65535),
             ("admin_port", 0, 65535),

@@ -1,73 +1,18 @@
-"""The split of a Kubernetes gateway: the GRPCRoute that states it, and the weights of a route in a cluster."""
+"""The weights of a route in a Kubernetes cluster, by the official client."""
 
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from servers.fields import ConfigError
-from servers.metadata import ARM_HEADER
 from servers.splitter.admin import SplitterError
-from servers.splitter.envoy_config import SplitterConfig, check_weight, per_million
+from servers.splitter.envoy_config import check_weight
+from servers.splitter.grpc_route import GROUP, service_name
 
-_PORT: Final = 50051  # of every Service
-_GROUP: Final = "gateway.networking.k8s.io"
-_TRIES: Final = 5  # of a change while others change the same route
 _TIMEOUT_S: Final = 10.0
-
-
-def grpc_route_manifest(config: SplitterConfig) -> dict[str, Any]:
-    """Return the Gateway API GRPCRoute (JSON-ready) with the same pins, refusal, weights and shadows.
-
-    Arm "x" is the Service `service_name("x")`. Stickiness, health checks and the response header that names the arm are
-    not portable in a GRPCRoute and left out. A shadow's share needs Gateway API 1.3 or newer. Raises ConfigError when
-    two arms share a Service name.
-    """
-    services = [service_name(arm.name) for arm in config.arms]
-    for arm, service in zip(config.arms, services, strict=True):
-        if services.count(service) > 1:
-            raise ConfigError(f'arm "{arm.name}" shares the Service name {service} with another: rename one')
-
-    def backend(arm: str, **weight: int) -> dict[str, Any]:
-        return {"name": service_name(arm), "port": _PORT, **weight}
-
-    def match(kind: str, value: str) -> list[dict[str, Any]]:
-        return [{"headers": [{"type": kind, "name": ARM_HEADER, "value": value}]}]
-
-    weighted: dict[str, Any] = {"backendRefs": [backend(arm.name, weight=arm.weight) for arm in config.arms]}
-    if config.shadows:
-        weighted["filters"] = [
-            {"type": "RequestMirror", "requestMirror": {"backendRef": backend(arm), **_fraction(percent)}}
-            for arm, percent in config.shadows.items()
-        ]
-    return {
-        "apiVersion": f"{_GROUP}/v1",
-        "kind": "GRPCRoute",
-        "metadata": {"name": "tailgate"},
-        "spec": {
-            "parentRefs": [{"name": "tailgate"}],
-            "rules": [
-                *({"matches": match("Exact", arm.name), "backendRefs": [backend(arm.name)]} for arm in config.arms),
-                # No backend: the gateway answers UNAVAILABLE to a pin that names no arm. Of rules with one header
-                # each the first that matches wins, so the arms stay before it.
-                {"matches": match("RegularExpression", ".+")},
-                weighted,
-            ],
-        },
-    }
-
-
-def _fraction(percent: float) -> dict[str, Any]:
-    # Without a fraction all requests are copied, which gateways understood before there were fractions.
-    return {} if percent == 100 else {"fraction": {"numerator": per_million(percent), "denominator": 1_000_000}}
-
-
-def service_name(arm: str) -> str:
-    """Return the Service of an arm: "tailgate-" and the name in lower case, with "-" for what DNS does not take."""
-    return "tailgate-" + re.sub(r"[^a-z0-9-]", "-", arm.lower()).strip("-")
 
 
 def weights_patch(route: Mapping[str, Any], weights: Mapping[str, int]) -> dict[str, Any]:
@@ -75,8 +20,8 @@ def weights_patch(route: Mapping[str, Any], weights: Mapping[str, int]) -> dict[
 
     An arm is the Service `service_name(arm)`, or the one of that very name. Weights are set in every rule that has
     several backends; arms that are not named keep theirs. The patch holds the version of `route`: the API server
-    refuses it once somebody else has changed the route. Raises ConfigError for an unknown arm, a bad weight, and a rule
-    that would have nothing but zeros.
+    refuses it once another program has changed the route. Raises ConfigError for an unknown arm, a bad weight, and a
+    rule that would have nothing but zeros.
     """
     services = _services(route, weights)
     for arm, weight in weights.items():
@@ -102,29 +47,30 @@ def route_weights(route: Mapping[str, Any]) -> dict[str, int]:
 
     Raises ConfigError where it splits nothing, or where two of its rules give a Service different weights.
     """
+    name_of_route = f'{route.get("kind", "GRPCRoute")} "{route["metadata"]["name"]}"'
     weights: dict[str, int] = {}
     for rule in filter(_is_weighted, route["spec"].get("rules", [])):
         for backend in rule["backendRefs"]:
             name, weight = backend["name"], backend.get("weight", 1)
             if weights.setdefault(name, weight) != weight:
                 raise ConfigError(
-                    f"{_name(route)} gives {name} weight {weights[name]} in one rule and {weight} in another: "
+                    f"{name_of_route} gives {name} weight {weights[name]} in one rule and {weight} in another: "
                     "make them equal"
                 )
     if not weights:
-        raise ConfigError(f"{_name(route)} has no rule with several backends: give it one rule with every arm")
+        raise ConfigError(f"{name_of_route} has no rule with several backends: give it one rule with every arm")
     return weights
 
 
 def _services(route: Mapping[str, Any], arms: Iterable[str]) -> dict[str, str]:
-    """The arm of each Service."""
+    """Return the arm of each Service."""
     present, found = route_weights(route), {}
     for arm in arms:
         service = next((name for name in (service_name(arm), arm) if name in present), None)
         if service is None:
             raise ConfigError(
-                f'arm "{arm}" has no Service {service_name(arm)} among the weighted backends of {_name(route)}: '
-                f"use one of {', '.join(present)}"
+                f'arm "{arm}" has no Service {service_name(arm)} among the weighted backends of the route '
+                f'"{route["metadata"]["name"]}": use one of {", ".join(present)}'
             )
         found[service] = arm
     return found
@@ -132,10 +78,6 @@ def _services(route: Mapping[str, Any], arms: Iterable[str]) -> dict[str, str]:
 
 def _is_weighted(rule: Mapping[str, Any]) -> bool:
     return len(rule.get("backendRefs", [])) > 1
-
-
-def _name(route: Mapping[str, Any]) -> str:
-    return f'{route.get("kind", "GRPCRoute")} "{route["metadata"]["name"]}"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,15 +91,12 @@ class RouteState:
     in_force: bool
 
 
-class _ConflictError(SplitterError):
-    """The route has changed since it was read."""
-
-
 class Gateway:
     """The route (GRPCRoute or HTTPRoute, by `kind`) of a cluster that splits the traffic among `arms`.
 
     `proxy` is the address of a `kubectl proxy`; without it the API server is the one that a pod finds. The role in
-    deploy/kubernetes/ramp allows all that is needed for a GRPCRoute.
+    deploy/kubernetes/ramp allows all that is needed for a GRPCRoute. Methods raise SplitterError where the API server
+    does not answer or refuses, and ConfigError where the route does not split among the arms.
     """
 
     def __init__(
@@ -182,46 +121,24 @@ class Gateway:
                 ) from None
         settings.retries = False
         self._api = client.CustomObjectsApi(client.ApiClient(settings))
-        self._address = settings.host
-        self._arms = arms
-        self._name = f'{kind} "{route}" of namespace "{namespace}"'
-        self._place = {
-            "group": _GROUP,
-            "version": "v1",
-            "namespace": namespace,
-            "plural": f"{kind.lower()}s",
-            "name": route,
-        }
+        self._address, self._arms = settings.host, arms
+        self._place = {"group": GROUP, "version": "v1", "namespace": namespace, "name": route}
+        self._place["plural"] = f"{kind.lower()}s"
 
     def state(self) -> RouteState:
-        """Read the route. Raises SplitterError, and ConfigError where it does not split among the arms."""
-        return self._state(self._get())
+        """Read the route."""
+        return self._state(self._call(self._api.get_namespaced_custom_object))
 
     def reweight(self, weights: Mapping[str, int]) -> RouteState:
         """Give the route these weights; arms that are not named keep theirs. Returns its state after that.
 
-        Changes of others to the same route are kept. Raises ConfigError as `weights_patch` does, and SplitterError when
-        somebody else changes the weights too, or when the API server does not answer or refuses.
+        A route that another program changes at the same time is left as it is, with SplitterError: ask again.
         """
-        route = self._get()
-        before = route_weights(route)
-        for _ in range(_TRIES):
-            try:
-                return self._state(
-                    self._call(
-                        self._api.patch_namespaced_custom_object,
-                        body=weights_patch(route, weights),
-                        _content_type="application/merge-patch+json",
-                    )
-                )
-            except _ConflictError:
-                route = self._get()
-            if (now := route_weights(route)) != before:
-                raise SplitterError(
-                    f"somebody else changed the weights of {self._name} from {before} to {now}: let one of the two "
-                    "set them"
-                )
-        raise SplitterError(f"{self._name} was changed by others {_TRIES} times in a row: see who writes to it")
+        patch = weights_patch(self._call(self._api.get_namespaced_custom_object), weights)
+        patched = self._call(
+            self._api.patch_namespaced_custom_object, body=patch, _content_type="application/merge-patch+json"
+        )
+        return self._state(patched)
 
     def _state(self, route: Mapping[str, Any]) -> RouteState:
         generation = route["metadata"].get("generation", 0)
@@ -233,9 +150,6 @@ class Gateway:
         ]
         return RouteState(weights=arm_weights(route, self._arms), in_force=bool(accepted) and all(accepted))
 
-    def _get(self) -> Mapping[str, Any]:
-        return self._call(self._api.get_namespaced_custom_object)
-
     def _call(self, method: Callable[..., Any], **arguments: Any) -> Mapping[str, Any]:
         """Return the route that the API server answers with."""
         from kubernetes.client import ApiException
@@ -244,11 +158,11 @@ class Gateway:
         try:
             route = method(**self._place, _request_timeout=_TIMEOUT_S, **arguments)
         except ApiException as error:
-            kind = _ConflictError if error.status == 409 else SplitterError
             said = " ".join(str(error.body or error.reason).split())[:300]
-            raise kind(
-                f"{self._address} answered {error.status} for {self._name} ({said}): see the role in "
-                "deploy/kubernetes/ramp/rbac.yaml, and whether the cluster has the Gateway API"
+            raise SplitterError(
+                f'{self._address} answered {error.status} for {self._place["plural"]} "{self._place["name"]}" of '
+                f'namespace "{self._place["namespace"]}" ({said}): see the role in deploy/kubernetes/ramp/rbac.yaml, '
+                "and whether the cluster has the Gateway API"
             ) from None
         except (HTTPError, OSError) as error:
             raise SplitterError(f"the API server at {self._address} does not answer ({error}): is it up?") from None

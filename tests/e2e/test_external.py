@@ -281,10 +281,10 @@ def test_a_candidate_that_dies_under_another_controller_fails_and_its_weights_st
         with ended(run):
             wait_for(lambda: list(tmp_path.glob("out/*-demo/weights.jsonl")))
             assert answer("step")["verdict"] == "INCONCLUSIVE", "the candidate has no traffic yet"
-            done = production.command("split", "--admin", admin, "--set-weights", "eager=70,compiled-padded=30")
+            done = production.command("split", "--admin", admin, "--weight", "eager=70,compiled-padded=30")
             assert done.returncode == 0, done.stderr
             wait_for(lambda: read_weights(run_dir(production))[-1].weights["compiled-padded"] == 30)
-            more_answers(production)
+            wait_for(lambda: answer("step")["interim"], 60, every_s=0.1)
             production.kill("compiled-padded")
             wait_for(lambda: "compiled-padded-0 died" in answer("promotion")["reasons"], 60, every_s=0.1)
             assert answer("promotion")["verdict"] == "FAIL"

@@ -21,10 +21,9 @@ import pytest
 from loadtests.commands.arm_flags import preset_arm
 from loadtests.commands.inspect import inspected_arm
 from loadtests.commands.main import COMMANDS, main
-from loadtests.commands.split import check_name
+from loadtests.external.replica_name import check_replica
 from servers.fields import ConfigError
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
-from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from servers.terminal_table import aligned
 from tests.fakes.command_line import parsed
 from tests.fakes.processes import command_of, family, refusal
@@ -98,7 +97,6 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         (["split", "--arm", "a=h:1", "--weight", "b=2"], '--weight names the arm "b"'),
         (["split", "--arm", "a=h:1", "--weight", "a=x"], '--weight "a=x" is not NAME=WEIGHT'),
         (["split", "--arm", "a=h:1", "--weight", "a=0"], "every arm has weight 0"),
-        (["split", "--arm", "a=h:1", "--stickiness", "glue"], 'splitter.stickiness is "glue"'),
         (["split", "--arm", "a=h:1", "--shadow", "b=5%"], '--shadow names the arm "b"'),
         (["split", "--arm", "a=h:1", "--shadow", "a=0.25"], '--shadow "a=0.25" is not NAME=PERCENT%'),
         (["split", "--arm", "a=h:1", "--shadow", "a=5%"], "every arm has weight 0"),
@@ -107,15 +105,10 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
             ["split", "--arm", "a=h:1", "--arm", "b=h:2", "--shadow", "b=5%", "--weight", "b=2"],
             'arm "b" gets copies of 5 % of the requests and has weight 2: set one of them to 0',
         ),
-        (["split", "--admin", "localhost:1"], "--admin needs a change: add --set-weights"),
-        (["split", "--set-shadow", "a=5%"], "--set-weights and --set-shadow need a running split: add --admin"),
-        (["split", "--admin", "h:1", "--set-shadow", "a=5"], '--set-shadow "a=5" is not NAME=PERCENT%'),
-        (
-            ["split", "--admin", "h:1", "--set-shadow", "a=5%", "--shadow", "a=5%"],
-            "leave out --arm, --weight, --shadow",
-        ),
-        (["split", "--admin", "localhost", "--set-weights", "a=1"], '--admin "localhost" is not HOST:PORT'),
-        (["split", "--admin", "h:1", "--set-weights", "a=1", "--arm", "a=h:1"], "leave out --arm"),
+        (["split", "--admin", "localhost:1"], "--admin needs a change: add --weight"),
+        (["split", "--weight", "a=5"], "no arm is given: add --arm NAME=HOST:PORT at least once, or --admin"),
+        (["split", "--admin", "localhost", "--weight", "a=1"], '--admin "localhost" is not HOST:PORT'),
+        (["split", "--admin", "h:1", "--weight", "a=1", "--arm", "a=h:1"], "leave out --arm"),
     ],
 )
 def test_bad_usage_is_one_line_with_exit_code_2(
@@ -126,7 +119,7 @@ def test_bad_usage_is_one_line_with_exit_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_port_in_use_is_named_before_anything_starts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_port_in_use_check_replica_before_anything_starts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -267,7 +260,7 @@ def test_what_cannot_be_inspected_is_one_line(
 
 
 @pytest.mark.process
-def test_a_shape_that_cannot_be_is_named_before_anything_is_loaded() -> None:
+def test_a_shape_that_cannot_be_check_replica_before_anything_is_loaded() -> None:
     with pytest.raises(ConfigError):
         inspected_arm("", "eager", {"slots": 0}, ())
     command = [sys.executable, "-m", "loadtests.commands.main", "inspect", "--arm", "eager", "--shapes", "prefill 9"]
@@ -310,19 +303,15 @@ def telemetry_server(*services: NamedTelemetry) -> Iterator[str]:
     server.stop(0)
 
 
-def is_named(arm: str, address: str) -> bool:
-    return check_name(SplitterConfig(arms=(ArmTarget(name=arm, backends=(address,)),)), arm, address)
-
-
 def test_an_arm_that_answers_by_another_name_is_refused_with_both() -> None:
     with telemetry_server(NamedTelemetry()) as address:
-        assert is_named("compiled-padded", address)
-        said = refusal(ConfigError, is_named, "compiled", address)
+        assert check_replica("compiled-padded", address)
+        said = refusal(ConfigError, check_replica, "compiled", address)
     for words in (f"compiled={address}", f"--arm compiled-padded={address}", "--name compiled"):
         assert words in said
 
 
 def test_a_server_without_telemetry_does_not_say_and_one_that_is_not_there_is_asked_again() -> None:
     with telemetry_server() as address:
-        assert is_named("vllm", address)
-    assert not is_named("vllm", address)
+        assert check_replica("vllm", address)
+    assert not check_replica("vllm", address)

@@ -60,7 +60,7 @@ def changed(**tables: Any) -> Experiment:
             "model": {"device": "cuda:0"},
         },
         {"arm": {"preset": "compiled-bucketed", "shapes": {"batch_ladder": [1, 8]}}, "trials": {"count": 3}},
-        {"arm": {"compile": {"enabled": False, "warmup": "minimal"}}, "splitter": {"stickiness": "replica"}},
+        {"arm": {"compile": {"enabled": False, "warmup": "minimal"}}, "splitter": {"workers": 3}},
         {"arm": {"model": {"dtype": "float16"}, "engine": {"slots": 4}}, "compare_models": True},
         {"slo": {"p99_e2e_ms": 50, "error_pct": 1}, "goodput": {"e2e": 50}},
     ],

@@ -26,7 +26,8 @@ from loadtests.trials.weights import (
 )
 from servers.splitter.admin import SplitterError
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
-from servers.splitter.kubernetes import grpc_route_manifest, route_weights
+from servers.splitter.grpc_route import grpc_route_manifest
+from servers.splitter.kubernetes import route_weights
 from servers.splitter.live import Shares, reshare
 from tests.fakes.kubernetes import FakeCluster, served
 from tests.fakes.processes import PATIENCE_S

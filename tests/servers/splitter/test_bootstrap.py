@@ -61,7 +61,6 @@ def config(*backends: str, **settings: Any) -> SplitterConfig:
         (config, {"host": "localhost"}, ('splitter.host is "localhost"',)),
         (config, {"port": -1}, ("splitter.port is -1",)),
         (config, {"workers": 0}, ("splitter.workers is 0",)),
-        (config, {"stickiness": "host"}, ("splitter.stickiness is 'host'",)),
         (config, {"health_interval_s": 0}, ("splitter.health_interval_s is 0",)),
     ],
 )
@@ -101,8 +100,8 @@ def test_envoy_accepts_the_written_bootstrap(tmp_path: Path) -> None:
     path, shadow = tmp_path / "envoy.json", target(name="Compiled_2.13", weight=0, shadow_percent=0.5)
     arms = (target(backends=("eager.tailgate.svc:50051", "[::1]:50051")), shadow)
     for settings in (
-        {"arms": arms, "host": "0.0.0.0", "port": 8080, "stickiness": "replica", "request_log": "/dev/null"},
-        {"stickiness": "off", "host": "::1"},
+        {"arms": arms, "host": "0.0.0.0", "port": 8080, "request_log": "/dev/null"},
+        {"host": "::1"},
     ):
         path.write_text(json.dumps(bootstrap(config("localhost:50051", **settings))))
         command = [envoy_path(), "--mode", "validate", "--config-path", path, "--log-level", "warning"]

@@ -83,14 +83,6 @@ def test_session_always_meets_the_same_arm(shared: House) -> None:
     assert split["compiled-padded"] > 0
 
 
-def test_session_meets_the_same_replica_when_asked_and_any_arm_when_stickiness_is_off(build: Build) -> None:
-    replicas = met_by_session(build({"eager": 3}, stickiness="replica"), 30, "replica").values()
-    assert all(len(met) == 1 for met in replicas)
-    assert len(set.union(*replicas)) == 3
-    house = build({"eager": 1, "compiled": 1}, stickiness="off")
-    assert {answer.arm for answer in house.ask(*[{"session": "one"}] * 60)} == {"eager", "compiled"}
-
-
 def test_requests_go_to_the_replica_with_the_fewest(build: Build) -> None:
     house = build({"eager": 2}, workers=1)
     # A request that waits for its connection is not counted yet: connect to both first.
