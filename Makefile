@@ -79,9 +79,10 @@ bench-judging: $(VENV)/installed-dev
 gallery: $(VENV)/installed
 	$(BIN)/python benchmarks/gallery.py $(ARGS)
 
-# docs/schema/summary-2.schema.json from the models in analysis/summary/model.py.
+# docs/schema/*.json from the models in analysis/summary/model.py and loadtests/experiments/model.py.
 schema: $(VENV)/installed
 	$(BIN)/python -m analysis.summary.model docs/schema/summary-2.schema.json
+	$(BIN)/python -m loadtests.experiments.schema docs/schema/experiment.schema.json
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

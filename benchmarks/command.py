@@ -10,8 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from servers.complaint import one_line
-from servers.fields import ConfigError
+from servers.complaint import ConfigError, one_line
 
 
 def count(text: str) -> int:

@@ -28,8 +28,9 @@ from benchmarks.inprocess import InProcess
 from benchmarks.ledger import Ledger, Row, spread
 from loadtests.commands.arm_flags import preset_arm
 from loadtests.trials.environment import describe_environment
-from servers.config import PRESETS, ArmConfig
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
+from servers.config import ArmConfig
+from servers.presets import PRESETS
 from servers.program import isolate_compiler
 
 LIMITS = ("engine.slots=32", "engine.max_prompt_tokens=1024", "engine.max_new_tokens=256")

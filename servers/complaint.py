@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import platform
+import re
 import sys
 import tempfile
 import time
@@ -12,6 +14,8 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+_SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
+_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 # A line keeps its beginning (what, and the start of a value) and its end (the limit and the remedy).
 LONGEST = 1000
 _TAIL = 300
@@ -45,6 +49,14 @@ def named(error: BaseException) -> str:
     """The class of the error and the first line of its text."""
     kind, text = type(error).__name__, str(error).strip().partition("\n")[0]
     return f"{kind}: {shortened(text)}" if text else kind
+
+
+class ConfigError(ValueError):
+    """A setting is unknown, out of range or impossible. The message is one line: key, value, limit, remedy. A value of
+    many characters is not repeated whole."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shortened(" ".join(message.splitlines())))
 
 
 _REMEDIES = {
@@ -89,3 +101,12 @@ def _kept(error: BaseException, folder: Path | None) -> str:
     last = traceback.extract_tb(error.__traceback__)[-1:]
     where = f"{last[0].filename}:{last[0].lineno}" if last else sys.executable
     return f"its traceback could not be written; it was raised at {where}"
+
+
+def span_s(text: str) -> float | None:
+    """The seconds in a length of time above 0 such as "90s", "60m" or "1.5h"; a bare number is seconds. None for any
+    other text."""
+    match = _SPAN.fullmatch(text.strip())
+    unit = _UNITS_S.get(match[2]) if match else None
+    value = float(match[1]) * unit if match is not None and unit is not None else 0.0
+    return value if 0.0 < value < math.inf else None

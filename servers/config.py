@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from servers.fields import ConfigError, Listed, Settings, as_toml, matching, read
-from servers.presets import RANDOM_ENCODERS, RANDOM_PRESETS
+from servers.complaint import ConfigError
+from servers.fields import Listed, Settings, as_toml, matching, read
+from servers.presets import RANDOM_ENCODERS, RANDOM_PRESETS, Preset, check_name
 
-LONGEST_NAME = 64
 _SHORTEST_BUCKET = 32  # tokens
 
 # Modes in which inductor manages CUDA graphs by itself.
@@ -26,16 +25,6 @@ FLOAT8_CAPABILITY = (8, 9)
 # from the try to the moment when the compiler gave up.
 STALLING_KINDS = ("compile", "recompile", "graph_capture", "autotune", "limit_hit", "jit")
 
-Preset = Literal[
-    "eager",
-    "eager-padded",
-    "compiled-padded",
-    "compiled-bucketed",
-    "compiled-dynamic",
-    "compiled-strict",
-    "compiled-naive",
-]
-PRESETS: tuple[Preset, ...] = get_args(Preset)
 ShapeKind = Literal["exact", "pad", "buckets"]
 Dtype = Literal["float32", "float16", "bfloat16"]
 Task = Literal["generate", "embed"]
@@ -43,17 +32,6 @@ Pooling = Literal["mean", "cls"]
 Quantisation = Literal["none", "float8-per-row", "float8-weight-only", "int8-weight-only", "int4-weight-only"]
 # Those that widen each weight before its product, which any device can.
 _WIDENED = ("float8-weight-only", "int8-weight-only")
-
-
-def check_name(name: str) -> str:
-    """Return the name, which file names, headers, metrics and Envoy's configuration can hold. Raises ValueError."""
-    if len(name) > LONGEST_NAME:
-        raise ValueError(f"has {len(name)} characters: give at most {LONGEST_NAME}")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise ValueError(
-            f'is "{name}": give letters (A to Z), digits, "-", "_" and ".", and begin with a letter or a digit'
-        )
-    return name
 
 
 def _found(model_id: str) -> str:

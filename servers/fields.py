@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from servers.complaint import shortened
+from servers.complaint import ConfigError
 
-_SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
-_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _USABLE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 # Of a list as TOML and JSON have it; its items stay strict.
 Listed = Field(strict=False)
-
-
-class ConfigError(ValueError):
-    """A setting is unknown, out of range or impossible. The message is one line: key, value, limit, remedy. A value of
-    many characters is not repeated whole."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(shortened(" ".join(message.splitlines())))
 
 
 class Settings(BaseModel):
@@ -160,12 +149,3 @@ def _place(loc: Sequence[str | int], table: Any, where: str, *, is_missing: bool
 def as_toml(value: Any) -> str:
     """Return the value as a user writes it."""
     return json.dumps(value, ensure_ascii=False, default=repr)
-
-
-def span_s(text: str) -> float | None:
-    """The seconds in a length of time above 0 such as "90s", "60m" or "1.5h"; a bare number is seconds. None for any
-    other text."""
-    match = _SPAN.fullmatch(text.strip())
-    unit = _UNITS_S.get(match[2]) if match else None
-    value = float(match[1]) * unit if match is not None and unit is not None else 0.0
-    return value if 0.0 < value < math.inf else None

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 from servers import stdout
 from servers.clock import now_ns
 from servers.compiler.events import CompileEvent, CompilerFacts
-from servers.complaint import named
+from servers.complaint import ConfigError, named
 from servers.config import ArmConfig
 from servers.engine.shapes import WARMUP_CALLS, StepShape, warmup_plan
-from servers.fields import ConfigError
 from servers.program import compile_cache, exit_code, isolate_compiler, log_to_stderr, on_its_card_alone, read_arm
 from servers.terminal_table import aligned
 

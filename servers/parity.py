@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from servers.clock import now_ns
 from servers.compiler.policy import UnforeseenShapeError
 from servers.compiler.recorder import CompileRecorder
+from servers.complaint import ConfigError
 from servers.config import ArmConfig, ModelConfig
 from servers.engine.encoder import EncoderRunner
 from servers.engine.engine import REFUSED, Engine, serve
@@ -37,7 +38,7 @@ from servers.engine.quantisation import weight_bytes
 from servers.engine.runner import ModelRunner, runner_for
 from servers.engine.scheduler import Job, Scheduler
 from servers.engine.shapes import late_contexts, prompt_borders
-from servers.fields import ConfigError, Listed, Settings, read
+from servers.fields import Listed, Settings, read
 from servers.messages import Loaded, Refused, Stage
 from servers.processes import say
 from servers.program import log_to_stderr, on_its_card_alone, read_arm

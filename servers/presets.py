@@ -1,14 +1,28 @@
-"""Model shapes that are served with random weights: they need no download and show only how fast a model runs."""
+"""Names of arms, presets and random weights. Imports no pydantic: a command line names them before it reads any."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Literal, get_args
+
+Preset = Literal[
+    "eager",
+    "eager-padded",
+    "compiled-padded",
+    "compiled-bucketed",
+    "compiled-dynamic",
+    "compiled-strict",
+    "compiled-naive",
+]
+PRESETS: tuple[Preset, ...] = get_args(Preset)
+LONGEST_NAME = 64
 
 # The byte tokenizer: bytes, after padding, begin and end.
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
 BYTE_OFFSET = 3
 BYTE_VOCABULARY = 256 + BYTE_OFFSET
 
+# Model shapes that are served with random weights: they need no download and show only how fast a model runs.
 # As published in each model's config.json, under the names of transformers' configurations.
 RANDOM_PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {
@@ -99,3 +113,14 @@ RANDOM_PRESETS: dict[str, dict[str, Any]] = {
 
 # Those that embed texts. The others generate.
 RANDOM_ENCODERS = frozenset(name for name, shape in RANDOM_PRESETS.items() if shape["model_type"] == "bert")
+
+
+def check_name(name: str) -> str:
+    """Return the name, which file names, headers, metrics and Envoy's configuration can hold. Raises ValueError."""
+    if len(name) > LONGEST_NAME:
+        raise ValueError(f"has {len(name)} characters: give at most {LONGEST_NAME}")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ValueError(
+            f'is "{name}": give letters (A to Z), digits, "-", "_" and ".", and begin with a letter or a digit'
+        )
+    return name

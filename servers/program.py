@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from servers.complaint import fault, one_line
+from servers.complaint import ConfigError, fault, one_line
 from servers.config import ArmConfig
-from servers.fields import ConfigError
 from servers.processes import TemporaryFolder
 
 

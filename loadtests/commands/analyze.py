@@ -8,7 +8,7 @@ import typer
 
 from loadtests.commands.exits import EXIT_BROKE, complain
 from loadtests.commands.options import AllowDifferent, Slo, WholeJson, file_name, run_directory, split_keys
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.security import check_named
 
 EXAMPLES = """\

@@ -7,32 +7,41 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from loadtests.commands.options import file_name
-from servers.config import PRESETS, ArmConfig, EngineConfig, ModelConfig, over, with_preset
-from servers.fields import ConfigError, read
+from servers.complaint import ConfigError
+from servers.presets import PRESETS
 
-_MODEL, _ENGINE = ModelConfig(), EngineConfig()
+# Defaults, as the help says them: to import the settings takes longer than all of --help.
+USUAL = {
+    **{"model": "random:tiny", "device": "auto", "dtype": "auto"},
+    **{"slots": 8, "max_prompt_tokens": 256, "max_new_tokens": 128},
+}
+
+if TYPE_CHECKING:
+    from servers.config import ArmConfig
 
 # Options of an arm. None tells one that was not given from one that repeats the default.
 Model = Annotated[
-    str | None, typer.Option(help=f"Hugging Face path or id, or random:NAME. [default: {_MODEL.id}]", metavar="MODEL")
+    str | None,
+    typer.Option(help=f"Hugging Face path or id, or random:NAME. [default: {USUAL['model']}]", metavar="MODEL"),
 ]
 Device = Annotated[
-    str | None, typer.Option(help=f"auto, cpu, cuda or cuda:N. [default: {_MODEL.device}]", metavar="DEVICE")
+    str | None, typer.Option(help=f"auto, cpu, cuda or cuda:N. [default: {USUAL['device']}]", metavar="DEVICE")
 ]
 Dtype = Annotated[
-    str | None, typer.Option(help=f"auto, float32, float16 or bfloat16. [default: {_MODEL.dtype}]", metavar="DTYPE")
+    str | None,
+    typer.Option(help=f"auto, float32, float16 or bfloat16. [default: {USUAL['dtype']}]", metavar="DTYPE"),
 ]
-Slots = Annotated[int | None, typer.Option(help=f"Requests that run at once. [default: {_ENGINE.slots}]", metavar="N")]
+Slots = Annotated[int | None, typer.Option(help=f"Requests that run at once. [default: {USUAL['slots']}]", metavar="N")]
 MaxPromptTokens = Annotated[
-    int | None, typer.Option(help=f"Longest prompt. [default: {_ENGINE.max_prompt_tokens}]", metavar="N")
+    int | None, typer.Option(help=f"Longest prompt. [default: {USUAL['max_prompt_tokens']}]", metavar="N")
 ]
 MaxNewTokens = Annotated[
-    int | None, typer.Option(help=f"Longest answer. [default: {_ENGINE.max_new_tokens}]", metavar="N")
+    int | None, typer.Option(help=f"Longest answer. [default: {USUAL['max_new_tokens']}]", metavar="N")
 ]
 CacheDir = Annotated[
     str, typer.Option(metavar="DIR", help="Keep compiled code here. Default: nowhere.", parser=file_name)
@@ -71,6 +80,8 @@ def preset_arm(preset: str, flags: Mapping[str, Any], *, name: str = "", setting
     """Return the arm that a preset, ARM_FLAGS (None: not given) and --set describe. Raises ConfigError."""
     from loadtests.experiments.overrides import parse_setting, set_path
     from loadtests.experiments.toml_limits import check_values
+    from servers.config import ArmConfig, over, with_preset
+    from servers.fields import read
 
     tables: dict[str, Any] = {"name": name or preset, "preset": preset, "model": {}, "engine": {}}
     for flag, (table, key) in ARM_FLAGS.items():

@@ -12,7 +12,7 @@ import typer
 from loadtests.commands.exits import EXIT_USAGE, complain
 from loadtests.commands.options import WholeJson, file_name
 from servers import stdout
-from servers.fields import ConfigError, read
+from servers.complaint import ConfigError
 from servers.security import check_named
 
 FOLDER = "compare"  # of the reports, in the candidate's run directory
@@ -133,6 +133,7 @@ def read_gates(path: Path) -> Mapping[str, Any]:
     """Return the [gates] table of the file. Raises ConfigError for one that cannot be used."""
     from analysis.settings.gate_limits import GateLimits
     from loadtests.experiments.toml_limits import parse_toml, read_toml, table_of
+    from servers.fields import read
 
     table = parse_toml(read_toml(path), str(path))
     for key in table:

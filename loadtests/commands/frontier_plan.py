@@ -26,8 +26,9 @@ from loadtests.experiments.toml_limits import table_of
 from loadtests.traffic.rate_steps import HIGHEST_RATE
 from loadtests.trials.preflight import check_arm
 from loadtests.trials.trial_schedule import TrialSchedules
+from servers.complaint import ConfigError
 from servers.config import ArmConfig, default_lengths
-from servers.fields import ConfigError, read
+from servers.fields import read
 
 STANDARD = ("compiled-padded", "compiled-bucketed", "compiled-dynamic")
 _STEPS, _STEP_S, _LONGEST_STEP_S = 8, 30.0, 300.0

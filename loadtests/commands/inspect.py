@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,8 +23,10 @@ from loadtests.commands.arm_flags import (
     preset_arm,
 )
 from loadtests.commands.options import Json, OptionalExperiment, file_name, real, set_option, whole
-from servers.config import ArmConfig
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
+
+if TYPE_CHECKING:
+    from servers.config import ArmConfig
 
 EXAMPLES = """\
   tailgate inspect demo --arm compiled-naive

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from analysis.records.joining import RecordedRun, RunList, joins_runs, listed_runs, write_run_list
 from analysis.records.run_records import check_runs
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 
 def join_runs(directories: Sequence[Path], *, out: str = "", accepted: Sequence[str] = ()) -> Path:

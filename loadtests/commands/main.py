@@ -33,8 +33,7 @@ from loadtests.commands import (
 )
 from loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain
 from loadtests.commands.options import check_words
-from servers.complaint import fault
-from servers.fields import ConfigError
+from servers.complaint import ConfigError, fault
 
 COMMANDS = {
     "run": run,

@@ -12,7 +12,7 @@ import typer
 
 from loadtests.experiments.files import builtin_names
 from loadtests.experiments.toml_limits import check_path
-from servers.fields import ConfigError, span_s
+from servers.complaint import ConfigError, span_s
 from servers.security import ServerTls, check_named, server_tls
 
 MOST_CHARACTERS = 1 << 16

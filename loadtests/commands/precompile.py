@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,8 +20,10 @@ from loadtests.commands.arm_flags import (
 )
 from loadtests.commands.inspect import inspected_arm
 from loadtests.commands.options import Json, OptionalExperiment, file_name, set_option
-from servers.config import ArmConfig
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
+
+if TYPE_CHECKING:
+    from servers.config import ArmConfig
 
 EXAMPLES = """\
   tailgate precompile --arm compiled-bucketed --model random:llama-3.2-1b --out bucketed.compiled

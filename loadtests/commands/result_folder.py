@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.imports.run_directory import Named, checksums, write_run
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 _LONGEST_NAME = 60
 

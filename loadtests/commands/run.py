@@ -22,7 +22,7 @@ from loadtests.commands.options import (
     set_option,
     whole,
 )
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 if TYPE_CHECKING:
     from loadtests.experiments.model import Experiment

@@ -29,8 +29,8 @@ from loadtests.commands.options import (
     port_number,
     set_option,
 )
-from servers.config import PRESETS
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
+from servers.presets import PRESETS
 from servers.security import check_named, token_from_variable
 
 EXAMPLES = """\

@@ -17,7 +17,7 @@ import typer
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping
 from loadtests.commands.options import Json, Port, TlsCertificate, TlsClientCa, TlsKey, file_name, listener_tls
 from servers import stdout
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.processes import TemporaryFolder, log_tail
 from servers.security import check_named
 from servers.splitter.admin import Admin, SplitterError, admin_address

@@ -15,8 +15,8 @@ from analysis.wording import counted
 from loadtests.experiments.config_errors import as_config_error
 from loadtests.traffic.traces import Trace, read_trace
 from servers import stdout
+from servers.complaint import ConfigError
 from servers.config import default_lengths
-from servers.fields import ConfigError
 from servers.terminal_table import aligned
 
 SCHEMA = 2

@@ -9,7 +9,8 @@ from analysis.settings.metrics import check_defined
 from analysis.settings.slo_targets import parse_slo
 from analysis.wording import counted
 from loadtests.traffic.lengths import workloads_of
-from servers.fields import ConfigError, as_toml
+from servers.complaint import ConfigError
+from servers.fields import as_toml
 
 if TYPE_CHECKING:
     from loadtests.experiments.model import Experiment, ExperimentArm

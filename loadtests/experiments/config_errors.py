@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 
 @contextmanager

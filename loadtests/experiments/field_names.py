@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.settings.gate_limits import Goodput
-from servers.fields import ConfigError, read
+from servers.complaint import ConfigError
+from servers.fields import read
 
 # Settings that say when requests start, and that another way to say it replaces.
 _ARRIVALS = (

@@ -15,8 +15,9 @@ from loadtests.experiments.users import UsersConfig
 from loadtests.external.arms import EXTERNAL_KEYS, OipArm, OpenAiArm
 from loadtests.external.client_security import OPEN, SecurityConfig
 from loadtests.traffic.settings import TrafficConfig
-from servers.config import ArmConfig, EngineConfig, ModelConfig, Name, Preset, Task
+from servers.config import ArmConfig, EngineConfig, ModelConfig, Name, Task
 from servers.fields import Listed, Settings
+from servers.presets import Preset
 
 
 class OwnArm(ArmConfig):

@@ -11,7 +11,7 @@ from analysis.wording import counted
 from loadtests.experiments.files import FILE_KEYS
 from loadtests.experiments.toml_limits import parse_toml, table_of
 from loadtests.traffic.traces import KNOWN
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 _STEP = re.compile(r"([A-Za-z0-9_-]+)(?:\[([0-9]{1,6})\])?")
 

@@ -20,8 +20,9 @@ from loadtests.experiments.model import Experiment
 from loadtests.experiments.overrides import lacks_trace, parse_setting, replay, set_path
 from loadtests.experiments.toml_limits import check_values, parse_toml, read_toml, table_of
 from loadtests.traffic.settings import TrafficConfig
+from servers.complaint import ConfigError
 from servers.config import over, with_preset
-from servers.fields import ConfigError, read
+from servers.fields import read
 
 
 def load(

@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis.records import documents
 from analysis.records.documents import DEEPEST
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 LARGEST_BYTES = 1 << 20
 LONGEST_TEXT = 1 << 16

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import model_validator
 
 from servers.address import host_port
-from servers.fields import ConfigError, Listed, Settings
+from servers.complaint import ConfigError
+from servers.fields import Listed, Settings
 from servers.splitter.admin import admin_address
 from servers.splitter.envoy_config import split_address
 

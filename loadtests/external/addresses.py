@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from servers.address import host_port, joined
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 Kind = Literal["openai", "oip"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

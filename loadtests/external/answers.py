@@ -23,7 +23,7 @@ from loadtests.external.grpc_channel import open_channel
 from loadtests.external.openai_http import connect, events, post
 from loadtests.external.openai_wire import shortened
 from loadtests.traffic.prompts import Message
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 LARGEST: Final = 1_000_000  # characters of an answer, each of which goes into a record
 

@@ -18,8 +18,9 @@ from pydantic import BeforeValidator, Field, model_validator
 from loadtests.external.addresses import KINDS, Kind, parse_address
 from loadtests.external.client_security import SecurityConfig, bearer_token
 from loadtests.external.telemetry import TelemetryConfig, as_list
+from servers.complaint import ConfigError
 from servers.config import Name
-from servers.fields import ConfigError, Listed, Settings
+from servers.fields import Listed, Settings
 from servers.security import check_variable
 
 # Body fields that make servers answer with exactly as many tokens as the request says.

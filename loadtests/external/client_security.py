@@ -12,7 +12,8 @@ from typing import Final, Self
 
 from pydantic import model_validator
 
-from servers.fields import ConfigError, Settings
+from servers.complaint import ConfigError
+from servers.fields import Settings
 from servers.security import check_authority, check_variable, load_pair, token_from_file, token_from_variable
 
 # The error numbers of OpenSSL's certificate check that have a remedy of their own (x509_vfy.h).

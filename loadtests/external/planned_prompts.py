@@ -9,7 +9,7 @@ import numpy as np
 from loadtests.external.arms import ExternalArm, OpenAiOptions
 from loadtests.traffic.prompts import Message, Pieces, PromptSource, PromptText, load_prompt_text
 from loadtests.traffic.schedule import PlannedRequest
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 # One token each in the common byte-pair vocabularies, with a space before and mostly without; where the server's
 # tokenizer is not at hand, prompts made of them have about the planned length.

@@ -9,7 +9,7 @@ import grpc
 from loadtests.external.addresses import parse_target
 from loadtests.external.client_security import OPEN, SecurityConfig
 from loadtests.external.grpc_channel import open_channel
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 
 _ASKING_S = 5.0

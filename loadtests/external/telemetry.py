@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, model_validator
 
-from servers.fields import ConfigError, Listed, Settings
+from servers.complaint import ConfigError
+from servers.fields import Listed, Settings
 
 LogFormat = Literal["auto", "vllm", "torch", "sglang"]
 

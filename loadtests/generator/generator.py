@@ -33,8 +33,7 @@ from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.schedule import EVERY_ARM, PlannedRequest, Schedule
 from servers.clock import now_ns
-from servers.complaint import unwritten
-from servers.fields import ConfigError
+from servers.complaint import ConfigError, unwritten
 
 _IN_A_ROW = 16  # requests started late or booked before others take their turn: some 0.3 ms
 _HEARTBEAT_S = 0.02

@@ -19,7 +19,7 @@ from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
 from analysis.records.tables import Checksum
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 MOST_WAITING_BYTES = 64 << 20  # some 20 s of records at 10,000 requests/s
 CLOSE_WITHIN_S = 10.0

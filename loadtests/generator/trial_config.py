@@ -17,8 +17,9 @@ from loadtests.external.addresses import parse_target
 from loadtests.external.arms import AnyExternalArm
 from loadtests.external.client_security import OPEN, SecurityConfig
 from loadtests.traffic.prompts import PromptKind
+from servers.complaint import ConfigError
 from servers.config import Task
-from servers.fields import ConfigError, Listed, Settings, read
+from servers.fields import Listed, Settings, read
 
 END_FILE = "end.json"
 

@@ -19,7 +19,7 @@ from socketserver import TCPServer
 from typing import Any
 
 from servers.address import joined
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 TOKEN_VARIABLE = "TAILGATE_PAGE_TOKEN"
 FEWEST_CHARACTERS = 16

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, Self
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 Goal = Literal["step", "promotion"]
 GOALS: Final[tuple[Goal, ...]] = ("step", "promotion")

@@ -19,8 +19,7 @@ from loadtests.provider import TOKEN_VARIABLE
 from loadtests.provider.answers import HOOKS, KEYS, REPORTS, Answer, Evidence, Question, answer, hook_answer
 from servers.address import host_port, joined
 from servers.clock import now_ns
-from servers.complaint import fault, one_line
-from servers.fields import ConfigError
+from servers.complaint import ConfigError, fault, one_line
 
 JUDGEMENT, FLAGGER, HEALTH = "/v1/judgement", "/v1/flagger", "/healthz"
 _LARGEST_BODY: Final = 64 << 10

@@ -18,7 +18,7 @@ import numpy as np
 
 from loadtests.traffic.lengths import BoolArray, FloatArray, IntArray
 from loadtests.traffic.settings import TrafficConfig
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 MAX_REQUESTS = 20_000_000  # a schedule is held in memory; above this a setting is a slip of the pen
 _CHUNK = 1 << 22

@@ -23,7 +23,7 @@ from loadtests.traffic.sessions import draw_sessions
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import Source
 from loadtests.traffic.traces import Trace
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 # Requests of a closed loop without num_prompts, which are sent again and again.
 _CLOSED_ROWS = 1024

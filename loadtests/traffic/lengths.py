@@ -14,8 +14,8 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
+from servers.complaint import ConfigError
 from servers.config import Task
-from servers.fields import ConfigError
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]

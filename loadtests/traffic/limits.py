@@ -9,7 +9,7 @@ import numpy as np
 
 from loadtests.traffic.lengths import BoolArray, Lengths
 from loadtests.traffic.turns import Turns, sum_within
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 OverLimitPolicy = Literal["clip", "drop", "fail"]
 

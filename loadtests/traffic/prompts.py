@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loadtests.traffic.prompt_words import Words, prompt_words, token_ids
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 if TYPE_CHECKING:
     from loadtests.traffic.schedule import PlannedRequest

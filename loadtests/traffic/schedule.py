@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from loadtests.traffic.settings import Design
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 IntArray = npt.NDArray[np.int64]
 

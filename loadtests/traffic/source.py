@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from loadtests.traffic.prompts import PromptText, load_prompt_text
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.traces import Trace, read_trace
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

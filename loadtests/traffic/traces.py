@@ -35,8 +35,7 @@ import pyarrow.csv as arrow_csv
 from pydantic import BaseModel, Field, StrictInt, ValidationError
 
 from analysis.wording import counted
-from servers.complaint import one_line
-from servers.fields import ConfigError
+from servers.complaint import ConfigError, one_line
 
 IntArray = npt.NDArray[np.int64]
 TimeUnit = Literal["", "s", "ms"]

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from analysis.records.documents import parse_json
 from analysis.records.plain_values import mapping
 from loadtests.experiments.checks import same_kind_of_device
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.metadata import INFERENCE_SERVICE
 from servers.rpc.telemetry_pb2 import SnapshotResponse
 

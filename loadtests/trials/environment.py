@@ -19,7 +19,7 @@ from analysis.records.tables import RecordError, read_table
 from loadtests.monitor.host import cpu_model, machine_identity, shown_gpus
 from loadtests.trials.context import RunError
 from servers import clock
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 _PACKAGES = (
     *("tailgate", "torch", "torchao", "triton", "transformers", "grpcio", "protobuf"),

@@ -41,7 +41,7 @@ from loadtests.trials.served_parity import ExpectedAnswers
 from loadtests.trials.status import Status
 from loadtests.trials.trial_schedule import in_trial
 from servers.clock import now_ns
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 SCHEMA = 1
 # Until a start was seen, in seconds.

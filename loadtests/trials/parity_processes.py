@@ -31,7 +31,7 @@ from loadtests.trials.parity_texts import read_texts
 from loadtests.trials.preflight import check_arm
 from loadtests.trials.processes import child_environment, thread_variables
 from loadtests.trials.status import ReplicaState, Status
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.messages import Loaded, Refused, Stage
 from servers.processes import Child, messages_of
 from servers.program import isolate_compiler

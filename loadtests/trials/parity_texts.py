@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from loadtests.experiments.model import Experiment
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 MOST_TEXTS = 4096
 _MOST_BYTES = 256 << 20

@@ -21,6 +21,7 @@ from loadtests.traffic.prompts import check_hub
 from loadtests.trials.environment import count_gpus, sees_gpu
 from loadtests.trials.parity_texts import read_texts
 from loadtests.workers.channel_token import channel_token
+from servers.complaint import ConfigError
 from servers.config import (
     FLOAT8_CAPABILITY,
     ArmConfig,
@@ -28,7 +29,6 @@ from servers.config import (
     check_torchao,
     preset_options,
 )
-from servers.fields import ConfigError
 from servers.security import server_tls
 from servers.splitter.envoy import envoy_path
 
@@ -122,7 +122,7 @@ _KNOWN_BACKENDS = ("inductor", "eager", "aot_eager")
 _QUESTION = """
 import json, sys
 from servers.config import ArmConfig
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.compiler import artifacts, policy, regions
 from servers.engine.model import hollow_model
 arm, device = ArmConfig.from_dict(json.loads(sys.argv[1])), sys.argv[2]

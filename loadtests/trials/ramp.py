@@ -7,7 +7,7 @@ from loadtests.trials.context import TrialContext
 from loadtests.trials.ramp_control import RampControl
 from loadtests.trials.run import Orchestrator
 from loadtests.trials.steering import Steering
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 
 def ramped(experiment: Experiment, *, at_most_s: float | None = None) -> Experiment:

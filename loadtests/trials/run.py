@@ -25,8 +25,7 @@ from loadtests.trials.status import Status
 from loadtests.trials.steering import Judge, Steering
 from loadtests.trials.trial import Trial
 from loadtests.trials.trial_schedule import TrialSchedules, in_trial
-from servers.complaint import fault, unwritten
-from servers.fields import ConfigError
+from servers.complaint import ConfigError, fault, unwritten
 from servers.splitter.admin import SplitterError
 
 # -P: a directory called `servers` where the user stands must not be imported instead.

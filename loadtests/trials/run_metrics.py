@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 from analysis.records.plain_values import mapping, number
 from loadtests.trials.status import MetricsPage, Status
 from servers.address import host_port
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.splitter.admin import Admin
 
 HISTOGRAMS: Final = {

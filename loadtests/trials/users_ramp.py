@@ -28,7 +28,7 @@ from loadtests.trials.steering import Judge, Steered, Steering
 from loadtests.trials.users_trial import UsersTrial, observed_of
 from loadtests.trials.weights import UNANSWERED, Splitter, WeightController, splitter_of
 from servers.clock import now_ns
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.live import configured_shares, live_shares, log_path, replica_addresses
 

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from analysis.records.weight_journal import BY_HAND, WeightChange, append
 from loadtests.experiments.users import UsersConfig
 from servers.clock import now_ns
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.kubernetes import Gateway
 from servers.splitter.live import SAME_START_S, Shares, live_shares, reshare, started_s_ago

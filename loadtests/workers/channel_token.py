@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 TOKEN_VARIABLE = "TAILGATE_CHANNEL_TOKEN"
 FEWEST_CHARACTERS = 16

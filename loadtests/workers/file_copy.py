@@ -18,7 +18,7 @@ from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
 from loadtests.generator.spool import Spool, new_file
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 PIECE_BYTES = 1 << 20
 RESEND_AFTER_S = 5.0

@@ -21,8 +21,8 @@ from loadtests.workers.locust_channel import close_channel, keep_channel
 from loadtests.workers.locust_flags import add_arguments, hand_config
 from loadtests.workers.master import Master
 from loadtests.workers.worker import Worker
+from servers.complaint import ConfigError
 from servers.config import Task
-from servers.fields import ConfigError
 
 logger = logging.getLogger("tailgate")
 

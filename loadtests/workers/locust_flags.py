@@ -12,8 +12,9 @@ from loadtests.external.addresses import parse_target
 from loadtests.external.client_security import SecurityConfig
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.lengths import workloads_of
+from servers.complaint import ConfigError
 from servers.config import Task
-from servers.fields import ConfigError, read
+from servers.fields import read
 
 _LOOPBACK = "127.0.0.1"
 _SECURITY_FLAGS = (  # flag, field of SecurityConfig, help

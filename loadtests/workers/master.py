@@ -25,8 +25,7 @@ from loadtests.traffic.schedule import Schedule
 from loadtests.workers.file_copy import FileReceiver, FileSender
 from loadtests.workers.messages import ACCOUNT, ASSIGN, CLOCK, DONE, END, FILE, HAVE, PROTOCOL, READY, START, STOP
 from servers.clock import now_ns
-from servers.complaint import unwritten
-from servers.fields import ConfigError
+from servers.complaint import ConfigError, unwritten
 
 logger = logging.getLogger("tailgate")
 

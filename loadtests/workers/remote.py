@@ -15,7 +15,7 @@ from pathlib import Path
 
 from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
 from servers.address import host_port
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.processes import Child
 
 _LOCUST = (sys.executable, "-P", "-m", "locust", "-f", str(Path(__file__).resolve().parents[1] / "chat.py"))

@@ -27,7 +27,7 @@ from loadtests.workers.host_watch import HostWatch
 from loadtests.workers.load_process import LoadProcess
 from loadtests.workers.messages import ACCOUNT, ASSIGN, CLOCK, DONE, END, FILE, HAVE, PROTOCOL, READY, START, STOP
 from servers.clock import now_ns
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 logger = logging.getLogger("tailgate")
 

@@ -19,9 +19,8 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError as Un
 
 from servers.compiler import products
 from servers.compiler.products import join_linears, scale_products, store_single_rows
-from servers.complaint import named
+from servers.complaint import ConfigError, named
 from servers.config import GRAPH_TREE_MODES, CompileConfig
-from servers.fields import ConfigError
 
 __all__ = ["UnprovenBounds"]
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from servers.compiler.policy import compile_step
 from servers.compiler.recorder import EagerCanary
+from servers.complaint import ConfigError
 from servers.config import CompileConfig
-from servers.fields import ConfigError
 
 _MOST_SHOWN = 8
 

@@ -27,12 +27,11 @@ import psutil
 
 from servers.clock import now_ns
 from servers.compiler.events import CompileUnderWay
-from servers.complaint import named
+from servers.complaint import ConfigError, named
 from servers.config import ArmConfig
 from servers.engine.engine import Arrivals, Engine
 from servers.engine.messages import MemoryReading, Progress, Ready, Shutdown
 from servers.engine.scheduler import scheduler_for
-from servers.fields import ConfigError
 from servers.program import isolate_compiler, log_to_stderr
 
 log = logging.getLogger("tailgate.device")

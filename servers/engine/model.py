@@ -10,11 +10,11 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from servers.complaint import ConfigError
 from servers.config import ModelConfig
 from servers.engine import attention
 from servers.engine.placement import resolve_device, resolve_dtype
 from servers.engine.quantisation import is_quantised, quantise
-from servers.fields import ConfigError
 from servers.presets import BOS_ID, EOS_ID, PAD_ID, RANDOM_PRESETS
 
 

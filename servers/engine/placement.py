@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 
 def resolve_device(name: str) -> torch.device:

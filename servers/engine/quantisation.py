@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from servers.complaint import ConfigError
 from servers.config import FLOAT8_CAPABILITY, ModelConfig, check_quantisation, check_torchao
-from servers.fields import ConfigError
 
 GROUP = 128  # weights along a row that share a scale, in int4
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
+from servers.complaint import ConfigError
 from servers.config import ArmConfig, EngineConfig, ShapeConfig, default_batches, prefill_lengths, prompt_contexts
-from servers.fields import ConfigError
 
 # Beginnings of prompts, later chunks of prompts, or one token a row; whole texts for an encoder.
 Kind = Literal["prefill", "extend", "decode", "encode"]

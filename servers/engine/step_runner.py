@@ -23,6 +23,7 @@ from servers.compiler import artifacts
 from servers.compiler import policy as compiler_policy
 from servers.compiler.recorder import CompileRecorder, EagerCanary, Trigger
 from servers.compiler.regions import CompiledRegions, select_regions
+from servers.complaint import ConfigError
 from servers.config import ArmConfig
 from servers.engine.kv_cache import SlotCache
 from servers.engine.model import join_weights, load_model
@@ -30,7 +31,6 @@ from servers.engine.placement import product_name, resolve_device
 from servers.engine.quantisation import weight_bytes
 from servers.engine.scheduler import Job, LaunchedStep, Step
 from servers.engine.shapes import WARMUP_CALLS, Kind, StepShape, policy_of, warmup_plan
-from servers.fields import ConfigError
 
 log = logging.getLogger("tailgate.runner")
 

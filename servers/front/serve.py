@@ -31,11 +31,10 @@ from prometheus_client import start_http_server
 from servers import stdout
 from servers.address import FREE_PORT, joined
 from servers.clock import anchored_environment, now_ns
-from servers.complaint import named
+from servers.complaint import ConfigError, named
 from servers.config import ArmConfig
 from servers.engine.device import serve_engine
 from servers.engine.messages import Progress, Shutdown
-from servers.fields import ConfigError
 from servers.front.front import Front
 from servers.front.interceptors import DecodeCheck, TokenCheck
 from servers.front.metrics import FrontMetrics

@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.presets import BOS_ID, BYTE_OFFSET
 
 

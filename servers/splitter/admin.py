@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from servers.address import host_port
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 LARGEST_BYTES: Final = 64 << 20  # of an answer
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from servers.address import joined
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.processes import Child, TemporaryFolder
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.bootstrap import LISTENER, bootstrap

@@ -6,8 +6,8 @@ import ipaddress
 from dataclasses import dataclass
 
 from servers.address import host_port
-from servers.config import check_name
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
+from servers.presets import check_name
 from servers.security import ServerTls, check_authority, check_pair
 
 MAX_WEIGHT = 1_000_000

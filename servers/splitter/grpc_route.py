@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.metadata import ARM_HEADER
 from servers.splitter.envoy_config import SplitterConfig, per_million
 

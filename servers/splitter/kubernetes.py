@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.splitter.admin import SplitterError
 from servers.splitter.envoy_config import check_weight
 from servers.splitter.grpc_route import GROUP, service_name

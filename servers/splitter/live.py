@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from servers.address import joined
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.bootstrap import LISTENER, SHADOW_KEYS, WEIGHT_KEYS
 from servers.splitter.envoy_config import check_shadow, check_weight, per_million

@@ -22,9 +22,9 @@ from benchmarks.observed import Emitted, Observed, own_error, stream_figures
 from benchmarks.planted_arm import plant, planted_in
 from benchmarks.splitter import WAYS, opened
 from servers.clock import now_ns
+from servers.complaint import ConfigError
 from servers.engine.engine import Engine
 from servers.engine.runner import ModelRunner
-from servers.fields import ConfigError
 from servers.rpc import inference_pb2_grpc
 from servers.rpc.inference_pb2 import GenerateRequest
 

@@ -22,7 +22,7 @@ from analysis.records.tables import read_table
 from benchmarks.case import archive_of
 from benchmarks.kept import unpack
 from loadtests.commands.main import main as tailgate
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from tests.docs.commands import FIRST, ROOT, SECOND, Documented, commands, commands_in, documented
 from tests.fakes import results
 from tests.fakes.command_line import parsed

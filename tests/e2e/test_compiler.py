@@ -16,11 +16,11 @@ from loadtests.trials.preflight import check_arm
 from servers.compiler.events import CompileEvent
 from servers.compiler.policy import compile_step, configure_compiler
 from servers.compiler.recorder import CompileRecorder
+from servers.complaint import ConfigError
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine import step_runner
 from servers.engine.model import join_weights
 from servers.engine.runner import ModelRunner
-from servers.fields import ConfigError
 from servers.inspect import EXIT_COMPILES, parse_shapes, unplanned_shapes
 from tests.servers.compiler.test_policy import Gated, distance, in_float8
 from tests.servers.compiler.test_recorder import Function, announced, compiled, published, recorder, reset_compiler

@@ -21,8 +21,8 @@ from loadtests.commands.main import main
 from loadtests.trials.parity_processes import ParityRun
 from servers import parity
 from servers.clock import now_ns
+from servers.complaint import ConfigError
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig
-from servers.fields import ConfigError
 from servers.rpc import inference_pb2, telemetry_pb2
 from tests.fakes.processes import PATIENCE_S, wait_for
 from tests.fakes.whole_run import console_script, experiment, last_line, requests, summary_of

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from loadtests.commands.main import app, usage_error
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 
 GROUP: Any = typer.main.get_command(app)
 

@@ -37,7 +37,7 @@ from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import read_source
 from loadtests.traffic.traces import read_trace
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from tests.fakes.request_rows import row, table_of, write_rows
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 from tests.fuzz.oracle import Reader, examine

@@ -35,8 +35,7 @@ from loadtests.trials.telemetry import Collector, _Follower
 from loadtests.users.observed import Observed
 from loadtests.users.observer import Observer
 from servers.clock import now_ns
-from servers.complaint import LONGEST
-from servers.fields import ConfigError
+from servers.complaint import LONGEST, ConfigError
 from servers.metadata import STATUS_NAMES, trailing_key
 from servers.rpc import telemetry_pb2
 from servers.rpc.inference_pb2 import EmbedResponse

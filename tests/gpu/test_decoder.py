@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from servers.compiler.events import CompileEvent
 from servers.compiler.policy import compile_step, configure_compiler
 from servers.compiler.recorder import CompileRecorder, Trigger
+from servers.complaint import ConfigError
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine import attention
 from servers.engine.device import read_memory
@@ -28,7 +29,6 @@ from servers.engine.quantisation import is_quantised, stored_bytes
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Job
 from servers.engine.step_runner import CapturedStep
-from servers.fields import ConfigError
 from servers.presets import RANDOM_PRESETS
 from servers.reference import measure
 from tests.servers.compiler.test_policy import Gated, distance

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servers.complaint import LONGEST, fault, one_line, unwritten
-from servers.config import PRESETS, ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig, with_preset
+from servers.complaint import LONGEST, ConfigError, fault, one_line, span_s, unwritten
+from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig, with_preset
 from servers.engine.shapes import StepShape, shape_policy
-from servers.fields import ConfigError, read, span_s
+from servers.fields import read
+from servers.presets import PRESETS
 
 BERT = {"id": "random:bert-tiny", "task": "embed"}
 

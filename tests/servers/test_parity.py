@@ -19,13 +19,13 @@ from analysis.parity.vectors import TextRows, judge_vectors
 from servers import parity
 from servers.compiler.policy import UnforeseenShapeError
 from servers.compiler.recorder import CompileRecorder
+from servers.complaint import ConfigError
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine.encoder import EncoderRunner
 from servers.engine.engine import Engine
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Move
 from servers.engine.shapes import prompt_borders
-from servers.fields import ConfigError
 from servers.vectors import make_batches, reference_vectors, rows_of, served_vectors
 from tests.servers.compiler.test_recorder import reset_compiler
 

@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import serialization
 import servers.rpc
 from servers import stdout
 from servers.address import host_port, joined
+from servers.complaint import ConfigError
 from servers.config import ArmConfig, ModelConfig
-from servers.fields import ConfigError
 from servers.metadata import whole_number
 from servers.program import isolate_compiler, on_its_card_alone
 from servers.rpc.generate import PACKAGE, generate

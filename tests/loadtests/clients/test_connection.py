@@ -34,7 +34,7 @@ from loadtests.clients.inference import InferenceClient
 from loadtests.clients.metadata import encode_metadata
 from loadtests.clients.outgoing import Outgoing
 from loadtests.external.addresses import parse_target
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
 from tests.fakes import http2 as wire
 from tests.fakes.http2 import Exchange, Peer, RawPeer, chunk, frame, generate, keeping_client, until

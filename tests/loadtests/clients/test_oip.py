@@ -31,7 +31,8 @@ from loadtests.traffic.prompt_words import prompt_words, token_ids
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.schedule import PlannedRequest
 from servers.clock import now_ns
-from servers.fields import ConfigError, read
+from servers.complaint import ConfigError
+from servers.fields import read
 from servers.rpc.inference_pb2 import EmbedResponse, GenerateRequest
 from servers.rpc.oip_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from tests.fakes import triton

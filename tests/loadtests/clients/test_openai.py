@@ -18,7 +18,7 @@ from loadtests.clients.openai_call import OpenAiCall
 from loadtests.external.arms import OpenAiArm
 from loadtests.external.client_security import SecurityConfig
 from servers.clock import now_ns
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.metadata import STATUS_NAMES
 from tests.fakes.credentials import make_certificates
 from tests.fakes.http2 import until

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from loadtests.clients.inference import InferenceClient
 from loadtests.clients.tls import TlsError, TlsStream, secure
 from loadtests.external.client_security import OPEN, SecurityConfig, client_context
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from tests.fakes.credentials import Certificates, make_certificates
 from tests.fakes.http2 import Exchange, Peer, RawPeer, Wire, chunk, generate
 from tests.fakes.processes import PATIENCE_S, wait_for

@@ -18,11 +18,12 @@ from typing import Any
 import grpc
 import pytest
 
-from loadtests.commands.arm_flags import preset_arm
+from loadtests.commands.arm_flags import ARM_FLAGS, USUAL, preset_arm
 from loadtests.commands.inspect import inspected_arm
 from loadtests.commands.main import COMMANDS, main
 from loadtests.external.replica_name import check_replica
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
+from servers.config import EngineConfig, ModelConfig
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 from servers.terminal_table import aligned
 from tests.fakes.command_line import parsed
@@ -53,7 +54,8 @@ def told(capsys: pytest.CaptureFixture[str], command: str, *arguments: object) -
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from loadtests.commands.main import COMMANDS, main\n"
-        "for arguments in (['--help'], ['foretell'], *([name, '--help'] for name in COMMANDS)): main(arguments)\n"
+        "main(['--help']); assert 'pydantic' not in sys.modules\n"
+        "for arguments in (['foretell'], *([name, '--help'] for name in COMMANDS)): main(arguments)\n"
         "heavy = {'numpy', 'pyarrow', 'grpc', 'scipy', 'torch', 'locust'} & {*sys.modules}\n"
         "print('heavy', heavy, file=sys.stderr)"
     )
@@ -315,3 +317,9 @@ def test_a_server_without_telemetry_does_not_say_and_one_that_is_not_there_is_as
     with telemetry_server() as address:
         assert check_replica("vllm", address)
     assert not check_replica("vllm", address)
+
+
+def test_help_names_the_defaults_of_an_arm() -> None:
+    for name, (table, key) in ARM_FLAGS.items():
+        models = {"model": ModelConfig, "engine": EngineConfig}
+        assert models[table].model_fields[key].default == USUAL[name]

@@ -12,8 +12,8 @@ from loadtests.commands.frontier_plan import STANDARD, asks_for_verdicts, fronti
 from loadtests.commands.main import main
 from loadtests.commands.trace_forecast import forecast, forecast_text
 from loadtests.traffic.traces import Trace, read_trace
+from servers.complaint import ConfigError
 from servers.config import ArmConfig
-from servers.fields import ConfigError
 from tests.fakes.processes import refusal
 from tests.loadtests.commands.test_main import refused
 

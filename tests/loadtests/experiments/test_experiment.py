@@ -24,7 +24,7 @@ from loadtests.experiments.overrides import set_path
 from loadtests.experiments.reading import from_table, load, load_table, to_table, to_toml
 from loadtests.experiments.users import of_users
 from loadtests.traffic import arrivals
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from tests.fakes.runs import FakeArm, FakeRun, write_run
 
 MINIMAL = """

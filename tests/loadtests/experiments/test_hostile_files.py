@@ -14,8 +14,7 @@ from loadtests.experiments.overrides import parse_setting
 from loadtests.experiments.reading import load, to_table
 from loadtests.experiments.toml_limits import check_path, check_values, expanded, parse_toml
 from loadtests.trials.preflight import check_compiler
-from servers.complaint import LONGEST
-from servers.fields import ConfigError
+from servers.complaint import LONGEST, ConfigError
 
 DEEP = ".".join("a" * 50_000)
 

@@ -14,7 +14,8 @@ import pytest
 from loadtests.experiments.reading import from_table, load
 from loadtests.experiments.users import UsersConfig
 from loadtests.trials.preflight import check_experiment
-from servers.fields import ConfigError, read
+from servers.complaint import ConfigError
+from servers.fields import read
 from tests.fakes.credentials import make_certificates
 from tests.fakes.processes import refusal
 

@@ -13,7 +13,8 @@ from loadtests.external.addresses import Address, parse_address
 from loadtests.external.arms import OipArm, OipOptions, OpenAiArm, OpenAiOptions
 from loadtests.external.client_security import SecurityConfig, bearer_token, server_name
 from loadtests.external.telemetry import TelemetryConfig
-from servers.fields import ConfigError, Settings
+from servers.complaint import ConfigError
+from servers.fields import Settings
 from tests.fakes.credentials import make_certificates
 from tests.fakes.processes import refusal
 

@@ -33,7 +33,8 @@ from loadtests.external.openai_wire import (
 )
 from loadtests.external.probes import NotReadyError, Probe, UnusableError, wait_ready
 from loadtests.traffic.prompts import Message
-from servers.fields import ConfigError, read
+from servers.complaint import ConfigError
+from servers.fields import read
 from tests.fakes import triton
 from tests.fakes.credentials import make_certificates
 from tests.fakes.http_servers import DONE, HttpPeer, Request, answer, event, plain, said, usage

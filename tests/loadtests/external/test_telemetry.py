@@ -12,7 +12,7 @@ from loadtests.experiments.model import Experiment
 from loadtests.external.compile_lines import CompileLog, LoggedCompile
 from loadtests.external.line_clock import LineClock
 from loadtests.external.telemetry import LogFormat
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from tests.fakes.processes import refusal
 from tests.fakes.whole_run import experiment
 

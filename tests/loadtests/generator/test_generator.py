@@ -34,7 +34,7 @@ from loadtests.traffic.schedule import SCHEDULE, Schedule, planned_requests
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import Source
 from servers.clock import now_ns
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig

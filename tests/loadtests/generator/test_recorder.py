@@ -37,7 +37,7 @@ from loadtests.generator.recorder import RequestRecorder, record_file
 from loadtests.generator.spool import Spool
 from loadtests.generator.trial_config import TrialConfig
 from servers.clock import now_ns
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.metadata import ARM_HEADER, trailing_key
 from tests.fakes.request_rows import MS, record, row_of
 

@@ -17,7 +17,7 @@ import pytest
 
 from loadtests.page.server import PageServer
 from loadtests.page.serving import TOKEN_VARIABLE, Handler, Server, page_token
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from tests.fakes.live_runs import WatchedRun
 from tests.loadtests.page.conftest import Serve
 

@@ -25,7 +25,7 @@ from loadtests.trials import candidate, users_ramp, weights
 from loadtests.trials.status import ArmLoad
 from loadtests.trials.steering import Judge, Steered
 from loadtests.trials.users_ramp import Onlooker
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.splitter.admin import SplitterError
 from servers.splitter.live import Shares
 from tests.fakes.kubernetes import AnalysisRun, Flagger, asked

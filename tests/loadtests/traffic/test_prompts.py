@@ -20,7 +20,7 @@ from loadtests.traffic.prompts import Message, PromptKind, PromptSource, load_pr
 from loadtests.traffic.schedule import PROMPTS, SCHEDULE, PlannedRequest, Schedule, planned_requests
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import read_source
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.front.tokenizer import ModelTokenizer
 from tests.fakes.processes import refusal
 

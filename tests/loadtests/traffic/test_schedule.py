@@ -24,7 +24,8 @@ from loadtests.traffic.schedule import SCHEDULE, Schedule, planned_requests
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import read_source
 from loadtests.traffic.turns import Turns, growing_context, session_turns
-from servers.fields import ConfigError, read
+from servers.complaint import ConfigError
+from servers.fields import read
 from tests.fakes.processes import refusal
 
 SECOND = 1_000_000_000

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtests.traffic.traces import Trace, read_trace
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from tests.fakes.processes import refusal
 
 PUBLISHED = Path(__file__).parents[3] / ".." / "shared" / "traces"

@@ -31,7 +31,7 @@ from loadtests.trials.server_logs import LogTail, ServerLogs
 from loadtests.trials.telemetry import Collector
 from loadtests.trials.trial_schedule import TrialSchedules
 from servers.clock import now_ns
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from tests.fakes.processes import wait_for
 from tests.fakes.simulated import GreedyServer, serving
 from tests.fakes.whole_run import external_trial, trial_context

@@ -25,7 +25,7 @@ from loadtests.trials.context import RunError, StartError, StopRequestedError, T
 from loadtests.trials.run import Orchestrator, RunOutcome
 from loadtests.trials.served_parity import ExpectedAnswers
 from servers.clock import now_ns
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from tests.fakes.processes import refusal
 from tests.fakes.whole_run import experiment as small
 

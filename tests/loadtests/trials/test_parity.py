@@ -25,8 +25,8 @@ from loadtests.trials.parity_processes import ParityRun
 from loadtests.trials.parity_texts import Text, read_texts
 from loadtests.trials.run import Orchestrator
 from loadtests.trials.status import Status
+from servers.complaint import ConfigError
 from servers.config import ArmConfig
-from servers.fields import ConfigError
 from servers.processes import Child
 from servers.rpc import inference_pb2_grpc
 from tests.fakes import measure

@@ -15,8 +15,8 @@ from loadtests.monitor.host import Gpu
 from loadtests.traffic import prompts
 from loadtests.trials import environment, preflight
 from loadtests.trials.preflight import check_arm
+from servers.complaint import ConfigError
 from servers.config import ArmConfig, CompileConfig, ModelConfig
-from servers.fields import ConfigError
 from tests.fakes.processes import refusal
 
 

@@ -22,7 +22,7 @@ from loadtests.trials.progress import Display, plain_line
 from loadtests.trials.run_metrics import RunCollector, exporting
 from loadtests.trials.status import ArmLoad, Load, MetricsPage, ReplicaState, Status, UnderWay, read_load
 from servers.clock import now_ns
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.front.metrics import FrontMetrics
 from tests.fakes.request_rows import MS, record
 

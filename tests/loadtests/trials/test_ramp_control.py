@@ -25,7 +25,7 @@ from loadtests.trials.ramp_control import RampControl
 from loadtests.trials.status import UnderWay
 from loadtests.trials.steering import EarlyEnding, Judge, Steered, early_end
 from loadtests.trials.users_ramp import step_of
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.splitter.admin import SplitterError
 from servers.splitter.live import Shares
 from tests.fakes.processes import refusal, wait_for

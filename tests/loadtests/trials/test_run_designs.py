@@ -19,7 +19,7 @@ from loadtests.trials.live_page import LivePage
 from loadtests.trials.run import Orchestrator
 from loadtests.trials.run_metrics import exporting
 from loadtests.trials.status import Status
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from tests.fakes.http_servers import DONE, HttpPeer, Request, answer, plain, said, scripted, usage
 from tests.fakes.processes import wait_for
 from tests.fakes.whole_run import (

@@ -20,7 +20,7 @@ from analysis.records.tables import read_table
 from loadtests.trials.channels import check_alike, check_name, start_up
 from loadtests.trials.status import Status, UnderWay
 from loadtests.trials.telemetry import Collector, Restart
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 from servers.rpc.telemetry_pb2 import SnapshotResponse
 from tests.fakes.processes import refusal, wait_for

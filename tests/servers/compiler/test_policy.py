@@ -20,9 +20,9 @@ from servers.compiler import artifacts, policy, products
 from servers.compiler.policy import graph_changes, load_backend
 from servers.compiler.products import join_linears, scale_products, scaled_product, store_single_rows
 from servers.compiler.regions import select_regions
+from servers.complaint import ConfigError
 from servers.config import CompileConfig
 from servers.engine.model import join_weights
-from servers.fields import ConfigError
 from tests.servers.compiler.test_recorder import reset_compiler
 from tests.servers.test_config import refusal
 

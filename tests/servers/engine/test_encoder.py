@@ -12,6 +12,7 @@ from transformers import AutoModel, RobertaConfig
 
 from servers.clock import now_ns
 from servers.compiler.recorder import CompileRecorder
+from servers.complaint import ConfigError
 from servers.config import ArmConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine import step_runner
 from servers.engine.encoder import EncoderRunner, pooled
@@ -21,7 +22,6 @@ from servers.engine.model import check_task, load_model, readable_tokens
 from servers.engine.runner import runner_for
 from servers.engine.scheduler import Batcher, Job, Step
 from servers.engine.shapes import prompt_borders
-from servers.fields import ConfigError
 from tests.servers.engine.test_runner import compiling, recorder
 from tests.servers.test_config import refusal
 

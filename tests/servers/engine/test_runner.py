@@ -12,6 +12,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from servers.compiler.recorder import CompileRecorder
+from servers.complaint import ConfigError
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine import attention, step_runner
 from servers.engine.model import load_model
@@ -20,7 +21,6 @@ from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Job, Scheduler, Step
 from servers.engine.shapes import StepShape
 from servers.engine.step_runner import filling_step
-from servers.fields import ConfigError
 from servers.front.service import first_request
 from tests.fakes.kernels import varlen_flash
 from tests.servers.compiler.test_recorder import reset_compiler

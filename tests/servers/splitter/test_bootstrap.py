@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from loadtests.commands.split import split_config
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.security import ServerTls
 from servers.splitter.bootstrap import bootstrap

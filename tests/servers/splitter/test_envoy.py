@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 import pytest
 
-from servers.fields import ConfigError
+from servers.complaint import ConfigError
 from servers.metadata import ARM_HEADER, SESSION_HEADER
 from servers.splitter.admin import SplitterError
 from servers.splitter.envoy import Envoy, envoy_path

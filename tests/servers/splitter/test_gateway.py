@@ -11,8 +11,8 @@ import pytest
 import yaml
 from kubernetes.config import incluster_config
 
+from servers.complaint import ConfigError
 from servers.config import ArmConfig
-from servers.fields import ConfigError
 from servers.splitter.admin import SplitterError
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from servers.splitter.grpc_route import grpc_route_manifest, service_name
