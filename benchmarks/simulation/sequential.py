@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 
 from analysis.arrays import Floats
-from analysis.judging.paths import Decided, first_decided
+from analysis.judging.paths import AGREEING, Decided, first_decided
 from analysis.run.slo import judge_share
 from analysis.statistics.compare import Sample, compare
 from analysis.statistics.sequential import APART, SEGMENTS, Evidence, Exchange, Outcome, groups_for
@@ -72,7 +72,7 @@ def decided(
 
 
 def _passed_by_all(evidence: Evidence, arms: tuple[Sample, Sample], *, parts: int) -> tuple[Outcome, int] | None:
-    """Return the first outcome, where a PASS needs that one analysis of all blocks until then passes too.
+    """Return the first outcome, where a PASS needs one by a single analysis of all blocks until then too.
 
     The blocks of the evidence are `parts` to a block of the analysis.
     """
@@ -84,7 +84,7 @@ def _passed_by_all(evidence: Evidence, arms: tuple[Sample, Sample], *, parts: in
         # Trials are numbered from 1, and their blocks from ten thousand times that.
         one, other = (replace(sample, block=sample.trial * 10_000 + sample.block % 10_000 // parts) for sample in seen)
         item = compare(one, other, qs=(0.99,), margin=MARGIN, alpha=ALPHA)[0]
-        if item.p_noninferior is None or item.p_noninferior <= ALPHA:
+        if item.p_noninferior is None or item.p_noninferior <= AGREEING * ALPHA:
             return "PASS", int(place)
     return ("FAIL", int(fails[0])) if len(fails) else None
 
