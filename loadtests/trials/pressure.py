@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from loadtests.monitor.gpus import device_name
@@ -41,7 +40,7 @@ class Pressure:
         if not self._settings.weighs:
             return
         devices = {device_name(arm.model.device) for arm in self._trial.experiment.own_arms}
-        self._facts = {**asdict(self._settings), "devices": sorted(devices)}
+        self._facts = {**self._settings.model_dump(), "devices": sorted(devices)}
         self._facts |= {"start_ns": None, "end_ns": None, "error": None}
         self._trial.facts.pressure = self._facts
         if self._settings.start_s:

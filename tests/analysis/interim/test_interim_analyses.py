@@ -370,7 +370,7 @@ def test_an_open_step_rolls_back_if_asked() -> None:
     ],
 )
 def test_impossible_limits_are_refused(table: dict[str, object], words: tuple[str, ...]) -> None:
-    message = refusal(RecordError, RampLimits.read, table)
+    message = refusal(RecordError, RampLimits.recorded, table)
     assert [word for word in words if word not in message] == []
 
 

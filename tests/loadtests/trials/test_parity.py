@@ -205,7 +205,7 @@ def test_a_run_starts_nothing_where_parity_fails_or_breaks(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["arms.compiled-naive.model.dtype=bfloat16"], ("arms[2].model.dtype", "bfloat16", "float32")),
+        (["arms.compiled-naive.model.dtype=bfloat16"], ("arms.compiled-naive.model.dtype", "bfloat16", "float32")),
         (["arms[1].compile.artifact=/no/such/file"], ("/no/such/file",)),
         (["arms[1].model.quantisation=int8-weight-only", "parity.texts=/no/texts.jsonl"], ("/no/texts.jsonl",)),
         (["model.device=cuda"], ("model.device", "GPU")),

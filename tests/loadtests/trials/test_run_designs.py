@@ -159,7 +159,7 @@ def test_external_arms_go_direct_and_their_failures_and_no_token_are_recorded(
     assert {row["replica"] for row in rows if row["status"] == "OK"} == {"eager-0", "vllm-0", "vllm-1", "bad-0"}
     own, vllm, _ = facts["arms"]
     assert (own["kind"], vllm["kind"], "config" in vllm) == ("tailgate", "openai", False)
-    assert vllm["external"]["address"] == twice
+    assert vllm["external"]["address"] == ", ".join(twice)
     assert [probe["tokens"] for probe in vllm["probe"]] == [2, 2]
     assert (set(facts["startup"]), set(facts["ready"])) == ({"eager"}, {"eager", "vllm", "bad"})
     assert facts["deaths"] == []
