@@ -20,7 +20,7 @@ from tests.docs.commands import pages
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "where.md").read_text(encoding="utf-8")
 
-DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+DESIGN = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| (?:`([\w.]+)/?`)? ?\|([^|]*)\|", re.M)
 
 Edit = tuple[str, str, str]  # file, old text, new text
