@@ -73,6 +73,8 @@ def ask(
             time.sleep(_POLL_S)
         answers = [item.result() for item in reads]
     except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return f"an answer was not complete after {timeout_s:g} s"
         return f"{error.code().name}: {error.details()}"
     finally:
         for call in calls:

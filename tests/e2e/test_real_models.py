@@ -6,7 +6,6 @@ import importlib.util
 import json
 import signal
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -287,8 +286,7 @@ def test_an_arm_with_eight_bits_a_weight_is_accurate(preset: str) -> None:
 def test_a_refusal_is_recorded_for_an_arm_and_an_error_for_the_control(is_control: bool, tmp_path: Path) -> None:
     policy = CompileConfig(enabled=True, dynamic=False, backend="eager", strict=True, warmup="minimal")
     arm = ArmConfig(name="strict", compile=policy, engine=PARITY_ENGINE)
-    plan = replace(
-        parity.make_plan([arm], vocab_size=259, prompts=2, tokens=2, seed=1),
+    plan = parity.make_plan([arm], vocab_size=259, prompts=2, tokens=2, seed=1).replace(
         prompts=((216, 253), (1, 55)),
         continuations=((1, 2), (1, 2)),
         counts=(2, 2),
