@@ -79,14 +79,18 @@ def command_of(pid: int) -> str:
 
 
 def listeners(pid: int) -> set[Listener]:
-    """Return what the process and all below it listen on."""
+    """Return what the process and all below it listen on. A process that ends meanwhile has no command and is left
+    out."""
     accepting = {row[7] for row in _unix_sockets() if int(row[3], 16) & _ACCEPTS}
     found = set()
     for member, item in _sockets(pid):
+        command = command_of(member)
+        if not command:
+            continue
         if item.status == psutil.CONN_LISTEN:
-            found.add(Listener(member, command_of(member), item.laddr.ip.removeprefix("::ffff:"), item.laddr.port))
+            found.add(Listener(member, command, item.laddr.ip.removeprefix("::ffff:"), item.laddr.port))
         elif item.family == socket.AF_UNIX and item.laddr in accepting:
-            found.add(Listener(member, command_of(member), item.laddr))
+            found.add(Listener(member, command, item.laddr))
     return found
 
 
