@@ -73,11 +73,11 @@ def blind_spots(run: Run, arm: str) -> list[str]:
     """What the arm's replicas could not see of their compilers once warm or at the end, in sentences, each once."""
     account = run.account(arm)
     ends = [(mapping(trial.info.get("final")), trial) for trial in run.trials_of(arm)]
-    told = [
+    reported = [
         *account.startups,
         *(mapping(end.get(name)) for end, trial in ends for name in account.replica_names(trial)),
     ]
-    spots = (own.get("blind_spots") for own in told)
+    spots = (own.get("blind_spots") for own in reported)
     return list(dict.fromkeys(text for texts in spots if isinstance(texts, list) for text in map(str, texts)))
 
 

@@ -181,8 +181,8 @@ def _joined_run(run: RecordedRun) -> dict[str, Any]:
 
 def _traffic(run: Run) -> dict[str, Any]:
     """What the first trial that describes its traffic says of it. Trials differ only in what they draw."""
-    told = (info for info in run.infos if mapping(info.get("dropped")) or mapping(info.get("prompts")))
-    info = next(told, {})
+    known = (info for info in run.infos if mapping(info.get("dropped")) or mapping(info.get("prompts")))
+    info = next(known, {})
     return {"dropped": info.get("dropped"), "prompts": dict(flat(mapping(info.get("prompts"))))}
 
 

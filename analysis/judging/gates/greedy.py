@@ -1,10 +1,10 @@
 """Greedy parity: an external arm gives the control's answers, word for word (`parity.served`).
 
 Both are asked twice, as servers with batches do not repeat themselves to the bit: rounding chooses where two tokens are
-nearly tied. An answer that a server does not repeat accuses nobody. Two servers of one model that round differently
-part at a few percent of the tokens, and words alone do not tell that from a small fault. So only departures that no
-rounding explains are FAIL, a PASS needs equal words (`parity.max_different` allows some to differ), and anything else
-is INCONCLUSIVE. Decision 0019 says why the limits are what they are.
+nearly tied. An answer that a server does not repeat counts against no arm. Two servers of one model that round
+differently part at a few percent of the tokens, and words alone do not tell that from a small fault. So only departures
+that no rounding explains are FAIL, a PASS needs equal words (`parity.max_different` allows some to differ), and
+anything else is INCONCLUSIVE. Decision 0019 says why the limits are what they are.
 """
 
 from __future__ import annotations
