@@ -1,7 +1,7 @@
 """Moves the traffic of a trial to its candidate step by step, and back at once when something happens.
 
-`analysis.judging.ramp` says what ends a step. A change that the splitter did not take is sent again until it
-does.
+`analysis.judging.ramp` says what ends a step. A change that the splitter did not take is sent again until it does, or
+until another program has set the weights.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from analysis.judging.ramp import Decision, decide
+from analysis.records.weight_journal import WeightChange
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.ramp_limits import RampLimits
 from loadtests.trials.candidate import Candidate
@@ -64,7 +65,7 @@ class RampControl:
             self._change(trial, "start", f"step {self._step + 1} of {len(self._limits.steps)}")
         self._tell(trial, splitter)
         assert self._weights.last is not None
-        if self._weights.last.action == "rollback":
+        if self._end_ns is not None or self._weights.last.action == "rollback":
             return  # decided once, whether or not the splitter has taken it
         if (alarms := self._candidate.alarms(trial)) or self._is_over(trial):
             why = alarms[0].why if alarms else "the time of the ramp was over before the step was decided"
@@ -128,32 +129,37 @@ class RampControl:
 
     def _tell(self, trial: Steered, splitter: Splitter) -> None:
         """Have the splitter take what is due; one that does not answer is asked again."""
-        status = trial.context.status
+        status, due = trial.context.status, self._weights.due
         try:
-            if not self._weights.tell(splitter):
-                return
+            change = self._weights.tell(splitter)
         except UNANSWERED as error:
             status.detail = f"the weights are not changed yet: {error}"
             return
-        assert self._weights.last is not None
+        if change is None or due is None:
+            return
+        if change.action != due.action:
+            self._end_by_others(trial, change, f", and {due.action} was not done: {due.why}")
+            return
         self._candidate.begin(trial)
-        share = self._weights.last.weights[self._candidate.name]
+        share = change.weights[self._candidate.name]
         status.detail = f"{100.0 * share / WHOLE:g} % of the traffic to {self._candidate.name}"
         status.note(status.detail)
-        if self._weights.last.action == "rollback":
+        if change.action == "rollback":
             self._end_ns = now_ns() + _AFTER_NS
 
     def _watch(self, trial: Steered, splitter: Splitter) -> None:
         """End the ramp where others have set the weights, which stay as they are."""
-        status = trial.context.status
         try:
             change = self._weights.watch(splitter)
         except UNANSWERED as error:
-            status.detail = f"the splitter does not answer: {error}"
+            trial.context.status.detail = f"the splitter does not answer: {error}"
             return
         if change is not None:
-            self._end_ns = now_ns()
-            status.note(f"ramp: another program set the weights to {in_words(change)}; the ramp ends")
+            self._end_by_others(trial, change)
+
+    def _end_by_others(self, trial: Steered, change: WeightChange, undone: str = "") -> None:
+        self._end_ns = now_ns()
+        trial.context.status.note(f"ramp: another program set the weights to {in_words(change)}; the ramp ends{undone}")
 
     def _end(self, trial: Steered) -> None:
         """End the load some time after the ramp has ended."""

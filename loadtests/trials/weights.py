@@ -118,6 +118,7 @@ class WeightController:
         self._others, self._step = others, step
         self.last: WeightChange | None = None
         self.due: WeightChange | None = None  # recorded, and not taken by the splitter yet
+        self._taken: WeightChange | None = None  # the last that the splitter took
         self.held = False  # whether the splitter had the last weights when it was last read
         self._read_ns = 0
         self._start_s: float | None = None  # of the splitter that was told, on the monotonic clock
@@ -152,42 +153,58 @@ class WeightController:
         assert self.last is not None
         self._record(replace(self.last, at_ns=now_ns(), action=action, why=why, cause_ns=cause_ns, done_ns=None))
 
-    def tell(self, splitter: Splitter) -> bool:
-        """Have the splitter take what is due; return whether it did so now. Raises one of UNANSWERED."""
-        if self.due is None:
-            return False
+    def tell(self, splitter: Splitter) -> WeightChange | None:
+        """Have the splitter take what is due; return what it has then, None where nothing was due.
+
+        Weights that others have set since the last change stay: they are recorded and returned, and nothing is due any
+        more. Raises one of UNANSWERED.
+        """
+        due, taken = self.due, self._taken
+        if due is None:
+            return None
+        if taken is not None and (found := self._others_change(splitter, taken, due)) is not None:
+            self.due = None
+            return found
         self._start_s = time.monotonic() - splitter.up_s()
-        splitter.reweight(self.due.weights)
+        splitter.reweight(due.weights)
         self._read_ns = now_ns()
-        self._record(replace(self.due, done_ns=self._read_ns))
         self.due, self.held = None, True
-        return True
+        self._taken = replace(due, done_ns=self._read_ns)
+        self._record(self._taken)
+        return self._taken
 
     def watch(self, splitter: Splitter) -> WeightChange | None:
         """Read the weights once a second, and return the change that others made to them since, once it is recorded.
 
         Weights that a splitter has forgotten because it started anew are due again. Raises one of UNANSWERED.
         """
-        before_ns, at_ns = self._read_ns, now_ns()
-        if self.due is not None or at_ns - before_ns < _READ_NS:
+        if self.due is not None or now_ns() - self._read_ns < _READ_NS:
             return None
-        self._read_ns, self.held = at_ns, False
+        self.held = False
+        change = self._others_change(splitter, *([] if self.last is None else [self.last]))
+        if change is None and not self.held and self.last is not None:
+            why = "the splitter has started anew, with the weights of its configuration"
+            self.set(self.last.weights, action="again", why=why, step=self.last.step)
+        return change
+
+    def _others_change(self, splitter: Splitter, *own: WeightChange) -> WeightChange | None:
+        """Read the weights, and record and return what others made of them; None where they are those of one of `own`,
+        which `held` says, or where the splitter has started anew."""
+        before_ns, self._read_ns = self._read_ns, now_ns()
         shares, last = splitter.shares(), self.last
         weights = {arm: shares.weights.get(arm, 0) for arm in self._arms}
         shadows = {arm: percent for arm, percent in shares.shadows.items() if arm in self._arms}
-        if last is not None and (weights, shadows) == (dict(last.weights), dict(last.shadows)):
+        if any((weights, shadows) == (dict(change.weights), dict(change.shadows)) for change in own):
             self.held = True
             return None
-        if last is not None and self._start_s is not None and self._has_restarted(splitter, self._start_s):
-            why = "the splitter has started anew, with the weights of its configuration"
-            self.set(last.weights, action="again", why=why, step=last.step)
+        if own and self._start_s is not None and time.monotonic() - splitter.up_s() > self._start_s + SAME_START_S:
             return None
         change = WeightChange(
             # No earlier than the change before it, which was made at its own instant.
-            at_ns=at_ns if last is None else max(before_ns, (last.done_ns or last.at_ns) + 1),
+            at_ns=self._read_ns if last is None else max(before_ns, (last.done_ns or last.at_ns) + 1),
             weights=weights,
             shadows=shadows,
-            why="as found" if last is None else f"another program changed {in_words(last)}",
+            why=f"another program changed {in_words(own[0])}" if own else "as found",
             action=self._others,
             step=self._step if last is None else last.step,
             trial=self._trial,
@@ -196,9 +213,6 @@ class WeightController:
         self._record(change)
         self.held = True
         return change
-
-    def _has_restarted(self, splitter: Splitter, start_s: float) -> bool:
-        return time.monotonic() - splitter.up_s() > start_s + SAME_START_S
 
     def _record(self, change: WeightChange) -> None:
         for line in (self._unwritten, change):

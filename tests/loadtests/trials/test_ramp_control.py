@@ -167,6 +167,35 @@ def test_weights_set_by_hand_are_left_and_end_the_ramp(ramp: Ramp) -> None:
     assert ramp.facts.ended is not None
 
 
+@pytest.mark.parametrize("due", ["advance", "rollback"])
+def test_a_refused_change_does_not_overwrite_what_another_program_set_meanwhile(ramp: Ramp, due: str) -> None:
+    said: list[str] = []
+    ramp.poll()
+    ramp.status.note = said.append
+    ramp.splitter.deaf = True  # as a route that another program changes at the same time: 409
+    if due == "rollback":
+        ramp.die()
+    else:
+        ramp.control._change(ramp.trial, "advance", "the step is safe")
+    ramp.poll(2)
+    ramp.splitter.deaf, ramp.splitter.kept = False, dict(HALF)
+    ramp.poll(3)
+    assert ramp.actions == ["start", due, BY_HAND]
+    assert read_weights(ramp.folder)[-1].weights == ramp.splitter.kept == HALF
+    assert any("another program set the weights to eager=5000, new=5000" in text and due in text for text in said)
+    assert "another program changed eager=9900, new=100" in str(ramp.facts.ended)
+
+
+def test_a_change_that_was_taken_though_the_answer_was_lost_is_no_other_program(ramp: Ramp) -> None:
+    ramp.poll()
+    ramp.splitter.deaf = True
+    ramp.die()
+    ramp.poll()
+    ramp.splitter.deaf, ramp.splitter.kept = False, dict(BACK)
+    ramp.poll()
+    assert ramp.actions == ["start", "rollback"]
+
+
 def test_a_restarted_splitter_gets_the_weights_again(ramp: Ramp) -> None:
     ramp.poll()
     ramp.splitter.kept, ramp.splitter.up = dict(CONFIGURED), 0.0
