@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -246,12 +245,12 @@ def _grouped(beyond: Floats, pooled: Floats, trial: Ints, *, least: int, enough:
 
 def _wholes(groups: SortedGroups, q: float) -> Floats:
     """The quantile of all log latencies up to each group, to half a bin."""
-    binned = np.floor(groups.values / _BIN).astype(np.int64)
-    lowest = int(binned.min(initial=0))
-    counts = np.zeros(int(binned.max(initial=0)) - lowest + 1, dtype=np.int64)
+    binned = [np.floor(part / _BIN).astype(np.int64) for part in groups.parts()]
+    lowest = min((int(part[0]) for part in binned), default=0)
+    counts = np.zeros(max((int(part[-1]) for part in binned), default=0) - lowest + 1, dtype=np.int64)
     found = []
-    for begin, end in pairwise(groups.starts):
-        counts += np.bincount(binned[begin:end] - lowest, minlength=len(counts))
+    for part in binned:
+        counts += np.bincount(part - lowest, minlength=len(counts))
         upto = np.cumsum(counts)
         found.append((lowest + int(np.searchsorted(upto, q * upto[-1])) + 0.5) * _BIN)
     return np.array(found)

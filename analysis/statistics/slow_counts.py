@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 
 import numpy as np
 from scipy.special import gammaln, logsumexp
@@ -41,35 +40,34 @@ class Logs:
 
 @dataclass(frozen=True, slots=True)
 class SortedGroups:
-    """The log latencies of one arm, (requests,), sorted within each group; group g lies from `starts[g]` to
-    `starts[g + 1]`."""
+    """The log latencies of one arm, (requests,), sorted within each group; group g has `sizes[g]` from `starts[g]`."""
 
     values: Floats
     starts: Ints
+    sizes: Ints
 
     @classmethod
     def of(cls, logs: Logs, group: Ints, groups: int) -> SortedGroups:
         """The log latencies by the group of their block, (blocks,), from 0; those of group -1 are left out."""
         of_each = group.astype(np.int16 if groups < 2**15 else np.int64)[logs.block]  # short integers sort by radix
         order = np.argsort(of_each, kind="stable")
-        starts = np.cumsum(np.bincount(of_each + 1, minlength=groups + 1))
-        values = logs.values[order[starts[0] :]]
-        starts -= starts[0]
-        for begin, end in pairwise(starts.tolist()):
-            values[begin:end].sort()
-        return cls(values, starts)
+        left_out, *counts = np.bincount(of_each + 1, minlength=groups + 1).tolist()
+        sizes = np.array(counts, dtype=np.int64)
+        made = cls(logs.values[order[left_out:]], np.cumsum(sizes) - sizes, sizes)
+        for part in made.parts():
+            part.sort()
+        return made
 
     def __len__(self) -> int:
-        return len(self.starts) - 1
+        return len(self.starts)
 
-    @property
-    def sizes(self) -> Ints:
-        """The requests of each group, (groups,)."""
-        return np.diff(self.starts)
+    def parts(self) -> list[Floats]:
+        """The values of each group, as views."""
+        return np.split(self.values, self.starts[1:]) if len(self) else []
 
     def means(self) -> Floats:
         """The mean log latency of each group, (groups,)."""
-        return np.add.reduceat(self.values, self.starts[:-1]) / self.sizes
+        return np.add.reduceat(self.values, self.starts) / self.sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +123,8 @@ def slow_counts(treatment: SortedGroups, control: SortedGroups, less: Floats, pl
     fast = np.where(low > 0, _at(treatment, low - 1) - less, -math.inf)
     bound = np.maximum(fast, np.where(low < place, _at(control, place - low - 1), -math.inf))
     return SlowCounts(
-        treatment=_above(treatment, bound, less=less),
-        control=_above(control, bound),
+        treatment=_above(treatment, bound, low, less=less),
+        control=_above(control, bound, place - low),
         own=treatment.sizes,
         other=control.sizes,
     )
@@ -134,13 +132,13 @@ def slow_counts(treatment: SortedGroups, control: SortedGroups, less: Floats, pl
 
 def _at(groups: SortedGroups, place: Ints) -> Floats:
     """The value at each place of its group, (..., groups); any other where there is none."""
-    return np.asarray(groups.values[np.clip(groups.starts[:-1] + place, 0, len(groups.values) - 1)])
+    return np.asarray(groups.values.take(groups.starts + place, mode="clip"))
 
 
-def _above(groups: SortedGroups, bound: Floats, *, less: Floats | float = 0.0) -> Ints:
-    """How many values of each group, less `less`, exceed its bound, (..., groups)."""
-    low = np.zeros(bound.shape, dtype=np.int64)
-    high = np.broadcast_to(groups.sizes, bound.shape)
+def _above(groups: SortedGroups, bound: Floats, low: Ints, *, less: Floats | float = 0.0) -> Ints:
+    """How many values of each group, less `less`, exceed its bound, (..., groups). The first `low` do not."""
+    # Only ties with the bound are left to count.
+    high = np.where(_at(groups, low) - less > bound, low, groups.sizes)
     while (open_ := low < high).any():
         middle = (low + high) // 2
         within = open_ & (_at(groups, middle) - less <= bound)

@@ -207,12 +207,11 @@ def _balance(windows: Windows, group: Ints) -> tuple[Ints, Ints]:
     By bisection of all groups at once. `group` numbers that of each window from 0. Shape (groups,) each.
     """
     farthest, groups = round(FARTHEST / windows.width), int(group[-1]) + 1
-    found = []
-    for most in (1e-6, -1e-6):
-        low, high = np.full(groups, -farthest), np.full(groups, farthest)
-        while (high - low > 1).any():
-            middle = (low + high) // 2
-            fewer = np.bincount(group, windows.excess(middle[group]), groups) <= most
-            low, high = np.where(fewer, low, middle), np.where(fewer, middle, high)
-        found.append(high)
-    return found[0], found[1]
+    low, high = np.full((2, groups), -farthest), np.full((2, groups), farthest)
+    most = np.array([[1e-6], [-1e-6]])
+    while (high - low > 1).any():
+        middle = (low + high) // 2
+        sums = [np.bincount(group, excess, groups) for excess in windows.excess(middle[:, group])]
+        fewer = np.array(sums) <= most
+        low, high = np.where(fewer, low, middle), np.where(fewer, middle, high)
+    return high[0], high[1]

@@ -63,7 +63,7 @@ def command(
     from loadtests.commands.result_folder import names_results, run_of_results
     from loadtests.commands.verdict_output import judge_run
     from loadtests.experiments.config_errors import as_config_error
-    from loadtests.trials.environment import check_writable
+    from loadtests.experiments.files import check_writable
 
     check_named({"--out": out})
     accepted = split_keys(allow_different)

@@ -68,7 +68,7 @@ def command(
     from analysis.records.tables import RecordError
     from analysis.report import write_reports
     from analysis.summary.summary import write_summary
-    from loadtests.trials.environment import check_makeable
+    from loadtests.experiments.files import check_makeable
 
     for name, path in (("BASELINE", baseline), ("CANDIDATE", candidate)):
         if not path:

@@ -44,9 +44,10 @@ def command(
     Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the measurement broke or was
     interrupted.
     """
+    from loadtests.experiments.files import check_writable
     from loadtests.experiments.reading import load
     from loadtests.trials.context import RunError
-    from loadtests.trials.environment import check_writable, new_run_dir
+    from loadtests.trials.environment import new_run_dir
     from loadtests.trials.parity_processes import ParityRun, check_measurable
     from loadtests.trials.progress import Display
     from loadtests.trials.status import Status

@@ -59,7 +59,7 @@ def command(
 
     Exit codes: 0 written, 2 bad usage or configuration, 1 it broke or was interrupted.
     """
-    from loadtests.trials.environment import check_writable
+    from loadtests.experiments.files import check_writable
     from loadtests.trials.preflight import check_arm
 
     flags = given_flags(context)

@@ -1,12 +1,14 @@
-"""The files of experiments: those that come with the package, and those that an experiment names."""
+"""The files of experiments: those that come with the package, those that an experiment names, and the output folder."""
 
 from __future__ import annotations
 
+import os
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from loadtests.experiments.toml_limits import expanded
+from servers.complaint import ConfigError
 
 FILE_KEYS = ("tls_ca", "tls_certificate", "tls_key", "tls_client_ca", "token_file")
 _BUILTIN = resources.files("loadtests") / "experiments"
@@ -44,3 +46,21 @@ def resolved(key: str, value: Any, folder: Path) -> Any:
         return value
     path = folder / expanded(value, key)
     return str(path.resolve()) if name != "tokenizer" or path.exists() or value.startswith((".", "~")) else value
+
+
+def check_makeable(folder: Path, option: str = "--out") -> None:
+    """Raise ConfigError unless the folder, or the one that it would be made in, can be written to. Make nothing."""
+    place = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    if not place.is_dir():
+        raise ConfigError(f'{option} "{folder}" cannot be made ("{place}" is no folder): give a folder that can')
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigError(f'{option} "{place}" is not writable: give a folder that is')
+
+
+def check_writable(folder: Path) -> None:
+    """Make the folder if it is not there. Raises ConfigError unless it can be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f'--out "{folder}" cannot be made ({error.strerror}): give a folder that can') from None
+    check_makeable(folder)

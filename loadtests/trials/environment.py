@@ -19,7 +19,6 @@ from analysis.records.tables import RecordError, read_table
 from loadtests.monitor.host import cpu_model, machine_identity, shown_gpus
 from loadtests.trials.context import RunError
 from servers import clock
-from servers.complaint import ConfigError
 
 _PACKAGES = (
     *("tailgate", "torch", "torchao", "triton", "transformers", "grpcio", "protobuf"),
@@ -103,21 +102,3 @@ def has_requests(run_dir: Path) -> bool:
             if read_table(path, REQUESTS)[0].num_rows:
                 return True
     return False
-
-
-def check_makeable(folder: Path, option: str = "--out") -> None:
-    """Raise ConfigError unless the folder, or the one that it would be made in, can be written to. Make nothing."""
-    place = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
-    if not place.is_dir():
-        raise ConfigError(f'{option} "{folder}" cannot be made ("{place}" is no folder): give a folder that can')
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise ConfigError(f'{option} "{place}" is not writable: give a folder that is')
-
-
-def check_writable(folder: Path) -> None:
-    """Make the folder if it is not there. Raises ConfigError unless it can be written to."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f'--out "{folder}" cannot be made ({error.strerror}): give a folder that can') from None
-    check_makeable(folder)

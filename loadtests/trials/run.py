@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from analysis.records.documents import toml_with_checksum, write_document
+from loadtests.experiments.files import check_writable
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import to_toml
 from loadtests.traffic.schedule import Schedule
 from loadtests.trials.context import RunError, StopRequestedError, TrialContext, TrialFacts
-from loadtests.trials.environment import check_writable, describe_environment, new_run_dir
+from loadtests.trials.environment import describe_environment, new_run_dir
 from loadtests.trials.live_page import LivePage
 from loadtests.trials.preflight import check_experiment
 from loadtests.trials.served_parity import ExpectedAnswers

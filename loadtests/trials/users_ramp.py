@@ -13,13 +13,13 @@ from typing import Any, Final
 from analysis.judging.ramp import Standing, lacks
 from analysis.records.weight_journal import BY_OTHERS
 from analysis.settings.ramp_limits import RampLimits
+from loadtests.experiments.files import check_writable
 from loadtests.experiments.model import Experiment
 from loadtests.provider.answers import GOALS, Evidence
 from loadtests.provider.server import ProviderServer
 from loadtests.traffic.schedule import SCHEDULE, Schedule
 from loadtests.trials.candidate import Candidate
 from loadtests.trials.context import TrialContext, TrialFacts
-from loadtests.trials.environment import check_writable
 from loadtests.trials.live_page import LivePage
 from loadtests.trials.ramp_control import RampControl
 from loadtests.trials.run import Orchestrator

@@ -235,7 +235,8 @@ RATIOS = np.array([-0.3, 0.0, 0.25, 1.0])
 
 
 def sorted_groups(groups: list[Floats]) -> SortedGroups:
-    return SortedGroups(np.concatenate([np.sort(group) for group in groups]), np.cumsum([0, *map(len, groups)]))
+    sizes = np.array([len(group) for group in groups])
+    return SortedGroups(np.concatenate([np.sort(group) for group in groups]), np.cumsum(sizes) - sizes, sizes)
 
 
 def one_by_one(treatment: Floats, control: Floats, q: float) -> tuple[int, int]:
