@@ -49,7 +49,7 @@ COMMANDS = {
     "compare": compare,
 }
 _EXAMPLES = """\
-  tailgate run demo                       three arms on this CPU, 90 s of traffic, a verdict
+  tailgate run demo                       three arms on this CPU, a minute of traffic, a verdict
   tailgate run canary.toml --trace conv.csv
   tailgate frontier demo                  which policy to ship at which load, in ten minutes
   tailgate parity demo                    do the arms compute the same?

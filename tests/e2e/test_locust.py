@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.inference import Behaviour, ServedFake, Server, serve
+from tests.fakes.inference import Behaviour, ServedFake, serve
 from tests.fakes.processes import PATIENCE_S, free_port, wait_for
 from tests.fakes.whole_run import records, run_locust, start_locust
-from tests.loadtests.clients.test_client_faults import both
 from tests.loadtests.test_chat import CHAT, account, planned, several
 
 
@@ -153,18 +152,3 @@ def test_embeddings_by_hand_are_recorded_without_tokens(tmp_path: Path) -> None:
     stats = {row["name"]: row for row in json.loads((tmp_path / "out.json").read_text())}
     assert stats["Embed e2e [eager]"]["num_requests"] == statuses["OK"] + statuses["INTERNAL"]
     assert not any("ttft" in name for name in stats)
-
-
-@pytest.mark.parametrize("kind", ["sync", "aio"])
-def test_frames_and_grpcio_record_the_same_of_a_paced_server(kind: Server) -> None:
-    """Times are medians of the quietest of four rounds, as machines are busy."""
-    with serve(Behaviour(server=kind, token_s=0.02)) as peer:
-        frames, grpcio = both(peer.target, "paced", streams=20, tokens=15, rounds=4)
-    expected = {"statuses": ["OK"], "tokens": [15] * 20, "ordered": True}
-    for found in (frames, grpcio):
-        assert {key: found[key] for key in expected} == expected
-    assert len(grpcio["trailing"]) == 14
-    assert set(frames["trailing"]) - {"grpc-status", "grpc-message"} == set(grpcio["trailing"])
-    assert abs(frames["ttft_ms"] - grpcio["ttft_ms"]) < 25, (frames["ttft_ms"], grpcio["ttft_ms"])
-    assert abs(frames["itl_ms"] - grpcio["itl_ms"]) < 5, (frames["itl_ms"], grpcio["itl_ms"])
-    assert 19 < frames["itl_ms"] < 40

@@ -29,9 +29,9 @@ from tests.fakes.processes import Listener, listeners
 from tests.faults import plan as arrangement
 from tests.faults import promises
 from tests.faults.fault import PHASES, Moment, Setup
-from tests.faults.plan import DEFAULT, FAMILIES, KINDS, Plan, plan
+from tests.faults.plan import FAMILIES, KINDS, Plan, plan
 from tests.faults.processes import ancestry, by_role, marked
-from tests.faults.promises import AMONG_TEMPORARY, Answered, Command, Injected, Story, breaches
+from tests.faults.promises import Answered, Command, Injected, Story, breaches
 
 _POLL_S = 0.02
 _SOCKETS_EVERY_S = 1.0
@@ -227,7 +227,7 @@ def _left_in(temporary: Path) -> list[str]:
     end_s = time.monotonic() + _GOES_S
     while any(temporary.iterdir()) and time.monotonic() < end_s:
         time.sleep(0.05)
-    return [f"{path.name} {AMONG_TEMPORARY}" for path in sorted(temporary.iterdir())]
+    return [f"{path.name} among the temporary files" for path in sorted(temporary.iterdir())]
 
 
 def _analyzed(live: LiveRun, run_dir: Path) -> Command:
@@ -290,7 +290,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.campaign", description=__doc__)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1, help="of the first run")
-    parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=list(DEFAULT))
+    parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--kind", choices=KINDS, help="runs of one kind alone")
     parser.add_argument("--out", type=Path, default=Path("faults.jsonl"), help="a line a run (default %(default)s)")
     parser.add_argument("--keep", type=Path, help="folder for the files of runs that broke a promise")

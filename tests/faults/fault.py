@@ -67,7 +67,6 @@ class Fault(abc.ABC):
     ends_records: bool = False  # later answers may go unrecorded
     removes_records: bool = False
     silenced_logs: tuple[str, ...] = ()  # prefixes of logs that may hold a traceback
-    spares_temporary: bool = False  # temporary folders may stay
     forbids_pass: bool = False  # for any candidate
     is_watched: bool = False  # the run monitors its machines
     extra_s: float = 0.0  # that the run may take longer

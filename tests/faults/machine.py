@@ -1,17 +1,13 @@
-"""The machine: clocks that step or run fast, and processors, memory and cards that are taken away (Linux, root)."""
+"""The machine: clocks that step or run fast, and processors and memory that are taken away (Linux)."""
 
 from __future__ import annotations
 
-import functools
 import os
 import random
 import resource
 import shutil
-import signal
 import subprocess
 import sys
-import time
-import uuid
 from contextlib import suppress
 from pathlib import Path
 
@@ -180,16 +176,14 @@ def _pin(live: Live, processors: set[int]) -> int:
 class Memory(Fault):
     """A process gets no more than 1 MiB of addresses beside those that it has."""
 
-    def __init__(self, role: str, *, held: bool = False) -> None:
-        # Python, grpcio and Locust print a traceback when there was no memory; a process that is killed prints nothing.
+    def __init__(self, role: str) -> None:
+        # Python, grpcio and Locust print a traceback when there was no memory.
         logs = {CONTROL: ("eager-",), CANDIDATE: ("compiled-",), "load": ("locust",)}
         super().__init__(
-            name=f"the kernel holds the memory of {role}" if held else f"no more memory for {role}",
+            name=f"no more memory for {role}",
             hurts=(role,) if role in ARMS else ARMS if role == "envoy" else (),
             ends_records=role not in (*ARMS, "envoy"),
-            silenced_logs=() if held else logs.get(role, ()),
-            # What the orchestrator starts is in its group, also what would remove its folders.
-            spares_temporary=held and role == "orchestrator",
+            silenced_logs=logs.get(role, ()),
             extra_s=130.0 if role in ("load", "worker") else 0.0,  # a load that does not end is waited for
         )
         self._role = role
@@ -206,149 +200,6 @@ class Memory(Fault):
         for pid in live.pids(self._role):
             with suppress(OSError):
                 resource.prlimit(pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-
-
-_GROUPS = Path("/sys/fs/cgroup")
-_ROOM = 2 << 20
-
-
-class MemoryGroup:
-    """A control group whose processes may take `room` bytes more than they have."""
-
-    def __init__(self, room: int) -> None:
-        first = (_GROUPS / "memory").is_dir()  # cgroup v1; in v2 all controllers are in one tree
-        self._above = _GROUPS / "memory" if first else _GROUPS
-        self._limit = "memory.limit_in_bytes" if first else "memory.max"
-        self._none = "-1" if first else "max"
-        self.path = self._above / f"tailgate-faults-{uuid.uuid4().hex[:8]}"
-        self.path.mkdir()
-        (self.path / self._limit).write_text(str(room))
-
-    def take(self, pid: int) -> None:
-        """Move the process into the group; memory that it has stays counted where it was."""
-        (self.path / "cgroup.procs").write_text(str(pid))
-
-    def lift(self) -> None:
-        with suppress(OSError):
-            (self.path / self._limit).write_text(self._none)
-
-    def close(self) -> None:
-        """Move the processes back and remove the group."""
-        until_s = time.monotonic() + 5.0
-        while self.path.exists() and time.monotonic() < until_s:
-            with suppress(OSError):
-                for pid in (self.path / "cgroup.procs").read_text().split():
-                    (self._above / "cgroup.procs").write_text(pid)
-                self.path.rmdir()
-            time.sleep(0.05)
-
-
-@functools.cache
-def why_no_groups() -> str:
-    """Return why no process can be held to a group here; empty where one can."""
-    if os.geteuid() != 0:
-        return "not root"
-    try:
-        group = MemoryGroup(_ROOM)
-    except OSError as error:
-        return str(error)
-    # Some kernels count and enforce nothing.
-    takes = f"import sys; sys.stdin.read(); bytearray(b'1') * {16 * _ROOM}"
-    process = subprocess.Popen([sys.executable, "-c", takes], stdin=subprocess.PIPE)
-    try:
-        group.take(process.pid)
-        process.communicate(timeout=30.0)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        process.kill()
-        process.communicate()
-        return str(error)
-    finally:
-        group.close()
-    return "" if process.returncode == -signal.SIGKILL else "the limit of a group is not enforced"
-
-
-class HeldMemory(Memory):
-    """The kernel gives a process 2 MiB more and then kills it."""
-
-    def __init__(self, role: str) -> None:
-        super().__init__(role, held=True)
-        self._taken: list[MemoryGroup] = []
-
-    def inject(self, live: Live) -> str:
-        pids = live.pids(self._role)
-        if not pids:
-            return ""
-        group = MemoryGroup(_ROOM)
-        live.setup.closing.callback(group.close)
-        self._taken.append(group)
-        for pid in pids:
-            with suppress(OSError):
-                group.take(pid)
-        return f"{len(pids)} of {self._role}"
-
-    def lift(self, live: Live) -> None:
-        for group in self._taken:
-            group.lift()
-
-
-# Waits for a line, allocates what is free in powers of two, and holds it until it is killed.
-_NEIGHBOUR = """\
-import sys, torch
-torch.zeros(1, device="cuda")
-print("there", flush=True)
-sys.stdin.readline()
-held, size = [], 1 << 36
-while size >= 1 << 21:
-    try:
-        held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
-    except torch.OutOfMemoryError:
-        size >>= 1
-print(sum(part.numel() for part in held), flush=True)
-sys.stdin.readline()
-"""
-
-
-class DeviceMemory(Fault):
-    """Both arms run on one card, and another process takes the rest of its memory, to the end if it `stays`."""
-
-    def __init__(self, *, stays: bool) -> None:
-        super().__init__(name="no more memory on the card", hurts=ARMS, forbids_pass=stays, is_watched=True)
-        self._neighbours: list[subprocess.Popen[str]] = []
-
-    def arrange(self, setup: Setup) -> None:
-        setup.settings.append("model.device=cuda")
-        neighbour = subprocess.Popen(
-            [sys.executable, "-c", _NEIGHBOUR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        setup.closing.callback(self._end)
-        self._neighbours.append(neighbour)
-        assert neighbour.stdout is not None
-        neighbour.stdout.readline()
-
-    def inject(self, live: Live) -> str:
-        (neighbour,) = self._neighbours
-        assert neighbour.stdin is not None
-        assert neighbour.stdout is not None
-        neighbour.stdin.write("take\n")
-        neighbour.stdin.flush()
-        return f"{int(neighbour.stdout.readline()) / 2**30:.1f} GiB taken"
-
-    def lift(self, live: Live) -> None:
-        self._end()
-
-    def _end(self) -> None:
-        while self._neighbours:
-            neighbour = self._neighbours.pop()
-            neighbour.kill()
-            neighbour.communicate(timeout=60.0)
-
-
-@functools.cache
-def why_no_device() -> str:
-    """Return why no card can be filled here; empty where one can."""
-    code = "import torch; raise SystemExit(not torch.cuda.is_available())"
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
-    return "no CUDA device" if done.returncode else ""
 
 
 def draw(rng: random.Random, situation: Situation) -> Moment | None:
@@ -371,22 +222,3 @@ def draw(rng: random.Random, situation: Situation) -> Moment | None:
         case _:
             return None
     return Moment(phase=phase, after_s=after_s, fault=fault, lasts_s=lasts_s)
-
-
-def draw_group(rng: random.Random, situation: Situation) -> Moment | None:
-    """Draw a process that the kernel holds to its memory; it may be killed, so that such plans are of safety."""
-    role = rng.choice(("orchestrator", "load", CONTROL, "envoy", CANDIDATE))
-    phase, after_s = some_instant(rng, situation)
-    lasts_s = round(rng.uniform(0.3, 2.0), 1) if rng.random() < 0.5 else None
-    if situation.liveness or situation.kind == "external" or why_no_groups():
-        return None
-    return Moment(phase=phase, after_s=after_s, fault=HeldMemory(role), lasts_s=lasts_s)
-
-
-def draw_device(rng: random.Random, situation: Situation) -> Moment | None:
-    """Draw an instant at which the memory of the card is taken in a run of the engine, which may not recover."""
-    if situation.kind != "engine" or situation.liveness or why_no_device():
-        return None
-    phase, after_s = some_instant(rng, situation, "starting arms", "waiting for the last answers")
-    lasts_s = round(rng.uniform(0.5, 3.0), 1) if rng.random() < 0.5 else None
-    return Moment(phase=phase, after_s=after_s, fault=DeviceMemory(stays=lasts_s is None), lasts_s=lasts_s)

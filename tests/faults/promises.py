@@ -15,8 +15,6 @@ from analysis.summary.model import Summary
 from tests.faults.fault import CANDIDATE, CONTROL, Moment
 from tests.faults.plan import SECRETS, Plan
 
-AMONG_TEMPORARY = "among the temporary files"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injected:
@@ -88,8 +86,8 @@ class Story:
 
     @property
     def was_killed(self) -> bool:
-        """Whether the orchestrator was killed or asked to end, or might be killed by the kernel."""
-        ends = ("SIGKILL of orchestrator", "SIGTERM of orchestrator", "the kernel holds the memory of orchestrator")
+        """Whether the orchestrator was killed or asked to end."""
+        ends = ("SIGKILL of orchestrator", "SIGTERM of orchestrator")
         return any(item.hit and item.moment.fault.name in ends for item in self.injected)
 
 
@@ -184,10 +182,8 @@ def ends_by_itself(story: Story) -> list[str]:
 
 def nothing_is_left(story: Story) -> list[str]:
     """No process, listening socket or temporary file stays."""
-    spared = any(item.moment.fault.spares_temporary for item in story.injected if item.hit)
-    left = [what for what in story.left if not (spared and what.endswith(AMONG_TEMPORARY))]
     late = [f"its processes took {story.gone_after_s:.1f} s to go"] if story.gone_after_s > GONE_S else []
-    return [*left, *late]
+    return [*story.left, *late]
 
 
 def records_stay(story: Story) -> list[str]:

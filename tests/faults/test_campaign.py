@@ -15,34 +15,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.faults import day
 from tests.faults.campaign import carry_out
 from tests.faults.fault import Moment
-from tests.faults.machine import MemoryGroup, clocks, step_clock, why_no_clocks, why_no_groups
+from tests.faults.machine import clocks, step_clock, why_no_clocks
 from tests.faults.plan import FAMILIES, SECRETS, Plan, covering, plan
 from tests.faults.processes import MARK, Signal, by_role, marked
 from tests.faults.promises import PROMISES, Answered, Command, Injected, Story, breaches, leaks, tracebacks
 from tests.faults.relay import order
 from tests.faults.storage import Disk, why_no_disks
 
-COUNTS = dict.fromkeys(FAMILIES, 2) | {"signals": 6, "devices": 0}
-SEEDS = [(family, seed) for family, count in COUNTS.items() for seed in covering(count, families=(family,)) if count]
+COUNTS = dict.fromkeys(FAMILIES, 2) | {"signals": 6}
+SEEDS = [(family, seed) for family, count in COUNTS.items() for seed in covering(count, families=(family,))]
 
 
 @pytest.mark.timeout(420)
 @pytest.mark.parametrize(("family", "seed"), SEEDS)
 def test_every_promise_holds_under_faults(family: str, seed: int, tmp_path: Path) -> None:
     planned = plan(seed, quick=True, families=(family,))
-    assert not breaches(carry_out(planned, tmp_path)), planned
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU: run tests/faults on a GPU machine")
-@pytest.mark.timeout(420)
-def test_every_promise_holds_without_device_memory(tmp_path: Path) -> None:
-    seed = next(seed for seed in range(1, 100) if plan(seed, families=("devices",), kind="engine").moments)
-    planned = plan(seed, families=("devices",), kind="engine")
     assert not breaches(carry_out(planned, tmp_path)), planned
 
 
@@ -220,21 +211,6 @@ def test_a_full_disk_refuses_writes_until_it_is_freed(tmp_path: Path) -> None:
     assert not (tmp_path / "disk").is_mount()
 
 
-@pytest.mark.skipif(bool(why_no_groups()), reason=f"no groups of memory: {why_no_groups()}")
-@pytest.mark.parametrize("lifted", [False, True])
-def test_a_process_is_killed_beyond_the_limit_of_its_memory_group(lifted: bool) -> None:
-    takes = "import sys; sys.stdin.readline(); held = bytearray(b'1') * (32 << 20); print(len(held))"
-    group = MemoryGroup(2 << 20)
-    process = subprocess.Popen([sys.executable, "-c", takes], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    group.take(process.pid)
-    if lifted:
-        group.lift()
-    out, _ = process.communicate("\n", timeout=30)
-    assert (process.returncode, out) == ((0, f"{32 << 20}\n") if lifted else (-signal.SIGKILL, ""))
-    group.close()
-    assert not group.path.exists()
-
-
 def test_a_relay_passes_on_resets_on_order_and_accepts_new_connections() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=_echo, args=(listener,), daemon=True).start()
@@ -275,37 +251,24 @@ def test_marked_processes_are_found_with_their_children_and_no_others() -> None:
         started.communicate(b"\n")
 
 
-def test_a_leak_of_three_percent_is_seen_under_noise_and_spikes() -> None:
-    values = [1000 + round(30 * at / 100) + (5 if at % 2 else -5) + (4000 if at % 25 == 3 else 0) for at in range(101)]
-    samples = [day.Sample(at_s=float(at), rss=value, own=value, files=9, threads=3) for at, value in enumerate(values)]
-    found = day.growth(samples, "own", start_s=0.0, end_s=100.0)
-    assert found is not None
-    assert found["growth"] == pytest.approx(0.026, abs=0.006)
-
-
 def test_growth_of_memory_and_open_files_is_a_miss_of_its_process() -> None:
-    flat = {"first": 100.0, "last": 100.0, "growth": 0.0}
-    grown = {"first": 100.0 * 2**20, "last": 103.0 * 2**20, "growth": 0.03}
-    row = {"process": "envoy #0", "rss": flat, "own": grown, "files": {"first": 30, "last": 31, "growth": 0.033}}
-    requests = {"eager": 10, "compiled": 10}
-    seen: dict[str, Any] = {"exit_code": 3, "complete": True, "planned": requests, "requests": requests}
-    seen |= {"processes": [row], "left": [], "report_bytes": 1000}
+    values = [100_000 + 30 * at + (50 if at % 2 else -50) + (40_000 if at % 25 == 3 else 0) for at in range(101)]
+    samples = [day.Sample(at_s=float(at), memory=value, files=30 + (at > 50)) for at, value in enumerate(values)]
+    figures = {figure: day.growth(samples, figure, start_s=0.0, end_s=100.0) for figure in ("memory", "files")}
+    seen: dict[str, Any] = {"exit_code": 3, "complete": True, "planned": 10, "requests": {"eager": 10, "compiled": 10}}
+    seen |= {"processes": {"envoy #7": figures}, "left": [], "report_bytes": 1000}
     memory, files = day.misses(seen, memory=True)
-    assert all(word in memory for word in ("envoy #0", "own", "3.0%"))
-    assert all(word in files for word in ("envoy #0", "30", "31"))
+    assert memory.startswith("envoy #7: memory grew by 2.")
+    assert files.startswith("envoy #7: 30 files")
     assert day.misses(seen, memory=False) == [files]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_short_day_leaves_no_process_and_no_open_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--requests", "2000", "--rate", "330", "--compile-s", "1", "--no-memory"]
-    code = day.main([*words, "--out", str(tmp_path / "day")])
+def test_a_short_day_leaves_no_process_and_no_open_file(capsys: pytest.CaptureFixture[str]) -> None:
+    code = day.main(["--requests", "2000", "--compile-s", "1", "--no-memory"])
     shown = capsys.readouterr()
     found = json.loads(shown.out.splitlines()[-1])
     assert (code, found["misses"]) == (0, []), shown.err
     assert found["recompiles"]["eager"] == 0
     assert found["recompiles"]["compiled"] >= 1
-    names = {row["process"].rpartition(" #")[0] for row in found["processes"]}
-    assert names >= {"tailgate run", "envoy", "locust", "arm eager-0", "arm compiled-0"}
-    assert found["page_bytes"] > 0
-    assert found["metrics_bytes"] > 0
+    lived = {name.rpartition(" #")[0] for name, figures in found["processes"].items() if None not in figures.values()}
+    assert lived >= {"tailgate run", "envoy", "locust", "arm eager-0", "arm compiled-0"}

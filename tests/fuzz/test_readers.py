@@ -31,11 +31,6 @@ from analysis.records.weight_journal import append as append_weights
 from analysis.summary.summary import analyze
 from loadtests.experiments.files import builtin_names, builtin_text
 from loadtests.experiments.reading import load
-from loadtests.generator.trial_config import TrialConfig
-from loadtests.traffic.drawing import build_schedule
-from loadtests.traffic.schedule import Schedule
-from loadtests.traffic.settings import TrafficConfig
-from loadtests.traffic.source import read_source
 from loadtests.traffic.traces import read_trace
 from servers.complaint import ConfigError
 from tests.fakes.request_rows import row, table_of, write_rows
@@ -159,25 +154,6 @@ _LOOK = {"number": 1, "trial": 1, "t_s": 30.0, "verdicts": {"compiled": "INCONCL
 _LOOKS = "".join(json.dumps({**_LOOK, "number": number}) + "\n" for number in range(6)).encode()
 
 
-def _schedules(folder: Path) -> list[bytes]:
-    config = TrafficConfig(rate=4, duration_s=30, turns_mean=2, design="split")
-    limits = {"max_prompt_tokens": 2048, "max_new_tokens": 256}
-    built = build_schedule(config, read_source(config), arms=("eager", "compiled"), seed=1, trial=1, **limits)
-    built.write(folder / "seed")
-    return [(folder / "seed").read_bytes()]
-
-
-def _schedule(path: Path) -> None:
-    schedule = Schedule.read(path)
-    schedule.table.validate(full=True)
-    schedule.table.to_pylist()
-
-
-def _trial_config(folder: Path) -> list[bytes]:
-    TrialConfig(trial=1, targets={"eager": "127.0.0.1:1", "*": "127.0.0.1:2"}).write(folder / "seed")
-    return [(folder / "seed").read_bytes()]
-
-
 def _run_list(folder: Path) -> list[bytes]:
     (folder / "a").mkdir(exist_ok=True)
     (folder / "b").mkdir(exist_ok=True)
@@ -250,13 +226,6 @@ FILES = (
         seeds=_run_list,
         read=_file(RUN_LIST, lambda path: read_run_list(path.parent)),
         refuses=REFUSED,
-    ),
-    Reader(name="schedule", seeds=_schedules, read=_file("schedule.arrow", _schedule), refuses=(ConfigError,)),
-    Reader(
-        name="generator.json",
-        seeds=_trial_config,
-        read=_file("generator.json", TrialConfig.read),
-        refuses=(ConfigError,),
     ),
     *(
         Reader(name=name, seeds=partial(_run_files, run), read=_run, refuses=REFUSED, most_mib=512, one_in=20)

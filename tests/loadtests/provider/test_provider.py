@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import yaml
 
 from analysis.judging.alarms import ServedCompile
 from analysis.settings.gate_limits import GateLimits
@@ -28,7 +27,7 @@ from loadtests.trials.users_ramp import Onlooker
 from servers.complaint import ConfigError
 from servers.splitter.admin import SplitterError
 from servers.splitter.live import Shares
-from tests.fakes.kubernetes import AnalysisRun, Flagger, asked
+from tests.fakes.kubernetes import asked
 from tests.fakes.processes import refusal
 
 START_NS = 10**18
@@ -340,43 +339,3 @@ def test_a_burst_of_errors_counts_in_five_minutes_of_the_same_weights(run: Watch
     run.ends(20, failed=20)
     run.poll()
     assert "requests to new failed in the last" in run.answer().reasons[0]
-
-
-DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
-
-
-def test_argo_pauses_a_step_that_stays_open_and_does_not_promote_it(serve: Serve) -> None:
-    run = serve(token=TOKEN)
-    templates = yaml.safe_load_all((DEPLOY / "argo" / "analysis-templates.yaml").read_text())
-    (template,) = (item for item in templates if item["metadata"]["name"] == "tailgate-wait")
-    for older in (False, True):
-        step = AnalysisRun(template, run.server.port, {"token": TOKEN})
-        if older:  # before 1.8 the field is not known, and dropped
-            del step.metric["consecutiveSuccessLimit"]
-        while step.phase == "Running":
-            run.go()
-            step.measure()
-        assert (step.phase, sum(step.counts.values())) == ("Inconclusive", 120)
-
-
-def test_flagger_goes_up_as_evidence_allows_and_is_promoted_by_pass_alone(serve: Serve) -> None:
-    canary: dict[str, Any] = yaml.safe_load((DEPLOY / "flagger" / "canary.yaml").read_text())
-    for hook in canary["spec"]["analysis"]["webhooks"]:
-        hook["metadata"] |= {"token": TOKEN}
-    run = serve(token=TOKEN)
-    run.poll()
-    flagger = Flagger(canary, run.server.port)
-    assert (flagger.tick(), flagger.tick(), flagger.weight) == ("Progressing", "Progressing", 1)
-    for weight in (1, 5, 25):
-        for _ in range(5):
-            run.go()
-            flagger.tick()
-            assert (flagger.phase, flagger.weight) == ("Progressing", weight)
-        run.go(safe=True)
-        flagger.tick()
-        assert flagger.weight > weight
-    for _ in range(20):
-        run.go(safe=True)
-        assert flagger.tick() == "WaitingPromotion"
-    run.go(decision="PASS")
-    assert (flagger.tick(), flagger.weight, flagger.failed_checks) == ("Promoting", 50, 0)
