@@ -15,7 +15,6 @@ from loadtests.commands.options import (
     Out,
     Page,
     Seed,
-    Slo,
     real,
     set_option,
 )
@@ -26,8 +25,7 @@ _LONGEST_MINUTES = 10_080.0
 EXAMPLES = """\
   tailgate frontier demo
   tailgate frontier canary.toml --budget 180
-  tailgate frontier canary.toml --standard --set arms.eager.device=cuda:0
-  tailgate frontier canary.toml --set traffic.rates=[2,64] --slo p99_ttft_ms=500"""
+  tailgate frontier canary.toml --set traffic.rates=[2,64] --set slo.p99_ttft_ms=500"""
 
 
 def command(
@@ -41,17 +39,10 @@ def command(
             help=f"How long the search may take. Default: {BUDGET_MINUTES:g}; {DEMO_MINUTES:g} for the demo.",
         ),
     ] = None,
-    standard: Annotated[
-        bool,
-        typer.Option(
-            "--standard", help="Search the standard set of policies and the control, not the experiment's other arms."
-        ),
-    ] = False,
     settings: Annotated[list[str] | None, set_option("traffic.step_s=20")] = None,
     out: Out = "runs",
     seed: Seed = None,
     page: Page = "127.0.0.1:0",
-    slo: Slo = None,
     metrics: Metrics = "",
     as_json: Json = False,
 ) -> int:
@@ -59,9 +50,7 @@ def command(
 
     Starts one arm after another, again and again, each time at loads around the highest that it holds within the [slo],
     until the budget is spent or nothing is open. Then it says which policy to ship at which load, and what is not
-    known. An experiment with the control alone gets the standard set: padded, bucketed with the
-    ladder that pads its lengths least, dynamic. Loads begin at traffic.rates, or around traffic.rate. Ctrl-C ends the
-    search with what is known.
+    known. Loads begin at traffic.rates, or around traffic.rate. Ctrl-C ends the search with what is known.
 
     Exit codes: 0 it ended with an answer; where the experiment sets [gates], those of `run` (0 PASS, 3 INCONCLUSIVE, 99
     FAIL); 2 bad usage or configuration; 1 it broke or was interrupted.
@@ -75,17 +64,16 @@ def command(
     began = time.monotonic()
     demo = experiment == "demo"
     source = DEMO if demo else experiment
-    plan = frontier_plan(source, settings=settings or (), seed=seed, slo=slo or (), standard=standard)
+    loaded = frontier_plan(source, settings=settings or (), seed=seed)
     minutes = budget or (DEMO_MINUTES if demo else BUDGET_MINUTES)
-    check_budget(plan.experiment, minutes)
+    check_budget(loaded, minutes)
     status = Status()
     live_page = page_of(page, status)
     search = FrontierSearch(
-        plan.experiment,
+        loaded,
         out=Path(out),
         budget_s=minutes * 60.0,
-        dropped=plan.dropped,
-        gated=asks_for_verdicts(plan.experiment),
+        gated=asks_for_verdicts(loaded),
         status=status,
         page=live_page,
         arm_command=context.obj or ARM_COMMAND,

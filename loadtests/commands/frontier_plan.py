@@ -1,36 +1,23 @@
-"""The experiment that `tailgate frontier` runs: of any experiment, one whose loads rise in steps, with enough arms.
-
-Where the experiment has the control alone, or where it is asked for, the arms are the standard set: every prompt padded
-to one length, buckets with the ladder that pads the traffic's lengths least, and dynamic shapes.
-"""
+"""The experiment that `tailgate frontier` runs: of any experiment, one whose loads rise in steps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from analysis.frontier.search import Left
 from analysis.judging.load_steps import requests_to_see
 from analysis.records.tables import RecordError
 from analysis.settings.gate_limits import GateLimits, usual_for
 from analysis.settings.slo_targets import parse_slo
-from analysis.statistics.exposure import ExposureError, best_ladder
 from loadtests.experiments.config_errors import as_config_error
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table, load_table
 from loadtests.experiments.toml_limits import table_of
 from loadtests.traffic.rate_steps import HIGHEST_RATE
-from loadtests.trials.preflight import check_arm
-from loadtests.trials.trial_schedule import TrialSchedules
 from servers.complaint import ConfigError
-from servers.config import ArmConfig, default_lengths
 from servers.fields import read
 
-STANDARD = ("compiled-padded", "compiled-bucketed", "compiled-dynamic")
 _STEPS, _STEP_S, _LONGEST_STEP_S = 8, 30.0, 300.0
 _BELOW, _ABOVE = 4.0, 8.0  # times the rate of an experiment that names one
 _LONGEST_TRIAL_S = 1e7  # as traffic.duration_s has it
@@ -39,36 +26,14 @@ _OF_OTHER_TRAFFIC = (
     *("rate", "burstiness", "design", "duration_s"),
     *("time_scale", "trace_start_s", "concurrency", "pause_s"),
 )
-_SHARED_KEYS = ("replicas", "device", "model", "engine")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrontierPlan:
-    """An experiment to search, and the arms of the standard set that do not fit its model or device."""
-
-    experiment: Experiment
-    dropped: tuple[Left, ...] = ()
-
-
-def frontier_plan(
-    source: str | Path,
-    *,
-    settings: Sequence[str] = (),
-    seed: int | None = None,
-    slo: Sequence[str] = (),
-    standard: bool = False,
-) -> FrontierPlan:
+def frontier_plan(source: str | Path, *, settings: Sequence[str] = (), seed: int | None = None) -> Experiment:
     """Return the experiment in `source` as a search. Raises ConfigError for one that is none."""
-    table = load_table(source, settings=settings, seed=seed, slo=slo)
-    arms = table.get("arms", [])
-    tables = isinstance(arms, list) and all(isinstance(arm, dict) for arm in arms)
-    control = _control(arms) if tables and (standard or len(arms) < 2) else None
+    table = load_table(source, settings=settings, seed=seed)
     given = table_of(table, "traffic")
     # A search starts as many trials as its budget has time for.
     table |= {"traffic": _searched(given), "trials": {**table_of(table, "trials"), "count": 1}}
-    if control is not None:
-        # Beside its double the control is read as `run` would read it.
-        table["arms"] = [control, {**control, "name": _another_name(control), "control": False}]
     experiment = from_table(table)
     if experiment.external_arms:
         arm = experiment.external_arms[0]
@@ -79,10 +44,7 @@ def frontier_plan(
     if given.get("arrivals") != "saturation":
         table["traffic"] |= _steps(experiment, given)
         experiment = from_table(table)
-    if control is None:
-        return FrontierPlan(experiment=experiment)
-    check_arm(next(arm.config for arm in experiment.own_arms if arm.control))
-    return _with_standard_arms(table, control)
+    return experiment
 
 
 def asks_for_verdicts(experiment: Experiment) -> bool:
@@ -127,51 +89,3 @@ def _steps(experiment: Experiment, given: Mapping[str, Any]) -> dict[str, Any]:
         seen_s = requests_to_see(least) / rate if isinstance(rate, (int, float)) and rate > 0 else 0.0
         step_s = max(_STEP_S, float(round(min(_LONGEST_STEP_S, traffic.settle_s + seen_s) + 0.5)))
     return {"step_s": step_s, "duration_s": traffic.rampup_s + _STEPS * step_s}
-
-
-def _control(arms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The table of the control: that which says so, else the first, else an eager arm."""
-    given = arms or [{"preset": "eager"}]
-    control = {**next((arm for arm in given if arm.get("control") is True), given[0]), "control": True}
-    if control.get("kind", "tailgate") != "tailgate":
-        raise ConfigError(
-            f'the control is external (kind = "{control["kind"]}"), and the standard set is of arms that tailgate '
-            "starts: name the arms in the experiment"
-        )
-    return control
-
-
-def _another_name(control: Mapping[str, Any]) -> str:
-    return next(name for name in STANDARD if name != control.get("name", control.get("preset")))
-
-
-def _with_standard_arms(table: Mapping[str, Any], control: Mapping[str, Any]) -> FrontierPlan:
-    """The control with the standard set beside it, without what does not fit."""
-    shared = {key: control[key] for key in _SHARED_KEYS if key in control}
-    arms, dropped = [dict(control)], []
-    for preset in STANDARD:
-        arm = {**shared, "name": preset, "preset": preset}
-        try:
-            pair = from_table({**table, "arms": [control, arm]})
-            own = next(item for item in pair.own_arms if not item.control)
-            check_arm(own.config)
-            if preset == "compiled-bucketed":
-                arm["shapes"] = {"length_ladder": list(_best_lengths(pair, own.config))}
-                from_table({**table, "arms": [control, arm]})
-        except ConfigError as error:
-            dropped.append(Left(arm=preset, reason=f"was not tried: {error}"))
-        else:
-            arms.append(arm)
-    if len(arms) == 1:
-        raise ConfigError(f"no policy of the standard set fits: {dropped[0].arm} {dropped[0].reason}")
-    return FrontierPlan(experiment=from_table({**table, "arms": arms}), dropped=tuple(dropped))
-
-
-def _best_lengths(experiment: Experiment, arm: ArmConfig) -> tuple[int, ...]:
-    """The ladder, with as many steps as the usual one, that pads the lengths of the traffic least."""
-    longest = arm.engine.prefill_tokens
-    usual = default_lengths(longest)
-    lengths = TrialSchedules.of(experiment).draw(1).ints("prompt_tokens")
-    with as_config_error(ExposureError):
-        best = best_ladder(np.minimum(lengths, longest), len(usual), multiple=usual[0], last=longest)
-    return tuple(best.ladder)

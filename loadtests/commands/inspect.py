@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,7 +21,7 @@ from loadtests.commands.arm_flags import (
     given_flags,
     preset_arm,
 )
-from loadtests.commands.options import Json, OptionalExperiment, file_name, real, set_option, whole
+from loadtests.commands.options import Json, OptionalExperiment, set_option
 from servers.complaint import ConfigError
 
 if TYPE_CHECKING:
@@ -32,17 +31,7 @@ EXAMPLES = """\
   tailgate inspect demo --arm compiled-naive
   tailgate inspect --arm compiled-bucketed --model random:llama-3.2-1b --max-prompt-tokens 2048
   tailgate inspect --arm compiled-dynamic --shapes "prefill 1x128, prefill 1x129, decode 8@200"
-  tailgate inspect canary.toml --arm buckets --set arms.buckets.compile.mode=max-autotune
-  tailgate inspect --trace conv.csv --max-prompt-tokens 8192 --compile-seconds 20"""
-
-_OF_TRACES = ("time_unit", "graphs", "ladder", "compile_seconds")
-
-
-class TimeUnit(StrEnum):
-    """Of the times in a trace."""
-
-    S = "s"
-    MS = "ms"
+  tailgate inspect canary.toml --arm buckets --set arms.buckets.compile.mode=max-autotune"""
 
 
 def command(
@@ -60,24 +49,6 @@ def command(
         list[str] | None, set_option("compile.mode=max-autotune, or as `run` takes it with EXPERIMENT")
     ] = None,
     cache_dir: CacheDir = "",
-    trace: Annotated[
-        str | None,
-        typer.Option(metavar="TRACE", parser=file_name, help="Forecast this trace instead of inspecting an arm."),
-    ] = None,
-    time_unit: Annotated[
-        TimeUnit | None, typer.Option(help="With --trace: unit of the times in JSON Lines. [default: ms]")
-    ] = None,
-    graphs: Annotated[
-        int | None, typer.Option(metavar="N", parser=whole(1, 1024), help="With --trace: most buckets. [default: 8]")
-    ] = None,
-    ladder: Annotated[
-        str | None,
-        typer.Option(metavar="LIST", help="With --trace: buckets of your own to compare, such as 256,1024,4096."),
-    ] = None,
-    compile_seconds: Annotated[
-        float | None,
-        typer.Option(metavar="S", parser=real(0, 86_400), help="With --trace: what one compile takes, for the stalls."),
-    ] = None,
     as_json: Json = False,
 ) -> int:
     """List the graphs of an arm and the shapes that will recompile.
@@ -89,45 +60,17 @@ def command(
     A shape is a step before padding: `prefill ROWSxTOKENS`, `decode ROWS@CONTEXT`, or for later chunks of prompts
     `extend ROWSxTOKENS@CONTEXT`. Without --shapes it runs every planned shape and a few that are not.
 
-    With --trace nothing is loaded. It forecasts for each compile policy how many graphs and compiles the prompt
-    lengths of a trace need, how much they pad, and which buckets pad least.
-
     Exit codes: 0 every shape is ready, 99 some are not, 2 bad usage or configuration, 1 it broke or was
     interrupted.
     """
     flags = given_flags(context)
-    given = [name for name in _OF_TRACES if context.params[name] is not None]
-    if trace is not None:
-        _check_alone(experiment, {**flags, "arm": arm, "shapes": shapes, "cache_dir": cache_dir, "set": settings})
-        from loadtests.commands.trace_forecast import show_forecast
-
-        return show_forecast(
-            trace,
-            time_unit=time_unit.value if time_unit else "",
-            as_json=as_json,
-            max_prompt_tokens=max_prompt_tokens or 0,
-            graphs=graphs or 8,
-            ladder=ladder or "",
-            compile_seconds=compile_seconds or 0.0,
-        )
-    if given:
-        raise ConfigError(f"{flag_of(given[0])} is for a trace: add --trace TRACE, or leave it out")
     if not arm:
-        raise ConfigError("no arm is given: name one with --arm, or a trace with --trace")
+        raise ConfigError("no arm is given: name one with --arm")
     from loadtests.trials.preflight import check_arm
 
     inspected = inspected_arm(experiment, arm, flags, settings or ())
     check_arm(inspected)
     become("servers.inspect", inspected, cache_dir, ["--shapes", shapes, *(["--json"] * as_json)])
-
-
-def _check_alone(experiment: str, options: Mapping[str, Any]) -> None:
-    """Refuse, next to --trace, what describes an arm."""
-    if experiment:
-        raise ConfigError(f'EXPERIMENT "{experiment}" has no effect with --trace: leave it out')
-    for name, value in options.items():
-        if value and name != "max_prompt_tokens":
-            raise ConfigError(f"{flag_of(name)} has no effect with --trace: leave it out")
 
 
 def inspected_arm(experiment: str, name: str, flags: Mapping[str, Any], settings: Sequence[str]) -> ArmConfig:

@@ -55,8 +55,7 @@ _EXAMPLES = """\
   tailgate parity demo                    do the arms compute the same?
   tailgate inspect --arm compiled-naive   what will recompile, before any load
   tailgate analyze runs/20260101T120000Z-canary
-  tailgate compare baselines/main runs/20260108T120000Z-canary
-  tailgate inspect --trace conv.csv       how many compiles, how much padding, before any GPU time"""
+  tailgate compare baselines/main runs/20260108T120000Z-canary"""
 
 
 _CTRL_C = 130  # what Typer makes of KeyboardInterrupt

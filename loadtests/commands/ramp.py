@@ -15,7 +15,6 @@ from loadtests.commands.options import (
     Out,
     Page,
     Seed,
-    Slo,
     TraceFile,
     set_option,
 )
@@ -56,7 +55,6 @@ def command(
     at_most: AtMost = None,
     page: Page = "127.0.0.1:0",
     metrics: Metrics = "",
-    slo: Slo = None,
     as_json: Json = False,
 ) -> int:
     """Move traffic to a candidate step by step.
@@ -85,7 +83,7 @@ def command(
 
     changes = [*(settings or ()), *(["ramp.load=none", f"users.admin={admin}"] if admin else [])]
     changes += ["ramp.load=none", f"users.provider={provider}"] if provider else []
-    table = load_table(experiment, settings=changes, trace=trace, seed=seed, slo=slo or (), needs_traffic=not admin)
+    table = load_table(experiment, settings=changes, trace=trace, seed=seed, needs_traffic=not admin)
     if table_of(table, "ramp").get("load") == "none":
         table = of_users(table)
     loaded = ramped(from_table(table), at_most_s=at_most)

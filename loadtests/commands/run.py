@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,11 +15,8 @@ from loadtests.commands.options import (
     Out,
     Page,
     Seed,
-    Slo,
     TraceFile,
-    real,
     set_option,
-    whole,
 )
 from servers.complaint import ConfigError
 
@@ -33,16 +29,7 @@ EXAMPLES = """\
   tailgate run canary.toml --trace AzureLLMInferenceTrace_conv.csv --set traffic.time_scale=2
   tailgate run canary.toml --set arms.compiled.compile.mode=max-autotune
   tailgate run canary.toml --set arms.compiled.replicas=2
-  tailgate run canary.toml --until-decided --at-most 60m
-  tailgate run canary.toml --request-rate 8 --num-prompts 500 --goodput ttft:200 --goodput tpot:50"""
-
-
-def _rate(text: str) -> float:
-    return math.inf if text in ("inf", "+inf", "Infinity") else _finite_rate(text)
-
-
-_finite_rate = real(0, 1e9, "rate (requests/s, or inf)", above=True)
-_factor = real(0, 1e6, above=True)
+  tailgate run canary.toml --until-decided --at-most 60m"""
 
 
 def command(
@@ -62,32 +49,8 @@ def command(
     at_most: AtMost = None,
     page: Page = "127.0.0.1:0",
     seed: Seed = None,
-    slo: Slo = None,
     metrics: Metrics = "",
     as_json: Json = False,
-    request_rate: Annotated[
-        float | None,
-        typer.Option(
-            metavar="R",
-            parser=_rate,
-            help="Requests/s to each arm; inf sends all at once, or as --max-concurrency allows. This and the four "
-            "options below have the meaning they have in vllm bench serve.",
-        ),
-    ] = None,
-    burstiness: Annotated[
-        float | None,
-        typer.Option(metavar="B", parser=_factor, help="Gamma shape of the gaps between requests; 1 is Poisson."),
-    ] = None,
-    max_concurrency: Annotated[
-        int | None, typer.Option(metavar="N", parser=whole(1, 10**9), help="Most requests in flight to each arm.")
-    ] = None,
-    num_prompts: Annotated[
-        int | None, typer.Option(metavar="N", parser=whole(1, 10**9), help="Requests to send to each arm.")
-    ] = None,
-    goodput: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME:MS", help="A limit of a good request, such as ttft:200. Repeatable."),
-    ] = None,
 ) -> int:
     """Run an experiment and judge it.
 
@@ -97,19 +60,11 @@ def command(
     Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run broke or was interrupted.
     """
     from loadtests.commands.judged_run import page_of, run_and_judge
-    from loadtests.experiments.field_names import FieldFlags
     from loadtests.experiments.reading import load
     from loadtests.trials.run import ARM_COMMAND, Orchestrator
     from loadtests.trials.status import Status
 
-    flags = FieldFlags(
-        request_rate=request_rate,
-        burstiness=burstiness,
-        max_concurrency=max_concurrency,
-        num_prompts=num_prompts,
-        goodput=[part for text in goodput or () for part in text.split()],
-    )
-    loaded = load(experiment, settings=settings or (), trace=trace, seed=seed, flags=flags, slo=slo or ())
+    loaded = load(experiment, settings=settings or (), trace=trace, seed=seed)
     if until_decided:
         loaded = _until_decided(loaded, at_most)
     elif at_most is not None:

@@ -11,14 +11,11 @@ from typing import Any
 
 import tomli_w
 
-from analysis.records.tables import RecordError
 from analysis.settings.gate_limits import usual_for
-from analysis.settings.slo_targets import merged
-from loadtests.experiments.field_names import FieldFlags
 from loadtests.experiments.files import builtin_names, builtin_text, resolve_files, resolved
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.overrides import lacks_trace, parse_setting, replay, set_path
-from loadtests.experiments.toml_limits import check_values, parse_toml, read_toml, table_of
+from loadtests.experiments.toml_limits import check_values, parse_toml, read_toml
 from loadtests.traffic.settings import TrafficConfig
 from servers.complaint import ConfigError
 from servers.config import over, with_preset
@@ -31,19 +28,14 @@ def load(
     settings: Sequence[str] = (),
     trace: str = "",
     seed: int | None = None,
-    flags: FieldFlags | None = None,
-    slo: Sequence[str] = (),
     needs_traffic: bool = True,
 ) -> Experiment:
     """The experiment in the file `source`, or the built-in one of that name, with the command line's changes.
 
-    `settings` are "key.path=value" strings; `trace` is a file whose times and lengths replace the traffic's; `flags`
-    are the names that serving benchmarks use; `slo` are targets that replace or add to the experiment's. An experiment
-    that will send none (`needs_traffic` False) may lack the trace that it would replay.
+    `settings` are "key.path=value" strings; `trace` is a file whose times and lengths replace the traffic's. An
+    experiment that will send none (`needs_traffic` False) may lack the trace that it would replay.
     """
-    table = load_table(
-        source, settings=settings, trace=trace, seed=seed, flags=flags, slo=slo, needs_traffic=needs_traffic
-    )
+    table = load_table(source, settings=settings, trace=trace, seed=seed, needs_traffic=needs_traffic)
     return from_table(table)
 
 
@@ -53,8 +45,6 @@ def load_table(
     settings: Sequence[str] = (),
     trace: str = "",
     seed: int | None = None,
-    flags: FieldFlags | None = None,
-    slo: Sequence[str] = (),
     needs_traffic: bool = True,
 ) -> dict[str, Any]:
     """What `load` makes an experiment of: its table with the command line's changes."""
@@ -67,8 +57,6 @@ def load_table(
     check_values(table)
     if trace:
         replay(table, trace)
-    if flags is not None:
-        flags.change(table)
     traffic = table.get("traffic")
     if lacks_trace(traffic) and not needs_traffic:
         table["traffic"] = {"rate": 1.0}
@@ -76,11 +64,6 @@ def load_table(
         raise ConfigError(f'experiment "{source}" replays a trace and names none: add --trace FILE')
     if seed is not None:
         table["seed"] = seed
-    if slo:
-        try:
-            table["slo"] = merged(table_of(table, "slo"), slo)
-        except RecordError as error:
-            raise ConfigError(str(error)) from None
     return table
 
 

@@ -52,7 +52,7 @@ _LEAST_READY_S = 1.0
 class FrontierSearch(Orchestrator):
     """Run one experiment as a search that takes `budget_s`, from `began` on: by default from `run`.
 
-    `dropped` are arms that were left out beforehand. `gated`: the verdicts of the gates are asked for. `clock` returns
+    `gated`: the verdicts of the gates are asked for. `clock` returns
     monotonic seconds.
     """
 
@@ -62,7 +62,6 @@ class FrontierSearch(Orchestrator):
         *,
         out: Path,
         budget_s: float,
-        dropped: Sequence[Left] = (),
         gated: bool = False,
         status: Status | None = None,
         page: LivePage | None = None,
@@ -77,7 +76,7 @@ class FrontierSearch(Orchestrator):
         self._gated = gated
         self._starts_s: dict[str, list[float]] = {}  # what the starts of each arm took until now
         self._around_s: list[float] = []  # what trials took beside their start and their steps
-        self._left = list(dropped)
+        self._left: list[Left] = []
         self._turns: list[dict[str, Any]] = []
         self._expected = ExpectedAnswers()
         self._began = began
@@ -96,8 +95,6 @@ class FrontierSearch(Orchestrator):
     def run(self) -> RunOutcome:
         """As for any run; the time of the search has begun. Without any request the outcome is an error."""
         self._began = self._clock() if self._began is None else self._began
-        for item in self._left:
-            self.status.note(f"{item.arm} {item.reason}")
         outcome = super().run()
         if outcome.complete and not has_requests(outcome.run_dir):
             why = f"--budget of {self._budget_s / 60.0:g} minutes was spent before an arm took any load: give more"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.statistics.dependence import Dependence, groups_of
-from analysis.statistics.exposure import ExposureError, best_ladder, padding, unseen_probability
 from analysis.statistics.knees import KneeProfile, knee_grid, knee_profile, p_not_higher
 from analysis.statistics.quantiles import ordered_interval, quantile
 from analysis.statistics.slow_counts import Logs
@@ -157,67 +155,6 @@ def test_drift_moves_limits_by_its_own_size_and_takes_none_away():
     assert drifting.high is not None
     assert math.exp(drifting.high) < 1.0
     assert drifting.p_noninferior < 0.05
-
-
-LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=25).map(np.array)
-
-
-def test_the_unseen_are_as_likely_as_what_came_once() -> None:
-    assert unseen_probability(np.array([1, 1, 2, 3])) == 0.5
-    assert unseen_probability(np.array([], dtype=np.int64)) == 1.0
-
-
-def test_the_chance_of_an_unseen_length_comes_true() -> None:
-    rng = np.random.default_rng(5)
-    lengths = np.rint(rng.lognormal(6.6, 0.98, 20_000)).astype(np.int64)
-    foretold = unseen_probability(lengths[:10_000])
-    came = float((~np.isin(lengths[10_000:10_500], lengths[:10_000])).mean())
-    assert came == pytest.approx(foretold, abs=0.03)
-
-
-def test_padding_counts_tokens_that_run_for_each_that_was_asked_for() -> None:
-    found = padding(np.array([1, 3, 4, 9]), [4, 8])
-    assert (found.ladder, found.factor, found.too_long) == ((4, 8), 12 / 8, 1)
-
-
-@given(lengths=LENGTHS, steps=st.integers(1, 4))
-def test_no_other_ladder_pads_less(lengths: np.ndarray, steps: int) -> None:
-    edges = np.unique(lengths)
-    every = (
-        padding(lengths, [*chosen, edges[-1]]).factor
-        for count in range(min(steps, len(edges)))
-        for chosen in itertools.combinations(edges[:-1].tolist(), count)
-    )
-    found = best_ladder(lengths, steps)
-    assert found.factor == pytest.approx(min(every))
-    assert len(found.ladder) <= steps
-
-
-@given(lengths=LENGTHS, steps=st.integers(1, 6), multiple=st.integers(1, 16), last=st.integers(1, 64))
-def test_every_step_is_allowed_and_every_request_within_the_limit_fits(
-    lengths: np.ndarray, steps: int, multiple: int, last: int
-) -> None:
-    if lengths.min() > last:
-        with pytest.raises(ExposureError, match="longer last step"):
-            best_ladder(lengths, steps, multiple=multiple, last=last)
-        return
-    found = best_ladder(lengths, steps, multiple=multiple, last=last)
-    assert found.ladder[-1] == last
-    assert found.too_long == 0
-    assert len(found.ladder) <= steps
-    assert all(step % multiple == 0 for step in found.ladder[:-1])
-
-
-@given(lengths=LENGTHS)
-def test_another_step_never_pads_more(lengths: np.ndarray) -> None:
-    factors = [best_ladder(lengths, steps).factor for steps in range(1, 7)]
-    assert factors == sorted(factors, reverse=True)
-
-
-@pytest.mark.parametrize("ladder", [[], [0, 5]])
-def test_a_ladder_without_real_steps_is_refused(ladder: list[int]) -> None:
-    with pytest.raises(ExposureError, match="give steps of 1 token or more"):
-        padding(np.array([3]), ladder)
 
 
 GRID = knee_grid([1.0, 100.0])

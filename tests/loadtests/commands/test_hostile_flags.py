@@ -58,7 +58,6 @@ HOSTILE = {
     "target": "p99_ttft_ms=nan",
     "huge target": "p99_ttft_ms=" + "9" * 400,
     "shape": "prefill 99999999999999999999x1",
-    "goodput": "ttft:nan",
     "address": "eager=127.0.0.1:99999999999999",
 }
 

@@ -185,10 +185,9 @@ def test_a_fault_of_a_run_keeps_and_judges_what_was_recorded(
 
 @pytest.mark.process
 @pytest.mark.parametrize("stream", ["/dev/full", "closed"])
-def test_a_stdout_that_takes_nothing_is_told_in_one_line(stream: str, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.csv"
-    trace.write_text("time_s,input_tokens,output_tokens\n0,10,5\n1,300,2\n")
-    command = [sys.executable, "-m", "loadtests.commands.main", "inspect", "--trace", str(trace)]
+def test_a_stdout_that_takes_nothing_is_told_in_one_line(stream: str) -> None:
+    arguments = ["split", "--arm", "eager=127.0.0.1:1", "--print-config", "envoy"]
+    command = [sys.executable, "-m", "loadtests.commands.main", *arguments]
     redirect = ">&-" if stream == "closed" else f"> {stream}"
     done = subprocess.run(
         ["sh", "-c", f"{' '.join(command)} {redirect}"],

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.checks.table import RULES
 from analysis.settings.gate_limits import GateLimits
-from analysis.settings.slo_targets import parse_slo
 from analysis.summary.summary import analyze
-from loadtests.experiments.field_names import FieldFlags, long_enough
 from loadtests.experiments.files import builtin_names
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.overrides import set_path
 from loadtests.experiments.reading import from_table, load, load_table, to_table, to_toml
 from loadtests.experiments.users import of_users
-from loadtests.traffic import arrivals
 from servers.complaint import ConfigError
 from tests.fakes.runs import FakeArm, FakeRun, write_run
 
@@ -147,18 +142,6 @@ def test_a_built_in_experiment_is_long_enough_to_decide(
     assert {check["check"] for check in checks} >= expected
 
 
-def test_targets_of_the_command_line_replace_those_of_the_experiment(tmp_path: Path) -> None:
-    slo = "[slo]\np99_e2e_ms = 6000\np50_itl_ms = 40\n"
-    gates = "[gates]\nquantiles = [0.95]\n[gates.margins]\ne2e = 0.2\n"
-    experiment = load(write(tmp_path, MINIMAL + slo + gates), slo=["p99_e2e_ms=4000"])
-    targets = {target.key: target.limit for target in parse_slo(experiment.slo)}
-    assert targets == {"p99_e2e_ms": 4000.0, "p50_itl_ms": 40.0}
-    assert experiment.gates.quantiles == (0.95,)
-    assert from_table(tomllib.loads(to_toml(experiment))) == experiment
-    with pytest.raises(ConfigError, match='--slo "p99_ttft_ms 3" is not KEY=LIMIT'):
-        load("demo", slo=["p99_ttft_ms 3"])
-
-
 @given(
     duration_s=st.floats(1, 1e5),
     rate=st.floats(0.01, 1e4),
@@ -235,49 +218,6 @@ def test_a_hub_tokenizer_of_a_file_is_not_a_folder_of_the_working_directory(
     assert load(path).traffic.tokenizer == "org/model"
     chosen = load(path, settings=["traffic.tokenizer=org/model"])
     assert chosen.traffic.tokenizer == str(tmp_path / "work" / "org" / "model")
-
-
-def with_flags(traffic: dict[str, Any], **flags: Any) -> dict[str, Any]:
-    """The traffic of an experiment that these flags changed."""
-    table = {**tomllib.loads(MINIMAL), "traffic": dict(traffic)}
-    FieldFlags(**flags).change(table)
-    from_table(table)  # it is an experiment
-    return table["traffic"]
-
-
-STEPS = {"arrivals": "steps", "rates": [1.0, 2.0], "duration_s": 30}
-CLOSED = {"request_rate": math.inf, "max_concurrency": 8}
-
-
-@pytest.mark.parametrize(
-    ("traffic", "flags", "expected"),
-    [
-        ({"rate": 3.0}, {}, {"rate": 3.0}),
-        (STEPS, {"request_rate": 8.0}, {"arrivals": "poisson", "rate": 8.0, "duration_s": 30}),
-        ({"rate": 3.0}, {"burstiness": 2.0}, {"rate": 3.0, "arrivals": "gamma", "burstiness": 2.0}),
-        ({"rate": 3.0}, CLOSED, {"arrivals": "closed", "concurrency": 8}),
-        ({"rate": 3.0}, {**CLOSED, "num_prompts": 100}, {"arrivals": "closed", "concurrency": 8, "num_prompts": 100}),
-        ({"rate": 3.0}, {"max_concurrency": 4}, {"rate": 3.0, "max_concurrency": 4}),
-    ],
-)
-def test_flags_of_serving_benchmarks_keep_their_meaning(
-    traffic: dict[str, Any], flags: dict[str, Any], expected: dict[str, Any]
-) -> None:
-    assert with_flags(traffic, **flags) == expected
-
-
-@given(st.integers(0, 2**32), st.sampled_from([0.1, 1.0, 10.0]))
-def test_a_trial_lasts_until_all_prompts_came(seed: int, burstiness: float) -> None:
-    profile = np.array([[0.0, long_enough(200, 5.0, burstiness), 5.0, 5.0]])
-    assert len(arrivals.renewals(profile, burstiness=burstiness, rng=np.random.default_rng(seed))) >= 200
-
-
-def test_a_number_of_prompts_sets_the_duration() -> None:
-    traffic = with_flags({"rate": 3.0}, request_rate=5.0, num_prompts=200)
-    assert traffic["num_prompts"] == 200
-    assert 40 < traffic["duration_s"] < 80
-    with pytest.raises(ConfigError, match="--num-prompts"):
-        with_flags({"rate": 3.0}, request_rate=math.inf)
 
 
 SECRET = "s3cret-T0ken"
