@@ -13,6 +13,7 @@ from analysis.checks.data import AUTOCORRELATION, BLOCKS, CUT, HETEROGENEITY, TA
 from analysis.checks.generator import GENERATOR
 from analysis.checks.machines import FOREIGN, HOST, SETTINGS, SLOW, SPEED, THROTTLED
 from analysis.checks.overload import OVERLOAD
+from analysis.checks.pressure import PRESSURE
 from analysis.checks.telemetry import BLIND, COMPILED, TELEMETRY, UNKNOWN_STALLS
 from analysis.checks.traffic import CONTROL_ERRORS, INTERFERENCE, OPEN_LOOP, PAIRS, SAMPLE_RATIO, SCHEDULES
 from analysis.judging.comparisons import Comparisons
@@ -29,6 +30,7 @@ RULES: tuple[Rule, ...] = (
     SCHEDULES,
     SAMPLE_RATIO,
     CONTROL_ERRORS,
+    PRESSURE,
     GENERATOR,
     OPEN_LOOP,
     INTERFERENCE,

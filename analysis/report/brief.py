@@ -109,6 +109,8 @@ def _notes(summary: Summary) -> Iterable[tuple[str, str]]:
         differences = len(summary.joined.differences)
         accepted = f" · {counted(differences, 'difference', count)} accepted" if differences else ""
         yield "Judged together", head + accepted
+    if summary.design.pressure:
+        yield "Under pressure", summary.design.pressure
     if (ended := summary.interim) is not None:
         how = "after every block; each verdict errs as often over all analyses as it would in one"
         yield "Interim analyses", "; ".join(filter(None, (how, ended)))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from analysis.checks.check import Check
+from analysis.checks.pressure import in_words
 from analysis.frontier.summary_rows import summary_rows as frontier_rows
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.gates.latency import noninferiority_name
@@ -312,4 +313,5 @@ def _design(run: Run) -> dict[str, Any]:
         "planned": sum(planned.values()) if planned else None,
         "open_loop": bool(run.requests.scheduled.all()) if open_loop is None else open_loop,
         "concurrency": run.concurrency,
+        "pressure": in_words(run.records.experiment),
     }

@@ -44,6 +44,7 @@ def check_whole(experiment: Experiment) -> None:
     _check_external(experiment)
     _check_security(experiment)
     _check_processor_turns(experiment)
+    _check_pressure(experiment)
     _check_sequential(experiment)
     targets = parse_slo(experiment.slo)
     if targets or experiment.goodput.limits:
@@ -105,6 +106,7 @@ def _check_sequential(experiment: Experiment) -> None:
         ('traffic.arrivals = "saturation"', traffic.arrivals == "saturation"),
         ("traffic.concurrency", traffic.concurrency > 0),
         ("traffic.num_prompts", traffic.num_prompts > 0),
+        ("[pressure]", experiment.pressure.weighs),
     ):
         if is_set:
             raise ConfigError(
@@ -282,6 +284,35 @@ def _check_processor_turns(experiment: Experiment) -> None:
             f'machines.processor_turn_s is {turn_s:g} but arm "{experiment.external_arms[0].name}" is external, and '
             "its processes stay where they are: set it to 0, or leave external arms out"
         )
+
+
+def _check_pressure(experiment: Experiment) -> None:
+    """The pressure weighs on every arm alike, and within the traffic."""
+    pressure, duration_s = experiment.pressure, experiment.traffic.duration_s
+    if not pressure.weighs:
+        return
+    if experiment.external_arms:
+        raise ConfigError(
+            f'[pressure] weighs on machines of this run and arm "{experiment.external_arms[0].name}" is external: put '
+            "the same pressure on all arms by hand, or leave external arms out"
+        )
+    on_cpu = [arm.name for arm in experiment.own_arms if not arm.model.device.startswith("cuda")]
+    if pressure.gpu_gib and on_cpu:
+        raise ConfigError(
+            f'pressure.gpu_gib is {pressure.gpu_gib:g} but arm "{on_cpu[0]}" is on no GPU that is named: set '
+            "model.device to cuda or cuda:N, or give pressure.processors"
+        )
+    for key in ("start_s", "end_s"):
+        value = getattr(pressure, key)
+        if value and experiment.traffic.design == "switchback":
+            raise ConfigError(
+                f'pressure.{key} is {value:g} but arms take turns (traffic.design = "switchback") and would not meet '
+                "it alike: set it to 0"
+            )
+        if value > duration_s or (value == duration_s and key == "start_s"):
+            raise ConfigError(
+                f"pressure.{key} is {value:g} but traffic.duration_s is {duration_s:g}: give a time within the traffic"
+            )
 
 
 def _check_external(experiment: Experiment) -> None:

@@ -138,6 +138,33 @@ class MachinesConfig(Settings):
         return self
 
 
+class PressureConfig(Settings):
+    """What one more process does to the machines of all arms alike from `start_s` to `end_s` of the traffic (0: to its
+    end). `gpu_gib` are held on each GPU of an arm, and `processors` are kept busy; 0 leaves either out."""
+
+    gpu_gib: float = Field(default=0.0, ge=0, le=1024)
+    processors: int = Field(default=0, ge=0, le=1024)
+    start_s: float = Field(default=0.0, ge=0, le=1e7)
+    end_s: float = Field(default=0.0, ge=0, le=1e7)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if 0 < self.end_s <= self.start_s:
+            raise ValueError(
+                f"end_s is {self.end_s:g} but start_s is {self.start_s:g}: give a later end, or 0 for the end of the "
+                "traffic"
+            )
+        if (self.start_s or self.end_s) and not self.weighs:
+            key = "start_s" if self.start_s else "end_s"
+            raise ValueError(f"{key} is set and nothing weighs: give gpu_gib or processors, or remove the table")
+        return self
+
+    @property
+    def weighs(self) -> bool:
+        """Whether anything is asked for."""
+        return bool(self.gpu_gib or self.processors)
+
+
 class Experiment(Settings):
     """Arms, traffic, trials and what is judged. Exactly one arm is the control."""
 
@@ -158,6 +185,7 @@ class Experiment(Settings):
     splitter: SplitterSettings = SplitterSettings()
     parity: ParityConfig = ParityConfig()
     machines: MachinesConfig = MachinesConfig()
+    pressure: PressureConfig = PressureConfig()
     security: SecurityConfig = OPEN
     _whole: Experiment | None = PrivateAttr(default=None)
 

@@ -84,4 +84,4 @@ def of_users(table: Mapping[str, Any]) -> dict[str, Any]:
         "parity": {"served": False},
         "machines": {"sample_s": 0.0, "reference_s": 0.0},
     }
-    return {**table, **left}
+    return {**{key: value for key, value in table.items() if key != "pressure"}, **left}

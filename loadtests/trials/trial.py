@@ -16,6 +16,7 @@ from loadtests.trials.external_answers import ExternalAnswers
 from loadtests.trials.external_arms import find_external_arms, local_servers
 from loadtests.trials.load import LoadGenerator
 from loadtests.trials.machines import MonitorProcess, measure_references
+from loadtests.trials.pressure import Pressure
 from loadtests.trials.processes import ProcessorTurns
 from loadtests.trials.replicas import Replicas
 from loadtests.trials.served_parity import ExpectedAnswers, compared, questions
@@ -64,6 +65,7 @@ class Trial:
             context, command=arm_command, cache=cache, collector=self._collector, monitor=self._monitor
         )
         self._turns = ProcessorTurns(context)
+        self._pressure = Pressure(context, self._monitor)
         self._envoy: Envoy | None = None
         self._weights: WeightController | None = None
         self._splitter: EnvoySplitter | None = None
@@ -144,6 +146,7 @@ class Trial:
                     raise
 
     def _send_traffic(self, targets: dict[str, str]) -> None:
+        self._pressure.start()
         self._turns.start(self._replicas.process_ids)
         self._context.status.phase = "starting the load"
         sizes = [snapshot.vocab_size for snapshot in self._replicas.snapshots.values()]
@@ -155,6 +158,7 @@ class Trial:
             load.show()
             self._watch()
             self._turns.poll()
+            self._pressure.poll()
             self._watch_weights()
             if self._steering is not None:
                 self._steering.poll(self)
@@ -218,6 +222,7 @@ class Trial:
         take_all(
             lambda: self._load.stop() if self._load is not None else None,
             self._turns.stop,
+            self._pressure.stop,
             lambda: self._hear_out(hurry=hurry),
             lambda: self._server_logs.stop(hurry=hurry),
             self._collector.stop,

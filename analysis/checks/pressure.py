@@ -1,0 +1,74 @@
+"""Whether all arms met the load that an experiment puts on its own machines ([pressure])."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from analysis.checks.check import Check, Evidence, Rule
+from analysis.records.plain_values import mapping, number
+from analysis.wording import counted, digits
+
+_LEAST_SHARE = 0.95  # of the time that was asked for
+_START_S = 5.0  # that a neighbour may take to be there
+
+
+def asked(experiment: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the table [pressure] of the experiment; None where nothing weighs."""
+    table = mapping(experiment.get("pressure"))
+    return table if any(number(table.get(key)) for key in ("gpu_gib", "processors")) else None
+
+
+def in_words(experiment: Mapping[str, Any]) -> str:
+    """Say what weighs on the machines, and when; empty without [pressure]."""
+    table = asked(experiment)
+    if table is None:
+        return ""
+    gib, processors, start_s, end_s = (
+        number(table.get(key)) or 0.0 for key in ("gpu_gib", "processors", "start_s", "end_s")
+    )
+    parts = [f"held {digits(gib)} GiB of each GPU"] if gib else []
+    parts += [f"kept {counted(int(processors), 'processor')} busy"] if processors else []
+    when = f"from {digits(start_s)} s to {f'{digits(end_s)} s' if end_s else 'the end'}" if start_s or end_s else ""
+    return f"a neighbour {' and '.join(parts)} {when or 'over the whole traffic'}"
+
+
+def _pressure(seen: Evidence) -> Iterable[Check]:
+    """A difference between arms of which one was pressed otherwise is the pressure's."""
+    table = asked(seen.run.records.experiment)
+    if table is not None:
+        infos = [info for info in seen.run.infos if info and info.get("start_ns")]
+        yield PRESSURE.found(
+            [f"trial {info.get('trial')}: {fault}" for info in infos for fault in _faults(table, info)]
+        )
+
+
+def _faults(table: Mapping[str, Any], info: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what was wrong with the pressure of one trial."""
+    had = mapping(info.get("pressure"))
+    began_ns, ended_ns = number(had.get("start_ns")), number(had.get("end_ns"))
+    if error := had.get("error"):
+        yield str(error)
+    elif any(had.get(key) != table.get(key, 0) for key in ("gpu_gib", "processors")):
+        yield "what weighed is not what was asked for"
+    elif began_ns is None or (info.get("complete") and ended_ns is None):
+        yield "it is not recorded from when to when it was on"
+    elif info.get("complete") and ended_ns is not None:
+        start_s, end_s = (number(table.get(key)) or 0.0 for key in ("start_s", "end_s"))
+        traffic_ns, duration_s = number(info.get("start_ns")) or 0.0, number(info.get("duration_s")) or 0.0
+        first_s, last_s = max(0.0, (began_ns - traffic_ns) / 1e9), (ended_ns - traffic_ns) / 1e9
+        end_s = min(end_s or duration_s, duration_s)
+        span_s, had_s = end_s - start_s, min(last_s, end_s) - max(first_s, start_s)
+        late_s = min(_START_S, span_s / 2.0) if start_s else 0.0  # what begins within the traffic has to start
+        if had_s < _LEAST_SHARE * span_s - late_s:
+            yield f"it was on from {digits(first_s)} to {digits(last_s)} s of the traffic"
+
+
+PRESSURE = Rule(
+    name="pressure",
+    find=_pressure,
+    says="The machines were not under the pressure that the experiment asks for: {}.",
+    remedy="See neighbour.log in the trial's folder, lower what [pressure] asks for, and run again.",
+    opens=("noninferiority", "slo", "goodput", "memory"),
+    at_end=True,
+)
