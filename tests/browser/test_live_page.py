@@ -117,46 +117,6 @@ def test_all_arms_must_pass_and_one_failure_decides(browser: Browser) -> None:
         assert known(browser, {"run": ARMS, "preview": [analysis], "now": {}})["now"]["decided"] is None
 
 
-def test_a_phase_is_part_of_a_state(browser: Browser) -> None:
-    phases = ("measuring the machines", "traffic", "waiting for the last answers", "judging", "stopping")
-    states = [known(browser, {"now": {"phase": phase}})["now"]["state"] for phase in phases]
-    assert states == ["starting", "load", "load", "judging", "closing"]
-    assert known(browser, {"now": {"phase": phases[0], "load": {"t_s": 60}}})["now"]["state"] == "closing"
-
-
-def test_compiles_of_warm_ups_are_counted_alone(browser: Browser) -> None:
-    row = {"arm": "a", "start_ns": 0, "hit": 2}
-    events = [
-        row | {"phase": "warmup", "end_ns": 20e9},
-        *(row | {"phase": "serving", "end_ns": s * 1e9} for s in (4, 2)),
-    ]
-    seen = known(browser, {"events": events})
-    assert [event["seconds"] for event in seen["series"]["events"]] == [4, 2]
-    counts = {"warmup": 1, "warmup_s": 20, "serving": 2, "serving_s": 6, "longest_s": 4, "hit": 4}
-    assert seen["compiles"] == {"a": counts}
-
-
-def test_a_host_is_busy_from_its_second_sample_on(browser: Browser) -> None:
-    rows = [
-        {"kind": "host", "name": "run", "at_ns": s * 1e9, "cpus": 2, "cpu_s": 1.5 * s, "steal_s": 0} for s in (1, 2)
-    ]
-    samples = known(browser, {"machines": rows})["series"]["machines"]
-    assert [sample["things"]["run"]["busy_pct"] for sample in samples] == [None, 75]
-
-
-def test_an_arm_of_a_search_that_ran_without_a_judged_step_was_tried(browser: Browser) -> None:
-    held = [{"arm": arm, "starts": 0, "steps": 0} for arm in ("eager", "a", "b")]
-    lines = [{"arms": [arm], "held": held} for arm in ("eager", "a")]
-    standings = [arm["standing"] for arm in known(browser, {"search": lines})["search"]["held"]]
-    assert standings == ["waits", "tried now", "not tried yet"]
-    lines.append({"arms": [], "held": held, "stop": "the budget was spent"})
-    assert [arm["standing"] for arm in known(browser, {"search": lines})["search"]["held"]] == [
-        "tried",
-        "tried",
-        "not tried",
-    ]
-
-
 def test_a_day_of_samples_stays_a_bounded_series_with_the_newest_and_starts_anew_with_a_connection(
     browser: Browser,
 ) -> None:
@@ -168,39 +128,6 @@ def test_a_day_of_samples_stays_a_bounded_series_with_the_newest_and_starts_anew
     assert len(gaps) == 1
     seen = known(browser, {"load": load[:9]}, {"first": True, "load": load[:2]})
     assert len(seen["series"]["load"]) == 2
-
-
-def test_values_that_no_axis_holds_are_left_out(run: WatchedRun, open_page: Open) -> None:
-    values = ((0, 0, None), (-1, -2.5, -9), (1e300, 1e-300, 0), (None, None, 1))
-    gates = [
-        {"arm": "eager", "gate": f"g{number}{unit}", "unit": unit}
-        | {"limit": limit, "value": value, "low": low, "high": None}
-        for number, (limit, value, low) in enumerate(values)
-        for unit in ("ratio", "ms", "count", "", "parsecs")
-    ]
-    with (run.folder / "interim.jsonl").open("a") as file:
-        for seconds in (180.0, 240.0):
-            file.write(json.dumps({"number": 3, "seconds": seconds, "gates": gates, "arms": {"eager": None}}) + "\n")
-    tab = open_page(run)
-    assert tab.count(".tile") == len(gates)
-    assert not re.search("NaN|undefined|Infinity", tab.evaluate("document.querySelector('main').innerHTML"))
-    assert tab.complaints == []
-
-
-def test_axes_of_counts_have_each_whole_number_once(make_run: MakeRun, open_page: Open) -> None:
-    labels = open_page(make_run(3)).evaluate(
-        """[...document.querySelectorAll("svg.plot")].map((plot) =>
-          [...plot.querySelectorAll("text[text-anchor=end]")].map((node) => node.textContent))"""
-    )
-    assert len(labels) >= 14
-    assert all(len(set(texts)) == len(texts) for texts in labels), labels
-
-
-def test_vectors_have_no_first_token(make_run: MakeRun, open_page: Open) -> None:
-    tab = open_page(make_run(streams=False))
-    tab.wait_for(LATENCY)
-    assert "p99 E2E" in tab.text(".cards")
-    assert "TTFT" not in tab.text(".cards") + tab.text("#latency")
 
 
 def test_a_run_that_is_judged_at_its_end_shows_gates_and_no_decision(make_run: MakeRun, open_page: Open) -> None:
@@ -225,32 +152,6 @@ def test_a_dead_arm_is_reported_in_the_headline(make_run: MakeRun, open_page: Op
         tab.wait_for_text(place, "compiled-padded-0 is dead.")
     assert tab.text(".card.arm-1 .warned") == "dead"
     assert tab.text(".card.arm-2 div:last-child dd") == "ready"
-
-
-def test_the_focus_and_open_folds_stay_while_the_page_goes_on(run: WatchedRun, open_page: Open) -> None:
-    go_on(run, 60)
-    run.compiled(2.0)
-    run.status()
-    tab = open_page(run, width=500)
-    places = ("#checks details summary", "#machines .scroll", "#compiles .scroll", "[data-events] .scroll")
-    tab.wait_for(f"{json.dumps(places)}.every((place) => document.querySelector(place))")
-    tab.evaluate("document.querySelector('#checks details').open = true")
-    tab.evaluate("document.querySelector('#machines .scroll').scrollLeft = 40")
-    moved = tab.evaluate("document.querySelector('#machines .scroll').scrollLeft")
-    assert moved > 0
-    for place in places:
-        tab.evaluate(f"document.querySelector({place!r}).focus()")
-        content = f"document.querySelector({place.split()[0]!r}).innerHTML"
-        before = tab.evaluate(content)
-        run.compiled(1.0)
-        go_on(run, 30)
-        run.look(run.at_s // 30)
-        run.status()
-        tab.wait_for(f"{content} !== {json.dumps(before)}")
-        assert tab.evaluate(f"document.querySelector({place!r}) === document.activeElement"), place
-    assert tab.evaluate("document.querySelector('#checks details').open")
-    assert tab.evaluate("document.querySelector('#machines .scroll').scrollLeft") == moved
-    assert tab.complaints == []
 
 
 def test_a_silent_run_is_not_shown_as_live(run: WatchedRun, open_page: Open) -> None:
@@ -315,22 +216,6 @@ def test_only_changes_of_state_are_read_aloud(run: WatchedRun, open_page: Open) 
     assert tab.count("[aria-live]") == tab.count("[aria-live=polite]") > 0
 
 
-def test_the_page_has_landmarks_headings_and_words_for_every_chart(make_run: MakeRun, open_page: Open) -> None:
-    tab = open_page(make_run(2))
-    assert tab.count("main, header.top, footer, nav[aria-label]") == 4
-    headings = tab.evaluate("[...document.querySelectorAll('h1, h2, h3, h4')].map((node) => Number(node.tagName[1]))")
-    assert (headings[0], headings.count(1)) == (1, 1)
-    assert all(after - before <= 1 for before, after in pairwise(headings))
-    tab.wait_for("document.querySelectorAll('svg.plot[aria-label]').length >= 14")
-    labels = tab.labels("svg.plot")
-    for pattern in (
-        "TTFT by arm over time, now eager p50 ",
-        r"Requests in flight by arm over time, now eager \d+, of which 4 run",
-        r"non-inferiority p99 E2E: ×0\.\d+ \[0\.\d+, 1\.\d+\], limit ×1\.100, INCONCLUSIVE",
-    ):
-        assert any(re.match(pattern, label) for label in labels), pattern
-
-
 def test_a_chart_is_walked_by_keyboard_and_keeps_the_focus_while_it_grows(make_run: MakeRun, open_page: Open) -> None:
     run = make_run(2)
     tab = open_page(run)
@@ -348,25 +233,6 @@ def test_a_chart_is_walked_by_keyboard_and_keeps_the_focus_while_it_grows(make_r
     assert tab.evaluate("document.activeElement.closest('[data-chart]')?.dataset.chart") == "latency"
     tab.press("Escape")
     assert tab.evaluate("document.querySelector('.tip').hidden")
-
-
-def test_a_search_shows_what_is_tried_and_what_each_arm_holds(make_run: MakeRun, open_page: Open) -> None:
-    run = make_run(0)
-    run.search(1, "eager")
-    go_on(run, 30)
-    run.search(3, "compiled-padded")
-    go_on(run)
-    tab = open_page(run)
-    state = tab.text("#state")
-    assert "1:31 of 10:00 of the budget. Trial 3 tries compiled-padded at 4, 10.1, 64 requests/s." in state
-    assert tab.evaluate("document.querySelector('progress').value") == pytest.approx(91 / 600)
-    assert tab.count(".tile") == 3
-    assert tab.text(".tile").startswith("eager waits 30 /s [24 /s, 120 /s]")
-    assert "tried now" in tab.text(".card.arm-1")
-    run.search(4, stop="nothing is open")
-    run.status("stopping")
-    tab.wait_for_text("#state", "nothing is open.")
-    assert tab.complaints == []
 
 
 @pytest.mark.parametrize("searching", [False, True])

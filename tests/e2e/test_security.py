@@ -97,19 +97,6 @@ def test_a_run_with_a_remote_worker_writes_and_sends_no_secret(tmp_path: Path) -
     assert {item.address for item in arms} == {"127.0.0.1"}
 
 
-def test_a_run_whose_arms_refuse_the_load_writes_no_secret(tmp_path: Path) -> None:
-    pem = give(tmp_path)
-    port = free_port()
-    run = start_run(tmp_path, duration_s=2.0, host="127.0.0.1", port=port)
-    load = worker(tmp_path, port, PLANTED_TOKEN=OTHER)
-    with ended(run, load), Watched(tmp_path / "tmp") as watched:
-        watched.pids += [run.pid, load.pid]
-        assert run.wait(250) in (1, 3, 99), (tmp_path / "run.output").read_text()
-    search(tmp_path, watched, pem)
-    rows = [row for path in tmp_path.glob("runs/*-small") for row in requests(path)]
-    assert {(row["status"], row["error"]) for row in rows} == {("UNAUTHENTICATED", "Bearer *** opens nothing")}
-
-
 SOCKET = "a Unix socket"
 
 

@@ -1,7 +1,6 @@
 """An arm without a model: real gRPC, real telemetry, paced tokens and scripted compile events.
 
-Takes the command line of `python -m servers.front.serve`, and flags of its own that script faults. The variable PLANTED
-makes it slower or fatter than its flags say, as benchmarks/planted_arm.py does with a real one.
+Takes the command line of `python -m servers.front.serve`, and flags of its own that script faults.
 """
 
 from __future__ import annotations
@@ -57,7 +56,6 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
     token = 5  # all that it answers
     token_s = TOKEN_S
     prefill_s = TOKEN_S
-    memory_bytes = 0
     dies = False  # when it is asked for a snapshot after the traffic
     compile_every_s = 0.0  # how often a compiled arm compiles, whatever the lengths; 0: for the lengths that are new
     whole = False  # whether all tokens of an answer are one chunk
@@ -65,7 +63,6 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
 
     def __init__(self, config: ArmConfig, replica: str, *, stall_s: float) -> None:
         self.config = config
-        self.dtype: str = config.model.dtype
         self.replica = replica
         self.stall_s = stall_s
         self.answered = 0
@@ -222,10 +219,10 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
             config_json=json.dumps(self.config.to_dict()),
             versions={"fake": "1"},
             counters={"answered": self.answered, "compile_events": self._compiles, "steps": self._steps},
-            memory_bytes={"weights": 1024, **({"process_peak": self.memory_bytes} if self.memory_bytes else {})},
+            memory_bytes={"weights": 1024},
             startup_ns={"load": 10_000_000},
             device=self.config.model.device,
-            dtype=self.dtype,
+            dtype=self.config.model.dtype,
             vocab_size=256,
         )
 
@@ -257,11 +254,10 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--stall-s", type=float, default=0.4)
     parser.add_argument("--warmup-s", type=float, default=0.2)
     parser.add_argument("--token-s", type=float, default=TOKEN_S)
-    parser.add_argument("--memory-bytes", type=int, default=0)
     parser.add_argument("--compile-every-s", type=float, default=0.0)
     parser.add_argument("--whole", action="store_true")
     parser.add_argument("--answers", type=Path)
-    for name in ("die", "freeze", "dtype", "token", "prefill-s"):
+    for name in ("die", "freeze", "token", "prefill-s"):
         parser.add_argument(f"--{name}", action="append", default=[], metavar="REPLICA=VALUE")
     for name in ("die-last", "fail-start", "never-ready"):
         parser.add_argument(f"--{name}", action="append", default=[], metavar="REPLICA")
@@ -278,15 +274,12 @@ def main(kind: type[Arm] = Arm) -> None:
     if options.replica in options.fail_start:
         print("RuntimeError: the weights are missing", file=sys.stderr)
         sys.exit(3)
-    faults = dict(item.split("=") for item in os.environ.get("PLANTED", "").split(",") if item)
     arm = kind(config, options.replica, stall_s=options.stall_s)
-    arm.dtype = own(options.dtype, arm.dtype)
     arm.token = int(own(options.token, arm.token))
     arm.compile_every_s, arm.whole = options.compile_every_s, options.whole
     arm.dies = options.replica in options.die_last
-    arm.token_s = options.token_s * float(faults.get("decode", 1.0))
+    arm.token_s = options.token_s
     arm.prefill_s = float(own(options.prefill_s, arm.token_s))
-    arm.memory_bytes = int(options.memory_bytes * float(faults.get("memory", 1.0)))
     if options.answers:  # each line is one write, so a kill leaves whole lines
         arm.answers_file = options.answers.open("ab", buffering=0)
     gates = [TokenGate(os.environ[options.token_env])] if options.token_env else []

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -27,7 +27,6 @@ from servers.front.interceptors import TokenCheck
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from tests.fakes.grpc_servers import add_inference, spawned, trailers
 
-Server = Literal["sync", "aio"]
 REASON = "as you asked: \u2713 100 %"
 
 
@@ -43,11 +42,10 @@ class Behaviour:
     empty_every: int = 0  # each n-th call ends with OK before any token
     stall_every: int = 0  # each n-th call waits `stall_s` before its first token
     stall_s: float = 0.0
-    server: Server = "sync"  # of grpcio, on threads or on asyncio
     certificate: str = ""  # with the key and the authority of clients, paths of PEM files
     key: str = ""
     client_ca: str = ""
-    token: str = ""  # that calls must show; for "aio" alone
+    token: str = ""  # that calls must show
 
 
 @dataclass(slots=True)
@@ -135,46 +133,29 @@ def serve(behaviour: Behaviour, port: int = 0) -> Iterator[ServedFake]:
         yield ServedFake(f"127.0.0.1:{bound}")
 
 
-def main() -> None:
+async def main() -> None:
     """Serve until a signal ends the process. Print the port as one JSON line."""
     parser = argparse.ArgumentParser(description="A fake Inference server for tests.")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--behaviour", default="{}")
     options = parser.parse_args()
     behaviour = Behaviour(**json.loads(options.behaviour))
-    if behaviour.server == "aio":
-        asyncio.run(serve_aio(behaviour, options.port))
-        return
-    server = grpc.server(ThreadPoolExecutor(128), options=OPTIONS)
-    port = bound(server, behaviour, options.port)
-    server.start()
-    print(json.dumps({"port": port}), flush=True)
-    server.wait_for_termination()
-
-
-async def serve_aio(behaviour: Behaviour, port: int) -> None:
-    """Serve the same on asyncio's server, which runs the servicer on threads."""
     interceptors = (TokenCheck(behaviour.token),) if behaviour.token else ()
-    server = grpc.aio.server(ThreadPoolExecutor(128), options=OPTIONS, interceptors=interceptors)
-    port = bound(server, behaviour, port)
+    # grpcio runs the servicer on threads.
+    server = grpc.aio.server(ThreadPoolExecutor(128), options=[("grpc.so_reuseport", 0)], interceptors=interceptors)
+    add_inference(server, FakeInference(behaviour))
+    address = f"127.0.0.1:{options.port}"
+    if behaviour.certificate:
+        pair = (Path(behaviour.key).read_bytes(), Path(behaviour.certificate).read_bytes())
+        authority = Path(behaviour.client_ca).read_bytes() if behaviour.client_ca else None
+        credentials = grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
+        port = server.add_secure_port(address, credentials)
+    else:
+        port = server.add_insecure_port(address)
     await server.start()
     print(json.dumps({"port": port}), flush=True)
     await server.wait_for_termination()
 
 
-OPTIONS = [("grpc.so_reuseport", 0)]
-
-
-def bound(server: Any, behaviour: Behaviour, port: int) -> int:
-    """Give the server its servicer and its port, with TLS where there is a certificate."""
-    add_inference(server, FakeInference(behaviour))
-    if not behaviour.certificate:
-        return int(server.add_insecure_port(f"127.0.0.1:{port}"))
-    pair = (Path(behaviour.key).read_bytes(), Path(behaviour.certificate).read_bytes())
-    authority = Path(behaviour.client_ca).read_bytes() if behaviour.client_ca else None
-    credentials = grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
-    return int(server.add_secure_port(f"127.0.0.1:{port}", credentials))
-
-
 if __name__ == "__main__":
-    main()
+    asyncio.run(main())

@@ -259,18 +259,17 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(
     scope="module",
-    params=["sync", "aio", "sync-tls", "aio-tls", "envoy-sync", "envoy-aio", "envoy-tls", "envoy-tls-both"],
+    params=["plain", "tls", "envoy", "envoy-tls", "envoy-tls-both"],
 )
 def client(
     request: pytest.FixtureRequest, pem: Certificates, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[InferenceClient]:
     """A client of one server, with windows small enough that flow control is at work."""
     name: str = request.param
-    kind = "sync" if "sync" in name else "aio"
-    secure_arm = name in ("sync-tls", "aio-tls", "envoy-tls-both")
+    secure_arm = name in ("tls", "envoy-tls-both")
     with contextlib.ExitStack() as stack:
         pair = {"certificate": pem.certificate, "key": pem.key} if secure_arm else {}
-        target = stack.enter_context(serve(Behaviour(server=kind, **pair))).target  # type: ignore[arg-type]
+        target = stack.enter_context(serve(Behaviour(**pair))).target
         if name.startswith("envoy"):
             folder = tmp_path_factory.mktemp(name)
             config = SplitterConfig(
@@ -313,7 +312,7 @@ def test_a_deadline_and_a_cancel_end_calls_and_leave_the_connection_well(client:
 
 @pytest.mark.process
 def test_tokens_are_recorded_in_order_and_soon_after_the_server_sent_them() -> None:
-    with serve(Behaviour(server="aio", token_s=0.02)) as peer:
+    with serve(Behaviour(token_s=0.02)) as peer:
         client = keeping_client(peer.target)
         calls = [generate(client, ask_target(tokens=15), timeout_s=PATIENCE_S) for _ in range(20)]
         chunks = [list(call) for call in calls]

@@ -159,7 +159,7 @@ def test_a_token_passes_from_a_tls_client_to_a_tls_arm_that_checks_it(pem: Certi
     upstream = UpstreamTls(ca=pem.ca, certificate=pem.client_certificate, key=pem.client_key)
     tls, log = ServerTls(certificate=pem.certificate, key=pem.key), str(tmp_path / "requests.log")
     with (
-        serve(Behaviour(server="aio", token=SECRET, client_ca=pem.ca, certificate=pem.certificate, key=pem.key)) as arm,
+        serve(Behaviour(token=SECRET, client_ca=pem.ca, certificate=pem.certificate, key=pem.key)) as arm,
         envoy_before(arm.target, tmp_path, tls=tls, upstream_tls=upstream, request_log=log) as envoy,
     ):
         envoy.wait_ready(PATIENCE_S)
@@ -178,7 +178,7 @@ def test_an_arm_whose_certificate_is_not_right_is_never_healthy(pem: Certificate
     own = {} if wrong == "plaintext" else {"certificate": pem.certificate, "key": pem.key}
     ca, name = pem.other_ca if wrong == "authority" else pem.ca, "arms.example" if wrong == "name" else ""
     with (
-        serve(Behaviour(server="aio", **own)) as arm,
+        serve(Behaviour(**own)) as arm,
         envoy_before(arm.target, tmp_path, upstream_tls=UpstreamTls(ca=ca, name=name)) as envoy,
     ):
         wait_for(lambda: envoy.stats("health_check.failure$")["cluster.eager.health_check.failure"] >= 2)
