@@ -25,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.simulation.attribution import attribution_table
 from benchmarks.simulation.calibration import calibration_table
-from benchmarks.simulation.closed import closed_loop_table
 from benchmarks.simulation.detection import detection_table
 from benchmarks.simulation.frontiers import frontiers_table
 from benchmarks.simulation.greedy import greedy_table
@@ -42,7 +41,6 @@ SECTIONS = {
     "promises": promises_table,
     "detection": detection_table,
     "attribution": attribution_table,
-    "closed": closed_loop_table,
     "frontiers": frontiers_table,
     "sequential": sequential_table,
     "objectives": objectives_table,

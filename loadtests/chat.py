@@ -8,9 +8,6 @@ Each User is one Poisson source of --request-rate requests/s: it sleeps to its o
 without waiting for it, and draws the next gap. So user counts, LoadTestShape, --processes and the web page work as
 ever, and a slow server cannot slow the traffic down. Latencies count from the scheduled instant.
 
-The names of serving benchmarks mean here what they mean there, for one User: --request-rate (inf with
---max-concurrency keeps that many under way: a closed loop), --burstiness, --max-concurrency and --seed.
-
 Locust's statistics get two rows for each arm: "Generate e2e [arm]" for every request (failures are counted here) and
 "Generate ttft [arm]" for every first token. The row "Aggregated" mixes both, so read the rows. Percentiles there
 are rounded; exact ones come from the records (--records DIR). A request still running when the test stops is recorded

@@ -262,7 +262,7 @@ def settings_of(run: RecordedRun) -> dict[str, Any]:
         "block_s": first_of(infos, "block_s"),
         "arms": sorted(str(row.get("name")) for row in rows),
         "control": [str(row.get("name")) for row in rows if row.get("control") is True],
-        "loop": [str(first_of(infos, key)) for key in ("loop", "open_loop")],
+        "loop": str(first_of(infos, "open_loop")),
         "versions": {name: versions.get(name) for name in (*_VERSIONS, *(("torchao",) if quantised else ()))},
         "gpus": sorted({str(gpu).partition(",")[0] for gpu in gpus}) if isinstance(gpus, list) else None,
         "traffic": {

@@ -80,9 +80,6 @@ def trials_of(
         lengths = [] if (duration := seconds_of(info.get("duration_s"))) is None else [duration]
         if not lengths or not info.get("complete"):
             lengths.append((last - start) / 1e9 if own.size else 0.0)
-        elif own.size and (info.get("loop") == "closed" or number(info.get("num_prompts"))):
-            # It ends with its last answer, however long it was given.
-            lengths.append((int(requests.end_ns[own].max()) - start) / 1e9)
         seconds = max(min(lengths), 1e-9)
         # A last block shorter than half a block joins the one before it.
         blocks = max(1, math.ceil(seconds / block_s - 1e-6) if whole else math.floor(seconds / block_s + 0.5))

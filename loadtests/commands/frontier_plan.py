@@ -24,7 +24,7 @@ _LONGEST_TRIAL_S = 1e7  # as traffic.duration_s has it
 # What only traffic has that is no search: how it arrives, and for how long.
 _OF_OTHER_TRAFFIC = (
     *("rate", "burstiness", "design", "duration_s"),
-    *("time_scale", "trace_start_s", "concurrency", "pause_s"),
+    *("time_scale", "trace_start_s"),
 )
 
 

@@ -104,8 +104,6 @@ def _check_sequential(experiment: Experiment) -> None:
     traffic = experiment.traffic
     for key, is_set in (
         ('traffic.arrivals = "saturation"', traffic.arrivals == "saturation"),
-        ("traffic.concurrency", traffic.concurrency > 0),
-        ("traffic.num_prompts", traffic.num_prompts > 0),
         ("[pressure]", experiment.pressure.weighs),
     ):
         if is_set:

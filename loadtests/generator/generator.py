@@ -21,7 +21,6 @@ from loadtests.clients.external_arms import external_route
 from loadtests.clients.inference import InferenceClient
 from loadtests.clients.own_arms import OwnEncoder
 from loadtests.clients.route import Client, Encode, Endpoint, Route
-from loadtests.generator.closed_loop import ClosedLoop
 from loadtests.generator.histogram import Histogram
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.precise_sleep import sleep_until
@@ -80,7 +79,6 @@ class Generator:
         log: LoadLog,
         recorder: RequestRecorder | None = None,
         on_record: Callable[[RequestRecord], None] | None = None,
-        workers: int = 1,
         most_unbooked: int = MOST_UNBOOKED,
     ) -> None:
         self._config = config
@@ -93,19 +91,11 @@ class Generator:
         self._clients = list(
             {id(endpoint): endpoint.client for route in self._routes.values() for endpoint in route.endpoints}.values()
         )
-        cap = config.max_concurrency or 0
-        self._cap = max(1, cap // workers) if cap else 0
-        self._workers = workers
-        self._closed: ClosedLoop | None = None
-        self._running: dict[str | None, int] = {}
-        self._held: dict[str | None, deque[RequestCopy]] = {}
-        self._releasing: set[str | None] = set()
         self._inflight: set[Call] = set()
-        self._ended: deque[tuple[Call | None, RequestCopy, int]] = deque()
+        self._ended: deque[Call] = deque()  # not recorded yet
         self._to_book = Event()
         self._idle = Event()
         self._idle.set()
-        self._room = Event()
         self._garbage = log.garbage
         self._dispatcher: gevent.Greenlet[..., None] | None = None
         self._preparer: Preparer | None = None
@@ -135,7 +125,7 @@ class Generator:
         return routes[arm] if arm in routes else routes["*"]
 
     def launch(self, prepared: Prepared, scheduled_ns: int) -> None:
-        """The copies are on their way, or held by the cap. Never waits. The lag is now minus `scheduled_ns`.
+        """Send the copies. Never waits. The lag is now minus `scheduled_ns`.
 
         Nothing happens once the generator was stopped: who launches is ended a turn of the loop later than that.
         """
@@ -148,19 +138,11 @@ class Generator:
             copy.scheduled_ns = scheduled_ns
             self._log.begun(copy.arm)
             self._idle.clear()
-            if self._cap and self._running.get(copy.arm, 0) >= self._cap:
-                self._held.setdefault(copy.arm, deque()).append(copy)
-            else:
-                self._send(copy)
+            self._send(copy)
 
     def load(self, schedule: Schedule) -> None:
         """The first seconds of `schedule` are encoded and the rest will be, a few seconds ahead of time."""
         self._check_arms(schedule)
-        if self._config.concurrency:
-            self._closed = ClosedLoop(
-                schedule, self._config, workers=self._workers, prepare=self.prepare, launch=self.launch
-            )
-            return
         self._preparer = Preparer(schedule, trial=self._config.trial, prepare=self.prepare, on_failure=self._fail)
         self._preparer.wait_filled()
 
@@ -172,7 +154,7 @@ class Generator:
         """
         self.open_window()
         self._log.start_ns = start_ns
-        self._dispatcher = gevent.spawn(self._dispatch if self._closed is None else self._run_closed, start_ns)
+        self._dispatcher = gevent.spawn(self._dispatch, start_ns)
         self._dispatcher.get()
         if self._end_ns is not None or self._ends_ns:
             self._log.planned = self._log.started
@@ -181,8 +163,6 @@ class Generator:
     def end_at(self, at_ns: int) -> None:
         """Nothing that is due at `at_ns` or later is sent; what is under way then goes on to its end."""
         self._end_ns = at_ns
-        if self._closed is not None:
-            self._closed.end_ns = at_ns
         gevent.spawn(self._end_dispatch, at_ns)
 
     def end_arm_at(self, arm: str, at_ns: int) -> None:
@@ -192,7 +172,7 @@ class Generator:
     def _end_dispatch(self, at_ns: int) -> None:
         sleep_until(at_ns)
         # One that is behind its schedule still sends what was due before.
-        if self._dispatcher is not None and self._closed is None and self._next_ns >= at_ns:
+        if self._dispatcher is not None and self._next_ns >= at_ns:
             self._dispatcher.kill(block=False)
 
     def _wait_drained(self) -> bool:
@@ -206,7 +186,7 @@ class Generator:
     def _all_late(self) -> bool:
         """Whether calls are under way, and all of them are past the limits that the trial sets."""
         ttft_ms, e2e_ms = self._config.ttft_limit_ms, self._config.e2e_limit_ms
-        if not (ttft_ms or e2e_ms) or not self._inflight or any(self._held.values()):
+        if not (ttft_ms or e2e_ms) or not self._inflight:
             return False
         at_ns = now_ns()
 
@@ -232,12 +212,6 @@ class Generator:
         """Whether everything started had ended and was recorded within `timeout_s`."""
         return bool(self._idle.wait(timeout_s))
 
-    def wait_room(self) -> None:
-        """No arm has as many calls on their way as `max_concurrency` allows. At once without such a cap."""
-        while self._cap and any(running >= self._cap for running in self._running.values()):
-            self._room.clear()
-            self._room.wait()
-
     def stop(self, error: str = "cut by the end of the run") -> None:
         """Nothing is in flight: what was is recorded as CANCELLED. All is flushed. A second call does nothing."""
         if self._stopped:
@@ -247,11 +221,6 @@ class Generator:
         for greenlet in (self._dispatcher, preparing, *self._chores):
             if greenlet is not None and greenlet is not gevent.getcurrent():
                 greenlet.kill(block=False)
-        self._cap = 0  # an ending call must not start a held one now
-        at_ns = now_ns()
-        for held in self._held.values():
-            self._ended.extend((None, copy, at_ns) for copy in held)
-            held.clear()
         for call in list(self._inflight):
             call.cancel(error=error)
         self._book(len(self._ended))
@@ -296,15 +265,7 @@ class Generator:
     def _is_past_end(self, at_ns: int) -> bool:
         return self._end_ns is not None and at_ns >= self._end_ns
 
-    def _run_closed(self, start_ns: int) -> None:
-        assert self._closed is not None
-        try:
-            self._closed.run(start_ns)
-        except ConfigError as error:
-            self._fail(f"the schedule cannot be encoded: {error}")
-
     def _send(self, copy: RequestCopy) -> None:
-        self._running[copy.arm] = self._running.get(copy.arm, 0) + 1
         endpoint = copy.endpoint = copy.route.endpoint()
         endpoint.running += 1
         call = endpoint.client.start(
@@ -316,31 +277,16 @@ class Generator:
     def _on_done(self, call: Call) -> None:
         copy: RequestCopy = call.tag
         self._inflight.discard(call)
-        self._running[copy.arm] -= 1
-        self._room.set()
         assert copy.endpoint is not None
         copy.endpoint.running -= 1
         if call.status == "UNAVAILABLE":
             copy.endpoint.refused_ns = call.end_ns
         if len(self._ended) < self._most_unbooked:
-            self._ended.append((call, copy, call.end_ns))
+            self._ended.append(call)
         else:
             # This process cannot keep up. Memory must not grow for it; the account says what is missing.
             self._log.ended(None, copy.arm)
         self._to_book.set()
-        if copy.on_done is not None:
-            copy.on_done(call.status == "OK")
-        self._release(copy.arm)
-
-    def _release(self, arm: str | None) -> None:
-        """Held copies start as far as the cap allows."""
-        held = self._held.get(arm)
-        if not held or arm in self._releasing:
-            return  # a call that fails inside _send comes back here: the loop below goes on, without recursion
-        self._releasing.add(arm)
-        while held and self._cap and self._running[arm] < self._cap:
-            self._send(held.popleft())
-        self._releasing.discard(arm)
 
     def _book_for_ever(self) -> None:
         while True:
@@ -355,23 +301,21 @@ class Generator:
     def _book(self, limit: int) -> None:
         while self._ended and limit > 0:
             limit -= 1
-            call, copy, at_ns = self._ended.popleft()
-            record = self._record_of(call, copy, self._config.trial, at_ns)
-            self._log.ended(record, copy.arm)
+            call = self._ended.popleft()
+            record = self._record_of(call, self._config.trial)
+            self._log.ended(record, call.tag.arm)
             if self._recorder is not None:
                 self._guarded(partial(self._recorder.append, record))
             if self._on_record is not None:
                 self._on_record(record)
-        if not self._inflight and not self._ended and not any(self._held.values()):
+        if not self._inflight and not self._ended:
             self._idle.set()
 
     def _pending(self) -> int:
         """The instant before which all that was due has ended and was recorded."""
-        copies = [call.tag for call in self._inflight] + [copy for _, copy, _ in self._ended]
-        copies += [held[0] for held in self._held.values() if held]
-        sending = self._dispatcher is not None and not self._dispatcher.ready() and self._closed is None
+        sending = self._dispatcher is not None and not self._dispatcher.ready()
         until_ns = min(now_ns(), self._next_ns) if sending else now_ns()
-        return min((copy.scheduled_ns for copy in copies), default=until_ns)
+        return min((call.tag.scheduled_ns for call in (*self._inflight, *self._ended)), default=until_ns)
 
     def _tick(self) -> None:
         while True:

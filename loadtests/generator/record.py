@@ -68,22 +68,13 @@ _NO_FIGURES: list[int | None] = [None] * len(_TRAILERS)
 _NO_TOKENS = np.zeros(0, dtype=np.int64)
 
 
-def record_of(call: Call | None, copy: RequestCopy, trial: int, at_ns: int, *, tokens: bool = True) -> RequestRecord:
-    """The row for an ended call, or for a copy that the cap held back until the end (`call` None).
-
-    Without `tokens` an answer is not held to the tokens that it brings.
-    """
-    plan = copy.plan
-    trailing: Mapping[str, str] = {} if call is None else call.trailing_metadata
-    initial: Mapping[str, str] = {} if call is None else call.initial_metadata
-    status, error = ("CANCELLED", "held back by max_concurrency until the end of the run")
-    sent_ns, first_ns, token_ns, output_tokens = at_ns, None, _NO_TOKENS, 0
-    if call is not None:
-        status, error, sent_ns, first_ns = call.status, call.error, call.sent_ns, call.first_token_ns
-        output_tokens = call.output_tokens
-        if call.token_ns:
-            token_ns = np.frombuffer(call.token_ns, dtype=np.int64) - sent_ns
-    routed = initial.get(ARM_HEADER) or trailing.get(ARM_HEADER) or None
+def record_of(call: Call, trial: int, *, tokens: bool = True) -> RequestRecord:
+    """Return the row of an ended call. Without `tokens` an answer is not held to the tokens that it brings."""
+    copy: RequestCopy = call.tag
+    plan, trailing = copy.plan, call.trailing_metadata
+    status, error, sent_ns, output_tokens = call.status, call.error, call.sent_ns, call.output_tokens
+    token_ns = np.frombuffer(call.token_ns, dtype=np.int64) - sent_ns if call.token_ns else _NO_TOKENS
+    routed = call.initial_metadata.get(ARM_HEADER) or trailing.get(ARM_HEADER) or None
     answered = trailing.get(_ARM) or routed
     # The splitter knows where it sent the request, whatever the server calls itself.
     expected = copy.arm or routed or answered
@@ -103,8 +94,8 @@ def record_of(call: Call | None, copy: RequestCopy, trial: int, at_ns: int, *, t
         pair_id=copy.pair_id,
         scheduled_ns=copy.scheduled_ns,
         sent_ns=sent_ns,
-        first_token_ns=first_ns,
-        end_ns=at_ns,
+        first_token_ns=call.first_token_ns,
+        end_ns=call.end_ns,
         status=status,
         error=error or None,
         prompt_tokens=plan.prompt_tokens if prompt_tokens is None else prompt_tokens,
@@ -116,9 +107,9 @@ def record_of(call: Call | None, copy: RequestCopy, trial: int, at_ns: int, *, t
     )
 
 
-def embed_record_of(call: Call | None, copy: RequestCopy, trial: int, at_ns: int) -> RequestRecord:
-    """The row of an embedding, as `record_of` makes it: nothing in it speaks of tokens that were never to come."""
-    record = record_of(call, copy, trial, at_ns, tokens=False)
+def embed_record_of(call: Call, trial: int) -> RequestRecord:
+    """Return the row of an embedding, as `record_of` makes it, without tokens that were never to come."""
+    record = record_of(call, trial, tokens=False)
     if isinstance(call, EmbedCall) and call.input_tokens and _PROMPT_TOKENS not in call.trailing_metadata:
         record = record._replace(prompt_tokens=call.input_tokens)
     return record._replace(max_tokens=None, output_tokens=None, token_ns=None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from loadtests.clients.route import Endpoint, Route
 from loadtests.traffic.schedule import PlannedRequest
 
@@ -16,7 +14,6 @@ class RequestCopy:
         "body",
         "endpoint",
         "headers",
-        "on_done",
         "pair_id",
         "plan",
         "request_id",
@@ -33,7 +30,6 @@ class RequestCopy:
         self.endpoint: Endpoint | None = None  # that it went to
         self.body, self.headers = route.encode(plan, self.request_id, arm)
         self.scheduled_ns = 0
-        self.on_done: Callable[[bool], None] | None = None  # called with whether the call ended well
 
 
 Prepared = tuple[RequestCopy, ...]

@@ -39,11 +39,9 @@ class TrialConfig(Settings):
     A target may be several addresses between commas: replicas, of which the one with the fewest requests on their way
     gets the next. `external` says of arms that are not tailgate's where they are and what they speak.
 
-    `start_ns` 0 means two seconds after all load processes are ready. `max_concurrency` caps what is in flight to
-    each arm, over all processes; 0 or null is no cap. `concurrency` above 0 makes it a closed loop of `duration_s`,
-    in which so many are in flight to each arm over all processes; `num_prompts` above 0 sends the schedule once.
-    `prompts` "text" and "chat" are made with the `tokenizer` of that path or id. `sample_s` is how often a load worker
-    on another host has that host sampled; 0 is never.
+    `start_ns` 0 means two seconds after all load processes are ready. `prompts` "text" and "chat" are made with the
+    `tokenizer` of that path or id. `sample_s` is how often a load worker on another host has that host sampled; 0 is
+    never.
 
     Once all was sent, the calls under way are cut as soon as none of them can be in time any more: each is past
     `ttft_limit_ms` and past `e2e_limit_ms`, of which 0 sets no limit. Where both are 0 they have `drain_s`.
@@ -58,18 +56,11 @@ class TrialConfig(Settings):
     timeout_s: float = Field(default=60.0, ge=0.001, le=1e6)
     vocab_size: int = Field(default=256, ge=4, le=2**31 - 1)
     ignore_eos: bool = True
-    max_concurrency: int | None = Field(default=0, ge=0, le=1_000_000)
-    concurrency: int = Field(default=0, ge=0, le=100_000)
-    pause_s: float = Field(default=0.0, ge=0, le=1e6)
-    num_prompts: int = 0
-    duration_s: float = 0.0
-    rampup_s: float = 0.0
     prompts: PromptKind = "ids"
     tokenizer: str = ""
     drain_s: float = Field(default=60.0, ge=0, le=2e6)
     ttft_limit_ms: float = Field(default=0.0, ge=0, le=1e9)
     e2e_limit_ms: float = Field(default=0.0, ge=0, le=1e9)
-    seed: int = 0
     sample_s: float = Field(default=0.0, ge=0, le=60)
     security: SecurityConfig = OPEN
 

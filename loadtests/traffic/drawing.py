@@ -25,10 +25,6 @@ from loadtests.traffic.source import Source
 from loadtests.traffic.traces import Trace
 from servers.complaint import ConfigError
 
-# Requests of a closed loop without num_prompts, which are sent again and again.
-_CLOSED_ROWS = 1024
-_CLOSED_ROUNDS = 16
-
 # The streams of randomness, each seeded with its place here: drawing more from one never shifts another.
 _STREAMS = ("arrivals", "lengths", "prompts", "assignment", "turns", "think", "rampup", "samples", "blocks")
 
@@ -77,8 +73,6 @@ def build_schedule(
     # All is drawn; from here on rows only go. What is never sent is not counted as over a limit. Within a session time
     # rises, so what the end cuts is always the session's tail.
     started = arrivals.rampup_kept(starts_ns, config.rampup_s, rng=rng["rampup"])[turns.session]
-    if config.arrivals == "closed":
-        started[:] = True
     in_time = turns.offset_ns < duration_ns
     planned = rows = np.flatnonzero(started & in_time)
     lengths, within, over = within_limits(
@@ -99,13 +93,6 @@ def build_schedule(
             f"({dropped['requests_dropped']} dropped as too long): raise the rate, duration_s or the model's limits"
         )
     order = np.argsort(turns.offset_ns[rows], kind="stable")
-    if config.num_prompts:
-        if len(order) < config.num_prompts:
-            raise ConfigError(
-                f"traffic.num_prompts is {config.num_prompts} but trial {trial} holds {len(order)} requests in "
-                f"{config.duration_s:g} s: raise duration_s or the rate"
-            )
-        order = order[: config.num_prompts]
     rows, lengths = rows[order], lengths.rows(order)
     kept = turns.rows(rows)
     offsets = kept.offset_ns
@@ -140,7 +127,6 @@ def build_schedule(
         duration_s=config.duration_s,
         block_s=config.block_s,
         dropped={**dropped, "turns_after_end": int((started & ~in_time).sum())},
-        loop="closed" if config.arrivals == "closed" else "open",
         steps=tuple(
             {
                 "start_s": config.rampup_s + index * config.step_s,
@@ -169,10 +155,6 @@ def _starts(
 ) -> tuple[IntArray, slice]:
     """Sorted starts (ns) of sessions, and the trace rows that they are when a trace is replayed."""
     everything = slice(None)
-    if config.arrivals == "closed":
-        count = config.num_prompts or max(_CLOSED_ROWS, _CLOSED_ROUNDS * config.concurrency)
-        spare = count + 64 if config.over_limit == "drop" else 0  # for those that are too long
-        return np.zeros(count + spare, dtype=np.int64), everything
     if config.arrivals == "trace" and source.trace is not None:
         return arrivals.replay(
             source.trace.offset_ns, config.duration_s, time_scale=config.time_scale, start_s=config.trace_start_s

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import repeat
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -83,9 +83,8 @@ def planned_requests(table: Any, *, at_once: int = 1024) -> Iterator[PlannedRequ
 class Schedule:
     """The planned requests of one trial in order of time, and what they were made from.
 
-    Columns are those of `SCHEDULE` and some of `PROMPTS`. `loop` "closed": the rows have no times, and an arm gets the
-    next one when it has answered another. `steps` are the rates of a saturation search; `prompts` tells what chat
-    templates did to the prompts, and what was read of a trace.
+    Columns are those of `SCHEDULE` and some of `PROMPTS`. `steps` are the rates of a saturation search; `prompts` tells
+    what chat templates did to the prompts, and what was read of a trace.
     """
 
     table: Any  # pyarrow.Table
@@ -96,7 +95,6 @@ class Schedule:
     duration_s: float
     block_s: float
     dropped: dict[str, int | str]  # see `drawing.build_schedule`
-    loop: Literal["open", "closed"] = "open"
     steps: tuple[Mapping[str, float], ...] = ()
     prompts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -114,9 +112,7 @@ class Schedule:
 
     @property
     def planned(self) -> dict[str, int]:
-        """Requests planned for each arm; under split all of them under "*"; a closed loop plans none."""
-        if self.loop == "closed":
-            return {}
+        """Requests planned for each arm; under split all of them under "*"."""
         if self.design == "split":
             return {EVERY_ARM: len(self)}
         if self.design == "mirrored":
@@ -132,10 +128,8 @@ class Schedule:
             for arm in self.planned
         }
 
-    def copies(self, arms: Sequence[str]) -> int | None:
-        """Requests as they are sent: one that goes to every arm counts for each. None: a closed loop plans none."""
-        if self.loop == "closed":
-            return None
+    def copies(self, arms: Sequence[str]) -> int:
+        """Requests as they are sent: one that goes to every arm counts for each."""
         everywhere = int(pc.sum(pc.equal(self.table["arm"], EVERY_ARM)).as_py() or 0)
         return len(self) + everywhere * (len(arms) - 1)
 

@@ -18,7 +18,7 @@ from servers.address import host_port
 from servers.fields import Listed, Settings, as_toml
 
 Design = Literal["mirrored", "split", "switchback"]
-Arrivals = Literal["poisson", "gamma", "trace", "piecewise", "ramp", "steps", "saturation", "closed", "users"]
+Arrivals = Literal["poisson", "gamma", "trace", "piecewise", "ramp", "steps", "saturation", "users"]
 Workload = Literal["conversation", "code", "long-context", "sentences", "trace"]
 
 FEWEST_STEPS = 3
@@ -45,8 +45,8 @@ class TrafficConfig(Settings):
     nothing and are marked "rampup". `rates` is [[start_s, rate], ...] for piecewise, [first, last] for ramp,
     [rate, rate, ...] for steps, which share the duration equally, and [lowest, highest] for a saturation search, whose
     steps last `step_s` each. `length_scales` is [[start_s, factor], ...]: lengths are those of the workload times
-    `length_scale` times the factor of the time at which a request is due. A closed loop keeps `concurrency` requests
-    under way to each arm. Where arrivals are those of "users", nothing is sent.
+    `length_scale` times the factor of the time at which a request is due. Where arrivals are those of "users",
+    nothing is sent.
     """
 
     design: Design = "mirrored"
@@ -60,9 +60,6 @@ class TrafficConfig(Settings):
     ] = ()
     step_s: Annotated[float, Field(ge=0.001, le=1e7), UsedWith("arrivals", ("saturation",))] = 30.0
     settle_s: Annotated[float, Field(ge=0, le=1e7), UsedWith("arrivals", ("saturation",))] = 10.0
-    concurrency: Annotated[int, Field(ge=0, le=100_000), UsedWith("arrivals", ("closed",))] = 0
-    pause_s: Annotated[float, Field(ge=0, le=1e6), UsedWith("arrivals", ("closed",))] = 0.0
-    num_prompts: int = Field(default=0, ge=0, le=20_000_000)
     workload: Workload = "conversation"
     length_scale: float = Field(default=1.0, ge=1e-6, le=1e6)
     length_scales: Annotated[
@@ -81,7 +78,6 @@ class TrafficConfig(Settings):
     turns_mean: Annotated[float, Field(ge=1, le=1000), _ONCE] = 1.0
     think_time_s: float = Field(default=10.0, ge=0.001, le=1e6)
     timeout_s: float = Field(default=60.0, ge=0.001, le=1e6)
-    max_concurrency: int = Field(default=0, ge=0, le=1_000_000)
     ignore_eos: bool = True
     direct: Annotated[bool, UsedWith("design", ("mirrored", "switchback"))] = False
     workers: int = Field(default=1, ge=0, le=1024)
@@ -108,11 +104,6 @@ class TrafficConfig(Settings):
         if self.remote_workers:
             self._check_master()
         return self
-
-    @property
-    def open_loop(self) -> bool:
-        """True when requests start at their scheduled time whatever is still under way."""
-        return self.max_concurrency == 0 and self.arrivals != "closed"
 
     @property
     def saturation_steps(self) -> int:
@@ -168,11 +159,6 @@ class TrafficConfig(Settings):
             self._check_rates()
         if self.arrivals == "saturation":
             self._check_saturation()
-        if self.arrivals == "closed" and not self.concurrency:
-            raise ValueError('concurrency is 0: give the requests that arrivals = "closed" keeps under way')
-        pinned = self.arrivals == "closed" and self.design == "switchback"
-        no_times = "a closed loop has no times to pin to blocks"
-        self._leave_out(pinned, no_times, 'use design = "mirrored" or "split"', "design")
         partly = self.design == "switchback" and abs(math.remainder(self.rampup_s, self.block_s)) > 1e-9
         whole = "give a multiple of it, so that no block is part ramp-up"
         self._leave_out(partly, f"a switchback has blocks of block_s = {self.block_s}", whole, "rampup_s")
@@ -202,8 +188,6 @@ class TrafficConfig(Settings):
     def _check_saturation(self) -> None:
         only = 'use design = "mirrored"'
         self._leave_out(True, "a saturation search sends each step to every arm", only, "design")
-        in_full = "a saturation search must send every step in full"
-        self._leave_out(True, in_full, "remove {key}", "max_concurrency", "num_prompts")
         if self.settle_s >= self.step_s:
             raise ValueError(f"settle_s is {self.settle_s} but a step lasts step_s = {self.step_s}: lower settle_s")
         left = abs(self.saturation_steps * self.step_s - (self.duration_s - self.rampup_s))
@@ -240,17 +224,9 @@ class TrafficConfig(Settings):
             )
 
     def _check_load(self) -> None:
-        """Each load process has a request to send."""
+        """Some host sends the load."""
         if not self.load_processes:
             raise ValueError("workers is 0 and traffic.remote_workers too: give 1 or more of one of them")
-        singles = f"a closed loop keeps concurrency = {self.concurrency} requests under way"
-        self._leave_out(self.arrivals == "closed", singles, "remove {key}", "max_concurrency")
-        for key in ("max_concurrency", "concurrency"):
-            if 0 < getattr(self, key) < self.load_processes:
-                raise ValueError(
-                    f"{key} is {getattr(self, key)} but traffic.workers and remote_workers are "
-                    f"{self.load_processes}: give each load process a request at least"
-                )
         remote = "remove {key} or say how many workers come from other hosts"
         self._leave_out(not self.remote_workers, "remote_workers is 0", remote, "master_bind")
 

@@ -49,11 +49,7 @@ class TrialFacts:
     duration_s: float
     block_s: float
     open_loop: bool
-    max_concurrency: int | None
     load_processes: int
-    loop: str
-    concurrency: int | None
-    num_prompts: int | None
     steps: list[dict[str, Any]]
     settle_s: float | None
     prompts: dict[str, Any]
@@ -88,12 +84,8 @@ class TrialFacts:
             **known_before(experiment),
             duration_s=traffic.duration_s,
             block_s=experiment.gates.block_s,
-            open_loop=traffic.open_loop,
-            max_concurrency=traffic.max_concurrency or None,
+            open_loop=True,
             load_processes=traffic.load_processes,
-            loop=schedule.loop,
-            concurrency=traffic.concurrency or None,
-            num_prompts=traffic.num_prompts or None,
             steps=[dict(step) for step in schedule.steps],
             settle_s=traffic.settle_s if schedule.steps else None,
             prompts=dict(schedule.prompts),

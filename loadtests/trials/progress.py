@@ -29,7 +29,7 @@ def plain_line(status: Status, elapsed_s: float) -> str:
     parts.append(f"{status.phase} {status.detail}".rstrip())
     load = status.load
     if load.arms or load.finished:
-        of = f"/{status.planned}" if status.planned else ""  # a closed loop plans none
+        of = f"/{status.planned}" if status.planned else ""
         parts.append(f"{load.finished}{of} requests" + (f", {load.failed} failed" if load.failed else ""))
         parts += [
             f"{name} "

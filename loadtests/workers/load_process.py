@@ -83,7 +83,6 @@ class LoadProcess:
         config: TrialConfig,
         *,
         worker: int,
-        workers: int,
         planned: int | None,
         records: str,
         clock: ClockComparison | None = None,
@@ -103,7 +102,6 @@ class LoadProcess:
             log=self.log,
             recorder=self.recorder,
             on_record=None if self.options.schedule else self.count_in_locust,
-            workers=workers,
         )
         return self.generator
 

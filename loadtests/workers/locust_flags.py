@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from math import isinf
 from typing import Any
 
 from locust.env import Environment
@@ -30,14 +29,7 @@ _SECURITY_FLAGS = (  # flag, field of SecurityConfig, help
 def _positive(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value
-
-
-def _rate(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and finite")
     return value
 
 
@@ -56,8 +48,7 @@ def add_arguments(parser: Any, *, task: Task) -> None:
     """
     parser.set_defaults(web_host=_LOOPBACK, master_bind_host=_LOOPBACK)
     add = parser.add_argument
-    add("--request-rate", type=_rate, default=1.0, help="Requests/s of each User (default 1); inf: all at once")
-    add("--max-concurrency", type=int, default=0, help="Most under way from each load process (default 0: no limit)")
+    add("--request-rate", type=_positive, default=1.0, help="Requests/s of each User (default 1)")
     add("--burstiness", type=_positive, default=1.0, help="Shape of the gamma gaps: 1 is Poisson, below 1 is bursty")
     workload, scale, why = ("sentences", 1.0, "") if task == "embed" else ("conversation", 0.1, ": fits small models")
     add("--workload", choices=workloads_of(task), default=workload, help=f"Which lengths (default {workload})")
@@ -88,10 +79,6 @@ def hand_config(environment: Environment, test: int, *, task: Task) -> TrialConf
     if not environment.host:
         raise ConfigError("no host is given: add --host localhost:50051, the splitter or one arm's server")
     parse_target(environment.host)
-    if isinf(options.request_rate) and not options.max_concurrency:
-        raise ConfigError(
-            "--request-rate inf sends everything at once: say how much may be under way with --max-concurrency"
-        )
     return TrialConfig(
         trial=test,
         task=task,
@@ -99,7 +86,6 @@ def hand_config(environment: Environment, test: int, *, task: Task) -> TrialConf
         targets={"*": environment.host},
         timeout_s=options.request_timeout,
         vocab_size=options.vocab_size,
-        max_concurrency=options.max_concurrency,
         security=_security(options),
     )
 

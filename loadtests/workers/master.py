@@ -40,7 +40,7 @@ class _Load:
 
     number: int
     client_id: str
-    planned: int | None
+    planned: int
     account: dict[str, Any] | None = None  # the last that came over the network; None: it writes its own file
     share: FileSender | None = None  # of one on another host, while it gets its share
     files: dict[str, FileReceiver] = field(default_factory=dict)  # that come from another host
@@ -263,8 +263,7 @@ class Master:
                 account = {"worker": load.number, "started": 0, "finished": 0, "complete": False}
         lost = {} if load.lost is None else {"lost": load.lost}
         try:
-            planned = {} if load.planned is None else {"planned": load.planned}
-            write_document(path, {**account, **planned, **lost})
+            write_document(path, {**account, "planned": load.planned, **lost})
         except OSError as error:
             self._fail(f"records cannot be written: {unwritten(error)} and run again")
 

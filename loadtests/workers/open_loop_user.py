@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import isinf
 from typing import Any, cast
 
 import numpy as np
@@ -60,11 +59,7 @@ class OpenLoopUser(User):
         generator = self._load.generator
         if generator is None:
             raise StopUser
-        if isinf(self._load.options.request_rate):
-            generator.wait_room()
-            self._next_ns = now_ns()
-        else:
-            sleep_until(self._next_ns)
+        sleep_until(self._next_ns)
         generator.launch(self._prepared, self._next_ns)
         self._plan_next(generator)
 

@@ -143,7 +143,6 @@ class Worker:
         generator = self._load.begin(
             config,
             worker=worker,
-            workers=workers,
             planned=share.copies(config.arms),
             records=str(folder),
             clock=None if self._keep is None else self._clock,

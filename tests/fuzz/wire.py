@@ -90,10 +90,10 @@ def _records(call: Call, make: Callable[..., Any] = record_of) -> None:
     assert len(call.error) <= LONGEST + 100, f"an error of {len(call.error)} characters"
     assert call.error.isprintable(), call.error[:200]
     plan = SimpleNamespace(session_id="s", turn=0, prompt_tokens=4, max_tokens=8, phase="measure")
-    copy: Any = SimpleNamespace(
+    call.tag = SimpleNamespace(
         plan=plan, arm="eager", request_id="1-0", pair_id="1-0", endpoint=None, scheduled_ns=call.start_ns
     )
-    request_batch([make(call, copy, 1, call.end_ns)]).validate(full=True)
+    request_batch([make(call, 1)]).validate(full=True)
 
 
 @contextmanager

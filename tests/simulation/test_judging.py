@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +23,6 @@ from benchmarks.simulation.calibration import (
     restarts,
     verdicts,
 )
-from benchmarks.simulation.closed import WAYS, tail_passes, write_closed
 from benchmarks.simulation.detection import (
     CASES,
     FLEETS,
@@ -101,19 +98,6 @@ def test_a_row_says_whether_it_reached_its_goal() -> None:
     assert Row(check="x", measured=0.1, runs=10, most=0.1).ok
     assert Row(check="x", measured=0.1, runs=10, least=0.2).ok is False
     assert "MISSED" in str(Row(check="x", measured=0.1, runs=10, least=0.2))
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_closed_loop_passes_no_gate_on_the_tail(way: str, tmp_path: Path) -> None:
-    assert tail_passes(write_closed(tmp_path / "run", 1, way)) == 0
-
-
-def test_the_same_servers_under_an_open_loop_may_pass(tmp_path: Path) -> None:
-    """What the closed loops lack is the schedule: nothing else in their records forbids a PASS."""
-    run = write_closed(tmp_path / "run", 1, "schedule as sent")
-    told = json.loads((run / "trial-01" / "trial.json").read_text())
-    (run / "trial-01" / "trial.json").write_text(json.dumps(told | {"open_loop": True}))
-    assert tail_passes(run) > 0
 
 
 FEW = 20

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -28,11 +27,8 @@ from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
 from loadtests.generator.recorder import RequestRecorder, record_file
 from loadtests.generator.spool import Spool
 from loadtests.generator.trial_config import TrialConfig
-from loadtests.traffic.drawing import build_schedule
 from loadtests.traffic.prompt_words import prompt_words, token_ids
 from loadtests.traffic.schedule import SCHEDULE, Schedule, planned_requests
-from loadtests.traffic.settings import TrafficConfig
-from loadtests.traffic.source import Source
 from servers.clock import now_ns
 from servers.complaint import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
@@ -210,17 +206,16 @@ def test_requests_pass_the_real_splitter_and_learn_their_arm_even_when_they_fail
     assert lost.records[0].error
 
 
-def test_stop_records_what_is_in_flight_or_held_as_cancelled() -> None:
+def test_stop_records_what_is_in_flight_as_cancelled() -> None:
     def stop(run: Run) -> None:
         gevent.spawn_later(0.4, run.generator.stop)
 
     with serve(Behaviour(first_s=30)) as slow:
         plan = schedule([0, 10, 20, 9_000], arm=None)
-        run = Run(plan, targets={"*": slow.target}, before=stop, max_concurrency=2)
+        run = Run(plan, targets={"*": slow.target}, before=stop)
     assert not run.ended
     assert run.statuses() == ["CANCELLED"] * 3  # the fourth was never due
-    errors = Counter(record.error for record in run.records)
-    assert errors == {"cut by the end of the run": 2, "held back by max_concurrency until the end of the run": 1}
+    assert {record.error for record in run.records} == {"cut by the end of the run"}
     assert (run.log.started, run.log.finished) == (3, 3)
 
 
@@ -265,22 +260,6 @@ def test_calls_are_cut_once_none_can_be_in_time(first_s: float, limits: dict[str
     assert run.statuses() == [status, status]
     assert {record.error for record in run.records} == {None if run.ended else "cut by the end of the run"}
     assert 0.7 < run.took_s < 5.0, "the second one was waited for until it was late too"
-
-
-def test_concurrency_cap_holds_requests_but_not_the_schedule() -> None:
-    with serve(Behaviour(first_s=0.1, token_s=0)) as slow:
-        run = Run(schedule([0] * 6, arm=None), targets={"*": slow.target}, max_concurrency=4, workers=2)
-    assert run.statuses() == ["OK"] * 6
-    assert most_at_once(run.records) == 2
-    assert {record.scheduled_ns for record in run.records} == {run.start_ns}
-    assert max(record.sent_ns - record.scheduled_ns for record in run.records) > 190 * MS
-    # the delay by the cap is not the generator's: four of six requests were held, yet the median lag is small
-    assert run.log.lag.quantile_ms(0.5) < 90
-
-
-def test_cap_on_a_dead_target_ends_every_request(closed: str) -> None:
-    run = Run(schedule([0] * 3_000, arm=None), targets={"*": closed}, max_concurrency=1)
-    assert run.statuses() == ["UNAVAILABLE"] * 3_000
 
 
 def test_copies_carry_the_same_prompt_and_their_own_id() -> None:
@@ -387,69 +366,6 @@ def test_a_schedule_that_cannot_be_encoded_is_a_failure() -> None:
     broken = Mock(side_effect=ValueError("no words"))
     assert list(Preparer(schedule([0]), trial=1, prepare=broken, on_failure=failures.append)) == []
     assert failures == ["the schedule cannot be encoded: no words"]
-
-
-def loop_schedule(**changes: Any) -> Schedule:
-    config = TrafficConfig(**{"arrivals": "closed", "concurrency": 3, "length_scale": 0.01, **changes})
-    return build_schedule(config, Source(), arms=ARMS, seed=1, trial=1, max_prompt_tokens=64, max_new_tokens=4)
-
-
-def loop(plan: Schedule, targets: dict[str, str], **changes: Any) -> Run:
-    run = Run(plan, targets=targets, **{"concurrency": 3, "duration_s": 0.8, **changes})
-    assert (run.ended, run.failure) == (True, None)
-    return run
-
-
-def most_at_once(records: list[RequestRecord]) -> int:
-    changes = sorted([(record.sent_ns, 1) for record in records] + [(record.end_ns, -1) for record in records])
-    return max(accumulate(change for _, change in changes))
-
-
-def test_each_arm_has_its_number_under_way_and_goes_at_its_own_pace(targets: dict[str, str]) -> None:
-    run = loop(loop_schedule(), targets, rampup_s=0.3)
-    arms = run.arms()
-    assert most_at_once(arms["eager"]) == most_at_once(arms["compiled"]) == 3
-    assert len(arms["eager"]) > 2 * len(arms["compiled"]) > 5
-    # Requests count from their start: a loop that waits has no schedule to be late for.
-    assert max(record.sent_ns - record.scheduled_ns for record in arms["eager"]) < SECOND // 10
-    # Arms get the same requests in the same order, as far as they come.
-    assert {record.pair_id for record in arms["compiled"]} <= {record.pair_id for record in arms["eager"]}
-    last_ns = {record.phase: record.scheduled_ns - run.start_ns for record in arms["eager"]}
-    assert 200 * MS < last_ns["rampup"] < last_ns["measure"], "the first seconds are marked"
-
-
-def test_num_prompts_are_sent_to_each_arm_once_and_the_loop_ends(targets: dict[str, str]) -> None:
-    run = loop(loop_schedule(num_prompts=10), targets, num_prompts=10, duration_s=60.0)
-    assert run.took_s < 20
-    for own in run.arms().values():
-        assert sorted(record.pair_id for record in own) == sorted(f"1-{index}" for index in range(10))
-
-
-def test_rows_come_round_again_until_the_load_ends(targets: dict[str, str]) -> None:
-    run = loop(loop_schedule(num_prompts=4), targets, duration_s=60.0, before=lambda run: run.end_after(600))
-    assert {"1-0", "1-0.1", "1-3.2"} <= {record.pair_id for record in run.arms()["eager"]}
-    assert max(record.scheduled_ns for record in run.records) < run.start_ns + 600 * MS
-
-
-def test_a_pause_lies_between_an_answer_and_the_next_request(targets: dict[str, str]) -> None:
-    own = loop(loop_schedule(concurrency=1), targets, concurrency=1, pause_s=0.1).arms()["eager"]
-    own.sort(key=lambda record: record.sent_ns)
-    gaps = [after.sent_ns - before.end_ns for before, after in pairwise(own)]
-    assert 0.03 * SECOND < sum(gaps) / len(gaps) < 0.4 * SECOND
-
-
-def test_workers_share_the_number_under_way(targets: dict[str, str]) -> None:
-    plan = loop_schedule()
-    for worker, slots in ((0, 2), (1, 1)):
-        own = loop(plan.share(worker, 2), targets, workers=2, duration_s=0.4).arms()["eager"]
-        assert most_at_once(own) == slots
-        assert {int(record.pair_id.split("-")[1].partition(".")[0]) % 2 for record in own} == {worker}
-
-
-def test_an_arm_that_refuses_is_not_hammered(closed: str) -> None:
-    run = loop(loop_schedule(), dict.fromkeys(ARMS, closed), duration_s=0.4)
-    assert set(run.statuses()) == {"UNAVAILABLE"}
-    assert len(run.records) <= 2 * 3 * 6
 
 
 @pytest.fixture(params=["kernel", "naps"])

@@ -148,17 +148,18 @@ def test_an_answer_is_that_of_the_arm_it_was_sent_to_and_fails_where_it_is_not_w
     embeds: bool, pinned: str | None, routed: str, said: str, changes: dict[str, Any], error: str | None
 ) -> None:
     error = None if embeds and "output_tokens" in changes else error  # an embedding has none
-    settings = {"status": "OK", "error": "", "sent_ns": 1, "first_token_ns": 2, "output_tokens": 1, "token_ns": b""}
+    settings = {"status": "OK", "error": "", "sent_ns": 1, "first_token_ns": 2, "end_ns": 3, "output_tokens": 1}
+    settings["token_ns"] = b""
     call = Mock(spec=EmbedCall, input_tokens=7, **settings | changes)
     call.initial_metadata = {ARM_HEADER: routed} if routed else {}
     call.trailing_metadata = {trailing_key("output_tokens"): "1"} | ({trailing_key("arm"): said} if said else {})
     plan = Fake(session_id="s", turn=0, prompt_tokens=3, max_tokens=1, phase="")
-    copy: Any = Fake(arm=pinned, plan=plan, request_id="1", pair_id="1", endpoint=None, scheduled_ns=0)
-    record = (embed_record_of if embeds else record_of)(call, copy, 1, 3)
+    call.tag = Fake(arm=pinned, plan=plan, request_id="1", pair_id="1", endpoint=None, scheduled_ns=0)
+    record = (embed_record_of if embeds else record_of)(call, 1)
     assert (record.arm, record.error, record.status) == ("new", error, "INTERNAL" if error else "OK")
     assert (record.output_tokens is None, record.prompt_tokens) == (embeds, 7 if embeds else 3)
     call.trailing_metadata[trailing_key("prompt_tokens")] = "5"
-    assert record_of(call, copy, 1, 3).prompt_tokens == 5, "as the server counts them"
+    assert record_of(call, 1).prompt_tokens == 5, "as the server counts them"
 
 
 def test_a_slow_disk_delays_nothing_and_what_it_cannot_take_is_counted() -> None:
@@ -292,7 +293,7 @@ def test_a_written_trial_is_read_back_as_it_was(tmp_path: Path) -> None:
     address = ("http://a:1/v1", "http://b/v1")
     external = OpenAiArm(name="vllm", kind="openai", address=address, openai=openai, model_name="m")
     config = TrialConfig(
-        **{"trial": 3, "arms": ("eager", "vllm"), "max_concurrency": None, "prompts": "chat", "tokenizer": "llama"},
+        **{"trial": 3, "arms": ("eager", "vllm"), "prompts": "chat", "tokenizer": "llama"},
         targets={"eager": "127.0.0.1:50051,127.0.0.1:50052"},
         external={"vllm": external},
         security=SecurityConfig(token_env="TOKEN"),

@@ -247,14 +247,6 @@ def test_text_prompts_are_never_shorter_than_what_the_tokenizer_adds(folder: Pat
     assert set(schedule.ints("prompt_tokens").tolist()) == {2}
 
 
-def test_num_prompts_cuts_the_schedule_after_so_many() -> None:
-    base = built(TrafficConfig(rate=20, duration_s=10))
-    cut = built(TrafficConfig(rate=20, duration_s=10, num_prompts=30))
-    assert cut.table.equals(base.table.slice(0, 30))
-    with pytest.raises(ConfigError, match=r"holds .* requests in 10 s: raise duration_s"):
-        built(TrafficConfig(rate=20, duration_s=10, num_prompts=3000))
-
-
 def test_a_chat_needs_a_template_and_text_a_tokenizer() -> None:
     assert "has no chat template" in refusal(ConfigError, built, TrafficConfig(rate=1, prompts="chat"))
     assert "no model is named" in refusal(ConfigError, built, TrafficConfig(rate=1, prompts="text"), model="")

@@ -248,13 +248,11 @@ SEARCH = {"arrivals": "saturation", "rates": [1.0, 2.0], "duration_s": 90}
         ({"rate": 1, "design": "both"}, 'design is "both": use "mirrored", "split" or "switchback"'),
         ({"rate": 1, "rampup_s": 60}, "lower rampup_s"),
         ({"rate": 1, "workers": 0}, "workers is 0"),
-        ({"rate": 1, "max_concurrency": 2, "workers": 3}, "give each load process a request"),
         ({"rate": 1, "length_scales": [[0.0, 1.0, 2.0]]}, "length_scales[0] is [0.0, 1.0, 2.0]: give 2 or fewer"),
         ({"rate": 1, "length_scales": [[0.0, 1.0], [9.0, 0.0]]}, "length_scales times length_scale is 0"),
         ({"rate": 1, "length_scales": [[5.0, 1.0]]}, "length_scales has segments from"),
         ({"rate": 1, "length_scales": [[0.0, 1.0], [60.0, 2.0]]}, "before duration_s"),
         ({"rate": 1, "workload": "trace", "trace": "a.csv", "length_scales": [[0.0, 1.0]]}, "lengths of its own"),
-        ({"arrivals": "closed", "concurrency": 1, "length_scales": [[0.0, 1.0]]}, "does not use it"),
         ({"rate": 1, "burstiness": 0.5}, 'use arrivals = "gamma"'),
         ({"rate": 1, "rates": [1.0]}, "does not use it"),
         ({"rate": 1, "arrivals": "steps", "rates": [1.0]}, "remove rate or use arrivals"),
@@ -285,13 +283,6 @@ SEARCH = {"arrivals": "saturation", "rates": [1.0, 2.0], "duration_s": 90}
         ({**SEARCH, "duration_s": 60}, "give 90"),
         ({**SEARCH, "settle_s": 30}, "lower settle_s"),
         ({**SEARCH, "design": "split"}, "mirrored"),
-        ({**SEARCH, "max_concurrency": 3}, "every step in full"),
-        ({"arrivals": "closed"}, "concurrency is 0"),
-        ({"arrivals": "closed", "concurrency": 2, "rate": 3}, "remove rate"),
-        ({"arrivals": "closed", "concurrency": 2, "max_concurrency": 3}, "a closed loop keeps"),
-        ({"arrivals": "closed", "concurrency": 2, "workers": 3}, "a request at least"),
-        ({"arrivals": "closed", "concurrency": 2, "design": "switchback"}, "no times to pin"),
-        ({"rate": 1, "concurrency": 2}, 'use arrivals = "closed"'),
         ({"rate": 1, "arrivals": "sometimes"}, 'arrivals is "sometimes": use "poisson"'),
     ],
 )
@@ -388,17 +379,6 @@ def test_fail_names_the_value_the_limit_and_the_remedy() -> None:
         assert message.startswith("2 of 3 requests are over" if most == 512 else "1 of 3 requests")
         assert words in message
         assert "over_limit" in message
-
-
-@pytest.mark.parametrize(("most", "workers", "fits"), [(2, 4, False), (4, 4, True), (0, 4, True)])
-def test_a_limit_of_concurrency_gives_each_load_process_a_request(most: int, workers: int, fits: bool) -> None:
-    if fits:
-        TrafficConfig(rate=1.0, max_concurrency=most, workers=workers)
-        return
-    table = {"rate": 1.0, "max_concurrency": most, "workers": workers}
-    said = refusal(ConfigError, read, TrafficConfig, table, where="traffic")
-    for words in (f"traffic.max_concurrency is {most}", "workers", str(workers)):
-        assert words in said
 
 
 @settings(max_examples=30)
@@ -526,17 +506,6 @@ def test_lengths_at_the_limit_are_unchanged(policy: Any) -> None:
     left, kept, counts = within_limits(row, turns_of([0], [0]), policy=policy, max_prompt_tokens=512, max_new_tokens=64)
     assert (kept.all(), left.input_tokens[0], left.output_tokens[0]) == (True, 512, 64)
     assert (counts.input_over, counts.output_over, counts.requests_dropped) == (0, 0, 0)
-
-
-@pytest.mark.parametrize("over_limit", ["clip", "drop"])
-def test_a_closed_loop_has_as_many_rows_as_asked_for_and_no_times(over_limit: Any) -> None:
-    config = TrafficConfig(
-        arrivals="closed", concurrency=4, num_prompts=50, rampup_s=5, duration_s=20, over_limit=over_limit
-    )
-    schedule = built(config, max_prompt_tokens=1000)
-    assert (schedule.loop, schedule.planned, len(schedule)) == ("closed", {}, 50)
-    assert set(schedule.offset_ns.tolist()) == {0}
-    assert len(built(TrafficConfig(arrivals="closed", concurrency=4))) == 1024
 
 
 def test_lengths_of_a_trace_under_other_arrivals_are_its_rows(trace: str) -> None:
