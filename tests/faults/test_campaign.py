@@ -255,7 +255,8 @@ def test_growth_of_memory_and_open_files_is_a_miss_of_its_process() -> None:
     values = [100_000 + 30 * at + (50 if at % 2 else -50) + (40_000 if at % 25 == 3 else 0) for at in range(101)]
     samples = [day.Sample(at_s=float(at), memory=value, files=30 + (at > 50)) for at, value in enumerate(values)]
     figures = {figure: day.growth(samples, figure, start_s=0.0, end_s=100.0) for figure in ("memory", "files")}
-    seen: dict[str, Any] = {"exit_code": 3, "complete": True, "planned": 10, "requests": {"eager": 10, "compiled": 10}}
+    sent = {"eager": 10, "compiled": 10}
+    seen: dict[str, Any] = {"exit_code": 3, "complete": True, "planned": sent, "requests": sent}
     seen |= {"processes": {"envoy #7": figures}, "left": [], "report_bytes": 1000}
     memory, files = day.misses(seen, memory=True)
     assert memory.startswith("envoy #7: memory grew by 2.")

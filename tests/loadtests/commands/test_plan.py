@@ -81,7 +81,6 @@ def test_what_a_search_uses_is_refused_by_its_own_name(two: Path, setting: str, 
 @pytest.mark.parametrize(
     "settings",
     [
-        ["traffic.arrivals=closed", "traffic.rate=0", "traffic.concurrency=4", "traffic.rates=[1,8]"],
         ["traffic.arrivals=gamma", "traffic.burstiness=2"],
         ["traffic.design=split", "traffic.duration_s=600"],
         ["traffic.rampup_s=90"],
