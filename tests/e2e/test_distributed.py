@@ -1,4 +1,4 @@
-"""Load from several hosts: clocks, lost workers and the encrypted channel, with real Locust and paced fake arms."""
+"""Load from several hosts: clocks and lost workers, with real Locust and paced fake arms."""
 
 from __future__ import annotations
 
@@ -7,30 +7,20 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from analysis.records.schemas import MACHINES, REQUESTS
 from analysis.records.tables import read_table
 from analysis.summary.summary import analyze
 from loadtests.traffic.schedule import Schedule
-from loadtests.trials.load import locust_command as load_command
-from loadtests.trials.processes import child_environment
 from loadtests.workers.channel_token import TOKEN_VARIABLE
-from tests.fakes.credentials import Tap
-from tests.fakes.inference import Behaviour, serve
 from tests.fakes.processes import PATIENCE_S, family, free_port, wait_for
-from tests.fakes.whole_run import ended, locust_command, records, tailgate
-from tests.loadtests.test_chat import CHAT, account, planned
-from tests.loadtests.workers.test_workers import SECRET
+from tests.fakes.whole_run import ended, records, tailgate
+from tests.loadtests.test_chat import account
 
 ROOT = Path(__file__).resolve().parents[2]
 MS = 1_000_000
@@ -63,13 +53,11 @@ reference_s = 0
 """
 
 
-def start(
-    command: list[str], folder: Path, environment: dict[str, str] | None = None, *, shift_ns: int = 0
-) -> subprocess.Popen[str]:
-    """Start the command, by default with the secret of all hosts; its output goes to `folder`/log."""
+def start(command: list[str], folder: Path, *, shift_ns: int = 0) -> subprocess.Popen[str]:
+    """Start the command with the secret of all hosts; its output goes to `folder`/log."""
     folder.mkdir(exist_ok=True)
-    given = environment or {**os.environ, TOKEN_VARIABLE: "what all hosts of this test know"}
-    given = {**given, "PYTHONPATH": str(ROOT), "TAILGATE_CLOCK_ANCHOR_NS": str(ANCHOR_NS + shift_ns)}
+    given = {**os.environ, TOKEN_VARIABLE: "what all hosts of this test know", "PYTHONPATH": str(ROOT)}
+    given["TAILGATE_CLOCK_ANCHOR_NS"] = str(ANCHOR_NS + shift_ns)
     with (folder / "log").open("w") as log:
         return subprocess.Popen(
             command, cwd=folder, env=given, text=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -152,88 +140,7 @@ def test_a_lost_host_is_reported_and_its_flushed_records_are_judged(tmp_path: Pa
     assert analyze(trial.parent)["design"]["duration_s"] < 6  # on a clock 3.2 s off it would be more
 
 
-def test_the_clock_of_a_host_behind_an_asymmetric_network_is_followed(tmp_path: Path) -> None:
-    """What the worker sends takes 20 ms more than what it gets."""
-    here, port = "127.0.0.1", free_port()
-    run_dir = tmp_path / "run" / "trial-01"
-    run_dir.mkdir(parents=True)
-    with serve(Behaviour(arm="")) as arm:
-        schedule, arguments = planned(run_dir, {"*": arm.target}, duration_s=2.0)
-        network = ["--master", "--master-bind-host", here, "--master-bind-port", str(port), "--remote-workers", "1"]
-        arguments[1] = str(ROOT / arguments[1])
-        master = start(locust_command(*arguments, *network), tmp_path / "master")
-        wait_for(lambda: listens(here, port))
-        tap = Tap((here, port), delay_s=0.02)
-        command = tailgate("worker", "--master", f"{here}:{tap.port}", "--keep", "kept", "--trials", "1")
-        worker = start(command, tmp_path / "worker", shift_ns=700 * MS)
-        with ended(master, worker), tap:
-            codes = master.wait(timeout=PATIENCE_S), worker.wait(timeout=PATIENCE_S)
-            assert codes == (0, 0), (tmp_path / "master" / "log").read_text()
-    rows = records(run_dir)
-    assert len(rows) == 2 * len(schedule)
-    assert {row["status"] for row in rows} == {"OK"}
-    found = account(run_dir)
-    clock = found["clock"]
-    # The comparison is off by half of the 20 ms, and its uncertainty covers them.
-    assert clock["round_trip_ns"] > 20 * MS
-    assert 9 * MS < abs(clock["offset_ns"] + 700 * MS) <= clock["uncertainty_ns"] < 40 * MS
-    assert found["complete"] is True
-
-
 def kill_tree(process: subprocess.Popen[str]) -> None:
     for pid in (*family(process.pid)[1:], process.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def listens(host: str, port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0):
-        return True
-    return False
-
-
-def master_command(folder: Path, **more: Any) -> list[str]:
-    files = {"schedule": folder / "schedule.arrow", "trial_config": folder / "generator.json", "records": folder}
-    return load_command(**files, **more)
-
-
-def stranger(port: int, *, host: str = "127.0.0.1") -> list[str]:
-    command = [sys.executable, "-m", "locust", "-f", str(ROOT / CHAT), "--worker", "--loglevel", "DEBUG"]
-    return [*command, "--master-host", host, "--master-port", str(port)]
-
-
-@pytest.fixture(scope="module")
-def two_arms() -> Iterator[dict[str, str]]:
-    with serve(Behaviour(arm="eager")) as eager, serve(Behaviour(arm="compiled")) as compiled:
-        yield {"eager": eager.target, "compiled": compiled.target}
-
-
-@pytest.mark.parametrize("closed", [True, False], ids=["with the secret", "without one"])
-def test_a_remote_worker_joins_only_with_the_secret_and_the_channel_is_encrypted(
-    closed: bool, two_arms: dict[str, str], tmp_path: Path
-) -> None:
-    """Without a secret everything can be read, which shows that the search finds it."""
-    schedule, _ = planned(tmp_path, two_arms, duration_s=1.0)
-    port = free_port()
-    command = master_command(tmp_path, workers=0, remote_workers=1, master=("127.0.0.1", port), wait_s=60)
-    mine = {**child_environment(), **({TOKEN_VARIABLE: SECRET} if closed else {})}
-    others = {"none": child_environment(), "another": {**mine, TOKEN_VARIABLE: "another secret 0123"}}
-    keep = ["--keep", str(tmp_path / "kept")]
-    with contextlib.ExitStack() as stack:
-        tap = stack.enter_context(Tap(("127.0.0.1", port)))
-        master = start(command, tmp_path / "master", mine)
-        stack.enter_context(ended(master))
-        for name, environment in others.items() if closed else ():
-            stack.enter_context(ended(start([*stranger(port), *keep], tmp_path / name, environment)))
-            log = tmp_path / name / "log"
-            wait_for(lambda: "Failed to connect to master" in log.read_text() or master.poll() is not None)  # noqa: B023
-        stack.enter_context(ended(start([*stranger(tap.port), *keep], tmp_path / "worker", mine)))
-        assert master.wait(timeout=60) == 0, (tmp_path / "master" / "log").read_text()
-        seen = bytes(tap.seen)
-    assert len(records(tmp_path)) == 2 * len(schedule)
-    assert not (tmp_path / "generator-1.json").exists()
-    assert len(seen) > 10_000
-    assert SECRET.encode() not in seen
-    # a message of Locust, the address of an arm, and an arm in the records
-    for word in ("client_ready", two_arms["eager"], "compiled"):
-        assert (word.encode() in seen) == (not closed), word

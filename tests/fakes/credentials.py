@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,15 +165,11 @@ def _rows(content: bytes) -> Iterator[str]:
 
 
 class Tap:
-    """Relays connections to `port` of loopback to `target` while it is entered; `seen` is all bytes of both ways.
+    """Relays connections to `port` of loopback to `target` while it is entered; `seen` is all bytes of both ways."""
 
-    What clients send arrives `delay_s` later than it would.
-    """
-
-    def __init__(self, target: tuple[str, int], *, delay_s: float = 0.0) -> None:
+    def __init__(self, target: tuple[str, int]) -> None:
         self.seen = bytearray()
         self._target = target
-        self._delay_s = delay_s
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self._sockets: list[socket.socket] = [self._listener]
@@ -200,13 +195,12 @@ class Tap:
                     continue
                 far.settimeout(None)
                 self._sockets += [near, far]
-                for route in ((near, far, self._delay_s), (far, near, 0.0)):
+                for route in ((near, far), (far, near)):
                     threading.Thread(target=self._pass_on, args=route, daemon=True).start()
 
-    def _pass_on(self, source: socket.socket, sink: socket.socket, delay_s: float) -> None:
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while piece := source.recv(65536):
-                time.sleep(delay_s)
                 self.seen += piece
                 sink.sendall(piece)
             sink.shutdown(socket.SHUT_WR)

@@ -74,7 +74,7 @@ class LiveRun:
         folder, limit_s = self.setup.folder, self.plan.limit_s
         with (folder / "run.out").open("wb") as out, (folder / "run.err").open("wb") as err:
             self._process = process = subprocess.Popen(
-                arrangement.command(self.plan, self.setup, words),
+                arrangement.command(self.setup, words),
                 cwd=folder,
                 env=arrangement.environment(self.mark, self.setup),
                 stdin=subprocess.DEVNULL,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-Kind = Literal["run", "until-decided", "ramp", "workers", "remote worker", "external", "engine"]
+Kind = Literal["run", "until-decided", "ramp", "workers", "remote worker", "external"]
 Truth = Literal["good", "naive", "slow", "other answers", "dies"]
 Family = Literal["safety", "liveness", "none"]
 Live = Any  # tests.faults.campaign.LiveRun, which imports this module
@@ -37,9 +37,9 @@ PHASES = (
 class Setup:
     """What a run is started with; `Fault.arrange` may change it.
 
-    `settings` are those of --set, `environment` is added to that of every process, `worker_environment` to that of a
-    remote worker. `arm_command` starts an arm (empty: tests/fakes/arm.py) with `arm_flags`. `prelude` is Python that
-    the run executes first. `disk` is a tests.faults.storage.Disk that holds the results. `closing` is closed last.
+    `settings` are those of --set, `environment` is added to that of every process. `arm_command` starts an arm (empty:
+    tests/fakes/arm.py) with `arm_flags`. `disk` is a tests.faults.storage.Disk that holds the results. `closing` is
+    closed last.
     """
 
     folder: Path
@@ -47,9 +47,7 @@ class Setup:
     environment: dict[str, str] = field(default_factory=dict)
     arm_flags: list[str] = field(default_factory=list)
     arm_command: list[str] = field(default_factory=list)
-    prelude: str = ""
     disk: Any = None
-    worker_environment: dict[str, str] = field(default_factory=dict)
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
 

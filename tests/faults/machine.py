@@ -1,4 +1,4 @@
-"""The machine: clocks that step or run fast, and processors and memory that are taken away (Linux)."""
+"""The machine: a wall clock that steps, and processors and memory that are taken away (Linux)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from pathlib import Path
 
 from tests.faults.fault import ARMS, CANDIDATE, CONTROL, Fault, Live, Moment, Setup, Situation, some_instant
 
-# Preloaded: the wall clock is off by the nanoseconds in the file CLOCKS_FILE, which may change, and all clocks run at
-# CLOCKS_RATE since the process began. Waits until an instant are not stretched.
+# Preloaded: the wall clock is off by the nanoseconds in the file CLOCKS_FILE, which may change.
 _CLOCKS_C = """
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -25,44 +24,26 @@ _CLOCKS_C = """
 #include <unistd.h>
 
 static const volatile long long *shift;
-static double gain;
-static long long began;
-
-static long long kernel_ns(clockid_t id, struct timespec *at, long *failed) {
-    *failed = syscall(SYS_clock_gettime, id, at);
-    return at->tv_sec * 1000000000LL + at->tv_nsec;
-}
 
 __attribute__((constructor)) static void begin(void) {
-    const char *path = getenv("CLOCKS_FILE"), *rate = getenv("CLOCKS_RATE");
+    const char *path = getenv("CLOCKS_FILE");
     int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-    struct timespec at;
-    long failed;
     if (file >= 0) {
         void *page = mmap(NULL, sizeof(*shift), PROT_READ, MAP_SHARED, file, 0);
         if (page != MAP_FAILED)
             shift = page;
         close(file);
     }
-    gain = rate ? atof(rate) - 1.0 : 0.0;
-    began = kernel_ns(CLOCK_MONOTONIC, &at, &failed);
 }
 
 int clock_gettime(clockid_t id, struct timespec *at) {
-    long failed;
-    long long ns = kernel_ns(id, at, &failed);
-    int wall = id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE;
-    if (failed || !(wall || id == CLOCK_MONOTONIC))
-        return (int)failed;
-    if (gain != 0.0) {
-        struct timespec now;
-        ns += (long long)(gain * (double)(kernel_ns(CLOCK_MONOTONIC, &now, &failed) - began));
+    long failed = syscall(SYS_clock_gettime, id, at);
+    if (!failed && shift && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) {
+        long long ns = at->tv_sec * 1000000000LL + at->tv_nsec + *shift;
+        at->tv_sec = ns / 1000000000LL;
+        at->tv_nsec = ns % 1000000000LL;
     }
-    if (wall && shift)
-        ns += *shift;
-    at->tv_sec = ns / 1000000000LL;
-    at->tv_nsec = ns % 1000000000LL;
-    return 0;
+    return (int)failed;
 }
 """
 
@@ -72,15 +53,15 @@ def why_no_clocks() -> str:
     return "" if shutil.which("cc") else "no C compiler"
 
 
-def clocks(folder: Path, *, rate: float = 1.0) -> dict[str, str]:
-    """Return the environment of processes whose clocks run at the rate and whose wall clock `step_clock` changes."""
+def clocks(folder: Path) -> dict[str, str]:
+    """Return the environment of processes whose wall clock `step_clock` changes."""
     library, source = folder / "clocks.so", folder / "clocks.c"
     if not library.exists():
         source.write_text(_CLOCKS_C)
         command = ["cc", "-O2", "-shared", "-fPIC", "-o", str(library), str(source)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
         step_clock(folder, 0)
-    return {"LD_PRELOAD": str(library), "CLOCKS_FILE": str(folder / "clocks"), "CLOCKS_RATE": str(rate)}
+    return {"LD_PRELOAD": str(library), "CLOCKS_FILE": str(folder / "clocks")}
 
 
 def step_clock(folder: Path, seconds: int) -> None:
@@ -92,10 +73,8 @@ def step_clock(folder: Path, seconds: int) -> None:
 class Clock(Fault):
     """The wall clock of every process of the run steps; monotonic clocks do not."""
 
-    whose = "the"
-
     def __init__(self, seconds: int) -> None:
-        super().__init__(name=f"{self.whose} wall clock steps by {seconds:+d} s")
+        super().__init__(name=f"the wall clock steps by {seconds:+d} s")
         self._seconds = seconds
 
     def arrange(self, setup: Setup) -> None:
@@ -107,33 +86,6 @@ class Clock(Fault):
 
     def lift(self, live: Live) -> None:
         step_clock(live.setup.folder, 0)
-
-
-class WorkerClock(Clock):
-    """The wall clock of the remote worker alone steps."""
-
-    whose = "the worker's"
-
-    def arrange(self, setup: Setup) -> None:
-        setup.worker_environment |= clocks(setup.folder) | setup.worker_environment  # the rate is another fault's
-
-    def inject(self, live: Live) -> str:
-        super().inject(live)
-        return "the remote worker" if live.pids("remote worker") else ""
-
-
-class Skew(Fault):
-    """All clocks of the remote worker run fast from its start on."""
-
-    def __init__(self, rate: float) -> None:
-        super().__init__(name=f"the worker's clocks run at {rate:g}")
-        self._rate = rate
-
-    def arrange(self, setup: Setup) -> None:
-        setup.worker_environment |= clocks(setup.folder, rate=self._rate)
-
-    def inject(self, live: Live) -> str:
-        return "the remote worker" if live.pids("remote worker") else ""
 
 
 class Processors(Fault):
@@ -208,15 +160,12 @@ def draw(rng: random.Random, situation: Situation) -> Moment | None:
     if not situation.liveness and rng.random() < 0.5:
         lasts_s = None
     phase, after_s = some_instant(rng, situation)
-    match rng.choice(("clock", "skew", "processors", "memory")):
+    match rng.choice(("clock", "processors", "memory")):
         case "clock" if not why_no_clocks():
-            steps = WorkerClock if situation.kind == "remote worker" and rng.random() < 0.5 else Clock
-            fault: Fault = steps(rng.choice((-3600, -30, 30, 3600)))
-        case "skew" if not why_no_clocks() and situation.kind == "remote worker":
-            fault, phase, after_s, lasts_s = Skew(rng.choice((0.998, 1.0002, 1.002))), "starting arms", 0.0, None
+            fault: Fault = Clock(rng.choice((-3600, -30, 30, 3600)))
         case "processors":
             fault = Processors()
-        case "memory" if not situation.liveness and situation.kind != "engine":
+        case "memory" if not situation.liveness:
             roles = ["orchestrator", "load", CONTROL]
             fault = Memory(rng.choice([*roles, *([] if situation.kind == "external" else ["envoy", CANDIDATE])]))
         case _:

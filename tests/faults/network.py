@@ -1,21 +1,11 @@
-"""Networks: the connections between clients, the splitter and an arm are slow, silent, reset or refused.
-
-A run's prelude calls `install`: clients then reach its splitter through a relay.
-"""
+"""Networks: the connections between the splitter, telemetry and an arm are slow, silent, reset or refused."""
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
-from servers.address import host_port, joined
-from servers.processes import launched
-from servers.splitter import envoy
 from tests.faults.fault import (
     ARMS,
     CANDIDATE,
@@ -31,7 +21,6 @@ from tests.faults.fault import (
 )
 from tests.faults.relay import FAIR, VARIABLE, Weather, order
 
-SPLITTER = "splitter"
 # None: one reset of all connections.
 WEATHERS: dict[str, Weather | None] = {
     "200 ms more": Weather(delay_s=0.2),
@@ -42,9 +31,7 @@ WEATHERS: dict[str, Weather | None] = {
 }
 _SILENT_S = 60.0  # until health checks, telemetry and final snapshots of a silent arm are given up
 _KINDS: tuple[Kind, ...] = ("run", "until-decided", "ramp", "workers", "remote worker")
-_PRELUDE = "from tests.faults import network; network.install()"
 _RELAYED = str(Path(__file__).with_name("relay.py"))
-_RELAY = "splitter.relay"
 
 
 def _reach_by_relay(setup: Setup) -> None:
@@ -57,13 +44,13 @@ def _reach_by_relay(setup: Setup) -> None:
 
 
 class Network(Fault):
-    """A weather in front of an arm or of the splitter, which also meets telemetry and health checks."""
+    """A weather in front of an arm, which also meets telemetry and health checks."""
 
     def __init__(self, weather: str, where: str, *, lifted: bool) -> None:
-        gone = weather in ("silence", "no connection") and not lifted and where != SPLITTER
+        gone = weather in ("silence", "no connection") and not lifted
         super().__init__(
             name=f"{weather} before {where}",
-            hurts=ARMS if where == SPLITTER else (where,),
+            hurts=(where,),
             silences=(where,) if gone else (),
             extra_s=0.0 if lifted else _SILENT_S,
         )
@@ -71,8 +58,6 @@ class Network(Fault):
 
     def arrange(self, setup: Setup) -> None:
         _reach_by_relay(setup)
-        if self._where == SPLITTER:
-            setup.prelude = _PRELUDE
 
     def inject(self, live: Live) -> str:
         return self._order(live, WEATHERS[self._weather])
@@ -84,7 +69,7 @@ class Network(Fault):
         reached = 0
         for path in sorted((live.setup.folder / "relays").glob("*.relay")):
             arm = CONTROL if path.name.startswith("eager-") else CANDIDATE
-            if (SPLITTER if path.name == _RELAY else arm) == self._where:
+            if arm == self._where:
                 with suppress(OSError, ValueError):  # it ended with its arm, or has not started
                     order(int(path.read_text()), weather)
                     reached += 1
@@ -95,33 +80,10 @@ def draw(rng: random.Random, situation: Situation) -> Moment | None:
     """Draw a weather once arms exist."""
     if situation.kind not in _KINDS:
         return None
-    weather, where = rng.choice(list(WEATHERS)), rng.choice((*ARMS, SPLITTER))
-    first = "starting arms" if where != SPLITTER else "starting the load"
-    phase, after_s = some_instant(rng, situation, first, "stopping")
+    weather, where = rng.choice(list(WEATHERS)), rng.choice(ARMS)
+    phase, after_s = some_instant(rng, situation, "starting arms", "stopping")
     lasts_s: float | None = round(rng.uniform(0.3, 2.0), 1)
     if not (situation.liveness or situation.quick) and rng.random() < 0.5:
         lasts_s = None
     fault = Network(weather, where, lifted=lasts_s is not None)
     return Moment(phase=phase, after_s=after_s, fault=fault, lasts_s=lasts_s)
-
-
-_relays: dict[str, str] = {}
-
-
-def _relayed(address: str) -> str:
-    """Return where a relay to the address listens."""
-    if address not in _relays:
-        command = launched([sys.executable, "-m", "tests.faults.relay", address])
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        places = json.loads(process.stdout.readline())
-        (Path(os.environ[VARIABLE]) / _RELAY).write_text(str(places["orders"]))
-        _relays[address] = joined(host_port(address)[0], places["port"])
-    return _relays[address]
-
-
-def install() -> None:
-    """Change every splitter that this process starts from now on."""
-    direct = envoy.Envoy.target.fget
-    assert direct is not None
-    envoy.Envoy.target = property(lambda self: _relayed(direct(self)))  # type: ignore[assignment, method-assign]

@@ -11,7 +11,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -40,12 +40,10 @@ _WEIGHTS: dict[Kind, int] = {
     "workers": 4,
     "remote worker": 3,
     "external": 3,
-    "engine": 1,
 }
 _ALL_TRUTHS: tuple[Truth, ...] = ("good", "good", "naive", "slow", "other answers", "dies")
 _BESIDES_S = 120.0  # start, stop and judgement
 _TRIES = 100  # a family may have no fault for a kind of run
-_ENGINE_S = 60.0  # two arms load torch, on two processors one after the other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +63,7 @@ class Plan:
         """Seconds within which the run ends by itself."""
         paused = sum(moment.lasts_s or 0.0 for moment in self.moments)
         extra = max((moment.fault.extra_s for moment in self.moments), default=0.0)
-        engine = _ENGINE_S if self.kind == "engine" else 0.0
-        return _BESIDES_S + engine + 1.5 * self.duration_s + paused + extra
+        return _BESIDES_S + 1.5 * self.duration_s + paused + extra
 
     @property
     def is_bad(self) -> bool:
@@ -85,12 +82,11 @@ class Plan:
 def plan(
     seed: int, *, quick: bool = False, families: Sequence[str] = tuple(FAMILIES), kind: Kind | None = None
 ) -> Plan:
-    """Draw the plan of the seed; one in twelve has no fault. `quick`: no engine and no long stop."""
+    """Draw the plan of the seed; one in twelve has no fault. `quick`: no long stop."""
     rng = random.Random(seed)
-    kinds = [item for item in KINDS if not (quick and item == "engine")]
-    drawn: Kind = rng.choices(kinds, [_WEIGHTS[item] for item in kinds])[0]
+    drawn: Kind = rng.choices(KINDS, [_WEIGHTS[item] for item in KINDS])[0]
     kind = kind or drawn
-    truth: Truth = rng.choice(("good",) if kind in ("engine", "external") else _ALL_TRUTHS)
+    truth: Truth = rng.choice(("good",) if kind == "external" else _ALL_TRUTHS)
     family: Family = rng.choices(("safety", "liveness", "none"), (7, 4, 1))[0]
     duration_s = 14.0 if kind == "ramp" else 5.0
     situation = Situation(kind=kind, truth=truth, duration_s=duration_s, liveness=family == "liveness", quick=quick)
@@ -174,16 +170,6 @@ control = true
 [[arms]]
 preset = "{candidate}"
 """
-_ENGINE = """
-[model]
-id = "random:tiny"
-device = "cpu"
-dtype = "float32"
-[engine]
-threads = 1
-max_prompt_tokens = 96
-max_new_tokens = 24
-"""
 _EXTERNAL = """
 [engine]
 max_prompt_tokens = 64
@@ -227,8 +213,6 @@ def experiment(plan: Plan, address: str = "") -> str:
     if plan.kind == "external":
         return "compare_models = true\n" + head + _EXTERNAL.format(address=address)
     candidate = "compiled-naive" if plan.truth == "naive" else "compiled-padded"
-    if plan.kind == "engine":
-        return head + _ENGINE + _ARMS.format(candidate="eager-padded")
     # Arms must answer alike in float32 alone.
     return (
         head
@@ -240,8 +224,7 @@ def experiment(plan: Plan, address: str = "") -> str:
 def arranged(plan: Plan, folder: Path) -> Setup:
     """Return what the run is started with, as its faults want it."""
     setup = Setup(folder=folder)
-    if plan.kind != "engine":
-        setup.arm_flags += ["--warmup-s", "0.1", "--answers", str(folder / ANSWERS), *_FLAGS[plan.truth]]
+    setup.arm_flags += ["--warmup-s", "0.1", "--answers", str(folder / ANSWERS), *_FLAGS[plan.truth]]
     if plan.kind == "workers":
         setup.settings.append("traffic.workers=2")
     for moment in plan.moments:
@@ -267,7 +250,7 @@ def companions(plan: Plan, mark: str, setup: Setup) -> Iterator[list[str]]:
                 words = ["run", *common, "--set", "traffic.workers=0", "--set", "traffic.remote_workers=1"]
                 words += ["--set", f"traffic.master_bind={master}"]
                 worker = ["worker", "--master", master, "--keep", "kept", "--trials", "1"]
-                stack.enter_context(_running(tailgate(*worker), "worker", mark, setup, setup.worker_environment))
+                stack.enter_context(_running(tailgate(*worker), "worker", mark, setup))
             case "external":
                 words = ["run", *common]
                 server = [sys.executable, "-m", "tests.faults.plan", str(folder / "server.log")]
@@ -279,12 +262,11 @@ def companions(plan: Plan, mark: str, setup: Setup) -> Iterator[list[str]]:
         yield words
 
 
-def command(plan: Plan, setup: Setup, words: list[str]) -> list[str]:
+def command(setup: Setup, words: list[str]) -> list[str]:
     """Return the command line of the run, with fake arms in place of real ones."""
     arm = setup.arm_command or [sys.executable, str(FAKES / "arm.py")]
-    given = "" if plan.kind == "engine" else f", arm_command={[*arm, *setup.arm_flags]!r}"
-    code = f"from loadtests.commands.main import main; sys.exit(main({words!r}{given}))"
-    return [sys.executable, "-c", "; ".join(["import sys", *([setup.prelude] if setup.prelude else []), code])]
+    code = f"import sys; from loadtests.commands.main import main; sys.exit(main({words!r}, arm_command="
+    return [sys.executable, "-c", f"{code}{[*arm, *setup.arm_flags]!r}))"]
 
 
 def tailgate(*words: str) -> list[str]:
@@ -292,10 +274,8 @@ def tailgate(*words: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _running(
-    words: list[str], name: str, mark: str, setup: Setup, more: Mapping[str, str] | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
-    given = {**environment(mark, setup), **(more or {})}
+def _running(words: list[str], name: str, mark: str, setup: Setup) -> Iterator[subprocess.Popen[bytes]]:
+    given = environment(mark, setup)
     with (setup.folder / f"{name}.out").open("wb") as out, (setup.folder / f"{name}.err").open("wb") as err:
         process = subprocess.Popen(words, cwd=setup.folder, env=given, stdout=out, stderr=err)
     try:

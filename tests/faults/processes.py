@@ -63,8 +63,6 @@ def role(process: Process, every: Mapping[int, Process], orchestrator: int) -> s
     if "--replica" in words:
         arm = words[words.index("--replica") + 1].rpartition("-")[0]
         return CONTROL if arm == _CONTROL else CANDIDATE
-    if any("spawn_main" in word for word in words):
-        return f"engine of {parent}" if parent in ARMS else ""
     if any(word.rsplit("/", 1)[-1] == "envoy" for word in words[:8]):
         return "envoy"
     if "-m locust" in command:
@@ -97,12 +95,10 @@ _MORE: dict[Kind, tuple[str, ...]] = {
     "workers": ("worker", "worker"),
     "remote worker": ("worker", "remote worker"),
     "external": ("server",),
-    "engine": ("engine of control", "engine of candidate"),
 }
 # The first and the last phase of a process; others exist from the first phase to the last.
 _WHEN = {
     **dict.fromkeys((*ARMS, "watcher"), ("starting arms", "stopping")),
-    **dict.fromkeys(("engine of control", "engine of candidate"), ("starting arms", "stopping")),
     "envoy": ("starting the splitter", "stopping"),
     **dict.fromkeys(("load", "worker"), ("starting the load", "waiting for the last answers")),
     "judge": ("starting arms", "stopping"),
@@ -116,7 +112,7 @@ class Signal(Fault):
     """A signal for every process of the role, or for one of several workers. SIGSTOP is lifted by SIGCONT."""
 
     def __init__(self, number: signal.Signals, role: str) -> None:
-        arm = next((arm for arm in ARMS if role in (arm, f"engine of {arm}")), CANDIDATE if role == "server" else "")
+        arm = role if role in ARMS else CANDIDATE if role == "server" else ""
         own = (arm,) if arm else ()
         lasting = number != signal.SIGSTOP
         super().__init__(

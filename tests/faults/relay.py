@@ -1,10 +1,8 @@
 """A TCP relay that delays, holds, resets or refuses connections.
 
-    python -m tests.faults.relay HOST:PORT    prints {"port": where it listens, "orders": where it takes orders}
-    python tests/faults/relay.py ARM WORDS    starts an arm and prints its line with the port of a relay to it
-
-An order is one line of JSON with the fields of `Weather`, or {"reset": true}; the answer is "done". The port for orders
-of an arm's relay is in `REPLICA.relay` in the folder that the variable `VARIABLE` names.
+`python tests/faults/relay.py ARM WORDS` starts an arm and prints its line with the port of a relay to it. The relay
+takes orders at the port in `REPLICA.relay` in the folder that the variable `VARIABLE` names: one line of JSON with the
+fields of `Weather`, or {"reset": true}. The answer is "done".
 """
 
 from __future__ import annotations
@@ -137,14 +135,6 @@ def order(port: int, weather: Weather | None = None) -> None:
             raise ConnectionError(f"the relay at {port} did not obey {line}")
 
 
-async def _relay(address: str) -> int:
-    host, _, port = address.rpartition(":")
-    relay, orders = await serve((host, int(port)))
-    print(json.dumps({"port": relay.port, "orders": orders}), flush=True)
-    await asyncio.Event().wait()
-    return 0
-
-
 async def _arm(command: list[str]) -> int:
     words = launched([sys.executable, *command])  # it ends when this process is killed
     arm = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE)
@@ -162,4 +152,4 @@ async def _arm(command: list[str]) -> int:
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        sys.exit(asyncio.run(_arm(sys.argv[1:]) if len(sys.argv) > 2 else _relay(sys.argv[1])))
+        sys.exit(asyncio.run(_arm(sys.argv[1:])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ from tests.faults.machine import clocks, step_clock, why_no_clocks
 from tests.faults.plan import FAMILIES, SECRETS, Plan, covering, plan
 from tests.faults.processes import MARK, Signal, by_role, marked
 from tests.faults.promises import PROMISES, Answered, Command, Injected, Story, breaches, leaks, tracebacks
-from tests.faults.relay import order
+from tests.faults.relay import order, serve
 from tests.faults.storage import Disk, why_no_disks
 
 COUNTS = dict.fromkeys(FAMILIES, 2) | {"signals": 6}
@@ -212,22 +213,25 @@ def test_a_full_disk_refuses_writes_until_it_is_freed(tmp_path: Path) -> None:
 
 
 def test_a_relay_passes_on_resets_on_order_and_accepts_new_connections() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=_echo, args=(listener,), daemon=True).start()
-        command = [sys.executable, "-m", "tests.faults.relay", f"127.0.0.1:{listener.getsockname()[1]}"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            places = json.loads(process.stdout.readline())
-            with socket.create_connection(("127.0.0.1", places["port"]), timeout=30) as wire:
+    async def use(target: int) -> None:
+        relay, orders = await serve(("127.0.0.1", target))
+
+        def reset_and_go_on() -> None:
+            with socket.create_connection(("127.0.0.1", relay.port), timeout=30) as wire:
                 wire.sendall(b"x")
                 assert wire.recv(1) == b"x"
-                order(places["orders"])
+                order(orders)
                 with pytest.raises(ConnectionResetError):
                     wire.recv(1)
-            with socket.create_connection(("127.0.0.1", places["port"]), timeout=30) as wire:
+            with socket.create_connection(("127.0.0.1", relay.port), timeout=30) as wire:
                 wire.sendall(b"y")
                 assert wire.recv(1) == b"y"
-            process.terminate()
+
+        await asyncio.to_thread(reset_and_go_on)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=_echo, args=(listener,), daemon=True).start()
+        asyncio.run(use(listener.getsockname()[1]))
 
 
 def _echo(listener: socket.socket) -> None:

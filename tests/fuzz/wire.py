@@ -29,26 +29,16 @@ from loadtests.clients.oip import OipCall
 from loadtests.clients.openai_call import OpenAiCall
 from loadtests.external.arms import OipOptions
 from loadtests.generator.record import embed_record_of, record_of, request_batch
-from loadtests.trials.channels import check_alike, start_up
 from loadtests.trials.status import ReplicaState, Status
 from loadtests.trials.telemetry import Collector, _Follower
 from loadtests.users.observed import Observed
 from loadtests.users.observer import Observer
 from servers.clock import now_ns
-from servers.complaint import LONGEST, ConfigError
+from servers.complaint import LONGEST
 from servers.metadata import STATUS_NAMES, trailing_key
 from servers.rpc import telemetry_pb2
 from servers.rpc.inference_pb2 import EmbedResponse
 from servers.rpc.oip_pb2 import ModelInferResponse, ModelStreamInferResponse
-from servers.splitter.admin import Admin, SplitterError
-from servers.splitter.live import (
-    configured_shares,
-    ended_requests,
-    live_shares,
-    log_path,
-    replica_addresses,
-    started_s_ago,
-)
 from servers.splitter.request_log import FIGURES
 from tests.fakes import http2
 from tests.fakes.http2 import chunk, frame, grpc_message
@@ -272,22 +262,6 @@ def _telemetry(folder: Path, content: bytes, draws: random.Random) -> None:
             collector.stop()
 
 
-def _snapshot_seeds(folder: Path) -> list[bytes]:
-    snapshot = telemetry_pb2.SnapshotResponse(
-        startup_ns={"load": 5}, memory_bytes={"weights": 7}, versions={"torch": "2.13"}, device="cpu", dtype="float32"
-    )
-    snapshot.config_json = json.dumps({"model": {"attention": "sdpa", "id": "tiny"}})
-    return [snapshot.SerializeToString()]
-
-
-def _snapshot(folder: Path, content: bytes, draws: random.Random) -> None:
-    with suppress(DecodeError):
-        snapshot = telemetry_pb2.SnapshotResponse.FromString(content)
-        control = telemetry_pb2.SnapshotResponse.FromString(_snapshot_seeds(folder)[0])
-        json.dumps(start_up([snapshot]))
-        check_alike({"compiled-0": snapshot}, control)
-
-
 _SINCE_NS = 1_800_000_000_000_000_000
 
 
@@ -315,40 +289,6 @@ def _observed(folder: Path, content: bytes, draws: random.Random) -> None:
     observer.close(_SINCE_NS + 10**10)
 
 
-class _FixedAdmin(Admin):
-    """An admin port that answers every request with one body."""
-
-    def __init__(self, body: bytes) -> None:
-        super().__init__("127.0.0.1:9901")
-        object.__setattr__(self, "_body", body)
-
-    __slots__ = ("_body",)
-
-    def fetch(self, method: str, path: str) -> tuple[int, str]:
-        return 200, self._body.decode(errors="replace")  # type: ignore[attr-defined]
-
-
-def _pages(folder: Path, content: bytes, draws: random.Random) -> None:
-    admin = _FixedAdmin(content)
-    draws.choice((ended_requests, live_shares, configured_shares, started_s_ago, replica_addresses, log_path))(admin)
-
-
-def _page_seeds(folder: Path) -> list[bytes]:
-    names = ("http.tailgate.downstream_rq_total", "http.tailgate.downstream_rq_active", "server.uptime")
-    clusters = [{"name": "eager", "weight": 90}, {"name": "compiled", "weight": 10}]
-    mirror = {"runtime_fraction": {"runtime_key": "shadow.dark", "default_value": {"numerator": 5}}}
-    address = {"socket_address": {"address": "127.0.0.1", "port_value": 1}}
-    log = {"path": "/x.log", "log_format": {"json_format": {"event": "", "connection": "", "figures": {}}}}
-    page = {
-        "stats": [{"name": name, "value": 3} for name in names],
-        "entries": {"weight.eager": {"final_value": "80"}},
-        "configs": [{"route": {"weighted_clusters": {"clusters": clusters}, "request_mirror_policies": [mirror]}}, log],
-        "uptime_current_epoch": "12s",
-        "cluster_statuses": [{"name": "eager", "host_statuses": [{"address": address}]}],
-    }
-    return [json.dumps(page).encode()]
-
-
 WIRE = (
     Reader(name="headers", seeds=_blocks, read=_headers, refuses=(HeaderError,)),
     Reader(name="http2", seeds=_answers, read=_frames, refuses=(ProtocolError,)),
@@ -366,7 +306,5 @@ WIRE = (
     ),
     Reader(name="openai", seeds=_events, read=_openai),
     Reader(name="telemetry", seeds=_telemetry_seeds, read=_telemetry),
-    Reader(name="snapshot", seeds=_snapshot_seeds, read=_snapshot, refuses=(ConfigError,)),
     Reader(name="request log", seeds=_log, read=_observed),
-    Reader(name="pages of the splitter", seeds=_page_seeds, read=_pages, refuses=(SplitterError,)),
 )

@@ -254,16 +254,28 @@ def test_each_run_without_them_has_a_secret_of_its_own_that_no_arm_sees(monkeypa
     assert os.environ[TOKEN_VARIABLE] == SECRET
 
 
-def test_the_channel_is_encrypted_with_keys_made_from_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BaseSocket, "__init__", BaseSocket.__init__)
-    monkeypatch.setattr(BaseSocket, "tailgate_closed", False, raising=False)
-    close_channel({TOKEN_VARIABLE: SECRET})
+def test_the_channel_is_encrypted_and_takes_nobody_without_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = BaseSocket.__init__
+
+    def use(secret: dict[str, str]) -> None:
+        monkeypatch.setattr(BaseSocket, "__init__", plain)
+        monkeypatch.setattr(BaseSocket, "tailgate_closed", False, raising=False)
+        close_channel(secret)
+
+    use({TOKEN_VARIABLE: SECRET})
     master, worker = (BaseSocket(kind, True).socket for kind in (zmq.ROUTER, zmq.DEALER))
     worker.connect(f"tcp://127.0.0.1:{master.bind_to_random_port('tcp://127.0.0.1')}")
     worker.send(b"hello")
     assert master.recv_multipart()[1] == b"hello"
     assert master.getsockopt(zmq.MECHANISM) == worker.getsockopt(zmq.MECHANISM) == zmq.CURVE
-    for end in (master, worker):
+    strangers = []
+    for secret in ({}, {TOKEN_VARIABLE: "another secret 0123"}):
+        use(secret)
+        strangers.append(BaseSocket(zmq.DEALER, True).socket)
+        strangers[-1].connect(master.getsockopt_string(zmq.LAST_ENDPOINT))
+        strangers[-1].send(b"let me in")
+    assert not master.poll(500)
+    for end in (master, worker, *strangers):
         end.close(linger=0)
 
 
