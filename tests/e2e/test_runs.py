@@ -24,7 +24,6 @@ from tests.fakes.credentials import start
 from tests.fakes.processes import command_of, family, wait_for
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 from tests.fakes.screens import at_terminal
-from tests.fakes.screens import tailgate as python_of
 from tests.fakes.whole_run import (
     FAKE_ARM,
     ROOT,
@@ -183,7 +182,7 @@ def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
 
 
 COLUMNS = 80
-# Arguments of commands that end by themselves; RUN and EARLIER are run directories, TRACE is a trace.
+# Arguments of commands that end by themselves; RUN and EARLIER are run directories.
 ENDING: dict[str, tuple[str, ...]] = {
     "analyze": ("RUN",),
     "compare": ("EARLIER", "RUN"),
@@ -200,10 +199,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     folder = tmp_path_factory.mktemp("terminal")
     write_run(folder / "run", FakeRun(duration_s=150, rate=3, slo={"p99_ttft_ms": 2000}))
     write_run(folder / "earlier", FakeRun(duration_s=150, rate=3, slo={"p99_ttft_ms": 2000}, seed=2, day=-7))
-    trace = folder / "trace.csv"
-    rows = "".join(f"2023-11-16 18:15:{second:02}.0,{40 + 7 * second},20\n" for second in range(60))
-    trace.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
-    yield {"RUN": f"{folder / 'run'}", "EARLIER": f"{folder / 'earlier'}", "TRACE": f"{trace}"}
+    yield {"RUN": f"{folder / 'run'}", "EARLIER": f"{folder / 'earlier'}"}
     shutil.rmtree(folder)
 
 
@@ -221,13 +217,13 @@ def test_every_command_has_a_test_at_a_terminal() -> None:
 @pytest.mark.parametrize("command", ENDING)
 def test_a_command_prints_lines_that_fit_a_terminal(command: str, given: dict[str, str], tmp_path: Path) -> None:
     arguments = [given.get(argument, argument) for argument in ENDING[command]]
-    code, lines, err = at_terminal(python_of(command, *arguments), tmp_path, columns=COLUMNS)
+    code, lines, err = at_terminal(tailgate(command, *arguments), tmp_path, columns=COLUMNS)
     assert code in (0, 3), err
     assert objects(lines) == []
     assert lines
     shown = [re.sub("\x1b\\[[0-9;]*m", "", line) for line in lines]
     assert [line for line in shown if len(line) > COLUMNS and given["RUN"] not in line] == []
-    code, lines, err = at_terminal(python_of(command, *arguments, "--json"), tmp_path)
+    code, lines, err = at_terminal(tailgate(command, *arguments, "--json"), tmp_path)
     assert code in (0, 3), err
     (line,) = lines
     assert json.loads(line)
@@ -254,8 +250,8 @@ def test_a_run_and_a_search_print_no_object_and_their_report_last(
     words: list[str], settings: list[str], codes: tuple[int, ...], tmp_path: Path
 ) -> None:
     flags = [flag for setting in ("machines.reference_s=0", *settings) for flag in ("--set", setting)]
-    fake = (sys.executable, str(FAKE_ARM), "--prefill-s", "eager-0=0.02")
-    code, lines, err = at_terminal(python_of(*words, *flags, arm_command=fake), tmp_path, columns=COLUMNS)
+    command = tailgate(*words, *flags, flags=("--prefill-s", "eager-0=0.02"))
+    code, lines, err = at_terminal(command, tmp_path, columns=COLUMNS)
     assert (code in codes, objects(lines)) == (True, []), err
     assert lines[-1].startswith("report: ")
     assert [line for line in lines[:-1] if len(line) > COLUMNS and str(tmp_path) not in line] == []

@@ -30,7 +30,6 @@ class WatchedRun:
     naive: str = "compiled-naive"
     text: str = ""
     duration_s: float = 900.0
-    streams: bool = True
     notes: list[str] = field(default_factory=list)
     compiling: float | None = None  # for how many seconds the last arm has been
     dead: tuple[str, ...] = ()  # arms
@@ -83,14 +82,11 @@ class WatchedRun:
         at = self.at_s
         arms = {}
         for index, arm in enumerate(self.arms):
-            wave = 1 + 0.12 * math.sin(at / 17 + index) + 0.05 * math.sin(at / 3.1)
             stall = 14.0 if index == 2 and at % 95 < 12 and at > 30 else 1.0
-            base = (180, 150, 155)[index] * wave
-            first = (base, base * 2.4 * stall) if self.streams else (None, None)
+            base = (180, 150, 155)[index] * (1 + 0.12 * math.sin(at / 17 + index))
             arms[arm] = {
-                **{"finished": at * 4, "failed": at // 120 if index == 2 else 0},
-                "inflight": int(6 * wave * (4 if stall > 1 else 1)),
-                **{"ttft_p50_ms": first[0], "ttft_p99_ms": first[1]},
+                **{"finished": at * 4, "failed": at // 120 if index == 2 else 0, "inflight": 24 if stall > 1 else 6},
+                **{"ttft_p50_ms": base, "ttft_p99_ms": base * 2.4 * stall},
                 **{"e2e_p50_ms": base * 5, "e2e_p99_ms": base * 9 * (1 + stall / 6)},
             }
         self._append("load", {"at_ns": self.now_ns(), "trial": 1, "t_s": float(at), "arms": arms})
@@ -102,20 +98,14 @@ class WatchedRun:
 
     def _machines(self, at: int, wave: float) -> None:
         shared = {"trial": 1, "host": "run", "at_ns": self.now_ns()}
-        host = {
-            "kind": "host",
-            "name": "run",
-            "cpus": 16,
-            "cpu_s": at * (5 + wave),
-        }
-        memory = {"memory_bytes": int((40 + wave) * GIB), "memory_limit_bytes": 128 * GIB}
-        self.writers["machines"].append({**shared, **host, **memory, "steal_s": at * 0.01})
+        host = {"kind": "host", "name": "run", "cpus": 16, "cpu_s": at * (5 + wave), "steal_s": at * 0.01}
+        host |= {"memory_bytes": int((40 + wave) * GIB), "memory_limit_bytes": 128 * GIB}
+        self.writers["machines"].append({**shared, **host})
         for number in range(2):
             hot = number == 1 and 200 < at % 400 < 260
             device = {
                 **{"kind": "device", "name": f"cuda:{number}", "sm_mhz": 1500 if hot else 1980},
-                **{"power_w": 540.0 + 60 * wave + 20 * number, "power_limit_w": 700.0},
-                **{"temperature_c": 61 + int(5 * wave), "utilisation_pct": 78 + int(9 * wave)},
+                **{"power_w": 540.0 + 60 * wave, "power_limit_w": 700.0, "temperature_c": 61, "utilisation_pct": 78},
                 **{"memory_bytes": 61 * GIB, "memory_limit_bytes": 80 * GIB},
                 **{"throttle": ["sw_thermal_slowdown"] if hot else [], "foreign_processes": 0},
             }
@@ -134,25 +124,20 @@ class WatchedRun:
         self.writers["compile_events"].flush()
 
     def look(self, number: int, *, decided: bool = False) -> None:
-        grown = 1 - math.exp(-number / 6)
-        width = 0.55 / math.sqrt(number)
-        decision = {
-            "decided_s": number * 60.0 if decided else None,
-            "outlook_s": None if decided else 300.0 - 10 * number,
-        }
-        limits = {"kind": "limit", **dict.fromkeys(("low", "high", "decided_s", "harm", "safety", "outlook_s"))}
+        """Write an interim analysis: of the gates by ratio the second candidate fails, if `decided`."""
+        grown, width = 1 - math.exp(-number / 6), 0.55 / math.sqrt(number)
+        verdicts = ("PASS", "FAIL") if decided else ("INCONCLUSIVE",) * 2
+        decision = {"decided_s": number * 60.0 if decided else None}
+        decision["outlook_s"] = None if decided else 300.0 - 10 * number
         gates: list[dict[str, Any]] = []
         for index, arm in enumerate(self.arms[1:]):
-            tests = {"arm": arm, "kind": "noninferiority", "unit": "ratio", "limit": 1.1, **decision}
-            tests |= {"harm": (0.2, 30.0)[index] * grown, "safety": (24.0, 0.01)[index] * grown}
-            tests |= {"verdict": ("PASS", "FAIL")[index] if decided else "INCONCLUSIVE"}
-            tests |= {
-                "reason": self.text or f"Its interval {'is clear of' if decided else 'crosses'} the margin of 10 %."
-            }
-            for metric, more in (("ttft", 0.0), ("e2e", 0.03)):
-                value = (0.86, 1.0 + 1.4 * grown)[index] + more + 0.02 * math.sin(number)
-                interval = {"value": value, "low": value * math.exp(-width), "high": value * math.exp(width)}
-                gates.append({"gate": f"noninferiority p99_{metric}", **tests, **interval})
+            for metric in ("ttft", "e2e"):
+                value = (0.86, 1.0 + 1.4 * grown)[index]
+                row = {"arm": arm, "gate": f"noninferiority p99_{metric}", "kind": "noninferiority", "unit": "ratio"}
+                row |= {"limit": 1.1, "value": value, "low": value * math.exp(-width), "high": value * math.exp(width)}
+                row |= {"harm": (0.2, 30.0)[index] * grown, "safety": (24.0, 0.01)[index] * grown, **decision}
+                row |= {"verdict": verdicts[index]}
+                gates.append(row | {"reason": self.text or "Its interval and the margin of 10 %."})
             stall = 0.0 if index == 0 else 0.4 + number * 0.5
             for gate, unit, limit, value in (
                 ("recompiles", "count", 0, 0 if index == 0 else number // 2),
@@ -160,27 +145,21 @@ class WatchedRun:
                 ("requests hit", "pct", 1.0, min(9.0, stall)),
                 ("error_pct", "pct", 0.5, 0.02 * number),
             ):
-                row = {"arm": arm, "gate": gate, "unit": unit, "limit": limit, "value": value, **limits}
+                row = {"arm": arm, "gate": gate, "kind": "limit", "unit": unit, "limit": limit, "value": value}
+                row |= dict.fromkeys(("low", "high", "decided_s", "harm", "safety", "outlook_s"))
                 row |= {"verdict": "PASS" if value <= limit else "FAIL"}
                 gates.append(row | {"reason": self.text or f"{value:g} of at most {limit:g}."})
+        for row in gates:
+            row["label"] = gate_label(row["gate"])
         arms = {
-            arm: {"decision": ("PASS", "FAIL")[index] if decided else None, "reason": "", **decision}
+            arm: {"decision": verdicts[index] if decided else None, "reason": "", **decision}
             for index, arm in enumerate(self.arms[1:])
         }
-        reasons = (
-            ("blocks", f"{number * 2} blocks of 30 s, where 18 carry a verdict."),
-            ("load generator", "The load was 41 ms late at p99."),
-            ("error rate", self.text or "0.1 % of requests failed."),
-            ("sample ratio", "Arms got equal shares."),
-        )
-        checks: list[dict[str, Any]] = [
-            {"check": check, "arm": None, "ok": True, "reason": reason, "remedy": ""} for check, reason in reasons
-        ]
-        checks[0] |= {"ok": number > 9, "remedy": "Let it run on: `gates.min_blocks` asks for more."}
-        checks[1] |= {"remedy": "Give the load more processors."}
-        checks[2] |= {"arm": self.naive}
-        for gate in gates:
-            gate["label"] = gate_label(gate["gate"])
+        # check, arm, ok, reason, remedy
+        blocks = ("blocks", None, number > 9, f"{number * 2} blocks of 18.", "Let it run on: `gates.min_blocks` asks.")
+        errors = ("error rate", self.naive, True, self.text or "0.1 % failed.", "")
+        keys = ("check", "arm", "ok", "reason", "remedy")
+        checks = [dict(zip(keys, row, strict=True)) for row in (blocks, errors)]
         line = {
             **{"number": number, "at_ns": self.now_ns(), "trial": 1, "seconds": number * 60.0},
             **{"sequential": True, "arms": arms, "gates": gates, "checks": checks, "latency": {}},

@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import pty
-import re
 import select
 import shutil
 import signal
@@ -17,16 +16,12 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Self
 
 from tests.fakes.processes import PATIENCE_S
 from tests.fakes.whole_run import ROOT
-
-__all__ = ["ROOT", "at_terminal", "tailgate"]
-
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = (
@@ -209,30 +204,22 @@ _KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft"
 
 
 def at_terminal(
-    code: str, folder: Path, *, columns: int = 80, stop_at: str = "", within_s: float = 120.0
+    command: list[str], folder: Path, *, columns: int = 80, within_s: float = 120.0
 ) -> tuple[int, list[str], str]:
-    """Return the exit code, the lines on stdout and stderr of Python `code` at a terminal of so many columns.
-
-    It is interrupted as by Ctrl-C once stderr matches `stop_at`.
-    """
+    """Return the exit code, the lines on stdout and stderr of the command at a terminal of so many columns."""
     master, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     log = folder / "terminal-stderr.txt"
     environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
     environment |= {"PYTHONPATH": str(ROOT), "NO_COLOR": "1", "TERM": "xterm"}
     with log.open("w") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-c", code], cwd=folder, stdout=terminal, stderr=stderr, env=environment
-        )
+        process = subprocess.Popen(command, cwd=folder, stdout=terminal, stderr=stderr, env=environment)
     os.close(terminal)
     shown = b""
     deadline = time.monotonic() + within_s
     try:
         while True:
             assert time.monotonic() < deadline, f"still running: {shown!r} {log.read_text()}"
-            if stop_at and re.search(stop_at, log.read_text()):
-                process.send_signal(signal.SIGINT)
-                stop_at = ""
             if select.select([master], [], [], 0.05)[0]:
                 with contextlib.suppress(OSError):  # Linux says EIO where nobody holds the other end any more
                     if part := os.read(master, 65536):
@@ -244,9 +231,3 @@ def at_terminal(
             process.kill()
         os.close(master)
     return process.wait(timeout=PATIENCE_S), shown.decode().replace("\r\n", "\n").splitlines(), log.read_text()
-
-
-def tailgate(*arguments: str, arm_command: Sequence[str] = ()) -> str:
-    """Return Python code that runs the command line, with `arm_command` in place of what starts an arm."""
-    replaced = f", arm_command={list(arm_command)!r}" if arm_command else ""
-    return f"import sys; from loadtests.commands.main import main; sys.exit(main({list(arguments)!r}{replaced}))"

@@ -26,8 +26,7 @@ from typing import Any
 
 import psutil
 
-from tests.fakes.screens import tailgate
-from tests.fakes.whole_run import FAKE_ARM, ROOT
+from tests.fakes.whole_run import ROOT, tailgate
 
 LARGEST_REPORT = 6_000_000  # bytes
 WARM_SHARE = 0.1  # of the traffic, after which nothing is to grow
@@ -151,12 +150,11 @@ def run_day(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     duration_s = options.requests / 2 / options.rate
     block_s = max(0.5, min(30.0, duration_s / 40))
     (folder / "day.toml").write_text(EXPERIMENT.format(rate=options.rate, duration_s=duration_s, block_s=block_s))
-    arm = [sys.executable, str(FAKE_ARM), "--whole", "--token-s", "0", "--stall-s", "0.1"]
-    arm += ["--compile-every-s", str(options.compile_s)]
+    flags = ("--whole", "--token-s", "0", "--stall-s", "0.1", "--compile-every-s", str(options.compile_s))
     log = folder / "run.log"
     with log.open("w") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-c", tailgate("run", "day.toml", "--out", "runs", "--json", arm_command=arm)],
+            tailgate("run", "day.toml", "--out", "runs", "--json", flags=flags),
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
