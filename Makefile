@@ -61,10 +61,9 @@ BENCH := --arm compiled-padded --batch 1,4 --prompt-tokens 16 --set engine.threa
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/engine.py $(or $(ARGS),$(BENCH))
 
-# The load generator beside its client alone and the splitter beside bare Envoy, about two minutes on two quiet
-# processors; see benchmarks/results/README.md. Numbers from one quick pass: exit code 1 when a goal was missed.
+# The load generator beside its client alone, and what the splitter adds, about two minutes on two quiet processors; see
+# benchmarks/results/README.md. Numbers from one quick pass: exit code 1 when a goal was missed.
 bench-load: $(VENV)/installed
-	$(BIN)/python benchmarks/splitter.py --repeats 10
 	$(BIN)/python benchmarks/generator.py $(or $(ARGS),--repeats 1 --window 4)
 
 # Whether the statistics hold, on made-up servers whose truth is known, and how long a million requests take.

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import gevent
+import numpy as np
 
-from benchmarks.observed import write_calls
+from benchmarks.simulation.records import request_table, token_lists, write_requests
 from loadtests.clients.call import Call
 from loadtests.clients.inference import InferenceClient
 from loadtests.generator.trial_config import TrialConfig
@@ -38,7 +39,19 @@ def drive(folder: Path) -> None:
         calls.append(client.start(body, timeout_s=600.0, tag=(name, scheduled_ns)))
     while not all(call.status for call in calls):
         gevent.sleep(0.05)
-    write_calls(calls, folder / "requests-0.arrow")
+    sent = np.array([call.sent_ns for call in calls], np.int64)
+    counts = np.array([len(call.token_ns) for call in calls], np.int64)
+    stamps = np.concatenate([np.zeros(0, np.int64), *(np.array(call.token_ns, np.int64) for call in calls)])
+    table = request_table(
+        sent,
+        request_id=[call.tag[0] for call in calls],
+        scheduled_ns=[call.tag[1] for call in calls],
+        status=[call.status for call in calls],
+        end_ns=[call.end_ns for call in calls],
+        server_end_ns=[int(call.trailing_metadata.get("tailgate-end-ns", 0)) for call in calls],
+        token_ns=token_lists(stamps - np.repeat(sent, counts), counts),
+    )
+    write_requests(folder / "requests-0.arrow", table)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from analysis.records.tables import NOT_AS_WRITTEN, RecordError, read_table
 from analysis.summary.summary import analyze
 from analysis.wording import counted
 from benchmarks.kept import pack, unpack
-from benchmarks.other_verdicts import markdown, other_verdicts
+from benchmarks.other_rules import markdown, other_verdicts
 from benchmarks.planted_arm import VARIABLE
 from loadtests.commands.main import main as tailgate
 from loadtests.experiments.reading import load, to_table
@@ -174,11 +174,11 @@ def judged_cases() -> dict[str, tuple[Path, dict[str, Any]]]:
     }
 
 
-def write_others() -> dict[str, Any]:
+def write_others() -> list[dict[str, Any]]:
     """Write others.json: what the rules of other tools say of every case as it is kept and judged now."""
-    document = other_verdicts(judged_cases())
-    OTHERS.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return document
+    rows = other_verdicts(judged_cases())
+    OTHERS.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return rows
 
 
 def _short(gate: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One load process against one null server, each on a core of its own: start, watch, stop, and what both sides saw."""
+"""One load process against one null server, each on a core of its own, and how late the load process was."""
 
 from __future__ import annotations
 
@@ -6,126 +6,86 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self, cast
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.observed import Emitted, Observed
+from analysis.arrays import Ints
+from analysis.records.request_columns import integers
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import read_table
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.schedule import SCHEDULE, Schedule
 from loadtests.trials.load import locust_command
-from servers.clock import ANCHOR_NS, anchored_environment
+from servers.clock import anchored_environment, now_ns
 from servers.processes import Child
+from servers.splitter.envoy import Envoy
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 
 # Children find the packages here where nothing is installed.
 ROOT: Final = Path(__file__).resolve().parent.parent
-CONTESTANTS: Final = ("bare", "tailgate")
 _PATIENCE_S: Final = 60.0
-AHEAD_S: Final = 6.0
+AHEAD_S: Final = 6.0  # tailgate encodes requests so far ahead
+_SAMPLE_S: Final = 0.1
 
 
 class ContestError(RuntimeError):
     """A process did not come up, did not stop or saw nothing; the message names its log."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cores:
-    """Where the processes run; None: wherever the kernel puts them."""
-
-    server: int | None
-    load: int | None
-
-    @classmethod
-    def of_this_machine(cls) -> Cores:
-        """The last usable core for the server, the first for the load; nothing where there is one or no choice."""
-        usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-        if len(usable) < 2:
-            return cls(server=None, load=None)
-        return cls(server=usable[-1], load=usable[0])
+def cores() -> tuple[int | None, int | None]:
+    """The last usable core for the server, the first for the load; nothing where there is one or no choice."""
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return (usable[-1], usable[0]) if len(usable) >= 2 else (None, None)
 
 
-def settle(pid: int, core: int | None) -> None:
-    """A process that has one thread so far runs on `core`, and so do all threads to come."""
-    if core is not None:
-        os.sched_setaffinity(pid, {core})
-
-
-def child_environment() -> dict[str, str]:
-    """This process's environment, with its clock and the path of the packages."""
+@contextmanager
+def child(
+    name: str, command: Sequence[str], *, folder: Path, core: int | None, speaks: bool = False
+) -> Iterator[Child]:
+    """A process on `core`, with this one's clock and packages; it ends with the block."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "PYTHONPATH": path, **anchored_environment()}
+    environment = {**os.environ, "PYTHONPATH": path, **anchored_environment()}
+    parse = json.loads if speaks else None
+    started = Child(
+        name,
+        command,
+        log_path=folder / f"{name}.log",
+        environment=environment,
+        folder=folder,
+        commands=speaks,
+        parse=parse,
+    )
+    try:
+        if core is not None:
+            os.sched_setaffinity(started.pid, {core})
+        yield started
+    finally:
+        started.kill()
 
 
-class Process(Child):
-    """A child on one core, with what it says in a log. It ends with its block."""
-
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        *,
-        folder: Path,
-        core: int | None,
-        commands: bool = False,
-    ) -> None:
-        log = folder / f"{name}.log"
-        super().__init__(
-            name,
-            command,
-            log_path=log,
-            environment=child_environment(),
-            folder=folder,
-            commands=commands,
-            parse=json.loads if commands else None,
-        )
-        settle(self.pid, core)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
-    def cpu_s(self) -> float:
-        """Processor seconds that it and its threads have used, or nan where the system does not say."""
-        return process_cpu_s(self.pid)
-
-    def check(self) -> None:
-        """ContestError if it has ended."""
-        code = self.poll()
-        if code is not None:
-            raise ContestError(f"{self.name} ended with {code}: {self.log_tail()}")
-
-    def finish(self, timeout_s: float) -> None:
-        """It has ended by itself, or by the signal that it was sent before."""
-        if self.wait(timeout_s) is None:
-            raise ContestError(f"{self.name} did not end within {timeout_s:g} s: {self.log_tail()}")
+@contextmanager
+def null_server(folder: Path, tokens_per_s: float, *, core: int | None) -> Iterator[str]:
+    """The address of benchmarks.null_server in a process of its own; afterwards its account is in the folder."""
+    command = [sys.executable, "-m", "benchmarks.null_server"]
+    command += ["--report", str(folder / "server.npz"), "--tokens-per-s", str(tokens_per_s)]
+    with child("null-server", command, folder=folder, core=core, speaks=True) as server:
+        while not (heard := server.hear(1.0))[0]:
+            if heard[1] is not None:
+                raise ContestError(f"the null server {server.ending(heard[1])}")
+        answer: Any = heard[0][0]
+        yield f"127.0.0.1:{answer['port']}"
+        server.end_commands()
+        if server.wait(_PATIENCE_S) != 0:
+            raise ContestError(f"the null server left no account: {server.log_tail()}")
 
 
-class NullProcess(Process):
-    """benchmarks.null_server in a process of its own."""
-
-    def __init__(self, options: Sequence[str], *, folder: Path, cores: Cores) -> None:
-        command = [sys.executable, "-m", "benchmarks.null_server", *options]
-        super().__init__("null-server", command, folder=folder, core=cores.server, commands=True)
-        self.address = f"127.0.0.1:{self._answer()['port']}"
-
-    def request(self, command: str) -> dict[str, Any]:
-        """The answer to one command."""
-        self.command(command)
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        while not (messages := self.hear(1.0)[0]):
-            self.check()
-        return cast("dict[str, Any]", messages[0])
-
-
-def process_cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
     """Processor seconds that the living threads of a process have used, from /proc; nan where there is none."""
     total_ns = 0
     try:
@@ -140,111 +100,180 @@ def process_cpu_s(pid: int) -> float:
 class Work:
     """What a load process is given to do: `streams` that start over `ramp_s`, or Poisson arrivals at `rate`.
 
-    Each request asks for `tokens`. `server`: flags of the null server. The window that counts begins `settle_s` after
-    all of it runs.
+    Each request gets `tokens_per_s`, those of an open loop a single token. The window that counts begins `settle_s`
+    after all of it runs.
     """
 
     streams: int = 0
-    ramp_s: float = 2.0
     rate: float = 0.0
-    tokens: int = 1
-    seed: int = 0
-    server: tuple[str, ...] = ()
+    tokens_per_s: float = 1000.0
+    ramp_s: float = 2.0
+    settle_s: float = 3.0
     window_s: float = 10.0
-    settle_s: float = 2.0
+    seed: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """How long the load lasts."""
+        return (self.ramp_s if self.streams else 0.0) + self.settle_s + self.window_s
+
+    def schedule(self, path: Path) -> None:
+        """Write it as a schedule: streams start evenly over the ramp, open-loop requests by a Poisson process."""
+        rng = np.random.default_rng(self.seed)
+        # requests must not run out before the window ends, or whoever encodes ahead would have less to do
+        seconds, tokens = self.seconds + AHEAD_S, 1
+        if self.streams:
+            offsets = np.linspace(0, self.ramp_s, self.streams, endpoint=False)
+            tokens = int(self.tokens_per_s * (self.seconds + 1.0))
+        else:
+            offsets = np.cumsum(rng.exponential(1 / self.rate, int(self.rate * seconds * 1.2) + 100))
+            offsets = offsets[offsets < seconds]
+        count = len(offsets)
+        table = pa.table(
+            {
+                "index": np.arange(count),
+                "offset_ns": (offsets * 1e9).astype(np.int64),
+                "session_id": [f"1-{number}" for number in range(count)],
+                "turn": np.zeros(count, np.int32),
+                "prompt_tokens": np.full(count, 16, np.int32),
+                "max_tokens": np.full(count, tokens, np.int32),
+                "prompt_seed": rng.integers(0, 2**62, count),
+                "arm": [None] * count,
+                "phase": ["measure"] * count,
+                "prefix_seed": rng.integers(0, 2**62, count),
+            },
+            schema=SCHEDULE,
+        )
+        Schedule(
+            table=table, design="split", arms=(), trial=1, seed=self.seed, duration_s=seconds, block_s=30.0, dropped={}
+        ).write(path)
+
+
+def run(contestant: str, work: Work, *, folder: Path) -> dict[str, float]:
+    """Run it once in `folder`; returns how late the load process was, and how much of a core it took.
+
+    "bare" is tailgate's client alone, "envoy" the same behind the splitter, and "tailgate" a Locust process with
+    loadtests/chat.py.
+    """
+    folder.mkdir(parents=True)
+    server_core, load_core = cores()
+    with ExitStack() as stack:
+        target = stack.enter_context(null_server(folder, work.tokens_per_s, core=server_core))
+        if contestant == "envoy":
+            config = SplitterConfig(arms=(ArmTarget(name="null", backends=(target,)),))
+            envoy = stack.enter_context(Envoy.start(config, log_path=folder / "envoy.log", work_dir=folder))
+            envoy.wait_ready(_PATIENCE_S)
+            target = envoy.target
+        work.schedule(folder / "schedule.arrow")
+        TrialConfig(targets={"*": target}, timeout_s=600.0).write(folder / "generator.json")
+        command = [sys.executable, "-m", "benchmarks.bare_client", str(folder)]
+        if contestant == "tailgate":
+            command = locust_command(
+                schedule=folder / "schedule.arrow", trial_config=folder / "generator.json", records=folder, workers=1
+            )
+        load = stack.enter_context(child(contestant, command, folder=folder, core=load_core))
+        used = [(now_ns(), 0.0)]
+        deadline = time.monotonic() + work.seconds + AHEAD_S + _PATIENCE_S
+        while load.poll() is None:
+            used.append((now_ns(), cpu_s(load.pid)))
+            if time.monotonic() > deadline:
+                raise ContestError(f"{contestant} does not end: {load.log_tail()}")
+            time.sleep(_SAMPLE_S)
+        records = folder / "requests-0.arrow"
+        if not records.exists():
+            raise ContestError(f"{contestant} left nothing: {load.log_tail()}")
+    requests, sent = read_table(records, REQUESTS)[0], Emitted.read(folder / "server.npz")
+    settled_s = work.seconds - work.window_s
+    start_ns = int(integers(requests["sent_ns"], 0).min() + settled_s * 1e9)
+    window = start_ns, start_ns + int(work.window_s * 1e9)
+    figures = stream_figures(requests, sent, window) if work.streams else own_error(requests, window)
+    times, seconds = np.array(used).T
+    core = float(np.diff(np.interp(window, times, seconds))[0]) / work.window_s
+    return {**figures, "load_core": core, "server_p99_late_ms": float(np.quantile(sent.late, 0.99)) / 1e6}
+
+
+# --- What was seen of what was sent -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """One run: what the load process saw, what was sent, the window that counts, and the use of its core in it."""
+class Emitted:
+    """The null server's account: when each tick was sent and how late, and each stream's first tick and tokens."""
 
-    seen: Observed
-    sent: Emitted
-    start_ns: int
-    end_ns: int
-    load_core: float
-    server: dict[str, Any]
+    ticks: Ints
+    emits: Ints
+    late: Ints
+    streams: Mapping[str, tuple[int, int]]
+    phases: int
+
+    @classmethod
+    def read(cls, path: Path) -> Emitted:
+        """Read what the server wrote."""
+        with np.load(path) as kept:
+            streams = zip(kept["first_ticks"].tolist(), kept["tokens"].tolist(), strict=True)
+            return cls(
+                ticks=kept["ticks"],
+                emits=kept["emits"],
+                late=kept["late"],
+                streams=dict(zip(kept["names"].tolist(), streams, strict=True)),
+                phases=int(kept["phases"]),
+            )
+
+    def of(self, name: str) -> Ints:
+        """When the tokens of the stream were sent; 0 for one that was not."""
+        first, tokens = self.streams[name]
+        wanted = first + np.arange(tokens) * self.phases
+        place = np.searchsorted(self.ticks, wanted).clip(max=len(self.ticks) - 1)
+        return np.where(self.ticks[place] == wanted, self.emits[place], 0)
 
 
-def run(contestant: str, work: Work, *, folder: Path, cores: Cores) -> Outcome:
-    """Run it once in `folder`."""
-    folder.mkdir(parents=True)
-    out = folder / "requests-0.arrow"
-    with NullProcess(work.server, folder=folder, cores=cores) as server:
-        write_schedule(work, folder / "schedule.arrow")
-        TrialConfig(targets={"*": server.address}, timeout_s=600.0).write(folder / "generator.json")
-        with Process(contestant, _command(contestant, folder), folder=folder, core=cores.load) as load:
-            _wait_for_load(server, load, work.streams)
-            time.sleep(work.settle_s)
-            before = time.monotonic_ns(), load.cpu_s()
-            time.sleep(work.window_s)
-            after = time.monotonic_ns(), load.cpu_s()
-            load.finish(_PATIENCE_S)
-        report = server.request(f"report {folder / 'server.npz'}")
-    if not out.exists():
-        raise ContestError(f"{contestant} left nothing: {load.log_tail()}")
-    return Outcome(
-        seen=Observed.of_records(out),
-        sent=Emitted.read(folder / "server.npz"),
-        start_ns=ANCHOR_NS + before[0],
-        end_ns=ANCHOR_NS + after[0],
-        load_core=(after[1] - before[1]) / (after[0] - before[0]) * 1e9,
-        server=report,
+Window = tuple[int, int]
+
+
+def stream_figures(requests: pa.Table, sent: Emitted, window: Window) -> dict[str, float]:
+    """Delivered share and lag (ms) over the window.
+
+    delivered: tokens stamped in the window ÷ tokens sent in the window, at most 1 (a client that catches up does not
+    deliver more). Lag: stamp − send of the tokens sent in the window; one that has not come has the lag that it had
+    reached when the window ended. Raises ContestError where nothing came.
+    """
+    start_ns, end_ns = window
+    lags: list[Ints] = []
+    left = came = 0
+    starts = integers(requests["sent_ns"], 0).tolist()
+    seen = dict(
+        zip(requests["request_id"].to_pylist(), zip(starts, requests["token_ns"].to_pylist(), strict=True), strict=True)
     )
+    for name in sent.streams:
+        at, (start, offsets) = sent.of(name), seen.get(name, (0, None))
+        stamps = np.array(offsets or (), np.int64) + start
+        inside = (at >= start_ns) & (at < end_ns)
+        left += int(inside.sum())
+        came += int(((stamps >= start_ns) & (stamps < end_ns)).sum())
+        stamped = np.full(len(at), end_ns)
+        stamped[: len(stamps)] = stamps
+        lags.append((stamped - at)[inside])
+    if not left or not came:
+        raise ContestError("no token was sent in the window and came")
+    lag = np.concatenate(lags) / 1e6
+    p50, p99, top = np.quantile(lag, (0.5, 0.99, 1.0)).tolist()
+    return {"sent": left, "delivered": min(1.0, came / left), "p50_lag_ms": p50, "p99_lag_ms": p99, "max_lag_ms": top}
 
 
-def _wait_for_load(server: NullProcess, load: Process, streams: int) -> None:
-    """All streams are on, or the first request has come; a load process that never gets there is measured as it is."""
-    deadline = time.monotonic() + _PATIENCE_S
-    most, since = 0, time.monotonic()
-    while time.monotonic() < deadline:
-        status = server.request("status")
-        if status["streaming"] >= streams if streams else status["requests"]:
-            return
-        if status["streaming"] > most:
-            most, since = status["streaming"], time.monotonic()
-        if most and time.monotonic() - since > 5.0:
-            return
-        load.check()
-        time.sleep(0.05)
-    raise ContestError(f"{load.name} sent nothing within {_PATIENCE_S:g} s: {load.log_tail()}")
+def own_error(requests: pa.Table, window: Window) -> dict[str, float]:
+    """The load process's share of the latency (ms) of answers that were due in the window.
 
-
-def _command(contestant: str, folder: Path) -> list[str]:
-    """tailgate's client by itself, or a real Locust process with loadtests/chat.py, on the schedule in the folder."""
-    if contestant == "bare":
-        return [sys.executable, "-m", "benchmarks.bare_client", str(folder)]
-    return locust_command(
-        schedule=folder / "schedule.arrow", trial_config=folder / "generator.json", records=folder, workers=1
+    late: sent − scheduled. delivery: the client's stamp of the end − the server's. own: both together. Raises
+    ContestError where nothing was answered.
+    """
+    scheduled, sent, end, answer = (
+        integers(requests[name], 0) for name in ("scheduled_ns", "sent_ns", "end_ns", "server_end_ns")
     )
-
-
-def write_schedule(work: Work, path: Path) -> None:
-    """Write the work as a schedule: streams start evenly over the ramp, open-loop requests by a Poisson process."""
-    rng = np.random.default_rng(work.seed)
-    # tailgate encodes requests seconds ahead: they must not run out before the window ends, or it would have less to do
-    seconds = work.settle_s + work.window_s + AHEAD_S
-    if work.streams:
-        offsets = np.linspace(0, work.ramp_s, work.streams, endpoint=False)
-    else:
-        offsets = np.cumsum(rng.exponential(1 / work.rate, int(work.rate * seconds * 1.2) + 100))
-        offsets = offsets[offsets < seconds]
-    count = len(offsets)
-    table = pa.table(
-        {
-            "index": np.arange(count),
-            "offset_ns": (offsets * 1e9).astype(np.int64),
-            "session_id": [f"1-{number}" for number in range(count)],
-            "turn": np.zeros(count, np.int32),
-            "prompt_tokens": np.full(count, 16, np.int32),
-            "max_tokens": np.full(count, work.tokens, np.int32),
-            "prompt_seed": rng.integers(0, 2**62, count),
-            "arm": [None] * count,
-            "phase": ["measure"] * count,
-            "prefix_seed": rng.integers(0, 2**62, count),
-        },
-        schema=SCHEDULE,
-    )
-    Schedule(
-        table=table, design="split", arms=(), trial=1, seed=work.seed, duration_s=seconds, block_s=30.0, dropped={}
-    ).write(path)
+    due = (scheduled >= window[0]) & (scheduled < window[1])
+    good = due & (np.array(requests["status"].to_pylist()) == "OK") & (answer > 0)
+    if not good.any():
+        raise ContestError("no request of the window was answered")
+    late, delivery = (sent - scheduled)[good] / 1e6, (end - answer)[good] / 1e6
+    figures = {"due": float(due.sum()), "answered": float(good.sum() / due.sum())}
+    for name, values in (("late", late), ("delivery", delivery), ("own", late + delivery)):
+        figures[f"p50_{name}_ms"], figures[f"p99_{name}_ms"] = np.quantile(values, (0.5, 0.99)).tolist()
+    return {**figures, "max_own_ms": float((late + delivery).max())}

@@ -1,11 +1,9 @@
 """A Generate server that is never the bottleneck: no model, no library, frames made ahead and written in batches.
 
-    python -m benchmarks.null_server --tokens-per-s 20     # every stream gets 20 tokens/s
-    python -m benchmarks.null_server                       # every answer comes whole, at once
+    python -m benchmarks.null_server --report FILE.npz --tokens-per-s 20     # every stream gets 20 tokens/s
 
-It prints {"port": …} and then takes commands on stdin, one a line, each with a JSON line for an answer: `status` (how
-many requests came and how many streams are on) and `report FILE.npz` (what was sent when, and how late this server was
-itself). It ends with its stdin. Times are servers.clock's, so a parent that passes its anchor on reads one clock.
+It prints {"port": …} and ends with its stdin: then FILE.npz holds what was sent when, and how late this server was
+itself. Times are servers.clock's, so a parent that passes its anchor on reads one clock.
 
 A token's emit_ns, and tailgate-end-ns in the trailers, are taken right before the bytes go to the socket: what a client
 stamps later than that is the wire's and the client's own lag. Whatever the client's socket cannot take waits here with
@@ -20,30 +18,23 @@ import argparse
 import contextlib
 import gc
 import json
-import os
 import select
 import socket
+import struct
 import sys
 from array import array
-from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-if not __package__:  # as a script: the repository is importable
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks.frames import FIXED64, Answers, token_head
 from loadtests.clients import frames
-from loadtests.clients.frames import HEAD, UINT32
+from loadtests.clients.frames import DATA, END_HEADERS, END_STREAM, HEAD, HEADERS, UINT32, frame
 from servers.clock import now_ns
 from servers.rpc.inference_pb2 import GenerateRequest
 
 TICK_NS: Final = 1_000_000
 _READ_BYTES: Final = 262_144
-_TOGETHER = 16  # answers that share one stamp and one write: about 0.1 ms of work
 _HEALTH_CHECK: Final = b"\x0a\x15tailgate.v1.Inference"  # HealthCheckRequest{service}
 _REFILL: Final = 1 << 29
 
@@ -68,6 +59,66 @@ class Pace:
         return tick
 
 
+# --- What is sent -----------------------------------------------------------------------------------------------------
+
+_FIXED64: Final = struct.Struct("<Q")
+
+
+def _text(value: bytes) -> bytes:
+    """A header's name or value of at most 126 bytes, not Huffman coded, as gRPC writes it (RFC 7541, section 5.2)."""
+    return bytes((len(value),)) + value
+
+
+def _literal(name: bytes, value: bytes) -> bytes:
+    """One header that leaves no trace in the peer's table (RFC 7541, section 6.2.2)."""
+    return b"\x00" + _text(name) + _text(value)
+
+
+def _token_head(stream_id: int, token: int) -> bytes:
+    """All of a DATA frame with one token below 128 but its last 8 bytes, which are emit_ns as _FIXED64."""
+    # GenerateChunk: token_ids (field 1, packed varint), emit_ns (field 2, packed fixed64)
+    message = bytes((0x0A, 1, token, 0x12, 8))
+    size = len(message) + _FIXED64.size
+    return HEAD.pack(0, 5 + size, DATA, 0, stream_id) + b"\x00" + UINT32.pack(size) + message
+
+
+# What stands in the trailers of every answer alike.
+_TRAILERS: Final = {
+    b"grpc-status": b"0",
+    b"grpc-message": b"",
+    b"tailgate-arm": b"null",
+    b"tailgate-replica": b"null-0",
+    b"tailgate-queue-ns": b"184203",
+    b"tailgate-prefill-ns": b"2048113",
+    b"tailgate-decode-ns": b"91820441",
+    b"tailgate-compile-stall-ns": b"0",
+    b"tailgate-batch-id": b"48213",
+    b"tailgate-batch-size": b"7",
+    b"tailgate-padded-batch": b"8",
+    b"tailgate-padded-length": b"512",
+    b"tailgate-prompt-tokens": b"16",
+}
+_ALIKE: Final = b"".join(_literal(name, value) for name, value in _TRAILERS.items())
+_OPEN: Final = b"\x88" + _literal(b"content-type", b"application/grpc")  # static table: ":status: 200"
+
+
+def _ending(stream_id: int, *, tokens: int, recv_ns: int, end_ns: int) -> bytes:
+    """The trailers that end a good answer."""
+    own = (b"output-tokens", tokens), (b"recv-ns", recv_ns), (b"end-ns", end_ns)
+    block = _ALIKE + b"".join(_literal(b"tailgate-" + name, b"%d" % value) for name, value in own)
+    return frame(HEADERS, END_HEADERS | END_STREAM, stream_id, block)
+
+
+def _healthy(stream_id: int) -> bytes:
+    """A whole answer of grpc.health.v1: SERVING."""
+    message = b"\x00" + UINT32.pack(2) + b"\x08\x01"
+    end = frame(HEADERS, END_HEADERS | END_STREAM, stream_id, _literal(b"grpc-status", b"0"))
+    return frame(HEADERS, END_HEADERS, stream_id, _OPEN) + frame(DATA, 0, stream_id, message) + end
+
+
+# --- The server -------------------------------------------------------------------------------------------------------
+
+
 class _Peer:
     """One connection: its unread bytes, and what its socket's buffer could not take yet."""
 
@@ -76,7 +127,7 @@ class _Peer:
         self.left = b""
         self.out = bytearray()
         self.bodies: dict[int, bytes] = {}  # messages of requests that have not ended
-        self.live: dict[int, _Group] = {}  # the group that each paced stream is in
+        self.live: dict[int, _Group] = {}  # the group that each stream is in
         self.unacknowledged = 0
         self.closed = False
 
@@ -107,7 +158,7 @@ class _Group:
 
     def add(self, stream_id: int, *, tokens: int, recv_ns: int, last_tick: int) -> None:
         """The stream gets a token each round, the last at `last_tick`."""
-        self.heads[stream_id] = token_head(stream_id, stream_id // 2 % 128)
+        self.heads[stream_id] = _token_head(stream_id, stream_id // 2 % 128)
         self.ends.setdefault(last_tick, []).append((stream_id, tokens, recv_ns))
         self._pieces = None
 
@@ -120,61 +171,51 @@ class _Group:
         """One token of every stream, stamped `at_ns`."""
         if self._pieces is None:
             self._pieces = [*self.heads.values(), b""]
-        return FIXED64.pack(at_ns).join(self._pieces)
+        return _FIXED64.pack(at_ns).join(self._pieces)
 
 
 class NullServer:
-    """Serves on `port` until `run` returns. `tokens_per_s` 0: answers come whole, at once."""
+    """Serves on `port` until `run` returns."""
 
     def __init__(self, *, tokens_per_s: float) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
-        self._answers = Answers()
-        self._pace = Pace(tokens_per_s, base_ns=now_ns()) if tokens_per_s else None
+        self._pace = Pace(tokens_per_s, base_ns=now_ns())
         self._peers: dict[int, _Peer] = {}
-        self._phases: list[dict[_Peer, _Group]] = [{} for _ in range(self._pace.phases)] if self._pace else []
+        self._phases: list[dict[_Peer, _Group]] = [{} for _ in range(self._pace.phases)]
         self._tick = 0
         self._streaming = 0
-        self._waiting: deque[tuple[_Peer, int, int, int]] = deque()  # (peer, stream, tokens, recv)
         # the account
-        self._ticks, self._emits = array("q"), array("q")
-        self._late = array("q")
+        self._ticks, self._emits, self._late = array("q"), array("q"), array("q")
         self._names: list[str] = []
         self._first_ticks, self._lengths = array("q"), array("q")
-        self._requests = self._answered = 0
-        self._commands = b""
 
     def run(self) -> None:
         """Serve until stdin ends."""
-        stdin = sys.stdin.fileno()
-        os.set_blocking(stdin, False)
+        stdin, listener = sys.stdin.fileno(), self._listener.fileno()
         while True:
-            sources = [self._listener.fileno(), stdin, *self._peers]
             full = [number for number, peer in self._peers.items() if peer.out]
-            readable, writable, _ = select.select(sources, full, [], self._patience())
+            due_s = max(0, self._pace.due_ns(self._tick) - now_ns()) / 1e9 if self._streaming else None
+            readable, writable, _ = select.select([listener, stdin, *self._peers], full, [], due_s)
             for number in writable:
                 self._peers[number].drain()
             # The pace first: a burst of requests must not make a token late.
             self._emit()
             for number in readable:
                 if number == stdin:
-                    if not self._command(stdin):
-                        return
-                elif number == self._listener.fileno():
+                    return
+                if number == listener:
                     self._accept()
                 else:
                     self._read(self._peers[number])
                     self._emit()
-            self._answer()
             for number in [number for number, peer in self._peers.items() if peer.closed]:
-                self._forget(number)
-
-    def _patience(self) -> float | None:
-        """Seconds until a token is due."""
-        if self._pace is None or not self._streaming:
-            return None
-        return max(0, self._pace.due_ns(self._tick) - now_ns()) / 1e9
+                peer = self._peers.pop(number)
+                for phase in self._phases:
+                    phase.pop(peer, None)
+                self._streaming -= len(peer.live)
+                peer.sock.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -187,16 +228,8 @@ class NullServer:
                 ample = frames.LARGEST_WINDOW
                 settings = (frames.MAX_CONCURRENT_STREAMS, ample), (frames.INITIAL_WINDOW_SIZE, ample)
                 values = b"".join(frames.SETTING.pack(*setting) for setting in settings)
-                peer.send(frames.frame(frames.SETTINGS, 0, 0, values))
-                peer.send(frames.frame(frames.WINDOW_UPDATE, 0, 0, UINT32.pack(ample - frames.DEFAULT_WINDOW)))
-
-    def _forget(self, number: int) -> None:
-        peer = self._peers.pop(number)
-        for phase in self._phases:
-            phase.pop(peer, None)
-        self._streaming -= len(peer.live)
-        self._waiting = deque(item for item in self._waiting if item[0] is not peer)
-        peer.sock.close()
+                peer.send(frame(frames.SETTINGS, 0, 0, values))
+                peer.send(frame(frames.WINDOW_UPDATE, 0, 0, UINT32.pack(ample - frames.DEFAULT_WINDOW)))
 
     def _read(self, peer: _Peer) -> None:
         try:
@@ -222,31 +255,31 @@ class NullServer:
             end = position + 9 + (high << 16 | low)
             if end > size:
                 break
-            if kind == frames.DATA:
+            if kind == DATA:
                 payload = data[position + 9 : end]
                 if flags & frames.PADDED:
                     payload = frames.without_padding(payload)
                 peer.unacknowledged += end - position - 9
                 if stream_id in bodies:
                     body = bodies.pop(stream_id) + payload
-                    if flags & frames.END_STREAM:
-                        self._take(peer, stream_id, body, recv_ns)
+                    if flags & END_STREAM:
+                        self._take(peer, stream_id, body[5:], recv_ns)
                     else:
                         bodies[stream_id] = body
-            elif kind == frames.HEADERS:
+            elif kind == HEADERS:
                 bodies[stream_id] = b""  # trailers of a request do not occur: gRPC clients send none
             else:
                 self._control(peer, kind, flags, stream_id, data[position + 9 : end])
             position = end
         peer.left = data[position:]
         if peer.unacknowledged > _REFILL:
-            peer.send(frames.frame(frames.WINDOW_UPDATE, 0, 0, UINT32.pack(peer.unacknowledged)))
+            peer.send(frame(frames.WINDOW_UPDATE, 0, 0, UINT32.pack(peer.unacknowledged)))
             peer.unacknowledged = 0
 
     def _control(self, peer: _Peer, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if kind in (frames.PING, frames.SETTINGS):
             if not flags & frames.ACK:
-                peer.send(frames.frame(kind, frames.ACK, 0, payload if kind == frames.PING else b""))
+                peer.send(frame(kind, frames.ACK, 0, payload if kind == frames.PING else b""))
         elif kind == frames.RST_STREAM:
             peer.bodies.pop(stream_id, None)
             group = peer.live.pop(stream_id, None)
@@ -254,43 +287,29 @@ class NullServer:
                 self._streaming -= 1
                 group.drop(stream_id)
 
-    def _take(self, peer: _Peer, stream_id: int, body: bytes, recv_ns: int) -> None:
-        message = body[5:]
+    def _take(self, peer: _Peer, stream_id: int, message: bytes, recv_ns: int) -> None:
+        """The tokens of a request go out at its phase's ticks, from the next tick on."""
         if message == _HEALTH_CHECK:
-            peer.send(self._answers.healthy(stream_id))
+            peer.send(_healthy(stream_id))
             return
-        self._requests += 1
         request = GenerateRequest.FromString(message)
         tokens = request.max_tokens or 1
-        if self._pace is None:
-            self._waiting.append((peer, stream_id, tokens, recv_ns))
-            if len(self._waiting) >= _TOGETHER:
-                self._answer()
-        else:
-            peer.send(self._answers.opening(stream_id))
-            self._join(peer, stream_id, request.request_id, tokens, recv_ns)
-
-    def _join(self, peer: _Peer, stream_id: int, name: str, tokens: int, recv_ns: int) -> None:
-        """The stream's tokens go out at its phase's ticks, from the next tick on."""
-        assert self._pace is not None
+        peer.send(frame(HEADERS, END_HEADERS, stream_id, _OPEN))
         if not self._streaming:
             self._tick = max(self._tick, self._pace.after(now_ns()))
         self._streaming += 1
         first = self._tick
-        phase = self._phases[first % self._pace.phases]
-        group = phase.get(peer)
-        if group is None:
-            group = phase[peer] = _Group()
+        group = self._phases[first % self._pace.phases].setdefault(peer, _Group())
         group.add(stream_id, tokens=tokens, recv_ns=recv_ns, last_tick=first + (tokens - 1) * self._pace.phases)
         peer.live[stream_id] = group
-        self._names.append(name)
+        self._names.append(request.request_id)
         self._first_ticks.append(first)
         self._lengths.append(tokens)
 
     def _emit(self) -> None:
         """Every tick that is due has been sent."""
         pace = self._pace
-        while pace is not None and self._streaming:
+        while self._streaming:
             tick, at_ns = self._tick, now_ns()
             due_ns = pace.due_ns(tick)
             if at_ns < due_ns:
@@ -307,73 +326,28 @@ class NullServer:
                         continue
                     self._streaming -= 1
                     group.drop(stream_id)
-                    self._answered += 1
-                    peer.send(self._answers.ending(stream_id, tokens=tokens, recv_ns=recv_ns, end_ns=at_ns))
+                    peer.send(_ending(stream_id, tokens=tokens, recv_ns=recv_ns, end_ns=at_ns))
 
-    def _answer(self) -> None:
-        """Every whole answer has been sent, some at a time, each lot with a stamp of its own."""
-        waiting = self._waiting
-        while waiting:
-            at_ns = now_ns()
-            lots: dict[_Peer, list[bytes]] = {}
-            stamp = FIXED64.pack(at_ns)
-            for peer, stream_id, tokens, recv_ns in [waiting.popleft() for _ in range(min(_TOGETHER, len(waiting)))]:
-                lot = lots.setdefault(peer, [])
-                lot.append(self._answers.opening(stream_id))
-                lot.extend([token_head(stream_id, 1) + stamp] * tokens)
-                lot.append(self._answers.ending(stream_id, tokens=tokens, recv_ns=recv_ns, end_ns=at_ns))
-                self._answered += 1
-            for peer, lot in lots.items():
-                peer.send(b"".join(lot))
-
-    def _command(self, stdin: int) -> bool:
-        """Whether to go on: commands that came are carried out."""
-        got = os.read(stdin, 65_536)
-        if not got:
-            return False
-        *lines, self._commands = (self._commands + got).split(b"\n")
-        for line in lines:
-            name, *values = line.decode().split()
-            answer: dict[str, object] = {}
-            if name == "status":
-                answer = {"requests": self._requests, "streaming": self._streaming}
-            elif name == "report":
-                answer = self.report(Path(values[0]))
-            print(json.dumps(answer), flush=True)
-        return True
-
-    def report(self, path: Path) -> dict[str, object]:
-        """`path` holds what was sent when; the answer says how late this server was, in ms."""
+    def report(self, path: Path) -> None:
+        """`path` holds what was sent when, and how late each tick was."""
         np.savez(
             path,
             ticks=np.array(self._ticks),
             emits=np.array(self._emits),
+            late=np.array(self._late),
             names=np.array(self._names, dtype=np.str_),
             first_ticks=np.array(self._first_ticks),
             tokens=np.array(self._lengths),
-            phases=np.array(self._pace.phases if self._pace else 0),
+            phases=np.array(self._pace.phases),
         )
-        return {
-            "requests": self._requests,
-            "answered": self._answered,
-            "tick_lag_ms": _quantiles(self._late),
-        }
 
 
-def _quantiles(values: array[int]) -> dict[str, float] | None:
-    if not values:
-        return None
-    p50, p99, top = np.quantile(np.array(values, dtype=np.int64), (0.5, 0.99, 1.0)) / 1e6
-    return {"p50": round(float(p50), 4), "p99": round(float(p99), 4), "max": round(float(top), 4)}
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Serve until stdin ends."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.null_server", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--tokens-per-s", type=float, default=0.0, help="of each stream; 0: answers come whole")
-    options = parser.parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.null_server")
+    parser.add_argument("--tokens-per-s", type=float, default=1000.0, help="of each stream")
+    parser.add_argument("--report", type=Path, required=True, help="where the account is written at the end")
+    options = parser.parse_args()
     server = NullServer(tokens_per_s=options.tokens_per_s)
     gc.collect()
     gc.freeze()
@@ -381,6 +355,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(json.dumps({"port": server.port}), flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         server.run()
+    server.report(options.report)
 
 
 if __name__ == "__main__":

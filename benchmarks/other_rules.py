@@ -1,15 +1,14 @@
-"""The rules by which other tools compare two servers' latencies, as plain functions of completed requests.
+"""What the rules of other tools would have said of the kept records of a case, beside what tailgate says.
 
-A rule sees the answers that came. A request that failed, or that had no end, is in none of them, and no rule knows of
-compiles. What a rule says is PASS, FAIL or "cannot say".
+The same records, arms, metrics and cold start as `tailgate analyze`, latency from the scheduled time as well. A rule
+sees the answers that came, past the cold start, also those that a compile held up. A request that failed, or that had
+no end, is in none of them, and no rule knows of compiles. What a rule says is PASS, FAIL or "cannot say".
 
 Kayenta is Spinnaker's canary analysis. Its judge NetflixACAJudge-v1.0 is followed as of Spinnaker's commit f8b98eb [1]:
 Wilcoxon's interval for the shift of location at 98 %, and High where all of it lies above a quarter of the shift that
 Hodges and Lehmann estimate. The tolerance is a share of the estimated shift and of nothing else, so that however small
-a shift is High once it is known well enough. `allowedIncrease` (default 1) asks for a ratio of the means as well. Where
-both sides are constant the judge adds noise to compare them; here it cannot say.
-
-What it compares is a series of points, of which Spinnaker's guide asks for at least 50 a metric [2].
+a shift is High once it is known well enough. Where both sides are constant the judge adds noise to compare them; here
+it cannot say. What it compares is a series of points, of which Spinnaker's guide asks for at least 50 a metric [2].
 
 [1] github.com/spinnaker/spinnaker, kayenta/kayenta-judge/src/main/scala/com/netflix/kayenta/judge:
     NetflixACAJudge.scala, classifiers/metric/MannWhitneyClassifier.scala, stats/EffectSizes.scala;
@@ -20,16 +19,23 @@ What it compares is a series of points, of which Spinnaker's guide asks for at l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 from scipy import optimize, stats
 
 from analysis.arrays import Codes, Floats
+from analysis.judging.verdict import combined
+from analysis.records.run_records import read_run
+from analysis.run.run import Run
+from analysis.run.trials import SECOND
+from analysis.settings.metrics import quantile_label
 from analysis.statistics.quantiles import quantile
+from analysis.wording import counted
 
 PASS: Final = "PASS"
 FAIL: Final = "FAIL"
@@ -39,11 +45,13 @@ MARGIN: Final = 0.10
 ALPHA: Final = 0.05
 TAIL: Final = 0.99
 MINUTE_S: Final = 60.0
-BLOCK_S: Final = 30.0
 KAYENTA_TOLERANCE: Final = 0.25
 KAYENTA_CONFIDENCE: Final = 0.98
-_SOLVER_MS: Final = 1e-4  # how near Kayenta's solver comes
+_ENOUGH_POINTS: Final = 50  # of a series, as Spinnaker's guide has it
 _DRAWS: Final = 9_999
+_SOLVER_MS: Final = 1e-4  # how near Kayenta's solver comes
+_SLACK_NS: Final = 1_000_000  # the last request of a trial that was cut off starts at its end
+_GATES: Final = {f"noninferiority p{100 * TAIL:g}_{metric}": metric for metric in ("ttft", "e2e")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +83,17 @@ class Answers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opinion:
-    """What a rule says of a candidate, and the figures that it says it by."""
+    """What a rule says of a candidate; of Kayenta, its class where that says more, and the candidate's points."""
 
     verdict: str
-    figures: Mapping[str, float | str] = field(default_factory=dict)
+    kind: str = ""
+    points: int = _ENOUGH_POINTS
+
+    def __str__(self) -> str:
+        """The verdict, with the class and with the points where they are few."""
+        more = [self.kind] if self.kind else []
+        more += [counted(self.points, "point")] if self.points < _ENOUGH_POINTS else []
+        return f"{self.verdict} ({', '.join(more)})" if more else self.verdict
 
 
 Rule = Callable[[Answers, Answers], Opinion]
@@ -87,93 +102,73 @@ Rule = Callable[[Answers, Answers], Opinion]
 # --- Rules: of a candidate and a control ------------------------------------------------------------------------------
 
 
-def threshold(candidate: Answers, control: Answers, *, margin: float = MARGIN) -> Opinion:
+def _fails(fails: bool) -> Opinion:
+    return Opinion(verdict=FAIL if fails else PASS)
+
+
+def threshold(candidate: Answers, control: Answers) -> Opinion:
     """FAIL where the candidate's p99 is above the control's by more than the margin, whatever chance may have done."""
-    ratio = _ratio(quantile(candidate.latency_ms, TAIL), quantile(control.latency_ms, TAIL))
-    if math.isnan(ratio):
+    p99, control_p99 = quantile(candidate.latency_ms, TAIL), quantile(control.latency_ms, TAIL)
+    if math.isnan(p99) or not control_p99 > 0:
         return Opinion(verdict=CANNOT_SAY)
-    return Opinion(verdict=FAIL if ratio > 1 + margin else PASS, figures={"ratio": ratio})
+    return _fails(p99 / control_p99 > 1 + MARGIN)
 
 
-def mann_whitney(candidate: Answers, control: Answers, *, alpha: float = ALPHA) -> Opinion:
+def mann_whitney(candidate: Answers, control: Answers) -> Opinion:
     """FAIL where Mann and Whitney's test over requests, one-sided and by the normal law, calls the candidate slower."""
     if not candidate.latency_ms.size or not control.latency_ms.size:
         return Opinion(verdict=CANNOT_SAY)
     test = stats.mannwhitneyu(candidate.latency_ms, control.latency_ms, alternative="greater", method="asymptotic")
-    return Opinion(verdict=FAIL if test.pvalue < alpha else PASS, figures={"p": float(test.pvalue)})
+    return _fails(test.pvalue < ALPHA)
 
 
-def overlap(candidate: Answers, control: Answers, *, seed: int = 0) -> Opinion:
+def overlap(candidate: Answers, control: Answers) -> Opinion:
     """FAIL where the 95 % intervals of the two p99, by a bootstrap over requests, are apart and the candidate's is the
     higher one."""
     if not candidate.latency_ms.size or not control.latency_ms.size:
         return Opinion(verdict=CANNOT_SAY)
-    low, high = p99_interval(candidate.latency_ms, rng=np.random.default_rng([seed, 1]))
-    control_low, control_high = p99_interval(control.latency_ms, rng=np.random.default_rng([seed, 0]))
-    figures = {"low": low, "high": high, "control_low": control_low, "control_high": control_high}
-    return Opinion(verdict=FAIL if low > control_high else PASS, figures=figures)
+    low, _ = p99_interval(candidate.latency_ms, rng=np.random.default_rng([0, 1]))
+    _, control_high = p99_interval(control.latency_ms, rng=np.random.default_rng([0, 0]))
+    return _fails(low > control_high)
 
 
-def welch(candidate: Answers, control: Answers, *, alpha: float = ALPHA) -> Opinion:
+def welch(candidate: Answers, control: Answers) -> Opinion:
     """FAIL where Welch's t over the mean latencies of trials, one-sided, calls the candidate slower. It needs two
     trials of each arm, whose means are not all one."""
     means, control_means = candidate.trial_means(), control.trial_means()
     if min(means.size, control_means.size) < 2 or not (np.ptp(means) or np.ptp(control_means)):
         return Opinion(verdict=CANNOT_SAY)
-    p = float(stats.ttest_ind(means, control_means, equal_var=False, alternative="greater").pvalue)
-    figures = {"p": p, "ratio": _ratio(float(means.mean()), float(control_means.mean()))}
-    return Opinion(verdict=FAIL if p < alpha else PASS, figures=figures)
+    return _fails(stats.ttest_ind(means, control_means, equal_var=False, alternative="greater").pvalue < ALPHA)
 
 
-def kayenta(
-    candidate: Answers, control: Answers, *, width_s: float | None = None, allowed_increase: float = 1.0
-) -> Opinion:
+def kayenta(candidate: Answers, control: Answers, *, width_s: float | None = None) -> Opinion:
     """FAIL where Kayenta's judge classifies the metric as High, which is what `direction: increase` fails by.
 
     It compares the p99 of each interval of `width_s`, as a monitor would give it; None: the requests themselves.
     """
-    values, control_values = (
-        arm.latency_ms if width_s is None else arm.series(width_s) for arm in (candidate, control)
-    )
-    if not values.size or not control_values.size:
-        return Opinion(verdict=CANNOT_SAY, figures={"class": "Nodata"})
-    figures: dict[str, float | str] = {"points": values.size, "control_points": control_values.size}
-    if np.array_equal(np.sort(values), np.sort(control_values)):
-        return Opinion(verdict=PASS, figures={**figures, "class": "Pass", "shift_ms": 0.0})
-    if not np.ptp(values) and not np.ptp(control_values):
-        return Opinion(verdict=CANNOT_SAY, figures=figures)
-    low, shift, high = shift_interval(values, control_values, confidence=KAYENTA_CONFIDENCE)
-    ratio = _ratio(float(values.mean()), float(control_values.mean()))
-    bound = KAYENTA_TOLERANCE * abs(shift)
-    # As no decrease is asked for by default, any ratio of at most 1 is one.
-    name = "High" if low > bound and ratio >= allowed_increase else "Low" if high < -bound and ratio <= 1 else "Pass"
-    figures |= {"class": name, "shift_ms": shift, "low_ms": low, "high_ms": high, "mean_ratio": ratio}
-    return Opinion(verdict=FAIL if name == "High" else PASS, figures=figures)
+    values, others = (arm.latency_ms if width_s is None else arm.series(width_s) for arm in (candidate, control))
+    if not values.size or not others.size:
+        return Opinion(verdict=CANNOT_SAY)
+    if np.array_equal(np.sort(values), np.sort(others)):
+        return Opinion(verdict=PASS, points=values.size)
+    if not np.ptp(values) and not np.ptp(others):
+        return Opinion(verdict=CANNOT_SAY, points=values.size)
+    low, shift, high = shift_interval(values, others, confidence=KAYENTA_CONFIDENCE)
+    bound, is_slower = KAYENTA_TOLERANCE * abs(shift), values.mean() >= others.mean()
+    if low > bound and is_slower:
+        return Opinion(verdict=FAIL, points=values.size)
+    is_low = high < -bound and values.mean() <= others.mean()
+    return Opinion(verdict=PASS, kind="Low" if is_low else "", points=values.size)
 
 
 RULES: Final[Mapping[str, Rule]] = {
-    "threshold": threshold,
-    "kayenta_requests": kayenta,
-    "kayenta_minutes": partial(kayenta, width_s=MINUTE_S),
-    "kayenta_blocks": partial(kayenta, width_s=BLOCK_S),
-    "kayenta_minutes_margin": partial(kayenta, width_s=MINUTE_S, allowed_increase=1 + MARGIN),
-    "mann_whitney": mann_whitney,
-    "overlap": overlap,
-    "welch": welch,
+    "p99 ≤ 1.10 ×": threshold,
+    "Kayenta, requests": kayenta,
+    "Kayenta, p99 a minute": partial(kayenta, width_s=MINUTE_S),
+    "Mann–Whitney, requests": mann_whitney,
+    "intervals apart": overlap,
+    "Welch, trial means": welch,
 }
-RULE_NAMES: Final[Mapping[str, str]] = {
-    "threshold": "p99 ≤ 1.10 ×",
-    "kayenta_requests": "Kayenta, requests",
-    "kayenta_minutes": "Kayenta, p99 a minute",
-    "kayenta_blocks": "Kayenta, p99 of 30 s",
-    "kayenta_minutes_margin": "Kayenta, p99 a minute, allowedIncrease 1.1",
-    "mann_whitney": "Mann–Whitney, requests",
-    "overlap": "intervals apart",
-    "welch": "Welch, trial means",
-}
-
-
-# --- Statistics -------------------------------------------------------------------------------------------------------
 
 
 def shift_interval(values: Floats, others: Floats, *, confidence: float) -> tuple[float, float, float]:
@@ -214,24 +209,89 @@ def _ties(values: Floats) -> float:
     return float((sizes.astype(np.float64) ** 3 - sizes).sum())
 
 
-def p99_interval(values: Floats, *, rng: np.random.Generator, confidence: float = 0.95) -> tuple[float, float]:
-    """The percentile bootstrap of p99, requests taken as independent.
+def p99_interval(values: Floats, *, rng: np.random.Generator) -> tuple[float, float]:
+    """The percentile bootstrap of p99 at 95 %, requests taken as independent.
 
     Only two order statistics of a resample are in its p99. Their ranks are drawn from their own law, that of order
     statistics of uniform numbers, which gives what whole resamples give and costs nothing.
     """
-    ordered = np.sort(values)
-    size = ordered.size
+    ordered, size = np.sort(values), values.size
     position = (size - 1) * TAIL
     rank = math.floor(position) + 1  # from 1
     one = rng.beta(rank, size - rank + 1, _DRAWS)
     other = one + (1 - one) * rng.beta(1, size - rank, _DRAWS) if rank < size else one
     lower, upper = (ordered[np.minimum((size * place).astype(np.int64), size - 1)] for place in (one, other))
-    low, high = np.quantile(
-        lower + (upper - lower) * (position - rank + 1), ((1 - confidence) / 2, (1 + confidence) / 2)
-    )
+    low, high = np.quantile(lower + (upper - lower) * (position - rank + 1), (ALPHA / 2, 1 - ALPHA / 2))
     return float(low), float(high)
 
 
-def _ratio(value: float, other: float) -> float:
-    return value / other if other > 0 else math.nan
+# --- Cases ------------------------------------------------------------------------------------------------------------
+
+
+def other_verdicts(cases: Mapping[str, tuple[Path, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return what every rule says of each arm of each case whose gates compare latencies.
+
+    `cases` holds the folder and the verdict of each case, by name. The same records give the same rows.
+    """
+    rows: list[dict[str, Any]] = []
+    for name, (case, verdict) in cases.items():
+        gates = {(row["arm"], row["gate"]): row["verdict"] for row in verdict["gates"] if row["gate"] in _GATES}
+        if not gates:  # a search for the highest load compares no latencies
+            continue
+        run = Run.of(read_run(case))
+        for row in _rows_of_case(run, gates):
+            verdicts = [gate["verdict"] for gate in verdict["gates"] if gate["arm"] == row["arm"]]
+            rows.append({"case": name, **row, "overall": combined(verdicts)})
+    return rows
+
+
+def _rows_of_case(run: Run, gates: Mapping[tuple[str, str], str]) -> Iterator[dict[str, Any]]:
+    for (arm, gate), verdict in gates.items():
+        metric = _GATES[gate]
+        candidate, control = (answers(run, name, metric) for name in (arm, run.control))
+        yield {
+            "arm": arm,
+            "metric": metric,
+            "sent": int((run.of_arm(arm) & run.requests.measured & ~run.cold).sum()),
+            "seen": candidate.latency_ms.size,
+            "gate": verdict,
+            "rules": {name: str(rule(candidate, control)) for name, rule in RULES.items()},
+        }
+
+
+def answers(run: Run, arm: str, metric: str) -> Answers:
+    """The completed requests of the arm that were due past the cold start of their trial."""
+    cold_ns = int(run.limits.cold_s * SECOND)
+    windows = {
+        trial.number: (trial.start_ns + cold_ns, max(trial.start_ns + cold_ns, trial.end_ns + _SLACK_NS))
+        for trial in run.trials
+    }
+    requests, rows = run.requests, run.answered(arm)
+    latency_ms = requests.metric_ms(metric).astype(np.float64)
+    rows = rows[~run.cold[rows] & ~np.isnan(latency_ms[rows])]
+    begin_ns, end_ns = np.array([windows[int(number)] for number in requests.trial[rows]], np.int64).reshape(-1, 2).T
+    start_ns = requests.start_ns[rows]
+    within = (start_ns >= begin_ns) & (start_ns < end_ns)
+    rows, begin_ns = rows[within], begin_ns[within]
+    return Answers(
+        latency_ms=latency_ms[rows],
+        trial=requests.trial[rows],
+        ended_s=(requests.end_ns[rows] - begin_ns) / SECOND,
+        window_s={number: (end - begin) / SECOND for number, (begin, end) in windows.items()},
+    )
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The verdicts as a table."""
+    head = ["case", "arm and metric", "requests seen", "tailgate", *RULES]
+    cells = [
+        [
+            row["case"],
+            f"{row['arm']}, {quantile_label(row['metric'], TAIL)}",
+            f"{row['seen']} of {row['sent']}",
+            f"{row['gate']}, in all {row['overall']}",
+            *row["rules"].values(),
+        ]
+        for row in rows
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *cells))

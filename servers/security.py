@@ -23,27 +23,21 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTls:
-    """What a listener shows: its certificate chain and key (PEM files), and whose clients it lets in ("": all)."""
+    """What a listener shows: its certificate chain and key (PEM files)."""
 
     certificate: str
     key: str
-    client_ca: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.certificate or not self.key:
-            missing, given = ("key", "certificate") if self.certificate else ("certificate", "key")
-            raise ConfigError(f"a TLS {missing} is missing beside the {given}: give both as PEM files")
 
 
-def server_tls(certificate: str, key: str, client_ca: str = "") -> ServerTls | None:
+def server_tls(certificate: str, key: str) -> ServerTls | None:
     """The checked files, or None when none is named. Raises ConfigError for one that is missing or of no use."""
-    if not (certificate or key or client_ca):
+    if not (certificate or key):
         return None
-    tls = ServerTls(certificate=certificate, key=key, client_ca=client_ca)
-    check_pair(tls.certificate, tls.key)
-    if tls.client_ca:
-        check_authority(tls.client_ca)
-    return tls
+    if not certificate or not key:
+        missing, given = ("key", "certificate") if certificate else ("certificate", "key")
+        raise ConfigError(f"a TLS {missing} is missing beside the {given}: give both as PEM files")
+    check_pair(certificate, key)
+    return ServerTls(certificate=certificate, key=key)
 
 
 def check_pair(certificate: str, key: str) -> None:

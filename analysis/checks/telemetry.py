@@ -259,6 +259,6 @@ COMPILED = Rule(
     name="compiled code",
     find=_compiled,
     says="An arm asks for compiling, and ran no compiled code: {}.",
-    remedy="See compile.regions and the graph breaks of the arm with tailgate inspect, or call it eager.",
+    remedy="See the graph breaks of the arm with tailgate inspect, or call it eager.",
     opens=(*ESTIMATES, "recompile"),
 )

@@ -13,7 +13,6 @@ import typer
 from loadtests.experiments.files import builtin_names
 from loadtests.experiments.toml_limits import check_path
 from servers.complaint import ConfigError, span_s
-from servers.security import ServerTls, check_named, server_tls
 
 MOST_CHARACTERS = 1 << 16
 LARGEST_SEED = 2**63 - 1
@@ -144,25 +143,6 @@ Json = Annotated[
 WholeJson = Annotated[bool, typer.Option("--json", help="Print summary.json on one line instead of the table.")]
 port_number = whole(0, 65535, "port")
 Port = Annotated[int, typer.Option(metavar="PORT", parser=port_number, help="Port to listen on; 0 takes a free one.")]
-TlsCertificate = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Serve TLS with this certificate chain (PEM).", parser=file_name)
-]
-TlsKey = Annotated[
-    str | None, typer.Option(metavar="FILE", help="The key of --tls-certificate (PEM).", parser=file_name)
-]
-TlsClientCa = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE", help="Accept only clients with a certificate of this authority (PEM).", parser=file_name
-    ),
-]
-
-
-def listener_tls(certificate: str | None, key: str | None, client_ca: str | None) -> ServerTls | None:
-    """Return what --tls-certificate, --tls-key and --tls-client-ca say. Raises ConfigError."""
-    flags = {"--tls-certificate": certificate, "--tls-key": key, "--tls-client-ca": client_ca}
-    check_named(flags)
-    return server_tls(*(value or "" for value in flags.values()))
 
 
 def split_keys(text: str | None) -> tuple[str, ...]:

@@ -15,20 +15,10 @@ from loadtests.commands.arm_flags import (
     Model,
     Slots,
     become,
-    flag_of,
     given_flags,
     preset_arm,
 )
-from loadtests.commands.options import (
-    Json,
-    Port,
-    TlsCertificate,
-    TlsClientCa,
-    TlsKey,
-    listener_tls,
-    port_number,
-    set_option,
-)
+from loadtests.commands.options import Json, Port, port_number, set_option
 from servers.complaint import ConfigError
 from servers.presets import PRESETS
 from servers.security import check_named, token_from_variable
@@ -63,9 +53,6 @@ def command(
     metrics_port: Annotated[
         int, typer.Option(metavar="PORT", parser=port_number, help="Serve Prometheus metrics here; 0 is off.")
     ] = 0,
-    tls_certificate: TlsCertificate = None,
-    tls_key: TlsKey = None,
-    tls_client_ca: TlsClientCa = None,
     token_env: Annotated[
         str | None,
         typer.Option(
@@ -95,19 +82,10 @@ def command(
     extra = ["--host", host, "--port", str(port), "--replica", replica or f"{arm.name}-0"]
     if metrics_port:
         extra += ["--metrics-port", str(metrics_port)]
-    listener_tls(tls_certificate, tls_key, tls_client_ca)
     check_named({"--token-env": token_env})
-    secured = {
-        "tls_certificate": tls_certificate,
-        "tls_key": tls_key,
-        "tls_client_ca": tls_client_ca,
-        "token_env": token_env,
-    }
-    for option, value in secured.items():
-        if value:
-            extra += [flag_of(option), value]
     if token_env:
         token_from_variable(token_env, key="--token-env")
+        extra += ["--token-env", token_env]
     if as_json:
         extra.append("--json")
     become("servers.front.serve", arm, cache_dir, extra)

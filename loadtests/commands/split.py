@@ -1,4 +1,4 @@
-"""`tailgate split`: traffic split over arms with Envoy, and new weights and shadows for a running split."""
+"""`tailgate split`: traffic split over arms with Envoy, and new weights for a running split."""
 
 from __future__ import annotations
 
@@ -15,24 +15,22 @@ from typing import Annotated, Any
 import typer
 
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping
-from loadtests.commands.options import Json, Port, TlsCertificate, TlsClientCa, TlsKey, file_name, listener_tls
+from loadtests.commands.options import Json, Port, file_name
 from servers import stdout
 from servers.complaint import ConfigError
 from servers.processes import TemporaryFolder, log_tail
-from servers.security import check_named
+from servers.security import check_named, server_tls
 from servers.splitter.admin import Admin, SplitterError, admin_address
 from servers.splitter.bootstrap import bootstrap
 from servers.splitter.envoy import Envoy
-from servers.splitter.envoy_config import ArmTarget, SplitterConfig, upstream_tls
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from servers.splitter.grpc_route import grpc_route_manifest
-from servers.splitter.live import reshare
+from servers.splitter.live import reweight
 
 EXAMPLES = """\
   tailgate split --arm eager=127.0.0.1:50051 --arm compiled-padded=127.0.0.1:50052,127.0.0.1:50053 \
                  --weight eager=90,compiled-padded=10 --port 8080 --admin-port 9901
   tailgate split --admin 127.0.0.1:9901 --weight eager=50,compiled-padded=50
-  tailgate split --arm eager=127.0.0.1:50051 --arm compiled-padded=127.0.0.1:50052 --shadow compiled-padded=25%
-  tailgate split --admin 127.0.0.1:9901 --shadow compiled-padded=0% --weight eager=99,compiled-padded=1
   tailgate split --arm eager=10.0.0.7:50051 --arm compiled-padded=10.0.0.8:50051 --print-config kubernetes"""
 
 
@@ -55,13 +53,6 @@ def command(
     weight: Annotated[
         list[str] | None, typer.Option(metavar="NAME=N,...", help="Shares of arms; 1 by default. Repeatable.")
     ] = None,
-    shadow: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=P%,...",
-            help="Copy this percentage of requests to an arm, whose weight is then 0; 0% ends the copies. Repeatable.",
-        ),
-    ] = None,
     host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
     port: Port = 8080,
     admin_port: Annotated[
@@ -73,17 +64,8 @@ def command(
             help="Port of Envoy's admin interface on 127.0.0.1; 0: a private Unix socket.",
         ),
     ] = 0,
-    tls_certificate: TlsCertificate = None,
-    tls_key: TlsKey = None,
-    tls_client_ca: TlsClientCa = None,
-    upstream_ca: Annotated[
-        str | None, _file("Reach the arms by TLS and trust this authority (PEM); their names are checked.")
-    ] = None,
-    upstream_name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name in the arms' certificates. Default: the addresses' own.")
-    ] = None,
-    upstream_certificate: Annotated[str | None, _file("Client certificate for the arms (PEM).")] = None,
-    upstream_key: Annotated[str | None, _file("The key of --upstream-certificate (PEM).")] = None,
+    tls_certificate: Annotated[str | None, _file("Serve TLS with this certificate chain (PEM).")] = None,
+    tls_key: Annotated[str | None, _file("The key of --tls-certificate (PEM).")] = None,
     request_log: Annotated[
         str, _file("Log each request's start and end, by which `tailgate ramp --admin` judges production traffic.")
     ] = "",
@@ -96,23 +78,20 @@ def command(
     ] = None,
     admin: Annotated[
         str,
-        typer.Option(
-            metavar="HOST:PORT|PATH", help="Change --weight and --shadow of the running split with this admin address."
-        ),
+        typer.Option(metavar="HOST:PORT|PATH", help="Change --weight of the running split with this admin address."),
     ] = "",
     as_json: Json = False,
 ) -> int:
     """Split traffic over arms with Envoy, in the foreground.
 
     Clients connect to --port. Weights decide the arm of each request, or of each session when a session header is sent;
-    the header x-tailgate-arm pins one. A shadow receives copies of requests that another arm answers, and its responses
-    are discarded. Weights and shadows change live: run the command again with --admin; streams in flight are not
-    touched. Ctrl-C ends it once running streams are done.
+    the header x-tailgate-arm pins one. Weights change live: run the command again with --admin; streams in flight are
+    not touched. Ctrl-C ends it once running streams are done.
     """
     if admin:
         if arm or print_config:
             raise ConfigError("--admin changes a running split: leave out --arm and --print-config")
-        return _reshare(admin, _pairs(weight, "--weight"), _pairs(shadow, "--shadow"), as_json=as_json)
+        return _reweight(admin, _weights(weight), as_json=as_json)
     config = split_config(context.params)
     if print_config is not None:
         document = bootstrap(config) if print_config is ConfigKind.ENVOY else grpc_route_manifest(config)
@@ -136,7 +115,7 @@ def _split(config: SplitterConfig, log_dir: str, *, as_json: bool) -> int:
                 where = {"port": envoy.port, "target": envoy.target, "admin": admin}
                 stdout.write("", where, as_json=as_json)
                 _note(
-                    f"splitting {_shares(config.weights)}{_copies(config.shadows)} on {envoy.target}; Ctrl-C ends; "
+                    f"splitting {_shares(config.weights)} on {envoy.target}; Ctrl-C ends; "
                     f"new weights: tailgate split --admin {admin} --weight {_shares(config.weights, ',')}"
                 )
                 shown = None
@@ -150,22 +129,18 @@ def _split(config: SplitterConfig, log_dir: str, *, as_json: bool) -> int:
                             counts = (f"{arm} {healthy}/{total}" for arm, (healthy, total) in health.items())
                             _note(f"healthy replicas: {', '.join(counts)}")
                             shown = health
-                            unnamed -= {replica for replica in unnamed if _is_named(config, *replica)}
+                            unnamed -= {replica for replica in unnamed if _is_named(*replica)}
                     time.sleep(0.2)
         except SplitterError as error:
             return complain(str(error), EXIT_BROKE)
     return 0
 
 
-def _is_named(config: SplitterConfig, arm: str, address: str) -> bool:
-    from loadtests.external.client_security import OPEN, SecurityConfig
+def _is_named(arm: str, address: str) -> bool:
+    from loadtests.external.client_security import OPEN
     from loadtests.external.replica_name import check_replica
 
-    tls = config.upstream_tls
-    if tls is None:
-        return check_replica(arm, address, OPEN)
-    files = {"tls_ca": tls.ca, "tls_certificate": tls.certificate, "tls_key": tls.key}
-    return check_replica(arm, address, SecurityConfig(tls_server_name=tls.name, **files), tls=True)
+    return check_replica(arm, address, OPEN)
 
 
 def _note(text: str) -> None:
@@ -178,30 +153,23 @@ def _shares(weights: dict[str, int], separator: str = " ") -> str:
     return separator.join(f"{name}={weight}" for name, weight in weights.items())
 
 
-def _copies(shadows: dict[str, float]) -> str:
-    return "".join(f", copies of {percent:g} % to {name}" for name, percent in shadows.items())
-
-
 def split_config(options: Mapping[str, Any]) -> SplitterConfig:
     """Return the configuration that the options of `tailgate split` describe. Raises ConfigError."""
     if not options["arm"]:
         raise ConfigError("no arm is given: add --arm NAME=HOST:PORT at least once, or --admin of a running split")
-    weights, shadows = _pairs(options["weight"], "--weight"), _pairs(options["shadow"], "--shadow")
+    weights = _weights(options["weight"])
     arms = []
     for text in options["arm"]:
         name, equals, addresses = text.partition("=")
         if not equals or not name or not addresses:
             raise ConfigError(f'--arm "{text}" is not NAME=HOST:PORT,...: write for example eager=127.0.0.1:50051')
         backends = tuple(address.strip() for address in addresses.split(","))
-        # A shadow, also one of 0 % for later, answers no request.
-        weight = int(weights.get(name, 0 if name in shadows else 1))
-        arms.append(ArmTarget(name=name, backends=backends, weight=weight, shadow_percent=shadows.get(name, 0.0)))
+        arms.append(ArmTarget(name=name, backends=backends, weight=weights.get(name, 1)))
     known = [arm.name for arm in arms]
-    for flag, given in (("--weight", weights), ("--shadow", shadows)):
-        if unknown := next((name for name in given if name not in known), None):
-            raise ConfigError(f'{flag} names the arm "{unknown}", which no --arm gives: use one of {", ".join(known)}')
-    upstream = {f"--upstream-{name}": options[f"upstream_{name}"] for name in ("ca", "name", "certificate", "key")}
-    check_named(upstream)
+    if unknown := next((name for name in weights if name not in known), None):
+        raise ConfigError(f'--weight names the arm "{unknown}", which no --arm gives: use one of {", ".join(known)}')
+    tls = {f"--tls-{name}": options[f"tls_{name}"] for name in ("certificate", "key")}
+    check_named(tls)
     return SplitterConfig(
         arms=tuple(arms),
         host=options["host"],
@@ -209,38 +177,30 @@ def split_config(options: Mapping[str, Any]) -> SplitterConfig:
         admin_port=options["admin_port"],
         # Absolute, since Envoy and its readers run in other folders.
         request_log=str(Path(options["request_log"]).resolve()) if options["request_log"] else "",
-        tls=listener_tls(options["tls_certificate"], options["tls_key"], options["tls_client_ca"]),
-        upstream_tls=upstream_tls(*(value or "" for value in upstream.values())),
+        tls=server_tls(*(value or "" for value in tls.values())),
     )
 
 
-def _pairs(texts: Sequence[str] | None, flag: str) -> dict[str, float]:
-    """Return {"eager": 90.0, "compiled": 12.5} of ["eager=90,compiled=12.5"], percentages where `flag` is --shadow.
-
-    Raises ConfigError.
-    """
-    percent = flag == "--shadow"
-    form, example = ("NAME=PERCENT%", "compiled=25%") if percent else ("NAME=WEIGHT", "eager=90")
-    pairs = {}
+def _weights(texts: Sequence[str] | None) -> dict[str, int]:
+    """Return {"eager": 90, "compiled": 10} of ["eager=90,compiled=10"]. Raises ConfigError."""
+    weights = {}
     for part in (part for text in texts or () for part in text.split(",")):
         name, _, value = (side.strip() for side in part.partition("="))
-        number = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?%" if percent else "([0-9]{1,9})", value)
-        if not name or number is None:
-            raise ConfigError(f'{flag} "{part}" is not {form}: write for example {example}')
-        pairs[name] = float(number[1])
-    return pairs
+        if not name or not re.fullmatch("[0-9]{1,9}", value):
+            raise ConfigError(f'--weight "{part}" is not NAME=WEIGHT: write for example eager=90')
+        weights[name] = int(value)
+    return weights
 
 
-def _reshare(address: str, weights: Mapping[str, float], shadows: Mapping[str, float], *, as_json: bool) -> int:
-    """Change weights and shadows of a running split; return the exit code."""
-    if not (weights or shadows):
-        raise ConfigError("--admin needs a change: add --weight eager=50, or --shadow compiled=25%")
+def _reweight(address: str, weights: Mapping[str, int], *, as_json: bool) -> int:
+    """Change the weights of a running split; return the exit code."""
+    if not weights:
+        raise ConfigError("--admin needs a change: add --weight eager=50")
     wrong = f'--admin "{address}" is not HOST:PORT or PATH: give the admin address that the split printed'
     try:
         admin = Admin(admin_address(address.removeprefix("http://").rstrip("/"), wrong))
-        shares = reshare(admin, weights={arm: int(weight) for arm, weight in weights.items()}, shadows=shadows)
+        now = reweight(admin, weights)
     except SplitterError as error:
         return complain(str(error), EXIT_BROKE)
-    text = f"weights: {_shares(shares.weights)}{_copies(shares.shadows)}"
-    stdout.write(text, {"weights": shares.weights, "shadows": shares.shadows}, as_json=as_json)
+    stdout.write(f"weights: {_shares(now)}", {"weights": now}, as_json=as_json)
     return 0

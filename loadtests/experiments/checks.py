@@ -265,11 +265,6 @@ def _check_security(experiment: Experiment) -> None:
             "[security] says how TLS is done but the run's splitter has none: set splitter.tls_certificate and "
             "tls_key, or remove the tls_ keys (an external arm has its own in its [[arms]] table)"
         )
-    if splitter.tls_client_ca and not security.tls_certificate:
-        raise ConfigError(
-            "splitter.tls_client_ca asks clients for a certificate and the load has none: set security.tls_certificate "
-            "and tls_key"
-        )
 
 
 def _check_processor_turns(experiment: Experiment) -> None:

@@ -73,7 +73,6 @@ class SplitterSettings(Settings):
     workers: int = Field(default=2, ge=1, le=1024)
     tls_certificate: str = ""
     tls_key: str = ""
-    tls_client_ca: str = ""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -82,8 +81,6 @@ class SplitterSettings(Settings):
         if bool(self.tls_certificate) != bool(self.tls_key):
             given = "tls_certificate" if self.tls_certificate else "tls_key"
             raise ValueError(f"{given} is set alone: give tls_certificate and tls_key, or neither")
-        if self.tls_client_ca and not self.tls_certificate:
-            raise ValueError("tls_client_ca is set without tls_certificate: give it and tls_key too")
         return self
 
 

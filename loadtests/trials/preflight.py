@@ -51,7 +51,7 @@ def check_experiment(experiment: Experiment) -> None:
     if experiment.traffic.direct or experiment.external_arms:
         return
     splitter = experiment.splitter
-    server_tls(splitter.tls_certificate, splitter.tls_key, splitter.tls_client_ca)
+    server_tls(splitter.tls_certificate, splitter.tls_key)
     envoy_path()
     for key in ("port", "admin_port"):
         if port := getattr(splitter, key):
@@ -75,7 +75,6 @@ def check_arm(config: ArmConfig) -> None:
     _check_quantisation(config, on_cpu=on_cpu)
     _check_model(config)
     _check_backend(config, "cpu" if on_cpu else "cuda")
-    _check_regions(config)
     if config.compile.artifact:
         _ask("artifacts.read(arm, device)", config, "cpu" if on_cpu else config.model.device.replace("auto", "cuda"))
 
@@ -143,12 +142,6 @@ def _check_backend(config: ArmConfig, device: str) -> None:
     is_known = policy.backend in _KNOWN_BACKENDS
     if policy.enabled and not (is_known and not (options and policy.backend == "inductor")):
         _ask("policy.check_backend(arm.compile, device)", config, device)
-
-
-def _check_regions(config: ArmConfig) -> None:
-    """Check that the model has the modules that the policy names. To ask takes seconds, so only named ones are."""
-    if config.compile.enabled and config.compile.regions:
-        _ask("regions.select_regions(hollow_model(arm.model), arm.compile)", config)
 
 
 def _ask(call: str, config: ArmConfig, device: str = "") -> None:

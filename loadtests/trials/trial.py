@@ -30,7 +30,6 @@ from servers.security import server_tls
 from servers.splitter.admin import SplitterError
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
-from servers.splitter.live import Shares
 
 _POLL_S = 0.1
 _ENVOY_READY_S = 30.0
@@ -126,12 +125,11 @@ class Trial:
         config = splitter_config(experiment, targets)
         self._envoy = envoy = Envoy.start(config, log_path=context.logs / "envoy.log", work_dir=context.folder)
         self._monitor.name("splitter", envoy.pid)
-        shares = Shares(weights=config.weights, shadows=config.shadows)
-        self._splitter = EnvoySplitter(envoy.admin, configured=shares)
+        self._splitter = EnvoySplitter(envoy.admin, configured=config.weights)
         watched = self._steering is None or not self._steering.moves_weights
         if experiment.traffic.design == "split" and watched:
             run_dir, number = context.folder.parent, context.number
-            self._weights = WeightController(run_dir, shares.weights, trial=number, configured=shares)
+            self._weights = WeightController(run_dir, config.weights, trial=number, configured=config.weights)
         if context.metrics:
             page = MetricsPage(address=envoy.admin.address, path=ENVOY_METRICS)
             context.status.pages = {**context.status.pages, "splitter": page}
@@ -289,5 +287,5 @@ def splitter_config(experiment: Experiment, targets: dict[str, tuple[str, ...]])
         port=settings.port,
         admin_port=settings.admin_port,
         workers=settings.workers,
-        tls=server_tls(settings.tls_certificate, settings.tls_key, settings.tls_client_ca),
+        tls=server_tls(settings.tls_certificate, settings.tls_key),
     )

@@ -19,7 +19,7 @@ from servers.clock import now_ns
 from servers.complaint import ConfigError
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.kubernetes import Gateway
-from servers.splitter.live import SAME_START_S, Shares, live_shares, reshare, started_s_ago
+from servers.splitter.live import SAME_START_S, live_weights, reweight, started_s_ago
 
 # No alarm is seen while a route is waited for, and a rollback is to take 2 s at most.
 _IN_FORCE_S, _ASK_S = 1.0, 0.2
@@ -31,8 +31,8 @@ UNANSWERED: Final = (SplitterError, ConfigError)
 class Splitter(Protocol):
     """Weights that can be read and set. Each method raises one of UNANSWERED."""
 
-    def shares(self) -> Shares:
-        """Return the shares in force."""
+    def weights(self) -> Mapping[str, int]:
+        """Return the weights in force."""
 
     def reweight(self, weights: Mapping[str, int]) -> None:
         """Have new requests follow the weights; those under way are not touched."""
@@ -43,16 +43,16 @@ class Splitter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EnvoySplitter:
-    """The split behind an admin interface; it is read faster where the `configured` shares are known."""
+    """The split behind an admin interface; it is read faster where the `configured` weights are known."""
 
     admin: Admin
-    configured: Shares | None = None
+    configured: Mapping[str, int] | None = None
 
-    def shares(self) -> Shares:
-        return live_shares(self.admin, self.configured)
+    def weights(self) -> Mapping[str, int]:
+        return live_weights(self.admin, self.configured)
 
     def reweight(self, weights: Mapping[str, int]) -> None:
-        reshare(self.admin, weights=weights)
+        reweight(self.admin, weights)
 
     def up_s(self) -> float:
         """Return Envoy's age in whole seconds: it starts with the weights of its configuration."""
@@ -65,8 +65,8 @@ class RouteSplitter:
 
     gateway: Gateway
 
-    def shares(self) -> Shares:
-        return Shares(weights=dict(self.gateway.state().weights), shadows={})
+    def weights(self) -> Mapping[str, int]:
+        return self.gateway.state().weights
 
     def reweight(self, weights: Mapping[str, int]) -> None:
         """Return once the gateway says that it follows, or after 1 s: not every gateway says so."""
@@ -100,7 +100,7 @@ class WeightController:
     again once the splitter has taken it. What others do to the weights is recorded, with the action `others`, and
     stays.
 
-    `configured` are the shares that the trial starts with, which are recorded once they change. `step` is that of a
+    `configured` are the weights that the trial starts with, which are recorded once they change. `step` is that of a
     ramp whose first weights others set.
     """
 
@@ -110,7 +110,7 @@ class WeightController:
         arms: Collection[str],
         *,
         trial: int = 1,
-        configured: Shares | None = None,
+        configured: Mapping[str, int] | None = None,
         others: str = BY_HAND,
         step: int | None = None,
     ) -> None:
@@ -127,8 +127,7 @@ class WeightController:
             self._read_ns, self.held = now_ns(), True
             self.last = self._unwritten = WeightChange(
                 at_ns=self._read_ns,
-                weights=configured.weights,
-                shadows=configured.shadows,
+                weights=configured,
                 why="as configured",
                 trial=trial,
             )
@@ -191,10 +190,9 @@ class WeightController:
         """Read the weights, and record and return what others made of them; None where they are those of one of `own`,
         which `held` says, or where the splitter has started anew."""
         before_ns, self._read_ns = self._read_ns, now_ns()
-        shares, last = splitter.shares(), self.last
-        weights = {arm: shares.weights.get(arm, 0) for arm in self._arms}
-        shadows = {arm: percent for arm, percent in shares.shadows.items() if arm in self._arms}
-        if any((weights, shadows) == (dict(change.weights), dict(change.shadows)) for change in own):
+        found, last = splitter.weights(), self.last
+        weights = {arm: found.get(arm, 0) for arm in self._arms}
+        if any(weights == dict(change.weights) for change in own):
             self.held = True
             return None
         if own and self._start_s is not None and time.monotonic() - splitter.up_s() > self._start_s + SAME_START_S:
@@ -203,7 +201,6 @@ class WeightController:
             # No earlier than the change before it, which was made at its own instant.
             at_ns=self._read_ns if last is None else max(before_ns, (last.done_ns or last.at_ns) + 1),
             weights=weights,
-            shadows=shadows,
             why=f"another program changed {in_words(own[0])}" if own else "as found",
             action=self._others,
             step=self._step if last is None else last.step,
@@ -222,6 +219,5 @@ class WeightController:
 
 
 def in_words(change: WeightChange) -> str:
-    """Return the shares of a change: "eager=90, compiled=10"."""
-    copies = [f"copies of {percent:g} % to {arm}" for arm, percent in change.shadows.items()]
-    return ", ".join([*(f"{arm}={weight}" for arm, weight in change.weights.items()), *copies])
+    """Return the weights of a change: "eager=90, compiled=10"."""
+    return ", ".join(f"{arm}={weight}" for arm, weight in change.weights.items())

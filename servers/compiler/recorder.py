@@ -123,8 +123,6 @@ class CompileRecorder:
         self._elsewhere.clear()
         self._compiles.clear()
         self._fresh(*_FRAMES)
-        jit.listen(self._on_kernel)
-        self._undo.append(lambda: jit.stop_listening(self._on_kernel))
         if self._blind_spots and self._publish is not None:
             self._publish(self.facts)
 

@@ -1,8 +1,8 @@
-"""Regions of a model: which of its modules are compiled each by itself, and what their calls ran."""
+"""The repeated block of a model, compiled by itself, and what its calls ran."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -14,87 +14,51 @@ from servers.compiler.recorder import EagerCanary
 from servers.complaint import ConfigError
 from servers.config import CompileConfig
 
-_MOST_SHOWN = 8
 
-
-def select_regions(model: nn.Module, policy: CompileConfig) -> dict[str, nn.Module]:
-    """Return the modules to compile each by itself, by name: those of compile.regions, or the repeated block's.
-
-    Of modules inside each other the outermost is compiled. Raises ConfigError for a name that no module has.
-    """
-    modules = {name: module for name, module in model.named_modules() if name}
-    if policy.regional:
-        blocks = {id(block) for block in _layers(model)}
-        if not blocks:
-            raise ConfigError("compile.regional is true but the model repeats no block: name compile.regions")
-        return {name: module for name, module in modules.items() if id(module) in blocks}
-    for name in policy.regions:
-        if name not in modules:
-            names = sorted(modules, key=lambda name: name.count("."))
-            shown = ", ".join(names[:_MOST_SHOWN]) + (", …" if len(names) > _MOST_SHOWN else "")
-            raise ConfigError(f'compile.regions holds "{name}", which is no module of the model: it has {shown}')
-        if type(modules[name]).forward is nn.Module.forward:
-            raise ConfigError(
-                f'compile.regions holds "{name}", which only lists modules and is never called: name those in it'
-            )
-    return {
-        name: module
-        for name, module in modules.items()
-        if name in policy.regions and not any(name.startswith(f"{other}.") for other in policy.regions)
-    }
-
-
-def _layers(model: nn.Module) -> Sequence[nn.Module]:
-    """The longest list of modules, the model's layers."""
+def repeated_blocks(model: nn.Module) -> Sequence[nn.Module]:
+    """Return the longest list of modules, the model's layers. Raises ConfigError where there is none."""
     lists = [[*module] for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return max(lists, key=len, default=[])
+    blocks: Sequence[nn.Module] = max(lists, key=len, default=[])
+    if not blocks:
+        raise ConfigError("compile.regional is true but the model repeats no block: set it to false")
+    return blocks
 
 
 class CompiledRegions:
-    """Runs every region compiled when a step calls it, over `cache` where there is one; the rest of `model` stays as
+    """Runs every block compiled when a step calls it, over `cache` where there is one; the rest of the model stays as
     it is.
 
     Modules of one class have one code, so that a shape costs one compile and not one for each layer: each layer's
     module is given its own view of the cache, which ignores the layer's number.
     """
 
-    def __init__(
-        self, model: nn.Module, regions: Mapping[str, nn.Module], policy: CompileConfig, *, cache: Any = None
-    ) -> None:
+    def __init__(self, blocks: Sequence[nn.Module], policy: CompileConfig, *, cache: Any = None) -> None:
         self._window = cache.window if cache is not None else None
         self._canary = EagerCanary()
         self._calls = 0
-        self._uncalled = dict.fromkeys(regions)
-        views = _views(model, cache) if cache is not None else {}
-        # Where each layer's cache is written by compiled code, the cache sees what runs eagerly inside of a region.
-        compiled = {id(inside) for region in regions.values() for inside in region.modules()}
-        self._sees_inside = views.keys() <= compiled
+        views = cache.views() if cache is not None else []
+        if len(views) != len(blocks):  # the blocks are not the layers of the cache
+            views = [None] * len(blocks)
         functions: dict[type, Callable[..., Any]] = {}
-        for name, module in regions.items():
-            kind = type(module)
+        for block, view in zip(blocks, views, strict=True):
+            kind = type(block)
             if kind not in functions:
                 functions[kind] = compile_step(_function_of(kind, self._canary), policy)
-            region: Any = module
-            region._compiled_call_impl = self._call(name, region, functions[kind], cache, views.get(id(module)))
-
-    @property
-    def uncalled(self) -> tuple[str, ...]:
-        """The regions that no step has called yet."""
-        return tuple(self._uncalled)
+            region: Any = block
+            region._compiled_call_impl = self._call(region, functions[kind], cache, view)
 
     def ran_compiled(self) -> bool:
-        """Whether regions were called since the last time, and every call ran compiled code."""
+        """Whether blocks were called since the last time, and every call ran compiled code."""
         called, self._calls = self._calls, 0
         began_eagerly = self._canary.ran_eagerly()
         wrote_eagerly = self._window is not None and self._window.canary.ran_eagerly()
-        return called > 0 and not began_eagerly and not (wrote_eagerly and self._sees_inside)
+        return called > 0 and not began_eagerly and not wrote_eagerly
 
-    def _call(self, name: str, module: Any, compiled: Callable[..., Any], cache: Any, view: Any) -> Callable[..., Any]:
+    def _call(self, module: Any, compiled: Callable[..., Any], cache: Any, view: Any) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._window is not None and self._window.positions is None:  # somebody else's call of the model
                 return module._call_impl(*args, **kwargs)
             self._calls += 1
-            self._uncalled.pop(name, None)
             if view is not None and kwargs.get("past_key_values") is cache:
                 kwargs["past_key_values"] = view
             return compiled(module, *args, **kwargs)
@@ -113,11 +77,3 @@ def _function_of(kind: type, canary: EagerCanary) -> Callable[..., Any]:
 
     code = region.__code__.replace(co_name=kind.__name__)
     return FunctionType(code, region.__globals__, kind.__name__, None, region.__closure__)
-
-
-def _views(model: nn.Module, cache: Any) -> dict[int, Any]:
-    """The cache's view for each module of a layer, by id of the module; none where the model's layers are not found."""
-    blocks, views = _layers(model), cache.views()
-    if len(blocks) != len(views):
-        return {}
-    return {id(module): view for block, view in zip(blocks, views, strict=True) for module in block.modules()}

@@ -115,7 +115,7 @@ class Engine:
         """Queue a request."""
         job = Job(**{item.name: getattr(message, item.name) for item in fields(message)})
         if not job.ignore_eos:
-            job.stop_ids |= self.runner.eos_ids
+            job.stop_ids = self.runner.eos_ids
         for start_ns, end_ns in self._stalls:
             # it waited in the pipe while a compile, already over, held this process
             job.timing.compile_stall_ns += max(0, end_ns - max(start_ns, job.recv_ns))

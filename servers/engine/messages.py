@@ -14,11 +14,8 @@ class Submit:
     max_tokens: int
     recv_ns: int
     deadline_ns: int = 0  # 0 = none
-    stop_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 0.0
     seed: int = 0
 
 

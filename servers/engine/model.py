@@ -74,13 +74,6 @@ def load_model(model: ModelConfig) -> nn.Module:
     return module
 
 
-def hollow_model(model: ModelConfig) -> nn.Module:
-    """The modules of the model by their names, without memory for weights."""
-    with torch.device("meta"):
-        hollow: nn.Module = _architecture(model).from_config(model_config(model))
-    return hollow
-
-
 def _architecture(model: ModelConfig) -> Any:
     return AutoModel if model.embeds else AutoModelForCausalLM
 

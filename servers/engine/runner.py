@@ -136,8 +136,7 @@ class ModelRunner(StepRunner):
         if sampling.is_greedy(jobs):
             return greedy
         table = sampling.draw_table(jobs, places, logits.shape[0])
-        ranked = any(job.top_k > 0 or 0 < job.top_p < 1 for job in jobs if job.temperature > 0)
-        return sampling.choose(logits, greedy, self._tensor(table, torch.float32), ranked=ranked)
+        return sampling.choose(logits, greedy, self._tensor(table, torch.float32))
 
     def _varying(
         self, kind: Kind, varying: list[torch.Tensor], fixed: Tensors

@@ -1,4 +1,4 @@
-"""Pick the next token of each row on the device: greedy, temperature, top-k, top-p, seeded per request.
+"""Pick the next token of each row on the device: greedy, or by temperature and the request's seed.
 
 A draw is one number in [0, 1) for each row, found on the host from the request's seed and the token's index, so an
 answer does not depend on which requests shared its batches, and nothing about a draw has to come back from the device.
@@ -36,15 +36,11 @@ def is_greedy(jobs: Sequence[Job]) -> bool:
 
 
 def draw_table(jobs: Sequence[Job], rows: Sequence[int], batch: int) -> list[list[float]]:
-    """Temperature, top_k, top_p and draw [4][batch], where `rows[i]` belongs to `jobs[i]`; the other rows are greedy.
-
-    Temperature 0 is greedy, top_k and top_p 0 are off.
-    """
-    table = [[0.0] * batch for _ in range(4)]
+    """Temperature and draw [2][batch], where `rows[i]` belongs to `jobs[i]`; the other rows are greedy, as those of
+    temperature 0."""
+    table = [[0.0] * batch for _ in range(2)]
     for job, row in zip(jobs, rows, strict=True):
-        values = (job.temperature, float(job.top_k), job.top_p, uniform(job.seed, job.launched - 1))
-        for column, value in zip(table, values, strict=True):
-            column[row] = value
+        table[0][row], table[1][row] = job.temperature, uniform(job.seed, job.launched - 1)
     return table
 
 
@@ -55,32 +51,14 @@ def uniform(seed: int, index: int) -> float:
     return (int.from_bytes(digest, "little") >> 40) / (1 << 24)
 
 
-def choose(logits: torch.Tensor, greedy: torch.Tensor, draws: torch.Tensor, *, ranked: bool) -> torch.Tensor:
-    """Return token ids [B] from logits [B, vocab], their argmax [B] and a `draw_table` float32 [4, B].
+def choose(logits: torch.Tensor, greedy: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    """Return token ids [B] from logits [B, vocab], their argmax [B] and a `draw_table` float32 [2, B].
 
-    Rows with a temperature take the token at which the cumulative probability passes the row's draw. `ranked` says
-    that some row has a top_k or top_p, which needs the vocabulary in order of probability: the top_k first, of those
-    the smallest set that holds top_p.
+    Rows with a temperature take the token at which the cumulative probability passes the row's draw.
     """
-    temperature, top_k, top_p, numbers = draws
+    temperature, numbers = draws
     scaled = logits.float() / temperature.clamp_min(1e-6)[:, None]
-    if not ranked:
-        tokens = _first_above(scaled.softmax(dim=-1).cumsum(dim=-1), numbers)
-        return torch.where(temperature > 0, tokens, greedy)
-    ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(ordered.shape[1], device=ordered.device)
-    limit = torch.where(top_k > 0, top_k, float(ordered.shape[1]))[:, None]
-    probabilities = ordered.masked_fill(rank >= limit, -torch.inf).softmax(dim=-1)
-    mass = torch.where((top_p > 0) & (top_p < 1), top_p, 2.0)[:, None]
-    # a token stays while the mass before it is below top_p, so the first always stays
-    kept = probabilities.masked_fill(probabilities.cumsum(dim=-1) - probabilities >= mass, 0.0)
-    place = torch.minimum(_first_above(kept.cumsum(dim=-1), numbers), (kept > 0).sum(dim=-1) - 1)
-    tokens = order.gather(1, place[:, None])[:, 0]
+    cumulative = scaled.softmax(dim=-1).cumsum(dim=-1)
+    target = numbers[:, None] * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_max(cumulative.shape[1] - 1)
     return torch.where(temperature > 0, tokens, greedy)
-
-
-def _first_above(cumulative: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Return the index [B] of the first entry above `uniform` × the row's total, for rising rows [B, n]."""
-    target = uniform[:, None] * cumulative[:, -1:]
-    chosen = torch.searchsorted(cumulative, target, right=True)[:, 0]
-    return chosen.clamp_max(cumulative.shape[1] - 1)

@@ -27,6 +27,7 @@ from servers.engine.shapes import Kind, StepShape
 class Job(Submit):
     """One request inside the engine, and how far it is."""
 
+    stop_ids: frozenset[int] = frozenset()  # tokens that end the answer
     row: int = -1  # -1 while queued
     prefilled: int = 0  # prompt tokens whose prefill was launched
     launched: int = 0  # output tokens whose step was launched: those in `output`, then those still on the device

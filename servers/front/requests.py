@@ -16,7 +16,6 @@ from servers.engine.messages import Submit
 from servers.front.tokenizer import Tokenizer
 from servers.rpc import inference_pb2
 
-STOP_TOKEN_IDS = 1024
 ID_CHARACTERS = 256
 
 # No tokenizer in use averages as much: English has some 4 bytes a token, the longest tokens (runs of spaces) 128. A
@@ -78,15 +77,9 @@ def _add_sampling(submit: Submit, request: inference_pb2.GenerateRequest, engine
     sampling = request.sampling
     if not 0.0 <= sampling.temperature <= 100.0:
         raise _invalid(f"temperature is {sampling.temperature:g}: give a value from 0 to 100")
-    if sampling.top_k < 0:
-        raise _invalid(f"top_k is {sampling.top_k}: give 0 (off) or a positive number")
-    if not 0.0 <= sampling.top_p <= 1.0:
-        raise _invalid(f"top_p is {sampling.top_p:g}: give a value from 0 to 1")
     submit.max_tokens = request.max_tokens
-    submit.stop_ids = frozenset(request.stop_token_ids)
     submit.ignore_eos = request.ignore_eos
-    submit.temperature, submit.top_k, submit.top_p = sampling.temperature, sampling.top_k, sampling.top_p
-    submit.seed = sampling.seed
+    submit.temperature, submit.seed = sampling.temperature, sampling.seed
 
 
 async def _tokens_of(request: Request, engine: EngineConfig, tokenizer: Tokenizer, vocab: int) -> list[int]:
@@ -110,15 +103,9 @@ async def _tokens_of(request: Request, engine: EngineConfig, tokenizer: Tokenize
 
 def _check_sizes(request: Request, engine: EngineConfig) -> None:
     """Raise RefusedError for a field that is too long, in a time that does not grow with the number of token ids."""
-    fields = [
-        ("request_id", len(request.request_id), "characters", ID_CHARACTERS, "a shorter one"),
-        ("session_id", len(request.session_id), "characters", ID_CHARACTERS, "a shorter one"),
-    ]
-    if isinstance(request, inference_pb2.GenerateRequest):
-        fields.append(("stop_token_ids", len(request.stop_token_ids), "ids", STOP_TOKEN_IDS, "fewer"))
-    for name, size, unit, limit, remedy in fields:
-        if size > limit:
-            raise _invalid(f"{name} has {size} {unit}; the limit is {limit}: give {remedy}")
+    for name, size in (("request_id", len(request.request_id)), ("session_id", len(request.session_id))):
+        if size > ID_CHARACTERS:
+            raise _invalid(f"{name} has {size} characters; the limit is {ID_CHARACTERS}: give a shorter one")
     _check_tokens(len(request.token_ids.ids), _name(request), engine)
     size, limit = len(request.text.encode()), engine.max_prompt_tokens * BYTES_A_TOKEN
     if size > limit:

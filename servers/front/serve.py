@@ -19,7 +19,6 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Self
 
 import grpc
@@ -45,7 +44,7 @@ from servers.front.tokenizer import load_tokenizer
 from servers.metadata import INFERENCE_SERVICE
 from servers.program import compile_cache, exit_code, log_to_stderr, on_its_card_alone, read_arm
 from servers.rpc import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
-from servers.security import ServerTls, check_named, server_tls, token_from_variable
+from servers.security import check_named, token_from_variable
 
 log = logging.getLogger("tailgate.serve")
 
@@ -96,9 +95,7 @@ class EnginePipe:
                 yield pickle.loads(await self._reader.readexactly(size))
 
 
-async def serve(
-    arm: ArmConfig, options: argparse.Namespace, *, cache_dir: str, tls: ServerTls | None, token: str
-) -> int:
+async def serve(arm: ArmConfig, options: argparse.Namespace, *, cache_dir: str, token: str) -> int:
     """Run the replica until a signal stops it, and return the exit code: 0 drained, 1 the engine failed."""
     replica = options.replica or f"{arm.name}-0"
     spawn = multiprocessing.get_context("spawn")
@@ -115,7 +112,7 @@ async def serve(
 
     await set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
     server = _server(front, health_service, token)
-    port = _listen(server, options.host, options.port, tls)
+    port = _listen(server, options.host, options.port)
     await server.start()
     places = {"port": port, "pid": os.getpid()}
     if options.metrics_port != "0":
@@ -199,22 +196,15 @@ def _server(front: Front, health_service: health.aio.HealthServicer, token: str)
     return server
 
 
-def _listen(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None) -> int:
+def _listen(server: grpc.aio.Server, host: str, port: int) -> int:
     """Bind the server and return its port. Raises ConfigError when `port` cannot be had."""
     try:
-        address = joined(host, port)
-        bound: int = server.add_secure_port(address, _credentials(tls)) if tls else server.add_insecure_port(address)
+        bound: int = server.add_insecure_port(joined(host, port))
         return bound
     except RuntimeError:
         raise ConfigError(
             f"port {port} on {host} is in use or not allowed: choose another --port, or 0 for a free one"
         ) from None
-
-
-def _credentials(tls: ServerTls) -> grpc.ServerCredentials:
-    key, certificate = Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes()
-    authority = Path(tls.client_ca).read_bytes() if tls.client_ca else None
-    return grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=authority is not None)
 
 
 def _metrics_port(text: str) -> str:
@@ -238,11 +228,6 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="PORT",
         help=f'serve Prometheus metrics here; 0 is off, "{FREE_PORT}" takes a free one and says which',
     )
-    parser.add_argument("--tls-certificate", default=None, help="serve TLS with this certificate chain (PEM)")
-    parser.add_argument("--tls-key", default=None, help="the certificate's key (PEM)")
-    parser.add_argument(
-        "--tls-client-ca", default=None, help="let in only clients with a certificate of this authority"
-    )
     parser.add_argument("--token-env", default=None, help="environment variable with the bearer token that calls need")
     parser.add_argument("--json", action="store_true", help="say port and pid as JSON at a terminal too")
     options = parser.parse_args(arguments)
@@ -252,12 +237,10 @@ def main(arguments: list[str] | None = None) -> int:
 def _serve(options: argparse.Namespace) -> int:
     log_to_stderr()
     arm = read_arm(options.config)
-    secured = ("tls_certificate", "tls_key", "tls_client_ca", "token_env")
-    check_named({f"--{name.replace('_', '-')}": getattr(options, name) for name in secured})
-    tls = server_tls(options.tls_certificate or "", options.tls_key or "", options.tls_client_ca or "")
+    check_named({"--token-env": options.token_env})
     token = token_from_variable(options.token_env, key="--token-env") if options.token_env else ""
     with compile_cache(options.cache_dir) as cache:
-        return asyncio.run(serve(arm, options, cache_dir=cache, tls=tls, token=token))
+        return asyncio.run(serve(arm, options, cache_dir=cache, token=token))
 
 
 if __name__ == "__main__":

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from servers.metadata import ARM_HEADER, INFERENCE_SERVICE, SESSION_HEADER
 from servers.security import ServerTls
-from servers.splitter.envoy_config import (
-    ArmTarget,
-    SplitterConfig,
-    UpstreamTls,
-    is_ip,
-    per_million,
-    split_address,
-    stat_name,
-)
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig, is_ip, split_address, stat_name
 from servers.splitter.request_log import log_format
 
 LISTENER = "tailgate"
-# The runtime keys under which Envoy takes new weights and new shares of copies while it runs, one for each arm.
+# The runtime keys under which Envoy takes new weights while it runs, one for each arm.
 WEIGHT_KEYS = "tailgate.weight"
-SHADOW_KEYS = "tailgate.shadow"
 # "No limit" where Envoy wants a number: the largest that fits its signed 32-bit fields.
 _UNLIMITED = 2**31 - 1
 _BUFFER_BYTES = 64 * 2**20
@@ -58,7 +48,7 @@ def bootstrap(config: SplitterConfig, *, admin_socket: str = "") -> dict[str, An
                     "name": "limits",
                     "static_layer": {"overload.premature_reset_total_stream_count": _UNLIMITED},
                 },
-                # Live weights and shadows: written through the admin interface, see live.py.
+                # Live weights: written through the admin interface, see live.py.
                 {"name": "weights", "admin_layer": {}},
             ]
         },
@@ -155,41 +145,17 @@ def _request_log(path: str) -> dict[str, Any]:
 
 
 def _listener_tls(tls: ServerTls) -> dict[str, Any]:
-    trusted = {"validation_context": {"trusted_ca": _file(tls.client_ca)}} if tls.client_ca else {}
-    common = {**_common_tls(tls.certificate, tls.key), **trusted}
-    return _tls("Downstream", common_tls_context=common, require_client_certificate=bool(tls.client_ca))
-
-
-def _cluster_tls(tls: UpstreamTls, hosts: Collection[str]) -> dict[str, Any]:
-    names = [tls.name] if tls.name else sorted(set(hosts))
-    # A trusted signature alone would let any server of the same authority stand in for an arm.
-    carried = [{"san_type": "IP_ADDRESS" if is_ip(name) else "DNS", "matcher": {"exact": name}} for name in names]
+    # Absolute: a printed configuration may be run in another folder.
+    chain, key = ({"filename": str(Path(path).absolute())} for path in (tls.certificate, tls.key))
     common = {
-        **_common_tls(tls.certificate, tls.key),
-        "validation_context": {"trusted_ca": _file(tls.ca), "match_typed_subject_alt_names": carried},
-    }
-    # The name in the hello picks the certificate where a server has several; an address is never sent as one.
-    hello = next((name for name in names if not is_ip(name)), "")
-    return _tls("Upstream", common_tls_context=common, **({"sni": hello} if hello else {}))
-
-
-def _tls(side: str, **fields: Any) -> dict[str, Any]:
-    return _extension("transport_sockets.tls", f"transport_sockets.tls.v3.{side}TlsContext", **fields)
-
-
-def _common_tls(certificate: str, key: str) -> dict[str, Any]:
-    pair = {"certificate_chain": _file(certificate), "private_key": _file(key)}
-    return {
         # Without ALPN a gRPC client closes the connection.
         "alpn_protocols": ["h2"],
         "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
-        **({"tls_certificates": [pair]} if certificate else {}),
+        "tls_certificates": [{"certificate_chain": chain, "private_key": key}],
     }
-
-
-def _file(path: str) -> dict[str, str]:
-    # Absolute: a printed configuration may be run in another folder.
-    return {"filename": str(Path(path).absolute())}
+    return _extension(
+        "transport_sockets.tls", "transport_sockets.tls.v3.DownstreamTlsContext", common_tls_context=common
+    )
 
 
 def _reply_text(flag: str, text: str) -> dict[str, Any]:
@@ -239,26 +205,12 @@ def _weighted_route(config: SplitterConfig) -> dict[str, Any]:
         "hash_policy": [{"header": {"header_name": SESSION_HEADER}}],
         **_ROUTE,
     }
-    if len(config.arms) > 1:
-        # Every arm, also those that get no copies now: which arm is a shadow can change while Envoy runs.
-        action["request_mirror_policies"] = [
-            {
-                "cluster": arm.name,
-                "runtime_fraction": {
-                    "default_value": {"numerator": per_million(arm.shadow_percent), "denominator": "MILLION"},
-                    "runtime_key": f"{SHADOW_KEYS}.{arm.name}",
-                },
-                "disable_shadow_host_suffix_append": True,
-            }
-            for arm in config.arms
-        ]
     return {"name": "weighted", "match": {"prefix": "/"}, "route": action}
 
 
 def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
     addresses = [split_address(backend) for backend in arm.backends]
     hosts = [host for host, _ in addresses]
-    tls = config.upstream_tls
     limits = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), _UNLIMITED)
     return {
         "name": arm.name,
@@ -315,7 +267,6 @@ def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
             "interval": "1s",
             "max_ejection_percent": 50,
         },
-        **({"transport_socket": _cluster_tls(tls, hosts)} if tls is not None else {}),
     }
 
 

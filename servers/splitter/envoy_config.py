@@ -8,24 +8,18 @@ from dataclasses import dataclass
 from servers.address import host_port
 from servers.complaint import ConfigError
 from servers.presets import check_name
-from servers.security import ServerTls, check_authority, check_pair
+from servers.security import ServerTls
 
 MAX_WEIGHT = 1_000_000
-SMALLEST_SHADOW_PERCENT = 0.0001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmTarget:
-    """One arm behind the splitter: its replicas as "host:port", and its share of the traffic that is not pinned.
-
-    A shadow has weight 0 and gets copies of `shadow_percent` of the requests that are not pinned; its answers are
-    thrown away.
-    """
+    """One arm behind the splitter: its replicas as "host:port", and its share of the traffic that is not pinned."""
 
     name: str
     backends: tuple[str, ...]
     weight: int = 1
-    shadow_percent: float = 0.0
 
     def __post_init__(self) -> None:
         try:
@@ -39,37 +33,6 @@ class ArmTarget:
         for backend in self.backends:
             split_address(backend)
         check_weight(self.name, self.weight)
-        check_shadow(self.name, self.shadow_percent, self.weight)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpstreamTls:
-    """How the splitter reaches the arms by TLS: the authority it trusts and its own certificate, all PEM files.
-
-    Each certificate must carry `name`, or the host of an address of its arm when that is empty.
-    """
-
-    ca: str
-    name: str = ""
-    certificate: str = ""
-    key: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.ca:
-            raise ConfigError("upstream TLS has no authority: name a PEM file with --upstream-ca")
-        if bool(self.certificate) != bool(self.key):
-            raise ConfigError("--upstream-certificate and --upstream-key belong together: give both or neither")
-
-
-def upstream_tls(ca: str, name: str = "", certificate: str = "", key: str = "") -> UpstreamTls | None:
-    """The checked files, or None when none is named. Raises ConfigError for one that is missing or of no use."""
-    if not (ca or name or certificate or key):
-        return None
-    tls = UpstreamTls(ca=ca, name=name, certificate=certificate, key=key)
-    check_authority(tls.ca)
-    if tls.certificate:
-        check_pair(tls.certificate, tls.key)
-    return tls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +42,9 @@ class SplitterConfig:
     `admin_port` is where any process of this machine reaches Envoy's admin interface; 0: a Unix socket, which this user
     alone may open.
 
-    `tls` is what clients meet, `upstream_tls` how all arms are reached; None is plaintext. Both hold names of files,
-    and so does Envoy's configuration. Metadata, `authorization` among it, passes as it is. `request_log` is the file
-    for `request_log.parse_line`, none where it is empty.
+    `tls` is what clients meet; None is plaintext, which the arms are always reached by. It holds names of files, and so
+    does Envoy's configuration. Metadata, `authorization` among it, passes as it is. `request_log` is the file for
+    `request_log.parse_line`, none where it is empty.
     """
 
     arms: tuple[ArmTarget, ...]
@@ -92,7 +55,6 @@ class SplitterConfig:
     request_log: str = ""
     health_interval_s: float = 1.0
     tls: ServerTls | None = None
-    upstream_tls: UpstreamTls | None = None
 
     def __post_init__(self) -> None:
         if not self.arms:
@@ -119,11 +81,6 @@ class SplitterConfig:
         """The configured weight of every arm."""
         return {arm.name: arm.weight for arm in self.arms}
 
-    @property
-    def shadows(self) -> dict[str, float]:
-        """The percentage of requests that each shadow gets copies of; arms without copies are left out."""
-        return {arm.name: arm.shadow_percent for arm in self.arms if arm.shadow_percent}
-
 
 def check_weight(name: str, weight: int) -> None:
     """The weight is one that Envoy takes. Raises ConfigError."""
@@ -131,30 +88,10 @@ def check_weight(name: str, weight: int) -> None:
         raise ConfigError(f'weight of arm "{name}" is {weight!r}: give a whole number from 0 to {MAX_WEIGHT}')
 
 
-def check_shadow(name: str, percent: float, weight: int) -> None:
-    """The share is one that Envoy takes, and an arm that gets copies has no weight. Raises ConfigError."""
-    if not (percent == 0 or SMALLEST_SHADOW_PERCENT <= percent <= 100):
-        raise ConfigError(
-            f'shadow of arm "{name}" is {percent:g} %: give 0 %, or from {SMALLEST_SHADOW_PERCENT} % to 100 %'
-        )
-    if percent and weight:
-        # Its own share and the copies together would load it more than the arms it is compared with.
-        raise ConfigError(
-            f'arm "{name}" gets copies of {percent:g} % of the requests and has weight {weight}: set one of them to 0'
-        )
-
-
-def per_million(percent: float) -> int:
-    """How many of a million requests `percent` are: Envoy's finest share."""
-    return round(percent * 10_000)
-
-
 def split_address(address: str) -> tuple[str, int]:
     """(host, port) of a replica's address. Raises ConfigError, with the remedy where a scheme was given."""
     if "/" in address:
-        raise ConfigError(
-            f'address "{address}" is not host:port: leave out the scheme; --upstream-ca reaches all arms by TLS'
-        )
+        raise ConfigError(f'address "{address}" is not host:port: leave out the scheme; arms are reached in plaintext')
     return host_port(address)
 
 

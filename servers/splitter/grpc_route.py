@@ -7,18 +7,17 @@ from typing import Any, Final
 
 from servers.complaint import ConfigError
 from servers.metadata import ARM_HEADER
-from servers.splitter.envoy_config import SplitterConfig, per_million
+from servers.splitter.envoy_config import SplitterConfig
 
 GROUP: Final = "gateway.networking.k8s.io"
 _PORT: Final = 50051  # of every Service
 
 
 def grpc_route_manifest(config: SplitterConfig) -> dict[str, Any]:
-    """Return the Gateway API GRPCRoute (JSON-ready) with the same pins, refusal, weights and shadows.
+    """Return the Gateway API GRPCRoute (JSON-ready) with the same pins, refusal and weights.
 
     Arm "x" is the Service `service_name("x")`. Stickiness, health checks and the response header that names the arm are
-    not portable in a GRPCRoute and left out. A shadow's share needs Gateway API 1.3 or newer. Raises ConfigError when
-    two arms share a Service name.
+    not portable in a GRPCRoute and left out. Raises ConfigError when two arms share a Service name.
     """
     services = [service_name(arm.name) for arm in config.arms]
     for arm, service in zip(config.arms, services, strict=True):
@@ -32,11 +31,6 @@ def grpc_route_manifest(config: SplitterConfig) -> dict[str, Any]:
         return [{"headers": [{"type": kind, "name": ARM_HEADER, "value": value}]}]
 
     weighted: dict[str, Any] = {"backendRefs": [backend(arm.name, weight=arm.weight) for arm in config.arms]}
-    if config.shadows:
-        weighted["filters"] = [
-            {"type": "RequestMirror", "requestMirror": {"backendRef": backend(arm), **_fraction(percent)}}
-            for arm, percent in config.shadows.items()
-        ]
     return {
         "apiVersion": f"{GROUP}/v1",
         "kind": "GRPCRoute",
@@ -52,11 +46,6 @@ def grpc_route_manifest(config: SplitterConfig) -> dict[str, Any]:
             ],
         },
     }
-
-
-def _fraction(percent: float) -> dict[str, Any]:
-    # Without a fraction all requests are copied, which gateways understood before there were fractions.
-    return {} if percent == 100 else {"fraction": {"numerator": per_million(percent), "denominator": 1_000_000}}
 
 
 def service_name(arm: str) -> str:

@@ -6,7 +6,6 @@ import html
 import json
 import os
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,12 @@ from benchmarks.other_rules import (
     RULES,
     Answers,
     kayenta,
+    markdown,
+    other_verdicts,
     p99_interval,
     shift_interval,
     threshold,
 )
-from benchmarks.other_verdicts import markdown, other_verdicts
 from benchmarks.planted_arm import planted_in
 from loadtests.experiments.reading import load, to_toml
 from tests.fakes.runs import FakeRun, write_run
@@ -124,7 +124,7 @@ def test_a_run_that_cannot_be_judged_with_those_that_are_kept_leaves_no_half_of_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("benchmarks.case.CASES", tmp_path / "cases")
-    monkeypatch.setattr("benchmarks.case.write_others", dict)
+    monkeypatch.setattr("benchmarks.case.write_others", list)
     monkeypatch.setattr("benchmarks.kept.UNPACKED", tmp_path / "unpacked")
     first = write_run(tmp_path / "1-mine", FakeRun(duration_s=30, rate=1))
     other = write_run(tmp_path / "2-mine", FakeRun(duration_s=30, rate=1, seed=9, day=1, gates={"margin": 0.2}))
@@ -239,15 +239,13 @@ def test_a_threshold_fails_an_arm_by_chance_alone() -> None:
     assert sum(item.verdict == FAIL for item in few) > 20
 
 
-def test_kayenta_fails_a_shift_of_any_size_that_is_known_well_and_its_allowance_lets_it_pass() -> None:
+def test_kayenta_fails_a_shift_of_any_size_that_is_known_well() -> None:
     base = np.linspace(100.0, 101.0, 2000)
-    slightly = of(base + 0.5)
-    assert kayenta(slightly, of(base)).verdict == FAIL
-    assert kayenta(slightly, of(base), allowed_increase=1.1).verdict == PASS
+    assert kayenta(of(base + 0.5), of(base)).verdict == FAIL
 
 
 def test_kayenta_calls_a_faster_arm_low() -> None:
-    assert kayenta(made(5, slower=0.5), made(6)).figures["class"] == "Low"
+    assert str(kayenta(made(5, slower=0.5), made(6))) == "PASS (Low)"
 
 
 def test_kayenta_fails_three_points_that_lie_above_three_others_whatever_its_confidence() -> None:
@@ -309,22 +307,16 @@ def test_the_bootstrap_of_order_statistics_is_that_of_whole_resamples() -> None:
     assert p99_interval(values[:1], rng=np.random.default_rng(10)) == (values[0], values[0])
 
 
-KEPT_VERDICTS: Mapping[str, Any] = json.loads(OTHERS.read_text(encoding="utf-8"))
+KEPT_VERDICTS: list[dict[str, Any]] = json.loads(OTHERS.read_text(encoding="utf-8"))
 
 
-def rows(case: str) -> list[Mapping[str, Any]]:
-    return [row for row in KEPT_VERDICTS["rows"] if row["case"] == case]
+def rows(case: str) -> list[dict[str, Any]]:
+    return [row for row in KEPT_VERDICTS if row["case"] == case]
 
 
 def test_what_other_rules_say_is_what_was_kept() -> None:
-    document = other_verdicts(judged_cases())
-    assert markdown(document) == markdown(KEPT_VERDICTS)
-    for row, kept in zip(document["rows"], KEPT_VERDICTS["rows"], strict=True):
-        for rule, said in row["rules"].items():
-            figures, before = ({**one, "verdict": 0, "class": 0} for one in (said, kept["rules"][rule]))
-            assert figures == pytest.approx(before, rel=2e-3, abs=1e-3)
-        assert {**row, "rules": None} == {**kept, "rules": None}
-    assert {**document, "rows": None} == {**KEPT_VERDICTS, "rows": None}
+    assert other_verdicts(judged_cases()) == KEPT_VERDICTS
+    assert len(markdown(KEPT_VERDICTS).splitlines()) == len(KEPT_VERDICTS) + 2
 
 
 def test_every_case_whose_gates_compare_latencies_is_there() -> None:
@@ -332,27 +324,21 @@ def test_every_case_whose_gates_compare_latencies_is_there() -> None:
     for name, (_, verdict) in judged_cases().items():
         if any(gate["gate"].startswith("noninferiority") for gate in verdict["gates"]):
             compared.add(name)
-    assert {row["case"] for row in KEPT_VERDICTS["rows"]} == compared
+    assert {row["case"] for row in KEPT_VERDICTS} == compared
 
 
 def test_rules_see_neither_the_requests_that_failed_nor_why() -> None:
     for row in rows("naive"):
-        assert row["requests"]["naive"] == {"sent": 251, "completed": 179, "failed": 72, "without_end": 0}
-        assert row["rules"]["kayenta_requests"]["points"] == 179
-        assert row["rules"]["kayenta_minutes"] == {
-            **row["rules"]["kayenta_minutes"],
-            "verdict": "PASS",
-            "points": 1,  # nothing ended in the other two minutes
-            "control_points": 3,
-        }
-        assert row["tailgate"]["overall"] == "FAIL"
+        assert (row["sent"], row["seen"], row["overall"]) == (251, 179, "FAIL")
+        # nothing ended in the other two minutes
+        assert row["rules"]["Kayenta, p99 a minute"] == "PASS (Low, 1 point)"
 
 
 def test_beside_the_rules_stands_the_verdict_on_the_arm_and_not_on_the_run() -> None:
-    verdicts = {row["arm"]: row["tailgate"]["overall"] for row in rows("planted-decode-h200")}
+    verdicts = {row["arm"]: row["overall"] for row in rows("planted-decode-h200")}
     assert verdicts == {"decode-plus-5": "INCONCLUSIVE", "decode-plus-10": "INCONCLUSIVE", "decode-plus-20": "FAIL"}
 
 
 def test_trials_in_a_cold_start_leave_nothing_to_compare() -> None:
     for row in rows("staged-heavy-neighbour"):
-        assert {said["verdict"] for said in row["rules"].values()} == {"cannot say"}
+        assert set(row["rules"].values()) == {"cannot say"}

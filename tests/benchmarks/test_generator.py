@@ -1,26 +1,25 @@
-"""The load contest and the splitter's cost in small, and arms with planted faults."""
+"""The load contest in small, and arms with planted faults."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
 from benchmarks.command import run_command
-from benchmarks.contest import ROOT, Cores, NullProcess, Work, run
+from benchmarks.contest import ROOT, ContestError, Emitted, Work, null_server, own_error, run, stream_figures
 from benchmarks.null_server import Pace
-from benchmarks.observed import Emitted, Observed, own_error, stream_figures
 from benchmarks.planted_arm import plant, planted_in
-from benchmarks.splitter import WAYS, opened
+from benchmarks.simulation.records import request_table
 from servers.clock import now_ns
 from servers.complaint import ConfigError
 from servers.engine.engine import Engine
@@ -28,15 +27,11 @@ from servers.engine.runner import ModelRunner
 from servers.rpc import inference_pb2_grpc
 from servers.rpc.inference_pb2 import GenerateRequest
 
-ANYWHERE = Cores(server=None, load=None)
 
-
-@pytest.mark.parametrize("contestant", ["bare", "tailgate"])
+@pytest.mark.parametrize("contestant", ["bare", "tailgate", "envoy"])
 def test_a_contestant_sees_the_tokens_of_a_few_streams(contestant: str, tmp_path: Path) -> None:
-    server = ("--tokens-per-s", "20")
-    work = Work(streams=5, ramp_s=0.2, tokens=40, server=server, window_s=0.5, settle_s=0.3)
-    outcome = run(contestant, work, folder=tmp_path / "run", cores=ANYWHERE)
-    figures = stream_figures(outcome.seen, outcome.sent, start_ns=outcome.start_ns, end_ns=outcome.end_ns)
+    work = Work(streams=5, ramp_s=0.2, tokens_per_s=20.0, window_s=0.5, settle_s=0.3)
+    figures = run(contestant, work, folder=tmp_path / "run")
     assert 30 < figures["sent"] <= 55
     assert figures["delivered"] > 0.5
     assert 0 <= figures["p50_lag_ms"] < 1000
@@ -45,36 +40,18 @@ def test_a_contestant_sees_the_tokens_of_a_few_streams(contestant: str, tmp_path
 MS = 1_000_000
 
 
-def observed(**columns: list[int]) -> Observed:
-    count = len(columns["sent"])
-    zeros = [0] * count
-    plain = {name: np.array(columns.get(name, zeros), np.int64) for name in ("scheduled", "sent", "end", "answer")}
-    return Observed(
-        names=np.array([f"r{number}" for number in range(count)]),
-        ok=np.array(columns.get("ok", [1] * count), np.int64),
-        stamps=np.array(columns.get("stamps", []), np.int64),
-        counts=np.array(columns.get("counts", zeros), np.int64),
-        **plain,
-    )
+def observed(stamps: list[int]) -> pa.Table:
+    return request_table(np.array([0]), request_id=["r0"], token_ns=[stamps])
 
 
-def emitted(streams: int, tokens: int) -> Emitted:
-    """Streams in phase 0 of 2, a tick each 10 ms, from 1 s on; every stream starts with the first tick."""
-    ticks = np.arange(2 * tokens, dtype=np.int64)
-    return Emitted(
-        ticks=ticks,
-        emits=1000 * MS + ticks * 10 * MS,
-        names=np.array([f"r{number}" for number in range(streams)]),
-        first_ticks=np.zeros(streams, np.int64),
-        tokens=np.full(streams, tokens, np.int64),
-        phases=2,
-    )
+# One stream in phase 0 of 2, a tick each 10 ms, from 1 s on.
+TICKS = np.arange(20, dtype=np.int64)
+SENT = Emitted(ticks=TICKS, emits=1000 * MS + TICKS * 10 * MS, late=TICKS, streams={"r0": (0, 10)}, phases=2)
 
 
 def test_lag_is_the_stamp_less_the_servers_send_time() -> None:
-    sent = emitted(1, 10)
     stamps = [1000 * MS + 20 * MS * k + (3 * MS if k == 4 else 1 * MS) for k in range(10)]
-    figures = stream_figures(observed(sent=[0], stamps=stamps, counts=[10]), sent, start_ns=0, end_ns=10**12)
+    figures = stream_figures(observed(stamps), SENT, (0, 10**12))
     assert figures["sent"] == 10
     assert figures["delivered"] == 1.0
     assert figures["p50_lag_ms"] == 1.0
@@ -82,36 +59,28 @@ def test_lag_is_the_stamp_less_the_servers_send_time() -> None:
 
 
 def test_tokens_that_do_not_come_are_late_until_the_window_ends() -> None:
-    sent = emitted(1, 10)
     stamps = [1000 * MS + 20 * MS * k for k in range(5)]
-    figures = stream_figures(observed(sent=[0], stamps=stamps, counts=[5]), sent, start_ns=1000 * MS, end_ns=1200 * MS)
+    figures = stream_figures(observed(stamps), SENT, (1000 * MS, 1200 * MS))
     assert figures["delivered"] == 0.5
     assert figures["max_lag_ms"] == 100.0
+    unknown = replace(SENT, streams={"other": (0, 10)})
+    with pytest.raises(ContestError, match="no token was sent in the window and came"):
+        stream_figures(observed(stamps), unknown, (1000 * MS, 1200 * MS))
 
 
 def test_own_error_is_late_start_and_delivery_and_not_the_server() -> None:
-    seen = observed(
-        scheduled=[0, 100 * MS], sent=[1 * MS, 100 * MS], answer=[52 * MS, 151 * MS],
-        end=[54 * MS, 152 * MS],
-    )  # fmt: skip
-    figures = own_error(seen, start_ns=0, end_ns=10**9)
+    seen = request_table(
+        np.array([1 * MS, 100 * MS]),
+        scheduled_ns=[0, 100 * MS],
+        server_end_ns=[52 * MS, 151 * MS],
+        end_ns=[54 * MS, 152 * MS],
+    )
+    figures = own_error(seen, (0, 10**9))
     assert figures["due"] == 2
     assert figures["answered"] == 1.0
     assert figures["max_own_ms"] == 3.0
     assert figures["p50_late_ms"] == 0.5
     assert figures["p50_delivery_ms"] == 1.5
-
-
-@contextmanager
-def null(folder: Path, *options: str) -> Iterator[NullProcess]:
-    with NullProcess(options, folder=folder, cores=ANYWHERE) as server:
-        yield server
-
-
-@contextmanager
-def stub_of(server: NullProcess) -> Iterator[inference_pb2_grpc.InferenceStub]:
-    with grpc.insecure_channel(server.address, options=(("grpc.enable_http_proxy", 0),)) as channel:
-        yield inference_pb2_grpc.InferenceStub(channel)
 
 
 def test_every_tick_comes_after_the_one_before_and_each_round_has_all_phases() -> None:
@@ -124,38 +93,23 @@ def test_every_tick_comes_after_the_one_before_and_each_round_has_all_phases() -
 
 
 def test_a_grpc_client_gets_paced_tokens_with_their_send_times(tmp_path: Path) -> None:
-    with null(tmp_path, "--tokens-per-s", "200") as server, stub_of(server) as stub:
-        call = stub.Generate(GenerateRequest(request_id="one", max_tokens=40))
+    with (
+        null_server(tmp_path, 200.0, core=None) as address,
+        grpc.insecure_channel(address, options=(("grpc.enable_http_proxy", 0),)) as channel,
+    ):
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(GenerateRequest(request_id="one", max_tokens=40))
         chunks = list(call)
         trailing = dict(call.trailing_metadata())
-        report = server.request(f"report {tmp_path / 'server.npz'}")
     emits = [chunk.emit_ns[0] for chunk in chunks]
     assert len(emits) == 40
     assert emits == sorted(emits)
     assert 0.15 < (emits[-1] - emits[0]) / 1e9 < 0.5
     assert trailing["tailgate-output-tokens"] == "40"
     assert int(trailing["tailgate-recv-ns"]) <= emits[0] <= int(trailing["tailgate-end-ns"]) <= now_ns()
-    sent = Emitted.read(tmp_path / "server.npz")
-    assert sent.names.tolist() == ["one"]
-    assert sent.at(sent.first_ticks[0] + sent.phases * np.arange(40)).tolist() == emits
-    assert report["requests"] == report["answered"] == 1
+    assert Emitted.read(tmp_path / "server.npz").of("one").tolist() == emits
 
 
-@pytest.mark.parametrize("name", WAYS)
-def test_a_way_passes_answers_and_their_metadata_on(name: str, tmp_path: Path) -> None:
-    with NullProcess((), folder=tmp_path, cores=ANYWHERE) as server:
-        folder = tmp_path / "way"
-        folder.mkdir()
-        with opened(name, server.address, folder=folder, cores=ANYWHERE) as way:
-            before = way.cpu_s()
-            with grpc.insecure_channel(way.address, options=(("grpc.enable_http_proxy", 0),)) as channel:
-                call = inference_pb2_grpc.InferenceStub(channel).Generate(GenerateRequest(max_tokens=3), timeout=10)
-                assert sum(len(chunk.token_ids) for chunk in call) == 3
-                assert dict(call.trailing_metadata())["tailgate-output-tokens"] == "3"
-            assert (way.cpu_s() > before) == (name != "direct")
-
-
-SCRIPTS = ("analysis.py", "generator.py", "judging.py", "splitter.py")
+SCRIPTS = ("analysis.py", "generator.py", "judging.py")
 
 
 def test_every_script_starts_from_anywhere_by_its_path(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ STARTS = (
     "commands.serve.become",
     "commands.precompile.become",
     "commands.split.Envoy.start",
-    "commands.split.reshare",
+    "commands.split.reweight",
     "workers.remote.work",
 )
 # What stands for something in a sentence or a command.

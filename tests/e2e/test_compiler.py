@@ -187,7 +187,6 @@ def compiling_arm(**policy: Any) -> ArmConfig:
         ({"backend": "tvm"}, r"compile\.backend.*tvm.*ImportError"),  # torch lists backends that are not installed
         ({"options": {"cpp.threads": "abc"}}, r"compile\.options\.cpp\.threads.*abc"),
         ({"options": {"max_autotune": "x"}}, r"compile\.options\.max_autotune.*x"),
-        ({"backend": "eager", "regions": ("model.layers.0.ffn",)}, r"regions.*model\.layers\.0\.ffn"),
     ],
 )
 def test_settings_that_torch_or_the_model_cannot_use_are_refused(policy: dict[str, Any], words: str) -> None:
@@ -197,4 +196,3 @@ def test_settings_that_torch_or_the_model_cannot_use_are_refused(policy: dict[st
 
 def test_settings_that_torch_and_the_model_have_pass() -> None:
     check_arm(compiling_arm(options={"cpp.threads": 2, "max_autotune": True}))
-    check_arm(compiling_arm(backend="eager", regions=("model.layers.0.mlp",)))

@@ -65,7 +65,6 @@ TLS = """
 [splitter]
 tls_certificate = "given/server.pem"
 tls_key = "given/server-key.pem"
-tls_client_ca = "given/ca.pem"
 [security]
 tls_ca = "given/ca.pem"
 tls_certificate = "given/client.pem"

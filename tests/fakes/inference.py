@@ -44,7 +44,6 @@ class Behaviour:
     stall_s: float = 0.0
     certificate: str = ""  # with the key and the authority of clients, paths of PEM files
     key: str = ""
-    client_ca: str = ""
     token: str = ""  # that calls must show
 
 
@@ -147,8 +146,7 @@ async def main() -> None:
     address = f"127.0.0.1:{options.port}"
     if behaviour.certificate:
         pair = (Path(behaviour.key).read_bytes(), Path(behaviour.certificate).read_bytes())
-        authority = Path(behaviour.client_ca).read_bytes() if behaviour.client_ca else None
-        credentials = grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
+        credentials = grpc.ssl_server_credentials([pair])
         port = server.add_secure_port(address, credentials)
     else:
         port = server.add_insecure_port(address)

@@ -85,22 +85,16 @@ def test_arms_decode_like_generate_and_are_quiet_after_warm_up(preset: str, reco
         assert {"compile", "graph_capture"} <= warm
 
 
-MLPS = ("model.layers.0.mlp", "model.layers.1.mlp")
-
-
-@pytest.mark.parametrize("regions", [MLPS, ("model.layers.0.self_attn", "lm_head")])
 @pytest.mark.parametrize("capture", [False, True])
-def test_named_regions_run_compiled_on_a_gpu_whether_captured_or_not(
-    regions: tuple[str, ...], capture: bool, recorder: CompileRecorder
-) -> None:
-    policy = CompileConfig(enabled=True, dynamic=False, fullgraph=True, regions=regions, capture=capture)
-    arm = ArmConfig(name="named", model=FLOAT32, shapes=ShapeConfig(kind="pad"), compile=policy, engine=ENGINE)
+def test_blocks_run_compiled_on_a_gpu_whether_captured_or_not(capture: bool, recorder: CompileRecorder) -> None:
+    policy = CompileConfig(enabled=True, dynamic=False, fullgraph=True, regional=True, capture=capture)
+    arm = ArmConfig(name="regional", model=FLOAT32, shapes=ShapeConfig(kind="pad"), compile=policy, engine=ENGINE)
     runner = runner_for(arm, recorder)
     assert_quiet_and_greedy(runner, recorder)
 
 
 def test_a_captured_step_that_was_recorded_eagerly_is_not_called_compiled(recorder: CompileRecorder) -> None:
-    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", regions=MLPS, capture=True, recompile_limit=1)
+    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", regional=True, capture=True, recompile_limit=1)
     shapes = ShapeConfig(kind="buckets", length_ladder=(16, 40), batch_ladder=(4,), context_ladder=(52,))
     runner = runner_for(
         ArmConfig(name="limited", model=FLOAT32, shapes=shapes, compile=policy, engine=ENGINE), recorder

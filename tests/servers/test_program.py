@@ -99,8 +99,7 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 def test_unusable_certificates_are_refused_by_name(pem: Certificates, tmp_path: Path) -> None:
     assert server_tls("", "") is None
-    tls = server_tls(pem.certificate, pem.key, pem.ca)
-    assert tls == ServerTls(certificate=pem.certificate, key=pem.key, client_ca=pem.ca)
+    assert server_tls(pem.certificate, pem.key) == ServerTls(certificate=pem.certificate, key=pem.key)
     locked = tmp_path / "locked.pem"
     key = serialization.load_pem_private_key(Path(pem.key).read_bytes(), None)
     password = serialization.BestAvailableEncryption(b"a password")
@@ -108,13 +107,11 @@ def test_unusable_certificates_are_refused_by_name(pem: Certificates, tmp_path: 
     for files, text in (
         ((pem.certificate, ""), "TLS key"),
         (("", pem.key), "TLS certificate"),
-        (("", "", pem.ca), "missing"),
         ((str(tmp_path / "no.pem"), pem.key), 'TLS certificate ".*no.pem"'),
         ((pem.certificate, str(tmp_path / "no.pem")), 'TLS key ".*no.pem"'),
         ((pem.certificate, pem.client_key), "does not belong"),
         ((pem.key, pem.key), "cannot be used"),
         ((pem.certificate, str(locked)), "cannot be used"),
-        ((pem.certificate, pem.key, pem.key), "no certificate"),
     ):
         with pytest.raises(ConfigError, match=text) as caught:
             server_tls(*files)

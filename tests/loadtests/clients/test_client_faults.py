@@ -15,7 +15,7 @@ from loadtests.external.client_security import SecurityConfig
 from servers.rpc.inference_pb2 import GenerateRequest
 from servers.security import ServerTls
 from servers.splitter.envoy import Envoy
-from servers.splitter.envoy_config import ArmTarget, SplitterConfig, UpstreamTls
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from tests.fakes import http2 as wire
 from tests.fakes.credentials import Certificates, make_certificates
 from tests.fakes.http2 import (
@@ -259,14 +259,14 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(
     scope="module",
-    params=["plain", "tls", "envoy", "envoy-tls", "envoy-tls-both"],
+    params=["plain", "tls", "envoy", "envoy-tls"],
 )
 def client(
     request: pytest.FixtureRequest, pem: Certificates, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[InferenceClient]:
     """A client of one server, with windows small enough that flow control is at work."""
     name: str = request.param
-    secure_arm = name in ("tls", "envoy-tls-both")
+    secure_arm = name == "tls"
     with contextlib.ExitStack() as stack:
         pair = {"certificate": pem.certificate, "key": pem.key} if secure_arm else {}
         target = stack.enter_context(serve(Behaviour(**pair))).target
@@ -276,7 +276,6 @@ def client(
                 arms=(ArmTarget(name="eager", backends=(target,)),),
                 health_interval_s=0.1,
                 tls=ServerTls(certificate=pem.certificate, key=pem.key) if "tls" in name else None,
-                upstream_tls=UpstreamTls(ca=pem.ca) if secure_arm else None,
             )
             envoy = stack.enter_context(Envoy.start(config, log_path=folder / "envoy.log", work_dir=folder))
             envoy.wait_ready(PATIENCE_S)

@@ -97,7 +97,7 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
         ({"arm": {"compile": {"backend": "aot_eager"}}}, ("compile.mode", "reduce-overhead", "aot_eager")),
         *(
             ({"arm": {"compile": {"enabled": False, key: value}}}, (f"compile.{key} is ", "enabled is false"))
-            for key, value in (("strict", True), ("regions", ["lm_head"]), ("options", {"max_autotune": True}))
+            for key, value in (("strict", True), ("options", {"max_autotune": True}))
         ),
         ({"arm": {"compile": {"artifact": "x", "enabled": False}}}, ("compile.artifact", "nothing is compiled")),
         ({"arm": {"compile": {"artifact": "x", "backend": "eager"}}}, ("compile.artifact", "inductor")),
@@ -177,8 +177,6 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
         ({"security": {"tls_ca": "ca.pem"}}, ("splitter.tls_certificate",)),
         ({"security": {"tls_server_name": "arms.example"}}, ("[security]", "splitter.tls_certificate")),
         ({"splitter": {"tls_key": "k.pem"}}, ("splitter.tls_key",)),
-        ({"splitter": {"tls_client_ca": "ca.pem"}}, ("splitter.tls_client_ca", "tls_certificate")),
-        (merged(LISTENER, {"splitter": {"tls_client_ca": "ca.pem"}}), ("security.tls_certificate",)),
         (merged(LISTENER, {"traffic": {"direct": True}}), ("traffic.direct",)),
         ({"security": {"token_env": "A", "token_file": "t"}}, ("token_env", "token_file")),
         ({"security": {"token_env": SECRET}}, ("security.token_env",)),

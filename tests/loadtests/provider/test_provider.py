@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +26,6 @@ from loadtests.trials.steering import Judge, Steered
 from loadtests.trials.users_ramp import Onlooker
 from servers.complaint import ConfigError
 from servers.splitter.admin import SplitterError
-from servers.splitter.live import Shares
 from tests.fakes.kubernetes import asked
 from tests.fakes.processes import refusal
 
@@ -54,7 +53,7 @@ class Watched:
             SimpleNamespace(
                 context=SimpleNamespace(facts=self.facts, status=self.status),
                 collector=self.collector,
-                splitter=SimpleNamespace(shares=self.shares),
+                splitter=SimpleNamespace(weights=self.weights),
             ),
         )
         experiment = SimpleNamespace(
@@ -70,10 +69,10 @@ class Watched:
         )
         self.finished = self.failed = self.looks = 0
 
-    def shares(self) -> Shares:
+    def weights(self) -> Mapping[str, int]:
         if self.deaf:
             raise SplitterError("no split answers")
-        return Shares(weights=dict(self.kept), shadows={})
+        return dict(self.kept)
 
     def poll(self, seconds: float = 1.0) -> None:
         self.clock_ns += int(seconds * 1e9)

@@ -27,7 +27,6 @@ from loadtests.trials.steering import EarlyEnding, Judge, Steered, early_end
 from loadtests.trials.users_ramp import step_of
 from servers.complaint import ConfigError
 from servers.splitter.admin import SplitterError
-from servers.splitter.live import Shares
 from tests.fakes.processes import refusal, wait_for
 
 START_NS = 10**18 + 10**12
@@ -44,9 +43,9 @@ class FakeSplitter:
         self.deaf = False
         self.up = 1e9
 
-    def shares(self) -> Shares:
+    def weights(self) -> Mapping[str, int]:
         self._answer()
-        return Shares(weights=dict(self.kept), shadows={})
+        return dict(self.kept)
 
     def reweight(self, weights: Mapping[str, int]) -> None:
         self._answer()

@@ -28,7 +28,7 @@ from servers.splitter.admin import SplitterError
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from servers.splitter.grpc_route import grpc_route_manifest
 from servers.splitter.kubernetes import route_weights
-from servers.splitter.live import Shares, reshare
+from servers.splitter.live import reweight
 from tests.fakes.kubernetes import FakeCluster, served
 from tests.fakes.processes import PATIENCE_S
 from tests.loadtests.trials.test_ramp_control import Ramp
@@ -85,15 +85,14 @@ def accepted(route: dict[str, Any]) -> None:
     route["status"] = {"parents": [{"conditions": [condition]}]}
 
 
-CONFIGURED = Shares(weights={"eager": 9, "compiled": 1, "dark": 0}, shadows={"dark": 25.0})
+CONFIGURED = {"eager": 9, "compiled": 1}
 
 
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
     monkeypatch.setattr(weights, "_READ_NS", 0)
-    loop, configured = Loop(), CONFIGURED
-    arms = dict.fromkeys(configured.weights, 1)
-    built = House(loop, tmp_path / "house", arms, weights=configured.weights, shadows=configured.shadows)
+    loop = Loop()
+    built = House(loop, tmp_path / "house", dict.fromkeys(CONFIGURED, 1), weights=CONFIGURED)
     built.envoy.wait_ready(PATIENCE_S)
     yield built
     built.close()
@@ -101,23 +100,22 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
 
 
 def test_a_change_by_hand_is_recorded_once_with_the_weights_before(house: House, tmp_path: Path) -> None:
-    admin, arms = house.envoy.admin, CONFIGURED.weights
+    admin = house.envoy.admin
     splitter = EnvoySplitter(admin, configured=CONFIGURED)
-    controller = WeightController(tmp_path, arms, trial=2, configured=CONFIGURED)
+    controller = WeightController(tmp_path, CONFIGURED, trial=2, configured=CONFIGURED)
     assert controller.watch(splitter) is None
     assert read_weights(tmp_path) == ()
-    reshare(admin, weights={"compiled": 9})
+    reweight(admin, {"compiled": 9})
     change = controller.watch(splitter)
     assert controller.watch(splitter) is None
     start, written = read_weights(tmp_path)
     assert written == change
-    assert (start.weights, start.shadows, start.action) == (CONFIGURED.weights, CONFIGURED.shadows, "start")
-    assert written.weights == {"eager": 9, "compiled": 9, "dark": 0}
+    assert (start.weights, start.action) == (CONFIGURED, "start")
+    assert written.weights == {"eager": 9, "compiled": 9}
     assert (written.action, written.step, written.trial) == (BY_HAND, None, 2)
     assert "compiled=1" in written.why
     assert start.at_ns < written.at_ns < (written.done_ns or 0)
-    reshare(admin, shadows={"dark": 0})
-    assert in_words(controller.watch(splitter) or start) == "eager=9, compiled=9, dark=0"
+    assert in_words(written) == "eager=9, compiled=9"
     house.envoy.stop(grace_s=0)
     with pytest.raises(SplitterError):
         controller.watch(splitter)
@@ -131,7 +129,7 @@ def test_a_change_of_the_run_is_not_one_by_hand(house: House, tmp_path: Path) ->
     assert controller.tell(splitter)
     assert (controller.watch(splitter), controller.held) == (None, True)
     assert [(change.action, change.done_ns is None) for change in read_weights(tmp_path)] == [("advance", False)]
-    reshare(house.envoy.admin, weights={"compiled": 0})
+    reweight(house.envoy.admin, {"compiled": 0})
     assert controller.watch(splitter) == read_weights(tmp_path)[-1]
 
 
@@ -139,7 +137,7 @@ def test_weights_that_others_move_are_recorded_from_the_first_reading(house: Hou
     splitter = EnvoySplitter(house.envoy.admin)
     controller = WeightController(tmp_path, ("eager", "compiled"), others=BY_OTHERS, step=0)
     for compiled in (1, 1, 3):
-        reshare(house.envoy.admin, weights={"compiled": compiled})
+        reweight(house.envoy.admin, {"compiled": compiled})
         controller.watch(splitter)
     found = [(change.action, change.step, change.weights["compiled"]) for change in read_weights(tmp_path)]
     assert found == [(BY_OTHERS, 0, 1), (BY_OTHERS, 0, 3)]

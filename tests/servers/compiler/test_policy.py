@@ -19,7 +19,7 @@ from torchao.quantization.quantize_.workflows import QuantizeTensorToFloat8Kwarg
 from servers.compiler import artifacts, policy, products
 from servers.compiler.policy import graph_changes, load_backend
 from servers.compiler.products import join_linears, scale_products, scaled_product, store_single_rows
-from servers.compiler.regions import select_regions
+from servers.compiler.regions import repeated_blocks
 from servers.complaint import ConfigError
 from servers.config import CompileConfig
 from servers.engine.model import join_weights
@@ -96,32 +96,11 @@ def model(layers: int = 2) -> nn.Module:
     return whole
 
 
-def selected(*regions: str, regional: bool = False) -> list[str]:
-    return list(select_regions(model(), CompileConfig(enabled=True, regions=regions, regional=regional)))
-
-
-def test_regional_is_every_block_of_the_longest_list() -> None:
-    assert selected(regional=True) == ["body.layers.0", "body.layers.1"]
+def test_the_repeated_block_is_every_entry_of_the_longest_list() -> None:
+    whole = model()
+    assert list(repeated_blocks(whole)) == list(whole.body.layers)
     with pytest.raises(ConfigError, match="the model repeats no block"):
-        select_regions(nn.Sequential(nn.ReLU()), CompileConfig(enabled=True, regional=True))
-
-
-def test_regions_are_modules_by_name_the_outermost_of_those_inside_each_other() -> None:
-    assert selected() == []
-    assert selected("head", "body.layers.1.mlp") == ["body.layers.1.mlp", "head"]
-    assert selected("body.layers.0", "body.layers.0.mlp", "body.layers.1.mlp") == ["body.layers.0", "body.layers.1.mlp"]
-
-
-@pytest.mark.parametrize(
-    ("region", "words"),
-    [
-        ("body.layers.0.ffn", ('"body.layers.0.ffn"', "body, head, body.layers, body.extra, body.layers.0")),
-        ("body.layers.*", ('"body.layers.*"', "no module")),
-        ("body.layers", ("body.layers", "name those in it")),
-    ],
-)
-def test_names_without_effect_are_refused(region: str, words: tuple[str, ...]) -> None:
-    refusal(selected, region, words=words)
+        repeated_blocks(nn.Sequential(nn.ReLU()))
 
 
 @pytest.fixture(autouse=True)

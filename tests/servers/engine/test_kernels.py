@@ -46,8 +46,7 @@ def job(seed: int = 0, *, launched: int = 1, **settings: float) -> Job:
 def draw(logits: torch.Tensor, jobs: list[Job], rows: list[int] | None = None) -> list[int]:
     rows = rows if rows is not None else list(range(len(jobs)))
     draws = torch.tensor(sampling.draw_table(jobs, rows, logits.shape[0]))
-    ranked = any(item.top_k or item.top_p for item in jobs)
-    tokens = sampling.choose(logits, logits.argmax(-1), draws, ranked=ranked).tolist()
+    tokens = sampling.choose(logits, logits.argmax(-1), draws).tolist()
     return [tokens[row] for row in rows]
 
 
@@ -59,28 +58,11 @@ def test_temperature_zero_takes_the_largest_logit() -> None:
     assert not sampling.is_greedy(jobs)
 
 
-@pytest.mark.parametrize(
-    ("settings", "kept"),
-    [
-        ({"top_k": 2}, {0, 1}),
-        ({"top_k": 9}, {0, 1, 2, 3}),
-        ({"top_p": 0.7}, {0, 1}),
-        ({"top_p": 0.01}, {0}),
-        ({"top_p": 1.0}, {0, 1, 2, 3}),
-        ({"top_k": 3, "top_p": 0.9}, {0, 1, 2}),
-    ],
-)
-def test_top_k_and_top_p_keep_the_most_probable_tokens(settings: dict[str, float], kept: set[int]) -> None:
-    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]])).expand(500, -1)
-    assert set(draw(logits, [job(n, temperature=1.0, **settings) for n in range(500)])) == kept
-
-
 def test_draws_follow_the_distribution_of_the_tokens() -> None:
     logits = torch.log(torch.tensor([[0.7, 0.2, 0.1]])).expand(2000, -1)
-    for settings in ({}, {"top_k": 3}):
-        tokens = draw(logits, [job(3, launched=n, temperature=1.0, **settings) for n in range(2000)])
-        assert abs(tokens.count(0) / 2000 - 0.7) < 0.04
-        assert abs(tokens.count(2) / 2000 - 0.1) < 0.03
+    tokens = draw(logits, [job(3, launched=n, temperature=1.0) for n in range(2000)])
+    assert abs(tokens.count(0) / 2000 - 0.7) < 0.04
+    assert abs(tokens.count(2) / 2000 - 0.1) < 0.03
 
 
 def test_uniform_numbers_are_spread_over_the_unit_interval_and_repeat_for_seed_and_index() -> None:

@@ -27,9 +27,7 @@ from servers.front import serve
 from servers.front.front import Front
 from servers.front.metrics import FrontMetrics
 from servers.front.tokenizer import ByteTokenizer
-from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2
-from servers.security import ServerTls
-from tests.fakes.credentials import make_certificates
+from servers.rpc import inference_pb2, telemetry_pb2
 from tests.fakes.processes import PATIENCE_S, listeners, unix_names, wait_for
 from tests.servers.front.replica import (
     ENCODER,
@@ -223,14 +221,9 @@ def test_a_replica_with_a_stopped_engine_is_healthy_refuses_while_it_drains_and_
 
 
 @in_processes
-def test_tls_and_a_token_let_in_clients_that_have_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pem = make_certificates(tmp_path)
+def test_a_token_lets_in_clients_that_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAILGATE_TEST_TOKEN", SECRET)
-    flags = ["--tls-certificate", pem.certificate, "--tls-key", pem.key, "--token-env", "TAILGATE_TEST_TOKEN"]
-    replica = start_fake(tmp_path, "answers", *flags)
-    plain = replica.channel
-    roots = grpc.ssl_channel_credentials(Path(pem.ca).read_bytes())
-    replica.channel = grpc.secure_channel(f"127.0.0.1:{replica.port}", roots)
+    replica = start_fake(tmp_path, "answers", "--token-env", "TAILGATE_TEST_TOKEN")
     mine = (("authorization", f"Bearer {SECRET}"),)
     replica.wait_warm(metadata=mine)
     assert replica.health() == SERVING  # without a token
@@ -246,18 +239,13 @@ def test_tls_and_a_token_let_in_clients_that_have_both(tmp_path: Path, monkeypat
                 call(metadata)
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
             assert word in caught.value.details()
-    with pytest.raises(grpc.RpcError) as caught:
-        list(inference_pb2_grpc.InferenceStub(plain).Generate(ask(), timeout=PATIENCE_S, metadata=mine))
-    assert caught.value.code() is UNAVAILABLE
     assert SECRET.encode() not in Path(f"/proc/{replica.process.pid}/cmdline").read_bytes()
     assert SECRET not in (tmp_path / "answers.log").read_text()
     assert SECRET not in str(replica.telemetry.Snapshot(telemetry_pb2.SnapshotRequest(), metadata=mine))
 
 
 @contextmanager
-def served(
-    arm: ArmConfig, send: Callable[[Front, Any], None] = lambda front, message: None, tls: ServerTls | None = None
-) -> Iterator[Replica]:
+def served(arm: ArmConfig, send: Callable[[Front, Any], None] = lambda front, message: None) -> Iterator[Replica]:
     """A warm front behind the gRPC server of a replica, on a thread. `send` gets the messages to the engine."""
     loop = Loop()
 
@@ -267,7 +255,7 @@ def served(
         front.warm = replace(READY, vocab_size=259)
         front.open()
         server = serve._server(front, health.aio.HealthServicer(), token="")
-        port = serve._listen(server, "127.0.0.1", 0, tls)
+        port = serve._listen(server, "127.0.0.1", 0)
         await server.start()
         return server, port
 
@@ -313,11 +301,8 @@ def test_bad_requests_are_refused_with_value_and_limit() -> None:
         (generate(token_ids=ids(ids=[259]), max_tokens=1), ("259", "258")),
         (generate(token_ids=ids(ids=[-4]), max_tokens=1), ("-4",)),
         (ask(sampling=inference_pb2.Sampling(temperature=-1)), ("temperature", "-1")),
-        (ask(sampling=inference_pb2.Sampling(top_k=-2)), ("top_k", "-2")),
-        (ask(sampling=inference_pb2.Sampling(top_p=1.5)), ("top_p", "1.5")),
         (ask(request_id="r" * 257), ("request_id", "257", "256")),
         (ask(session_id="s" * 300_000), ("session_id", "300000", "256")),
-        (ask(stop_token_ids=[1] * 1025), ("stop_token_ids", "1025", "1024")),
         (ask(tokens=500_000), ("500000", "32", "max_prompt_tokens")),
         (generate(text="é" * 1025, max_tokens=1), ("2050 bytes", "2048", "max_prompt_tokens")),
         (text(text="a"), ("Generate",)),
@@ -341,9 +326,9 @@ def test_bad_requests_are_refused_with_value_and_limit() -> None:
                 assert dict(error.trailing_metadata())["tailgate-arm"] == "eager"
 
 
-def test_the_longest_names_and_the_most_stops_and_the_deadline_reach_the_engine() -> None:
+def test_the_longest_names_and_the_deadline_reach_the_engine() -> None:
     sent: list[Submit] = []
-    longest = ask(request_id="r" * 256, session_id="s" * 256, stop_token_ids=[1] * 1024)
+    longest = ask(request_id="r" * 256, session_id="s" * 256)
     with served(GENERATOR, lambda front, message: [sent.append(message), spell(front, message)]) as replica:
         for timeout in (None, 60.0):
             assert count_tokens(replica.inference.Generate(longest, timeout=timeout)) == 4
@@ -378,21 +363,6 @@ def test_undecodable_messages_are_invalid_arguments_and_leave_no_traceback(caplo
         assert {"tailgate.v1.Inference", "tailgate.v1.Telemetry", "grpc.health.v1.Health"} <= names
 
 
-def test_clients_without_a_certificate_of_the_authority_are_refused(tmp_path: Path) -> None:
-    pem = make_certificates(tmp_path)
-    ca, key, chain = (Path(path).read_bytes() for path in (pem.ca, pem.client_key, pem.client_certificate))
-    tls = ServerTls(certificate=pem.certificate, key=pem.key, client_ca=pem.ca)
-    with served(GENERATOR, spell, tls) as replica:
-        codes = []
-        for credentials in (grpc.ssl_channel_credentials(ca, key, chain), grpc.ssl_channel_credentials(ca)):
-            with grpc.secure_channel(f"127.0.0.1:{replica.port}", credentials) as channel:
-                check = health_pb2_grpc.HealthStub(channel).Check.future(
-                    health_pb2.HealthCheckRequest(), timeout=PATIENCE_S
-                )
-                codes.append(check.code())
-        assert codes == [grpc.StatusCode.OK, UNAVAILABLE]
-
-
 def arm_file(folder: Path, **settings: Any) -> str:
     path = folder / "arm.json"
     path.write_text(json.dumps(GENERATOR.replace(**settings).to_dict()))
@@ -405,10 +375,6 @@ def arm_file(folder: Path, **settings: Any) -> str:
         (["--token-env", "TAILGATE_TEST_TOKEN"], ("TAILGATE_TEST_TOKEN", "not set")),
         (["--token-env", SECRET], ("--token-env",)),
         (["--token-env", ""], ("--token-env", "empty")),
-        (["--tls-certificate", "", "--tls-key", ""], ("--tls-certificate", "empty")),
-        (["--tls-client-ca", ""], ("--tls-client-ca", "empty")),
-        (["--tls-certificate", "/nowhere/c.pem", "--tls-key", "/nowhere/k.pem"], ("/nowhere/c.pem",)),
-        (["--tls-key", "/nowhere/k.pem"], ("TLS certificate", "missing")),
     ],
 )
 def test_bad_security_settings_end_with_code_2_and_one_line(

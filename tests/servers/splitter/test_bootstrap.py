@@ -1,4 +1,4 @@
-"""The settings of a splitter, what Envoy is given of them, and TLS on both sides of a real Envoy."""
+"""The settings of a splitter, what Envoy is given of them, and TLS before a real Envoy."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.security import ServerTls
 from servers.splitter.bootstrap import bootstrap
 from servers.splitter.envoy import Envoy, envoy_path
-from servers.splitter.envoy_config import ArmTarget, SplitterConfig, UpstreamTls
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from tests.fakes.command_line import parsed
 from tests.fakes.credentials import Certificates, make_certificates
 from tests.fakes.inference import Behaviour, serve
-from tests.fakes.processes import PATIENCE_S, wait_for
+from tests.fakes.processes import PATIENCE_S
 from tests.servers.test_config import refusal
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -51,11 +51,7 @@ def config(*backends: str, **settings: Any) -> SplitterConfig:
         (target, {"backends": ()}, ('"eager"', "no replica")),
         (target, {"backends": ("h:1", "h:1")}, ('"eager"', "twice")),
         (target, {"backends": ("h",)}, ('"h"', "host:port")),
-        (target, {"backends": ("https://arm.example:1",)}, ('"https://arm.example:1"', "--upstream-ca")),
-        (target, {"weight": 0, "shadow_percent": 101}, ('"eager"', "101 %", "100 %")),
-        (target, {"weight": 0, "shadow_percent": 0.00001}, ('"eager"', "1e-05 %", "0.0001 %")),
-        (target, {"weight": 0, "shadow_percent": float("nan")}, ('"eager"', "nan %")),
-        (target, {"weight": 3, "shadow_percent": 25}, ('"eager"', "25 %", "weight 3")),
+        (target, {"backends": ("https://arm.example:1",)}, ('"https://arm.example:1"', "plaintext")),
         (config, {"arms": ()}, ("no arm",)),
         (config, {"arms": (target(name="a.b"), target(name="a.b"))}, ('"a.b"',)),
         (config, {"host": "localhost"}, ('splitter.host is "localhost"',)),
@@ -72,11 +68,8 @@ def test_an_impossible_setting_is_refused(make: Any, settings: dict[str, Any], w
     ("flags", "words"),
     [
         (["--tls-certificate", "{certificate}"], "TLS key"),
+        (["--tls-certificate", "", "--tls-key", ""], "--tls-certificate is empty"),
         (["--tls-certificate", "{certificate}", "--tls-key", "{client_key}"], "does not belong"),
-        (["--tls-client-ca", "{ca}"], "TLS certificate"),
-        (["--upstream-name", "arms.example"], "--upstream-ca"),
-        (["--upstream-ca", "/nowhere/ca.pem"], '"/nowhere/ca.pem"'),
-        (["--upstream-ca", "{ca}", "--upstream-key", "{key}"], "belong together"),
     ],
 )
 def test_bad_files_of_a_split_are_known_before_envoy_starts(pem: Certificates, flags: list[str], words: str) -> None:
@@ -97,8 +90,8 @@ def test_silent_streams_are_never_cut() -> None:
 
 
 def test_envoy_accepts_the_written_bootstrap(tmp_path: Path) -> None:
-    path, shadow = tmp_path / "envoy.json", target(name="Compiled_2.13", weight=0, shadow_percent=0.5)
-    arms = (target(backends=("eager.tailgate.svc:50051", "[::1]:50051")), shadow)
+    path = tmp_path / "envoy.json"
+    arms = (target(backends=("eager.tailgate.svc:50051", "[::1]:50051")), target(name="Compiled_2.13", weight=0))
     for settings in (
         {"arms": arms, "host": "0.0.0.0", "port": 8080, "request_log": "/dev/null"},
         {"host": "::1"},
@@ -112,15 +105,7 @@ def test_envoy_accepts_the_written_bootstrap(tmp_path: Path) -> None:
 
 def test_a_printed_configuration_names_files_and_holds_no_secret(pem: Certificates) -> None:
     command = [sys.executable, "-m", "loadtests.commands.main", "split", "--arm", "eager=10.0.0.7:50051"]
-    command += ["--tls-certificate", pem.certificate, "--tls-key", pem.key, "--upstream-ca", pem.ca]
-    command += [
-        "--upstream-certificate",
-        pem.client_certificate,
-        "--upstream-key",
-        pem.client_key,
-        "--print-config",
-        "envoy",
-    ]
+    command += ["--tls-certificate", pem.certificate, "--tls-key", pem.key, "--print-config", "envoy"]
     environment = {**os.environ, "TAILGATE_TOKEN": SECRET}
     out = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
     document = json.loads(out)
@@ -154,13 +139,12 @@ def channel_to(envoy: Envoy, ca: bytes) -> grpc.Channel:
     return grpc.secure_channel(envoy.target.removeprefix("https://"), grpc.ssl_channel_credentials(ca), own)
 
 
-def test_a_token_passes_from_a_tls_client_to_a_tls_arm_that_checks_it(pem: Certificates, tmp_path: Path) -> None:
-    """Client certificates on both hops, and health checks without a token."""
-    upstream = UpstreamTls(ca=pem.ca, certificate=pem.client_certificate, key=pem.client_key)
+def test_a_token_passes_from_a_tls_client_to_an_arm_that_checks_it(pem: Certificates, tmp_path: Path) -> None:
+    """Health checks pass without a token."""
     tls, log = ServerTls(certificate=pem.certificate, key=pem.key), str(tmp_path / "requests.log")
     with (
-        serve(Behaviour(token=SECRET, client_ca=pem.ca, certificate=pem.certificate, key=pem.key)) as arm,
-        envoy_before(arm.target, tmp_path, tls=tls, upstream_tls=upstream, request_log=log) as envoy,
+        serve(Behaviour(token=SECRET)) as arm,
+        envoy_before(arm.target, tmp_path, tls=tls, request_log=log) as envoy,
     ):
         envoy.wait_ready(PATIENCE_S)
         assert envoy.target == f"https://127.0.0.1:{envoy.port}"
@@ -171,17 +155,3 @@ def test_a_token_passes_from_a_tls_client_to_a_tls_arm_that_checks_it(pem: Certi
             assert status(channel, SECRET) == "UNAVAILABLE"
     for path in tmp_path.iterdir():
         assert SECRET.encode() not in path.read_bytes(), path
-
-
-@pytest.mark.parametrize("wrong", ["name", "authority", "plaintext"])
-def test_an_arm_whose_certificate_is_not_right_is_never_healthy(pem: Certificates, tmp_path: Path, wrong: str) -> None:
-    own = {} if wrong == "plaintext" else {"certificate": pem.certificate, "key": pem.key}
-    ca, name = pem.other_ca if wrong == "authority" else pem.ca, "arms.example" if wrong == "name" else ""
-    with (
-        serve(Behaviour(**own)) as arm,
-        envoy_before(arm.target, tmp_path, upstream_tls=UpstreamTls(ca=ca, name=name)) as envoy,
-    ):
-        wait_for(lambda: envoy.stats("health_check.failure$")["cluster.eager.health_check.failure"] >= 2)
-        assert envoy.healthy() == {"eager": (0, 1)}
-        with grpc.insecure_channel(envoy.target) as channel:
-            assert status(channel) == "UNAVAILABLE"
