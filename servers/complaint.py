@@ -84,12 +84,8 @@ def fault(error: BaseException, folder: Path | None = None) -> str:
 
 
 def _kept(error: BaseException, folder: Path | None) -> str:
-    report = "".join(
-        [
-            f"tailgate on Python {platform.python_version()}, {platform.platform()}\n\n",
-            *traceback.format_exception(error),
-        ]
-    )
+    about = f"tailgate on Python {platform.python_version()}, {platform.platform()}\n\n"
+    report = about + "".join(traceback.format_exception(error))
     name = f"traceback-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}.txt"
     places = [Path(tempfile.gettempdir()) / f"tailgate-{name}"]
     if folder is not None and folder.is_dir():

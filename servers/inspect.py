@@ -1,4 +1,4 @@
-"""Which shapes of an arm find their graph ready, and which graphs there are.
+"""Which shapes of an arm find their graph ready.
 
 `python -m servers.inspect --config ARM.json --shapes "prefill 1x128, decode 8@512"` loads and warms the arm as it would
 be served, runs each shape as a step of the engine, and prints what the compiler did. No port is opened and no traffic
@@ -24,7 +24,6 @@ from servers.complaint import ConfigError, named
 from servers.config import ArmConfig
 from servers.engine.shapes import WARMUP_CALLS, StepShape, warmup_plan
 from servers.program import compile_cache, exit_code, isolate_compiler, log_to_stderr, on_its_card_alone, read_arm
-from servers.terminal_table import aligned
 
 if TYPE_CHECKING:
     from servers.engine.encoder import EncoderRunner
@@ -252,17 +251,15 @@ def _outcome(
 
 
 def text_of(inspection: Inspection) -> str:
-    """Return the inspection for a terminal: the shapes, the graphs, what was not compiled or seen, and the verdict."""
+    """Return the inspection for a terminal: the shapes, what was not compiled or seen, and the verdict."""
     arm, facts = inspection.arm, inspection.facts
     policy = f"torch.compile {arm.compile.backend}, {arm.compile.mode}" if arm.compile.enabled else "eager"
     where = f"{arm.model.id}, {inspection.dtype} on {inspection.device}"
     shapes: list[tuple[str, ...]] = [("shape", "padded to", "planned", "met", "first", "again", "why")]
     shapes += [_shape_row(visit) for visit in inspection.visits]
-    lines = [f"{arm.name}  {where}; shapes {arm.shapes.kind}; {policy}", "", *aligned(shapes, left=4), ""]
-    if inspection.graphs:
-        graphs: list[tuple[str, ...]] = [("graph", "made for", "in", "sizes", "breaks", "cache", "took", "frame")]
-        graphs += [_graph_row(graph) for graph in inspection.graphs]
-        lines += [*aligned(graphs, left=4), ""]
+    lines = [f"{arm.name}  {where}; shapes {arm.shapes.kind}; {policy}", "", *stdout.aligned(shapes, left=4), ""]
+    took_s = sum(graph.end_ns - graph.start_ns for graph in inspection.graphs) / 1e9
+    lines += [f"graphs: {len(inspection.graphs)}, made in {_seconds(took_s)}"]
     for title, counts in (("graph breaks", facts.graph_breaks), ("CUDA graphs not made", facts.cudagraph_skips)):
         lines += [f"{title}:{'' if counts else ' none'}", *(f"  {count} × {text}" for text, count in counts.items())]
     lines += [f"not seen: {text}" for text in facts.blind_spots]
@@ -279,19 +276,6 @@ def _shape_row(visit: Visit) -> tuple[str, ...]:
         _seconds(visit.first_s),
         _seconds(visit.again_s),
         first + (f" (and {len(more.splitlines())} more)" if more else ""),
-    )
-
-
-def _graph_row(graph: CompileEvent) -> tuple[str, ...]:
-    return (
-        graph.compile_id,
-        graph.shape,
-        "warm-up" if graph.phase == "warmup" else "serving",
-        "dynamic" if graph.dynamic else "static",
-        f"{len(graph.breaks)}",
-        graph.cache or "–",
-        _seconds((graph.end_ns - graph.start_ns) / 1e9),
-        graph.frame,
     )
 
 

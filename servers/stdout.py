@@ -6,16 +6,18 @@ last line.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")  # take no room
 PIPE_COLUMNS = 100  # a pipe has no width of its own
+_NO_WIDTH = 10_000
 LEAST_COLUMNS, MOST_COLUMNS = 60, 140  # narrower tables cannot be read, wider sentences neither
 
 
@@ -50,3 +52,22 @@ def columns(*, piped: int = PIPE_COLUMNS) -> int:
     if not is_terminal():
         return piped
     return min(MOST_COLUMNS, max(LEAST_COLUMNS, shutil.get_terminal_size((PIPE_COLUMNS, 24)).columns))
+
+
+def aligned(rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
+    """Lines in which the columns stand two spaces apart: the first `left` and the last at their left, others right.
+
+    Where a row is wider than the terminal, words go to the next line of their cell. A pipe has no width.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in range(len(rows[0])):
+        table.add_column(justify="left" if column < left or column == len(rows[0]) - 1 else "right")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    shown = io.StringIO()
+    Console(file=shown, width=columns(piped=_NO_WIDTH), color_system=None).print(table)
+    return [line.rstrip() for line in shown.getvalue().splitlines()]

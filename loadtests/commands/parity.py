@@ -12,7 +12,6 @@ from analysis.wording import counted
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
 from loadtests.commands.options import ExperimentName, Json, Out, Seed, set_option
 from servers import stdout
-from servers.terminal_table import aligned
 
 EXAMPLES = """\
   tailgate parity demo
@@ -110,7 +109,7 @@ def parity_table(document: Mapping[str, Any]) -> str:
     for arm in (document["control"], *document["arms"]):
         for item in arm["findings"]:
             rows.append((arm["name"], item["name"], item["verdict"], figure(item["value"]), figure(item["limit"]), ""))
-    lines += aligned(rows, left=3)
+    lines += stdout.aligned(rows, left=3)
     for arm in document["arms"]:
         lines += ["", f"{arm['name']}: {arm['verdict']}", *arm["reasons"]]
     return "\n".join(lines)

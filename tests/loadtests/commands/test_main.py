@@ -25,7 +25,7 @@ from loadtests.external.replica_name import check_replica
 from servers.complaint import ConfigError
 from servers.config import EngineConfig, ModelConfig
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
-from servers.terminal_table import aligned
+from servers.stdout import aligned
 from tests.fakes.command_line import parsed
 from tests.fakes.processes import command_of, family, refusal
 
@@ -271,8 +271,9 @@ ROWS = [
 
 
 @pytest.mark.parametrize("columns", [48, 60, 80, 100])
-def test_a_table_fits_and_keeps_every_word(columns: int) -> None:
-    lines = aligned(ROWS, left=2, columns=columns)
+def test_a_table_fits_and_keeps_every_word(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("servers.stdout.columns", lambda piped: columns)
+    lines = aligned(ROWS, left=2)
     assert max(map(len, lines)) <= columns
     shown = "".join(lines)
     for word in ("43", "p99", "TTFT", "errors", "299", "misses", "compiled-", "bucketed"):

@@ -55,9 +55,6 @@ def config(*backends: str, **settings: Any) -> SplitterConfig:
         (config, {"arms": ()}, ("no arm",)),
         (config, {"arms": (target(name="a.b"), target(name="a.b"))}, ('"a.b"',)),
         (config, {"host": "localhost"}, ('splitter.host is "localhost"',)),
-        (config, {"port": -1}, ("splitter.port is -1",)),
-        (config, {"workers": 0}, ("splitter.workers is 0",)),
-        (config, {"health_interval_s": 0}, ("splitter.health_interval_s is 0",)),
     ],
 )
 def test_an_impossible_setting_is_refused(make: Any, settings: dict[str, Any], words: tuple[str, ...]) -> None:
