@@ -71,7 +71,7 @@ bench-judging: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/judging.py $(ARGS)
 	$(BIN)/python benchmarks/analysis.py
 
-# docs/gallery from the kept records: pages, pictures (of Chromium) and index, in half a minute.
+# docs/gallery from the kept records: pages and pictures (of Chromium), in half a minute.
 gallery: $(VENV)/installed
 	$(BIN)/python benchmarks/gallery.py $(ARGS)
 

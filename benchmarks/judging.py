@@ -2,7 +2,7 @@
 
     python benchmarks/judging.py [SECTION ...] [--seeds 400] [--processes 2]
 
-Sections: comparisons, promises, detection, attribution, closed, frontiers, sequential, objectives, ramps, separate,
+Sections: promises, detection, attribution, closed, frontiers, sequential, objectives, ramps, separate,
 greedy, machines, planning; all where none is named.
 
 Each line is a share of seeded runs (or a time) beside what it must reach. The last line on stdout is one JSON object.
@@ -24,7 +24,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.simulation.attribution import attribution_table
-from benchmarks.simulation.calibration import calibration_table
 from benchmarks.simulation.detection import detection_table
 from benchmarks.simulation.frontiers import frontiers_table
 from benchmarks.simulation.greedy import greedy_table
@@ -37,7 +36,6 @@ from benchmarks.simulation.sequential import objectives_table, sequential_table
 from benchmarks.simulation.table import Table
 
 SECTIONS = {
-    "comparisons": calibration_table,
     "promises": promises_table,
     "detection": detection_table,
     "attribution": attribution_table,

@@ -7,7 +7,7 @@ which no real server has.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,7 +65,8 @@ KINDS: Mapping[str, Kind] = {
 
 def pair(kind: Kind, rng: np.random.Generator, *, slower: float = 1.0) -> list[tuple[Served, Served]]:
     """(treatment, control) of each trial; the treatment's steps take `slower` times as long."""
-    return [_trial(kind, rng, slower) for _ in range(kind.trials)]
+    pairs = (trial(kind, rng, (slower, 1.0)) for _ in range(kind.trials))
+    return [(treatment, control) for treatment, control in pairs]
 
 
 def samples(
@@ -82,15 +83,16 @@ def samples(
     )
 
 
-def _trial(kind: Kind, rng: np.random.Generator, slower: float) -> tuple[Served, Served]:
+def trial(kind: Kind, rng: np.random.Generator, factors: Sequence[float]) -> list[Served]:
+    """One trial of as many arms as there are factors, by which their steps take longer."""
     shared = lasting_noise(kind, kind.shared, rng)
     times, work = _traffic(kind, rng)
     arms = []
-    for place, factor in enumerate((slower, 1.0)):
+    for place, factor in enumerate(factors):
         if place and kind.design == "split":
             times, work = _traffic(kind, rng)
         arms.append(_arm(kind, times, work, shared, factor, rng))
-    return arms[0], arms[1]
+    return arms
 
 
 def _traffic(kind: Kind, rng: np.random.Generator) -> tuple[Floats, Floats]:

@@ -1,15 +1,13 @@
 """Whether a run of the planned length decides as often as the plan promised.
 
 `python benchmarks/judging.py planning` prints the table: the default gates of runs that left something open, as the
-headline of such a run plans them, then single comparisons at a planned ratio.
+headline of such a run plans them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -24,14 +22,6 @@ from benchmarks.simulation.weather import BLOCK_S
 
 PILOT_S = 600.0
 MIN_BLOCKS = 20
-# (name, servers, quantile, true ratio, margin): each is far from decided by the pilot alone
-CASES: tuple[tuple[str, Mapping[str, Any], float, float, float], ...] = (
-    ("mirrored, steady, p99, equal", {}, 0.99, 1.0, 0.05),
-    ("mirrored, p99, equal", {"cox": 0.3}, 0.99, 1.0, 0.05),
-    ("split, p99, equal", {"cox": 0.3, "design": "split"}, 0.99, 1.0, 0.10),
-    ("separate, p95, equal", {"cox": 0.3, "design": "separate"}, 0.95, 1.0, 0.10),
-    ("mirrored, p99, 1.15 against 1.10", {"cox": 0.3}, 0.99, 1.15, 0.10),
-)
 
 
 def planned(
@@ -42,11 +32,17 @@ def planned(
     (planned, decided, planned seconds)
     """
     rng = np.random.default_rng([11, seed])
-    seen = _compared(replace(scenario, duration_s=PILOT_S), q, ratio, margin, rng)
+
+    def compared(seconds: float) -> Comparison:
+        made = run(replace(scenario, duration_s=seconds), rng)
+        arms = sample(made.treatment, ratio=ratio), sample(made.control)
+        return compare(*arms, qs=(q,), margin=margin, alpha=0.05)[0]
+
+    seen = compared(PILOT_S)
     needed, _ = comparison_needed(seen, block_s=BLOCK_S, min_blocks=MIN_BLOCKS, power=power, ratio=ratio)
     if needed is None:
         return False, False, 0.0
-    longer = _compared(replace(scenario, duration_s=needed), q, ratio, margin, rng)
+    longer = compared(needed)
     p_value = longer.p_noninferior if ratio < 1.0 + margin else longer.p_inferior
     return True, p_value is not None and p_value <= longer.alpha, needed
 
@@ -75,31 +71,12 @@ def replanned(kind: Kind, seed: int) -> tuple[bool, bool, float]:
     return True, decided, seconds
 
 
-def _compared(scenario: Scenario, q: float, ratio: float, margin: float, rng: np.random.Generator) -> Comparison:
-    served = run(scenario, rng)
-    (item,) = compare(
-        sample(served.treatment, ratio=ratio),
-        sample(served.control),
-        qs=(q,),
-        margin=margin,
-        alpha=0.05,
-    )
-    return item
-
-
 def planning_table(table: Table) -> None:
-    """How many runs were planned, how many of those decided, and their median length."""
+    """How many of the runs that were planned decided, and their median length."""
     for name, kind in KINDS.items():
-        _add(table, f"{name}, default gates left open", table.over_seeds(partial(replanned, kind)))
-    for name, servers, q, ratio, margin in CASES:
-        for power in (0.8, 0.9):
-            once = partial(planned, Scenario(**servers), q=q, ratio=ratio, margin=margin, power=power)
-            _add(table, f"{name}, power {power:g}", table.over_seeds(once))
-
-
-def _add(table: Table, what: str, runs: Sequence[tuple[bool, bool, float]]) -> None:
-    lengths = [seconds for was_planned, _, seconds in runs if was_planned]
-    if lengths:
-        share = sum(decided for _, decided, _ in runs) / len(lengths)
-        table.add(f"planned runs that decide: {what}", share, runs=len(lengths))
-        table.add("  seconds of half of them", float(np.median(lengths)), runs=len(lengths))
+        runs = table.over_seeds(partial(replanned, kind))
+        lengths = [seconds for was_planned, _, seconds in runs if was_planned]
+        if lengths:
+            share = sum(decided for _, decided, _ in runs) / len(lengths)
+            table.add(f"planned runs that decide: {name}, default gates left open", share, runs=len(lengths))
+            table.add("  seconds of half of them", float(np.median(lengths)), runs=len(lengths))

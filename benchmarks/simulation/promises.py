@@ -6,15 +6,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from scipy import stats
 
 from analysis.arrays import Floats
+from analysis.checks.data import autocorrelation
 from analysis.statistics.compare import Comparison, as_many, compare, decide
-from benchmarks.simulation.calibration import believed, covers
-from benchmarks.simulation.kinds import KINDS, Kind, pair, samples
+from benchmarks.simulation.kinds import KINDS, Kind, pair, samples, trial
+from benchmarks.simulation.scenario import sample
 from benchmarks.simulation.table import Table
 
 MARGIN, ALPHA = 0.10, 0.05
@@ -61,6 +64,42 @@ def outcome(kind: Kind, seed: int, *, ratio: float = 1.0, slower: float = 1.0) -
     return np.array([*passed, *failed, all(passed), any(failed)], dtype=np.float64)
 
 
+def covers(item: Comparison, ratio: float) -> bool:
+    """Whether the interval holds the ratio."""
+    return (item.low is None or item.low <= ratio) and (item.high is None or item.high >= ratio)
+
+
+def believed(items: Sequence[Comparison]) -> bool:
+    """Whether the checks of the statistics let the comparisons stand."""
+    return all(check.ok for check in autocorrelation("arm", items))
+
+
+REQUEST_QUANTILES = (0.5, 0.95, 0.99)
+_REQUEST_DRAWS = 200
+
+
+def request_tests(kind: Kind, seed: int) -> Floats:
+    """1 where what people use calls equal arms different: Mann and Whitney's test over requests, then a plain bootstrap
+    of requests at each of REQUEST_QUANTILES."""
+    one, other = (served.e2e_ms for served in trial(kind, np.random.default_rng(seed), (1.0, 1.0)))
+    wrong = [stats.mannwhitneyu(one, other).pvalue <= ALPHA]
+    rng = np.random.default_rng([seed, 2])
+    drawn = [
+        np.quantile(values[rng.integers(0, len(values), (_REQUEST_DRAWS, len(values)))], REQUEST_QUANTILES, axis=1)
+        for values in (one, other)
+    ]
+    low, high = np.quantile(np.log(drawn[0]) - np.log(drawn[1]), (ALPHA / 2, 1 - ALPHA / 2), axis=1)
+    return np.array([*wrong, *((low > 0) | (high < 0))], dtype=np.float64)
+
+
+def any_of_three(kind: Kind, seed: int) -> Floats:
+    """Whether any of three arms fails a gate that all of them just hold, with Holm's adjustment, and without it."""
+    *arms, control = map(sample, trial(kind, np.random.default_rng(seed), (1.0,) * 4))
+    items = [item for arm in arms for item in compare(arm, control, qs=(0.99,), margin=0.0, alpha=ALPHA)]
+    adjusted = any(item.verdict == "FAIL" for item in decide(items))
+    return np.array([adjusted, any((item.p_inferior or 1.0) <= ALPHA for item in items)], dtype=np.float64)
+
+
 # Equal arms that pass both default gates in 20 minutes at 4 requests/s.
 POWER = {"calm": 0.85, "jams": 0.50, "drift": 0.80, "static": 0.70}
 
@@ -85,6 +124,15 @@ def promises_table(table: Table) -> None:
             most = 0.08 if ratio <= 1.0 else None
             table.add(f"{name}: PASS of both gates at a ratio of {ratio:g}", shares[4], least=least)
             table.add(f"{name}: FAIL of any gate at a ratio of {ratio:g}", shares[5], most=most)
+
+    for name in ("calm", "split", "heavy"):
+        shares = table.means(partial(request_tests, KINDS[name]))
+        table.add(f"  {name}: Mann–Whitney over requests calls equal arms different", shares[0])
+        for q, share in zip(REQUEST_QUANTILES, shares[1:], strict=True):
+            table.add(f"  {name}: a plain bootstrap of requests does, p{100 * q:g}", share)
+    holm, plain = table.means(partial(any_of_three, KINDS["calm"]))
+    table.add("any of three equal arms falsely FAILs, with Holm", holm, most=0.07)
+    table.add("  the same without Holm", plain)
 
     for rate in (8.0, 16.0):
         uneven = replace(KINDS["split"], rate=rate, slots=int(4 * rate), kept=1.0 / 9.0)

@@ -45,23 +45,20 @@ class Scenario(Weather):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """Two arms of one trial. `more` are arms like the control."""
+    """Two arms of one trial."""
 
     treatment: Served
     control: Served
-    more: tuple[Served, ...] = ()
 
 
-def run(scenario: Scenario, rng: np.random.Generator, *, arms: int = 2) -> Run:
+def run(scenario: Scenario, rng: np.random.Generator) -> Run:
     """One trial. Under `mirrored` each request goes to all arms; else each arm has its own."""
     shared = lasting_noise(scenario, scenario.shared, rng)
     host = host_stalls(scenario, scenario.host_stalls, rng)
     times = arrivals(scenario, rng)
     work, shape = _requests(scenario, len(times), rng)
     served = []
-    for arm in range(arms):
-        if arm and scenario.design == "separate":
-            shared = lasting_noise(scenario, scenario.shared, rng)
+    for arm in range(2):
         if arm and scenario.design != "mirrored":
             times = arrivals(scenario, rng)
             work, shape = _requests(scenario, len(times), rng)
@@ -83,7 +80,7 @@ def run(scenario: Scenario, rng: np.random.Generator, *, arms: int = 2) -> Run:
                 compiles=compiles,
             )
         )
-    return Run(treatment=served[0], control=served[1], more=tuple(served[2:]))
+    return Run(treatment=served[0], control=served[1])
 
 
 def first_of_new_shapes(times: Floats, shape: Ints, count: int, rng: np.random.Generator) -> Bools:

@@ -16,9 +16,8 @@ from analysis.settings.gate_limits import DAY_SPREAD, RESTART_SPREAD
 from analysis.statistics.compare import Comparison, Sample, decide
 from analysis.statistics.unpaired import compare_separate
 from analysis.wording import counted
-from benchmarks.simulation.calibration import covers
 from benchmarks.simulation.kinds import KINDS, Kind, pair, samples
-from benchmarks.simulation.promises import ALPHA, MARGIN, METRICS
+from benchmarks.simulation.promises import ALPHA, MARGIN, METRICS, covers
 from benchmarks.simulation.table import Table
 
 QUANTILES = (0.5, 0.99)

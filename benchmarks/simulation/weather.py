@@ -22,7 +22,7 @@ class Weather:
 
     `cox`: standard deviation of the log rate, which wanders; 0 is a Poisson process. `shared` and `private`: standard
     deviations of noise in log work that lasts for about `lasting_s`, common to the arms and own to each. `design`:
-    mirrored arms get the same requests, others their own; separate ones share no noise either.
+    mirrored arms get the same requests, split ones their own.
     """
 
     duration_s: float = 600.0
@@ -31,7 +31,7 @@ class Weather:
     shared: float = 0.12
     private: float = 0.03
     lasting_s: float = 20.0
-    design: Literal["mirrored", "split", "separate"] = "mirrored"
+    design: Literal["mirrored", "split"] = "mirrored"
 
 
 def lasting_noise(
