@@ -65,7 +65,8 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
 
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for column in range(len(rows[0])):
-        table.add_column(justify="left" if column < left or column == len(rows[0]) - 1 else "right")
+        is_left = column < left or column == len(rows[0]) - 1
+        table.add_column(justify="left" if is_left else "right", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
     shown = io.StringIO()
