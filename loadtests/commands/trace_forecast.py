@@ -18,7 +18,7 @@ from analysis.wording import counted
 from loadtests.traffic.traces import Trace
 from servers.complaint import ConfigError
 from servers.config import default_lengths
-from servers.terminal_table import aligned
+from servers.stdout import aligned
 
 RECOMPILE_LIMIT = 8  # torch's default: lengths beyond it run eagerly
 BUCKETS = 8  # of the best ladder
