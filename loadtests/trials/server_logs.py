@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -10,75 +9,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from loadtests.external.arms import ExternalArm
 from loadtests.external.compile_lines import CompileLog, LoggedCompile
+from loadtests.external.log_tail import LogTail
 from loadtests.external.openai_wire import shortened
 from loadtests.trials.context import RunError, TrialContext
 from loadtests.trials.processes import child_environment
 from loadtests.trials.telemetry import Collector
 from servers.clock import now_ns
 from servers.processes import Child, describe_exit
-
-_AT_ONCE = 1 << 20
-_MOST_BEFORE = 64 << 20  # of what was there already
-
-
-class LogTail:
-    """Follows the file at `path` from its present end. Raises OSError where it cannot be read."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: BinaryIO = path.open("rb")
-        self._begun_at = self._file.seek(0, os.SEEK_END)
-        self._rest = b""
-
-    def before(self) -> Iterator[str]:
-        """The last lines that were there already, up to 64 MiB of them."""
-        first = max(0, self._begun_at - _MOST_BEFORE)
-        with self._path.open("rb") as file:
-            file.seek(first)
-            while file.tell() < self._begun_at and (line := file.readline()):
-                yield _text(line)
-
-    def lines(self) -> Iterator[str]:
-        """Every whole line that was written since the last call."""
-        yield from self._whole_lines()
-        try:
-            there = self._path.stat()
-        except OSError:
-            return  # moved aside, and not begun anew yet: it may still be written to
-        here = os.fstat(self._file.fileno())
-        if (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino):
-            fresh = self._path.open("rb")
-            yield from self._whole_lines()  # what was written until the new one was begun
-            self._file.close()
-            self._file, self._rest = fresh, b""
-        elif there.st_size < self._file.tell():
-            self._file.seek(0)
-            self._rest = b""
-        else:
-            return
-        yield from self._whole_lines()
-
-    def ended(self) -> str:
-        """Why no line follows: a file has no end."""
-        return ""
-
-    def close(self) -> None:
-        """The file is closed."""
-        self._file.close()
-
-    def _whole_lines(self) -> Iterator[str]:
-        while piece := self._file.read(_AT_ONCE):
-            *whole, self._rest = (self._rest + piece).split(b"\n")
-            yield from map(_text, whole)
-
-
-def _text(line: bytes) -> str:
-    return line.decode(errors="replace").rstrip("\r\n")
-
 
 _POLL_S = 0.1
 _LAST_WORDS_S = 1.0  # for lines that are on their way when the load has ended

@@ -19,7 +19,7 @@ from loadtests.trials.steering import Steering
 from loadtests.trials.telemetry import Collector, Restart
 from loadtests.trials.trial import take_all
 from loadtests.trials.weights import Splitter
-from loadtests.users.observed import OBSERVED, Observed
+from loadtests.users.observer import OBSERVED, Observed
 from servers.clock import now_ns
 from servers.processes import Child
 from servers.rpc.telemetry_pb2 import SnapshotResponse
@@ -227,6 +227,7 @@ def observed_of(
     """What is observed of the replicas at these addresses. They have the names that an experiment gives its own."""
     return Observed(
         log=str(log.resolve()),
+        log_at=log.stat().st_size if log.exists() else 0,
         admin=admin,
         arms={arm: {address: f"{arm}-{index}" for index, address in enumerate(known)} for arm, known in arms.items()},
         timeout_s=context.experiment.traffic.timeout_s,

@@ -15,8 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-from loadtests.users.observed import OBSERVED, Observed
-from loadtests.users.observer import Observer
+from loadtests.users.observer import OBSERVED, Observed, Observer
 from servers.complaint import unwritten
 
 EVERY_S = 0.5

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from analysis.records.documents import write_document
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordWriter
+from loadtests.external.log_tail import LogTail
 from loadtests.generator.arm_tally import ArmTally
-from loadtests.generator.record import RequestRecord, request_batch
-from loadtests.users.log_follower import LogFollower
-from loadtests.users.observed import Observed
+from loadtests.generator.record import SERVED_COLUMNS, RequestRecord, request_batch
 from loadtests.users.under_way import UnderWay
-from loadtests.users.user_records import request_id, user_record
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.live import SAME_START_S, ended_requests
 from servers.splitter.request_log import LoggedRequest, parse_line
 
+OBSERVED = "observed.json"  # in the folder of the records
 _REQUESTS, _ACCOUNT = "requests-0.arrow", "generator-0.json"
+# The figures of a replica whose columns have other names, or that are no columns.
+_NAMES = {"recv_ns": "server_recv_ns", "end_ns": "server_end_ns"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What is observed from `since_ns` on: a log from byte `log_at`, the admin address of its splitter ("": none) and
+    the replicas of its arms, {arm: {address: replica}}. A request of `timeout_s` is not waited for any more."""
+
+    log: str
+    log_at: int = 0
+    admin: str
+    arms: Mapping[str, Mapping[str, str]]
+    timeout_s: float
+    since_ns: int
 
 
 @dataclass(slots=True)
@@ -62,7 +76,7 @@ class Observer:
         self._tallies = {arm: ArmTally() for arm in observed.arms}
         self._counts = _Counts()
         self._under_way = UnderWay(longest_ns=int(observed.timeout_s * 1e9))
-        self._log = LogFollower(Path(observed.log), reopen=None if self._admin is None else self._reopen)
+        self._log: LogTail | None = None
         self._writer = RecordWriter(folder / _REQUESTS, REQUESTS)
         self._source: _Source | None = None
 
@@ -71,8 +85,8 @@ class Observer:
         rows: list[RequestRecord] = []
         if not complete:
             self._count_at_the_source()  # before the lines are read, so that they hold what was counted
-        for line in self._log.lines():
-            logged = parse_line(line.text)
+        for line in self._lines():
+            logged = parse_line(line)
             if logged is None:
                 continue
             if logged.ended and logged.start_ns + logged.end_ns >= self._observed.since_ns:
@@ -86,14 +100,13 @@ class Observer:
                     self._under_way.begun(logged.start_ns, logged.connection, arm)
                 continue
             self._under_way.ended(logged.start_ns, logged.connection, logged.arm)
-            if (record := self._record(logged, request_id(line.log, line.offset))) is not None:
+            if (record := self._record(logged)) is not None:
                 rows.append(record)
                 if record.status != "CANCELLED":  # its user went away: no failure of the arm
                     self._tallies[logged.arm].add(record)
         if rows:
             self._writer.append_batch(request_batch(rows))
         self._write(now_ns, complete=complete)
-        self._log.rotate()
 
     def end(self, at_ns: int) -> None:
         """What comes at the instant or later is not recorded any more."""
@@ -107,12 +120,21 @@ class Observer:
         """The records are complete, as far as the log is."""
         self.step(now_ns, complete=True)
         self._writer.close()
-        self._log.close()
+        if self._log is not None:
+            self._log.close()
+
+    def _lines(self) -> Iterator[str]:
+        if self._log is None:
+            try:
+                self._log = LogTail(Path(self._observed.log), at=self._observed.log_at)
+            except FileNotFoundError:
+                return  # the splitter has not begun it yet
+        yield from self._log.lines()
 
     def _is_too_late(self, logged: LoggedRequest) -> bool:
         return self._until_ns is not None and logged.start_ns >= self._until_ns
 
-    def _record(self, logged: LoggedRequest, identity: str) -> RequestRecord | None:
+    def _record(self, logged: LoggedRequest) -> RequestRecord | None:
         counts = self._counts
         if not logged.inference or logged.arm not in self._observed.arms:
             counts.others += 1
@@ -124,7 +146,7 @@ class Observer:
         counts.failed += logged.status != "OK"
         # Not by its own name: replicas that were started apart may have the same one.
         replica = self._observed.arms[logged.arm].get(logged.address, logged.address)
-        return user_record(logged, identity, replica=replica)
+        return user_record(logged, f"user-{counts.finished}", replica=replica)
 
     def _count_at_the_source(self) -> None:
         """What the splitter has counted is known. What was under way in one that is gone is not waited for."""
@@ -142,11 +164,6 @@ class Observer:
             self._source = _Source(start_s=start_s, first=0, last=count, before=source.count)
         else:
             source.last = count
-
-    def _reopen(self) -> None:
-        assert self._admin is not None
-        with suppress(SplitterError):  # asked again when the log is read next
-            self._admin.post("/reopen_logs")
 
     def _write(self, now_ns: int, *, complete: bool) -> None:
         counts = self._counts
@@ -172,3 +189,33 @@ class Observer:
             "histograms": {arm: tally.histograms() for arm, tally in self._tallies.items()},
         }
         write_document(self._folder / _ACCOUNT, account)
+
+
+def user_record(logged: LoggedRequest, identity: str, *, replica: str) -> RequestRecord:
+    """Return the record of a request whose end is logged.
+
+    Latencies count from the instant at which the splitter took the request: when its user meant to send it nobody
+    knows. The first token came with the first byte of the answer; of the other tokens no times are known.
+    """
+    figures = {_NAMES.get(name, name): value for name, value in logged.figures.items()}
+    output_tokens, first_ns = figures.get("output_tokens"), logged.first_ns
+    return RequestRecord(
+        request_id=identity,
+        session_id=logged.session_id or identity,
+        trial=1,
+        arm=logged.arm,
+        replica=replica,
+        pair_id=identity,
+        scheduled_ns=logged.start_ns,
+        sent_ns=logged.start_ns,
+        first_token_ns=logged.start_ns + first_ns if first_ns is not None and output_tokens else None,
+        end_ns=logged.start_ns + logged.end_ns,
+        status=logged.status,
+        error=logged.error or None,
+        prompt_tokens=figures.get("prompt_tokens", 0),
+        max_tokens=None,
+        output_tokens=output_tokens,
+        token_ns=None,
+        phase="measure",
+        served=[figures.get(name) for name in SERVED_COLUMNS],
+    )

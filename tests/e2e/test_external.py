@@ -245,7 +245,7 @@ def test_a_candidate_that_compiles_long_is_rolled_back_and_delayed_requests_are_
         assert {answer.status for answer in production.answers} <= {"OK", "DEADLINE_EXCEEDED"}
 
 
-def test_a_killed_controller_leaves_the_weights_and_the_next_ramp_begins_with_them(production: Production) -> None:
+def test_a_killed_controller_leaves_the_weights_and_the_next_ramp_begins_anew(production: Production) -> None:
     ramp = start_ramp(production)
     wait_for_action(production, "start")
     ramp.send_signal(signal.SIGKILL)

@@ -23,11 +23,12 @@ from analysis.records.tables import read_table
 from benchmarks.simulation.greedy import Server
 from loadtests.experiments.reading import from_table
 from loadtests.external.compile_lines import CompileLog
+from loadtests.external.log_tail import LogTail
 from loadtests.trials import external_answers
 from loadtests.trials.context import StopRequestedError, TrialContext
 from loadtests.trials.external_answers import PROMPTS, ExternalAnswers, asked_arms, questions
 from loadtests.trials.external_arms import local_servers
-from loadtests.trials.server_logs import LogTail, ServerLogs
+from loadtests.trials.server_logs import ServerLogs
 from loadtests.trials.telemetry import Collector
 from loadtests.trials.trial_schedule import TrialSchedules
 from servers.clock import now_ns

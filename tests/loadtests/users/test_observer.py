@@ -13,9 +13,7 @@ from analysis.records.documents import content_of
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
 from loadtests.users import observer as observers
-from loadtests.users.log_follower import LogFollower
-from loadtests.users.observed import Observed
-from loadtests.users.observer import Observer
+from loadtests.users.observer import Observed, Observer
 from loadtests.users.under_way import UnderWay
 
 S, MS = 1_000_000_000, 1_000_000
@@ -121,36 +119,23 @@ def test_pinned_foreign_and_earlier_requests_are_counted_and_not_compared(house:
     assert house.rows("scheduled_ns") == [(SINCE + 5 * S,)]
 
 
-def lines(follower: LogFollower) -> list[tuple[int, int, str]]:
-    return [tuple(line) for line in follower.lines()]
+def test_only_what_is_logged_from_the_given_byte_on_is_read_also_once_the_log_is_moved(house: House) -> None:
+    house.write(begun(1), ended(1))
+    house.observed = replace(house.observed, log_at=house.log.stat().st_size)
+    observer = house.observer(begun(2), ended(2))
+    observer.step(SINCE + 5 * S)
+    house.log.rename(house.folder / "requests.log.1")
+    house.write(begun(3), ended(3))
+    observer.step(SINCE + 6 * S)
+    assert house.rows("request_id", "scheduled_ns") == [("user-1", SINCE + 2 * S), ("user-2", SINCE + 3 * S)]
 
 
-def test_a_large_log_is_begun_anew_and_no_line_is_lost(tmp_path: Path) -> None:
-    path, aside = tmp_path / "log", tmp_path / "log.old"
-    asked: list[int] = []
-    follower = LogFollower(path, reopen=lambda: asked.append(1), largest=8)
-    write(path, "one\ntw")
-    assert lines(follower) == [(0, 0, "one")]
-    assert not follower.rotate()
-    write(path, "o\nthree\n")
-    assert lines(follower) == [(0, 4, "two"), (0, 8, "three")]
-    assert follower.rotate()
-    write(aside, "four\n")  # the splitter has not opened the new one yet, and is asked again
-    assert lines(follower) == [(0, 14, "four")]
-    assert len(asked) == 2
-    write(aside, "five\n")
-    write(path, "six\n")
-    assert not follower.rotate(), "the old log has not been read to its end"
-    assert lines(follower) == [(0, 19, "five"), (1, 0, "six")]
-    assert not aside.exists()
-
-
-def test_a_log_that_a_killed_process_moved_aside_is_read_first_and_removed(tmp_path: Path) -> None:
-    write(tmp_path / "log.old", "old\n")
-    write(tmp_path / "log", "new\n")
-    follower = LogFollower(tmp_path / "log", reopen=lambda: None)
-    assert lines(follower) == [(0, 0, "old"), (1, 0, "new")]
-    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+def test_a_log_that_the_splitter_has_not_begun_is_waited_for(house: House) -> None:
+    observer = Observer(house.folder, house.observed)
+    observer.step(SINCE + S)
+    house.write(begun(1), ended(1))
+    observer.step(SINCE + 2 * S)
+    assert house.account("finished") == [1]
 
 
 def under_way(*begun: tuple[int, int, str]) -> UnderWay:
