@@ -3,4 +3,3 @@
 from __future__ import annotations
 
 JOURNAL = "interim.jsonl"
-PREVIEW = "preview.jsonl"  # analyses by which nothing is decided

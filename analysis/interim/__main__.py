@@ -1,4 +1,4 @@
-"""Analyses a run directory after every block until SIGTERM: `python -m analysis.interim RUN_DIR [--preview]`.
+"""Analyses a run directory after every block until SIGTERM: `python -m analysis.interim RUN_DIR`.
 
 A process of its own, at low priority, so that judging takes no time from the load.
 """
@@ -24,12 +24,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m analysis.interim")
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--every", type=float, default=2.0, metavar="S", help="how often new records are looked for")
-    parser.add_argument("--preview", action="store_true", help="for a run that is judged once, at its end")
     options = parser.parse_args()
     os.nice(_NICE)
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    watch = Watch(options.run_dir, preview=options.preview)
+    watch = Watch(options.run_dir)
     failures = 0
     while not stopped.wait(options.every):
         began = time.monotonic()

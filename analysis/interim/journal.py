@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from analysis.interim import JOURNAL, PREVIEW
+from analysis.interim import JOURNAL
 from analysis.interim.outlook import Interim, analyse
 from analysis.judging.gates import Gate
 from analysis.records.documents import content_of, read_rows
-from analysis.records.plain_values import number, table
+from analysis.records.plain_values import number
 from analysis.records.run_records import read_run, trial_folders
 from analysis.records.tables import RecordError
 from analysis.run.client_stalls import with_lengths
@@ -33,7 +33,6 @@ def row_of(interim: Interim, run: Run, *, count: int, at_ns: int) -> dict[str, A
         "at_ns": at_ns,
         "trial": max((trial.number for trial in run.trials), default=1),
         "seconds": run.seconds,
-        "sequential": run.limits.sequential,
         "arms": arms,
         **({} if interim.step is None else {"step": asdict(interim.step)}),
         "gates": [_gate(gate) for gate in interim.gates],
@@ -65,29 +64,23 @@ def _finite(value: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def append(directory: Path, row: Mapping[str, Any], *, journal: str = JOURNAL) -> None:
+def append(directory: Path, row: Mapping[str, Any]) -> None:
     """The row is the last line of the journal, in the hands of the kernel."""
-    with (directory / journal).open("a", encoding="utf-8") as file:
+    with (directory / JOURNAL).open("a", encoding="utf-8") as file:
         file.write(json.dumps(row, allow_nan=False) + "\n")
 
 
-def read_interim(directory: Path, *, journal: str = JOURNAL) -> list[dict[str, Any]]:
+def read_interim(directory: Path) -> list[dict[str, Any]]:
     """Every whole line of the journal; empty where there is none."""
-    return read_rows(directory / journal)[0]
+    return read_rows(directory / JOURNAL)[0]
 
 
 class Watch:
-    """Analyses the run in `directory` whenever a block more of it can be judged.
+    """Analyses the run in `directory` whenever a block more of it can be judged."""
 
-    A `preview` takes any run as if interim analyses decided it, in a journal of its own: its intervals hold at every
-    analysis, and nothing is decided by them.
-    """
-
-    def __init__(self, directory: Path, *, preview: bool = False) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._preview = preview
-        self._journal = PREVIEW if preview else JOURNAL
-        self._number = len(read_interim(directory, journal=self._journal))
+        self._number = len(read_interim(directory))
         self._seen_s = 0.0
 
     def analyse(self, at_ns: int) -> dict[str, Any] | None:
@@ -100,14 +93,11 @@ class Watch:
             return None  # no request was recorded yet
         if records is None:
             return None
-        if self._preview:
-            gates = {**table(records.experiment, "gates"), "sequential": True}
-            records = replace(records, experiment={**records.experiment, "gates": gates})
         run = with_lengths(Run.of(records))
         self._seen_s = run.seconds
         self._number += 1
         row = row_of(analyse(run), run, count=self._number, at_ns=at_ns)
-        append(self._directory, row, journal=self._journal)
+        append(self._directory, row)
         return row
 
     def _settled_s(self) -> float:

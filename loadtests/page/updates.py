@@ -16,8 +16,8 @@ from analysis.records.plain_values import CONTROL, mapping, number, rows_of
 from loadtests.page.tails import LinesTail, TableTail
 
 REPORT = "report.html"
-_STATUS, _LOCUST_PAGE = "status.json", "locust-page.json"
-_LINES = ("load", "interim", "preview", "weights", "search")
+_STATUS = "status.json"
+_LINES = ("load", "interim", "weights")
 _EVENT_COLUMNS = ("arm", "kind", "phase", "start_ns", "end_ns", "shape", "reason", "request_ids")
 _MACHINE_COLUMNS = (
     *("kind", "name", "at_ns", "cpus", "cpu_s", "steal_s", "memory_bytes", "memory_limit_bytes"),
@@ -74,7 +74,6 @@ class Updates:
         return {
             **status,
             "lag_ms": max((ms for ms in map(number, lags) if ms is not None), default=None),
-            "locust_page": content_of(self._run_dir / _LOCUST_PAGE).get("url"),
             "silent_s": None if ended else self._silent_s(),
             "ended": self._ended(ended) if isinstance(ended, Mapping) else None,
         }
@@ -110,6 +109,5 @@ def described(run_dir: Path) -> dict[str, Any]:
         "arms": sorted(arms, key=lambda arm: arm["control"] is not True),
         "design": traffic.get("design"),
         "max_lag_ms": number(gates.get("max_generator_lag_ms")),
-        # A search judges nothing.
-        "judged_once": gates.get("sequential") is not True and traffic.get("arrivals") != "saturation",
+        "judged_once": gates.get("sequential") is not True,
     }

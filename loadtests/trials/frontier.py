@@ -2,17 +2,14 @@
 
 Which arm comes next, and with how many steps, `analysis.frontier.search` decides from the records so far and from the
 time that is left. What it decided stands in frontier.json, written after every trial, so that a run that is cut off
-says as much as one that ended. Where a live page is served, search.jsonl gets a line before every trial, and one at the
-end: what is tried, and what each arm holds until then.
+says as much as one that ended.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -130,7 +127,6 @@ class FrontierSearch(Orchestrator):
             raise
         finally:
             self._write(run_dir, stop)
-            self._show(run_dir, recorded_steps(run_dir), stop=stop)
         self.status.note(f"the search ends: {stop}")
 
     def _search(self, run_dir: Path) -> str:
@@ -229,7 +225,6 @@ class FrontierSearch(Orchestrator):
         self.status.trial, self.status.duration_s = number, part.traffic.duration_s
         self.status.trials = max(number, self.status.trials)
         self.status.note(f"trial {number}: {arm} at {', '.join(f'{rate:g}' for rate in rates)} requests/s")
-        self._show(run_dir, known, trying=turn, rates=rates)
         began_ns, began = now_ns(), self._clock()
         failed: list[dict[str, str]] = []
         try:
@@ -291,32 +286,6 @@ class FrontierSearch(Orchestrator):
             "left": [{"arm": item.arm, "reason": item.reason} for item in self._left],
         }
         write_document(run_dir / "frontier.json", document, indent=2)
-
-    def _show(
-        self,
-        run_dir: Path,
-        known: Sequence[Step],
-        *,
-        trying: Turn | None = None,
-        rates: Sequence[float] = (),
-        stop: str = "",
-    ) -> None:
-        """Tell the live page, where there is one, what the `known` steps say, and what is tried now."""
-        if self._page is None:
-            return
-        left = {item.arm: item.reason for item in self._left}
-        line = {
-            "at_ns": now_ns(),
-            "spent_s": self.spent_s,
-            "budget_s": self._budget_s,
-            "trial": len(self._turns) + (trying is not None),
-            "arms": [] if trying is None else [trying.arm],
-            "rates": list(rates),
-            "stop": stop,
-            "held": [{**asdict(item), "left": left.get(item.arm)} for item in self._frontier(known).holdings],
-        }
-        with suppress(OSError), (run_dir / "search.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
 
     def _check(self) -> None:
         super()._check()

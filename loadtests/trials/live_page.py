@@ -19,16 +19,13 @@ from typing import Any
 from analysis.records.documents import write_document
 from loadtests.page.server import PageServer
 from loadtests.page.serving import page_token
-from loadtests.page.updates import described
 from loadtests.trials.status import Status
-from loadtests.trials.steering import Judge
 from servers.address import host_port, joined
 from servers.clock import now_ns
 
 _EVERY_S = 1.0
 _LAST_WAIT_S = 3.0
 _MOST_NOTES = 60
-_LOAD_PHASES = ("traffic", "traffic of users", "waiting for the last answers")
 _SHOWN = ("phase", "detail", "trial", "trials", "planned", "duration_s")
 OFF = "off"
 
@@ -42,8 +39,7 @@ def page_address(text: str) -> tuple[str, int] | None:
 class LivePage:
     """The page of the run whose `status` is given, served at `host`:`port` from `open` until `close`.
 
-    While a browser watches a run that is judged once, a process makes interim analyses for the page, by which nothing
-    is decided. Raises ConfigError for a token that cannot be used.
+    Raises ConfigError for a token that cannot be used.
     """
 
     def __init__(self, host: str, port: int, status: Status) -> None:
@@ -51,8 +47,6 @@ class LivePage:
         self._token, self._is_new_token = page_token(host)
         self._run_dir = Path()
         self._server: PageServer | None = None
-        self._judged_once = False
-        self._preview: Judge | None = None
         self._began_ns = now_ns()
         self._written_load_s = -1.0
         self._closing = threading.Event()
@@ -72,7 +66,7 @@ class LivePage:
         self._status.page = f"{url}?token={self._token}" if self._is_new_token else url
         with suppress(OSError):
             write_document(run_dir / "page.json", {"url": url, "pid": os.getpid()})
-        self._server, self._judged_once = server, bool(described(run_dir)["judged_once"])
+        self._server = server
         self._write()
         server.open()
         self._thread.start()
@@ -92,20 +86,6 @@ class LivePage:
     def _write_until_closed(self) -> None:
         while not self._closing.wait(_EVERY_S):
             self._write()
-            self._show_preview()
-        if self._preview is not None:
-            self._preview.stop()
-
-    def _show_preview(self) -> None:
-        """Start or stop the interim analyses. Those that ended by themselves are not started again."""
-        watched = self._server is not None and self._server.browsers > 0
-        wanted = watched and self._judged_once and self._status.phase in _LOAD_PHASES
-        if wanted and self._preview is None:
-            with suppress(OSError):
-                self._preview = Judge(self._run_dir, preview=True)
-        elif not wanted and self._preview is not None:
-            self._preview.stop()
-            self._preview = None
 
     def _write(self, ended: Mapping[str, Any] | None = None) -> None:
         status, load, at_ns = self._status, self._status.load, now_ns()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from analysis.interim import JOURNAL, PREVIEW
+from analysis.interim import JOURNAL
 from analysis.judging.alarms import compile_alarms, death_alarms
 from loadtests.page.tails import LinesTail
 from loadtests.trials.context import TrialContext
@@ -57,16 +57,13 @@ _GRACE_S = 2.0
 
 
 class Judge:
-    """Has the run in `run_dir` analysed after every block until `stop`. A process that ends early leaves a note.
+    """Has the run in `run_dir` analysed after every block until `stop`. A process that ends early leaves a note."""
 
-    A `preview` is of a run that is judged once, at its end: nothing is decided by it.
-    """
-
-    def __init__(self, run_dir: Path, *, preview: bool = False) -> None:
-        self._rows = LinesTail(run_dir / (PREVIEW if preview else JOURNAL))  # no line is read twice
+    def __init__(self, run_dir: Path) -> None:
+        self._rows = LinesTail(run_dir / JOURNAL)  # no line is read twice
         self._child = Child(
-            "preview" if preview else "interim",
-            [*_COMMAND, str(run_dir.resolve()), *(["--preview"] if preview else [])],
+            "interim",
+            [*_COMMAND, str(run_dir.resolve())],
             log_path=run_dir / "interim.log",
             environment=child_environment(),
         )

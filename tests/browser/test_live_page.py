@@ -114,7 +114,6 @@ def test_all_arms_must_pass_and_one_failure_decides(browser: Browser) -> None:
         arms = {name: {"decision": each} for name, each in zip("ab", decisions, strict=True)}
         analysis = {"number": 1, "arms": {"eager": None, **arms}}
         assert known(browser, {"run": ARMS, "interim": [analysis], "now": {}})["now"]["decided"] == decided
-        assert known(browser, {"run": ARMS, "preview": [analysis], "now": {}})["now"]["decided"] is None
 
 
 def test_a_day_of_samples_stays_a_bounded_series_with_the_newest_and_starts_anew_with_a_connection(
@@ -130,13 +129,14 @@ def test_a_day_of_samples_stays_a_bounded_series_with_the_newest_and_starts_anew
     assert len(seen["series"]["load"]) == 2
 
 
-def test_a_run_that_is_judged_at_its_end_shows_gates_and_no_decision(make_run: MakeRun, open_page: Open) -> None:
-    run = make_run(3, decided=True)
-    (run.folder / "interim.jsonl").rename(run.folder / "preview.jsonl")
+def test_a_run_that_is_judged_at_its_end_shows_no_gates(make_run: MakeRun, open_page: Open) -> None:
+    run = make_run(3)
+    (run.folder / "interim.jsonl").unlink()
+    experiment = run.folder / "experiment.toml"
+    experiment.write_text(experiment.read_text().replace("sequential = true", "sequential = false"))
     tab = open_page(run)
-    assert tab.text("h1") == "Under load"
-    assert "for good" not in tab.text("#gates")
-    assert tab.count(".tile") == 12
+    tab.wait_for(LATENCY)
+    assert tab.evaluate("document.querySelector('#gates').hidden")
     assert tab.text(".card.arm-1 .chip") == "not decided"
     run.status("judging")
     tab.wait_for_text("[data-facts]", "at the end")
@@ -235,13 +235,8 @@ def test_a_chart_is_walked_by_keyboard_and_keeps_the_focus_while_it_grows(make_r
     assert tab.evaluate("document.querySelector('.tip').hidden")
 
 
-@pytest.mark.parametrize("searching", [False, True])
-def test_hostile_text_is_text(make_run: MakeRun, open_page: Open, searching: bool) -> None:
+def test_hostile_text_is_text(make_run: MakeRun, open_page: Open) -> None:
     run = make_run(2, decided=True, naive=HOSTILE, text=HOSTILE, notes=[HOSTILE])
-    if searching:
-        (run.folder / "interim.jsonl").unlink()
-        run.search(3, HOSTILE)
-        run.status()
     line = {"at_ns": run.now_ns(), "weights": {HOSTILE: 5}, "why": HOSTILE}
     (run.folder / "weights.jsonl").write_text(json.dumps(line) + "\n")
     tab = open_page(run)
@@ -250,7 +245,7 @@ def test_hostile_text_is_text(make_run: MakeRun, open_page: Open, searching: boo
     assert tab.evaluate("document.title").endswith("tailgate")
     words = " ".join(HOSTILE.split())
     tab.evaluate("document.querySelectorAll('#checks details').forEach((fold) => (fold.open = true))")
-    for place in (".run", ".cards", "#gates", *([] if searching else ["#checks"]), "#compiles", "#notes", "#state"):
+    for place in (".run", ".cards", "#gates", "#checks", "#compiles", "#notes", "#state"):
         assert words in tab.text(place), place
     assert tab.complaints == []
 

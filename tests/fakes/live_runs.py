@@ -44,7 +44,8 @@ class WatchedRun:
         )
         head = f"name = {json.dumps(self.text or 'canary')}\n"
         head += f'[traffic]\ndesign = "mirrored"\nduration_s = {self.duration_s}\n'
-        (self.folder / "experiment.toml").write_text(head + "[gates]\nmax_generator_lag_ms = 50.0\n" + tables)
+        head += "[gates]\nsequential = true\nmax_generator_lag_ms = 50.0\n"
+        (self.folder / "experiment.toml").write_text(head + tables)
         self.writers = {
             name: RecordWriter(self.trial / f"{name}.arrow", schema)
             for name, schema in (("compile_events", COMPILE_EVENTS), ("machines", MACHINES))
@@ -162,7 +163,7 @@ class WatchedRun:
         checks = [dict(zip(keys, row, strict=True)) for row in (blocks, errors)]
         line = {
             **{"number": number, "at_ns": self.now_ns(), "trial": 1, "seconds": number * 60.0},
-            **{"sequential": True, "arms": arms, "gates": gates, "checks": checks, "latency": {}},
+            **{"arms": arms, "gates": gates, "checks": checks, "latency": {}},
         }
         self._append("interim", line)
 
@@ -177,24 +178,6 @@ class WatchedRun:
                 self.second()
             self.look(self.at_s // 60, decided=decided and self.at_s == number * 60)
         self.status()
-
-    def search(self, trial: int, *arms: str, stop: str = "") -> None:
-        """Write that a search for a frontier tries the arms now, or has ended; the last arm has left it."""
-        held = [
-            {
-                **{"arm": arm, "starts": trial // 2, "steps": 3 * trial},
-                "low_rps": 8.0 * trial if index == 0 and trial > 2 else None,
-                "seen_rps": 10.0 * trial * (index + 1) if trial > 1 else None,
-                "high_rps": 40.0 * trial if index < 2 and trial > 2 else None,
-                "left": None if index < 2 or trial < 3 else self.text or "held no load that others do not",
-            }
-            for index, arm in enumerate(self.arms)
-        ]
-        line = {
-            **{"at_ns": self.now_ns(), "spent_s": 60.0 + self.at_s, "budget_s": 600.0, "trial": trial},
-            **{"arms": arms, "rates": [4.0, 10.08, 64.0], "stop": stop, "held": held},
-        }
-        self._append("search", line)
 
     def end(self, report: str = "<!doctype html><title>FAIL</title><h1>The report</h1>") -> None:
         golden = json.loads(GOLDEN.read_text(encoding="utf-8"))

@@ -68,7 +68,7 @@ def role(process: Process, every: Mapping[int, Process], orchestrator: int) -> s
     if "-m locust" in command:
         return "worker" if parent in ("load", "worker", "remote worker") else "load"
     if "-m analysis.interim" in command:
-        return "preview" if "--preview" in words else "judge"
+        return "judge"
     return next((name for module, name in _MODULES.items() if module in command), "")
 
 

@@ -5,11 +5,10 @@ const EVERY_MS = 2000; // a chart is drawn again at most so often
 const LOST_MS = 4000; // without a message
 
 const parts = [
-  { on: ["now", "interim", "search", "run", "load"], every: 0, draw: () => spoken(showState(seen)) },
-  { on: ["now", "interim", "search", "run", "load", "events", "weights"], every: 0, draw: showCards },
+  { on: ["now", "interim", "run", "load"], every: 0, draw: () => spoken(showState(seen)) },
+  { on: ["now", "interim", "run", "load", "events", "weights"], every: 0, draw: showCards },
   { on: ["interim", "run"], every: 0, draw: withIndex(gateTiles(at("[data-tiles]"))) },
   { on: ["interim"], every: 0, draw: showChecks },
-  { on: ["search", "run"], every: 0, draw: withIndex(searchTiles(at("[data-tiles]"))) },
   { on: ["load", "events", "run"], every: EVERY_MS, draw: latencyChart() },
   { on: ["events", "run"], every: 0, draw: showCompiles },
   { on: ["now", "run"], every: 0, draw: showUnderWay },
@@ -30,15 +29,12 @@ function withIndex(draw) {
 
 function showRun({ run }) {
   for (const node of document.querySelectorAll("[data-run]")) node.textContent = run[node.dataset.run];
+  for (const node of document.querySelectorAll('#gates, #checks, nav a[href="#gates"], nav a[href="#checks"]')) node.hidden = run.judged_once; // at the end
 }
 
 function showInterims({ interim }) {
   const which = `Interim analysis ${count(interim.number)}, after ${span(interim.seconds)} of judged traffic.`;
-  let valid = "These figures decide nothing yet.";
-  if (interim.sequential) valid = "Intervals and decisions are valid at every interim analysis.";
-  if (interim.sequential && !interim.decides)
-    valid = "Intervals are valid at every interim analysis. The run itself is judged once, at its end, by narrower intervals.";
-  at("[data-interims]").textContent = interim.number ? `${which} ${valid}` : "";
+  at("[data-interims]").textContent = interim.number ? `${which} Intervals and decisions are valid at every interim analysis.` : "";
 }
 
 function take(message) {

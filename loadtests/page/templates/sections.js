@@ -37,7 +37,7 @@ const WORDS = { starting: "Starting", load: "Under load", closing: "Stopping", j
 const TONES_OF = { PASS: "pass", FAIL: "fail", INCONCLUSIVE: "inconclusive" };
 
 // { word, tone, icon, line } of the run as it is.
-function stateOf({ now, interim, search, run, lost }) {
+function stateOf({ now, interim, run, lost }) {
   const gone = "The run does not answer: it may have ended, or have been killed.";
   if (!now && lost) return { word: "No connection", tone: "none", icon: "lost", line: gone };
   if (!now) return { word: "Connecting", tone: "none", icon: "running", line: "The run has not reported anything yet." };
@@ -51,7 +51,7 @@ function stateOf({ now, interim, search, run, lost }) {
     return { word: "No connection", tone: "none", icon: "lost", line: `${gone} The figures below are the last known ones.` };
   if (isNumber(now.silent_s))
     return { word: "Silent", tone: "none", icon: "lost", line: `The run has reported nothing for ${span(now.silent_s)}: it may be stopped, or its machine too busy. The figures below are the last known ones.` };
-  const line = [search && now.state !== "judging" ? searching(search, now) : traffic(now), deaths(now), decisions(interim, run), now.decided ? "" : failing(interim)].filter(Boolean).join(" ");
+  const line = [traffic(now), deaths(now), decisions(interim, run), now.decided ? "" : failing(interim)].filter(Boolean).join(" ");
   if (now.decided)
     return { word: now.decided, tone: TONES_OF[now.decided], icon: now.decided, line: `${WORDS[now.state]}: ${line}` };
   return { word: WORDS[now.state] ?? "Running", tone: "running", icon: "running", line };
@@ -59,19 +59,11 @@ function stateOf({ now, interim, search, run, lost }) {
 
 function traffic(now) {
   if (now.state === "load" && isNumber(now.t_s) && isNumber(now.duration_s) && now.t_s <= now.duration_s) {
-    const of = now.trials > 1 && !seen.search ? ` in trial ${now.trial} of ${now.trials}` : "";
+    const of = now.trials > 1 ? ` in trial ${now.trial} of ${now.trials}` : "";
     return `${clock(now.t_s)} of ${clock(now.duration_s)} of traffic${of}.`;
   }
   const said = `${now.phase} ${now.detail}`.trim();
   return said ? `${said[0].toUpperCase()}${said.slice(1)}.` : "";
-}
-
-// Of a search: what of its time is spent, and what is tried.
-const spent = (search, now) => Math.min(search.budget_s, (search.spent_s ?? 0) + (search.stop ? 0 : Math.max(0, (now.at_ns - search.at_ns) / 1e9)));
-function searching(search, now) {
-  const time = `${clock(spent(search, now))} of ${clock(search.budget_s)} of the budget.`;
-  if (search.stop) return `${time} The search has ended: ${search.stop}.`;
-  return `${time} Trial ${count(search.trial)} tries ${search.arms.join(" and ")} at ${search.rates.map(figure).join(", ")} requests/s. ${traffic(now)}`;
 }
 
 function decisions(interim, run) {
@@ -82,7 +74,6 @@ function decisions(interim, run) {
   const failed = decided.filter(([, arm]) => arm.decision === "FAIL").map(([name]) => name);
   const open = arms.filter(([, arm]) => arm.decision !== "PASS" && arm.decision !== "FAIL").map(([, arm]) => arm.outlook_s);
   const outlooks = open.filter(isNumber);
-  if (!interim.decides) return "It is judged once, at its end.";
   const said = [`${decided.length} of ${arms.length} arms decided${failed.length ? `, ${failed.join(" and ")} failed` : ""}.`];
   if (open.length && outlooks.length === open.length) said.push(`Likely decided in about ${span(Math.max(...outlooks))}.`);
   return said.join(" ");
@@ -117,28 +108,25 @@ function showState(seen) {
   if (!now) return state;
   linked(seen.lost ? "lost" : now.ended ? "ended" : isNumber(now.silent_s) ? "silent" : "live");
   const advance = at("[data-advance]");
-  const search = seen.search,
-    known = search ? search.budget_s > 0 : isNumber(now.t_s) && now.duration_s > 0 && now.t_s > 0;
+  const known = isNumber(now.t_s) && now.duration_s > 0 && now.t_s > 0;
   advance.hidden = !known;
-  advance.setAttribute("aria-label", search ? "Time spent so far" : "Traffic so far");
-  if (known && search) advance.value = spent(search, now) / search.budget_s;
-  else if (known) advance.value = Math.min(1, (now.trial - 1 + Math.min(1, now.t_s / now.duration_s)) / now.trials);
+  if (known) advance.value = Math.min(1, (now.trial - 1 + Math.min(1, now.t_s / now.duration_s)) / now.trials);
   showFacts(seen);
   return state;
 }
 
-function showFacts({ now, interim, search, run, series }) {
+function showFacts({ now, interim, run, series }) {
   const inflight = Object.values(last(series.load)?.arms ?? {}).reduce((sum, arm) => sum + (arm.inflight ?? 0), 0);
   const outlooks = Object.values(interim?.arms ?? {}).filter((arm) => !arm.decision).map((arm) => arm.outlook_s).filter(isNumber);
   const late = isNumber(now.lag_ms) && isNumber(run?.max_lag_ms) && now.lag_ms > run.max_lag_ms;
   renew(
     at("[data-facts]"),
     fact("Phase", now.phase || DASH, now.detail),
-    fact("Since the start", isNumber(now.at_ns) && isNumber(now.began_ns) ? clock((now.at_ns - now.began_ns) / 1e9) : DASH, search ? `trial ${now.trial}` : now.trials > 1 ? `trial ${now.trial} of ${now.trials}` : ""),
+    fact("Since the start", isNumber(now.at_ns) && isNumber(now.began_ns) ? clock((now.at_ns - now.began_ns) / 1e9) : DASH, now.trials > 1 ? `trial ${now.trial} of ${now.trials}` : ""),
     fact("Requests", count(now.finished), now.planned ? `of ${count(now.planned)}${now.failed ? `, ${count(now.failed)} failed` : ""}` : now.failed ? `${count(now.failed)} failed` : ""),
     fact("In flight", count(inflight)),
     fact("Generator lag", ms(now.lag_ms), isNumber(run?.max_lag_ms) ? `p99, ${late ? "over" : "of"} ${ms(run.max_lag_ms)}` : "p99"),
-    search ? fact("Time left", span(search.budget_s - spent(search, now)), `of ${span(search.budget_s)}`) : likely(now, interim, run, outlooks),
+    likely(now, interim, run, outlooks),
   );
 }
 
@@ -169,8 +157,7 @@ function showCards(seen) {
     run.arms.map((arm, index) => {
       const own = load?.arms?.[arm.name] ?? {},
         built = compiles?.[arm.name],
-        decided = interim?.arms?.[arm.name],
-        standing = seen.search?.held.find((one) => one.arm === arm.name)?.standing;
+        decided = interim?.arms?.[arm.name];
       const runs = now.running?.[arm.name],
         waits = isNumber(own.inflight) && isNumber(runs) ? Math.max(0, own.inflight - runs) : null;
       const replicas = now.replicas.filter((one) => armOf(one.name, run.arms) === arm.name);
@@ -193,7 +180,7 @@ function showCards(seen) {
           "header",
           {},
           el("h2", {}, armTag(index, arm.name)),
-          el("p", {}, arm.control ? chip(null, "control") : standing ? chip(null, standing) : chip(decided?.decision, decided?.decision ?? "not decided"), arm.preset && arm.preset !== arm.name ? el("small", {}, ` ${arm.preset}`) : null),
+          el("p", {}, arm.control ? chip(null, "control") : chip(decided?.decision, decided?.decision ?? "not decided"), arm.preset && arm.preset !== arm.name ? el("small", {}, ` ${arm.preset}`) : null),
         ),
         el("dl", {}, pairs.map(([name, value, note]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, note ? el("small", {}, ` ${note}`) : null)))),
       );

@@ -28,27 +28,19 @@ function bounded() {
 // `learn` takes a message of the server and returns the names of what changed.
 function knowledge() {
   const seen = {};
-  let load, interims, counters, tried;
+  let load, interims, counters;
   function forget() {
-    [load, interims, counters, tried] = [bounded(), bounded(), {}, new Set()];
+    [load, interims, counters] = [bounded(), bounded(), {}];
     const series = { load: load.items, interims: interims.items, events: [], machines: [], weights: [] };
-    Object.assign(seen, { run: null, now: null, interim: null, search: null, compiles: {}, lost: false, series });
+    Object.assign(seen, { run: null, now: null, interim: null, compiles: {}, lost: false, series });
   }
   forget();
 
-  function analysed(line, decides) {
+  function analysed(line) {
     const gates = line.gates ?? [],
       arms = Object.fromEntries(Object.entries(line.arms ?? {}).map(([name, arm]) => [name, arm ?? {}]));
-    if (!decides) for (const row of [...gates, ...Object.values(arms)]) row.decision = row.decided_s = row.outlook_s = null;
-    seen.interim = { ...line, gates, arms, decides };
+    seen.interim = { ...line, gates, arms };
     interims.add({ at_ns: line.at_ns, seconds: line.seconds, gates: gates.map(pointOf) });
-  }
-
-  function searched(line) {
-    for (const arm of line.arms ?? []) tried.add(arm);
-    const held = (line.held ?? []).map((row) => heldOf(row, line, tried));
-    seen.search = { ...line, arms: line.arms ?? [], rates: line.rates ?? [], held };
-    interims.add({ at_ns: line.at_ns, seconds: line.spent_s, gates: held.map(pointOf) });
   }
 
   // Compiles of the warm-up are counted alone.
@@ -89,9 +81,7 @@ function knowledge() {
       changed.add("run");
     }
     each("load", "load", load.add);
-    each("interim", "interim", (line) => analysed(line, true));
-    each("preview", "interim", (line) => analysed(line, false));
-    each("search", "search", searched);
+    each("interim", "interim", analysed);
     each("weights", "weights", (line) => seen.series.weights.push(line));
     each("events", "events", compiled);
     each("machines", "machines", sampled);
@@ -142,29 +132,6 @@ function decidedOf(run, interim) {
 function armOf(replica, arms) {
   const names = arms.map((arm) => arm.name).filter((name) => replica === name || replica.startsWith(`${name}-`));
   return names.sort((a, b) => b.length - a.length)[0];
-}
-
-// What one arm of a search holds, as a tile shows it. Arms of `line` are in a trial; those in `tried` are, or were.
-function heldOf(row, line, tried) {
-  const { arm, low_rps: low, high_rps: high, left } = row;
-  const said = [];
-  if (isNumber(low)) said.push(`it surely holds ${low.toPrecision(3) * 1} requests/s`);
-  if (isNumber(high)) said.push(`surely nothing above ${high.toPrecision(3) * 1}`);
-  const known = said.join(" and ") || "nothing is sure yet";
-  const after = `after ${row.starts} judged ${row.starts === 1 ? "start" : "starts"} with ${row.steps} judged ${row.steps === 1 ? "step" : "steps"}.`;
-  const started = row.starts > 0 || tried.has(arm);
-  const waits = line.stop ? (started ? "tried" : "not tried") : started ? "waits" : "not tried yet";
-  return {
-    arm,
-    gate: "holds",
-    label: arm,
-    unit: "rps",
-    standing: left ? "left" : line.arms?.includes(arm) ? "tried now" : waits,
-    reason: `${known[0].toUpperCase()}${known.slice(1)}, ${after}${left ? ` It left the search: it ${left}.` : ""}`,
-    value: row.seen_rps,
-    low,
-    high,
-  };
 }
 
 // A sample of a host: how much of the time since the sample before its processors were busy, or stolen.

@@ -40,7 +40,7 @@ function tile(index) {
       const show = (number) => quantity(number, gate.unit);
       node.className = `tile tile-${(gate.verdict ?? "none").toLowerCase()}`;
       name.textContent = label;
-      renew(verdict, chip(gate.verdict, gate.standing));
+      renew(verdict, chip(gate.verdict));
       value.textContent = show(gate.value);
       const bounded = isNumber(gate.low) || isNumber(gate.high);
       interval.textContent = bounded ? `[${show(gate.low)}, ${show(gate.high)}]`.replaceAll("×", "") : "";
@@ -59,7 +59,7 @@ function tile(index) {
         last = points.length ? points.at(-1)[0] : 1;
       const banded = points.filter((point) => isNumber(point[2]) || isNumber(point[3]));
       drawing.update({
-        label: `${label}: ${value.textContent} ${interval.textContent}, ${limit.textContent || "no limit"}, ${gate.standing ?? gate.verdict ?? "not judged"}, over ${points.length} interim analyses`,
+        label: `${label}: ${value.textContent} ${interval.textContent}, ${limit.textContent || "no limit"}, ${gate.verdict ?? "not judged"}, over ${points.length} interim analyses`,
         x: [first === last ? 0 : first, last],
         xs: points.map((point) => point[0]),
         lines: [{ arm: index, parts: partsOf(known) }],
@@ -88,33 +88,6 @@ function analysedAt(series) {
     }
   }
   return (arm, gate) => points.get(JSON.stringify([arm, gate])) ?? [];
-}
-
-// In a search a tile for every arm: the load that it is seen to hold, over the time that was spent.
-function searchTiles(host) {
-  const tiles = new Map(); // of arms
-  let grid = null;
-  return ({ search, series }, indexOf) => {
-    if (!search) return;
-    if (!grid) {
-      grid = el("div", { class: "tiles" });
-      host.replaceChildren(grid);
-      at("#gates-title").textContent = "What each arm holds";
-      at("#gates .lead").firstChild.textContent =
-        "A tile for every arm: the load in requests/s of one replica that it is seen to hold within the objectives, over the time that was spent. Within the band it is open: up to its lower end the arm surely holds, above its upper end it surely does not. The search goes by these bands; that they are right together is promised of its end.";
-      for (const node of document.querySelectorAll('#checks, nav a[href="#checks"]')) node.hidden = true; // they are made at the end
-      at('nav a[href="#gates"]').textContent = "What holds";
-    }
-    const points = analysedAt(series);
-    for (const held of search.held) {
-      if (!tiles.has(held.arm)) {
-        const made = tile(indexOf(held.arm));
-        tiles.set(held.arm, made);
-        grid.append(made.node);
-      }
-      tiles.get(held.arm).update(held, points(held.arm, held.gate));
-    }
-  };
 }
 
 function gateTiles(host) {

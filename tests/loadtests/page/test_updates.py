@@ -52,10 +52,7 @@ def test_files_of_any_content_raise_nothing(run: WatchedRun, content: Any) -> No
     keys = ("look", "seconds", "arms", "gates", "checks", "groups", "sequential")
     gate = dict.fromkeys(("arm", "gate", "value", "low", "limit", "verdict", "reason"), content)
     lines = [dict.fromkeys(keys, content), {"gates": [gate], "checks": [gate], "arms": {"a": content}}]
-    lines += [dict.fromkeys(("arms", "rates", "held", "trial", "spent_s", "stop"), content)]
-    held = dict.fromkeys(("arm", "low_rps", "seen_rps", "high_rps", "starts", "steps", "left"), content)
-    lines += [{"arms": [content], "rates": [content], "held": [held, content]}]
-    for name in ("interim.jsonl", "load.jsonl", "weights.jsonl", "search.jsonl"):
+    for name in ("interim.jsonl", "load.jsonl", "weights.jsonl"):
         (run.folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
     (run.folder / "experiment.toml").write_text("[[")
     (run.folder / "trial-x").mkdir()
