@@ -19,7 +19,7 @@ from loadtests.trials.steering import Steering
 from loadtests.trials.telemetry import Collector, Restart
 from loadtests.trials.trial import take_all
 from loadtests.trials.weights import Splitter
-from loadtests.users.observer import OBSERVED, Observed
+from loadtests.users import OBSERVED, Observed
 from servers.clock import now_ns
 from servers.processes import Child
 from servers.rpc.telemetry_pb2 import SnapshotResponse

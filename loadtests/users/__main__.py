@@ -15,7 +15,8 @@ import threading
 import time
 from pathlib import Path
 
-from loadtests.users.observer import OBSERVED, Observed, Observer
+from loadtests.users import OBSERVED, Observed
+from loadtests.users.observer import Observer
 from servers.complaint import unwritten
 
 EVERY_S = 0.5

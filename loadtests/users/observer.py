@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,28 +12,15 @@ from analysis.records.tables import RecordWriter
 from loadtests.external.log_tail import LogTail
 from loadtests.generator.arm_tally import ArmTally
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord, request_batch
+from loadtests.users import Observed
 from loadtests.users.under_way import UnderWay
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.live import SAME_START_S, ended_requests
 from servers.splitter.request_log import LoggedRequest, parse_line
 
-OBSERVED = "observed.json"  # in the folder of the records
 _REQUESTS, _ACCOUNT = "requests-0.arrow", "generator-0.json"
 # The figures of a replica whose columns have other names, or that are no columns.
 _NAMES = {"recv_ns": "server_recv_ns", "end_ns": "server_end_ns"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
-    """What is observed from `since_ns` on: a log from byte `log_at`, the admin address of its splitter ("": none) and
-    the replicas of its arms, {arm: {address: replica}}. A request of `timeout_s` is not waited for any more."""
-
-    log: str
-    log_at: int = 0
-    admin: str
-    arms: Mapping[str, Mapping[str, str]]
-    timeout_s: float
-    since_ns: int
 
 
 @dataclass(slots=True)

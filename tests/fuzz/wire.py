@@ -31,7 +31,8 @@ from loadtests.external.arms import OipOptions
 from loadtests.generator.record import embed_record_of, record_of, request_batch
 from loadtests.trials.status import ReplicaState, Status
 from loadtests.trials.telemetry import Collector, _Follower
-from loadtests.users.observer import Observed, Observer
+from loadtests.users import Observed
+from loadtests.users.observer import Observer
 from servers.clock import now_ns
 from servers.complaint import LONGEST
 from servers.metadata import STATUS_NAMES, trailing_key

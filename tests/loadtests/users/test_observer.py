@@ -12,8 +12,9 @@ import pytest
 from analysis.records.documents import content_of
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
+from loadtests.users import Observed
 from loadtests.users import observer as observers
-from loadtests.users.observer import Observed, Observer
+from loadtests.users.observer import Observer
 from loadtests.users.under_way import UnderWay
 
 S, MS = 1_000_000_000, 1_000_000
