@@ -200,41 +200,6 @@ def test_a_compile_is_shown_while_it_lasts(run: WatchedRun, open_page: Open) -> 
     tab.wait_for("!document.querySelector('[data-under-way]').innerText")
 
 
-def test_only_changes_of_state_are_read_aloud(run: WatchedRun, open_page: Open) -> None:
-    tab = open_page(run)
-    tab.evaluate(
-        "window.heard = []; new MutationObserver(() => heard.push(document.querySelector('[data-said]').textContent))"
-        ".observe(document.querySelector('[data-said]'), { childList: true })"
-    )
-    for second in (1, 2, 3):
-        go_on(run)
-        tab.wait_for_text("[data-facts]", f"2:0{second}")
-    assert tab.evaluate("heard") == []
-    run.status("judging")
-    tab.wait_for("heard.length")
-    assert tab.evaluate("heard[0]").startswith("Judging.")
-    assert tab.count("[aria-live]") == tab.count("[aria-live=polite]") > 0
-
-
-def test_a_chart_is_walked_by_keyboard_and_keeps_the_focus_while_it_grows(make_run: MakeRun, open_page: Open) -> None:
-    run = make_run(2)
-    tab = open_page(run)
-    tab.press("Tab")
-    assert tab.evaluate("document.activeElement.className") == "skip"
-    tab.wait_for(LATENCY)
-    tab.evaluate("document.querySelector('[data-chart=latency] svg').focus()")
-    tab.press("End")
-    newest = tab.text(".tip").replace("\u00a0", " ")
-    assert re.match(r"1:59 eager ?\d+ ms / \d+ ms compiled-padded", newest), newest
-    tab.press("ArrowLeft")
-    assert tab.text(".tip").startswith("1:58")
-    go_on(run, 3)
-    tab.wait_for_text("[data-facts]", "3:03")
-    assert tab.evaluate("document.activeElement.closest('[data-chart]')?.dataset.chart") == "latency"
-    tab.press("Escape")
-    assert tab.evaluate("document.querySelector('.tip').hidden")
-
-
 def test_hostile_text_is_text(make_run: MakeRun, open_page: Open) -> None:
     run = make_run(2, decided=True, naive=HOSTILE, text=HOSTILE, notes=[HOSTILE])
     line = {"at_ns": run.now_ns(), "weights": {HOSTILE: 5}, "why": HOSTILE}

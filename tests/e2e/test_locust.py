@@ -26,12 +26,6 @@ def server() -> Iterator[ServedFake]:
         yield served
 
 
-@pytest.fixture(scope="module")
-def two_arms() -> Iterator[dict[str, str]]:
-    with serve(Behaviour(arm="eager")) as eager, serve(Behaviour(arm="compiled")) as compiled:
-        yield {"eager": eager.target, "compiled": compiled.target}
-
-
 def test_headless_run_by_hand_writes_csv_and_html(server: ServedFake, tmp_path: Path) -> None:
     arguments = ["-f", CHAT, "--headless", "--host", f"http://{server.target}", "-u", "4", "-r", "4", "-t", "12s"]
     arguments += ["--request-rate", "5", "--stop-timeout", "5", "--records", str(tmp_path / "records")]
@@ -50,21 +44,6 @@ def test_headless_run_by_hand_writes_csv_and_html(server: ServedFake, tmp_path: 
     for name in ("out_stats.csv", "out.html"):
         assert "Generate e2e [eager]" in (tmp_path / name).read_text()
     assert account(tmp_path / "records")["complete"] is True
-
-
-def test_a_schedule_begins_at_its_start_and_failed_requests_do_not_fail_the_process(
-    two_arms: dict[str, str], tmp_path: Path
-) -> None:
-    start_ns = time.time_ns() + 6_000_000_000
-    gone = {"eager": two_arms["eager"], "compiled": f"127.0.0.1:{free_port()}"}
-    schedule, arguments = planned(tmp_path, gone, duration_s=1.0, start_ns=start_ns)
-    code, output = run_locust(*arguments)
-    assert (code, "Traceback" in output) == (0, False), output
-    rows = records(tmp_path)
-    by_arm = Counter((row["arm"], row["status"]) for row in rows)
-    assert by_arm == {("eager", "OK"): len(schedule), ("compiled", "UNAVAILABLE"): len(schedule)}
-    assert min(row["scheduled_ns"] for row in rows) == start_ns + int(schedule.offset_ns[0])
-    assert account(tmp_path)["arms"]["eager"]["n"] == len(schedule)
 
 
 @pytest.mark.parametrize(("signal_number", "processes"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,11 +16,9 @@ from analysis.summary.summary import analyze
 from loadtests.trials import replicas
 from loadtests.trials.frontier import FrontierSearch
 from loadtests.trials.status import Status
-from tests.fakes.command_line import GROUP
 from tests.fakes.credentials import start
 from tests.fakes.processes import command_of, family, wait_for
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
-from tests.fakes.screens import at_terminal
 from tests.fakes.whole_run import (
     FAKE_ARM,
     ROOT,
@@ -179,79 +174,3 @@ def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
         assert process.wait(10.0) == 1
     assert members
     wait_for(lambda: not any(command_of(pid) for pid in members))
-
-
-COLUMNS = 80
-# Arguments of commands that end by themselves; RUN and EARLIER are run directories.
-ENDING: dict[str, tuple[str, ...]] = {
-    "analyze": ("RUN",),
-    "compare": ("EARLIER", "RUN"),
-    "inspect": ("--arm", "eager", "--slots", "2", "--shapes", "prefill 1x12, decode 2@30"),
-}
-
-
-# Others have a test below, or in tests/servers/test_artifact.py; a worker has no result.
-SEPARATE = {"run", "ramp", "frontier", "serve", "split", "parity", "precompile", "worker"}
-
-
-@pytest.fixture(scope="module")
-def given(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    folder = tmp_path_factory.mktemp("terminal")
-    write_run(folder / "run", FakeRun(duration_s=150, rate=3, slo={"p99_ttft_ms": 2000}))
-    write_run(folder / "earlier", FakeRun(duration_s=150, rate=3, slo={"p99_ttft_ms": 2000}, seed=2, day=-7))
-    yield {"RUN": f"{folder / 'run'}", "EARLIER": f"{folder / 'earlier'}"}
-    shutil.rmtree(folder)
-
-
-def objects(lines: list[str]) -> list[str]:
-    return [line for line in lines if line.startswith("{")]
-
-
-def test_every_command_has_a_test_at_a_terminal() -> None:
-    assert set(GROUP.commands) == set(ENDING) | SEPARATE
-    has_json = {name for name, one in GROUP.commands.items() if any("--json" in item.opts for item in one.params)}
-    without = set(GROUP.commands) - has_json
-    assert without == {"worker"}
-
-
-@pytest.mark.parametrize("command", ENDING)
-def test_a_command_prints_lines_that_fit_a_terminal(command: str, given: dict[str, str], tmp_path: Path) -> None:
-    arguments = [given.get(argument, argument) for argument in ENDING[command]]
-    code, lines, err = at_terminal(tailgate(command, *arguments), tmp_path, columns=COLUMNS)
-    assert code in (0, 3), err
-    assert objects(lines) == []
-    assert lines
-    shown = [re.sub("\x1b\\[[0-9;]*m", "", line) for line in lines]
-    assert [line for line in shown if len(line) > COLUMNS and given["RUN"] not in line] == []
-    code, lines, err = at_terminal(tailgate(command, *arguments, "--json"), tmp_path)
-    assert code in (0, 3), err
-    (line,) = lines
-    assert json.loads(line)
-
-
-@pytest.mark.parametrize(
-    ("words", "settings", "codes"),
-    [
-        (["run", "demo"], ["traffic.duration_s=4", "traffic.block_s=1", "traffic.rate=8"], (3, 99)),
-        (
-            ["frontier", "demo", "--budget", "0.5"],
-            [
-                "traffic.step_s=1",
-                "traffic.settle_s=0",
-                "traffic.rampup_s=0",
-                "traffic.duration_s=4",
-                "traffic.rates=[24,96]",
-            ],
-            (0,),
-        ),
-    ],
-)
-def test_a_run_and_a_search_print_no_object_and_their_report_last(
-    words: list[str], settings: list[str], codes: tuple[int, ...], tmp_path: Path
-) -> None:
-    flags = [flag for setting in ("machines.reference_s=0", *settings) for flag in ("--set", setting)]
-    command = tailgate(*words, *flags, flags=("--prefill-s", "eager-0=0.02"))
-    code, lines, err = at_terminal(command, tmp_path, columns=COLUMNS)
-    assert (code in codes, objects(lines)) == (True, []), err
-    assert lines[-1].startswith("report: ")
-    assert [line for line in lines[:-1] if len(line) > COLUMNS and str(tmp_path) not in line] == []

@@ -57,11 +57,6 @@ class Exchange:
         self.link.state.send_data(self.stream_id, payload, end_stream=end)
         self.link.flush()
 
-    def all_data(self, payload: bytes) -> None:
-        """Send as many DATA frames as the client's windows allow; then OK trailers."""
-        self.link.pending[self.stream_id] = payload
-        self.link.pump()
-
     def trailers(self, fields: Sequence[tuple[str, str]] = OK_TRAILERS) -> None:
         self.link.state.send_headers(self.stream_id, list(fields), end_stream=True)
         self.link.flush()
@@ -85,7 +80,6 @@ class Link:
     pings: int = 0
     window_updates: int = 0
     most_open: int = 0
-    pending: dict[int, bytes] = field(default_factory=dict)
     slice_bytes: int = 0  # write to the socket in slices of this size; 0: whole
 
     def flush(self) -> None:
@@ -93,19 +87,6 @@ class Link:
         size = self.slice_bytes or max(1, len(out))
         for start in range(0, len(out), size):
             self.sock.sendall(out[start : start + size])
-
-    def pump(self) -> None:
-        for stream_id, payload in list(self.pending.items()):
-            left = payload
-            while left and (window := self.state.local_flow_control_window(stream_id)) > 0:
-                room = min(window, self.state.max_outbound_frame_size)
-                self.state.send_data(stream_id, left[:room])
-                left = left[room:]
-            self.pending[stream_id] = left
-            if not left:
-                del self.pending[stream_id]
-                self.state.send_headers(stream_id, list(OK_TRAILERS), end_stream=True)
-        self.flush()
 
     def serve(self) -> None:
         self.state.initiate_connection()
@@ -121,7 +102,6 @@ class Link:
                 for event in received:
                     self.handle(event)
                 self.flush()
-                self.pump()
         self.sock.close()
 
     def handle(self, event: h2.events.Event) -> None:
@@ -140,7 +120,6 @@ class Link:
                 self.open.pop(event.stream_id, None)
         elif isinstance(event, h2.events.StreamReset):
             self.open.pop(event.stream_id, None)
-            self.pending.pop(event.stream_id, None)
             self.resets.append((event.stream_id, int(event.error_code)))
             self.peer.reset_seen.set()
         elif isinstance(event, h2.events.PingAckReceived):

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
-import pty
-import select
 import shutil
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import threading
 import time
 from pathlib import Path
@@ -21,7 +15,6 @@ from queue import Empty, SimpleQueue
 from typing import Any, Self
 
 from tests.fakes.processes import PATIENCE_S
-from tests.fakes.whole_run import ROOT
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = (
@@ -160,12 +153,6 @@ class Tab:
     def count(self, selector: str) -> int:
         return int(self.evaluate(f"document.querySelectorAll({json.dumps(selector)}).length"))
 
-    def labels(self, selector: str) -> list[str]:
-        """Return the `aria-label` of each node that matches, with plain spaces."""
-        nodes = f"[...document.querySelectorAll({json.dumps(selector)})]"
-        found = self.evaluate(f"{nodes}.map((node) => node.getAttribute('aria-label') ?? '')")
-        return [label.replace("\u00a0", " ") for label in found]
-
     def wait_for_text(self, selector: str, words: str) -> None:
         text = f"(document.querySelector({json.dumps(selector)})?.textContent ?? '')"
         self.wait_for(f"{text}.replace(/\\s+/g, ' ').includes({json.dumps(words)})")
@@ -182,52 +169,9 @@ class Tab:
                 raise BrowserError(f"not within {within_s:g} s: {expression}; complaints: {self.complaints}")
             time.sleep(0.05)
 
-    def press(self, *keys: str) -> None:
-        for key in keys:
-            text = {"text": "\r"} if key == "Enter" else {}
-            for kind in ("keyDown" if text else "rawKeyDown", "keyUp"):
-                code = _KEYS[key]
-                self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
-
-    def write(self, text: str) -> None:
-        self.send("Input.insertText", text=text)
-
     def resize(self, width: int, height: int) -> None:
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def prefer(self, *, dark: bool) -> None:
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[feature])
-
-
-_KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}
-
-
-def at_terminal(
-    command: list[str], folder: Path, *, columns: int = 80, within_s: float = 120.0
-) -> tuple[int, list[str], str]:
-    """Return the exit code, the lines on stdout and stderr of the command at a terminal of so many columns."""
-    master, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    log = folder / "terminal-stderr.txt"
-    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
-    environment |= {"PYTHONPATH": str(ROOT), "NO_COLOR": "1", "TERM": "xterm"}
-    with log.open("w") as stderr:
-        process = subprocess.Popen(command, cwd=folder, stdout=terminal, stderr=stderr, env=environment)
-    os.close(terminal)
-    shown = b""
-    deadline = time.monotonic() + within_s
-    try:
-        while True:
-            assert time.monotonic() < deadline, f"still running: {shown!r} {log.read_text()}"
-            if select.select([master], [], [], 0.05)[0]:
-                with contextlib.suppress(OSError):  # Linux says EIO where nobody holds the other end any more
-                    if part := os.read(master, 65536):
-                        shown += part
-                        continue
-                break
-    finally:
-        if process.poll() is None and time.monotonic() >= deadline:
-            process.kill()
-        os.close(master)
-    return process.wait(timeout=PATIENCE_S), shown.decode().replace("\r\n", "\n").splitlines(), log.read_text()

@@ -19,7 +19,6 @@ from servers.complaint import LONGEST
 
 MOST_S = 2.0  # of the processor, for one input
 _STUCK_S = 60.0
-_MIB = 1 << 20
 _ROOM = 2 << 30  # bytes of addresses that one input may ask for before it fails
 
 

@@ -26,7 +26,7 @@ from servers.complaint import ConfigError
 from servers.config import EngineConfig, ModelConfig
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 from servers.stdout import aligned
-from tests.fakes.command_line import parsed
+from tests.fakes.command_line import GROUP, parsed
 from tests.fakes.processes import command_of, family, refusal
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -268,6 +268,11 @@ ROWS = [
     ["compiled-bucketed", "p99 TTFT", "11 minutes", "43 minutes", "299 requests if none misses it"],
     ["eager", "errors", "9 minutes", "", ""],
 ]
+
+
+def test_every_command_but_a_worker_answers_programs() -> None:
+    answers = {name for name, one in GROUP.commands.items() if any("--json" in item.opts for item in one.params)}
+    assert set(GROUP.commands) - answers == {"worker"}
 
 
 @pytest.mark.parametrize("columns", [60, 100])
