@@ -415,20 +415,17 @@ class Frontier(Row):
     steps: list[Step]
 
 
-class Dropped(Row):
-    """Lengths over the limits of the model, and what became of them."""
+class OverLimit(Row):
+    """Requests of which a length was cut to the limit of the model."""
 
-    policy: str
     input_over: int
     output_over: int
-    requests_dropped: int
-    turns_after_end: int
 
 
 class Traffic(Row):
     """What the first trial that describes its traffic says of it."""
 
-    dropped: Known[Dropped] = None
+    over_limit: Known[OverLimit] = None
     prompts: Annotated[dict[str, str | bool | float | list[Any] | None], Field(description="by dotted key")] = {}
 
 

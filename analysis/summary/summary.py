@@ -180,9 +180,9 @@ def _joined_run(run: RecordedRun) -> dict[str, Any]:
 
 def _traffic(run: Run) -> dict[str, Any]:
     """What the first trial that describes its traffic says of it. Trials differ only in what they draw."""
-    known = (info for info in run.infos if mapping(info.get("dropped")) or mapping(info.get("prompts")))
+    known = (info for info in run.infos if mapping(info.get("over_limit")) or mapping(info.get("prompts")))
     info = next(known, {})
-    return {"dropped": info.get("dropped"), "prompts": dict(flat(mapping(info.get("prompts"))))}
+    return {"over_limit": info.get("over_limit"), "prompts": dict(flat(mapping(info.get("prompts"))))}
 
 
 def _gate_of(item: Comparison, gates: Sequence[Gate]) -> Gate:

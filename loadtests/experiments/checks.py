@@ -20,9 +20,7 @@ MOST_ASKED_TOKENS = 32_768
 
 # What has no meaning for one of the tasks, with why and what to do.
 _OF_ANSWERS = 'an embedding has no answer of tokens: remove {key}, or use model.task = "generate"'
-_OF_SESSIONS = "an embedding has no next turn: remove {key}"
 _EMBED_LEAVES_OUT = (
-    ("traffic", ("turns_mean", "think_time_s"), _OF_SESSIONS),
     ("traffic", ("ignore_eos",), _OF_ANSWERS),
     ("engine", ("max_new_tokens",), _OF_ANSWERS),
     ("parity", ("tokens", "texts", "max_kl", "max_different"), _OF_ANSWERS),
@@ -78,10 +76,6 @@ def _check_task(experiment: Experiment) -> None:
         raise ConfigError(
             f'arm "{experiment.external_arms[0].name}" is external and model.task is "embed": external arms are asked '
             "for tokens alone, so leave it out"
-        )
-    if experiment.traffic.prompts == "chat":
-        raise ConfigError(
-            'traffic.prompts is "chat" and a text to embed is no chat: use traffic.prompts = "ids" or "text"'
         )
     for table, keys, why in _EMBED_LEAVES_OUT:
         _leave_out(experiment, table, keys, why)

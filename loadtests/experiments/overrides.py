@@ -68,10 +68,7 @@ def _entry(entries: list[Any], key: str, name: str) -> dict[str, Any]:
 
 
 # What describes made-up arrivals and lengths, and has no meaning once a trace brings both.
-_REPLACED_BY_TRACE = (
-    *("rate", "rates", "burstiness", "turns_mean", "think_time_s"),
-    *("step_s", "settle_s", "length_scales"),
-)
+_REPLACED_BY_TRACE = (*("rate", "rates", "burstiness", "step_s", "settle_s", "length_scales"),)
 
 
 def replay(table: dict[str, Any], trace: str) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import grpc
 
@@ -22,7 +22,6 @@ from loadtests.external.client_security import bearer_token, explain, server_nam
 from loadtests.external.grpc_channel import open_channel
 from loadtests.external.openai_http import connect, events, post
 from loadtests.external.openai_wire import shortened
-from loadtests.traffic.prompts import Message
 from servers.complaint import ConfigError
 
 LARGEST: Final = 1_000_000  # characters of an answer, each of which goes into a record
@@ -52,7 +51,7 @@ class Answer:
 class Asking:
     """One prompt as the arm takes it, and how it is asked."""
 
-    prompt: str | Sequence[int] | Sequence[Message]
+    prompt: str | Sequence[int]
     max_tokens: int
     whole_length: bool
     seed: int
@@ -148,12 +147,10 @@ def _streamed(stream: Iterator[bytes], left_s: Callable[[], float]) -> Answer:
 def _oip(config: ExternalArm, address: str, asking: Asking, left_s: Callable[[], float]) -> Answer:
     options = config.options
     assert isinstance(options, OipOptions)
-    assert isinstance(asking.prompt, str) or not any(isinstance(item, Message) for item in asking.prompt)
-    prompt: Any = asking.prompt
     body = oip_wire.infer_request(
         options,
         model=config.model_name,
-        prompt=prompt,
+        prompt=asking.prompt,
         max_tokens=asking.max_tokens,
         whole_length=asking.whole_length,
         seed=asking.seed,

@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 
 from loadtests.external.addresses import Address
 from loadtests.external.arms import OpenAiOptions, sampling_fields
-from loadtests.traffic.prompts import Message
 
 DONE: Final = b"[DONE]"
 LARGEST_EVENT: Final = 4 * 1024 * 1024
@@ -60,7 +59,7 @@ def request_body(
     options: OpenAiOptions,
     *,
     model: str,
-    prompt: str | Sequence[int] | Sequence[Message],
+    prompt: str | Sequence[int],
     max_tokens: int,
     whole_length: bool,
     seed: int,
@@ -69,17 +68,13 @@ def request_body(
     """Return one streaming request as JSON.
 
     `whole_length` asks for exactly `max_tokens`, where the server can; `greedy` is as for `sampling_fields`. A chat
-    takes text, as its one message, or messages; a completion takes text or token ids.
+    takes text, as its one message; a completion takes text or token ids.
     """
     body: dict[str, Any] = {"model": model}
     if options.endpoint == "completions":
         body["prompt"] = prompt if isinstance(prompt, str) else list(prompt)
-    elif isinstance(prompt, str):
-        body["messages"] = [{"role": "user", "content": prompt}]
     else:
-        body["messages"] = [
-            {"role": item.role, "content": item.content} for item in prompt if isinstance(item, Message)
-        ]
+        body["messages"] = [{"role": "user", "content": prompt}]
     body |= {options.max_tokens_field: max_tokens, "stream": True}
     if options.usage != "off":
         each = {"continuous_usage_stats": True} if options.usage == "each" else {}

@@ -1,15 +1,12 @@
-"""The prompt of a planned request as an external arm takes it: token ids, text, or the messages of a chat."""
+"""The prompt of a planned request as an external arm takes it: token ids or text."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 
 from loadtests.external.arms import ExternalArm, OpenAiOptions
-from loadtests.traffic.prompts import Message, Pieces, PromptSource, PromptText, load_prompt_text
+from loadtests.traffic.prompts import Pieces, PromptSource, PromptText, load_prompt_text
 from loadtests.traffic.schedule import PlannedRequest
-from servers.complaint import ConfigError
 
 # One token each in the common byte-pair vocabularies, with a space before and mostly without; where the server's
 # tokenizer is not at hand, prompts made of them have about the planned length.
@@ -27,49 +24,21 @@ def prompt_source(config: ExternalArm, traffic: PromptSource) -> PromptSource:
     options = config.options
     if options.prompt == "token_ids":
         return traffic
-    chat = isinstance(options, OpenAiOptions) and options.endpoint == "chat"
     if options.tokenizer:
-        without = f"remove {config.kind}.tokenizer"
-        without += "" if chat else f', or set {config.kind}.prompt = "token_ids" and vocab_size in its place'
-        text = load_prompt_text(options.tokenizer, without=without)
-        return PromptSource(kind="chat" if chat else "text", text=text)
-    if traffic.kind == "chat" and not chat:
-        raise ConfigError(
-            'traffic.prompts is "chat" and an external arm takes plain text: use openai.endpoint = "chat" where kind '
-            f'is "openai", {config.kind}.prompt = "token_ids" and vocab_size where the server takes them, or '
-            'traffic.prompts = "text"'
-        )
-    return traffic if traffic.kind != "ids" else PromptSource(kind="text", text=_common_words())
+        chat = isinstance(options, OpenAiOptions) and options.endpoint == "chat"
+        remedy = f"remove {config.kind}.tokenizer"
+        remedy += "" if chat else f', or set {config.kind}.prompt = "token_ids" and vocab_size in its place'
+        return PromptSource(text=load_prompt_text(options.tokenizer, chat=chat, remedy=remedy))
+    return traffic if traffic.text is not None else PromptSource(text=_common_words())
 
 
 def _common_words() -> PromptText:
     nothing = np.zeros(len(_COMMON_WORDS), dtype=np.int64)
     follows = tuple(f" {word}" for word in _COMMON_WORDS)
-    pieces = Pieces(starts=_COMMON_WORDS, start_ids=nothing, follows=follows, follow_ids=nothing)
-    return PromptText(
-        name="common words",
-        encode=lambda text: [0] * len(text.split()),
-        encode_bare=lambda text: [0] * len(text.split()),
-        pieces=pieces,
-    )
+    return PromptText(pieces=Pieces(starts=_COMMON_WORDS, start_ids=nothing, follows=follows, follow_ids=nothing))
 
 
-def prompt_of(
-    config: ExternalArm, source: PromptSource, plan: PlannedRequest
-) -> str | Sequence[int] | Sequence[Message]:
-    """The prompt for an arm over OpenAI-compatible HTTP; `source` is the arm's own."""
-    options = config.options
-    if source.kind == "chat" and isinstance(options, OpenAiOptions) and options.endpoint == "chat":
-        messages = source.messages(plan)
-        assert messages is not None
-        return messages
-    return plain_prompt_of(config, source, plan)
-
-
-def plain_prompt_of(config: ExternalArm, source: PromptSource, plan: PlannedRequest) -> str | Sequence[int]:
-    """The prompt as token ids or text; `source` is the arm's own."""
-    if config.options.prompt == "token_ids":
-        return source.ids(plan)
+def prompt_of(config: ExternalArm, source: PromptSource, plan: PlannedRequest) -> str | list[int]:
+    """Return the prompt as text or token ids; `source` is the arm's own."""
     text = source.plain(plan)
-    assert text is not None, "prompt_source refuses chats where text is taken"
-    return text
+    return source.ids(plan) if text is None or config.options.prompt == "token_ids" else text

@@ -25,24 +25,18 @@ _CHUNK = 1 << 22
 
 
 def rate_profile(config: TrafficConfig, levels: Sequence[float] = ()) -> FloatArray:
-    """Rows (start_s, end_s, rate at the start, rate at the end), requests/s. Shape (stretches, 4); they touch and rise.
+    """Return rows (start_s, end_s, requests/s) that touch and rise, shape (stretches, 3).
 
-    `levels` are the rates of a saturation search. The rate is linear on each stretch.
+    `levels` are the rates of a saturation search.
     """
-    end_s = config.duration_s
-    if config.arrivals == "ramp":
-        return np.array([[0.0, end_s, *config.step_rates]])
     starts: Sequence[float] = (0.0,)
     rates: Sequence[float] = (config.rate,)
     if config.arrivals == "piecewise":
         starts, rates = zip(*config.piecewise_rates, strict=True)
-    elif config.arrivals == "steps":
-        rates = config.step_rates
-        starts = [index * (end_s / len(rates)) for index in range(len(rates))]
     elif config.arrivals == "saturation":
         rates = levels
         starts = [0.0, *(config.rampup_s + index * config.step_s for index in range(1, len(rates)))]
-    return np.array([starts, [*starts[1:], end_s], rates, rates]).T
+    return np.array([starts, [*starts[1:], config.duration_s], rates]).T
 
 
 def renewals(profile: FloatArray, *, burstiness: float = 1.0, rng: np.random.Generator) -> IntArray:
@@ -52,8 +46,8 @@ def renewals(profile: FloatArray, *, burstiness: float = 1.0, rng: np.random.Gen
     `burstiness` is the shape of that law, as vLLM's benchmark option of that name has it: 1 is a Poisson process, below
     1 comes in bursts, above 1 is more even.
     """
-    start, end, rate0, rate1 = profile.T
-    reached = np.concatenate([[0.0], np.cumsum((rate0 + rate1) / 2 * (end - start))])
+    start, end, rate = profile.T
+    reached = np.concatenate([[0.0], np.cumsum(rate * (end - start))])
     total = float(reached[-1])
     if total > MAX_REQUESTS:
         raise ConfigError(
@@ -62,14 +56,7 @@ def renewals(profile: FloatArray, *, burstiness: float = 1.0, rng: np.random.Gen
         )
     events = _unit_renewals(total, burstiness, rng)
     segment = np.minimum(np.searchsorted(reached, events, side="right") - 1, len(start) - 1)
-    excess = events - reached[segment]
-    rate_before = rate0[segment]
-    slope = ((rate1 - rate0) / (end - start))[segment]
-    # Solve rate*t + slope*t^2/2 = excess for t; this form keeps its digits when the slope is 0 or nearly so.
-    root = np.sqrt(np.maximum(rate_before * rate_before + 2 * slope * excess, 0.0))
-    divisor = rate_before + root
-    since = np.divide(2 * excess, divisor, out=np.zeros_like(excess), where=divisor > 0)
-    at_s = np.minimum(start[segment] + since, end[segment])
+    at_s = np.minimum(start[segment] + (events - reached[segment]) / rate[segment], end[segment])
     return np.maximum.accumulate(np.minimum(np.floor(at_s * 1e9).astype(np.int64), math.ceil(end[-1] * 1e9) - 1))
 
 

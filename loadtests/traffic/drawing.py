@@ -1,4 +1,4 @@
-"""The whole traffic of one trial, drawn: starts → sessions → prompts → limits → order → columns.
+"""The whole traffic of one trial, drawn: starts → lengths → limits → columns.
 
 Pure but for reading a trace: one seed and the trial number give the same schedule everywhere.
 """
@@ -6,7 +6,7 @@ Pure but for reading a trace: one seed and the trial number give the same schedu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,19 +14,39 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from loadtests.traffic import arrivals
-from loadtests.traffic.lengths import IntArray, Lengths
-from loadtests.traffic.limits import within_limits
-from loadtests.traffic.prompt_forms import prompt_form, template_facts
+from loadtests.traffic.lengths import FITS, FitName, FloatArray, IntArray, Lengths, fitted_lengths
+from loadtests.traffic.prompts import PromptText, load_prompt_text
 from loadtests.traffic.rate_steps import staircase
-from loadtests.traffic.schedule import EVERY_ARM, PROMPTS, SCHEDULE, Schedule
-from loadtests.traffic.sessions import draw_sessions
+from loadtests.traffic.schedule import BLOCKS, EVERY_ARM, SCHEDULE, Schedule
 from loadtests.traffic.settings import TrafficConfig
-from loadtests.traffic.source import Source
-from loadtests.traffic.traces import Trace
+from loadtests.traffic.traces import BLOCK_TOKENS, Trace, read_trace
 from servers.complaint import ConfigError
 
 # The streams of randomness, each seeded with its place here: drawing more from one never shifts another.
-_STREAMS = ("arrivals", "lengths", "prompts", "assignment", "turns", "think", "rampup", "samples", "blocks")
+_STREAMS = ("arrivals", "lengths", "prompts", "assignment", "rampup", "blocks")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What the files behind a `[traffic]` table hold, read once a run; None for what it does not name."""
+
+    trace: Trace | None = None
+    text: PromptText | None = None
+
+
+def read_source(config: TrafficConfig, *, model: str = "", answers: bool = True) -> Source:
+    """Read the files that `config` names. `model` has the tokenizer if none is named.
+
+    Without `answers` nothing is generated, and a trace need not say how much. Whatever cannot be used is a ConfigError.
+    """
+    trace = text = None
+    if config.trace:
+        trace = read_trace(config.trace, answers=answers, blocks=config.workload == "trace")
+    if config.prompts == "text":
+        if not (config.tokenizer or model):
+            raise ConfigError("traffic.tokenizer is empty and no model is named: give the path of a model folder")
+        text = load_prompt_text(config.tokenizer or model)
+    return Source(trace=trace, text=text)
 
 
 def build_schedule(
@@ -40,14 +60,13 @@ def build_schedule(
     max_new_tokens: int,
     levels: Sequence[float] = (),
 ) -> Schedule:
-    """The traffic of trial number `trial`: the same for equal arguments, independent between trials.
+    """Return the traffic of trial number `trial`: the same for equal arguments, independent between trials.
 
-    Arrivals, lengths, prompts, assignment, turns, think times, ramp-up and shared blocks draw from streams of their
-    own, so that changing the settings of one leaves the others as they are. `levels` are the rates of a saturation
-    search after its first trial. `max_new_tokens` 0 is for requests that generate nothing.
+    Arrivals, lengths, prompts, assignment, ramp-up and shared blocks draw from streams of their own, so that changing
+    the settings of one leaves the others as they are. `levels` are the rates of a saturation search after its first
+    trial. `max_new_tokens` 0 is for requests that generate nothing.
 
-    `dropped` holds the over-limit policy and counts ("policy", "input_over", "output_over", "requests_dropped") and
-    "turns_after_end": turns that would start after the trial and are not sent. A schedule without any request is a
+    Lengths over the limits are cut to them; `over` counts the requests. A schedule without any request is a
     ConfigError.
     """
     _check_turns(config, len(arms))
@@ -55,7 +74,6 @@ def build_schedule(
         stream: np.random.default_rng(np.random.SeedSequence(entropy=seed, spawn_key=(trial, number)))
         for number, stream in enumerate(_STREAMS)
     }
-    duration_ns = round(config.duration_s * 1e9)
     rates = tuple(levels)
     if config.arrivals == "users":
         raise ConfigError('traffic.arrivals is "users", who send the requests: use `tailgate ramp` or other arrivals')
@@ -63,70 +81,54 @@ def build_schedule(
         low, high = config.step_rates
         rates = staircase(low, high, config.saturation_steps)
 
-    starts_ns, window = _starts(config, source, rates, rng["arrivals"])
-    sessions = draw_sessions(config, source, starts_ns, window, max_new_tokens=max_new_tokens, rng=rng)
-    form = prompt_form(config.prompts, sessions, source.text, max_new_tokens=max_new_tokens)
-    turns = sessions.turns
-    prefix_seeds = _seeds(len(starts_ns), rng["prompts"])[turns.session]
-    prompt_seeds = _seeds(len(turns.session), rng["samples"])
-
-    # All is drawn; from here on rows only go. What is never sent is not counted as over a limit. Within a session time
-    # rises, so what the end cuts is always the session's tail.
-    started = arrivals.rampup_kept(starts_ns, config.rampup_s, rng=rng["rampup"])[turns.session]
-    in_time = turns.offset_ns < duration_ns
-    planned = rows = np.flatnonzero(started & in_time)
-    lengths, within, over = within_limits(
-        Lengths(input_tokens=form.tokens[rows], output_tokens=sessions.own.output_tokens[rows]),
-        turns.rows(rows),
-        policy=config.over_limit,
-        max_prompt_tokens=max_prompt_tokens,
-        max_new_tokens=max_new_tokens,
-    )
-    rows = rows[within]
-    # A chat that its template alone fills cannot be cut to fit.
-    roomy = lengths.input_tokens >= form.smallest(rows)
-    rows, lengths = rows[roomy], lengths.rows(roomy)
-    dropped = {**asdict(over), "requests_dropped": over.requests_dropped + int((~roomy).sum())}
+    starts_ns, window = _starts(config, source.trace, rates, rng["arrivals"])
+    lengths, trace_rows = _lengths(config, source.trace, window, len(starts_ns), rng["lengths"])
+    lengths = lengths.scaled(_factors(config, starts_ns))
+    seeds = rng["prompts"].integers(0, 2**63 - 1, size=len(starts_ns), dtype=np.int64)
+    rows = np.flatnonzero(arrivals.rampup_kept(starts_ns, config.rampup_s, rng=rng["rampup"]))
     if not len(rows):
-        raise ConfigError(
-            f"trial {trial} would send no request in {config.duration_s} s "
-            f"({dropped['requests_dropped']} dropped as too long): raise the rate, duration_s or the model's limits"
-        )
-    order = np.argsort(turns.offset_ns[rows], kind="stable")
-    rows, lengths = rows[order], lengths.rows(order)
-    kept = turns.rows(rows)
-    offsets = kept.offset_ns
+        raise ConfigError(f"trial {trial} would send no request in {config.duration_s} s: raise the rate or duration_s")
+    # All is drawn; from here on rows only go. What is never sent is not counted as over a limit.
+    offsets, inputs, outputs = starts_ns[rows], lengths.input_tokens[rows], lengths.output_tokens[rows]
+    if not max_new_tokens:
+        outputs = np.zeros_like(outputs)
+    if source.text is not None:
+        least = source.text.added + 1
+        if least > max_prompt_tokens:
+            raise ConfigError(
+                f"the tokenizer adds {source.text.added} tokens to a text but engine.max_prompt_tokens is "
+                f"{max_prompt_tokens}: raise it to {least} or more"
+            )
+        inputs = np.maximum(inputs, least)
+    over = {
+        "input_over": int((inputs > max_prompt_tokens).sum()),
+        "output_over": int((outputs > max_new_tokens).sum()),
+    }
     columns = {
-        "index": pa.array(np.arange(len(offsets))),
+        "index": pa.array(np.arange(len(rows))),
         "offset_ns": pa.array(offsets),
-        "session_id": pc.binary_join_element_wise(str(trial), pc.cast(pa.array(kept.session), pa.string()), "-"),
-        "turn": pa.array(kept.turn.astype(np.int32)),
-        "prompt_tokens": pa.array(lengths.input_tokens.astype(np.int32)),
-        "max_tokens": pa.array(lengths.output_tokens.astype(np.int32)),
-        "prompt_seed": pa.array(prompt_seeds[rows]),
-        "arm": _arm_column(config, arms, offsets, duration_ns, rng["assignment"]),
+        "session_id": pc.binary_join_element_wise(str(trial), pc.cast(pa.array(rows), pa.string()), "-"),
+        "prompt_tokens": pa.array(np.minimum(inputs, max_prompt_tokens).astype(np.int32)),
+        "max_tokens": pa.array(np.minimum(outputs, max_new_tokens).astype(np.int32)),
+        "prompt_seed": pa.array(seeds[rows]),
+        "arm": _arm_column(config, arms, offsets, rng["assignment"]),
         "phase": _named(["rampup", "measure"], (offsets >= round(config.rampup_s * 1e9)).astype(np.int64)),
-        "prefix_seed": pa.array(prefix_seeds[rows]),
     }
-    extra = {
-        **_block_columns(config, source.trace, sessions.trace_row, rows, rng["blocks"]),
-        **form.columns(rows, lengths.input_tokens),
-    }
+    shared = {}
     facts: dict[str, Any] = {}
     if (trace := source.trace) is not None:
         facts["trace"] = {"format": trace.format, "rows_read": len(trace), "failed": trace.failed}
-    if config.prompts == "chat":
-        facts["template"] = template_facts(form, rows, planned, limit=max_prompt_tokens)
-    schema = pa.schema([*SCHEDULE, *(PROMPTS.field(name) for name in extra)])
+        if trace_rows is not None and len(trace.block_ids):
+            shared = _block_columns(trace, trace_rows[rows], config.length_scale, rng["blocks"])
     return Schedule(
-        table=pa.table({**columns, **extra}, schema=schema),
+        table=pa.table({**columns, **shared}, schema=pa.schema([*SCHEDULE, *(BLOCKS if shared else ())])),
         design=config.design,
         arms=tuple(arms),
         trial=trial,
         seed=seed,
         duration_s=config.duration_s,
         block_s=config.block_s,
-        dropped={**dropped, "turns_after_end": int((started & ~in_time).sum())},
+        over=over,
         steps=tuple(
             {
                 "start_s": config.rampup_s + index * config.step_s,
@@ -151,33 +153,46 @@ def switchback_order(blocks: int, arms: int, *, rng: np.random.Generator) -> Int
 
 
 def _starts(
-    config: TrafficConfig, source: Source, levels: Sequence[float], rng: np.random.Generator
+    config: TrafficConfig, trace: Trace | None, levels: Sequence[float], rng: np.random.Generator
 ) -> tuple[IntArray, slice]:
-    """Sorted starts (ns) of sessions, and the trace rows that they are when a trace is replayed."""
-    everything = slice(None)
-    if config.arrivals == "trace" and source.trace is not None:
+    """Sorted starts (ns), and the trace rows that they are when a trace is replayed."""
+    if config.arrivals == "trace" and trace is not None:
         return arrivals.replay(
-            source.trace.offset_ns, config.duration_s, time_scale=config.time_scale, start_s=config.trace_start_s
+            trace.offset_ns, config.duration_s, time_scale=config.time_scale, start_s=config.trace_start_s
         )
-    # Rates are of requests, and a session brings several of them.
-    per_session = 1 / config.turns_mean
-    profile = arrivals.rate_profile(config, levels) * [1, 1, per_session, per_session]
-    return arrivals.renewals(profile, burstiness=config.burstiness, rng=rng), everything
+    profile = arrivals.rate_profile(config, levels)
+    return arrivals.renewals(profile, burstiness=config.burstiness, rng=rng), slice(None)
 
 
-def _seeds(count: int, rng: np.random.Generator) -> IntArray:
-    return rng.integers(0, 2**63 - 1, size=count, dtype=np.int64)
+def _lengths(
+    config: TrafficConfig, trace: Trace | None, window: slice, count: int, rng: np.random.Generator
+) -> tuple[Lengths, IntArray | None]:
+    """`count` rows of input and output lengths, and which rows of the trace they are if they are any."""
+    if config.workload != "trace" or trace is None:
+        fit: FitName = next((name for name in FITS if name == config.workload), "conversation")
+        return fitted_lengths(fit, count, rng=rng), None
+    if config.arrivals == "trace":
+        rows = np.arange(len(trace), dtype=np.int64)[window]
+    else:
+        rows = rng.integers(0, len(trace), size=count)
+    inputs, outputs = (column[rows].astype(np.int64) for column in (trace.input_tokens, trace.output_tokens))
+    return Lengths(input_tokens=inputs, output_tokens=outputs), rows
 
 
-def _arm_column(
-    config: TrafficConfig, arms: Sequence[str], offsets: IntArray, duration_ns: int, rng: np.random.Generator
-) -> Any:
+def _factors(config: TrafficConfig, offset_ns: IntArray) -> FloatArray:
+    """The factor on the lengths of what is due at each offset, shape (n,)."""
+    starts_s, factors = np.array(config.length_factors).T
+    chosen: FloatArray = factors[np.searchsorted(starts_s * 1e9, offset_ns, side="right") - 1]
+    return chosen
+
+
+def _arm_column(config: TrafficConfig, arms: Sequence[str], offsets: IntArray, rng: np.random.Generator) -> Any:
     if config.design == "mirrored":
         return _named([EVERY_ARM], np.zeros(len(offsets), dtype=np.int64))
     if config.design == "split":
         return pa.nulls(len(offsets), pa.string())
     block_ns = round(config.block_s * 1e9)
-    order = switchback_order(-(-duration_ns // block_ns), len(arms), rng=rng)
+    order = switchback_order(-(-round(config.duration_s * 1e9) // block_ns), len(arms), rng=rng)
     return _named(arms, order[offsets // block_ns])
 
 
@@ -195,23 +210,14 @@ def _check_turns(config: TrafficConfig, arms: int) -> None:
         )
 
 
-def _block_columns(
-    config: TrafficConfig, trace: Trace | None, trace_row: IntArray | None, rows: IntArray, rng: np.random.Generator
-) -> dict[str, Any]:
-    """The leading blocks that prompts of `rows` share; empty where the traffic shares none.
-
-    Turns of made-up sessions share their context instead. `trace_row` is the row of the trace that each request is.
-    """
-    if trace is None or trace_row is None or not len(trace.block_ids) or config.turns_mean != 1:
-        return {}
-    ids = [trace.blocks(row) for row in trace_row[rows].tolist()]
-    flat = np.concatenate(ids) if ids else np.zeros(0, dtype=np.int64)
+def _block_columns(trace: Trace, rows: IntArray, scale: float, rng: np.random.Generator) -> dict[str, Any]:
+    """The leading blocks that the prompts of `rows` of the trace share, each of `BLOCK_TOKENS` times `scale`."""
+    ids = [trace.blocks(row) for row in rows.tolist()]
     ends = np.cumsum([0, *(len(own) for own in ids)])
+    seeds = _mixed(np.concatenate(ids), int(rng.integers(0, 2**63 - 1)))
     return {
-        "blocks": pa.ListArray.from_arrays(
-            pa.array(ends.astype(np.int32)), pa.array(_mixed(flat, int(rng.integers(0, 2**63 - 1))))
-        ),
-        "block_tokens": pa.array(np.full(len(rows), trace.block_tokens * config.length_scale)),
+        "blocks": pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), pa.array(seeds)),
+        "block_tokens": pa.array(np.full(len(rows), BLOCK_TOKENS * scale)),
     }
 
 

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from string import ascii_lowercase
@@ -26,14 +25,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from loadtests.traffic.prompt_words import Words, prompt_words, token_ids
 from servers.complaint import ConfigError
 
 if TYPE_CHECKING:
     from loadtests.traffic.schedule import PlannedRequest
 
 Encode = Callable[[str], list[int]]
-PromptKind = Literal["ids", "text", "chat"]
+PromptKind = Literal["ids", "text"]
+Words = npt.NDArray[np.uint64]
 
 BYTE_START, BYTE_OFFSET = 1, 3  # of the byte tokenizer behind random: models: begin of sequence, then byte + 3
 
@@ -42,15 +41,31 @@ _PIECES = 1024
 _FEWEST = 8
 _PROOF_TOKENS = 512
 _HUB_S = 12.0
-_NO_CHAT = 'use traffic.prompts = "text" or "ids"'
+_FIRST_TOKEN_ID = np.uint64(3)  # ids below are padding, start and end of text in the common vocabularies
+
+# One generator whose key is set anew for each prompt: making one costs six times as much, most of it for entropy from
+# the system that a key makes useless.
+_PHILOX = np.random.Philox(key=0)
+_PHILOX_START: Any = _PHILOX.state
+_PHILOX_KEY = _PHILOX_START["state"]["key"]
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message of a chat."""
+def prompt_words(seed: int, count: int) -> Words:
+    """Return the first `count` random words of the sequence that `seed` names: what every prompt is made from.
 
-    role: str
-    content: str
+    For equal seeds fewer words are the beginning of more. Raw Philox words are used because numpy keeps them equal
+    across versions and platforms, which it does not promise for its distributions. Not for several threads at once.
+    """
+    _PHILOX_KEY[0] = seed
+    _PHILOX.state = _PHILOX_START
+    words: Words = _PHILOX.random_raw(count)
+    return words
+
+
+def token_ids(words: Words, vocab_size: int) -> list[int]:
+    """Return a token id for each of `words`, uniform over [3, vocab_size) but for a bias below vocab_size / 2^64."""
+    ids: list[int] = (words % (np.uint64(vocab_size) - _FIRST_TOKEN_ID) + _FIRST_TOKEN_ID).tolist()
+    return ids
 
 
 # --- Tokenizers -------------------------------------------------------------------------------------------------------
@@ -78,23 +93,18 @@ class Pieces:
         return ids
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptText:
-    """Text for one model: what its tokenizer makes of it, and what its chat template puts around it."""
+    """Text for one model: what its tokenizer makes of it, and the ids that the tokenizer, or the chat template around a
+    message, puts before and after."""
 
-    name: str
-    encode: Encode  # with the tokens that the tokenizer adds by itself
-    encode_bare: Encode  # without
     pieces: Pieces
-    before: tuple[int, ...] = ()  # ids that the tokenizer puts before a plain text
+    before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
-    render: Callable[[Sequence[Message]], str] | None = None
-    without: str = ""  # the remedy where the template cannot be used; by default other prompts of the traffic
-    _segments: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
     @property
     def added(self) -> int:
-        """Tokens that the tokenizer adds to a plain text."""
+        """Tokens of a prompt beside its text."""
         return len(self.before) + len(self.after)
 
     @property
@@ -102,63 +112,15 @@ class PromptText:
         """The largest token id that a made prompt may hold."""
         return int(max(self.pieces.start_ids.max(), self.pieces.follow_ids.max(), *self.before, *self.after, 0))
 
-    def overhead(self, messages: int) -> int:
-        """Tokens of the chat template around `messages` messages: user, assistant, user, ..."""
-        return sum(len(segment) for segment in self.segments(messages))
 
-    def segments(self, messages: int) -> tuple[tuple[int, ...], ...]:
-        """The template's token ids before, between and after the contents, messages + 1 of them."""
-        if messages not in self._segments:
-            self._segments[messages] = self._measured(messages)
-        return self._segments[messages]
+def load_prompt_text(model: str, *, chat: bool = False, remedy: str = 'use traffic.prompts = "ids"') -> PromptText:
+    """Return the text of the model at path or hub id `model`; bytes for `random:` models. Otherwise ConfigError.
 
-    def chat_ids(self, words: Sequence[Words]) -> list[int]:
-        """The ids of a chat whose messages have as many content tokens as `words`, in the model's template."""
-        segments = self.segments(len(words))
-        contents = [self.pieces.ids(own) for own in words]
-        return [*segments[0], *chain.from_iterable([*c, *s] for c, s in zip(contents, segments[1:], strict=True))]
-
-    def chat_of(self, messages: Sequence[Message]) -> list[int]:
-        """The ids of the messages in the model's template, as a chat server builds them."""
-        if self.render is None:
-            raise ConfigError(f'"{self.name}" has no chat template: {self.without or _NO_CHAT}')
-        return self.encode_bare(self.render(messages))
-
-    def _measured(self, messages: int) -> tuple[tuple[int, ...], ...]:
-        templates: list[tuple[tuple[int, ...], ...]] = []
-        for seed in (1, 2):
-            words = [prompt_words(seed * 1000 + index, 9) for index in range(messages)]
-            ids = self.chat_of(alternating([self.pieces.text(own) for own in words]))
-            segments, at = [], 0
-            for own in words:
-                place = _place_of(self.pieces.ids(own), ids, at)
-                if place < 0:
-                    raise ConfigError(
-                        f'the chat template of "{self.name}" changes what it is given, so that lengths cannot be '
-                        f"exact: {self.without or _NO_CHAT}"
-                    )
-                segments.append(tuple(ids[at:place]))
-                at = place + len(own)
-            templates.append((*segments, tuple(ids[at:])))
-        if templates[0] != templates[1]:
-            raise ConfigError(
-                f'the chat template of "{self.name}" adds tokens that depend on the text: {self.without or _NO_CHAT}'
-            )
-        return templates[0]
-
-
-def alternating(contents: Sequence[str]) -> list[Message]:
-    """Messages of user and assistant in turn, the user first."""
-    return [Message("assistant" if index % 2 else "user", content) for index, content in enumerate(contents)]
-
-
-def load_prompt_text(model: str, *, without: str = "") -> PromptText:
-    """The text of the model at path or hub id `model`; bytes for `random:` models. Otherwise ConfigError.
-
-    `without` is the remedy where no exact prompts can be made with it; by default prompts of ids.
+    With `chat` a prompt is the one message of a chat in the model's template. `remedy` is for a tokenizer with which no
+    exact prompts can be made.
     """
-    if model.startswith("random:"):
-        return _prompt_text(model, _bytes_with_start, _bytes_bare, ascii_lowercase, None, without)
+    if model.startswith("random:") and not chat:
+        return _prompt_text(model, _bytes_with_start, _bytes_bare, ascii_lowercase, remedy)
     from tokenizers import Tokenizer
 
     path = _file(model, "tokenizer.json", required=True)
@@ -168,53 +130,40 @@ def load_prompt_text(model: str, *, without: str = "") -> PromptText:
         raise ConfigError(f'the tokenizer of "{model}" cannot be read ({_first_line(error)})') from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    config = _json(_file(model, "tokenizer_config.json"))
+    render = _template(model) if chat else None
+    if chat and render is None:
+        raise ConfigError(f'"{model}" has no chat template: {remedy}')
     size = tokenizer.get_vocab_size()
     candidates = [
         tokenizer.decode([index], skip_special_tokens=True).strip() for index in range(0, size, max(1, size // _TRIED))
     ]
-    return _prompt_text(
-        model,
-        lambda text: list(tokenizer.encode(text).ids),
-        lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids),
-        [word for word in dict.fromkeys(candidates) if word.isascii() and word.isalpha()],
-        _template(model, config),
-        without,
-    )
+
+    def bare(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def full(text: str) -> list[int]:
+        return list(tokenizer.encode(text).ids) if render is None else bare(render(text))
+
+    words = [word for word in dict.fromkeys(candidates) if word.isascii() and word.isalpha()]
+    return _prompt_text(model, full, bare, words, remedy)
 
 
-def _prompt_text(
-    name: str,
-    encode: Encode,
-    encode_bare: Encode,
-    words: Sequence[str],
-    render: Callable[[Sequence[Message]], str] | None,
-    without: str,
-) -> PromptText:
-    remedy = without or 'use traffic.prompts = "ids"'
-    pieces = _pieces(name, encode_bare, words, remedy)
-    plain, full = encode_bare(pieces.starts[0]), encode(pieces.starts[0])
-    place = _place_of(plain, full, 0)
-    if place < 0:
-        raise ConfigError(f'the tokenizer of "{name}" changes text when it adds its own tokens: {remedy}')
-    text = PromptText(
-        name=name,
-        encode=encode,
-        encode_bare=encode_bare,
-        pieces=pieces,
-        before=tuple(full[:place]),
-        after=tuple(full[place + len(plain) :]),
-        render=render,
-        without=without,
-    )
+def _prompt_text(name: str, full: Encode, bare: Encode, words: Sequence[str], remedy: str) -> PromptText:
+    """Return the text of `words`, which `bare` counts alone and `full` with what is put around it."""
+    pieces = _pieces(name, bare, words, remedy)
+    around: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
     for seed in range(4):
         drawn = prompt_words(seed, _PROOF_TOKENS)
-        if encode(pieces.text(drawn)) != [*text.before, *pieces.ids(drawn), *text.after]:
-            raise ConfigError(
-                f'the tokenizer of "{name}" joins words over their borders, so that no exact length can be made: '
-                f"{remedy}"
-            )
-    return text
+        part, whole = pieces.ids(drawn), full(pieces.text(drawn))
+        place = next((at for at in range(len(whole) - len(part) + 1) if whole[at : at + len(part)] == part), -1)
+        around.add((tuple(whole[:place]), tuple(whole[place + len(part) :])) if place >= 0 else ((-1,), ()))
+    if len(around) > 1 or ((-1,), ()) in around:
+        raise ConfigError(
+            f'the tokenizer or the chat template of "{name}" changes the text that it is given, so that no exact '
+            f"length can be made: {remedy}"
+        )
+    before, after = around.pop()
+    return PromptText(pieces=pieces, before=before, after=after)
 
 
 def _pieces(name: str, encode: Encode, words: Sequence[str], remedy: str) -> Pieces:
@@ -246,14 +195,6 @@ def _bytes_bare(text: str) -> list[int]:
 
 def _bytes_with_start(text: str) -> list[int]:
     return [BYTE_START, *_bytes_bare(text)]
-
-
-def _place_of(part: Sequence[int], whole: Sequence[int], start: int) -> int:
-    size = len(part)
-    for at in range(start, len(whole) - size + 1):
-        if whole[at] == part[0] and list(whole[at : at + size]) == list(part):
-            return at
-    return -1
 
 
 # --- Files of a model -------------------------------------------------------------------------------------------------
@@ -326,8 +267,9 @@ def _json(path: Path | None) -> Mapping[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _template(model: str, config: Mapping[str, Any]) -> Callable[[Sequence[Message]], str] | None:
-    """The model's default chat template as a function, or None."""
+def _template(model: str) -> Callable[[str], str] | None:
+    """The model's default chat template around one message, or None."""
+    config = _json(_file(model, "tokenizer_config.json"))
     source = config.get("chat_template")
     if isinstance(source, list):
         named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
@@ -344,7 +286,7 @@ def _template(model: str, config: Mapping[str, Any]) -> Callable[[Sequence[Messa
     return partial(_rendered, model, source, special)
 
 
-def _rendered(model: str, source: str, special: Mapping[str, Any], messages: Sequence[Message]) -> str:
+def _rendered(model: str, source: str, special: Mapping[str, Any], content: str) -> str:
     from jinja2 import TemplateError
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -359,7 +301,7 @@ def _rendered(model: str, source: str, special: Mapping[str, Any], messages: Seq
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     try:
         return environment.from_string(source).render(
-            messages=[{"role": message.role, "content": message.content} for message in messages],
+            messages=[{"role": "user", "content": content}],
             tools=None,
             documents=None,
             add_generation_prompt=True,
@@ -380,7 +322,6 @@ def _first_line(error: BaseException) -> str:
 class PromptSource:
     """Makes the prompts of planned requests. `vocab_size` bounds random ids; `text` is None for them."""
 
-    kind: PromptKind = "ids"
     vocab_size: int = 256
     text: PromptText | None = None
 
@@ -393,43 +334,29 @@ class PromptSource:
                 f'the tokenizer of "{model}" has token {text.highest_id}, but the vocabulary that is served ends at '
                 f'{vocab_size - 1}: name the served model\'s own tokenizer, or use traffic.prompts = "ids"'
             )
-        return cls(kind=kind, vocab_size=vocab_size, text=text)
+        return cls(vocab_size=vocab_size, text=text)
 
     def ids(self, plan: PlannedRequest) -> list[int]:
         """The prompt's token ids, `plan.prompt_tokens` of them."""
         if self.text is None:
             return token_ids(_content(plan, plan.prompt_tokens), self.vocab_size)
-        if self.kind == "chat":
-            return self.text.chat_ids(self._parts(plan))
         words = _content(plan, max(1, plan.prompt_tokens - self.text.added))
         return [*self.text.before, *self.text.pieces.ids(words), *self.text.after]
 
     def plain(self, plan: PlannedRequest) -> str | None:
         """The prompt as text that a server tokenises to `plan.prompt_tokens`; None where only ids are exact."""
-        if self.text is None or self.kind != "text":
+        if self.text is None:
             return None
         return self.text.pieces.text(_content(plan, max(1, plan.prompt_tokens - self.text.added)))
-
-    def messages(self, plan: PlannedRequest) -> list[Message] | None:
-        """The prompt as chat messages, which the model's template makes `plan.prompt_tokens` long; None if no chat."""
-        if self.text is None or self.kind != "chat":
-            return None
-        return alternating([self.text.pieces.text(words) for words in self._parts(plan)])
-
-    def _parts(self, plan: PlannedRequest) -> list[Words]:
-        assert self.text is not None
-        sizes = list(plan.parts or [max(1, plan.prompt_tokens - self.text.overhead(1))])
-        words = _content(plan, sum(sizes))
-        return np.split(words, np.cumsum(sizes)[:-1])
 
 
 def _content(plan: PlannedRequest, count: int) -> Words:
     """The words behind a prompt's `count` tokens: those of its shared blocks, then those of its own sequence."""
     if not plan.blocks or not plan.block_tokens:
-        return prompt_words(plan.prefix_seed, count)
+        return prompt_words(plan.prompt_seed, count)
     ends = [min(count, round((index + 1) * plan.block_tokens)) for index in range(len(plan.blocks))]
     sizes = np.diff([0, *ends]).tolist()
     parts = [prompt_words(seed, size) for seed, size in zip(plan.blocks, sizes, strict=True) if size]
     if count > ends[-1]:
-        parts.append(prompt_words(plan.prefix_seed, count - ends[-1]))
+        parts.append(prompt_words(plan.prompt_seed, count - ends[-1]))
     return np.concatenate(parts)

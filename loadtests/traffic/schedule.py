@@ -28,21 +28,18 @@ SCHEDULE = pa.schema(
         ("index", pa.int64()),
         ("offset_ns", pa.int64()),  # from the start of the trial
         ("session_id", pa.string()),
-        ("turn", pa.int32()),
         ("prompt_tokens", pa.int32()),
         ("max_tokens", pa.int32()),
-        ("prompt_seed", pa.int64()),  # one of its own for each request
+        ("prompt_seed", pa.int64()),  # names the token sequence, and seeds sampling
         ("arm", pa.string()),  # null: the splitter chooses, or copies; "*": a copy to every arm; a name: pinned
         ("phase", pa.string()),  # rampup | measure
-        ("prefix_seed", pa.int64()),  # one for each session: names its token sequence
     ]
 )
-# What else a prompt may be made from; a schedule holds those of these columns that it needs. See `PromptSource`.
-PROMPTS = pa.schema(
+# Of a trace whose prompts share blocks.
+BLOCKS = pa.schema(
     [
         ("blocks", pa.list_(pa.int64())),  # a seed for each leading block, equal where prompts share the block
         ("block_tokens", pa.float64()),
-        ("parts", pa.list_(pa.int32())),  # content tokens of each message of a chat
     ]
 )
 _METADATA_KEY = b"tailgate.schedule"
@@ -54,16 +51,13 @@ class PlannedRequest(NamedTuple):
     index: int  # type: ignore[assignment]  # a row's number matters more than tuple.index
     offset_ns: int
     session_id: str
-    turn: int
     prompt_tokens: int
     max_tokens: int
     prompt_seed: int
     arm: str | None
     phase: str
-    prefix_seed: int
     blocks: Sequence[int] | None = None
     block_tokens: float | None = None
-    parts: Sequence[int] | None = None
 
 
 def planned_requests(table: Any, *, at_once: int = 1024) -> Iterator[PlannedRequest]:
@@ -83,8 +77,8 @@ def planned_requests(table: Any, *, at_once: int = 1024) -> Iterator[PlannedRequ
 class Schedule:
     """The planned requests of one trial in order of time, and what they were made from.
 
-    Columns are those of `SCHEDULE` and some of `PROMPTS`. `steps` are the rates of a saturation search; `prompts` tells
-    what chat templates did to the prompts, and what was read of a trace.
+    Columns are those of `SCHEDULE`, and of `BLOCKS` where prompts share some. `over` counts the requests that were cut
+    to a limit; `steps` are the rates of a saturation search; `prompts` tells what was read of a trace.
     """
 
     table: Any  # pyarrow.Table
@@ -94,7 +88,7 @@ class Schedule:
     seed: int
     duration_s: float
     block_s: float
-    dropped: dict[str, int | str]  # see `drawing.build_schedule`
+    over: dict[str, int]  # see `drawing.build_schedule`
     steps: tuple[Mapping[str, float], ...] = ()
     prompts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -165,8 +159,7 @@ class Schedule:
             raise ConfigError(f'schedule "{path}" cannot be read ({reason}): build it again') from None
         facts_text = (table.schema.metadata or {}).get(_METADATA_KEY)
         table = table.replace_schema_metadata(None)
-        extra = [column for column in table.schema if column in list(PROMPTS)]
-        if facts_text is None or table.schema != pa.schema([*SCHEDULE, *extra]):
+        if facts_text is None or table.schema not in (SCHEDULE, pa.schema([*SCHEDULE, *BLOCKS])):
             raise ConfigError(f'"{path}" is no schedule: columns are {names}, expected {SCHEDULE.names}')
         try:
             facts = json.loads(facts_text)

@@ -11,18 +11,16 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from loadtests.traffic.limits import OverLimitPolicy
 from loadtests.traffic.prompts import PromptKind
-from loadtests.traffic.traces import TimeUnit
 from servers.address import host_port
 from servers.fields import Listed, Settings, as_toml
 
 Design = Literal["mirrored", "split", "switchback"]
-Arrivals = Literal["poisson", "gamma", "trace", "piecewise", "ramp", "steps", "saturation", "users"]
-Workload = Literal["conversation", "code", "long-context", "sentences", "trace"]
+Arrivals = Literal["poisson", "gamma", "trace", "piecewise", "saturation", "users"]
+Workload = Literal["conversation", "sentences", "trace"]
 
 FEWEST_STEPS = 3
-_LISTED = ("piecewise", "ramp", "steps", "saturation")
+_LISTED = ("piecewise", "saturation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,6 @@ class UsedWith:
     values: tuple[str, ...]
 
 
-_ONCE = UsedWith("arrivals", ("poisson", "gamma", *_LISTED, "users"))  # each session begins by itself
 Rate = Annotated[float, Field(ge=0, le=1e9)]
 
 
@@ -42,11 +39,10 @@ class TrafficConfig(Settings):
 
     `rate` is in requests/s: to each arm when mirrored, in all when split or switchback. It is 0 (not given) when the
     times come from `rates` or a trace. A trial lasts `duration_s`; its first `rampup_s` carry a load that rises from
-    nothing and are marked "rampup". `rates` is [[start_s, rate], ...] for piecewise, [first, last] for ramp,
-    [rate, rate, ...] for steps, which share the duration equally, and [lowest, highest] for a saturation search, whose
-    steps last `step_s` each. `length_scales` is [[start_s, factor], ...]: lengths are those of the workload times
-    `length_scale` times the factor of the time at which a request is due. Where arrivals are those of "users",
-    nothing is sent.
+    nothing and are marked "rampup". `rates` is [[start_s, rate], ...] for piecewise, and [lowest, highest] for a
+    saturation search, whose steps last `step_s` each. `length_scales` is [[start_s, factor], ...]: lengths are those of
+    the workload times `length_scale` times the factor of the time at which a request is due. Where arrivals are those
+    of "users", nothing is sent.
     """
 
     design: Design = "mirrored"
@@ -65,18 +61,13 @@ class TrafficConfig(Settings):
     length_scales: Annotated[
         tuple[Annotated[tuple[float, float], Listed], ...],
         Listed,
-        UsedWith("arrivals", ("poisson", "gamma", "piecewise", "ramp", "steps")),
+        UsedWith("arrivals", ("poisson", "gamma", "piecewise")),
     ] = ()
-    over_limit: OverLimitPolicy = "clip"
     trace: str = ""
-    trace_time_unit: TimeUnit = ""
-    trace_block_tokens: int = Field(default=0, ge=0, le=1 << 20)
     prompts: PromptKind = "ids"
     tokenizer: str = ""
     trace_start_s: Annotated[float, Field(ge=0, le=1e9), UsedWith("arrivals", ("trace",))] = 0.0
     time_scale: Annotated[float, Field(ge=1e-6, le=1e6), UsedWith("arrivals", ("trace",))] = 1.0
-    turns_mean: Annotated[float, Field(ge=1, le=1000), _ONCE] = 1.0
-    think_time_s: float = Field(default=10.0, ge=0.001, le=1e6)
     timeout_s: float = Field(default=60.0, ge=0.001, le=1e6)
     ignore_eos: bool = True
     direct: Annotated[bool, UsedWith("design", ("mirrored", "switchback"))] = False
@@ -117,7 +108,7 @@ class TrafficConfig(Settings):
 
     @property
     def step_rates(self) -> tuple[float, ...]:
-        """`rates` as plain numbers; for ramp, steps and saturation arrivals."""
+        """`rates` as plain numbers; for saturation arrivals."""
         return tuple(float(item) for item in self.rates if not isinstance(item, tuple))
 
     @property
@@ -166,19 +157,9 @@ class TrafficConfig(Settings):
     def _check_rates(self) -> None:
         pairs = self.arrivals == "piecewise"
         rates = [rate for _, rate in self.piecewise_rates] if pairs else list(self.step_rates)
-        forms = {
-            "piecewise": "[[0, rate], [start_s, rate], ...]",
-            "ramp": "[first rate, last rate]",
-            "saturation": "[lowest rate, highest rate] with 0 < lowest < highest",
-        }
-        is_search = self.arrivals == "saturation"
-        if (
-            not rates
-            or len(rates) != len(self.rates)
-            or (self.arrivals in ("ramp", "saturation") and len(rates) != 2)
-            or (is_search and not 0 < rates[0] < rates[1])
-        ):
-            form = forms.get(self.arrivals, "[rate, rate, ...]")
+        is_range = len(rates) == 2 and 0 < rates[0] < rates[1]
+        if not rates or len(rates) != len(self.rates) or not (pairs or is_range):
+            form = "[[0, rate], ...]" if pairs else "[lowest rate, highest rate] with 0 < lowest < highest"
             raise ValueError(f"rates is {as_toml(self.rates)}: give {form} for {self.arrivals}")
         if not any(rates) or not all(0 <= rate <= 1e9 for rate in rates):
             raise ValueError(f"rates is {as_toml(self.rates)}: give rates from 0 to 1e9, and at least one above 0")
@@ -204,9 +185,8 @@ class TrafficConfig(Settings):
         of_trace = [key for key in ("arrivals", "workload") if getattr(self, key) == "trace"]
         leave_out(not self.trace, "traffic.trace is empty", "give the path of a trace", *of_trace[:1])
         unread = 'neither arrivals nor workload is "trace"'
-        keys = ("trace", "trace_time_unit", "trace_block_tokens")
-        leave_out(not of_trace, unread, "set one or remove {key}", *keys)
-        texts = 'remove {key} or use prompts = "text" or "chat"'
+        leave_out(not of_trace, unread, "set one or remove {key}", "trace")
+        texts = 'remove {key} or use prompts = "text"'
         leave_out(self.prompts == "ids", 'prompts = "ids" needs none', texts, "tokenizer")
         leave_out(bool(of_trace), "a trace has lengths of its own", "remove {key} or the trace", "length_scales")
         if self.length_scales:

@@ -56,7 +56,7 @@ class TrialFacts:
     devices: dict[str, str]
     weights: dict[str, int]
     planned: Mapping[str, int]
-    dropped: dict[str, int | str]
+    over_limit: dict[str, int]
     start_ns: int | None = None
     start_order: list[str] = field(default_factory=list)
     complete: bool = False
@@ -92,7 +92,7 @@ class TrialFacts:
             devices={arm.name: arm.model.device for arm in experiment.own_arms},
             weights={arm.name: arm.weight for arm in experiment.arms},
             planned=schedule.planned,
-            dropped=dict(schedule.dropped),
+            over_limit=dict(schedule.over),
         )
 
     def write(self, folder: Path) -> None:

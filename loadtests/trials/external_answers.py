@@ -24,7 +24,7 @@ from analysis.records.documents import write_document
 from loadtests.experiments.model import Experiment
 from loadtests.external.answers import Answer, Asking, ask
 from loadtests.external.arms import ExternalArm
-from loadtests.external.planned_prompts import plain_prompt_of, prompt_of, prompt_source
+from loadtests.external.planned_prompts import prompt_of, prompt_source
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.schedule import PlannedRequest, Schedule, planned_requests
 from loadtests.trials.context import TrialContext
@@ -86,10 +86,9 @@ class ExternalAnswers:
                 vocab_size=min(sizes, default=1 << 31 if traffic.prompts != "ids" else 256),
             ),
         )
-        made = prompt_of if config.kind == "openai" else plain_prompt_of
         return [
             Asking(
-                prompt=made(config, source, question.plan),
+                prompt=prompt_of(config, source, question.plan),
                 max_tokens=question.max_tokens,
                 whole_length=traffic.ignore_eos,
                 seed=0,
@@ -193,7 +192,7 @@ def questions(experiment: Experiment, schedule: Schedule, *, contexts: Sequence[
     for number in range(wanted):
         turn, plan = number // len(plans), plans[number % len(plans)]
         if turn:
-            plan = plan._replace(prefix_seed=(plan.prefix_seed + turn * 0x9E3779B97F4A7C15) & 0x7FFFFFFFFFFFFFFF)
+            plan = plan._replace(prompt_seed=(plan.prompt_seed + turn * 0x9E3779B97F4A7C15) & 0x7FFFFFFFFFFFFFFF)
         fits = plan.prompt_tokens + tokens <= room
         found.append(Question(plan=plan, max_tokens=tokens if fits else min(tokens, plan.max_tokens)))
     return tuple(found)
@@ -201,9 +200,5 @@ def questions(experiment: Experiment, schedule: Schedule, *, contexts: Sequence[
 
 def _digest(asking: Asking) -> str:
     """What tells prompts apart, without the prompt itself."""
-    prompt = asking.prompt if isinstance(asking.prompt, str) else [_plain(item) for item in asking.prompt]
+    prompt = asking.prompt if isinstance(asking.prompt, str) else list(asking.prompt)
     return hashlib.sha256(json.dumps(prompt).encode()).hexdigest()[:16]
-
-
-def _plain(item: Any) -> Any:
-    return item if isinstance(item, int) else asdict(item)

@@ -11,9 +11,8 @@ import numpy as np
 
 from loadtests.experiments.model import Experiment, ExperimentArm, OwnArm
 from loadtests.monitor.gpus import device_name
-from loadtests.traffic.drawing import build_schedule
+from loadtests.traffic.drawing import Source, build_schedule, read_source
 from loadtests.traffic.schedule import Schedule
-from loadtests.traffic.source import Source, read_source
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,7 @@ class UsersRamp(Orchestrator):
             seed=self.experiment.seed,
             duration_s=traffic.duration_s,
             block_s=traffic.block_s,
-            dropped={},
+            over={},
         )
         facts = TrialFacts.of(self.experiment, 1, nothing)
         facts.planned = {}

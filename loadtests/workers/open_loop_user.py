@@ -82,12 +82,10 @@ class OpenLoopUser(User):
             index=number,
             offset_ns=0,
             session_id=name,
-            turn=0,
             prompt_tokens=prompt_tokens,
             max_tokens=max_tokens,
             prompt_seed=seed,
             arm=options.arm or None,
             phase="measure",
-            prefix_seed=seed,
         )
         self._prepared: Prepared = generator.prepare(plan, name)

@@ -46,7 +46,6 @@ _ROWS = [
 _AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:15:{second:02d}.6805900,{374 + second},{44 + second}\n" for second in range(40, 60)
 )
-_PLAIN = "time_s,input_tokens,output_tokens\n" + "".join(f"{at * 0.25},{10 + at},{at + 1}\n" for at in range(20))
 _MOONCAKE = "".join(
     json.dumps(
         {"timestamp": 900 * at, "input_length": 1024 + at % 2, "output_length": 5, "hash_ids": [0, at, 9][: 2 + at % 2]}
@@ -202,7 +201,7 @@ FILES = (
     Reader(name="experiment", seeds=_experiments, read=_file("experiment.toml", load), refuses=(ConfigError,)),
     Reader(
         name="trace",
-        seeds=_given(_AZURE.encode(), _PLAIN.encode(), _MOONCAKE.encode()),
+        seeds=_given(_AZURE.encode(), _MOONCAKE.encode()),
         read=_file("trace", read_trace),
         refuses=(ConfigError,),
     ),

@@ -14,7 +14,7 @@ from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.drawing import build_schedule
 from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.settings import TrafficConfig
-from loadtests.traffic.source import Source
+from loadtests.traffic.drawing import Source
 from servers.config import Task
 from tests.fakes.inference import Behaviour, serve
 from tests.fakes.processes import free_port

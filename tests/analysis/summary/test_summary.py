@@ -272,13 +272,13 @@ def test_vectors_are_judged_by_their_cosine(tmp_path):
 
 def test_a_closed_loop_and_lengths_over_the_limits_are_reported(tmp_path):
     run = write_run(tmp_path / "run", FakeRun(duration_s=60, trials=2, rate=2))
-    dropped = {"input_over": 7, "output_over": 2, "requests_dropped": 8, "turns_after_end": 3}
-    tell(run, loop="closed", concurrency=8, open_loop=False, planned={}, dropped={"policy": "drop", **dropped})
+    over = {"input_over": 7, "output_over": 2}
+    tell(run, concurrency=8, open_loop=False, planned={}, over_limit=over)
     summary = analyze(run)
-    assert summary["traffic"]["dropped"] == {"policy": "drop", **dropped}
+    assert summary["traffic"]["over_limit"] == over
     assert summary["design"]["open_loop"] is False
     assert summary["design"]["concurrency"] == 8
-    assert "dropped: requests_dropped" in html_report(summary)
+    assert "cut to the limit: input_over" in html_report(summary)
     for gate in estimates_of(summary):
         assert gate["verdict"] == "INCONCLUSIVE"
         assert "open loop" in gate["blocked_by"]

@@ -27,8 +27,7 @@ from loadtests.generator.generator import Generator
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.record import RequestRecord
 from loadtests.generator.trial_config import TrialConfig
-from loadtests.traffic.prompt_words import prompt_words, token_ids
-from loadtests.traffic.prompts import PromptSource
+from loadtests.traffic.prompts import PromptSource, prompt_words, token_ids
 from loadtests.traffic.schedule import PlannedRequest
 from servers.clock import now_ns
 from servers.complaint import ConfigError
@@ -213,8 +212,8 @@ GOOD = answer(said("a"), said(" b"), said(" c", finish="length"), usage(3, 21), 
 
 def plan(**change: Any) -> PlannedRequest:
     row: dict[str, Any] = {
-        **{"index": 7, "offset_ns": 0, "session_id": "s-1", "turn": 0, "prompt_tokens": 12, "max_tokens": 5},
-        **{"prompt_seed": 3, "arm": "*", "phase": "measure", "prefix_seed": 11},
+        **{"index": 7, "offset_ns": 0, "session_id": "s-1", "prompt_tokens": 12, "max_tokens": 5},
+        **{"prompt_seed": 11, "arm": "*", "phase": "measure"},
     }
     return PlannedRequest(**{**row, **change})
 
@@ -252,11 +251,6 @@ def test_inference_request_carries_text_or_ids() -> None:
     assert list(ModelInferRequest.FromString(body(ids, plan())[0]).inputs[0].contents.int_contents) == (
         token_ids(prompt_words(11, 12), 100)
     )
-
-
-def test_chats_are_refused_where_plain_text_is_taken() -> None:
-    with pytest.raises(ConfigError, match=r'prompts is "chat" and an external arm takes plain text'):
-        body(config("oip", "a:1"), plan(), traffic=PromptSource(kind="chat"))
 
 
 def test_replica_with_the_fewest_requests_is_next_and_equals_take_turns() -> None:

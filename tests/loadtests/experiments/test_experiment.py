@@ -192,7 +192,7 @@ def test_setting_a_path_never_fails_but_with_a_config_error(key: str, value: int
 def test_a_trace_replaces_arrivals_and_lengths_but_keeps_the_scale(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text(TRACE)
-    text = MINIMAL + "burstiness = 0.5\narrivals = 'gamma'\nlength_scale = 0.1\nturns_mean = 3\n"
+    text = MINIMAL + "burstiness = 0.5\narrivals = 'gamma'\nlength_scale = 0.1\n"
     traffic = load(write(tmp_path, text), trace=str(trace)).traffic
     assert (traffic.arrivals, traffic.workload, traffic.trace) == ("trace", "trace", str(trace.resolve()))
     assert traffic.length_scale == 0.1

@@ -27,7 +27,7 @@ from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
 from loadtests.generator.recorder import RequestRecorder, record_file
 from loadtests.generator.spool import Spool
 from loadtests.generator.trial_config import TrialConfig
-from loadtests.traffic.prompt_words import prompt_words, token_ids
+from loadtests.traffic.prompts import prompt_words, token_ids
 from loadtests.traffic.schedule import SCHEDULE, Schedule, planned_requests
 from servers.clock import now_ns
 from servers.complaint import ConfigError
@@ -44,14 +44,14 @@ ARMS = ("eager", "compiled")
 
 
 def schedule(offsets_ms: list[int], *, arm: str | None = "*", tokens: int = 3, session: str = "") -> Schedule:
-    same = {"turn": 0, "prompt_tokens": 20, "max_tokens": tokens, "arm": arm, "phase": "measure"}
+    same = {"prompt_tokens": 20, "max_tokens": tokens, "arm": arm, "phase": "measure"}
     rows = [
-        {"index": number, "offset_ns": offset * MS, "prompt_seed": number, "prefix_seed": 100 + number, **same}
+        {"index": number, "offset_ns": offset * MS, "prompt_seed": 100 + number, **same}
         | {"session_id": session or f"1-{number}"}
         for number, offset in enumerate(offsets_ms)
     ]
     settings: Any = {"design": "mirrored", "arms": ARMS, "trial": 1, "seed": 0, "duration_s": 10.0, "block_s": 30.0}
-    return Schedule(table=pa.Table.from_pylist(rows, schema=SCHEDULE), dropped={}, **settings)
+    return Schedule(table=pa.Table.from_pylist(rows, schema=SCHEDULE), over={}, **settings)
 
 
 class Run:

@@ -153,7 +153,7 @@ def test_an_answer_is_that_of_the_arm_it_was_sent_to_and_fails_where_it_is_not_w
     call = Mock(spec=EmbedCall, input_tokens=7, **settings | changes)
     call.initial_metadata = {ARM_HEADER: routed} if routed else {}
     call.trailing_metadata = {trailing_key("output_tokens"): "1"} | ({trailing_key("arm"): said} if said else {})
-    plan = Fake(session_id="s", turn=0, prompt_tokens=3, max_tokens=1, phase="")
+    plan = Fake(session_id="s", prompt_tokens=3, max_tokens=1, phase="")
     call.tag = Fake(arm=pinned, plan=plan, request_id="1", pair_id="1", endpoint=None, scheduled_ns=0)
     record = (embed_record_of if embeds else record_of)(call, 1)
     assert (record.arm, record.error, record.status) == ("new", error, "INTERNAL" if error else "OK")
@@ -293,7 +293,7 @@ def test_a_written_trial_is_read_back_as_it_was(tmp_path: Path) -> None:
     address = ("http://a:1/v1", "http://b/v1")
     external = OpenAiArm(name="vllm", kind="openai", address=address, openai=openai, model_name="m")
     config = TrialConfig(
-        **{"trial": 3, "arms": ("eager", "vllm"), "prompts": "chat", "tokenizer": "llama"},
+        **{"trial": 3, "arms": ("eager", "vllm"), "prompts": "text", "tokenizer": "llama"},
         targets={"eager": "127.0.0.1:50051,127.0.0.1:50052"},
         external={"vllm": external},
         security=SecurityConfig(token_env="TOKEN"),

@@ -14,12 +14,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from loadtests.external.arms import OpenAiArm, OpenAiOptions
 from loadtests.external.planned_prompts import prompt_source
-from loadtests.traffic.drawing import build_schedule
-from loadtests.traffic.prompt_words import prompt_words, token_ids
-from loadtests.traffic.prompts import Message, PromptKind, PromptSource, load_prompt_text
-from loadtests.traffic.schedule import PROMPTS, SCHEDULE, PlannedRequest, Schedule, planned_requests
+from loadtests.traffic.drawing import build_schedule, read_source
+from loadtests.traffic.prompts import PromptSource, load_prompt_text, prompt_words, token_ids
+from loadtests.traffic.schedule import BLOCKS, SCHEDULE, PlannedRequest, Schedule, planned_requests
 from loadtests.traffic.settings import TrafficConfig
-from loadtests.traffic.source import read_source
 from servers.complaint import ConfigError
 from servers.front.tokenizer import ModelTokenizer
 from tests.fakes.processes import refusal
@@ -34,7 +32,7 @@ TEMPLATE = (
 )
 
 
-def model_folder(folder: Path, *, template: str = TEMPLATE) -> Path:
+def model_folder(folder: Path, *, template: str | None = TEMPLATE) -> Path:
     """A folder with a small tokenizer as models bring it: byte-level BPE."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.BPE())
@@ -66,14 +64,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_folder(tmp_path_factory.mktemp("model"))
 
 
-def plan(tokens: int, *, seed: int = 7, **changes: object) -> PlannedRequest:
-    given: dict[str, Any] = {"index": 0, "offset_ns": 0, "session_id": "s", "turn": 0, "max_tokens": 1}
-    given |= {"prompt_seed": 1, "arm": None, "phase": "measure", "prefix_seed": seed, **changes}
-    return PlannedRequest(prompt_tokens=tokens, **given)
-
-
-def source(folder: Path, kind: PromptKind) -> PromptSource:
-    return PromptSource.of(kind, model=str(folder), vocab_size=600)
+def plan(tokens: int, *, seed: int = 7) -> PlannedRequest:
+    given: dict[str, Any] = {"index": 0, "offset_ns": 0, "session_id": "s", "max_tokens": 1}
+    return PlannedRequest(prompt_tokens=tokens, **given, prompt_seed=seed, arm=None, phase="measure")
 
 
 @pytest.fixture(scope="module")
@@ -87,46 +80,46 @@ def served(folder: Path) -> ModelTokenizer:
 def test_text_has_exactly_the_planned_tokens_for_the_servers_own_tokenizer(
     folder: Path, served: ModelTokenizer, tokens: int, seed: int
 ) -> None:
-    prompts = source(folder, "text")
+    prompts = PromptSource.of("text", model=str(folder), vocab_size=600)
     text = prompts.plain(plan(tokens, seed=seed))
     assert text is not None
-    assert prompts.text is not None
-    assert prompts.text.encode(text) == served.encode(text) == prompts.ids(plan(tokens, seed=seed))
+    assert served.encode(text) == prompts.ids(plan(tokens, seed=seed))
     assert len(served.encode(text)) == tokens
 
 
-def test_chat_prompts_are_what_transformers_renders(folder: Path) -> None:
+@pytest.mark.parametrize("in_file", [False, True])
+def test_the_message_of_a_chat_is_counted_in_its_template_as_transformers_renders_it(
+    tmp_path: Path, in_file: bool
+) -> None:
     from transformers import AutoTokenizer
 
+    folder = model_folder(tmp_path / "m", template="{{ nonsense" if in_file else TEMPLATE)
+    if in_file:  # it counts before the one in the settings
+        (folder / "chat_template.jinja").write_text(TEMPLATE)
     reference = AutoTokenizer.from_pretrained(str(folder))
-    prompts = source(folder, "chat")
-    assert prompts.text is not None
-    for parts in ([5], [300], [4, 9, 30], [1, 1, 1, 1, 1]):
-        overhead = prompts.text.overhead(len(parts))
-        request = plan(sum(parts) + overhead, parts=parts, turn=len(parts) // 2)
-        messages = prompts.messages(request)
-        assert messages is not None
-        rendered = reference.apply_chat_template(
-            [{"role": message.role, "content": message.content} for message in messages],
-            add_generation_prompt=True,
-            tokenize=False,
-        )
-        expected = reference(rendered, add_special_tokens=False)["input_ids"]
-        assert prompts.ids(request) == expected
-        assert len(expected) == request.prompt_tokens
+    prompts = PromptSource(text=load_prompt_text(str(folder), chat=True))
+    for tokens in (30, 300):
+        talk = [{"role": "user", "content": prompts.plain(plan(tokens))}]
+        rendered = reference.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
+        assert prompts.ids(plan(tokens)) == reference(rendered, add_special_tokens=False)["input_ids"]
+        assert len(prompts.ids(plan(tokens))) == tokens
 
 
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{{ messages[0]['content'] | upper }}", "changes what it is given"),
+        ("{{ messages[0]['content'] | upper }}", "changes the text that it is given"),
+        ("{{ messages[0]['content'] }}{{ messages[0]['content'][:9] }}", "changes the text that it is given"),
         ("{% if true %}{{ raise_exception('no system role') }}{% endif %}", "no system role"),
         ("{{ nonsense", "fails"),
+        (None, "has no chat template"),
     ],
 )
-def test_a_template_that_cannot_be_exact_is_refused_in_one_line(tmp_path: Path, template: str, message: str) -> None:
-    text = load_prompt_text(str(model_folder(tmp_path / "m", template=template)))
-    assert message in refusal(ConfigError, text.overhead, 1)
+def test_a_template_that_cannot_be_exact_is_refused_in_one_line(
+    tmp_path: Path, template: str | None, message: str
+) -> None:
+    folder = str(model_folder(tmp_path / "m", template=template))
+    assert message in refusal(ConfigError, load_prompt_text, folder, chat=True)
 
 
 def test_folders_without_a_usable_tokenizer_are_refused(tmp_path: Path) -> None:
@@ -142,6 +135,7 @@ def test_an_external_tokenizer_that_cannot_count_is_refused_with_settings_of_the
     tmp_path: Path, endpoint: Any, remedy: str
 ) -> None:
     Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     options = OpenAiOptions(endpoint=endpoint, tokenizer=str(tmp_path))
     config = OpenAiArm(name="x", kind="openai", address=("http://a",), model_name="m", openai=options)
     said = refusal(ConfigError, prompt_source, config, PromptSource())
@@ -153,19 +147,6 @@ def test_an_external_tokenizer_that_cannot_count_is_refused_with_settings_of_the
 def test_a_tokenizer_beyond_the_served_vocabulary_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="the vocabulary that is served ends at 299"):
         PromptSource.of("text", model=str(folder), vocab_size=300)
-
-
-def test_a_model_without_a_template_has_no_chat(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path / "m")
-    (folder / "tokenizer_config.json").write_text("{}")
-    text = load_prompt_text(str(folder))
-    assert "has no chat template" in refusal(ConfigError, text.chat_of, [Message("user", "hello")])
-
-
-def test_a_template_file_counts_before_the_one_in_the_settings(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path / "m")
-    (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}<|end|>")
-    assert load_prompt_text(str(folder)).overhead(1) == 1
 
 
 def built(config: TrafficConfig, *, model: str = "random:tiny", **changes: Any) -> Schedule:
@@ -186,7 +167,7 @@ def test_requests_that_share_hash_ids_share_the_tokens_of_their_blocks(tmp_path:
     path.write_text("\n".join(json.dumps({"timestamp": 100 * n, "hash_ids": row, **own}) for n, row in enumerate(ids)))
     config = TrafficConfig(
         **{"arrivals": "trace", "workload": "trace", "trace": str(path), "duration_s": 20, "timeout_s": 5},
-        **{"trace_time_unit": "ms", "trace_block_tokens": 512, "length_scale": scale},
+        length_scale=scale,
     )
     schedule = built(config)
     source = PromptSource(vocab_size=500)
@@ -199,61 +180,19 @@ def test_requests_that_share_hash_ids_share_the_tokens_of_their_blocks(tmp_path:
     assert first[:20] != other_group[:20]
 
 
-def test_turns_of_a_chat_are_exact_and_grow(folder: Path) -> None:
-    config = TrafficConfig(
-        rate=20, duration_s=30, length_scale=0.02, turns_mean=3, think_time_s=1, prompts="chat", tokenizer=str(folder)
-    )
-    schedule = built(config)
-    prompts = source(folder, "chat")
-    plans = rows(schedule)
-    assert max(plan.turn for plan in plans) >= 2
-    for plan in plans[:80]:
-        assert plan.parts is not None
-        assert len(plan.parts) == 2 * plan.turn + 1
-        assert len(prompts.ids(plan)) == plan.prompt_tokens
-    sessions: dict[str, list[PlannedRequest]] = {}
-    for plan in plans:
-        sessions.setdefault(plan.session_id, []).append(plan)
-    long = next(own for own in sessions.values() if len(own) >= 3)
-    assert long[1].parts is not None
-    assert long[2].parts is not None
-    assert list(long[2].parts)[:3] == list(long[1].parts)
-
-
-def test_a_template_that_puts_prompts_over_the_limit_is_counted(folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv"
-    lengths = [60, 64, 65, 40, 4096 - 3, 4090]
-    path.write_text(
-        "time_s,input_tokens,output_tokens\n"
-        + "".join(f"{n},{length},4\n" for n, length in enumerate(lengths))
-        + "9,1,1\n"
-    )
-    config = TrafficConfig(
-        arrivals="trace", workload="trace", trace=str(path), duration_s=6, prompts="chat", tokenizer=str(folder)
-    )
-    schedule = built(config)
-    facts = schedule.prompts["template"]
-    overhead = facts["most"]
-    assert 4 < overhead < 24
-    assert facts["over_limit"] == 2
-    assert schedule.dropped["input_over"] == 2
-    # What clipping leaves is a whole chat of the limit's length.
-    prompts = source(folder, "chat")
-    assert [len(prompts.ids(plan)) for plan in rows(schedule)] == [n + overhead for n in lengths[:4]] + [4096, 4096]
-
-
 def test_text_prompts_are_never_shorter_than_what_the_tokenizer_adds(folder: Path) -> None:
     schedule = built(TrafficConfig(rate=20, duration_s=5, length_scale=1e-6, prompts="text", tokenizer=str(folder)))
     assert set(schedule.ints("prompt_tokens").tolist()) == {2}
 
 
-def test_a_chat_needs_a_template_and_text_a_tokenizer() -> None:
-    assert "has no chat template" in refusal(ConfigError, built, TrafficConfig(rate=1, prompts="chat"))
+def test_text_needs_a_tokenizer_and_room_for_what_it_adds(folder: Path) -> None:
     assert "no model is named" in refusal(ConfigError, built, TrafficConfig(rate=1, prompts="text"), model="")
+    config = TrafficConfig(rate=9, prompts="text", tokenizer=str(folder))
+    assert "raise it to 2 or more" in refusal(ConfigError, built, config, max_prompt_tokens=1)
 
 
 def test_all_columns_of_prompts_are_those_that_a_plan_takes() -> None:
-    assert {*SCHEDULE.names, *PROMPTS.names} == set(PlannedRequest._fields)
+    assert (*SCHEDULE.names, *BLOCKS.names) == PlannedRequest._fields
 
 
 def test_prompt_ids_are_uniform_and_differ_between_seeds() -> None:

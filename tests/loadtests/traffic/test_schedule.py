@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtests.traffic import arrivals
-from loadtests.traffic.drawing import build_schedule, switchback_order
+from loadtests.traffic.drawing import build_schedule, read_source, switchback_order
 from loadtests.traffic.lengths import IntArray, Lengths, fitted_lengths
-from loadtests.traffic.limits import within_limits
-from loadtests.traffic.prompt_words import prompt_words, token_ids
 from loadtests.traffic.rate_steps import closer, staircase
-from loadtests.traffic.schedule import SCHEDULE, Schedule, planned_requests
+from loadtests.traffic.schedule import SCHEDULE, Schedule
 from loadtests.traffic.settings import TrafficConfig
-from loadtests.traffic.source import read_source
-from loadtests.traffic.turns import Turns, growing_context, session_turns
 from servers.complaint import ConfigError
 from servers.fields import read
 from tests.fakes.processes import refusal
@@ -45,13 +40,13 @@ def column(schedule: Schedule, name: str) -> list[Any]:
 @pytest.fixture
 def trace(tmp_path: Path) -> str:
     path = tmp_path / "trace.csv"
-    lines = [f"{n / 10},{10 + n},{1 + n % 7}" for n in range(1000)]
-    path.write_text("\n".join(["time_s,input_tokens,output_tokens", *lines]))
+    lines = [f"2023-11-16 00:{n // 600:02}:{n / 10 % 60:06.3f},{10 + n},{1 + n % 7}" for n in range(1000)]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]))
     return str(path)
 
 
 def test_written_schedule_reads_back_equal(tmp_path: Path) -> None:
-    schedule = built(TrafficConfig(rate=20, duration_s=30, turns_mean=2, design="split"))
+    schedule = built(TrafficConfig(rate=20, duration_s=30, design="split"))
     path = tmp_path / "schedule.arrow"
     schedule.write(path)
     back = Schedule.read(path)
@@ -99,18 +94,12 @@ def test_a_damaged_schedule_is_refused_and_no_offset_leads_out_of_it(tmp_path: P
     seed=st.integers(0, 2**63),
     trial=st.integers(0, 50),
     design=st.sampled_from(["mirrored", "split", "switchback"]),
-    turns_mean=st.sampled_from([1.0, 2.5]),
-    over_limit=st.sampled_from(["clip", "drop"]),
 )
-def test_equal_arguments_give_an_equal_schedule_within_limits(
-    seed: int, trial: int, design: Any, turns_mean: float, over_limit: Any
-) -> None:
-    config = TrafficConfig(
-        rate=20, duration_s=20, block_s=5, design=design, turns_mean=turns_mean, over_limit=over_limit
-    )
+def test_equal_arguments_give_an_equal_schedule_within_limits(seed: int, trial: int, design: Any) -> None:
+    config = TrafficConfig(rate=20, duration_s=20, block_s=5, design=design)
     first, second = built(config, seed=seed, trial=trial), built(config, seed=seed, trial=trial)
     assert first.table.equals(second.table)
-    assert first.dropped == second.dropped
+    assert first.over == second.over
     assert 1 <= min(column(first, "prompt_tokens")) <= max(column(first, "prompt_tokens")) <= 2048
     assert 1 <= min(column(first, "max_tokens")) <= max(column(first, "max_tokens")) <= 256
 
@@ -119,23 +108,23 @@ def test_trials_and_seeds_differ() -> None:
     config = TrafficConfig(rate=20, duration_s=20)
     base = built(config)
     for other in (built(config, trial=2), built(config, seed=6)):
-        for name in ("offset_ns", "prompt_tokens", "prefix_seed"):
+        for name in ("offset_ns", "prompt_tokens", "prompt_seed"):
             assert column(base, name)[:20] != column(other, name)[:20]
 
 
 def test_changing_one_part_of_the_traffic_leaves_the_others() -> None:
     base = built(TrafficConfig(rate=20, duration_s=60))
-    drawn = ("prompt_tokens", "max_tokens", "prompt_seed", "prefix_seed")
+    drawn = ("prompt_tokens", "max_tokens", "prompt_seed")
     faster = built(TrafficConfig(rate=40, duration_s=30))
     bursty = built(TrafficConfig(rate=20, duration_s=60, arrivals="gamma", burstiness=0.5))
     for other in (faster, bursty):
         common = min(len(base), len(other))
         for name in drawn:
             assert column(base, name)[:common] == column(other, name)[:common]
-    code = built(TrafficConfig(rate=20, duration_s=60, workload="code"))
-    assert column(code, "offset_ns") == column(base, "offset_ns")
-    assert column(code, "prefix_seed") == column(base, "prefix_seed")
-    assert column(code, "prompt_tokens") != column(base, "prompt_tokens")
+    texts = built(TrafficConfig(rate=20, duration_s=60, workload="sentences"))
+    assert column(texts, "offset_ns") == column(base, "offset_ns")
+    assert column(texts, "prompt_seed") == column(base, "prompt_seed")
+    assert column(texts, "prompt_tokens") != column(base, "prompt_tokens")
     switched = built(TrafficConfig(rate=20, duration_s=60, design="switchback"))
     assert switched.table.drop(["arm"]).equals(base.table.drop(["arm"]))
     longer = built(TrafficConfig(rate=20, duration_s=180))
@@ -175,34 +164,6 @@ def test_every_arm_comes_once_in_each_switchback_group(blocks: int, arms: int, s
     assert np.array_equal(more[:blocks], order)
 
 
-def test_session_turns_share_a_growing_prefix() -> None:
-    schedule = built(
-        TrafficConfig(rate=5, duration_s=120, turns_mean=3, think_time_s=4, length_scale=0.05), max_prompt_tokens=4096
-    )
-    sessions: dict[str, list[Any]] = {}
-    for request in planned_requests(schedule.table):
-        sessions.setdefault(request.session_id, []).append(request)
-    longer = [turns for turns in sessions.values() if len(turns) > 2]
-    assert longer
-    for turns in sessions.values():
-        assert [request.turn for request in turns] == list(range(len(turns)))
-        assert len({request.prefix_seed for request in turns}) == 1
-        for before, after in pairwise(turns):
-            assert after.offset_ns >= before.offset_ns
-            assert after.prompt_tokens > before.prompt_tokens + before.max_tokens
-    first, second, *_ = longer[0]
-    early = token_ids(prompt_words(first.prefix_seed, first.prompt_tokens), 1000)
-    assert token_ids(prompt_words(second.prefix_seed, second.prompt_tokens), 1000)[: len(early)] == early
-
-
-def test_rate_counts_requests_and_not_sessions() -> None:
-    schedule = built(TrafficConfig(rate=100, duration_s=300, turns_mean=3, think_time_s=5))
-    # Follow-up turns build up over the first think times; after them the rate is as asked.
-    later = int((schedule.offset_ns >= 60 * SECOND).sum())
-    assert later == pytest.approx(24_000, rel=0.03)
-    assert schedule.dropped["turns_after_end"] == pytest.approx(100 * 10, rel=0.25)
-
-
 def test_replayed_trace_keeps_each_arrival_with_its_lengths(trace: str) -> None:
     config = TrafficConfig(
         arrivals="trace", workload="trace", trace=trace, trace_start_s=20, time_scale=2, duration_s=30
@@ -212,7 +173,7 @@ def test_replayed_trace_keeps_each_arrival_with_its_lengths(trace: str) -> None:
     assert column(schedule, "offset_ns") == [(n - 200) * 200_000_000 for n in expected]
     assert column(schedule, "prompt_tokens") == [10 + n for n in expected]
     assert column(schedule, "max_tokens") == [1 + n % 7 for n in expected]
-    fitted = built(TrafficConfig(arrivals="trace", workload="code", trace=trace, duration_s=50))
+    fitted = built(TrafficConfig(arrivals="trace", workload="conversation", trace=trace, duration_s=50))
     assert len(fitted) == 500
 
 
@@ -255,12 +216,11 @@ SEARCH = {"arrivals": "saturation", "rates": [1.0, 2.0], "duration_s": 90}
         ({"rate": 1, "workload": "trace", "trace": "a.csv", "length_scales": [[0.0, 1.0]]}, "lengths of its own"),
         ({"rate": 1, "burstiness": 0.5}, 'use arrivals = "gamma"'),
         ({"rate": 1, "rates": [1.0]}, "does not use it"),
-        ({"rate": 1, "arrivals": "steps", "rates": [1.0]}, "remove rate or use arrivals"),
-        ({"arrivals": "steps"}, "give [rate, rate, ...] for steps"),
-        ({"arrivals": "steps", "rates": [1.0, -2.0]}, "rates[1] is -2.0: give 0 or more or give a list"),
-        ({"arrivals": "steps", "rates": [0.0, 0.0]}, "at least one above 0"),
-        ({"arrivals": "steps", "rates": [[0.0, 1.0]]}, "for steps"),
-        ({"arrivals": "ramp", "rates": [1.0]}, "give [first rate, last rate]"),
+        ({"rate": 1, "arrivals": "piecewise", "rates": [[0, 1.0]]}, "remove rate or use arrivals"),
+        ({"arrivals": "piecewise"}, "give [[0, rate], ...] for piecewise"),
+        ({**SEARCH, "rates": [1.0, -2.0]}, "rates[1] is -2.0: give 0 or more or give a list"),
+        ({"arrivals": "piecewise", "rates": [[0.0, 0.0]]}, "at least one above 0"),
+        ({**SEARCH, "rates": [[0.0, 1.0]]}, "for saturation"),
         ({"arrivals": "piecewise", "rates": [1.0]}, "[[0, rate]"),
         ({"arrivals": "piecewise", "rates": [[5.0, 1.0]]}, "start the first at 0"),
         ({"arrivals": "piecewise", "rates": [[0.0, -1.0], [5.0, 1.0]]}, "give rates from 0"),
@@ -269,9 +229,7 @@ SEARCH = {"arrivals": "saturation", "rates": [1.0, 2.0], "duration_s": 90}
         ({"arrivals": "trace"}, "traffic.trace is empty"),
         ({"rate": 1, "workload": "trace"}, "traffic.trace is empty"),
         ({"rate": 1, "trace": "a.csv"}, "neither arrivals nor workload"),
-        ({"rate": 1, "trace_block_tokens": 16}, "neither arrivals nor workload"),
         ({"arrivals": "trace", "trace": "a.csv", "rate": 1}, "remove rate"),
-        ({"arrivals": "trace", "trace": "a.csv", "turns_mean": 2}, "does not use it"),
         ({"rate": 1, "time_scale": 2}, 'remove time_scale or use arrivals = "trace"'),
         ({"rate": 1, "design": "split", "direct": True}, "remove direct"),
         ({"rate": 1, "design": "switchback", "rampup_s": 10}, "give a multiple"),
@@ -302,25 +260,17 @@ def rng(seed: int = 1) -> np.random.Generator:
 
 
 def gamma(rate: float, burstiness: float, duration_s: float, *, seed: int | np.random.Generator = 1) -> IntArray:
-    profile = np.array([[0, duration_s, rate, rate]])
+    profile = np.array([[0, duration_s, rate]])
     return arrivals.renewals(profile, burstiness=burstiness, rng=np.random.default_rng(seed))
 
 
-@pytest.mark.parametrize(
-    ("profile", "edges_s", "counts"),
-    [
-        ({"arrivals": "ramp", "rates": (300.0, 100.0), "duration_s": 200}, [0, 100, 200], [25_000, 15_000]),
-        (
-            {"arrivals": "piecewise", "rates": ((0, 100), (10, 0), (20, 300)), "duration_s": 30},
-            [0, 10, 20, 30],
-            [1000, 0, 3000],
-        ),
-        ({"arrivals": "steps", "rates": (50, 100, 200), "duration_s": 180}, [0, 60, 120, 180], [3000, 6000, 12_000]),
-    ],
-)
-def test_traffic_follows_its_profile_of_rates(profile: Any, edges_s: list[float], counts: list[int]) -> None:
-    offsets = arrivals.renewals(arrivals.rate_profile(TrafficConfig(**profile)), rng=rng())
-    found, _ = np.histogram(offsets / 1e9, bins=edges_s)
+@pytest.mark.parametrize("rates", [(100, 0, 300), (0, 50, 200), (40, 80, 0)])
+def test_traffic_follows_its_profile_of_rates(rates: tuple[float, ...]) -> None:
+    steps = tuple((10.0 * place, float(rate)) for place, rate in enumerate(rates))
+    config = TrafficConfig(arrivals="piecewise", rates=steps, duration_s=30)
+    offsets = arrivals.renewals(arrivals.rate_profile(config), rng=rng())
+    found, _ = np.histogram(offsets / 1e9, bins=[0, 10, 20, 30])
+    counts = 10 * np.array(rates)
     assert (np.abs(found - counts) <= 4 * np.sqrt(counts)).all()
 
 
@@ -338,47 +288,6 @@ def test_a_schedule_too_large_for_memory_is_refused_before_it_is_built() -> None
 def lengths_of(*rows: tuple[int, int]) -> Lengths:
     columns = np.array(rows, dtype=np.int64).reshape(-1, 2)
     return Lengths(input_tokens=columns[:, 0], output_tokens=columns[:, 1])
-
-
-def turns_of(session: list[int], turn: list[int]) -> Turns:
-    return Turns(session=np.array(session), turn=np.array(turn), offset_ns=np.arange(len(turn)))
-
-
-@given(
-    rows=st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 1000)), min_size=1, max_size=60),
-    max_prompt=st.integers(1, 1000),
-    max_new=st.integers(1, 1000),
-)
-def test_clip_never_exceeds_a_limit_and_counts_each_side(
-    rows: list[tuple[int, int]], max_prompt: int, max_new: int
-) -> None:
-    lengths = lengths_of(*rows)
-    clipped, kept, counts = within_limits(
-        lengths,
-        turns_of([0] * len(rows), [0] * len(rows)),
-        policy="clip",
-        max_prompt_tokens=max_prompt,
-        max_new_tokens=max_new,
-    )
-    assert kept.all()
-    assert clipped.input_tokens.tolist() == [min(given, max_prompt) for given, _ in rows]
-    assert clipped.output_tokens.tolist() == [min(asked, max_new) for _, asked in rows]
-    assert counts.input_over == sum(given > max_prompt for given, _ in rows)
-    assert counts.output_over == sum(asked > max_new for _, asked in rows)
-    assert counts.requests_dropped == 0
-
-
-def test_fail_names_the_value_the_limit_and_the_remedy() -> None:
-    lengths = lengths_of((5, 5), (640, 5), (5, 99))
-    for most, words in (
-        (512, "prompt of 640 tokens and max_prompt_tokens is 512"),
-        (1000, "answer of 99 tokens and max_new_tokens is 64"),
-    ):
-        limits: Any = {"policy": "fail", "max_prompt_tokens": most, "max_new_tokens": 64}
-        message = refusal(ConfigError, within_limits, lengths, turns_of([0] * 3, [0] * 3), **limits)
-        assert message.startswith("2 of 3 requests are over" if most == 512 else "1 of 3 requests")
-        assert words in message
-        assert "over_limit" in message
 
 
 @settings(max_examples=30)
@@ -435,8 +344,6 @@ def test_a_ramp_up_thins_linearly_and_leaves_the_rest() -> None:
     [
         # Lognormal: exp(mu + z sigma) of the published log moments.
         ("conversation", np.exp(6.633 + 0.985 * np.array([0, 1.2816, 2.3263])), [151.3, 454.8, 1115.8], np.inf),
-        ("code", [1469, 5187, 7436], [13, 55, 251], 7436),
-        ("long-context", [6909, 27367, 85400], [350, 597, 1118], 126195),
         ("sentences", [27, 100, 289], [0, 0, 0], 512),
     ],
 )
@@ -473,39 +380,15 @@ def test_lengths_change_at_their_times_and_nothing_else_does() -> None:
     assert changed.table.drop(lengths).equals(base.table.drop(lengths))
 
 
-def test_turns_follow_one_think_time_after_each_other() -> None:
-    starts = np.arange(40_000, dtype=np.int64) * SECOND
-    turns = session_turns(starts, rng().geometric(1 / 3, size=40_000), think_time_s=7, rng=rng(2))
-    assert np.array_equal(turns.offset_ns[turns.turn == 0], starts)
-    follows = np.flatnonzero(turns.turn > 0)
-    assert (turns.turn[follows] == turns.turn[follows - 1] + 1).all()
-    gaps = (turns.offset_ns[follows] - turns.offset_ns[follows - 1]) / 1e9
-    assert (gaps.min() >= 0, gaps.mean(), gaps.std()) == (True, pytest.approx(7, rel=0.02), pytest.approx(7, rel=0.03))
-
-
-def test_context_grows_by_the_inputs_and_answers_before() -> None:
-    lengths = lengths_of((10, 3), (20, 400), (30, 5), (7, 7))
-    grown = growing_context(lengths, turns_of([0, 0, 0, 1], [0, 1, 2, 0]), max_new_tokens=100)
-    # The second answer is cut to 100 tokens, so only 100 of it come back as context.
-    assert grown.tolist() == [10, 10 + 3 + 20, 10 + 3 + 20 + 100 + 30, 7]
-
-
-def test_drop_ends_the_session_at_its_first_long_turn() -> None:
-    lengths = lengths_of((5, 5), (9, 50), (10, 5), (5, 5), (20, 10))
-    left, kept, counts = within_limits(
-        lengths, turns_of([0, 0, 0, 1, 1], [0, 1, 2, 0, 1]), policy="drop", max_prompt_tokens=20, max_new_tokens=10
-    )
-    assert kept.tolist() == [True, False, False, True, True]
-    assert left.input_tokens.tolist() == [5, 5, 20]
-    assert (counts.input_over, counts.output_over, counts.requests_dropped) == (0, 1, 2)
-
-
-@pytest.mark.parametrize("policy", ["clip", "drop", "fail"])
-def test_lengths_at_the_limit_are_unchanged(policy: Any) -> None:
-    row = lengths_of((512, 64))
-    left, kept, counts = within_limits(row, turns_of([0], [0]), policy=policy, max_prompt_tokens=512, max_new_tokens=64)
-    assert (kept.all(), left.input_tokens[0], left.output_tokens[0]) == (True, 512, 64)
-    assert (counts.input_over, counts.output_over, counts.requests_dropped) == (0, 0, 0)
+def test_lengths_over_a_limit_are_cut_to_it_and_counted_side_by_side() -> None:
+    config = TrafficConfig(rate=20, duration_s=30)
+    whole, cut = built(config, max_prompt_tokens=10**9, max_new_tokens=10**9), built(config)
+    assert whole.over == {"input_over": 0, "output_over": 0}
+    for name, side, most in (("prompt_tokens", "input_over", 2048), ("max_tokens", "output_over", 256)):
+        lengths = whole.ints(name)
+        assert cut.ints(name).tolist() == np.minimum(lengths, most).tolist()
+        assert cut.over[side] == (lengths > most).sum() > 0
+    assert set(column(built(config, max_new_tokens=0), "max_tokens")) == {0}
 
 
 def test_lengths_of_a_trace_under_other_arrivals_are_its_rows(trace: str) -> None:

@@ -184,7 +184,7 @@ def test_a_short_trial_is_asked_about_more_prompts_of_its_lengths() -> None:
     schedule = TrialSchedules.of(experiment).draw(1)
     found = questions(experiment, schedule, contexts=[])
     assert len(schedule) < len(found) == PROMPTS
-    assert len({(item.plan.prefix_seed, item.plan.prompt_tokens) for item in found}) == PROMPTS
+    assert len({(item.plan.prompt_seed, item.plan.prompt_tokens) for item in found}) == PROMPTS
     assert {item.plan.prompt_tokens for item in found} <= set(schedule.ints("prompt_tokens").tolist())
     assert {item.max_tokens for item in found} == {16}  # engine.max_new_tokens
     # No room behind the longest prompts: these get as many as were planned.

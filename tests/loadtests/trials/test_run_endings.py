@@ -190,7 +190,8 @@ def test_a_missing_compiler_is_named_before_the_start(tmp_path: Path, monkeypatc
 
 def test_what_was_read_of_a_trace_is_said_before_the_start(tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
-    path.write_text("time_s,input_tokens,output_tokens\n0,70,5\n1,70,0\n9,70,5\n")
+    rows = [f"2023-11-16 00:00:0{second},70,{answer}\n" for second, answer in ((0, 5), (1, 0), (9, 5))]
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(rows))
     traffic = {"rate": 0, "arrivals": "trace", "workload": "trace", "trace": str(path)}
     orchestrator = Orchestrator(experiment(traffic=traffic), out=tmp_path / "runs")
     orchestrator.prepare()

@@ -36,7 +36,7 @@ from loadtests.generator.trial_config import TrialConfig, write_end
 from loadtests.traffic.drawing import build_schedule
 from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.settings import TrafficConfig
-from loadtests.traffic.source import Source
+from loadtests.traffic.drawing import Source
 from loadtests.trials.load import load_environment, locust_command
 from loadtests.trials.processes import child_environment
 from loadtests.workers import host_watch, messages
