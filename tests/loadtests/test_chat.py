@@ -11,10 +11,9 @@ from unittest.mock import Mock, patch
 import pytest
 
 from loadtests.generator.trial_config import TrialConfig
-from loadtests.traffic.drawing import build_schedule
+from loadtests.traffic.drawing import Source, build_schedule
 from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.settings import TrafficConfig
-from loadtests.traffic.drawing import Source
 from servers.config import Task
 from tests.fakes.inference import Behaviour, serve
 from tests.fakes.processes import free_port

@@ -33,10 +33,9 @@ from loadtests.generator import clock_offsets
 from loadtests.generator.clock_offsets import ClockComparison, Exchange, clock_identity, host_identity
 from loadtests.generator.recorder import RequestRecorder, record_file
 from loadtests.generator.trial_config import TrialConfig, write_end
-from loadtests.traffic.drawing import build_schedule
+from loadtests.traffic.drawing import Source, build_schedule
 from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.settings import TrafficConfig
-from loadtests.traffic.drawing import Source
 from loadtests.trials.load import load_environment, locust_command
 from loadtests.trials.processes import child_environment
 from loadtests.workers import host_watch, messages
