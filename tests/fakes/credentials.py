@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -121,10 +120,10 @@ def start(folder: Path, name: str, command: list[str], **variables: str) -> subp
     )
 
 
-def search(folder: Path, watched: Watched, pem: Certificates, seen: bytes = b"") -> None:
+def search(folder: Path, watched: Watched, pem: Certificates) -> None:
     """Assert that no secret is anywhere. Names that are no secrets show that the search finds what is there."""
     files = _written(folder)
-    places = {**files, "the command lines": "\n".join(watched.commands).encode(), "the channel": seen}
+    places = {**files, "the command lines": "\n".join(watched.commands).encode()}
     places |= {str(path): content for path, content in watched.temporary.items()}
     secrets = _secrets(pem)
     assert [(place, what) for place, text in places.items() for what, secret in secrets.items() if secret in text] == []
@@ -161,45 +160,3 @@ def _rows(content: bytes) -> Iterator[str]:
     with contextlib.suppress(pa.ArrowInvalid, OSError), pa.ipc.open_stream(content) as stream:
         for batch in stream:
             yield str(batch.to_pylist())
-
-
-class Tap:
-    """Relays connections to `port` of loopback to `target` while it is entered; `seen` is all bytes of both ways."""
-
-    def __init__(self, target: tuple[str, int]) -> None:
-        self.seen = bytearray()
-        self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        self._sockets: list[socket.socket] = [self._listener]
-
-    def __enter__(self) -> Tap:
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for item in self._sockets:
-            with contextlib.suppress(OSError):
-                item.shutdown(socket.SHUT_RDWR)
-            item.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                try:
-                    far = socket.create_connection(self._target, timeout=10)
-                except OSError:
-                    near.close()
-                    continue
-                far.settimeout(None)
-                self._sockets += [near, far]
-                for route in ((near, far), (far, near)):
-                    threading.Thread(target=self._pass_on, args=route, daemon=True).start()
-
-    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while piece := source.recv(65536):
-                self.seen += piece
-                sink.sendall(piece)
-            sink.shutdown(socket.SHUT_WR)
