@@ -20,7 +20,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.container.in_clean_root import Instruction, Root, StepError, instructions
+from deploy.container.in_clean_root import Root, instructions
 from loadtests.trials.trial import ENVOY_METRICS
 from tests.fakes.command_line import parsed
 from tests.fakes.processes import free_port
@@ -58,43 +58,6 @@ def test_copied_files_exist_and_pass_the_ignore_file() -> None:
     assert all((REPOSITORY / source).exists() for source in sources)
     allowed = set(re.findall(r"^!(.+)$", (REPOSITORY / ".dockerignore").read_text(encoding="utf-8"), re.M))
     assert sources == allowed
-
-
-def test_an_unknown_step_is_refused(tmp_path: Path) -> None:
-    root = Root(path=tmp_path / "root", arguments={"GIVEN": "1"})
-    for step in (Instruction("VOLUME", "/runs"), Instruction("FROM", "alpine:3")):
-        with pytest.raises(StepError):
-            root.take(step)
-    for step in (Instruction("ARG", "GIVEN"), Instruction("ARG", "UNSET"), Instruction("ENV", "A=1 PATH=/bin")):
-        root.take(step)
-    assert root.given == {"GIVEN": "1"}
-    assert root.environment == {"PATH": "/bin", "A": "1"}
-
-
-PODMAN = """#!/bin/sh
-echo "$@" >> engine.txt
-while [ $# -gt 0 ]; do
-    if [ "$1" = -v ]; then stat -c %A "${2%%:*}" >> volumes.txt || exit 1; fi
-    shift
-done
-"""
-
-
-def test_commands_of_the_page_let_the_user_of_the_image_write_runs(tmp_path: Path) -> None:
-    (commands, *_) = re.findall(r"^```\n(.+?)^```", (FOLDER / "README.md").read_text(encoding="utf-8"), re.M | re.S)
-    (tmp_path / "podman").write_text(PODMAN)
-    (tmp_path / "podman").chmod(0o755)
-    subprocess.run(
-        ["sh", "-e", "-c", f"umask 022\n{commands}"],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PWD": str(tmp_path)},
-        check=True,
-        timeout=60,
-    )
-    started = (tmp_path / "engine.txt").read_text().splitlines()
-    assert started[0] == "build -f deploy/container/Containerfile -t tailgate ."
-    assert all(f":{values('WORKDIR')[0]}/runs tailgate run " in line for line in started[1:])
-    assert (tmp_path / "volumes.txt").read_text().split() == ["drwxrwxrwx"] * (len(started) - 1)
 
 
 def pip_here() -> list[str]:

@@ -16,7 +16,6 @@ import pytest
 from analysis.records.schemas import COMPILE_EVENTS
 from analysis.records.tables import read_table
 from analysis.records.weight_journal import BY_OTHERS, read_weights
-from analysis.summary.summary import analyze
 from benchmarks.simulation.greedy import Server
 from tests.external.server_process import answers, running
 from tests.fakes.http_servers import CompilingServer, serving
@@ -107,33 +106,18 @@ def test_a_run_judges_the_server_of_transformers(transformers: tuple[str, Path],
     assert all(check["ok"] for check in summary["validity"] if check["check"] in ("equal work", "comparable"))
 
 
-PARITY_SECRET = "s3cret-parity-token"
-
-
-def test_equal_weights_pass_parity_and_other_weights_fail_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PARITY_TOKEN", PARITY_SECRET)
-    control = GreedyServer(Server(), token=PARITY_SECRET)
+def test_equal_weights_pass_parity_and_other_weights_fail_it(tmp_path: Path) -> None:
+    control = GreedyServer(Server())
     same = GreedyServer(Server(name="compiled"))
     other = GreedyServer(Server(weights="two"))
     with serving_greedy(control) as first, serving_greedy(same) as second, serving_greedy(other) as third:
-        arms = [external("eager", first, 'control = true\ntoken_env = "PARITY_TOKEN"')]
+        arms = [external("eager", first, "control = true")]
         arms += [external("compiled", second), external("other", third)]
         run_dir, verdict, output = judged_run(tmp_path, *arms, tokens=16, rate=4)
     assert verdict == "FAIL", output
     summary = summary_of(run_dir)
     gates = {gate["arm"]: gate for gate in summary["gates"] if gate["gate"] == "parity"}
     assert {arm: gate["verdict"] for arm, gate in gates.items()} == {"compiled": "PASS", "other": "FAIL"}, gates
-
-    files = [path for path in run_dir.rglob("*") if path.is_file()]
-    assert not any(PARITY_SECRET.encode() in path.read_bytes() for path in files)
-    assert PARITY_SECRET not in output
-
-    assert analyze(run_dir)["gates"] == summary["gates"]
-    # Without a file of the trial, nothing passes.
-    (run_dir / "trial-01" / "answers-compiled.json").unlink()
-    changed = analyze(run_dir)["gates"]
-    lost = next(gate for gate in changed if (gate["arm"], gate["gate"]) == ("compiled", "parity"))
-    assert lost["verdict"] == "INCONCLUSIVE"
 
 
 def test_compiles_in_the_log_of_an_external_arm_are_joined_to_the_requests_they_delayed(tmp_path: Path) -> None:
