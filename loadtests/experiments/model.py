@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from analysis.settings.gate_limits import GateLimits, Goodput
-from analysis.settings.ramp_limits import RampLimits, Rollout
+from analysis.settings.gate_limits import GateLimits
+from analysis.settings.ramp_limits import RampLimits
 from loadtests.experiments.checks import check_whole
 from loadtests.experiments.users import UsersConfig
 from loadtests.external.arms import EXTERNAL_KEYS, OipArm, OpenAiArm
@@ -177,7 +177,6 @@ class Experiment(Settings):
     goodput: Goodput = Goodput()
     gates: GateLimits = GateLimits()
     ramp: RampLimits = RampLimits()
-    rollout: Rollout = Rollout()
     users: UsersConfig = UsersConfig()
     splitter: SplitterSettings = SplitterSettings()
     parity: ParityConfig = ParityConfig()
