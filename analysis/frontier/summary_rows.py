@@ -133,8 +133,6 @@ def objective_of(run: Run) -> str:
         f"{gate_label(target.key)} ≤ {digits(target.limit)} {'%' if target.quantile is None else 'ms'}"
         for target in run.targets
     ]
-    if run.attainment is not None:
-        parts.append(f"{digits(100.0 * run.attainment)} % of the requests within every limit")
     return " and ".join(parts) or "its objectives"
 
 

@@ -138,7 +138,7 @@ def _step(run: Run, arm: str, trial: Trial, start_s: float, end_s: float, rate: 
     since, until = (trial.start_ns + int(at_s * SECOND) for at_s in (start_s, end_s))
     mask = run.of_arm(arm) & run.usable & (requests.trial == trial.number)
     mask &= (requests.start_ns >= since) & (requests.start_ns < until)
-    count, good = int(mask.sum()), int((meets_all(requests, run.goodput_targets) & mask).sum())
+    count, good = int(mask.sum()), int((meets_all(requests, run.targets) & mask).sum())
     thin, reasons = False, []
     for target in run.targets:
         missed = units(requests, mask, target).missed
@@ -147,10 +147,6 @@ def _step(run: Run, arm: str, trial: Trial, start_s: float, end_s: float, rate: 
         if seen and bad / seen > target.allowed_share + 1e-12:
             what = "token gaps" if target.metric == "itl" else "requests"
             reasons.append(f"{bad} of {seen} {what} miss {target.key}")
-    if (share := run.attainment) is not None:
-        thin |= 0 < (1.0 - share) * count < _MEDIAN_MISS
-        if count and good / count < share - 1e-12:
-            reasons.append(f"{good} of {counted(count, 'request')} meet every limit, {100 * share:g} % must")
     held: Held = "missed" if reasons else "held"
     if end_s > trial.seconds + 1e-6:
         held, reasons = "undecided", ["the trial ended before it"]

@@ -24,7 +24,6 @@ from analysis.records.tables import RecordError
 from analysis.run.arm_account import ArmAccount, replica_names
 from analysis.run.attribution import Attribution, attribute
 from analysis.run.compile_events import CompileEvent, compile_events, stall_windows
-from analysis.run.slo import parse_goodput
 from analysis.run.trials import SECOND, Machines, Trial, block_numbers, planned_ends, trials_of
 from analysis.settings.gate_limits import GateLimits, usual_for
 from analysis.settings.metrics import EMBED, EMBED_METRICS, JUDGED_METRICS, task_of
@@ -39,8 +38,6 @@ class Run:
     seed: int
     limits: GateLimits
     targets: tuple[SloTarget, ...]
-    goodput_targets: tuple[SloTarget, ...]  # what each request must meet to be good; the SLO's limits by default
-    attainment: float | None  # the share of requests that must be good; None without such a target
     design: str
     block_s: float  # of a block as it is judged: with arms that take turns, of one that holds a turn of each
     control: str
@@ -104,16 +101,12 @@ class Run:
             cold |= (requests.trial == trial.number) & (
                 requests.start_ns < trial.first_ns + int(limits.cold_s * SECOND)
             )
-        targets = parse_slo(table(experiment, "slo"))
-        goodput, attainment = parse_goodput(table(experiment, "goodput"))
         seed = experiment.get("seed")
         return cls(
             records=records,
             seed=abs(seed) if isinstance(seed, int) else 0,
             limits=limits,
-            targets=targets,
-            goodput_targets=goodput or targets,
-            attainment=attainment,
+            targets=parse_slo(table(experiment, "slo")),
             design=design,
             block_s=width_s,
             control=control,

@@ -17,24 +17,12 @@ import numpy.typing as npt
 from analysis.arrays import Bools, Floats, Ints
 from analysis.records.requests import Requests
 from analysis.run.gaps import gaps_of
-from analysis.settings.gate_limits import Goodput
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.distributions import beta_quantile
 from analysis.statistics.quantiles import quantile
 from analysis.statistics.share_evidence import BLOCKS_FOR_PASS, bunching, design_effect_of, is_far
 
 _FEWEST_FOR_FAIL = 3  # one or two bad requests may be chance
-
-
-def parse_goodput(table: Mapping[str, Any]) -> tuple[tuple[SloTarget, ...], float | None]:
-    """The limits of a [goodput] table as targets, and the share of requests that must meet them all.
-
-    An empty table gives none and None. Raises RecordError.
-    """
-    goodput = Goodput.recorded(table)
-    # A limit for each request has no quantile; `meets_all` uses none.
-    targets = [SloTarget(key=key, metric=key, quantile=0.5, limit=limit) for key, limit in goodput.limits.items()]
-    return tuple(targets), goodput.attainment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -203,5 +203,4 @@ def token_times(run: Run, arm: str) -> TokenTimes:
 
 def gates_on_gaps(run: Run) -> bool:
     """Whether anything is judged by the gaps between tokens."""
-    targets = (*run.targets, *run.goodput_targets)
-    return bool(GAP_METRICS & {*run.limits.metrics, *(target.metric for target in targets)})
+    return bool(GAP_METRICS & {*run.limits.metrics, *(target.metric for target in run.targets)})

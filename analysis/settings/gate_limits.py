@@ -1,4 +1,4 @@
-"""What an arm must hold: the [gates] and [goodput] tables of an experiment.
+"""What an arm must hold: the [gates] table of an experiment.
 
 They are separate from the gates so that reading an experiment does not load the statistics.
 """
@@ -78,28 +78,6 @@ class GateLimits(Settings):
     def margin_of(self, metric: str) -> float:
         """The accepted rise of the metric."""
         return self.margins.get(metric, self.margin)
-
-
-class Goodput(Settings):
-    """The limits that a good request meets, in ms, and the share of requests that must be good."""
-
-    table: ClassVar[str] = "goodput"
-
-    ttft: float | None = Field(default=None, ge=0.001, le=1e9)
-    tpot: float | None = Field(default=None, ge=0.001, le=1e9)
-    e2e: float | None = Field(default=None, ge=0.001, le=1e9)
-    max_itl: float | None = Field(default=None, ge=0.001, le=1e9)
-    attainment_pct: float = Field(default=99.0, ge=0.001, le=100.0)
-
-    @property
-    def limits(self) -> dict[str, float]:
-        """The limit of each metric that has one."""
-        return {name: limit for name in METRICS if (limit := getattr(self, name, None)) is not None}
-
-    @property
-    def attainment(self) -> float | None:
-        """The share of requests that must meet every limit; None without limits."""
-        return self.attainment_pct / 100.0 if self.limits else None
 
 
 def usual_for(task: str) -> dict[str, Any]:

@@ -45,9 +45,7 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
         "error_pct": 100.0 * failed / (completed + failed) if completed + failed else None,
         "request_rate": rate(int(usable.sum())),
         "output_token_rate": rate(tokens) if run.seconds > 0 and not run.embeds else None,
-        "goodput_rps": rate(int((meets_all(requests, run.goodput_targets) & usable).sum()))
-        if run.goodput_targets
-        else None,
+        "goodput_rps": rate(int((meets_all(requests, run.targets) & usable).sum())) if run.targets else None,
         "metrics": _metrics(run, usable),
         "steady": _metrics(run, steady),
         "cold": _metrics(run, usable & run.cold),

@@ -83,8 +83,6 @@ def _steps(experiment: Experiment, given: Mapping[str, Any]) -> dict[str, Any]:
     if "step_s" not in given:
         with as_config_error(RecordError):
             shares = [target.allowed_share for target in parse_slo(experiment.slo)]
-        attainment = experiment.goodput.attainment
-        shares += [1.0 - attainment] if attainment is not None else []
         least = min((share for share in shares if share > 0), default=1.0)
         seen_s = requests_to_see(least) / rate if isinstance(rate, (int, float)) and rate > 0 else 0.0
         step_s = max(_STEP_S, float(round(min(_LONGEST_STEP_S, traffic.settle_s + seen_s) + 0.5)))

@@ -45,12 +45,10 @@ def check_whole(experiment: Experiment) -> None:
     _check_pressure(experiment)
     _check_sequential(experiment)
     targets = parse_slo(experiment.slo)
-    if targets or experiment.goodput.limits:
-        return
-    if experiment.traffic.arrivals == "saturation":
+    if experiment.traffic.arrivals == "saturation" and not targets:
         raise ConfigError(
-            'traffic.arrivals is "saturation" but nothing says what load counts as held: add a table [slo] or '
-            "[goodput], such as p99_ttft_ms = 500 or ttft = 200"
+            'traffic.arrivals is "saturation" but nothing says what load counts as held: add a table [slo], such as '
+            "p99_ttft_ms = 500"
         )
 
 
@@ -81,7 +79,6 @@ def _check_task(experiment: Experiment) -> None:
         _leave_out(experiment, table, keys, why)
     check_defined(experiment.gates.metrics, task, "gates.metrics")
     check_defined((target.metric for target in parse_slo(experiment.slo)), task, "slo")
-    check_defined(experiment.goodput.limits, task, "goodput")
 
 
 def _leave_out(experiment: Experiment, table: str, names: tuple[str, ...], why: str) -> None:

@@ -174,7 +174,6 @@ class Experiment(Settings):
     traffic: TrafficConfig
     trials: TrialsConfig = TrialsConfig()
     slo: Mapping[str, Any] = {}  # as written: see analysis.settings.slo_targets
-    goodput: Goodput = Goodput()
     gates: GateLimits = GateLimits()
     ramp: RampLimits = RampLimits()
     users: UsersConfig = UsersConfig()

@@ -168,7 +168,7 @@ def _latency_limits(experiment: Experiment) -> dict[str, float]:
     targets = parse_slo(experiment.slo)
     metrics = {target.metric for target in targets if target.quantile is not None}
     others = len(metrics - {"ttft", "e2e"}) + sum(target.quantile is None for target in targets)
-    if experiment.traffic.arrivals != "saturation" or others or experiment.goodput.limits:
+    if experiment.traffic.arrivals != "saturation" or others:
         return {}
     return {metric: max(target.limit for target in targets if target.metric == metric) for metric in metrics}
 

@@ -36,7 +36,7 @@ def write_search(
     """Write a run whose arms answer in 100 ms up to their knee and in 2 s above it."""
     folder.mkdir(parents=True, exist_ok=True)
     arms = "".join(f'[[arms]]\nname = "{arm}"\ncontrol = {str(i == 0).lower()}\n' for i, arm in enumerate(knees))
-    limits = limits or "[slo]\np90_ttft_ms = 500\n[goodput]\nttft = 500\ne2e = 1000\nattainment_pct = 90\n"
+    limits = limits or "[slo]\np90_ttft_ms = 500\np90_e2e_ms = 1000\n"
     (folder / "experiment.toml").write_text(f'name = "search"\n{arms}[traffic]\ndesign = "mirrored"\n{limits}')
     for number, levels in enumerate(rates, 1):
         trial = folder / f"trial-{number:02}"

@@ -97,9 +97,3 @@ def test_a_target_of_the_command_line_replaces_the_one_of_the_same_key() -> None
     }
     assert refusal(RecordError, merged, {}, ["p99_ttft_ms"]).startswith('--slo "p99_ttft_ms" is not KEY=LIMIT')
     assert "p99_ttft_ms <" in refusal(RecordError, merged, {}, ["p99_ttft_ms <= 500"])
-
-
-def test_goodput_has_limits_and_a_share() -> None:
-    assert Goodput.recorded({}).attainment is None
-    found = Goodput.recorded({"ttft": 200, "max_itl": 50.0})
-    assert (found.limits, found.attainment) == ({"ttft": 200.0, "max_itl": 50.0}, 0.99)

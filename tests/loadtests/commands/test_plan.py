@@ -43,7 +43,7 @@ def two(tmp_path: Path) -> Path:
         (["traffic.rate=1.5"], 10 + 47),  # 70 requests, of which one may miss a p99
         (["traffic.rate=1.5", "traffic.settle_s=20"], 20 + 47),
         (["traffic.rate=1.5", "traffic.step_s=25"], 25),
-        (["traffic.rate=1.5", "goodput.ttft=500", "goodput.attainment_pct=99.5"], 10 + 93),
+        (["traffic.rate=1.5", "slo.p99_5_ttft_ms=500"], 10 + 93),
         (["traffic.rate=0.2"], 300),  # no step is longer
         (["traffic.rate=1e-307", "traffic.rates=[1,8]"], 300),
         (["traffic.rates=[1,8]", "traffic.rate=0"], 30),

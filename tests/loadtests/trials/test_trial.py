@@ -82,7 +82,6 @@ P99 = {"p99_ttft_ms": 500}
         # Their value for a request is not known until it ends.
         ({"slo": {**P99, "p99_itl_ms": 100}}, (0.0, 0.0)),
         ({"slo": {**P99, "error_pct": 1.0}}, (0.0, 0.0)),
-        ({"slo": P99, "goodput": {"ttft": 2000}}, (0.0, 0.0)),
         ({"slo": P99, "traffic": {"rate": 2, "duration_s": 60}}, (0.0, 0.0)),
     ],
 )
