@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.imports.run_directory import DESIGN, write_run
+from analysis.imports.vllm import DESIGN, write_run
 from analysis.records.joining import RecordedRun, flat, joins_runs, settings_of, shown
 from analysis.records.plain_values import mapping, rows_of, table
 from analysis.records.request_columns import RequestColumns, is_named

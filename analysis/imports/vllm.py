@@ -1,28 +1,42 @@
-"""The result file of `vllm bench serve --save-result --save-detailed`, as vLLM 0.32 writes it.
+"""Result files of `vllm bench serve --save-result --save-detailed`, as vLLM 0.32 writes them, as a run directory.
 
-One table of JSON: settings of the load, a summary, and lists with one entry a request, in the order in which they were
-sent. Times are seconds of Python's performance counter.
+A file is one table of JSON: settings of the load, a summary, and lists with one entry a request, in the order in which
+they were sent. Times are seconds of Python's performance counter. Each file becomes a trial of one arm, since each was
+a run by itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import tempfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from analysis.records.plain_values import number, text_of
+from analysis.records.documents import parse_json, write_json
 from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordError
+from analysis.records.tables import RecordError, one_line
 from analysis.wording import counted
 
 TOOL = "vLLM bench serve"
+DESIGN = "separate"
 
+Named = tuple[str, Path]
+"""An arm, and a file of it."""
+
+_SECOND = 1e9
+_LAST_S = 3e9  # beyond any clock, and any sum of three is still a number of ns
 _AT_ONCE_SHARE = 0.5  # of the run: starts that lie farther apart were timed by the data set (--self-timed)
+_LONGEST_ERROR = 200
 _AGAIN = "run it again with --save-result --save-detailed"
 _NEEDED = ("input_lens", "errors", "output_lens", "ttfts", "itls", "start_times")
 _OF_LOAD = (
@@ -31,85 +45,32 @@ _OF_LOAD = (
     *("dataset_name", "random_input_len", "random_output_len", "random_range_ratio", "sharegpt_output_len"),
 )
 
+# --- One file ---------------------------------------------------------------------------------------------------------
 
-def is_vllm(document: Mapping[str, Any]) -> bool:
-    """Return whether the table is one of vLLM, detailed or not."""
-    return {"endpoint_type", "num_prompts", "request_throughput"} <= document.keys()
-
-
-def result_of(document: Mapping[str, Any]) -> Result:
-    """Return the requests in the table. Raises RecordError."""
-    if missing := [name for name in _NEEDED if document.get(name) is None]:
-        raise RecordError(f"has no {', '.join(missing)}, so it is a summary alone: {_AGAIN}")
-    lists = {name: document.get(name) for name in ("latencies", "queue_times", *_NEEDED)}
-    lists = {name: values for name, values in lists.items() if values is not None}
-    sizes = {name: len(values) if isinstance(values, list) else "no list" for name, values in lists.items()}
-    if len(set(sizes.values())) > 1:
-        listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        raise RecordError(f"has lists of unequal lengths ({listed}): {_AGAIN}")
-    contents = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
-    requests = requests_table(contents, _columns)
-    open_loop = _is_open_loop(document, requests)
-    if not open_loop:
-        place = requests.schema.get_field_index("scheduled_ns")
-        requests = requests.set_column(place, requests.schema.field(place), pa.nulls(len(requests), pa.int64()))
-    ok = pc.sum(pc.equal(requests.column("status"), "OK")).as_py() or 0
-    completed = number(document.get("completed"))
-    contradiction = f"says that {counted(completed or 0, 'request')} completed, and {ok} did by its lists"
-    return Result(
-        requests=requests,
-        origin="when its client took a request up" if document.get("queue_times") else "when a request was sent",
-        open_loop=open_loop,
-        concurrency=Row(document).count("max_concurrency") or None,
-        model=text_of(document, "model_id") or None,
-        load={key: document[key] for key in _OF_LOAD if document.get(key) is not None},
-        problems=() if completed is None or completed == ok else (contradiction,),
-    )
+Seconds = Annotated[float, Field(ge=0, le=_LAST_S)]
+Waited = Annotated[float, Field(ge=-_LAST_S, le=_LAST_S)]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
-def _columns(place: int, row: Row) -> dict[str, Any]:
-    """Return the columns of the request; times are those of the counter."""
-    first, pieces, error = row.number("ttfts") or 0.0, row.numbers("itls"), row.content.get("errors")
-    took = row.number("latencies")
-    # Without latencies (vLLM before 0.32) an answer ends with its last piece.
-    took = first + sum(pieces or ()) if took is None else max(took, first)
-    queued = row.number("queue_times", least=-LAST_S)
-    # A request that failed before it was sent has no start; what it waited then counts from zero.
-    start = max(0.0, row.needed("start_times") or -(queued or 0.0))
-    return {
-        "request_id": str(place),
-        "scheduled_ns": None if queued is None or not start else ns(start - max(queued, 0.0)),
-        "sent_ns": ns(start),
-        "first_token_ns": ns(start + first) if start and first else None,
-        "end_ns": ns(start + took) if start else None,
-        "status": "OK" if not error and (took if pieces is None else first) > 0 else "UNKNOWN",
-        "error": str(error or ""),
-        "prompt_tokens": row.count("input_lens"),
-        "output_tokens": row.count("output_lens"),
-        "token_ns": offsets_ns(first, pieces),
-    }
+class _File(BaseModel):
+    """What is read of a file."""
 
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
-def _is_open_loop(document: Mapping[str, Any], requests: pa.Table) -> bool:
-    """Return whether requests were sent on a schedule, also one that the data set or a ramp gave."""
-    limit = number(document.get("max_concurrency"))
-    unpaced = number(document.get("request_rate")) is None and document.get("request_rate") != "trace"
-    if unpaced and document.get("ramp_up_strategy") is None:
-        due = pc.min_max(pc.coalesce(requests.column("scheduled_ns"), requests.column("sent_ns"))).as_py()
-        spread_s = ((due["max"] or 0) - (due["min"] or 0)) / SECOND
-        if limit is not None or spread_s < _AT_ONCE_SHARE * (number(document.get("duration")) or math.inf):
-            return False
-    # A limit delays requests without a trace, unless the file says how long each waited.
-    return limit is None or document.get("queue_times") is not None
-
-
-# --- Reading ----------------------------------------------------------------------------------------------------------
-
-SECOND = 1e9
-LAST_S = 3e9  # beyond any clock, and any sum of three is still a number of ns
-
-_MOST_TOKENS = 2**31 - 1
-_LONGEST_ERROR = 200
+    input_lens: list[Count | None]
+    output_lens: list[Count | None]
+    errors: list[str | None]
+    ttfts: list[Seconds | None]
+    itls: list[list[Seconds] | None]
+    start_times: list[Seconds]
+    latencies: list[Seconds | None] | None = None
+    queue_times: list[Waited | None] | None = None
+    request_rate: Seconds | str | None = None
+    ramp_up_strategy: str | None = None
+    max_concurrency: Count | None = None
+    duration: Seconds | None = None
+    completed: Count | None = None
+    model_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,79 +78,197 @@ class Result:
     """The requests of one run against one server."""
 
     requests: pa.Table  # schema REQUESTS; null is what the file does not know, the arm and the trial among it
-    origin: str  # where their latency counts from, in words
     open_loop: bool  # whether they were sent without waiting for answers
-    concurrency: int | None = None  # that were kept under way, or that there could be at most
-    model: str | None = None
-    load: Mapping[str, Any] = field(default_factory=dict)  # settings in which two files of one comparison must agree
-    problems: tuple[str, ...] = ()  # in words that follow the file's name
-
-    @property
-    def pace(self) -> str:
-        """How the requests were sent, and where their latency counts from, in a sentence."""
-        how = "on a schedule (open loop)" if self.open_loop else "as others ended (closed loop), which hides the tail"
-        limit = f", with at most {counted(self.concurrency, 'request')} under way" if self.concurrency else ""
-        return f"{TOOL} sent requests {how}{limit}; latency counts from {self.origin}."
+    concurrency: int | None  # that were kept under way, or that there could be at most
+    pace: str  # how they were sent, and where their latency counts from, in a sentence
+    model: str | None
+    load: Mapping[str, Any]  # settings in which two files of one comparison must agree
+    problems: tuple[str, ...]  # in words that follow the file's name
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A table of a file, such as one request. Raises RecordError for a number of another kind or beyond its limits."""
-
-    content: Mapping[str, Any]
-
-    def number(self, name: str, *, least: float = 0, most: float = LAST_S) -> Any:
-        """Return the number, None if there is none."""
-        value = self.content.get(name)
-        return None if value is None else _checked(name, value, least, most)
-
-    def needed(self, name: str) -> Any:
-        """Return the number, which must be there."""
-        return _checked(name, self.content.get(name), 0, LAST_S)
-
-    def count(self, name: str) -> int | None:
-        """Return the number as a count of tokens or requests, None if there is none."""
-        value = self.number(name, most=_MOST_TOKENS)
-        return None if value is None else int(value)
-
-    def numbers(self, name: str) -> list[float] | None:
-        """Return the list of numbers, None if there is none."""
-        values = self.content.get(name)
-        if not isinstance(values, list | None):
-            raise RecordError(f"{name} is {values!r:.40} and no list: run it again")
-        return values and [_checked(f"{name}[{place}]", value, 0, LAST_S) for place, value in enumerate(values)]
+def read_result(path: Path) -> Result:
+    """Return what the file holds. Raises RecordError, which names it, for one that cannot be read."""
+    try:
+        document = parse_json(path.read_text(encoding="utf-8"))
+        known = isinstance(document, dict) and {"endpoint_type", "num_prompts", "request_throughput"} <= document.keys()
+        if not known:
+            raise RecordError(f"is no result file of {TOOL}")
+        result = result_of(document)
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read ({error.strerror}): give a result file of {TOOL}") from None
+    except UnicodeDecodeError:
+        raise RecordError(f"{path} is no text: give a result file of {TOOL}") from None
+    except RecordError as error:
+        raise RecordError(f"{path} {error}") from None
+    except ValueError as error:
+        why = f"{path} is not one whole JSON ({one_line(error)})"
+        raise RecordError(f"{why}: copy it again, or run it again without --append-result") from None
+    if not result.requests.num_rows:
+        raise RecordError(f"{path} holds no request: run it again")
+    return result
 
 
-def _checked(path: str, value: Any, least: float, most: float) -> Any:
-    if type(value) in (int, float) and least <= value <= most:
-        return value
-    shown = "null" if value is None else f"{value!r:.40}"
-    raise RecordError(f"{path} is {shown}, limits {least:g} and {most:.10g}: run it again")
+def result_of(document: Mapping[str, Any]) -> Result:
+    """Return the requests in the table. Raises RecordError, which names the value that cannot be read."""
+    if missing := [name for name in _NEEDED if document.get(name) is None]:
+        raise RecordError(f"has no {', '.join(missing)}, so it is a summary alone: {_AGAIN}")
+    try:
+        file = _File.model_validate(document)
+    except ValidationError as error:
+        raise RecordError(_fault(error)) from None
+    lists = {name: getattr(file, name) for name in ("latencies", "queue_times", *_NEEDED)}
+    sizes = {name: len(values) for name, values in lists.items() if values is not None}
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise RecordError(f"has lists of unequal lengths ({listed}): {_AGAIN}")
+    requests = _requests(file)
+    open_loop = _is_open_loop(file, requests)
+    if not open_loop:
+        place = requests.schema.get_field_index("scheduled_ns")
+        requests = requests.set_column(place, requests.schema.field(place), pa.nulls(len(requests), pa.int64()))
+    ok = pc.sum(pc.equal(requests.column("status"), "OK")).as_py() or 0
+    contradiction = f"says that {counted(file.completed, 'request')} completed, and {ok} did by its lists"
+    how = "on a schedule (open loop)" if open_loop else "as others ended (closed loop), which hides the tail"
+    limit = f", with at most {counted(file.max_concurrency, 'request')} under way" if file.max_concurrency else ""
+    origin = "when its client took a request up" if file.queue_times else "when a request was sent"
+    return Result(
+        requests=requests,
+        open_loop=open_loop,
+        concurrency=file.max_concurrency or None,
+        pace=f"{TOOL} sent requests {how}{limit}; latency counts from {origin}.",
+        model=file.model_id,
+        load={key: document[key] for key in _OF_LOAD if document.get(key) is not None},
+        problems=() if file.completed in (None, ok) else (contradiction,),
+    )
 
 
-def requests_table(contents: Sequence[Any], columns_of: Callable[[int, Row], Mapping[str, Any]]) -> pa.Table:
-    """Return the columns of each request, by its place and content, as a table with the schema REQUESTS.
+def _fault(error: ValidationError) -> str:
+    """The first value that cannot be read: "request 2: itls[1] is 'x': …"."""
+    found = error.errors()[0]
+    name, *places = found["loc"]
+    request = f"request {int(places[0]) + 1}: " if places and isinstance(places[0], int) else ""
+    piece = f"[{places[1]}]" if len(places) > 1 and isinstance(places[1], int) else ""
+    return f"{request}{name}{piece} is {found['input']!r:.40} ({found['msg']}): run it again"
 
-    Raises RecordError, which names the request.
+
+def _requests(file: _File) -> pa.Table:
+    none = [None] * len(file.errors)
+    lists = (file.input_lens, file.output_lens, file.errors, file.ttfts, file.itls, file.start_times)
+    rows = zip(*lists, file.latencies or none, file.queue_times or none, strict=True)
+    return pa.Table.from_pylist([_request(place, *row) for place, row in enumerate(rows)], schema=REQUESTS)
+
+
+def _request(
+    place: int,
+    prompt: int | None,
+    answer: int | None,
+    error: str | None,
+    ttft: float | None,
+    pieces: list[float] | None,
+    start: float,
+    took: float | None,
+    queued: float | None,
+) -> dict[str, Any]:
+    """Return the columns of the request; times are those of the counter."""
+    first = ttft or 0.0
+    # Without latencies (vLLM before 0.32) an answer ends with its last piece.
+    took = first + sum(pieces or ()) if took is None else max(took, first)
+    # A request that failed before it was sent has no start; what it waited then counts from zero.
+    start = max(0.0, start or -(queued or 0.0))
+    times = None if not first or pieces is None else np.rint(np.cumsum([first, *pieces]) * _SECOND).astype(np.int64)
+    return {
+        "request_id": str(place),
+        "scheduled_ns": None if queued is None or not start else _ns(start - max(queued, 0.0)),
+        "sent_ns": _ns(start),
+        "first_token_ns": _ns(start + first) if start and first else None,
+        "end_ns": _ns(start + took) if start else None,
+        "status": "OK" if not error and (took if pieces is None else first) > 0 else "UNKNOWN",
+        "error": (error or "")[:_LONGEST_ERROR] or None,
+        "prompt_tokens": prompt,
+        "output_tokens": answer,
+        "token_ns": times,
+    }
+
+
+def _ns(seconds: float) -> int | None:
+    """Return seconds as whole ns; None for 0, which stands for an unknown time."""
+    return round(seconds * _SECOND) if seconds else None
+
+
+def _is_open_loop(file: _File, requests: pa.Table) -> bool:
+    """Return whether requests were sent on a schedule, also one that the data set or a ramp gave."""
+    unpaced = not isinstance(file.request_rate, float) and file.request_rate != "trace"
+    if unpaced and file.ramp_up_strategy is None:
+        due = pc.min_max(pc.coalesce(requests.column("scheduled_ns"), requests.column("sent_ns"))).as_py()
+        spread_s = ((due["max"] or 0) - (due["min"] or 0)) / _SECOND
+        if file.max_concurrency is not None or spread_s < _AT_ONCE_SHARE * (file.duration or math.inf):
+            return False
+    # A limit delays requests without a trace, unless the file says how long each waited.
+    return file.max_concurrency is None or file.queue_times is not None
+
+
+# --- Several files as one run -----------------------------------------------------------------------------------------
+
+
+def write_run(folder: Path, files: Sequence[Named]) -> None:
+    """Write the files as a run to `folder`, which is empty or not there. The first arm is the control.
+
+    Raises RecordError for a file that cannot be read, and for files of another load than the first.
     """
-    rows = []
+    contents = checksums(files)
     for place, content in enumerate(contents):
-        try:
-            row = columns_of(place, Row(content))
-        except RecordError as error:
-            raise RecordError(f"request {place + 1}: {error}") from None
-        rows.append({**row, "error": (row.get("error") or "")[:_LONGEST_ERROR] or None})
-    return pa.Table.from_pylist(rows, schema=REQUESTS)
+        if (same := contents.index(content)) < place:
+            raise RecordError(f"{files[same][1]} and {files[place][1]} hold the same run: give each run once")
+    arms = list(dict.fromkeys(arm for arm, _ in files))
+    results = [read_result(path) for _, path in files]
+    first = results[0]
+    for (_, path), result in zip(files, results, strict=True):
+        _check_alike(files[0][1], first, path, result)
+    experiment = {
+        "name": folder.name,
+        "compare_models": True,  # two servers were named to be compared
+        "arms": [{"name": arm, "kind": "openai", "control": arm == arms[0]} for arm in arms],
+        "traffic": {"design": DESIGN, **first.load},
+    }
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as partial:
+        made = Path(partial) / "run"
+        for number, ((arm, path), result) in enumerate(zip(files, results, strict=True), start=1):
+            _write_trial(made / f"trial-{number:02d}", number, arm, path, result)
+        (made / "experiment.toml").write_text(tomli_w.dumps(experiment), encoding="utf-8")
+        made.replace(folder)
 
 
-def ns(seconds: float | None) -> int | None:
-    """Return seconds as whole ns; None for none and for 0, which stands for an unknown time."""
-    return round(seconds * SECOND) if seconds else None
+def checksums(files: Sequence[Named]) -> list[int]:
+    """Return the CRC-32 of each file. Raises RecordError for one that cannot be read."""
+    try:
+        return [zlib.crc32(path.read_bytes()) for _, path in files]
+    except OSError as error:
+        raise RecordError(f"{error.filename} cannot be read ({error.strerror}): give a result file") from None
 
 
-def offsets_ns(first_s: float | None, gaps_s: Sequence[float] | None) -> list[int] | None:
-    """Return the time of each piece of an answer from its send in ns; None if they are not kept."""
-    if not first_s or gaps_s is None:
-        return None
-    times: list[int] = np.rint(np.cumsum([first_s, *gaps_s]) * SECOND).astype(np.int64).tolist()
-    return times
+def _check_alike(one_path: Path, one: Result, other_path: Path, other: Result) -> None:
+    keys = sorted({*one.load, *other.load})
+    known = [(key, one.load.get(key, "none"), other.load.get(key, "none")) for key in keys]
+    if differing := [f"{key} {first} and {second}" for key, first, second in known if first != second]:
+        raise RecordError(f"{one_path} and {other_path} differ ({'; '.join(differing)}): give runs of one load")
+
+
+def _write_trial(folder: Path, number: int, arm: str, path: Path, result: Result) -> None:
+    folder.mkdir(parents=True)
+    columns = dict(zip(result.requests.column_names, result.requests.columns, strict=True))
+    columns |= {"arm": [arm] * len(result.requests), "trial": [number] * len(result.requests)}
+    pa.parquet.write_table(pa.table(columns, REQUESTS), folder / "requests.parquet", compression="zstd")
+    info: dict[str, Any] = {
+        "trial": number,
+        "complete": True,
+        "design": DESIGN,
+        "source": path.name,
+        "pace": result.pace,
+        "open_loop": result.open_loop,
+        "arms": [{"name": arm, "kind": "openai", "external": {"model_name": result.model}}],
+        "problems": [f"{path.name} {problem}" for problem in result.problems],
+        **({"max_concurrency": result.concurrency} if result.concurrency else {}),
+        "planned": {arm: len(result.requests)},
+    }
+    write_json(folder / "trial.json", info, indent=2)

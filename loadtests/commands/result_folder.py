@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.imports.run_directory import Named, checksums, write_run
+from analysis.imports.vllm import Named, checksums, write_run
 from servers.complaint import ConfigError
 
 _LONGEST_NAME = 60

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.imports import vllm
-from analysis.imports.run_directory import read_result, write_run
+from analysis.imports.vllm import read_result, write_run
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.run.run import Run
@@ -110,7 +110,7 @@ EMPTY = {key: [] if isinstance(value, list) else value for key, value in WHOLE.i
     ("name", "content", "words"),
     [
         ("a.json", SUMMARY, "--save-result"),
-        ("a.jsonl", [WHOLE, WHOLE], "holds 2 results: give a file of one"),
+        ("a.jsonl", [WHOLE, WHOLE], "without --append-result"),
         *(("a.json", content, "no result file") for content in ({"latency": [1, 2]}, [1, 2, 3], "text", [])),
         ("a.json", UNEQUAL, "unequal"),
         ("a.json", EMPTY, "no request"),
