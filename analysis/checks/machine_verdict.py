@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from analysis.checks.check import MACHINES, Check
 from analysis.records.schemas import RUN_HOST
@@ -11,29 +12,26 @@ from analysis.run.machine_records import LEAST_SAMPLED, MachineRecords
 from analysis.run.references import FIGURES
 from analysis.wording import percent
 
-QUIET, DISTURBED, UNMONITORED, PARTLY = "quiet", "disturbed", "not monitored", "partly monitored"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineVerdict:
     """The verdict on the machines, and a sentence that begins with it and names what the records leave open."""
 
-    verdict: str  # quiet | disturbed | not monitored | partly monitored
+    verdict: Literal["quiet", "disturbed", "partly monitored", "not monitored"]
     line: str
 
 
 def machine_verdict(machines: MachineRecords, checks: Sequence[Check]) -> MachineVerdict:
     """Return the verdict: disturbed where a check of the machines failed, quiet only where nothing is unknown."""
-    unknown = tuple(_unknown(machines)) if machines.monitored else ()
-    disturbed = [row for row in checks if row.rule.rank == MACHINES and not row.ok]
     if not machines.monitored:
-        verdict, line = UNMONITORED, "no machine monitor recorded how the machines of this run behaved."
-    elif disturbed:
-        verdict, line = DISTURBED, " ".join(row.reason for row in disturbed)
-    else:
-        verdict, line = PARTLY if unknown else QUIET, "nothing that was recorded disturbed the machines"
-        line += f"; unknown: {'; '.join(unknown)}." if unknown else "."
-    return MachineVerdict(verdict=verdict, line=f"{verdict.capitalize()}: {line}")
+        line = "no machine monitor recorded how the machines of this run behaved."
+        return MachineVerdict(verdict="not monitored", line=f"Not monitored: {line}")
+    if disturbed := [row.reason for row in checks if row.rule.rank == MACHINES and not row.ok]:
+        return MachineVerdict(verdict="disturbed", line=f"Disturbed: {' '.join(disturbed)}")
+    line = "nothing that was recorded disturbed the machines"
+    if unknown := "; ".join(_unknown(machines)):
+        return MachineVerdict(verdict="partly monitored", line=f"Partly monitored: {line}; unknown: {unknown}.")
+    return MachineVerdict(verdict="quiet", line=f"Quiet: {line}.")
 
 
 def _unknown(machines: MachineRecords) -> Iterator[str]:

@@ -24,14 +24,13 @@ from analysis.statistics.knees import p_not_higher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """Two arms, the one first that is seen to hold more. `p` is adjusted over all pairs; None where none was made.
+    """Two arms, the one first that is seen to hold more.
 
     `least` is by which factor it holds more at the least, from the far ends of both intervals; None where one is open.
     """
 
     more: str
     less: str
-    p: float | None
     surely: bool
     least: float | None
 
@@ -73,17 +72,19 @@ def frontier_of(steps: Sequence[Step], arms: Sequence[str], *, alpha: float = 0.
     error = alpha / 2.0 / len(arms)
     by_arm = {arm: holding_of(arm, steps, profiles.get(arm), error=error) for arm in arms}
     pairs = list(itertools.permutations(arms, 2))
-    tested = {pair: min(by_arm[arm].starts for arm in pair) >= FEWEST_STARTS for pair in pairs}
-    p_values = [p_not_higher(*(profiles[arm] for arm in pair)) if tested[pair] else 1.0 for pair in pairs]
+    tested = [min(by_arm[arm].starts for arm in pair) >= FEWEST_STARTS for pair in pairs]
+    p_values = [
+        p_not_higher(profiles[one], profiles[other]) if known else 1.0
+        for (one, other), known in zip(pairs, tested, strict=True)
+    ]
     adjusted = dict(zip(pairs, holm(p_values), strict=True))
     raw = dict(zip(pairs, p_values, strict=True))
     orders = []
     for one, other in itertools.combinations(arms, 2):
         more, less = (one, other) if raw[one, other] <= raw[other, one] else (other, one)
-        p_value = adjusted[more, less] if tested[more, less] else None
         low, high = by_arm[more].low_rps, by_arm[less].high_rps
         least = low / high if low is not None and high is not None else None
         # The pairs have half of the error; two intervals that do not meet have paid for theirs.
-        surely = (p_value is not None and p_value <= alpha / 2.0) or (least is not None and least >= 1.0)
-        orders.append(Order(more=more, less=less, p=p_value, surely=surely, least=least))
+        surely = adjusted[more, less] <= alpha / 2.0 or (least is not None and least >= 1.0)
+        orders.append(Order(more=more, less=less, surely=surely, least=least))
     return Frontier(holdings=tuple(by_arm.values()), orders=tuple(orders), alpha=alpha)

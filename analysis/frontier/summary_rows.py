@@ -6,7 +6,6 @@ of `alpha`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any

@@ -16,6 +16,7 @@ from pathlib import Path
 from analysis.interim.journal import Watch
 
 _NICE = 10
+_EVERY_S = 2.0  # between looks for new records
 _REST = 2.0  # times as long as an analysis took: never more than a third of one processor
 
 
@@ -23,14 +24,13 @@ def main() -> int:
     """Run until SIGTERM; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m analysis.interim")
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--every", type=float, default=2.0, metavar="S", help="how often new records are looked for")
     options = parser.parse_args()
     os.nice(_NICE)
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     watch = Watch(options.run_dir)
     failures = 0
-    while not stopped.wait(options.every):
+    while not stopped.wait(_EVERY_S):
         began = time.monotonic()
         try:
             row = watch.analyse(time.time_ns())

@@ -21,7 +21,6 @@ from analysis.judging.load_steps import goodput_gate, holding_of, is_search, ste
 from analysis.judging.ramp import ramp_gate, ramp_of
 from analysis.judging.verdict import Advice, advise, combined, headline
 from analysis.run.client_stalls import ArmStalls, client_stalls
-from analysis.run.machine_records import MachineRecords
 from analysis.run.run import Run
 
 
@@ -35,7 +34,6 @@ class Judgement:
     memory: Mapping[str, Peaks]
     gates: tuple[Gate, ...]  # of the treatments, after the checks
     checks: tuple[Check, ...]
-    machines: MachineRecords
     machine_verdict: MachineVerdict
     verdicts: Mapping[str, str]  # of the treatments
     overall: str
@@ -88,7 +86,6 @@ def judge(run: Run, given: Sequence[Check] = (), *, at_end: bool = True) -> Judg
         memory=memory,
         gates=tuple(gates),
         checks=tuple(checks),
-        machines=machines,
         machine_verdict=machine_verdict(machines, checks),
         verdicts=verdicts,
         overall=combined(list(verdicts.values())),

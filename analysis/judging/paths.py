@@ -32,7 +32,6 @@ GROUP_BLOCKS = 2
 # Of 800 runs at the margin in jams, 7.3 % pass at twice alpha and 6.0 % at alpha, which takes equal arms 10 % longer.
 AGREEING = 2.0
 _STARTS = 1.645  # standard deviations
-METHOD = "betting on groups of blocks"
 
 Decided = tuple[Outcome, float]
 """What was decided, after how many seconds of judged traffic."""
@@ -123,7 +122,6 @@ def with_evidence(
         p_noninferior=None,
         p_inferior=None,
         autocorrelation=None,
-        method=METHOD,
         groups=len(groups),
         obstacle=None if known else item.obstacle,
         # Of shares that differ, a block's own quantile is that of the larger one.

@@ -102,7 +102,7 @@ _STUCK = {
     "parity": "Run `tailgate parity experiment.toml` until it passes: traffic cannot tell.",
 }
 _UNSEEN = "Clients cannot decide {gates}: its server's log may, as the reason of the gate says."
-_STARTS = "{count} runs of each arm would decide {gates}, each after a fresh start, if they are like these."
+_STARTS = "To decide {gates} takes {count} runs of each arm or more, each after a fresh start."
 _NEVER = "No run of up to a week would decide {gates}."
 
 _INSPECT = "`tailgate inspect experiment.toml --arm {arm}`"

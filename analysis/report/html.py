@@ -6,6 +6,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from markupsafe import Markup
@@ -130,5 +131,5 @@ def _knees(search: Frontier | None, index: Mapping[str, int]) -> dict[str, Any]:
     """Latency of each arm against load; empty where no search was made."""
     if search is None or not search.latency:
         return {}
-    steps = [row.model_dump() | {"arm": index.get(row.arm)} for row in search.steps if row.ms is not None]
+    steps = [asdict(row) | {"arm": index.get(row.arm)} for row in search.steps if row.ms is not None]
     return {"label": search.latency, "limit_ms": search.limit_ms, "steps": steps}

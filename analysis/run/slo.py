@@ -7,7 +7,7 @@ longer. A failed request counts as longer than any limit (its TTFT counts as it 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 

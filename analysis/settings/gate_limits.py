@@ -1,6 +1,6 @@
 """What an arm must hold: the [gates] table of an experiment.
 
-They are separate from the gates so that reading an experiment does not load the statistics.
+It is separate from the gates so that reading an experiment does not load the statistics.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from analysis.records.requests import METRICS
 from analysis.settings.metrics import EMBED, EMBED_METRICS, JUDGED_METRICS
 from analysis.settings.model import Listed, Settings
 

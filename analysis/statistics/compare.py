@@ -38,8 +38,6 @@ from analysis.statistics.windows import (
 from analysis.wording import counted
 
 TRIALS_FOR_T_TEST = 6
-TRIALS_METHOD = "t over trials"
-GROUPS_METHOD = "t over groups of blocks"
 _ALIKE = "no block differs from the others"
 _FEWEST_DISTINCT = 10  # fewer different latencies are a coarse clock or made-up data
 
@@ -88,12 +86,10 @@ class Comparison:
     restart_spread: float = 0.0  # standard deviation of the log ratio of one start
     machine_spread: float = 0.0  # standard error of the log ratio that the machines of the trials add
     whole: float | None = None
-    method: str
     blocks: int
     groups: int = 0  # of blocks, or trials: the units of the test
     trials: int
     requests: int  # of the smaller sample
-    needed_trials: int | None = None  # of each arm, that would decide a ratio as seen, where arms ran separately
     obstacle: str | None = None  # why no test was made
     needed_blocks: int | None = None  # that a test needs, where only they are missing
     verdict: str = "INCONCLUSIVE"
@@ -163,7 +159,6 @@ def compare(
         quantile=0.5,
         margin=margin,
         alpha=alpha,
-        method=TRIALS_METHOD if by_trial else GROUPS_METHOD,
         blocks=blocks,
         groups=len(trials) if by_trial else int(group[-1]) + 1 if blocks else 0,
         trials=len(trials),

@@ -31,7 +31,6 @@ from analysis.statistics.windows import Limits, student_limits
 _FEWEST_ALONE = 3  # trials that say how much they differ where nothing else does
 _CONFIDENCE = 0.95
 _REACH = float(normal_quantile(0.5 + _CONFIDENCE / 2.0))
-_MOST_TRIALS = 64  # that advice names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,24 +80,6 @@ def difference(baseline: Level, candidate: Level, day: Part, *, bound: float, al
     means = [level.each.times(1.0 / level.trials) for level in (baseline, candidate) if level.each is not None]
     effect, part = candidate.mean - baseline.mean, summed([*means, day.times(2.0)])
     return student_limits(effect, part, bound=bound, alpha=alpha)
-
-
-def trials_needed(baseline: Level, candidate: Level, day: Part, *, bound: float, alpha: float) -> int | None:
-    """How many trials each run would need so that a difference as seen lies surely below `bound`; None where no number
-    up to 64 would do."""
-    for count in range(candidate.trials, _MOST_TRIALS + 1):
-        one, two = (
-            replace(
-                level,
-                trials=count,
-                each=level.each and replace(level.each, degrees=max(1.0, count - 1.0, level.each.degrees)),
-            )
-            for level in (baseline, candidate)
-        )
-        apart = difference(one, two, day, bound=bound, alpha=alpha)
-        if apart is not None and apart.p_noninferior <= alpha:
-            return count
-    return None
 
 
 def quantile_error(values: Floats, block: Ints, q: float, value: float) -> Part | None:
@@ -154,7 +135,6 @@ def compare_separate(
         quantile=0.5,
         margin=margin,
         alpha=alpha,
-        method="unpaired t over trials",
         blocks=min(len(np.unique(sample.block)) for sample in samples),
         trials=min(len(np.unique(sample.trial)) for sample in samples),
         requests=min(map(len, samples)),
@@ -177,15 +157,10 @@ def _compared(item: Comparison, samples: tuple[Sample, Sample], day: Part) -> Co
     own, base = (_level(sample, item) for sample in samples)
     if own is None or base is None:
         return item
-    anchor = math.log1p(item.margin)
-    apart = difference(base, own, day, bound=anchor, alpha=item.alpha)
+    apart = difference(base, own, day, bound=math.log1p(item.margin), alpha=item.alpha)
     if apart is None:
         return replace(item, ratio=math.exp(own.mean - base.mean))
-    if apart.ratio <= anchor:
-        needed = trials_needed(base, own, day, bound=anchor, alpha=item.alpha)
-    else:
-        needed = trials_needed(own, base, day, bound=-anchor, alpha=item.alpha)
-    return replace(with_limits(item, apart), needed_trials=needed)
+    return with_limits(item, apart)
 
 
 def _level(sample: Sample, item: Comparison) -> Level | None:

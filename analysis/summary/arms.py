@@ -13,12 +13,10 @@ from analysis.arrays import Bools
 from analysis.judging.gates.compiles import CompileFacts
 from analysis.judging.judgement import Judgement
 from analysis.records.requests import METRICS
-from analysis.run.attribution import CAUSES
 from analysis.run.client_stalls import HOST, PART, UNKNOWN, WORK, ArmStalls, Stall, is_explained
 from analysis.run.compile_events import BACKGROUND, JIT, held_s
 from analysis.run.run import Run
 from analysis.run.slo import meets_all
-from analysis.run.spikes import excess_ms
 from analysis.run.startup import compiled_steps, most_eager, startup_row
 from analysis.statistics.quantiles import quantiles
 
@@ -120,7 +118,6 @@ def _compile_row(run: Run, arm: str, facts: CompileFacts) -> dict[str, Any]:
             "graph_captures": sum(event.kind == "graph_capture" for event in serving),
             "limit_hits": sum(event.kind == "limit_hit" for event in serving),
             "jit_compiles": sum(event.kind == JIT for event in serving),
-            "causes": _causes(run, arm),
             "background_s": held_s(event for event in serving if event.kind == BACKGROUND),
         }
     # Without events a server's own count still shows waits, but a count of none does not prove that there were none.
@@ -130,23 +127,6 @@ def _compile_row(run: Run, arm: str, facts: CompileFacts) -> dict[str, Any]:
     most = most_eager(compiled_steps(run, arm))
     row["eager_fallback_pct"] = None if most is None else most.eager_pct
     return row
-
-
-def _causes(run: Run, arm: str) -> dict[str, dict[str, Any]]:
-    """What compiles did to the arm's requests, and what the requests that took much too long are put down to."""
-    own = np.flatnonzero(run.of_arm(arm) & ~run.requests.broken)
-    excess = excess_ms(run.requests, run.attribution, arm=arm, control=run.control)
-    rows = {}
-    for code, cause in reversed(list(enumerate(CAUSES))):
-        held = own[run.attribution.cause[own] == code]
-        slow = excess[(excess > 0) & (run.attribution.cause == code)]
-        rows[cause] = {
-            "requests": int(held.size),
-            "seconds": float(run.attribution.stall_ms[held].sum()) / 1e3,
-            "excursions": int(slow.size),
-            "excess_s": float(slow.sum()) / 1e3,
-        }
-    return rows
 
 
 _MOST_STALLS = 100

@@ -17,6 +17,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic.json_schema import GenerateJsonSchema
 
+from analysis.checks.machine_verdict import MachineVerdict
+from analysis.judging.load_steps import Step
+from analysis.judging.verdict import Advice
 from analysis.records.plain_values import CONTROL
 from analysis.settings.metrics import EMBED, EMBED_METRICS, METRIC_NAMES, gate_label
 
@@ -90,22 +93,6 @@ class Check(Row):
         return "PASS" if self.ok else "INCONCLUSIVE"
 
 
-class Remedy(Row):
-    """What to do about gates of an arm that failed."""
-
-    arm: str
-    gates: list[str]
-    text: str
-
-
-class Advice(Row):
-    """What would decide the open gates, and what to do about the failed ones."""
-
-    needed_s: Number = None
-    text: str = ""
-    remedies: list[Remedy] = []
-
-
 class Design(Row):
     """How the run was made."""
 
@@ -145,15 +132,6 @@ class External(Row):
     notes: list[str] = []
 
 
-class Cause(Row):
-    """What one cause did to an arm's requests."""
-
-    requests: int
-    seconds: Annotated[float, Field(description="in which compiles delayed them, added up")]
-    excursions: Annotated[int, Field(description="requests that took much longer than their length explains")]
-    excess_s: float
-
-
 class Compiles(Row):
     """What compiles did to an arm while it served."""
 
@@ -168,7 +146,6 @@ class Compiles(Row):
     requests_hit: Count = None
     requests_hit_pct: Number = None
     background_s: Number = None
-    causes: dict[str, Cause] | None = None
 
 
 class Stall(Row):
@@ -306,7 +283,6 @@ class Bins(Row):
     ttft_p99_ms: list[Number] = []
     e2e_p50_ms: list[Number] = []
     e2e_p99_ms: list[Number] = []
-    e2e_max_ms: list[Number] = []
 
 
 class Series(Row):
@@ -368,13 +344,6 @@ class Joined(Row):
     differences: list[str]
 
 
-class Machines(Row):
-    """What was recorded of the machines, and whether they were quiet."""
-
-    verdict: Literal["quiet", "disturbed", "partly monitored", "not monitored"] = "not monitored"
-    line: str = ""
-
-
 class Load(Row):
     """The load that one arm holds, in requests/s of a replica."""
 
@@ -385,22 +354,6 @@ class Load(Row):
     start_s: Number
     starts: int
     steps: int
-
-
-class Step(Row):
-    """One step of a search: an arm under one rate in one trial."""
-
-    arm: str
-    trial: int
-    rate: float
-    requests: int
-    good: int
-    held: Literal["held", "missed", "undecided"]
-    reason: str
-    ms: Annotated[Number, Field(description="the latency of `Frontier.latency`, with its limits")]
-    low_ms: Number
-    high_ms: Number
-    compiles: int
 
 
 class Frontier(Row):
@@ -477,7 +430,7 @@ class Summary(Row):
     weights: Annotated[list[WeightChange], Field(description="changes in order")] = []
     joined: Joined | None = None
     traffic: Traffic = Traffic()
-    machines: Machines = Machines()
+    machines: MachineVerdict
     frontier: Frontier | None = None
     environment: Environment = Environment()
 

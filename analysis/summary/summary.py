@@ -104,11 +104,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         ],
         "gates": [_gate_row(gate) for gate in judgement.gates],
         "validity": [_check_row(check, judgement) for check in judgement.checks],
-        "advice": {
-            "needed_s": judgement.advice.needed_s,
-            "text": judgement.advice.text,
-            "remedies": [asdict(item) for item in judgement.advice.remedies if gated],
-        },
+        "advice": asdict(judgement.advice if gated else replace(judgement.advice, remedies=())),
         "design": _design(run),
         "spikes": [_spike_row(run, spike) for spike in spikes],
         "events": _events(run),
@@ -255,7 +251,7 @@ def _latency_series(run: Run) -> dict[str, Any]:
     return {"bin_s": bin_s, "arms": {arm: _bins(run, arm, bin_s) for arm in run.arms}}
 
 
-_BINS = ("trial", "t_s", "n", "failed", "ttft_p50_ms", "ttft_p99_ms", "e2e_p50_ms", "e2e_p99_ms", "e2e_max_ms")
+_BINS = ("trial", "t_s", "n", "failed", "ttft_p50_ms", "ttft_p99_ms", "e2e_p50_ms", "e2e_p99_ms")
 
 
 def _bins(run: Run, arm: str, bin_s: float) -> dict[str, Sequence[Any]]:
@@ -268,7 +264,7 @@ def _bins(run: Run, arm: str, bin_s: float) -> dict[str, Sequence[Any]]:
         numbers, first = np.unique(since[order], return_index=True)
         for place, part in zip(numbers.tolist(), np.split(own[order], first[1:]), strict=False):
             ttft = quantiles(requests.ttft_ms[part], (0.5, 0.99))
-            e2e = quantiles(requests.e2e_ms[part], (0.5, 0.99, 1.0))
+            e2e = quantiles(requests.e2e_ms[part], (0.5, 0.99))
             rows.append((trial.number, place * bin_s, len(part), int(requests.failed[part].sum()), *ttft, *e2e))
     return dict(zip(_BINS, zip(*rows, strict=True), strict=False))
 

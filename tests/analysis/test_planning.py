@@ -22,8 +22,8 @@ from benchmarks.simulation.planning import planned
 from benchmarks.simulation.scenario import Scenario
 from tests.fakes.runs import comparison, share
 
-SEEN = comparison(spread=0.08, method="t over groups of blocks", requests=4000)
-TRIALS = replace(SEEN, method="t over trials", blocks=120, groups=6, trials=6, spread=0.05)
+SEEN = comparison(spread=0.08, requests=4000)
+TRIALS = replace(SEEN, blocks=120, groups=6, trials=6, spread=0.05)
 
 
 def both(item, **more):

@@ -57,7 +57,7 @@ def _needed(run: Run, item: Comparison, path: Path | None) -> tuple[float | None
         # More of the same run says nothing of other starts and days; too short a run says nothing at all.
         if item.obstacle is None and item.blocks < run.limits.min_blocks:
             return shortest_s(run, run.rate(item.requests, item.arm)), None
-        return None, item.needed_trials
+        return None, item.trials + 1
     seconds, starts = comparison_needed(
         item,
         block_s=run.block_s,

@@ -135,7 +135,7 @@ def test_rules_of_one_check_follow_each_other_and_rank_alike():
     assert len(ranks) == len(groups)
 
 
-ALL = comparison(verdict=PASS, method="t over trials", blocks=60, groups=6, trials=6)
+ALL = comparison(verdict=PASS, blocks=60, groups=6, trials=6)
 
 
 def machine(name, ratio, spread, **more):

@@ -77,7 +77,7 @@ def test_intervals_of_all_arms_together_are_wider_than_one_alone() -> None:
 def test_one_start_decides_nothing() -> None:
     frontier = frontier_of(steady(KNEES, starts=1), list(KNEES))
     assert all((item.low_rps, item.high_rps) == (None, None) for item in frontier.holdings)
-    assert all(order.p is None and not order.surely for order in frontier.orders)
+    assert all(not order.surely for order in frontier.orders)
     assert frontier.of("bucketed").seen_rps == pytest.approx(40, rel=0.1), "what was seen is shown all the same"
 
 
@@ -188,7 +188,7 @@ def holding(arm: str, low: float | None, high: float | None, starts: int = 4) ->
 
 
 def order(more: str, less: str, *, surely: bool = True, least: float | None = 1.5) -> Order:
-    return Order(more=more, less=less, p=0.001, surely=surely, least=least)
+    return Order(more=more, less=less, surely=surely, least=least)
 
 
 CLEAR = Frontier(

@@ -169,7 +169,7 @@ def of_trials(trials: int, seed: int, *, ratio: float = 1.0, variance: float = 0
 def test_equal_arms_pass_and_much_slower_ones_fail() -> None:
     assert decide([of_trials(2, 1)])[0].verdict == "PASS"
     (slow,) = decide([of_trials(2, 1, ratio=1.5)])
-    assert (slow.verdict, slow.method, slow.trials, slow.blocks) == ("FAIL", "unpaired t over trials", 2, 44)
+    assert (slow.verdict, slow.trials, slow.blocks) == ("FAIL", 2, 44)
 
 
 @pytest.mark.parametrize("trials", [1, 2, 7])
@@ -185,12 +185,6 @@ def test_more_runs_of_each_arm_narrow_the_limits() -> None:
     assert six.high / six.low < one.high / one.low
 
 
-def test_the_number_of_runs_that_would_decide_is_known() -> None:
-    (item,) = decide([of_trials(1, 5, ratio=1.05, q=0.99)])
-    assert item.verdict == "INCONCLUSIVE"
-    assert item.needed_trials > 1
-
-
 def test_tail_that_blocks_cannot_see_has_no_limits() -> None:
     rng = np.random.default_rng(1)
     few = [
@@ -198,7 +192,7 @@ def test_tail_that_blocks_cannot_see_has_no_limits() -> None:
     ]
     item = compare_arms(*few, q=0.99)
     assert item.ratio is not None
-    assert (item.low, item.high, item.p_noninferior, item.needed_trials) == (None, None, None, None)
+    assert (item.low, item.high, item.p_noninferior) == (None, None, None)
     assert decide([item])[0].verdict == "INCONCLUSIVE"
 
 

@@ -91,21 +91,21 @@ class TestVerdicts:
         assert gate(judgement, "longest stall", "naive").verdict == "FAIL"
 
     @pytest.mark.parametrize(
-        ("run", "method"),
+        ("run", "units"),
         [
-            (FakeRun(), "t over groups of blocks"),
-            (FakeRun(trials=6, duration_s=150), "t over trials"),
+            (FakeRun(), 8),
+            (FakeRun(trials=6, duration_s=150), 6),
         ],
     )
-    def test_the_unit_is_a_group_of_blocks_and_from_six_on_the_trial(self, tmp_path, run, method):
+    def test_the_unit_is_a_group_of_blocks_and_from_six_on_the_trial(self, tmp_path, run, units):
         judgement = judgement_of(tmp_path, run)
-        assert {item.method for item in judgement.compared.gated} == {method}
+        assert {item.groups for item in judgement.compared.gated} == {units}
         assert failed_checks(judgement) == set()
 
     def test_arms_that_take_turns_meet_in_blocks_with_a_turn_of_each(self, tmp_path):
         judgement = judgement_of(tmp_path, FakeRun(design="switchback", duration_s=1440, drift=0.05))
         first = judgement.compared.gated[0]
-        assert (first.method, first.blocks) == ("t over groups of blocks", 23)  # the cold start takes the first block
+        assert (first.lasting, first.blocks) == (None, 23)  # the cold start takes the first block
         assert first.low < 1.0 < first.high
         assert "blocks" not in failed_checks(judgement)
 

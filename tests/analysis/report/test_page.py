@@ -16,7 +16,7 @@ from analysis.summary.model import Summary as Model
 
 Summary = dict[str, Any]
 Reader = Callable[[str], Any]
-SECTIONS = ("verdict", "gates", "timeline", "todo", "checks", "events", "spikes", "causes", "comparison", "latency")
+SECTIONS = ("verdict", "gates", "timeline", "todo", "checks", "events", "spikes", "stalls", "comparison", "latency")
 SECTIONS += ("arms", "startup", "conditions")
 
 

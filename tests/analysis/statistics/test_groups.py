@@ -20,7 +20,7 @@ from analysis.statistics.dependence import (
     groups_of,
 )
 from analysis.statistics.machines import Part, between_machines, disagreement, error_over_trials, lasting_reach, summed
-from analysis.statistics.unpaired import Level, difference, level_of, trials_needed
+from analysis.statistics.unpaired import Level, difference, level_of
 
 
 def drifting(rng, size, *, rho):
@@ -278,14 +278,3 @@ def test_more_trials_do_not_reduce_the_day_to_day_variance() -> None:
     day = Part(variance=0.01**2, degrees=4.0)
     apart = limits_of(level([0.0] * 400), level([0.0] * 400), day)
     assert apart.spread == pytest.approx(math.sqrt(2.0) * 0.01, rel=1e-3)
-
-
-def test_needed_trials_fall_with_the_distance_to_the_limit() -> None:
-    one, two = level([0.0, 0.05, -0.05]), level([0.01, 0.06, -0.04])
-    day = Part(variance=0.001**2, degrees=4.0)
-    near = trials_needed(one, two, day, bound=0.05, alpha=0.05)
-    far = trials_needed(one, two, day, bound=0.2, alpha=0.05)
-    assert near is not None
-    assert far is not None
-    assert near > far
-    assert trials_needed(one, two, day, bound=0.0, alpha=0.05) is None
