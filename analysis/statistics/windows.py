@@ -209,9 +209,9 @@ def _balance(windows: Windows, group: Ints) -> tuple[Ints, Ints]:
     farthest, groups = round(FARTHEST / windows.width), int(group[-1]) + 1
     low, high = np.full((2, groups), -farthest), np.full((2, groups), farthest)
     most = np.array([[1e-6], [-1e-6]])
-    while (high - low > 1).any():
+    while (open_ := (high - low > 1).any(axis=1, keepdims=True)).any():
         middle = (low + high) // 2
         sums = [np.bincount(group, excess, groups) for excess in windows.excess(middle[:, group])]
         fewer = np.array(sums) <= most
-        low, high = np.where(fewer, low, middle), np.where(fewer, middle, high)
+        low, high = np.where(open_ & ~fewer, middle, low), np.where(open_ & fewer, middle, high)
     return high[0], high[1]

@@ -363,7 +363,7 @@ def comparison(**more: Any) -> Comparison:
     """A comparison of the p99 of E2E latency in one trial."""
     known = {
         **{"arm": "compiled", "control": "eager", "metric": "e2e", "quantile": 0.99, "margin": 0.1, "alpha": 0.05},
-        **{"ratio": 1.0, "method": "made up", "blocks": 20, "groups": 8, "trials": 1, "requests": 1000},
+        **{"ratio": 1.0, "blocks": 20, "groups": 8, "trials": 1, "requests": 1000},
     }
     return Comparison(**known | more)  # type: ignore[arg-type]
 

@@ -93,7 +93,12 @@ def test_replicas_share_the_load_of_their_arm(tmp_path: Path) -> None:
 
 def test_the_terminal_says_what_would_decide_a_search_and_which_runs_it_joins(searched: Summary) -> None:
     joined = {"runs": [{"name": "a", "trials": [1]}, {"name": "b", "trials": [2]}], "machines": 1, "differences": []}
-    summary = {**searched, "overall": "INCONCLUSIVE", "advice": {"text": "Run it again."}, "joined": joined}
+    summary = {
+        **searched,
+        "overall": "INCONCLUSIVE",
+        "advice": {"needed_s": None, "text": "Run it again."},
+        "joined": joined,
+    }
     for gated in (False, True):
         shown = " ".join(verdict_table(search_of(summary, {"gated": gated})).split())
         assert "to decide: Run it again." in shown

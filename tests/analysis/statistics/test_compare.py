@@ -167,7 +167,7 @@ def test_holm_steps_down_in_order():
 
 
 def test_holm_holds_back_one_failure_among_many():
-    known = {"quantile": 0.99, "margin": 0.1, "alpha": 0.05, "ratio": 1.2, "p_noninferior": 0.9, "method": "made up"}
+    known = {"quantile": 0.99, "margin": 0.1, "alpha": 0.05, "ratio": 1.2, "p_noninferior": 0.9}
 
     def item(p_value):
         return Comparison(**known, p_inferior=p_value, blocks=20, trials=1, requests=1000)
