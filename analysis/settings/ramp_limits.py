@@ -1,4 +1,4 @@
-"""How a ramp moves traffic to its candidate: the [ramp] table of an experiment."""
+"""How a rollout moves traffic to its candidate, and the load that it must carry: [ramp] and [rollout]."""
 
 from __future__ import annotations
 
@@ -42,3 +42,12 @@ class RampLimits(Settings):
     def longest_s(self) -> float:
         """How long the ramp can take: every step its longest, and the last its least."""
         return self.most_step_s * (len(self.steps) - 1) + self.step_s
+
+
+class Rollout(Settings):
+    """`load_rps` is the load over all replicas, None for any; `gpus_per_replica` is what one server process takes."""
+
+    table: ClassVar[str] = "rollout"
+
+    load_rps: float | None = Field(default=None, ge=1e-6, le=1e9)
+    gpus_per_replica: int = Field(default=1, ge=1, le=4096)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from analysis.settings.gate_limits import GateLimits
-from analysis.settings.ramp_limits import RampLimits
+from analysis.settings.ramp_limits import RampLimits, Rollout
 from loadtests.experiments.checks import check_whole
 from loadtests.experiments.users import UsersConfig
 from loadtests.external.arms import EXTERNAL_KEYS, OipArm, OpenAiArm
@@ -176,6 +176,7 @@ class Experiment(Settings):
     slo: Mapping[str, Any] = {}  # as written: see analysis.settings.slo_targets
     gates: GateLimits = GateLimits()
     ramp: RampLimits = RampLimits()
+    rollout: Rollout = Rollout()
     users: UsersConfig = UsersConfig()
     splitter: SplitterSettings = SplitterSettings()
     parity: ParityConfig = ParityConfig()
