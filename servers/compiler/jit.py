@@ -1,10 +1,21 @@
-"""Kernels of Triton that are compiled outside of torch.compile, when they are first called."""
+"""Kernels that are compiled outside of torch.compile, when they are first called: by Triton, CuTe or any other JIT.
+
+`watch_triton` reports Triton's. Any other compiler is reported by the code that calls it:
+
+    from servers.compiler.jit import jit_compile
+
+    with jit_compile("attention_sm90", variant="head_dim=128, bf16", compiler="cute"):
+        kernel = cute.compile(...)
+
+No torch here, so that a plug-in may import it anywhere. Outside of a tailgate server it costs nothing and does nothing.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from types import CodeType
@@ -29,6 +40,34 @@ class JitCompile:
 
 
 JitListener = Callable[[JitCompile], object]
+
+# Compilers are called from code that knows no recorder, so the listeners of this process are kept here.
+_listeners: list[JitListener] = []
+
+
+def listen(listener: JitListener) -> Callable[[], None]:
+    """Call `listener` with every compile that `jit_compile` encloses, on the thread that compiled. Returns what ends
+    it."""
+    _listeners.append(listener)
+    return lambda: _listeners.remove(listener)
+
+
+@contextlib.contextmanager
+def jit_compile(kernel: str, *, variant: str = "", compiler: str = "jit") -> Iterator[None]:
+    """Record the enclosed code as one JIT compile of `kernel`, whether it succeeds or raises.
+
+    `variant` says what sets this compile apart from others: sizes, types, tiles. `compiler` is its name.
+    """
+    start_ns = now_ns()
+    try:
+        yield
+    finally:
+        end_ns, thread = now_ns(), threading.get_ident()
+        compiled = JitCompile(
+            compiler=compiler, kernel=kernel, variant=variant, start_ns=start_ns, end_ns=end_ns, thread=thread
+        )
+        for listener in tuple(_listeners):
+            listener(compiled)
 
 
 def place(filename: str | None, line: int | None, function: str | None) -> str:

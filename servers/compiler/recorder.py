@@ -123,6 +123,7 @@ class CompileRecorder:
         self._elsewhere.clear()
         self._compiles.clear()
         self._fresh(*_FRAMES)
+        self._undo.append(jit.listen(self._on_kernel))
         if self._blind_spots and self._publish is not None:
             self._publish(self.facts)
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 
 import pytest
 
-from servers.clock import now_ns
 from servers.compiler import recorder
-from servers.compiler.jit import JitCompile
+from servers.compiler.jit import jit_compile
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Step
@@ -135,18 +133,14 @@ def test_a_kernel_that_an_eager_warm_up_did_not_run_is_reported(monkeypatch: pyt
 
     def with_kernels(runner: ModelRunner, step: Step, shape: StepShape) -> Outputs:
         if shape.context not in made:
-            made.add(shape.context)
-            told = {"compiler": "triton", "kernel": "plug-in", "variant": f"context {shape.context}"}
-            at_ns = now_ns()
-            runner.recorder._on_kernel(
-                JitCompile(**told, start_ns=at_ns, end_ns=at_ns + 1, thread=threading.get_ident())
-            )
+            with jit_compile("plug-in", variant=f"context {shape.context}"):
+                made.add(shape.context)
         return run(runner, step, shape)
 
     monkeypatch.setattr(ModelRunner, "run", with_kernels)
     met = inspection_of(ArmConfig(engine=ENGINE), "decode 3@11, decode 2@11")
     assert [visit.outcome for visit in met.visits] == ["compiles a kernel", "eager as asked"]
-    assert met.visits[0].reason == "triton compiled plug-in for context 11"
+    assert met.visits[0].reason == "jit compiled plug-in for context 11"
     assert met.exit_code == EXIT_COMPILES
 
 

@@ -1,4 +1,4 @@
-"""Kernels that Triton makes beside torch's compiler."""
+"""Kernels that compilers other than torch's make: Triton, and any that takes part by the hook."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import torch
 from torch._dynamo import utils
 
 from servers.clock import now_ns
+from servers.compiler import jit
 from servers.compiler.recorder import CompileRecorder, Trigger
 from tests.fakes import kernels as triton_jit
 from tests.servers.compiler.test_recorder import (
+    AT_SERVING,
     announced,
     place_of,
     published,
@@ -39,36 +41,37 @@ def on_another_thread(work: Any, *arguments: Any) -> None:
     thread.join()
 
 
-def kernel(BLOCK: int = 0, SPLITS: int = 0) -> None:  # noqa: N803
-    """What a compile of the stand-in calls: longer than the millisecond that the stand-in says it took."""
-    end_ns = now_ns() + 2_000_000
-    while now_ns() < end_ns:
+def compile_attention() -> None:
+    with jit.jit_compile("attention", variant="head_dim=128", compiler="cute"):
         pass
-
-
-HERE = f"compiler/test_jit.py:{kernel.__code__.co_firstlineno} in kernel"
-
-
-@pytest.fixture
-def knobs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Those of a stand-in for Triton. List it before `recorder`."""
-    return triton_jit.install(monkeypatch)
 
 
 def kinds(recorder: CompileRecorder) -> list[str]:
     return [event.kind for event in recorder.drain()]
 
 
-def test_a_compile_on_another_thread_holds_up_the_step_that_began_before_it(
-    knobs: Any, recorder: CompileRecorder
-) -> None:
-    def compile_attention() -> None:
-        triton_jit.Kernel(kernel, knobs).run(BLOCK=64)
+def test_any_compiler_reports_its_compiles_through_a_hook(recorder: CompileRecorder) -> None:
+    recorder.trigger = serving()
+    before_ns = now_ns()
+    compile_attention()
+    (event,) = recorder.drain()
+    assert (event.kind, event.frame) == ("jit", "attention")
+    assert all(word in event.reason for word in ("cute", "attention", "head_dim=128"))
+    assert place_of(event) == AT_SERVING
+    assert before_ns <= event.start_ns <= event.end_ns <= now_ns()
+    with pytest.raises(ValueError, match="no such tile"), jit.jit_compile("attention"):
+        raise ValueError("no such tile")
+    assert kinds(recorder) == ["jit"]
+    recorder.remove()
+    compile_attention()
+    assert recorder.drain() == []
 
+
+def test_a_compile_on_another_thread_holds_up_the_step_that_began_before_it(recorder: CompileRecorder) -> None:
     on_another_thread(compile_attention)
     recorder.trigger = Trigger(batch_id=3, shape="decode batch 8", phase="serving")  # began after the compile did
     (event,) = recorder.drain()
-    assert (event.kind, event.frame) == ("background_compile", HERE)
+    assert (event.kind, event.frame) == ("background_compile", "attention")
     assert place_of(event) == (-1, "", "serving")
     on_another_thread(compile_attention)
     assert kinds(recorder) == ["background_compile"], "the step has ended"
@@ -78,23 +81,36 @@ def test_a_compile_on_another_thread_holds_up_the_step_that_began_before_it(
     assert (event.kind, place_of(event)) == ("jit", (3, "decode batch 8", "serving"))
 
 
-def test_a_kernel_compiled_in_an_eager_step_or_a_recording_is_an_event(knobs: Any, recorder: CompileRecorder) -> None:
+def test_a_kernel_compiled_in_an_eager_step_or_a_recording_is_an_event(recorder: CompileRecorder) -> None:
     recorder.trigger = serving()
     for record, kind in ((recorder.record_capture, "graph_capture"), (recorder.record_eager_step, "eager_fallback")):
         start_ns = now_ns()
-        triton_jit.Kernel(kernel, knobs).run(BLOCK=64)
+        compile_attention()
         record(start_ns, now_ns())
         assert sorted(kinds(recorder)) == sorted([kind, "jit"])
 
 
-def test_a_kernel_compiled_in_a_compile_of_torch_is_part_of_it(knobs: Any, recorder: CompileRecorder) -> None:
+def test_a_kernel_compiled_in_a_compile_of_torch_is_part_of_it(recorder: CompileRecorder) -> None:
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
-        triton_jit.Kernel(kernel, knobs).run(BLOCK=64)
+        compile_attention()
         return graph.forward
 
     torch.compile(lambda x: x + 1, backend=backend)(torch.ones(3))
-    triton_jit.Kernel(kernel, knobs).run(BLOCK=64)
+    compile_attention()
     assert kinds(recorder) == ["compile", "jit"]
+
+
+def kernel(BLOCK: int = 0, SPLITS: int = 0) -> None:  # noqa: N803
+    """What a compile of the stand-in calls: longer than the millisecond that the stand-in says it took."""
+    end_ns = now_ns() + 2_000_000
+    while now_ns() < end_ns:
+        pass
+
+
+@pytest.fixture
+def knobs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Those of a stand-in for Triton. List it before `recorder`."""
+    return triton_jit.install(monkeypatch)
 
 
 def test_a_kernel_of_triton_is_an_event_at_its_first_call_alone(knobs: Any) -> None:
@@ -111,7 +127,8 @@ def test_a_kernel_of_triton_is_an_event_at_its_first_call_alone(knobs: Any) -> N
     decode.run(SPLITS=8)
     assert recorder.drain() == []
     assert len(heard) == 3, "an earlier listener still hears of each compile"
-    assert (first.kind, first.frame, first.cache) == ("jit", HERE, "miss")
+    here = f"compiler/test_jit.py:{kernel.__code__.co_firstlineno} in kernel"
+    assert (first.kind, first.frame, first.cache) == ("jit", here, "miss")
     assert [("SPLITS=2" in event.reason, "SPLITS=4" in event.reason) for event in (first, second)] == [
         (True, False),
         (False, True),
