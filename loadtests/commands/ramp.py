@@ -65,7 +65,7 @@ def command(
     weights.jsonl records every change of the weights and its reason.
 
     With --admin the traffic is production traffic, behind a running `tailgate split --request-log FILE`. The
-    weights stay when the ramp ends or is killed. With
+    weights stay when the ramp ends or is killed. A new ramp starts at the step whose share the candidate has. With
     --provider another controller moves the weights and asks PASS, FAIL or INCONCLUSIVE: Argo Rollouts by a web metric
     (GET /v1/judgement), Flagger by webhooks (POST /v1/flagger/HOOK).
 

@@ -1,16 +1,18 @@
-"""The display of a run on stderr: renewed in place on a terminal, otherwise a line every 5 s."""
+"""The display of a run on stderr: a live table on a terminal, otherwise a line every 5 s."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from loadtests.trials.status import Status
@@ -19,10 +21,12 @@ PLAIN_EVERY_S = 5.0
 LIVE_EVERY_S = 0.25
 
 
-def lines_of(status: Status, elapsed_s: float) -> list[str]:
-    """Return the status in short texts, the most general first."""
-    trial = [f"trial {status.trial}/{status.trials}"] if status.trials > 1 else []
-    parts = [f"[{_clock(elapsed_s)}]", *trial, f"{status.phase} {status.detail}".rstrip()]
+def plain_line(status: Status, elapsed_s: float) -> str:
+    """The whole status on one line, for logs."""
+    parts = [f"[{_clock(elapsed_s)}]"]
+    if status.trials > 1:
+        parts.append(f"trial {status.trial}/{status.trials}")
+    parts.append(f"{status.phase} {status.detail}".rstrip())
     load = status.load
     if load.arms or load.finished:
         of = f"/{status.planned}" if status.planned else ""
@@ -37,18 +41,53 @@ def lines_of(status: Status, elapsed_s: float) -> list[str]:
         parts += [f"{name} is {state.text()}" for name, state in status.replicas.items() if state.compiling is not None]
     else:
         parts += [f"{name}: {state.text()}" for name, state in status.replicas.items()]
-    return parts
+    return " · ".join(parts)
 
 
-def plain_line(status: Status, elapsed_s: float) -> str:
-    """Return the whole status on one line, for logs."""
-    return " · ".join(lines_of(status, elapsed_s))
+def live_table(status: Status, elapsed_s: float) -> Group:
+    """The status as a table for a terminal."""
+    head = Text.assemble(
+        (f"{_clock(elapsed_s)} ", "dim"),
+        (f"{status.phase} {status.detail}".rstrip(), "bold"),
+        (f"  trial {status.trial} of {status.trials}" if status.trials > 1 else "", "dim"),
+    )
+    load = status.load
+    if status.planned and (load.finished or load.arms):
+        share = min(1.0, load.finished / status.planned)
+        filled = round(share * 24)
+        head.append(f"  {'━' * filled}", "green")
+        head.append("━" * (24 - filled), "dim")
+        head.append(f" {load.finished}/{status.planned} requests")
+        if load.failed:
+            head.append(f", {load.failed} failed", "red")
+    table = _table("replica", "state", right=("compiles",))
+    for name, state in status.replicas.items():
+        style = {"dead": "red", "serving": "green", "ready": "green"}.get(state.stage, "")
+        table.add_row(name, Text(state.text(), style=style), str(state.compiles))
+    parts: list[Any] = [head, table]
+    if load.arms:
+        first = ("ttft p50", "ttft p99") if load.streams else ()
+        heads = ("done", "failed", "in flight", *first, "e2e p50", "e2e p99")
+        numbers = _table("arm, last 10 s", right=heads)
+        for name, arm in load.arms.items():
+            numbers.add_row(
+                name,
+                *(str(value) for value in (arm.finished, arm.failed, arm.inflight)),
+                *(_ms(value) for value in (arm.ttft_p50_ms, arm.ttft_p99_ms) if load.streams),
+                *(_ms(value) for value in (arm.e2e_p50_ms, arm.e2e_p99_ms)),
+            )
+        parts.append(numbers)
+    parts += [Text(note, style="yellow") for note in status.notes[-5:]]
+    parts += [Text(f"live page: {status.page}", style="cyan")] if status.page else []
+    return Group(*parts)
 
 
-def live_text(status: Status, elapsed_s: float) -> str:
-    """Return the status for a terminal, which it replaces again and again, with the last notes."""
-    page = [f"live page: {status.page}"] if status.page else []
-    return "\n".join([*lines_of(status, elapsed_s), *status.notes[-5:], *page])
+def _table(*left: str, right: Sequence[str]) -> Table:
+    """An empty table whose columns stand at their left and at their right."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in (*left, *right):
+        table.add_column(name, justify="left" if name in left else "right")
+    return table
 
 
 class Display:
@@ -77,18 +116,18 @@ class Display:
     def _show(self) -> None:
         with suppress(OSError, ValueError):  # a closed terminal or pipe must not break the run
             if self._live:
-                self._show_live()
+                self._show_table()
             else:
                 self._show_lines()
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began
 
-    def _show_live(self) -> None:
+    def _show_table(self) -> None:
         with Live(console=self._console, auto_refresh=False, transient=False) as live:
             while True:
                 last = self._ended.wait(self._every_s)
-                live.update(Text(live_text(self._status, self._elapsed_s())), refresh=True)
+                live.update(live_table(self._status, self._elapsed_s()), refresh=True)
                 if last:
                     return
 

@@ -24,7 +24,7 @@ _UNSEEN_NS = 120_000_000_000  # without a look, after which a step whose time is
 
 
 class RampControl:
-    """The ramp of one trial, which begins with the traffic. The journal is in `run_dir`.
+    """The ramp of one trial, which begins with the traffic, at step `step`. The journal is in `run_dir`.
 
     Weights that another program sets are recorded, stay as they are, and end the ramp.
     """
@@ -39,13 +39,14 @@ class RampControl:
         gates: GateLimits,
         control: str,
         judge: Judge,
+        step: int = 0,
     ) -> None:
         self._limits, self._control, self._judge = limits, control, judge
         self._candidate = Candidate(limits, gates)
         self._weights = WeightController(run_dir, (control, limits.candidate))
         self._end_ns: int | None = None  # when the load ends, once the ramp has
         self._looked = self._looked_ns = 0
-        self._step = 0
+        self._step = step
 
     @property
     def share(self) -> float:

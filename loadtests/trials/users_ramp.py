@@ -1,6 +1,6 @@
 """A ramp of production traffic: servers and splitter run already, and outlive the program that moves the weights.
 
-A controller that is killed leaves the splitter with its weights. The next ramp begins with its own first step.
+A controller that is killed leaves the splitter with its weights. The next ramp begins with them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from analysis.judging.ramp import Standing, lacks
 from analysis.records.weight_journal import BY_OTHERS
+from analysis.settings.ramp_limits import RampLimits
 from loadtests.experiments.files import check_writable
 from loadtests.experiments.model import Experiment
 from loadtests.provider.answers import GOALS, Evidence
@@ -55,6 +56,7 @@ class UsersRamp(Orchestrator):
         self._provider: ProviderServer | None = None
         self._log = ""
         self._arms: dict[str, tuple[str, ...]] = {}
+        self._step = 0
 
     def prepare(self) -> None:
         """Check that the splitter answers, splits over both arms and reports what is needed. Raises ConfigError."""
@@ -77,7 +79,9 @@ class UsersRamp(Orchestrator):
             raise ConfigError(
                 "the split writes no request log: start it with --request-log FILE, or give users.access_log"
             )
-        if users.provider and self._provider is None:
+        if not users.provider:
+            self._step = step_of(weights, self.experiment.ramp, control=self.experiment.control.name)
+        elif self._provider is None:
             self._provider = ProviderServer(users.provider, note=self.status.note)
 
     def _ask_envoy(self, admin: Admin) -> None:
@@ -155,6 +159,7 @@ class UsersRamp(Orchestrator):
             gates=experiment.gates,
             control=experiment.control.name,
             judge=self._judge,
+            step=self._step,
         )
 
 
@@ -215,3 +220,17 @@ class Onlooker:
         age_s, limit_s = (now_ns() - int(look["at_ns"])) / 1e9, max(_STALE_S, _STALE_BLOCKS * self._gates.block_s)
         old = f"the last interim analysis is {age_s:.0f} s old; the limit is {limit_s:g} s"
         return old if age_s > limit_s else None
+
+
+def step_of(weights: Mapping[str, int], limits: RampLimits, *, control: str) -> int:
+    """Return the step that a ramp begins at, from 0: the last whose share is no more than the candidate's.
+
+    Raises ConfigError where the candidate has everything: the last step is judged before it begins, against a control.
+    """
+    candidate = weights[limits.candidate]
+    share = 100.0 * candidate / max(1, candidate + weights[control])
+    if share == 100.0:
+        raise ConfigError(
+            f"{limits.candidate} has all of the traffic, and {control} none to compare with: set its weight to 0 first"
+        )
+    return max(0, sum(step <= share for step in limits.steps) - 1)

@@ -24,8 +24,10 @@ from loadtests.trials.channels import Pulse
 from loadtests.trials.ramp_control import RampControl
 from loadtests.trials.status import UnderWay
 from loadtests.trials.steering import EarlyEnding, Judge, Steered, early_end
+from loadtests.trials.users_ramp import step_of
+from servers.complaint import ConfigError
 from servers.splitter.admin import SplitterError
-from tests.fakes.processes import wait_for
+from tests.fakes.processes import refusal, wait_for
 
 START_NS = 10**18 + 10**12
 FIRST, HALF, BACK = {"eager": 9900, "new": 100}, {"eager": 5000, "new": 5000}, {"eager": 10_000, "new": 0}
@@ -88,13 +90,15 @@ class Ramp:
         self.clock_ns += 1000
         return self.clock_ns
 
-    def controller(self, **limits: Any) -> RampControl:
+    def controller(self, *, step: int = 0, **limits: Any) -> RampControl:
+        """One that begins at the step."""
         return RampControl(
             self.folder,
             limits=LIMITS.model_copy(update=limits),
             gates=GateLimits(),
             control="eager",
             judge=cast(Judge, SimpleNamespace(last=lambda: self.look)),
+            step=step,
         )
 
     def poll(self, times: int = 1, *, after_s: float = 0.0) -> None:
@@ -235,10 +239,23 @@ def test_an_open_step_is_held_or_rolled_back(
 
 
 def test_the_last_step_is_not_promoted_without_an_interim_analysis(ramp: Ramp) -> None:
-    ramp.control = ramp.controller(steps=(100.0,))
+    ramp.control = ramp.controller(step=2)
     ramp.poll(2)
     ramp.poll(3, after_s=10_000)
     assert ramp.actions == ["start"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "step"),
+    [(CONFIGURED, 0), ({"eager": 995, "new": 5}, 0), (FIRST, 0), ({"eager": 60, "new": 40}, 0), (HALF, 1)],
+)
+def test_a_ramp_begins_at_the_last_step_whose_share_the_candidate_has(weights: Mapping[str, int], step: int) -> None:
+    assert step_of(weights, LIMITS, control="eager") == step
+
+
+def test_a_ramp_of_a_candidate_that_has_everything_is_refused() -> None:
+    said = refusal(ConfigError, step_of, {"eager": 0, "new": 7}, LIMITS, control="eager")
+    assert "new has all of the traffic" in said
 
 
 def look(**arms: str | None) -> dict[str, Any]:
