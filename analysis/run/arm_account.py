@@ -69,11 +69,6 @@ class ArmAccount:
         return all(probe.get("tokens") is not None for probe in self._probes)
 
     @property
-    def streams(self) -> bool:
-        """Whether no first short answer of an external arm came in one piece."""
-        return all(probe.get("streams") is not False for probe in self._probes)
-
-    @property
     def _probes(self) -> list[Mapping[str, Any]]:
         return [probe for row in self.rows for probe in rows_of(row.get("probe"))]
 

@@ -93,7 +93,6 @@ def _external_row(run: Run, arm: str) -> dict[str, Any] | None:
         "Its compiles are unknown.": not account.tells_compiles,
         f"Its weights, precision, limits and batching were not checked{checked}.": True,
         "It does not count its tokens: TPOT, ITL and token rates are per piece of text.": not account.counts_tokens,
-        "It does not stream: the first token comes with the last.": not account.streams,
     }
     return {
         "kind": external["kind"],

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gevent import get_hub
 from gevent.event import Event
 
-from loadtests.external.client_security import without_secrets
+from loadtests.external.client_security import without_token
 from servers.clock import now_ns
 from servers.complaint import one_line
 
@@ -19,7 +19,7 @@ class Call:
 
     `status` is a gRPC status name for all kinds of arms. `token_ns` has one receive time per token. `on_done` runs
     once, inside the reader, and may run before the call is returned to its starter: it must neither block nor raise.
-    `secret` is what the request showed and no error may repeat, as some servers do.
+    `token` is what the request showed and no error may repeat, as some servers do.
     A subclass says how the wire learns of a cancel (`_withdraw`) and what is freed at the end (`_release`).
     """
 
@@ -32,11 +32,11 @@ class Call:
         "error",
         "first_token_ns",
         "initial_metadata",
-        "secrets",
         "sent_ns",
         "start_ns",
         "status",
         "tag",
+        "token",
         "token_ns",
         "trailing_metadata",
     )
@@ -50,7 +50,7 @@ class Call:
         self.token_ns = array("q")
         self.status = ""
         self.error = ""
-        self.secrets: Sequence[str] = ()  # that no error may hold
+        self.token = ""  # that no error may hold
         self.initial_metadata: Mapping[str, str] = {}
         self.trailing_metadata: dict[str, str] = {}
         self.tag = tag
@@ -91,7 +91,7 @@ class Call:
         if self.status:
             return
         # What a server says of its error may have any length, hold any character, and repeat the token.
-        error = one_line(without_secrets(error, self.secrets)) if error else ""
+        error = one_line(without_token(error, self.token)) if error else ""
         self.status, self.error, self.end_ns = status, error, at_ns
         if self._timer is not None:
             self._timer.close()

@@ -81,7 +81,7 @@ class InferenceClient:
     ) -> GrpcCall:
         """A started call. `body` is a serialised request of the method, `headers` comes from `encode_metadata`."""
         call = self._call(headers=headers, body=body, timeout_s=timeout_s, on_done=on_done, tag=tag)
-        call.secrets = (self._token,) if self._token else ()
+        call.token = self._token
         self._assign(call)
         return call
 

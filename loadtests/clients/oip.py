@@ -8,14 +8,11 @@ from typing import Any
 from loadtests.clients.grpc_call import GrpcCall
 from loadtests.clients.inference import InferenceClient
 from loadtests.external.arms import ExternalArm, OipOptions
-from loadtests.external.oip_wire import method_path, read_response
+from loadtests.external.oip_wire import METHOD, read_response
 
 
 class OipCall(GrpcCall):
-    """One inference. Each token of a tensor of ids, or each piece of text, has the time at which it came.
-
-    A ModelInfer that does not stream has its first token with its last.
-    """
+    """One inference. Each token of a tensor of ids, or each piece of text, has the time at which it came."""
 
     __slots__ = ("_options",)
 
@@ -37,7 +34,7 @@ def oip_client(config: ExternalArm, address: str) -> InferenceClient:
     assert isinstance(options, OipOptions)
     return InferenceClient(
         address,
-        path=method_path(options),
+        path=METHOD,
         security=config,
         call=partial(OipCall, options=options),
     )

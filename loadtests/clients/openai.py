@@ -20,7 +20,7 @@ from geventhttpclient.response import HTTPParseError
 from loadtests.clients.openai_call import OpenAiCall
 from loadtests.clients.tls import TlsSocket, secure
 from loadtests.external.addresses import parse_address
-from loadtests.external.arms import ExternalArm, OpenAiOptions, header_values, secrets_of
+from loadtests.external.arms import ExternalArm, OpenAiOptions
 from loadtests.external.client_security import bearer_token, client_context, server_name
 from loadtests.external.openai_wire import request_path
 from servers.clock import now_ns
@@ -56,8 +56,7 @@ class OpenAiClient:
         self._connect_timeout_s = connect_timeout_s
         self._retry_ns = int(retry_s * 1e9)
         self._most_idle = most_idle
-        self._secrets = secrets_of(config)
-        token = bearer_token(config)
+        token = self._token = bearer_token(config)
         lines = [
             f"POST {request_path(config.options, self.address)} HTTP/1.1",
             f"Host: {self.address.host_header}",
@@ -68,7 +67,6 @@ class OpenAiClient:
         ]
         if token:
             lines.append(f"Authorization: Bearer {token}")
-        lines += [f"{name}: {value}" for name, value in header_values(config.options).items()]
         self._head = "\r\n".join(lines).encode("ascii") + b"\r\n"
         self._tls: ssl.SSLContext | None = None
         if self.address.tls:
@@ -93,7 +91,7 @@ class OpenAiClient:
         """A started call. `body` is JSON, `headers` are whole header lines; `on_done` must neither block nor raise."""
         request = b"%b%bContent-Length: %d\r\n\r\n%b" % (self._head, headers, len(body), body)
         call = OpenAiCall(
-            request=request, timeout_s=timeout_s, on_done=on_done, tag=tag, calls=self._calls, secrets=self._secrets
+            request=request, timeout_s=timeout_s, on_done=on_done, tag=tag, calls=self._calls, token=self._token
         )
         if self._closed:
             call.finish("UNAVAILABLE", "the client is closed", now_ns())
@@ -170,17 +168,10 @@ class OpenAiClient:
         return f"cannot connect to {self.target}: {problem}"
 
     def _connect(self) -> Any:
-        if self.address.socket:
-            sock = gevent.socket.socket(gevent.socket.AF_UNIX)
-        else:
-            where = (self.address.host, self.address.port)
-            sock = gevent.socket.create_connection(where, timeout=self._connect_timeout_s)
+        where = (self.address.host, self.address.port)
+        sock = gevent.socket.create_connection(where, timeout=self._connect_timeout_s)
         try:
-            if self.address.socket:
-                sock.settimeout(self._connect_timeout_s)
-                sock.connect(self.address.socket)
-            else:
-                sock.setsockopt(gevent.socket.IPPROTO_TCP, gevent.socket.TCP_NODELAY, 1)
+            sock.setsockopt(gevent.socket.IPPROTO_TCP, gevent.socket.TCP_NODELAY, 1)
             if self._tls is not None:
                 sock = TlsSocket(sock, secure(sock, self._tls, self._tls_name, http2=False))
             sock.settimeout(None)  # deadlines are the calls'

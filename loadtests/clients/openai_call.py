@@ -5,7 +5,6 @@ HTTP/1.1 itself is parsed by geventhttpclient (llhttp).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import gevent
@@ -55,9 +54,9 @@ class OpenAiCall(Call):
         *("chunks", "counted_tokens", "ended_ns", "greenlet", "request", "response"),
     )
 
-    def __init__(self, *, request: bytes, calls: set[OpenAiCall], secrets: Sequence[str] = (), **settings: Any) -> None:
+    def __init__(self, *, request: bytes, calls: set[OpenAiCall], token: str = "", **settings: Any) -> None:
         super().__init__(**settings)
-        self.secrets = secrets
+        self.token = token
         self.response = _Response()
         self.ended_ns = 0  # when the finish_reason came; 0: not yet
         self._events = EventStream()

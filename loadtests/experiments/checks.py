@@ -243,7 +243,7 @@ def _check_carried(experiment: Experiment) -> None:
 def _check_security(experiment: Experiment) -> None:
     """TLS and token of the run's own splitter and arms are set on both sides, and only where they have an effect."""
     security, splitter = experiment.security, experiment.splitter
-    if security.token and not experiment.own_arms:
+    if security.token_env and not experiment.own_arms:
         raise ConfigError(
             "[security] has a token but every arm is external: give token_env in the [[arms]] table that needs it"
         )

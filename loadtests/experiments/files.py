@@ -10,7 +10,7 @@ from typing import Any
 from loadtests.experiments.toml_limits import expanded
 from servers.complaint import ConfigError
 
-FILE_KEYS = ("tls_ca", "tls_certificate", "tls_key", "token_file")
+FILE_KEYS = ("tls_ca", "tls_certificate", "tls_key")
 _BUILTIN = resources.files("loadtests") / "experiments"
 
 

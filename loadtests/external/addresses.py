@@ -13,67 +13,49 @@ Kind = Literal["openai", "oip"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _SCHEMES: dict[str, dict[str, bool]] = {
-    "openai": {"http": False, "https": True, "unix": False},
+    "openai": {"http": False, "https": True},
     "oip": {"http": False, "grpc": False, "https": True, "grpcs": True},
 }
-# Keys of a query whose values are secrets.
-_SECRET_KEYS = ("key", "api-key", "api_key", "apikey", "token", "access_token", "sig", "secret", "password")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a server listens. `path` has no slash at its end and is empty for gRPC; `query` comes after each path.
-    `socket` is the file of a Unix socket; `host` is then localhost and `port` 0. `host` may have an IPv6 zone."""
+    """Where a server listens. `path` has no slash at its end and is empty for gRPC. `host` may have an IPv6 zone."""
 
     host: str
     port: int
     tls: bool = False
     path: str = ""
-    query: str = ""
-    socket: str = ""
 
     @property
     def target(self) -> str:
-        """host:port, as a gRPC target writes it, or the socket's file."""
-        return self.socket or joined(self.host, self.port)
+        """host:port, as a gRPC target writes it."""
+        return joined(self.host, self.port)
 
     @property
     def host_header(self) -> str:
         """As a Host header says it: without a zone, and without the scheme's own port, which some gateways do not
         know."""
-        if self.socket:
-            return self.host
         return joined(self.host.partition("%")[0], self.port).removesuffix(":443" if self.tls else ":80")
 
 
 def parse_address(text: str, kind: Kind) -> Address:
-    """The parts of `http://host:port/v1?query`, `unix:///file.sock:/v1` or `grpc://host:port`. A Unix socket without a
-    path has /v1. Raises ConfigError when the protocol has no such address."""
+    """The parts of `http://host:port/v1` or `grpc://host:port`. Raises ConfigError when the protocol has no such
+    address."""
     schemes = _SCHEMES[kind]
     example = "http://host:8000/v1" if kind == "openai" else "grpc://host:8001"
     scheme, separator, rest = text.strip().partition("://")
     if not separator:
         if kind == "openai":
-            raise ConfigError(f'address "{text}" has no scheme: write http://, https:// or unix://, such as {example}')
+            raise ConfigError(f'address "{text}" has no scheme: write http:// or https://, such as {example}')
         scheme, rest = "grpc", text.strip()
     if scheme.lower() not in schemes:
         raise ConfigError(f'address "{text}" has the scheme "{scheme}": use {" or ".join(schemes)}, such as {example}')
     tls = schemes[scheme.lower()]
-    rest, _, query = rest.partition("?")
-    if set(rest + query) & set("# ") or not (rest + query).isprintable() or not (rest + query).isascii():
-        raise ConfigError(f'address "{text}" has a fragment, a space or other odd characters: such as {example}')
-    if secret := next((key for key in re.findall(r"(?:^|&)([^=&]+)", query) if key.lower() in _SECRET_KEYS), ""):
+    if set(rest) & set("?# ") or not rest.isprintable() or not rest.isascii():
         raise ConfigError(
-            f"an address carries {secret} in its query, and addresses are recorded: give it by openai.headers, or by "
-            "token_env"
+            f"an address has a query, a fragment, a space or other odd characters: write one such as {example}"
         )
-    if kind == "oip" and query:
-        raise ConfigError(f'address "{text}" has a query, and gRPC has none: such as {example}')
-    if scheme.lower() == "unix":
-        file, _, path = rest.partition(":")
-        if not file.startswith("/"):
-            raise ConfigError(f'address "{text}" names no file of a socket: such as unix:///run/server.sock')
-        return Address(host="localhost", port=0, path=(path or "/v1").rstrip("/"), query=query, socket=file)
     authority, slash, path = rest.partition("/")
     _refuse_password(authority)
     if kind == "oip" and path:
@@ -87,7 +69,7 @@ def parse_address(text: str, kind: Kind) -> Address:
     port = int(number) if number is not None else 443 if tls else 80
     if not 0 < port < 65_536:
         raise ConfigError(f'address "{text}" has the port {port}: give one from 1 to 65535')
-    return Address(host=host, port=port, tls=tls, path=f"/{path}".rstrip("/") if slash else "", query=query)
+    return Address(host=host, port=port, tls=tls, path=f"/{path}".rstrip("/") if slash else "")
 
 
 def parse_target(text: str) -> Address:

@@ -6,6 +6,7 @@ answer, because one answer that is missing is no reason to end a run.
 
 from __future__ import annotations
 
+import http.client
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,11 +17,10 @@ from typing import Final
 import grpc
 
 from loadtests.external import oip_wire, openai_wire
-from loadtests.external.addresses import parse_address
-from loadtests.external.arms import ExternalArm, OipOptions, OpenAiOptions, secrets_of
-from loadtests.external.client_security import bearer_token, explain, server_name, without_secrets
+from loadtests.external.addresses import Address, parse_address
+from loadtests.external.arms import ExternalArm, OipOptions, OpenAiOptions
+from loadtests.external.client_security import bearer_token, client_context, explain, server_name, without_token
 from loadtests.external.grpc_channel import open_channel
-from loadtests.external.openai_http import connect, events, post
 from loadtests.external.openai_wire import shortened
 from servers.complaint import ConfigError
 
@@ -61,7 +61,7 @@ class Asking:
 def ask(config: ExternalArm, address: str, asking: Asking, *, timeout_s: float) -> Answer:
     """Return the answer of the replica at `address`, within `timeout_s`, or why there is none."""
     try:
-        secrets = secrets_of(config)
+        token = bearer_token(config)
     except ConfigError as error:
         return Answer(error=str(error))
     try:
@@ -74,8 +74,8 @@ def ask(config: ExternalArm, address: str, asking: Asking, *, timeout_s: float) 
         answer = Answer(error=f"no answer within {timeout_s:g} s")
     except Exception as error:  # whatever a server does costs its own answer alone
         answer = Answer(error=f"{type(error).__name__}: {error}")
-    answer.error = shortened(without_secrets(answer.error, secrets))
-    answer.text = without_secrets(answer.text, secrets)
+    answer.error = shortened(without_token(answer.error, token))
+    answer.text = without_token(answer.text, token)
     return answer
 
 
@@ -107,8 +107,10 @@ def _openai(config: ExternalArm, address: str, asking: Asking, left_s: Callable[
         greedy=asking.greedy,
     )
     connection = connect(config, where, left_s())
+    content = {"Content-Type": "application/json", "Accept": "text/event-stream", "Host": where.host_header}
     try:
-        reply = post(connection, config, where, body)
+        connection.request("POST", openai_wire.request_path(options, where), body, {**headers_of(config), **content})
+        reply = connection.getresponse()
         kind = reply.getheader("content-type") or ""
         if reply.status != 200 or not openai_wire.is_event_stream(kind):
             said, location = reply.read(openai_wire.LARGEST_ERROR), reply.getheader("location") or ""
@@ -116,14 +118,44 @@ def _openai(config: ExternalArm, address: str, asking: Asking, left_s: Callable[
             raise FailedError(message, status=status, http=reply.status)
         if encoded := openai_wire.encoding_problem(reply.getheader("content-encoding") or ""):
             raise FailedError(encoded)
-        return _streamed(events(reply), left_s)
+        return _streamed(reply, left_s)
     finally:
         connection.close()
 
 
-def _streamed(stream: Iterator[bytes], left_s: Callable[[], float]) -> Answer:
+def headers_of(config: ExternalArm) -> dict[str, str]:
+    """Return the headers of every request to the arm."""
+    headers = {"User-Agent": "tailgate", "Accept-Encoding": "identity"}
+    token = bearer_token(config)
+    return {**headers, "Authorization": f"Bearer {token}"} if token else headers
+
+
+def connect(config: ExternalArm, address: Address, timeout_s: float) -> http.client.HTTPConnection:
+    """Return a connection, which may be dialled with the first request; `timeout_s` is for each wait."""
+    if not address.tls:
+        return http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
+    name = server_name(config, address.host)
+    context = client_context(config, protocols=("http/1.1",))
+    connection = http.client.HTTPSConnection(address.host, address.port, timeout=timeout_s, context=context)
+    if name != address.host:
+        # The certificate is for another name than is dialled.
+        plain = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
+        plain.connect()
+        connection.sock = context.wrap_socket(plain.sock, server_hostname=name)
+    return connection
+
+
+def _events(answer: http.client.HTTPResponse) -> Iterator[bytes]:
+    stream = openai_wire.EventStream()
+    while piece := answer.read1(65_536):
+        yield from stream.feed(piece)
+    if (tail := stream.close()) is not None:
+        yield tail
+
+
+def _streamed(reply: http.client.HTTPResponse, left_s: Callable[[], float]) -> Answer:
     answer, parts, ended, size = Answer(), [], False, 0
-    for data in stream:
+    for data in _events(reply):
         left_s()
         if data.strip() == openai_wire.DONE:
             ended = True
@@ -157,14 +189,11 @@ def _oip(config: ExternalArm, address: str, asking: Asking, left_s: Callable[[],
         request_id=f"asked-{asking.seed}",
         greedy=asking.greedy,
     )
-    path, size, counted = oip_wire.method_path(options), 0, True
+    size, counted = 0, True
     values: list[str | int] = []
     with oip_channel(config, address) as (channel, metadata):
-        if options.stream == "off":
-            messages = iter([channel.unary_unary(path)(body, timeout=left_s(), metadata=metadata)])
-        else:
-            messages = iter(channel.stream_stream(path)(iter([body]), timeout=left_s(), metadata=metadata))
-        for message in messages:
+        stream = channel.stream_stream(oip_wire.METHOD)
+        for message in stream(iter([body]), timeout=left_s(), metadata=metadata):
             piece = oip_wire.read_response(options, message)
             if piece.error:
                 raise FailedError(piece.error)

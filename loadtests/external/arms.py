@@ -1,14 +1,12 @@
 """An arm that tailgate does not start: a model server known by its addresses and its protocol.
 
 `kind = "openai"` is the OpenAI-compatible HTTP API with server-sent events (vLLM, SGLang, TGI, transformers, others);
-`kind = "oip"` the Open Inference Protocol over gRPC (Triton, MLServer, KServe). Nothing here opens a connection.
+`kind = "oip"` the Open Inference Protocol over gRPC as Triton streams it. Nothing here opens a connection.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -16,17 +14,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from loadtests.external.addresses import KINDS, Kind, parse_address
-from loadtests.external.client_security import SecurityConfig, bearer_token
+from loadtests.external.client_security import SecurityConfig
 from loadtests.external.telemetry import TelemetryConfig, as_list
 from servers.complaint import ConfigError
 from servers.config import Name
 from servers.fields import Listed, Settings
-from servers.security import check_variable
 
 # Body fields that make servers answer with exactly as many tokens as the request says.
 LengthField = Literal["ignore_eos", "min_tokens"]
-# Headers that tailgate writes itself.
-_OWN_HEADERS = ("host", "content-length", "content-type", "accept", "accept-encoding", "transfer-encoding")
 EXTERNAL_KEYS = ("address", "model_name", "vocab_size", "telemetry", *SecurityConfig.model_fields, *KINDS)
 
 
@@ -37,10 +32,6 @@ def _check_extra(extra: Mapping[str, Any]) -> None:
         raise ValueError(f"extra cannot be sent as JSON ({error}): give text, numbers, true, lists or tables") from None
 
 
-def _is_header_value(value: str) -> bool:
-    return value.isascii() and value.isprintable() and value == value.strip()
-
-
 class OpenAiOptions(Settings):
     """How requests to an OpenAI-compatible server are written.
 
@@ -49,30 +40,18 @@ class OpenAiOptions(Settings):
     included, without it about as many. `length_fields` are the body fields by which the server does not end an answer
     early: ignore_eos, min_tokens, or none. `usage` asks for a token count at the end of each stream, with
     each chunk (vLLM can), or not at all. `extra` is added to every request's body as it is, tables and lists included.
-    `headers` go with every request; a value that begins with $ is the name of an environment variable.
     """
 
     endpoint: Literal["completions", "chat"] = "completions"
     prompt: Literal["text", "token_ids"] = "text"
     tokenizer: str = ""
-    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     length_fields: Annotated[tuple[LengthField, ...], Listed] = ()
     usage: Literal["end", "each", "off"] = "end"
     extra: Mapping[str, Any] = {}
-    headers: Mapping[str, str] = {}
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         _check_extra(self.extra)
-        for name, value in self.headers.items():
-            if name.lower() == "authorization":
-                raise ValueError("headers.authorization is a secret: give the token by token_env")
-            if name.lower() in _OWN_HEADERS:
-                raise ValueError(f"headers.{name} is what tailgate itself must set: remove it")
-            if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name) or not _is_header_value(value):
-                raise ValueError(f'headers."{name}" is no header: give a name and a value of printable ASCII')
-            if value.startswith("$"):
-                check_variable(value[1:], key=f"headers.{name}")
         if self.endpoint == "chat" and self.prompt == "token_ids":
             raise ValueError(
                 'prompt is "token_ids" but chat messages are text: use openai.endpoint = "completions", '
@@ -87,17 +66,13 @@ class OpenAiOptions(Settings):
 class OipOptions(Settings):
     """Which tensors of an Open Inference Protocol model carry what. The defaults are those of Triton's vLLM backend.
 
-    `stream`: "triton" calls ModelStreamInfer as Triton defines it, "plain" as MLServer does (the stream holds bare
-    inference responses), "off" calls ModelInfer, whose first token comes with the last. Names that are empty are not
-    sent. `parameters_tensor` takes JSON with max_tokens, `length_fields` and `extra`. `batched` puts a batch dimension
-    of 1 before every shape. `prompt` "token_ids" sends numbers of type `ids_datatype`, as TensorRT-LLM takes them.
+    Names that are empty are not sent. `parameters_tensor` takes JSON with max_tokens, `length_fields` and `extra`.
+    `batched` puts a batch dimension of 1 before every shape. `prompt` "token_ids" sends INT32, as TensorRT-LLM takes.
     """
 
-    stream: Literal["triton", "plain", "off"] = "triton"
     prompt: Literal["text", "token_ids"] = "text"
     tokenizer: str = ""
     prompt_tensor: str = "text_input"
-    ids_datatype: Literal["INT32", "INT64", "UINT32"] = "INT32"
     prompt_length_tensor: str = ""
     max_tokens_tensor: str = ""
     stream_tensor: str = "stream"
@@ -196,7 +171,6 @@ class ExternalArm(SecurityConfig):
         """The files, programs and the variable that the arm names are there and of use. Otherwise ConfigError."""
         super().check(where)
         try:
-            secrets_of(self)
             self.telemetry.check()
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
@@ -230,29 +204,6 @@ class OipArm(ExternalArm):
 
 
 AnyExternalArm = Annotated[OpenAiArm | OipArm, Field(discriminator="kind")]
-
-
-def header_values(options: OpenAiOptions) -> dict[str, str]:
-    """The headers of `options` with the values of their environment variables. Raises ConfigError, which never holds a
-    value."""
-    values = {}
-    for name, value in options.headers.items():
-        key = f"openai.headers.{name}"
-        found = os.environ.get(value[1:], "") if value.startswith("$") else value
-        if not found:
-            raise ConfigError(f"{key} names the environment variable {value[1:]}, which is not set: export it")
-        if not _is_header_value(found):
-            raise ConfigError(f"{key} names the environment variable {value[1:]}, whose value is not printable ASCII")
-        values[name] = found
-    return values
-
-
-def secrets_of(arm: ExternalArm) -> tuple[str, ...]:
-    """The token and the header values of environment variables, which no record and no message may hold."""
-    options = arm.options
-    headers = header_values(options) if isinstance(options, OpenAiOptions) else {}
-    named = (headers[name] for name, value in getattr(options, "headers", {}).items() if value.startswith("$"))
-    return tuple(secret for secret in (bearer_token(arm), *named) if secret)
 
 
 def sampling_fields(

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import ipaddress
 import ssl
-from collections.abc import Sequence
 from typing import Final, Self
 
 from pydantic import model_validator
 
 from servers.complaint import ConfigError
 from servers.fields import Settings
-from servers.security import check_authority, check_variable, load_pair, token_from_file, token_from_variable
+from servers.security import check_authority, check_variable, load_pair, token_from_variable
 
 # The error numbers of OpenSSL's certificate check that have a remedy of their own (x509_vfy.h).
 _EXPIRED: Final = 10
@@ -28,7 +27,7 @@ class SecurityConfig(Settings):
 
     `tls_ca` is a PEM file with the authorities that may sign servers; empty means the system's. `tls_server_name` is
     the name that the server's certificate must carry when it is not the host that is dialled. `tls_certificate` and
-    `tls_key` are for servers that ask who the client is. The token comes from an environment variable or a file.
+    `tls_key` are for servers that ask who the client is. The bearer token is in the environment variable `token_env`.
     """
 
     tls_ca: str = ""
@@ -36,15 +35,12 @@ class SecurityConfig(Settings):
     tls_certificate: str = ""
     tls_key: str = ""
     token_env: str = ""
-    token_file: str = ""
 
     @model_validator(mode="after")
     def _security_fits(self) -> Self:
         if bool(self.tls_certificate) != bool(self.tls_key):
             given = "tls_certificate" if self.tls_certificate else "tls_key"
             raise ValueError(f"{given} is set alone: give tls_certificate and tls_key, or neither")
-        if self.token_env and self.token_file:
-            raise ValueError("token_env and token_file are both set: keep one")
         if self.token_env:
             check_variable(self.token_env, key="token_env")
         return self
@@ -53,11 +49,6 @@ class SecurityConfig(Settings):
     def tls(self) -> bool:
         """Whether anything says how TLS is to be done."""
         return bool(self.tls_ca or self.tls_server_name or self.tls_certificate)
-
-    @property
-    def token(self) -> bool:
-        """Whether a token is to be shown."""
-        return bool(self.token_env or self.token_file)
 
     def check(self, where: str) -> None:
         """Every file and variable that is named is there and of use. Otherwise ConfigError, which begins `where`."""
@@ -73,18 +64,12 @@ OPEN: Final = SecurityConfig()
 
 def bearer_token(security: SecurityConfig) -> str:
     """The token to show, "" when none is configured. Raises ConfigError, which never holds the token."""
-    if security.token_env:
-        return token_from_variable(security.token_env, key="token_env")
-    if security.token_file:
-        return token_from_file(security.token_file, key="token_file")
-    return ""
+    return token_from_variable(security.token_env, key="token_env") if security.token_env else ""
 
 
-def without_secrets(text: str, secrets: Sequence[str]) -> str:
-    """`text` without any of the secrets, which some servers repeat in error messages."""
-    for secret in secrets:
-        text = text.replace(secret, "***")
-    return text
+def without_token(text: str, token: str) -> str:
+    """`text` without the token, which some servers repeat in error messages."""
+    return text.replace(token, "***") if token else text
 
 
 def client_context(security: SecurityConfig, *, protocols: tuple[str, ...] = ("h2",)) -> ssl.SSLContext:

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from loadtests.external.arms import OipOptions, sampling_fields
 from servers.rpc.oip_pb2 import InferTensorContents, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 
-SERVICE: Final = "inference.GRPCInferenceService"
+METHOD: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 # Field of InferTensorContents for each datatype, and the bytes of one element in raw form (0: it tells its length).
 _FIELDS: Final = {
@@ -26,11 +26,6 @@ _FIELDS: Final = {
     "UINT64": ("uint64_contents", 8),
     "BYTES": ("bytes_contents", 0),
 }
-
-
-def method_path(options: OipOptions) -> str:
-    """The gRPC path of the method that the options call."""
-    return f"/{SERVICE}/{'ModelInfer' if options.stream == 'off' else 'ModelStreamInfer'}"
 
 
 def infer_request(
@@ -58,10 +53,10 @@ def infer_request(
     if isinstance(prompt, str):
         add(options.prompt_tensor, "BYTES", [prompt.encode()])
     else:
-        add(options.prompt_tensor, options.ids_datatype, prompt)
+        add(options.prompt_tensor, "INT32", prompt)
         add(options.prompt_length_tensor, "INT32", [len(prompt)])
     add(options.max_tokens_tensor, "INT32", [max_tokens])
-    add(options.stream_tensor, "BOOL", [options.stream != "off"])
+    add(options.stream_tensor, "BOOL", [True])
     if options.parameters_tensor:
         sampling = sampling_fields(options, max_tokens=max_tokens, whole_length=whole_length, seed=seed, greedy=greedy)
         add(options.parameters_tensor, "BYTES", [json.dumps({"max_tokens": max_tokens, **sampling}).encode()])
@@ -89,15 +84,12 @@ class Piece(NamedTuple):
 def read_response(options: OipOptions, message: bytes) -> Piece:
     """Return the meaning of one message of the answer."""
     try:
-        if options.stream == "triton":
-            streamed = ModelStreamInferResponse.FromString(message)
-            if streamed.error_message:
-                return Piece(error=streamed.error_message)
-            response = streamed.infer_response
-        else:
-            response = ModelInferResponse.FromString(message)
+        streamed = ModelStreamInferResponse.FromString(message)
     except DecodeError as problem:
-        return Piece(error=f"a message is no inference response ({problem}): is oip.stream right?")
+        return Piece(error=f"a message is no inference response as Triton streams it ({problem})")
+    if streamed.error_message:
+        return Piece(error=streamed.error_message)
+    response = streamed.infer_response
     for place, output in enumerate(response.outputs):
         if output.name == options.output_tensor:
             return _elements(response, place)

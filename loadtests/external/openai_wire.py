@@ -46,13 +46,8 @@ _HTTP_STATUS: Final = {
 
 
 def request_path(options: OpenAiOptions, address: Address) -> str:
-    """The path of the endpoint below the address's own with its query, such as /v1/completions?api-version=1."""
-    return with_query(address, address.path + _PATHS[options.endpoint])
-
-
-def with_query(address: Address, path: str) -> str:
-    """The path with the address's query."""
-    return f"{path}?{address.query}" if address.query else path
+    """The path of the endpoint below the address's own, such as /v1/completions."""
+    return address.path + _PATHS[options.endpoint]
 
 
 def request_body(
@@ -75,7 +70,7 @@ def request_body(
         body["prompt"] = prompt if isinstance(prompt, str) else list(prompt)
     else:
         body["messages"] = [{"role": "user", "content": prompt}]
-    body |= {options.max_tokens_field: max_tokens, "stream": True}
+    body |= {"max_tokens": max_tokens, "stream": True}
     if options.usage != "off":
         each = {"continuous_usage_stats": True} if options.usage == "each" else {}
         body["stream_options"] = {"include_usage": True, **each}

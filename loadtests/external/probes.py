@@ -20,10 +20,9 @@ import grpc
 
 from loadtests.external import openai_wire
 from loadtests.external.addresses import parse_address
-from loadtests.external.answers import Asking, FailedError, exchange, oip_channel
-from loadtests.external.arms import ExternalArm, OipOptions, secrets_of
-from loadtests.external.client_security import explain, server_name, without_secrets
-from loadtests.external.openai_http import connect, headers_of
+from loadtests.external.answers import Asking, FailedError, connect, exchange, headers_of, oip_channel
+from loadtests.external.arms import ExternalArm, OipOptions
+from loadtests.external.client_security import bearer_token, explain, server_name, without_token
 from loadtests.external.openai_wire import shortened
 from servers.rpc import oip_pb2, oip_pb2_grpc
 
@@ -53,7 +52,6 @@ class Probe:
     chunks: int
     tokens: int | None
     prompt_tokens: int | None
-    streams: bool
     seconds: float
     context: int | None = None
 
@@ -102,7 +100,7 @@ def _probe(answer: Future[Probe], config: ExternalArm, address: str, timeout_s: 
 
 
 def _probed(config: ExternalArm, address: str, timeout_s: float) -> Probe:
-    secrets = secrets_of(config)
+    token = bearer_token(config)
     prompt: str | list[int] = _PROMPT
     if config.options.prompt == "token_ids":
         prompt = [3 + index % (config.vocab_size - 3) for index in range(TOKENS)]
@@ -116,18 +114,17 @@ def _probed(config: ExternalArm, address: str, timeout_s: float) -> Probe:
         began = time.monotonic()
         found = exchange(config, address, asking, timeout_s=timeout_s)
     except FailedError as error:
-        raise _failure(config, error, shortened(without_secrets(str(error), secrets))) from None
+        raise _failure(config, error, shortened(without_token(str(error), token))) from None
     if not found.pieces and isinstance(config.options, OipOptions):
         raise UnusableError(
             f'it was asked for {TOKENS} tokens and nothing came in tensor "{config.options.output_tensor}": '
-            "is oip.stream right?"
+            "does the model stream?"
         )
     return Probe(
         asked=TOKENS,
         chunks=found.pieces,
         tokens=found.tokens,
         prompt_tokens=found.prompt_tokens,
-        streams=not isinstance(config.options, OipOptions) or config.options.stream != "off",
         seconds=time.monotonic() - began,
         context=context,
     )
@@ -144,8 +141,7 @@ _HTTP_REMEDIES = {
 _GRPC_REMEDIES = {
     "UNAUTHENTICATED": "give its token by token_env",
     "NOT_FOUND": "give the model_name that the server knows",
-    "UNIMPLEMENTED": "is it an Open Inference Protocol server, and is oip.stream right?",
-    # MLServer 1.7.1 does not name a model that it does not have, nor a tensor that its model misses.
+    "UNIMPLEMENTED": "is it a server of the Open Inference Protocol that streams as Triton does?",
     "UNKNOWN": "see model_name, and what the server's own log says",
     "INTERNAL": "see the tensors of [arms.oip], and what the server's own log says",
     "INVALID_ARGUMENT": "see the tensors of [arms.oip]",
@@ -155,9 +151,6 @@ _GRPC_REMEDIES = {
 def _failure(config: ExternalArm, error: FailedError, text: str) -> NotReadyError | UnusableError:
     if error.status in ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"):
         return NotReadyError(text)
-    if config.kind == "oip" and str(error) == config.model_name:
-        # A bare inference response read as Triton's: its first field is the model's name.
-        text = 'its stream holds bare inference responses, as MLServer\'s does: set oip.stream = "plain"'
     remedy = _HTTP_REMEDIES.get(error.http or 0) if config.kind == "openai" else _GRPC_REMEDIES.get(error.status)
     return UnusableError(f"{text}: {remedy}" if remedy else text)
 
@@ -169,14 +162,14 @@ def _openai_context(config: ExternalArm, address: str) -> int | None:
     for path in ("/health", f"{where.path}/models"):
         connection = connect(config, where, 10.0)
         try:
-            connection.request("GET", openai_wire.with_query(where, path), headers=headers_of(config))
+            connection.request("GET", path, headers=headers_of(config))
             answer = connection.getresponse()
             body = answer.read(openai_wire.LARGEST_EVENT)
         finally:
             connection.close()
         if answer.status in (502, 503):
             message = openai_wire.error_of_body(answer.status, body)[1]
-            raise NotReadyError(without_secrets(message, secrets_of(config)))
+            raise NotReadyError(without_token(message, bearer_token(config)))
     return openai_wire.context_of(body, config.model_name) if answer.status == 200 else None
 
 

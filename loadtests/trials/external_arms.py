@@ -47,14 +47,14 @@ def local_servers(trial: TrialContext) -> Iterator[tuple[str, str, int | None]]:
         for name, text in zip(arm.replica_names, arm.address, strict=True):
             address = parse_address(text, arm.kind)
             ips = _own_ips(address)
-            if address.socket or ips:
+            if ips:
                 yield name, arm.name, _listener(address, ips)
 
 
 def _own_ips(address: Address) -> set[str]:
     """Return those of its IP addresses that are this host's."""
     try:
-        rows = [] if address.socket else socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        rows = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         own = {str(entry.address).partition("%")[0] for entries in psutil.net_if_addrs().values() for entry in entries}
     except OSError:
         return set()
@@ -65,12 +65,9 @@ def _own_ips(address: Address) -> set[str]:
 def _listener(address: Address, ips: set[str]) -> int | None:
     """Return the only process that listens there, without workers that share its socket; None where it is not known."""
     try:
-        rows = psutil.net_connections("unix" if address.socket else "tcp")
-        if address.socket:
-            pids = {row.pid for row in rows if row.laddr == address.socket}
-        else:
-            listening = [row for row in rows if row.status == psutil.CONN_LISTEN and row.laddr.port == address.port]
-            pids = {row.pid for row in listening if row.laddr.ip.removeprefix("::ffff:") in ips | _ANY}
+        rows = psutil.net_connections("tcp")
+        listening = [row for row in rows if row.status == psutil.CONN_LISTEN and row.laddr.port == address.port]
+        pids = {row.pid for row in listening if row.laddr.ip.removeprefix("::ffff:") in ips | _ANY}
         if None in pids:
             return None
         servers = [process for process in map(psutil.Process, pids) if process.ppid() not in pids]

@@ -59,7 +59,7 @@ class UsersTrial:
         context.status.load = Load()
         context.status.phase = "meeting the arms"
         security = context.experiment.security
-        token = bearer_token(security) if security.token else ""
+        token = bearer_token(security)
         targets: dict[str, str] = {}
         for arm, replicas in self._observed.arms.items():
             for address, replica in replicas.items():

@@ -22,7 +22,6 @@ _SECURITY_FLAGS = (  # flag, field of SecurityConfig, help
     ("--client-certificate", "tls_certificate", "Certificate (PEM) for servers that ask who the client is"),
     ("--client-key", "tls_key", "Key of --client-certificate (PEM)"),
     ("--token-env", "token_env", "Environment variable that holds the bearer token; never the token itself"),
-    ("--token-file", "token_file", "File that holds the bearer token"),
 )
 
 

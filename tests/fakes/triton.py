@@ -2,7 +2,7 @@
 
 It needs a process of its own (`served`): its stubs register the same protobuf names as tailgate's.
 Models: `text` streams words as Triton's vLLM backend does, `ids` token ids as TensorRT-LLM's, `broken` fails inside
-its stream, `loading` is not ready, and to ask whether `raises` is ready fails as with MLServer.
+its stream, `loading` is not ready, and to ask whether `raises` is ready fails, as a backend may.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -166,9 +165,8 @@ def _trailers(folder: Path, content: bytes, draws: random.Random) -> None:
     _records(call)
 
 
-def _oip(stream: str, folder: Path, content: bytes, draws: random.Random) -> None:
-    options = OipOptions(stream=cast(Any, stream))
-    call = OipCall(options=options, headers=b"", body=b"", timeout_s=None, on_done=None, tag=None)
+def _oip(folder: Path, content: bytes, draws: random.Random) -> None:
+    call = OipCall(options=OipOptions(), headers=b"", body=b"", timeout_s=None, on_done=None, tag=None)
     _fed(call, content, draws)
 
 
@@ -186,23 +184,21 @@ def _fed(call: GrpcCall, content: bytes, draws: random.Random, make: Callable[..
     _records(call, make)
 
 
-def _infer_answers(stream: str, folder: Path) -> list[bytes]:
+def _infer_answers(folder: Path) -> list[bytes]:
     text, ids, raw = ModelInferResponse(id="1"), ModelInferResponse(id="2"), ModelInferResponse(id="3")
     text.outputs.add(name="text_output", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"a word")
     ids.outputs.add(name="text_output", datatype="INT32", shape=[3]).contents.int_contents.extend((5, 6, 7))
     raw.outputs.add(name="text_output", datatype="INT64", shape=[2])
     raw.raw_output_contents.append(b"\x00" * 16)
-    messages: list[Any] = [text, ids, raw]
-    if stream == "triton":
-        messages = [*(ModelStreamInferResponse(infer_response=item) for item in messages)]
-        messages.append(ModelStreamInferResponse(error_message="no\nmore"))
+    messages = [ModelStreamInferResponse(infer_response=item) for item in (text, ids, raw)]
+    messages.append(ModelStreamInferResponse(error_message="no\nmore"))
     return [grpc_message(item.SerializeToString()) for item in messages] + [
         b"".join(grpc_message(item.SerializeToString()) for item in messages)
     ]
 
 
 def _openai(folder: Path, content: bytes, draws: random.Random) -> None:
-    call = OpenAiCall(request=b"", calls=set(), secrets=("secret",))
+    call = OpenAiCall(request=b"", calls=set(), token="secret")
     for piece in [*pieces(content, draws), b""]:
         if call.status:
             break
@@ -297,8 +293,7 @@ WIRE = (
         seeds=lambda folder: ["\n".join(map(": ".join, _TRAILERS)).encode()],
         read=_trailers,
     ),
-    Reader(name="oip of triton", seeds=partial(_infer_answers, "triton"), read=partial(_oip, "triton"), most_mib=160),
-    Reader(name="oip", seeds=partial(_infer_answers, "plain"), read=partial(_oip, "plain"), most_mib=160),
+    Reader(name="oip", seeds=_infer_answers, read=_oip, most_mib=160),
     Reader(
         name="embedding",
         seeds=lambda folder: [grpc_message(EmbedResponse(values=[0.5] * 8, tokens=4).SerializeToString())],

@@ -95,13 +95,6 @@ def test_streamed_token_ids_are_counted(address: str) -> None:
     assert (call.status, call.error, call.output_tokens) == ("OK", "", 7)
 
 
-def test_unary_inference_has_its_first_token_with_its_last(address: str) -> None:
-    call = ask(address, "text", OipOptions(stream="off"))
-    assert (call.status, call.output_tokens) == ("OK", 1)
-    assert call.first_token_ns is not None
-    assert call.end_ns - call.first_token_ns < 50 * MS
-
-
 def test_error_inside_the_stream_ends_the_call(address: str) -> None:
     call = ask(address, "broken", OipOptions())
     assert (call.status, call.error, call.output_tokens) == ("INTERNAL", "CUDA error: out of memory", 1)
@@ -134,12 +127,13 @@ def response(name: str, datatype: str, shape: int = 1) -> ModelInferResponse:
     ],
 )
 def test_tensors_are_read_raw_and_as_contents(datatype: str, values: str, raw: bytes, tokens: int) -> None:
-    options = OipOptions(stream="plain", output_tensor="out")
+    options = OipOptions(output_tensor="out")
     in_raw, as_contents = (response("out", datatype, tokens) for _ in "ab")
     in_raw.raw_output_contents.extend([raw] if raw else [])
-    assert read_response(options, in_raw.SerializeToString()).tokens == tokens
     getattr(as_contents.outputs[0].contents, values).extend([b"x" if datatype == "BYTES" else 3] * tokens)
-    assert read_response(options, as_contents.SerializeToString()).tokens == tokens
+    for found in (in_raw, as_contents):
+        message = ModelStreamInferResponse(infer_response=found).SerializeToString()
+        assert read_response(options, message).tokens == tokens
 
 
 @pytest.mark.parametrize(
@@ -154,13 +148,13 @@ def test_a_tensor_that_is_no_answer_is_an_error(message: ModelStreamInferRespons
 
 
 def test_bytes_that_are_no_message_are_an_error_and_empty_ones_say_nothing() -> None:
-    assert "is oip.stream right" in read_response(OipOptions(), b"\xff\xff\xff").error
+    assert "no inference response as Triton streams it" in read_response(OipOptions(), b"\xff\xff\xff").error
     assert read_response(OipOptions(), b"") == ((), "")
 
 
-@given(st.binary(max_size=80), st.sampled_from(["triton", "plain"]))
-def test_any_bytes_are_a_piece_or_an_error(message: bytes, stream: Any) -> None:
-    piece = read_response(OipOptions(stream=stream), message)
+@given(st.binary(max_size=80))
+def test_any_bytes_are_a_piece_or_an_error(message: bytes) -> None:
+    piece = read_response(OipOptions(), message)
     assert piece.tokens >= 0
     assert not (piece.error and piece.tokens)
 

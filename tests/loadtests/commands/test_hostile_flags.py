@@ -47,7 +47,7 @@ HOSTILE = {
     "huge value": "engine.slots=" + "9" * 5000,
     "huge index": f"arms[{'9' * 5000}].weight=1",
     "nobody's home": "~nobody9/x",
-    "a file at nobody's home": "security.token_file=~nobody9/x",
+    "a file at nobody's home": "security.tls_ca=~nobody9/x",
     "a secret that is empty": "security.token_env=",
     "pair": "a=b",
     "equals": "=",

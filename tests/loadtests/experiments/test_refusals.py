@@ -177,7 +177,6 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
         ({"security": {"tls_server_name": "arms.example"}}, ("[security]", "splitter.tls_certificate")),
         ({"splitter": {"tls_key": "k.pem"}}, ("splitter.tls_key",)),
         (merged(LISTENER, {"traffic": {"direct": True}}), ("traffic.direct",)),
-        ({"security": {"token_env": "A", "token_file": "t"}}, ("token_env", "token_file")),
         ({"security": {"token_env": SECRET}}, ("security.token_env",)),
         ({"security": {"token": SECRET}}, ("security.token is unknown",)),
     ],

@@ -59,13 +59,12 @@ def trial(folder: Path, content: dict[str, Any], check: Callable[[], None] = lam
     return ExternalAnswers(context, TrialSchedules.of(context.experiment).draw(1))
 
 
-@pytest.mark.parametrize("unix", [False, True])
-def test_the_process_of_a_server_on_this_host_is_found(tmp_path: Path, unix: bool) -> None:
-    with socket.socket(socket.AF_UNIX if unix else socket.AF_INET) as listening, socket.socket() as bound:
-        listening.bind(str(tmp_path / "s") if unix else ("127.0.0.1", 0))
+def test_the_process_of_a_server_on_this_host_is_found(tmp_path: Path) -> None:
+    with socket.socket() as listening, socket.socket() as bound:
+        listening.bind(("127.0.0.1", 0))
         listening.listen()
         bound.bind(("127.0.0.1", 0))
-        own = f"unix://{tmp_path}/s:/v1" if unix else f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        own = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
         nobody = f"http://localhost:{bound.getsockname()[1]}/v1"
         context = trial_context(tmp_path / "trial", table(own, nobody, "http://192.0.2.1:8000/v1"))
         assert list(local_servers(context)) == [("arm0-0", "arm0", os.getpid()), ("arm1-0", "arm1", None)]

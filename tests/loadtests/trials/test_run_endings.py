@@ -139,7 +139,7 @@ def test_an_interrupted_run_keeps_and_judges_what_it_recorded(tmp_path: Path) ->
 @pytest.mark.process
 def test_a_killed_run_leaves_readable_records_and_no_process_or_secret(tmp_path: Path) -> None:
     pem = give(tmp_path)
-    (tmp_path / "small.toml").write_text(LONG + TLS.format(token='token_file = "given/token"'))
+    (tmp_path / "small.toml").write_text(LONG + TLS.format(token='token_env = "PLANTED_TOKEN"'))
     process = start(tmp_path, "run", tailgate("run", "small.toml", "--out", "out"))
     with ended(process), Watched(tmp_path / "tmp") as watched:
         watched.pids.append(process.pid)
