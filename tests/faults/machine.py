@@ -1,13 +1,11 @@
-"""The machine: a wall clock that steps, and processors and memory that are taken away (Linux)."""
+"""The machine: a wall clock that steps, and memory that a process does not get (Linux)."""
 
 from __future__ import annotations
 
-import os
 import random
 import resource
 import shutil
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -88,43 +86,6 @@ class Clock(Fault):
         step_clock(live.setup.folder, 0)
 
 
-class Processors(Fault):
-    """Every process of the run shares one processor with two others that compute."""
-
-    def __init__(self) -> None:
-        super().__init__(name="one processor for all, and two that compute on it", hurts=ARMS)
-        self._burners: list[subprocess.Popen[bytes]] = []
-
-    def inject(self, live: Live) -> str:
-        one = {min(os.sched_getaffinity(0))}
-        for _ in range(2):
-            burner = subprocess.Popen([sys.executable, "-c", "while True: pass"], env={}, process_group=0)
-            os.sched_setaffinity(burner.pid, one)
-            self._burners.append(burner)
-        live.setup.closing.callback(self._end)
-        return f"{_pin(live, one)} threads"
-
-    def lift(self, live: Live) -> None:
-        self._end()
-        _pin(live, os.sched_getaffinity(0))
-
-    def _end(self) -> None:
-        while self._burners:
-            burner = self._burners.pop()
-            burner.kill()
-            burner.wait()
-
-
-def _pin(live: Live, processors: set[int]) -> int:
-    count = 0
-    for pid in live.every_pid():
-        for task in Path(f"/proc/{pid}/task").glob("*"):
-            with suppress(OSError):
-                os.sched_setaffinity(int(task.name), processors)
-                count += 1
-    return count
-
-
 class Memory(Fault):
     """A process gets no more than 1 MiB of addresses beside those that it has."""
 
@@ -155,19 +116,15 @@ class Memory(Fault):
 
 
 def draw(rng: random.Random, situation: Situation) -> Moment | None:
-    """Draw a fault of clocks, processors or the memory of a process."""
+    """Draw a fault of the clock or of the memory of a process."""
     lasts_s: float | None = round(rng.uniform(0.3, 2.0), 1)
     if not situation.liveness and rng.random() < 0.5:
         lasts_s = None
     phase, after_s = some_instant(rng, situation)
-    match rng.choice(("clock", "processors", "memory")):
-        case "clock" if not why_no_clocks():
-            fault: Fault = Clock(rng.choice((-3600, -30, 30, 3600)))
-        case "processors":
-            fault = Processors()
-        case "memory" if not situation.liveness:
-            roles = ["orchestrator", "load", CONTROL]
-            fault = Memory(rng.choice([*roles, *([] if situation.kind == "external" else ["envoy", CANDIDATE])]))
-        case _:
-            return None
+    fault: Fault = Clock(rng.choice((-3600, -30, 30, 3600)))
+    if rng.random() < 0.5:
+        roles = ["orchestrator", "load", CONTROL]
+        fault = Memory(rng.choice([*roles, *([] if situation.kind == "external" else ["envoy", CANDIDATE])]))
+    if (situation.liveness and isinstance(fault, Memory)) or (isinstance(fault, Clock) and why_no_clocks()):
+        return None
     return Moment(phase=phase, after_s=after_s, fault=fault, lasts_s=lasts_s)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -103,24 +104,20 @@ def plan(
     )
 
 
-def covering(count: int, within: int = 600, families: Sequence[str] = tuple(FAMILIES)) -> list[int]:
-    """Return the seeds of `count` quick plans with one fault each, each with the most that those before it lack."""
-    every = (plan(seed, quick=True, families=families) for seed in range(1, within + 1))
-    waiting = [item for item in every if len(item.moments) == 1]
-    waiting.sort(key=lambda item: item.moments[0].fault.name)  # of equals, SIGKILL comes first
+def covering(count: int, family: str) -> list[int]:
+    """Return the first seeds of `count` quick plans with one fault, each of another fault, phase, kind and truth."""
     seen: set[str] = set()
-    seeds = []
-    for _ in range(count):
-        best = max(waiting, key=lambda item: len(_features(item) - seen))
-        waiting.remove(best)
-        seen |= _features(best)
-        seeds.append(best.seed)
-    return seeds
-
-
-def _features(item: Plan) -> set[str]:
-    (moment,) = item.moments
-    return {item.kind, item.truth, item.family, moment.phase, f"a {moment.fault.name}"}
+    seeds: list[int] = []
+    for seed in itertools.count(1):
+        item = plan(seed, quick=True, families=(family,))
+        new = {item.kind, f"a {item.truth}", *(moment.fault.name for moment in item.moments)}
+        new |= {moment.phase for moment in item.moments if moment.after_s}  # a lie begins with its arm
+        if len(item.moments) == 1 and not new & seen and (seeds or item.is_bad):
+            seen |= new
+            seeds.append(seed)
+        if len(seeds) == count:
+            return seeds
+    raise AssertionError("unreachable")
 
 
 ROOT = Path(__file__).resolve().parents[2]
