@@ -108,26 +108,3 @@ def test_web_page_starts_stops_and_restarts(server: ServedFake, tmp_path: Path) 
     assert "Traceback" not in output
     assert all(word in output for word in ("nonsense", "host:port"))
     assert {row["trial"] for row in records(tmp_path)} == {1, 2}
-
-
-BY_HAND = ["-f", "loadtests/embed.py", "--headless", "--stop-timeout", "5"]
-
-
-def test_embeddings_by_hand_are_recorded_without_tokens(tmp_path: Path) -> None:
-    with serve(Behaviour(fail_every=10, empty_every=7)) as server:
-        arguments = [*BY_HAND, "--host", server.target, "-u", "2", "-r", "2", "--request-rate", "20"]
-        arguments += ["-t", "5s", "--records", str(tmp_path)]
-        code, output = run_locust(*arguments, "--json-file", str(tmp_path / "out"))
-    assert "Traceback" not in output
-    assert code == 1, output  # Locust's own rule: some requests failed
-    rows = records(tmp_path)
-    statuses = Counter(row["status"] for row in rows)
-    assert set(statuses) == {"OK", "RESOURCE_EXHAUSTED", "INTERNAL"}
-    assert all("no vector" in row["error"] for row in rows if row["status"] == "INTERNAL")
-    assert {row[name] for row in rows for name in ("first_token_ns", "token_ns", "output_tokens")} == {None}
-    good = [row for row in rows if row["status"] == "OK"]
-    assert all(1 <= row["prompt_tokens"] <= 128 for row in good)
-    assert all(row["server_recv_ns"] <= row["server_end_ns"] <= row["end_ns"] for row in good)
-    stats = {row["name"]: row for row in json.loads((tmp_path / "out.json").read_text())}
-    assert stats["Embed e2e [eager]"]["num_requests"] == statuses["OK"] + statuses["INTERNAL"]
-    assert not any("ttft" in name for name in stats)

@@ -39,22 +39,11 @@ class Behaviour:
     token_s: float = 0.002  # between chunks
     first_s: float = 0.0  # before the first chunk
     fail_every: int = 0  # each n-th call ends with RESOURCE_EXHAUSTED before any token
-    empty_every: int = 0  # each n-th call ends with OK before any token
     stall_every: int = 0  # each n-th call waits `stall_s` before its first token
     stall_s: float = 0.0
     certificate: str = ""  # with the key and the authority of clients, paths of PEM files
     key: str = ""
     token: str = ""  # that calls must show
-
-
-@dataclass(slots=True)
-class Admitted:
-    number: int
-    prompt: int  # its tokens
-    stall_s: float
-    empty: bool
-    recv_ns: int
-    first_ns: int = 0
 
 
 class FakeInference(inference_pb2_grpc.InferenceServicer):
@@ -65,56 +54,36 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         self._numbers = itertools.count(1)
 
     def Generate(self, request: Any, context: Any) -> Iterator[inference_pb2.GenerateChunk]:  # noqa: N802
+        behaviour, recv_ns, number = self.behaviour, now_ns(), next(self._numbers)
         if request.text in grpc.StatusCode.__members__:
             context.abort(grpc.StatusCode[request.text], REASON)
-        call, sent = self._admit(request, context), 0
+        if behaviour.fail_every and number % behaviour.fail_every == 0:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full: 128 of 128")
+        stall_s = behaviour.stall_s if behaviour.stall_every and number % behaviour.stall_every == 0 else 0.0
         gone = threading.Event()  # a client that hangs up, or the server's end, wakes every wait
         if context.add_callback(gone.set) is False:
             gone.set()  # the call was over before this thread came to it
-        gone.wait(call.stall_s + self.behaviour.first_s)
-        call.first_ns = now_ns()
+        gone.wait(stall_s + behaviour.first_s)
+        first_ns, sent = now_ns(), 0
         word, _, size = request.text.partition(" ")
         if word == "big":
             sent = int(size)
             yield inference_pb2.GenerateChunk(token_ids=range(sent))
-        while sent < request.max_tokens and not call.empty:
+        while sent < request.max_tokens:
             if gone.is_set():
                 return
             sent += 1
             ended = sent == request.max_tokens
             reason = inference_pb2.FINISH_REASON_LENGTH if ended else inference_pb2.FINISH_REASON_UNSPECIFIED
             yield inference_pb2.GenerateChunk(token_ids=[6 + sent], emit_ns=[now_ns()], finish_reason=reason)
-            if not ended and self.behaviour.token_s:
-                gone.wait(self.behaviour.token_s)
-        self._account(context, call, sent)
-
-    def Embed(self, request: Any, context: Any) -> inference_pb2.EmbedResponse:  # noqa: N802
-        call = self._admit(request, context)
-        threading.Event().wait(call.stall_s + self.behaviour.first_s)
-        call.first_ns = now_ns()
-        self._account(context, call, sent=0)
-        return inference_pb2.EmbedResponse(values=[] if call.empty else [0.6, 0.8], tokens=call.prompt)
-
-    def _admit(self, request: Any, context: Any) -> Admitted:
-        """Count the call, or abort it."""
-        recv_ns, behaviour, number = now_ns(), self.behaviour, next(self._numbers)
-
-        def is_turn(every: int) -> bool:
-            return every > 0 and number % every == 0
-
-        prompt = len(request.token_ids.ids) or len(request.text)
-        if is_turn(behaviour.fail_every):
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full: 128 of 128")
-        stall_s = behaviour.stall_s if is_turn(behaviour.stall_every) else 0.0
-        return Admitted(number, prompt, stall_s, is_turn(behaviour.empty_every), recv_ns)
-
-    def _account(self, context: Any, call: Admitted, sent: int) -> None:
-        end_ns = now_ns()
-        arm = self.behaviour.arm or dict(context.invocation_metadata()).get("x-tailgate-arm", "")
-        server = {"arm": arm, "replica": self.behaviour.replica or f"{arm}-0", "batch_id": call.number}
-        sizes = {"batch_size": 1, "padded_batch": 2, "padded_length": call.prompt + 1, "prompt_tokens": call.prompt}
-        times = {"queue_ns": call.first_ns - call.recv_ns, "prefill_ns": 1_000_000, "decode_ns": end_ns - call.first_ns}
-        times |= {"compile_stall_ns": int(call.stall_s * 1e9), "recv_ns": call.recv_ns, "end_ns": end_ns}
+            if not ended and behaviour.token_s:
+                gone.wait(behaviour.token_s)
+        end_ns, prompt = now_ns(), len(request.token_ids.ids) or len(request.text)
+        arm = behaviour.arm or dict(context.invocation_metadata()).get("x-tailgate-arm", "")
+        server = {"arm": arm, "replica": behaviour.replica or f"{arm}-0", "batch_id": number}
+        sizes = {"batch_size": 1, "padded_batch": 2, "padded_length": prompt + 1, "prompt_tokens": prompt}
+        times = {"queue_ns": first_ns - recv_ns, "prefill_ns": 1_000_000, "decode_ns": end_ns - first_ns}
+        times |= {"compile_stall_ns": int(stall_s * 1e9), "recv_ns": recv_ns, "end_ns": end_ns}
         context.set_trailing_metadata(trailers(**server, **sizes, **times, output_tokens=sent))
 
 

@@ -62,13 +62,13 @@ class _TooLongError(BaseException):
     """Not an Exception, so that no reader catches it."""
 
 
-def examine(reader: Reader, folder: Path, *, count: int, seed: int = 1, first: int = 0) -> Findings:
+def examine(reader: Reader, folder: Path, *, count: int, seed: int = 1) -> Findings:
     """Give `reader` its seeds and `count` mutated inputs; input n does not depend on the count."""
     findings = Findings()
     seeds = reader.seeds(folder)
     for number, content in enumerate(seeds):
         _try(reader, folder, content, _Low(), findings, f"seed {number}", must_take=True)
-    for number in range(first, first + count):
+    for number in range(count):
         draws = random.Random(f"{seed}/{reader.name}/{number}")
         _try(reader, folder, mutated(seeds, draws), draws, findings, f"input {number}")
     return findings
