@@ -223,8 +223,8 @@ class ShapeConfig(Settings):
 class CompileConfig(Settings):
     """What torch.compile is asked for. `enabled = false` is plain eager, and leaves out all else but `warmup`.
 
-    `backend` is one that torch knows or an installed package announces. `regional` compiles the repeated block
-    instead of the whole model. `capture` records one CUDA graph for every
+    `backend` is one that torch knows or an installed package announces. `regions` are the modules to compile by name,
+    where it is not the whole model; `regional` is the repeated block. `capture` records one CUDA graph for every
     planned shape, instead of the graph trees of `mode`. Once warm, a shape that no graph fits compiles; it runs eagerly
     where the policy is `guarded`, and is refused where it is `strict`. `join_projections` multiplies projections of the
     same input (query, key and value; gate and up) as one matrix; `options` are inductor's own, by name; other backends
@@ -238,6 +238,7 @@ class CompileConfig(Settings):
     fullgraph: bool = False
     backend: str = "inductor"
     regional: bool = False
+    regions: Annotated[tuple[str, ...], Listed] = ()
     recompile_limit: int = Field(default=0, ge=0, le=100_000)
     mark_dynamic: bool = False
     capture: bool = False
@@ -266,6 +267,11 @@ class CompileConfig(Settings):
             raise ValueError(
                 f'mode is "{self.mode}" but compile.backend is "{self.backend}", and modes are inductor\'s: '
                 'use mode = "default" or backend = "inductor"'
+            )
+        if self.regional and self.regions:
+            raise ValueError(
+                f"regional is true but compile.regions is {list(self.regions)}: regional is the repeated block "
+                "alone, drop one of them"
             )
         if self.guarded and self.strict:
             raise ValueError(

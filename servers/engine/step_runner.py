@@ -22,7 +22,7 @@ from servers.clock import now_ns
 from servers.compiler import artifacts
 from servers.compiler import policy as compiler_policy
 from servers.compiler.recorder import CompileRecorder, EagerCanary, Trigger
-from servers.compiler.regions import CompiledRegions, repeated_blocks
+from servers.compiler.regions import CompiledRegions, select_regions
 from servers.complaint import ConfigError
 from servers.config import ArmConfig
 from servers.engine.kv_cache import SlotCache
@@ -175,16 +175,16 @@ class StepRunner(ABC):
         self.vocab_size = int(self.model.config.get_text_config().vocab_size)
         if policy.join_projections:
             join_weights(self.model)
-        blocks = repeated_blocks(self.model) if policy.regional else ()
+        regions = select_regions(self.model, policy)
         compiler_policy.configure_compiler(
             policy,
             planned_shapes=len(list(self.shapes.planned())),
             closed=self.shapes.is_closed(),
-            regions=len(blocks) or 1,
+            regions=len(regions) or 1,
         )
         self._steps = dict(self._make_steps())
-        if blocks:
-            self._regions = CompiledRegions(blocks, policy, cache=self.cache)
+        if regions:
+            self._regions = CompiledRegions(self.model, regions, policy, cache=self.cache)
         else:
             self._steps = {kind: compiler_policy.compile_step(step, policy) for kind, step in self._steps.items()}
         self._ran_compiled()
@@ -202,6 +202,8 @@ class StepRunner(ABC):
             if self.arm.compile.capture:
                 self._capture(shape)
         self._warm_rest()
+        if self._regions is not None:
+            self._regions.check_called()
         compiler_policy.settle(self.arm.compile)
         report(len(plan), len(plan), "warm")
 

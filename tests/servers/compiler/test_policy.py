@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ from torchao import quantization
 from torchao.float8.inference import Float8MMConfig
 from torchao.quantization.quantize_.workflows import QuantizeTensorToFloat8Kwargs
 
-from servers.compiler import artifacts, policy, products
+from servers.compiler import artifacts, policy, products, regions
 from servers.compiler.policy import graph_changes, load_backend
 from servers.compiler.products import join_linears, scale_products, scaled_product, store_single_rows
-from servers.compiler.regions import repeated_blocks
+from servers.compiler.recorder import EagerCanary
+from servers.compiler.regions import select_regions
 from servers.complaint import ConfigError
 from servers.config import CompileConfig
 from servers.engine.model import join_weights
@@ -96,11 +98,52 @@ def model(layers: int = 2) -> nn.Module:
     return whole
 
 
-def test_the_repeated_block_is_every_entry_of_the_longest_list() -> None:
-    whole = model()
-    assert list(repeated_blocks(whole)) == list(whole.body.layers)
+def selected(*names: str, regional: bool = False) -> list[str]:
+    return list(select_regions(model(), CompileConfig(enabled=True, regions=names, regional=regional)))
+
+
+def test_regional_is_every_block_of_the_longest_list() -> None:
+    assert selected(regional=True) == ["body.layers.0", "body.layers.1"]
     with pytest.raises(ConfigError, match="the model repeats no block"):
-        repeated_blocks(nn.Sequential(nn.ReLU()))
+        select_regions(nn.Sequential(nn.ReLU()), CompileConfig(enabled=True, regional=True))
+
+
+def test_regions_are_modules_by_name_the_outermost_of_those_inside_each_other() -> None:
+    assert selected() == []
+    assert selected("head", "body.layers.1.mlp") == ["head", "body.layers.1.mlp"]
+    assert selected("body.layers.0", "body.layers.0.mlp", "body.layers.1.mlp") == ["body.layers.0", "body.layers.1.mlp"]
+
+
+@pytest.mark.parametrize(
+    ("region", "words"),
+    [
+        ("body.layers.0.ffn", ('"body.layers.0.ffn"', "body, head, body.layers, body.extra, body.layers.0")),
+        ("body.layers.*", ('"body.layers.*"', "no module")),
+    ],
+)
+def test_names_of_no_module_are_refused(region: str, words: tuple[str, ...]) -> None:
+    refusal(selected, region, words=words)
+
+
+def test_tokens_that_a_region_writes_as_plain_python_count_and_those_of_others_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    window = SimpleNamespace(canary=EagerCanary(), positions=torch.zeros(1))
+
+    class Writing(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            window.canary.steps += 1
+            return super().forward(x)
+
+    # What is compiled begins in a graph, and a break within leaves the rest to Python.
+    monkeypatch.setattr(regions, "compile_step", lambda function, policy: lambda module, x: module.forward(x))
+    for inside, compiled in ((nn.Linear(2, 2), True), (Writing(2, 2), False)):
+        whole = nn.Sequential(inside, Writing(2, 2))
+        run = regions.CompiledRegions(
+            whole, {"0": inside}, CompileConfig(enabled=True), cache=SimpleNamespace(window=window, views=list)
+        )
+        whole(torch.zeros(1, 2))
+        assert run.ran_compiled() is compiled
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from transformers import AutoModel, RobertaConfig
 
 from servers.clock import now_ns
 from servers.compiler.recorder import CompileRecorder
+from servers.complaint import ConfigError
 from servers.config import ArmConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine import step_runner
 from servers.engine.encoder import EncoderRunner, pooled
@@ -94,11 +95,15 @@ def test_the_first_tokens_vector_is_taken_where_pooling_says_so(preset: str, rec
     assert_as_plain(warm(arm_of(preset, pooling="cls"), recorder))
 
 
-def test_blocks_of_an_encoder_are_compiled_by_themselves(recorder: CompileRecorder) -> None:
-    shapes, policy = ShapeConfig(kind="pad"), compiling(regional=True)
-    runner = warm(ArmConfig(name="regional", model=MODEL, engine=ENGINE, shapes=shapes, compile=policy), recorder)
-    assert {event.frame.rpartition(" ")[2] for event in recorder.drain()} == {"BertLayer"}
+def test_regions_of_an_encoder_are_named(recorder: CompileRecorder) -> None:
+    policy = compiling("encoder.layer.0.intermediate", "encoder.layer.1.intermediate")
+    arm = ArmConfig(name="regions", model=MODEL, engine=ENGINE, shapes=ShapeConfig(kind="pad"), compile=policy)
+    runner = warm(arm, recorder)
+    assert {event.frame.rpartition(" ")[2] for event in recorder.drain()} == {"BertIntermediate"}
     assert_as_plain(runner)
+    missing = arm.replace(compile=compiling("model.layers.0"))
+    with pytest.raises(ConfigError, match=r"model\.layers\.0.*embeddings"):
+        runner_for(missing, recorder).load()
 
 
 def served(
