@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from analysis.wording import counted
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
 from loadtests.commands.options import ExperimentName, Json, Out, Seed, set_option
@@ -25,9 +23,6 @@ def command(
     experiment: ExperimentName,
     settings: Annotated[list[str] | None, set_option("parity.prompts=64")] = None,
     out: Out = "runs",
-    keep_logits: Annotated[
-        bool, typer.Option("--keep-logits", help="Keep the arms' logits in the folder of the outcome.")
-    ] = False,
     seed: Seed = None,
     as_json: Json = False,
 ) -> int:
@@ -67,7 +62,6 @@ def command(
         shared_cache=Path(out) / "compile-cache",
         status=status,
         check=check,
-        keep_logits=keep_logits,
         texts=texts,
     )
     try:

@@ -2,8 +2,8 @@
 
     python -P -m loadtests.monitor --out machines.arrow --trial 1 --sample-s 1 --devices cuda:0 cuda:1
 
-Reads messages `Watch` on stdin. Says `Seen` first, read before the run starts anything, `Unreadable` once for each
-value that cannot be read, and `Cost` at its end.
+Reads messages `Watch` on stdin. Says `Seen` first, read before the run starts anything, and `Unreadable` once for
+each value that cannot be read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from loadtests.monitor.gpus import Card, Gpus, index_of, visible_cards
 from loadtests.monitor.host import Host, machine_identity, shown_gpus
 from loadtests.monitor.processes import Processes
-from loadtests.monitor.readings import Cost, Readings, Seen, Watch, reason
+from loadtests.monitor.readings import Readings, Seen, Watch, reason
 from servers.clock import now_ns
 from servers.processes import say
 
@@ -56,7 +56,7 @@ def main() -> int:
     from analysis.records.schemas import MACHINES
     from analysis.records.tables import RecordWriter
 
-    began_s, began_cpu_s, flushed_s = time.monotonic(), time.process_time(), 0.0
+    flushed_s = 0.0
     with RecordWriter(options.out, MACHINES) as writer:
         for _ in _ticks(options.sample_s, stopping, processes):
             shared = {"trial": options.trial, "host": options.host, "at_ns": now_ns()}
@@ -67,8 +67,6 @@ def main() -> int:
             if time.monotonic() - flushed_s >= _FLUSH_S:
                 writer.flush()
                 flushed_s = time.monotonic()
-    used_s, seconds = time.process_time() - began_cpu_s, time.monotonic() - began_s
-    say(Cost(cpu_s=round(used_s, 3), seconds=round(seconds, 3)))
     return 0
 
 

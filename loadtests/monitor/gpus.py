@@ -60,22 +60,12 @@ class Card:
             Probe(("memory_bytes", "memory_limit_bytes"), self._memory),
         )
         self.facts = (
-            probe("index", lambda: self.index),
             probe("uuid", lambda: self.uuid),
             probe("name", lambda: nvml.nvmlDeviceGetName(self._part)),
-            probe("driver", nvml.nvmlSystemGetDriverVersion),
             probe("memory_bytes", lambda: self._memory()[1]),
             probe("power_limit_w", lambda: nvml.nvmlDeviceGetPowerManagementLimit(card) / 1000),
-            probe("power_limit_default_w", lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(card) / 1000),
-            probe("sm_max_mhz", lambda: nvml.nvmlDeviceGetMaxClockInfo(card, _SM)),
             probe("mig", lambda: mig),
-            probe("lock_command", self._lock_command),
         )
-
-    @property
-    def index(self) -> int:
-        """NVML's own number of the card, as nvidia-smi -i takes it."""
-        return int(self._nvml.nvmlDeviceGetIndex(self._whole))
 
     @property
     def model(self) -> str:
@@ -106,10 +96,6 @@ class Card:
     def _throttle(self) -> list[str]:
         bits = int(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._whole))
         return [name for bit, name in REASONS.items() if bits & bit]
-
-    def _lock_command(self) -> str:
-        clock = self._nvml.nvmlDeviceGetMaxClockInfo(self._whole, _SM)
-        return f"sudo nvidia-smi -i {self.index} -lgc {clock},{clock}"
 
 
 def visible_cards(nvml: Any, environment: Mapping[str, str]) -> list[Card]:

@@ -30,14 +30,6 @@ class Unreadable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """What the sampling cost since its start-up."""
-
-    cpu_s: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
     """To the monitor: sample the process and its descendants under `name`; no `pid` ends that."""
 

@@ -6,40 +6,31 @@ requests at them. Everything else is INCONCLUSIVE, with what it lacks.
 A webhook of Flagger is answered yes or no, and what a no does differs by hook. Each answer is the one that neither
 promotes nor rolls back an open candidate, as far as the hook can wait:
 
-- confirm-rollout and pre-rollout come before any traffic: yes where the run goes on and the candidate has not failed.
+- confirm-rollout comes before any traffic: yes where the run goes on and the candidate has not failed.
 - confirm-traffic-increase waits for PASS. The first one, from 0, can have no evidence: yes as above, once, where the
   candidate had fewer than `ramp.least_requests`.
 - confirm-promotion waits for PASS of every gate.
 - rollout counts a no towards the rollback: no only with FAIL.
 - rollback rolls back with a yes: yes only with FAIL.
-- post-rollout and event report what happened, and ask nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, Self
+from typing import Final, Literal
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
-from servers.complaint import ConfigError
 
 Goal = Literal["step", "promotion"]
 GOALS: Final[tuple[Goal, ...]] = ("step", "promotion")
-ON_INCONCLUSIVE: Final = ("wait", "fail")
-KEYS: Final = ("for", "inconclusive")
 HOOKS: Final[Mapping[str, Goal]] = {
     "confirm-rollout": "step",
-    "pre-rollout": "step",
     "rollout": "step",
     "confirm-traffic-increase": "step",
     "confirm-promotion": "promotion",
     "rollback": "step",
-    "post-rollout": "step",
-    "event": "step",
 }
-REPORTS: Final = ("post-rollout", "event")
-_BEFORE_TRAFFIC: Final = ("confirm-rollout", "pre-rollout")
 _SILENT_S: Final = 15.0  # a run renews its evidence ten times a second
 _MOST_REASONS: Final = 5
 
@@ -65,29 +56,6 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """Whether the candidate may have more of the traffic (`goal` step), or all of it (promotion).
-
-    With `inconclusive` fail, INCONCLUSIVE is answered as FAIL. Raises ConfigError for other values.
-    """
-
-    goal: Goal = "promotion"
-    inconclusive: str = "wait"
-
-    @classmethod
-    def of(cls, given: Mapping[str, str], *, goal: Goal = "promotion") -> Self:
-        """Return the question with these parameters. Keys that are not in KEYS are ignored."""
-        wanted = given.get("for", goal)
-        chosen = next((name for name in GOALS if name == wanted), None)
-        if chosen is None:
-            raise ConfigError(f'for is "{wanted}": give {" or ".join(GOALS)}')
-        inconclusive = given.get("inconclusive", "wait")
-        if inconclusive not in ON_INCONCLUSIVE:
-            raise ConfigError(f'inconclusive is "{inconclusive}": give {" or ".join(ON_INCONCLUSIVE)}')
-        return cls(goal=chosen, inconclusive=inconclusive)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """The verdict, and why."""
 
@@ -98,26 +66,24 @@ class Answer:
         return f"{self.verdict}: {'; '.join(self.reasons)}"
 
 
-def answer(evidence: Evidence, question: Question, *, now_ns: int) -> Answer:
-    """Return the answer to the question at `now_ns`."""
+def answer(evidence: Evidence, goal: Goal, *, now_ns: int) -> Answer:
+    """Return whether the candidate may have more of the traffic (step), or all of it (promotion), at `now_ns`."""
     if evidence.failed:
         return Answer(verdict=FAIL, reasons=evidence.failed[:_MOST_REASONS])
-    lacking = _silence(evidence, now_ns) or evidence.lacks[question.goal]
+    lacking = _silence(evidence, now_ns) or evidence.lacks[goal]
     if lacking is None:
         return Answer(verdict=PASS, reasons=(evidence.passed,))
-    if question.inconclusive == "fail":
-        return Answer(verdict=FAIL, reasons=("still open, and inconclusive=fail", lacking))
     return Answer(verdict=INCONCLUSIVE, reasons=(lacking,))
 
 
-def hook_answer(hook: str, evidence: Evidence, question: Question, *, first: bool, now_ns: int) -> tuple[bool, Answer]:
+def hook_answer(hook: str, evidence: Evidence, *, first: bool, now_ns: int) -> tuple[bool, Answer]:
     """Return (whether Flagger goes on, why). `first`: no increase of traffic was allowed to this canary yet."""
-    found = answer(evidence, question, now_ns=now_ns)
+    found = answer(evidence, HOOKS[hook], now_ns=now_ns)
     if hook == "rollback":
         return found.verdict == FAIL, found
     if hook == "rollout":
         return found.verdict != FAIL, found
-    if hook in _BEFORE_TRAFFIC or (hook == "confirm-traffic-increase" and first and evidence.unseen):
+    if hook == "confirm-rollout" or (hook == "confirm-traffic-increase" and first and evidence.unseen):
         if found.verdict == FAIL:
             return False, found
         if silence := _silence(evidence, now_ns):

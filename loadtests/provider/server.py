@@ -16,7 +16,7 @@ from analysis.records.documents import parse_json
 from analysis.records.plain_values import mapping
 from loadtests.page.serving import Handler, Server, is_loopback, token_in
 from loadtests.provider import TOKEN_VARIABLE
-from loadtests.provider.answers import HOOKS, KEYS, REPORTS, Answer, Evidence, Question, answer, hook_answer
+from loadtests.provider.answers import GOALS, HOOKS, Answer, Evidence, Goal, answer, hook_answer
 from servers.address import host_port, joined
 from servers.clock import now_ns
 from servers.complaint import ConfigError, fault, one_line
@@ -63,19 +63,19 @@ class ProviderServer(Server):
         """The address of the judgement for a web metric."""
         return f"http://{joined(str(self.server_address[0]), self.port)}{JUDGEMENT}"
 
-    def judged(self, question: Question) -> tuple[Answer, Evidence]:
+    def judged(self, goal: Goal) -> tuple[Answer, Evidence]:
         """Return the answer now, and its evidence."""
         with self._asking:
             evidence = self.evidence
-            found = answer(evidence, question, now_ns=now_ns())
-            self._tell(question.goal, found.verdict, found)
+            found = answer(evidence, goal, now_ns=now_ns())
+            self._tell(goal, found.verdict, found)
         return found, evidence
 
-    def hooked(self, hook: str, canary: tuple[str, str], question: Question) -> tuple[bool, Answer]:
+    def hooked(self, hook: str, canary: tuple[str, str]) -> tuple[bool, Answer]:
         """Return (whether Flagger goes on, why) for a hook of the canary (namespace, name)."""
         with self._asking:
             first = canary not in self._increased
-            yes, found = hook_answer(hook, self.evidence, question, first=first, now_ns=now_ns())
+            yes, found = hook_answer(hook, self.evidence, first=first, now_ns=now_ns())
             if hook == "confirm-traffic-increase" and yes and len(self._increased) < _MOST_CANARIES:
                 self._increased.add(canary)
             self._tell(hook, f"{yes} {found.verdict}", found)
@@ -118,15 +118,11 @@ class _Handler(Handler):
         elif path != JUDGEMENT:
             self._refuse(HTTPStatus.NOT_FOUND, f"there is GET {JUDGEMENT}, POST {FLAGGER}/<hook> and GET {HEALTH}")
         elif self._is_allowed():
-            given = _parameters(query)
-            unknown = next((key for key in given if key not in KEYS), None)
-            if unknown is not None:
-                raise ConfigError(f'"{unknown}" is no parameter of {JUDGEMENT}: give some of {", ".join(KEYS)}')
-            question = Question.of(given)
-            document = _document(*self.server.judged(question), question)
+            goal = _goal(query)
+            document = _document(*self.server.judged(goal), goal)
             self.answer(HTTPStatus.OK, json.dumps(document) + "\n", Content_Type=_JSON)
 
-    def _post(self, path: str, query: str) -> None:
+    def _post(self, path: str, _: str) -> None:
         place, _, hook = path.rpartition("/")
         if place != FLAGGER or hook not in HOOKS:
             self._refuse(HTTPStatus.NOT_FOUND, f"there is POST {FLAGGER}/<{'|'.join(HOOKS)}>, and GET {JUDGEMENT}")
@@ -134,19 +130,11 @@ class _Handler(Handler):
         body = self._body()
         if body is None:
             return
-        metadata = {key: value for key, value in mapping(body.get("metadata")).items() if isinstance(value, str)}
         # Flagger sends no header of the user's, so its token comes as its own documentation shows: in the metadata.
-        if not self._is_allowed(metadata.get("token", "")):
+        if not self._is_allowed(str(mapping(body.get("metadata")).get("token", ""))):
             return
-        if hook in REPORTS:
-            self.answer(HTTPStatus.OK, "noted\n", Content_Type=_TEXT)
-            return
-        given = {**metadata, **_parameters(query)}
-        question = Question.of({"inconclusive": given.get("inconclusive", "wait")}, goal=HOOKS[hook])
-        if hook == "rollback" and question.inconclusive == "fail":
-            raise ConfigError("inconclusive=fail at the hook rollback would roll back an open candidate: leave it out")
         canary = (str(body.get("namespace", ""))[:_LONGEST_NAME], str(body.get("name", ""))[:_LONGEST_NAME])
-        yes, found = self.server.hooked(hook, canary, question)
+        yes, found = self.server.hooked(hook, canary)
         status = HTTPStatus.OK if yes else HTTPStatus.CONFLICT
         self.answer(status, one_line(str(found)) + "\n", Content_Type=_TEXT)
 
@@ -180,25 +168,27 @@ class _Handler(Handler):
         self.answer(status, one_line(why) + "\n", Content_Type=_TEXT)
 
 
-def _parameters(query: str) -> dict[str, str]:
-    """Return the parameters of an address. Raises ConfigError for too many, or for one that comes twice."""
+def _goal(query: str) -> Goal:
+    """Return the goal that an address asks about. Raises ConfigError for anything else in it."""
     try:
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=_MOST_PARAMETERS)
     except ValueError:
         raise ConfigError(f"the address has more than {_MOST_PARAMETERS} parameters: give fewer") from None
-    given = dict(pairs)
-    if len(given) != len(pairs):
-        twice = next(key for key, _ in pairs if [name for name, _ in pairs].count(key) > 1)
-        raise ConfigError(f'"{twice}" comes twice in the address: give it once')
-    return given
+    key, wanted = pairs[0] if pairs else ("for", "promotion")
+    if key != "for" or len(pairs) > 1:
+        raise ConfigError(f'"{pairs[-1][0]}" is one parameter too many: {JUDGEMENT} takes for={" or for=".join(GOALS)}')
+    goal = next((name for name in GOALS if name == wanted), None)
+    if goal is None:
+        raise ConfigError(f'for is "{wanted}": give {" or ".join(GOALS)}')
+    return goal
 
 
-def _document(found: Answer, evidence: Evidence, question: Question) -> dict[str, Any]:
+def _document(found: Answer, evidence: Evidence, goal: Goal) -> dict[str, Any]:
     return {
         "verdict": found.verdict,
         "reasons": [one_line(reason) for reason in found.reasons],
         "candidate": evidence.candidate,
-        "for": question.goal,
+        "for": goal,
         "run": evidence.run,
         "at": datetime.fromtimestamp(now_ns() / 1e9, UTC).isoformat(timespec="milliseconds"),
         "requests": evidence.requests,

@@ -19,7 +19,7 @@ from analysis.records.schemas import MACHINES
 from analysis.records.tables import CUT_OFF, RecordError, RecordWriter, read_table
 from loadtests.experiments.model import OwnArm
 from loadtests.monitor.gpus import MUCH_BYTES, device_name, index_of
-from loadtests.monitor.readings import Cost, Seen, Unreadable, Watch
+from loadtests.monitor.readings import Seen, Unreadable, Watch
 from loadtests.trials.context import TrialContext
 from loadtests.trials.processes import child_environment, thread_variables
 from servers.clock import now_ns
@@ -62,7 +62,7 @@ class MonitorProcess:
             log_path=trial.logs / "watcher.log",
             environment=child_environment(),
             commands=True,
-            parse=messages_of(Seen, Unreadable, Cost),
+            parse=messages_of(Seen, Unreadable),
         )
         empty: dict[str, Any] = {"machines": {}, "devices": {}, "unreadable": [], "before": [], "gaps": []}
         trial.facts.monitor = {"interval_s": machines.sample_s, **empty}
@@ -123,10 +123,10 @@ class MonitorProcess:
         self._stopped = True
         self.poll()
         hung = not self._ended
-        self._child.stop(_STOP_GRACE_S)
+        killed = self._child.stop(_STOP_GRACE_S) != 0
         self._ended = True
         self.poll()
-        if hung and self._monitor["machines"] and "watcher" not in self._monitor:
+        if hung and killed and self._monitor["machines"]:
             self._state_gap(f"the watcher did not end within {_STOP_GRACE_S:g} s of being asked to", at_ns=None)
         self._add_other_hosts()
 
@@ -176,8 +176,6 @@ class MonitorProcess:
         match message:
             case Unreadable():
                 self._monitor["unreadable"].append(asdict(message))
-            case Cost():
-                self._monitor["watcher"] = asdict(message)
             case Seen():
                 self._monitor.update(asdict(message))
                 if self._looked_late:  # by now the run's own processes are on the devices

@@ -72,7 +72,6 @@ class ParityRun:
     status: Status = field(default_factory=Status)
     check: Callable[[], None] = lambda: None
     command: Sequence[str] = PARITY_COMMAND
-    keep_logits: bool = False
     texts: Sequence[Any] | None = None
 
     def run(self) -> dict[str, Any]:
@@ -119,10 +118,9 @@ class ParityRun:
             judge_work = self._judge_vectors if embeds else self._judge
             document = judge_work(work, arms, facts, time.monotonic() - began)
         finally:
-            if not self.keep_logits:
-                for name in ("logits.npy", "texts.npy", "vectors.npy"):
-                    for path in work.glob(f"*/{name}"):
-                        path.unlink()
+            for name in ("logits.npy", "texts.npy", "vectors.npy"):
+                for path in work.glob(f"*/{name}"):
+                    path.unlink()
         _write(self.folder / "parity.json", with_checksum(document))
         return document
 

@@ -21,19 +21,12 @@ from servers.processes import Child
 
 
 class Steered(Protocol):
-    """The trial as its steering sees it."""
+    """The trial as its steering sees it: its facts and status, what replicas reported, and what splits the requests,
+    where they go through it."""
 
-    @property
-    def context(self) -> TrialContext:
-        """Its facts and its status."""
-
-    @property
-    def collector(self) -> Collector:
-        """What replicas reported."""
-
-    @property
-    def splitter(self) -> Splitter | None:
-        """What splits the requests, where they go through it."""
+    context: TrialContext
+    collector: Collector
+    splitter: Splitter | None
 
     def end_load(self, at_ns: int | None) -> None:
         """Send nothing due at the instant or later, nor to an arm of `ended_arms` from its own on.

@@ -49,30 +49,30 @@ class Trial:
         expected: ExpectedAnswers | None = None,
         steering: Steering | None = None,
     ) -> None:
-        self._context = context
+        self.context = context
         self._steering = steering
         self._expected = expected
         self._schedule = schedule
         self._fresh_cache = context.folder / "compile-cache"
         context.logs.mkdir(parents=True)
-        self._collector = Collector(context.folder, trial=context.number, status=context.status)
+        self.collector = Collector(context.folder, trial=context.number, status=context.status)
         self._recording = True
         cache = self._fresh_cache if context.experiment.trials.compile_cache == "fresh" else shared_cache
-        self._server_logs = ServerLogs(context, self._collector)
+        self._server_logs = ServerLogs(context, self.collector)
         self._monitor = MonitorProcess(context)
         self._replicas = Replicas(
-            context, command=arm_command, cache=cache, collector=self._collector, monitor=self._monitor
+            context, command=arm_command, cache=cache, collector=self.collector, monitor=self._monitor
         )
         self._turns = ProcessorTurns(context)
         self._pressure = Pressure(context, self._monitor)
         self._envoy: Envoy | None = None
         self._weights: WeightController | None = None
-        self._splitter: EnvoySplitter | None = None
+        self.splitter: Splitter | None = None
         self._load: LoadGenerator | None = None
 
     def run(self) -> None:
         """The trial's traffic was sent and recorded."""
-        context, experiment = self._context, self._context.experiment
+        context, experiment = self.context, self.context.experiment
         context.status.load = Load()
         # Requests as they are sent: a mirrored one counts for each arm.
         context.status.planned = sum(self._schedule.planned.values())
@@ -99,25 +99,25 @@ class Trial:
     def close(self, *, hurry: bool) -> None:
         """Every process of the trial is gone and its records are complete. `hurry`: answers are not waited for, and the
         machines not measured again."""
-        self._context.status.phase, self._context.status.detail = "stopping", ""
-        self._context.status.pages = {}
+        self.context.status.phase, self.context.status.detail = "stopping", ""
+        self.context.status.pages = {}
         take_all(
             lambda: self._end_records(hurry=hurry),
             lambda: self._stop_splitter(hurry=hurry),
             self._replicas.stop,
             self._monitor.stop,
             lambda: shutil.rmtree(self._fresh_cache, ignore_errors=True),
-            self._context.keep_facts,
+            self.context.keep_facts,
         )
         if not hurry:
-            measure_references(self._context, "after")
+            measure_references(self.context, "after")
 
     def _start_splitter(self) -> dict[str, str]:
         """Where the load goes: {"*": the splitter}, or each arm's own address when it goes direct.
 
         Beside an external arm all go direct, so that no arm has a hop more than another.
         """
-        context, experiment = self._context, self._context.experiment
+        context, experiment = self.context, self.context.experiment
         targets = self._replicas.targets
         if experiment.external_arms or experiment.traffic.direct:
             return {name: ",".join(addresses) for name, addresses in targets.items()}
@@ -125,7 +125,7 @@ class Trial:
         config = splitter_config(experiment, targets)
         self._envoy = envoy = Envoy.start(config, log_path=context.logs / "envoy.log", work_dir=context.folder)
         self._monitor.name("splitter", envoy.pid)
-        self._splitter = EnvoySplitter(envoy.admin, configured=config.weights)
+        self.splitter = EnvoySplitter(envoy.admin, configured=config.weights)
         watched = self._steering is None or not self._steering.moves_weights
         if experiment.traffic.design == "split" and watched:
             run_dir, number = context.folder.parent, context.number
@@ -146,13 +146,13 @@ class Trial:
     def _send_traffic(self, targets: dict[str, str]) -> None:
         self._pressure.start()
         self._turns.start(self._replicas.process_ids)
-        self._context.status.phase = "starting the load"
+        self.context.status.phase = "starting the load"
         sizes = [snapshot.vocab_size for snapshot in self._replicas.snapshots.values()]
-        sizes += [arm.vocab_size for arm in self._context.experiment.external_arms if arm.vocab_size]
-        self._load = load = LoadGenerator(self._context, targets, vocab_sizes=sizes)
+        sizes += [arm.vocab_size for arm in self.context.experiment.external_arms if arm.vocab_size]
+        self._load = load = LoadGenerator(self.context, targets, vocab_sizes=sizes)
         self._monitor.name("load", load.pid)
         while not load.ended():
-            self._context.check()
+            self.context.check()
             load.show()
             self._watch()
             self._turns.poll()
@@ -165,30 +165,15 @@ class Trial:
 
     def _watch_weights(self) -> None:
         """Record a change of the splitter's weights that the run did not make."""
-        if self._weights is not None and self._splitter is not None:
+        if self._weights is not None and self.splitter is not None:
             with suppress(*UNANSWERED):  # an Envoy that is gone ends the run by other ways
-                if (change := self._weights.watch(self._splitter)) is not None:
-                    self._context.status.note(f"weights are {in_words(change)} now: {change.why}")
-
-    @property
-    def context(self) -> TrialContext:
-        """The trial's facts and status."""
-        return self._context
-
-    @property
-    def collector(self) -> Collector:
-        """What replicas told."""
-        return self._collector
-
-    @property
-    def splitter(self) -> Splitter | None:
-        """Envoy, where requests go through it."""
-        return self._splitter
+                if (change := self._weights.watch(self.splitter)) is not None:
+                    self.context.status.note(f"weights are {in_words(change)} now: {change.why}")
 
     def end_load(self, at_ns: int | None) -> None:
         """Nothing due at the instant or later is sent, nor to an arm of `ended_arms` from its own on; the facts say
         what was due. None: only those arms end."""
-        context, facts = self._context, self._context.facts
+        context, facts = self.context, self.context.facts
         if self._load is None or facts.start_ns is None:
             return
         if at_ns is not None:
@@ -205,12 +190,12 @@ class Trial:
         """A dead arm or watcher is recorded and the run goes on; any other dead process ends the run."""
         self._replicas.watch()
         self._monitor.poll()
-        if not self._context.experiment.external_arms and self._replicas.all_dead:
-            raise RunError(f"every arm died: see {self._context.logs}")
+        if not self.context.experiment.external_arms and self._replicas.all_dead:
+            raise RunError(f"every arm died: see {self.context.logs}")
         if self._envoy is not None and (code := self._envoy.poll()) is not None:
             raise RunError(f"Envoy ended with {describe_exit(code)}: see {self._envoy.log_path}")
-        if self._collector.failure is not None:
-            raise RunError(self._collector.failure)
+        if self.collector.failure is not None:
+            raise RunError(self.collector.failure)
 
     def _end_records(self, *, hurry: bool) -> None:
         """Load and telemetry have ended and are on disk. A second call does nothing."""
@@ -223,15 +208,15 @@ class Trial:
             self._pressure.stop,
             lambda: self._hear_out(hurry=hurry),
             lambda: self._server_logs.stop(hurry=hurry),
-            self._collector.stop,
+            self.collector.stop,
         )
 
     def _hear_out(self, *, hurry: bool) -> None:
         """What replicas still had to say after the load is in the records and the facts."""
         if self._load is None:
             return
-        self._collector.settle(timeout_s=1.0 if hurry else 5.0)
-        self._context.facts.final = self._replicas.last_words()
+        self.collector.settle(timeout_s=1.0 if hurry else 5.0)
+        self.context.facts.final = self._replicas.last_words()
         if not hurry:
             self._replicas.watch()  # one may have died after its last answer
 
@@ -241,7 +226,7 @@ class Trial:
 
     def _compare_answers(self) -> None:
         """trial.json says which replicas give the control's answers. The records hold nothing of this."""
-        context, experiment = self._context, self._context.experiment
+        context, experiment = self.context, self.context.experiment
         context.status.phase, context.status.detail = "comparing answers", ""
         snapshots = self._replicas.snapshots
         vocab_size = min(snapshot.vocab_size for snapshot in snapshots.values())

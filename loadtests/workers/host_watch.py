@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from loadtests.monitor.readings import Cost, Seen, Unreadable, Watch
+from loadtests.monitor.readings import Seen, Unreadable, Watch
 from servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
 from servers.processes import Child, describe_exit, messages_of
 
@@ -32,7 +32,7 @@ class HostWatch:
             log_path=path.with_name("watcher.log"),
             environment={**os.environ, ANCHOR_VARIABLE: str(ANCHOR_NS + offset_ns)},
             commands=True,
-            parse=messages_of(Seen, Unreadable, Cost),
+            parse=messages_of(Seen, Unreadable),
         )
         self._child.command(json.dumps(asdict(Watch(name="load", pid=os.getpid()))))
 

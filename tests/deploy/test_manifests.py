@@ -15,7 +15,7 @@ from loadtests.experiments.reading import from_table, load, load_table
 from loadtests.experiments.toml_limits import table_of
 from loadtests.experiments.users import of_users
 from loadtests.provider import TOKEN_VARIABLE
-from loadtests.provider.answers import HOOKS, KEYS, Question
+from loadtests.provider.answers import HOOKS
 from loadtests.provider.server import FLAGGER, HEALTH, JUDGEMENT
 from loadtests.trials.ramp import ramped
 from servers.config import EngineConfig
@@ -198,8 +198,7 @@ def test_a_template_asks_the_provider(name: str) -> None:
     assert address.netloc == f"{SERVICE['metadata']['name']}:{SERVICE['spec']['ports'][0]['port']}"
     assert address.path == JUDGEMENT
     given = dict(parse_qsl(address.query))
-    assert set(given) <= set(KEYS)
-    assert Question.of(given).goal == "step"
+    assert given == {"for": "step"}
     assert web["jsonPath"] == "{$.verdict}"
     assert web["headers"] == [{"key": "Authorization", "value": "Bearer {{args.token}}"}]
     secret = next(arg["valueFrom"]["secretKeyRef"] for arg in spec["args"] if arg["name"] == "token")
@@ -245,7 +244,7 @@ def test_the_canary_asks_by_every_hook() -> None:
         assert address.netloc == f"{SERVICE['metadata']['name']}:{SERVICE['spec']['ports'][0]['port']}"
         assert address.path == f"{FLAGGER}/{kind}"
         assert kind in HOOKS
-        assert set(hook["metadata"]) <= {"token", *KEYS}
+        assert set(hook["metadata"]) <= {"token"}
     analysis = CANARY["spec"]["analysis"]
     assert int(WEBHOOKS["rollout"]["timeout"].removesuffix("s")) < 10, "within the interval, as Flagger asks"
     assert (analysis["interval"], analysis["maxWeight"], analysis["stepWeights"][-1]) == ("10s", 50, 50)

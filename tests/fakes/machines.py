@@ -95,7 +95,6 @@ class FakeMachines:
                 | {"memory_bytes": int(self._size("held", name, trial, otherwise=0.5) * (1 << 30))}
                 for name in devices
             ],
-            "watcher": {"cpu_s": 0.4, "seconds": 200.0},
         }
         references = [
             {

@@ -205,12 +205,10 @@ def test_a_card_is_sampled() -> None:
     assert unreadable == {}
 
 
-def test_facts_of_a_card_and_the_command_that_locks_its_clocks() -> None:
+def test_facts_of_a_card() -> None:
     facts, said = read(FakeNvml([FakeCard(bus=1), FakeCard(uuid="GPU-1", bus=2)]), facts=True, index=1)
-    assert (facts["index"], facts["uuid"], facts["name"], facts["mig"]) == (1, "GPU-1", "NVIDIA H200", False)
-    assert (facts["power_limit_w"], facts["power_limit_default_w"]) == (650.0, 700.0)
-    assert facts["sm_max_mhz"] == 1980
-    assert facts["lock_command"] == "sudo nvidia-smi -i 1 -lgc 1980,1980"
+    assert (facts["uuid"], facts["name"], facts["mig"]) == ("GPU-1", "NVIDIA H200", False)
+    assert facts["power_limit_w"] == 650.0
     assert said == {}
 
 

@@ -102,7 +102,6 @@ def test_host_and_named_processes_are_sampled_until_the_trial_ends(tmp_path: Pat
     watch.stop()
     watch.stop()
     assert context.facts.monitor is not None
-    assert 0 < context.facts.monitor["watcher"]["cpu_s"] < context.facts.monitor["watcher"]["seconds"]
     assert context.status.notes == []
     table, truncated = read_table(context.folder / "machines.arrow", MACHINES)
     assert not truncated

@@ -18,7 +18,7 @@ from analysis.settings.ramp_limits import RampLimits
 from loadtests.experiments.model import Experiment
 from loadtests.provider import TOKEN_VARIABLE
 from loadtests.provider import server as serving
-from loadtests.provider.answers import HOOKS, Answer, Question, answer
+from loadtests.provider.answers import GOALS, HOOKS, Answer, Goal, answer
 from loadtests.provider.server import FLAGGER, JUDGEMENT, ProviderServer
 from loadtests.trials import candidate, users_ramp, weights
 from loadtests.trials.status import ArmLoad
@@ -32,7 +32,7 @@ from tests.fakes.processes import refusal
 START_NS = 10**18
 TOKEN = "0123456789abcdef"
 ROLLBACK = f"{FLAGGER}/rollback"
-STEP, PROMOTION = Question(goal="step"), Question()
+STEP, PROMOTION = GOALS
 
 
 class Watched:
@@ -111,8 +111,8 @@ class Watched:
             arm="new", replica="new-0", kind="recompile", seconds=seconds, end_ns=self.clock_ns, shape="1×81", over=over
         )
 
-    def answer(self, question: Question = PROMOTION) -> Answer:
-        return answer(self.server.evidence, question, now_ns=self.clock_ns)
+    def answer(self, goal: Goal = PROMOTION) -> Answer:
+        return answer(self.server.evidence, goal, now_ns=self.clock_ns)
 
 
 Serve = Callable[..., Watched]
@@ -159,11 +159,10 @@ def test_a_judgement_is_json_with_reasons(run: Watched, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("query", "error"),
     [
-        ("arms=new", '"arms" is no parameter of /v1/judgement: give some of for, inconclusive'),
-        ("for=step&for=step", '"for" comes twice in the address: give it once'),
+        ("arms=new", '"arms" is one parameter too many: /v1/judgement takes for=step or for=promotion'),
+        ("for=step&for=step", '"for" is one parameter too many'),
         ("&".join(f"a{number}=1" for number in range(40)), "the address has more than 16 parameters"),
         ("for=%1b%5b31m%0d%0aSet-Cookie:x%e2%80%ae", 'for is "\\x1b[31m Set-Cookie:x\\u202e": give step or promotion'),
-        ("inconclusive=pass", 'inconclusive is "pass": give wait or fail'),
     ],
 )
 def test_what_cannot_be_asked_is_one_printable_line(run: Watched, query: str, error: str) -> None:
@@ -185,7 +184,6 @@ def test_what_cannot_be_asked_is_one_printable_line(run: Watched, query: str, er
         ("POST", ROLLBACK, None, {"Content-Length": "-1"}, 411),
         ("POST", ROLLBACK, "0\r\n\r\n", {"Transfer-Encoding": "chunked"}, 411),
         *(("POST", ROLLBACK, body, {}, 400) for body in ("", "{", "[]", "null", "[" * 60_000, '"\\ud800"', "\xff")),
-        ("POST", ROLLBACK, '{"metadata": {"inconclusive": "fail"}}', {}, 400),
         ("POST", ROLLBACK, '{"metadata": [1], "name": {"a": 1}}', {}, 409),
         # Without a token only names of this machine are answered.
         ("GET", JUDGEMENT, None, {"Host": "evil.example"}, 403),
@@ -232,13 +230,13 @@ def test_beyond_this_machine_it_takes_a_token(monkeypatch: pytest.MonkeyPatch) -
     ("happens", "yes"),
     [
         # What is open neither promotes nor rolls back.
-        (lambda run: None, ("confirm-rollout", "pre-rollout", "rollout")),
+        (lambda run: None, ("confirm-rollout", "rollout")),
         (Watched.dies, ("rollback",)),
         # Where nothing is watched any more, nothing begins nor rolls back.
         (lambda run: setattr(run, "clock_ns", run.clock_ns + 16 * 10**9), ("rollout",)),
         (
             lambda run: run.go(decision="PASS"),
-            ("confirm-rollout", "pre-rollout", "rollout", "confirm-traffic-increase", "confirm-promotion"),
+            ("confirm-rollout", "rollout", "confirm-traffic-increase", "confirm-promotion"),
         ),
     ],
 )
@@ -247,9 +245,8 @@ def test_each_hook_goes_on_where_that_is_safe(
 ) -> None:
     run.go()
     happens(run)
-    reports = ("post-rollout", "event")
     found = {hook: hooked(run, hook)[0] for hook in HOOKS}
-    assert found == {hook: 200 if hook in (*yes, *reports) else 409 for hook in HOOKS}
+    assert found == {hook: 200 if hook in yes else 409 for hook in HOOKS}
 
 
 def test_the_first_traffic_of_a_canary_needs_no_evidence_and_the_second_does(run: Watched) -> None:
@@ -276,11 +273,10 @@ def test_a_step_takes_the_margin_and_the_promotion_every_gate(
     run: Watched, step: str | None, promotion: str | None, seen: dict[str, Any]
 ) -> None:
     run.go(**seen)
-    for question, lacking in ((STEP, step), (PROMOTION, promotion)):
-        found = run.answer(question)
+    for goal, lacking in ((STEP, step), (PROMOTION, promotion)):
+        found = run.answer(goal)
         assert found.verdict == ("INCONCLUSIVE" if lacking else "PASS")
         assert lacking is None or found.reasons[0].startswith(lacking)
-    assert run.answer(Question(inconclusive="fail")).verdict == ("FAIL" if promotion else "PASS")
 
 
 def test_pass_takes_a_recent_interim_analysis_of_the_present_weights(run: Watched) -> None:

@@ -197,7 +197,6 @@ def test_the_machine_and_every_process_are_sampled(canonical: Canonical) -> None
     assert (machines["interval_s"], machines["devices"], machines["before"], machines["gaps"]) == (1.0, {}, [], [])
     assert machines["arms"] == {"eager": "cpu", "naive": "cpu"}
     assert machines["machines"]["run"]["machine"] == records.environment["machine"]
-    assert machines["watcher"]["cpu_s"] < machines["watcher"]["seconds"]
 
 
 def test_the_summary_joins_spikes_to_compiles_and_finds_the_records_whole(canonical: Canonical) -> None:

@@ -148,11 +148,14 @@ def test_an_arm_that_refuses_a_request_fails(
 
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("reference", [True, False])
-def test_texts_of_the_user_are_asked_of_the_control_and_quantised_arms_alone(reference: bool, tmp_path: Path) -> None:
+def test_texts_of_the_user_are_asked_of_the_control_and_quantised_arms_alone(
+    reference: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)  # logits stay
     path = tmp_path / "own.jsonl"
     path.write_text("\n".join(json.dumps([number, *range(number % 7 + 3)]) for number in range(36)))
     what = experiment("float32", arms=QUANTISED, parity={"texts": str(path), "reference": reference})
-    outcome = measured(what, tmp_path / "out", *QUIET, "--noise", "int8=0.05", keep_logits=True)
+    outcome = measured(what, tmp_path / "out", *QUIET, "--noise", "int8=0.05")
     assert outcome["verdict"] == "PASS", parity_table(outcome)
     assert "on 36 texts (own.jsonl)" in outcome["arms"][1]["findings"][0]["reason"]
     asked = {"eager", "int8"} | ({"float64 reference"} if reference else set())
