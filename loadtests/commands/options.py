@@ -120,7 +120,7 @@ Slo = Annotated[
 Page = Annotated[
     str,
     typer.Option(
-        metavar="HOST:PORT", help="Where to serve the live page, or off. Without a port, a free one of this machine."
+        metavar="HOST:PORT", help="Where on this machine to serve the live page, or off. Port 0 is a free one."
     ),
 ]
 Metrics = Annotated[

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from loadtests.page.serving import Handler, Server
 from loadtests.page.updates import REPORT, Updates
@@ -22,8 +22,8 @@ _HTML = "text/html; charset=utf-8"
 class PageServer(Server):
     """Serves the page of the run in `run_dir`."""
 
-    def __init__(self, run_dir: Path, host: str, port: int, *, token: str) -> None:
-        super().__init__(host, port, _Handler, token=token)
+    def __init__(self, run_dir: Path, host: str, port: int) -> None:
+        super().__init__(host, port, _Handler)
         self.run_dir = run_dir
         self.ending = threading.Event()
         self.browsers = 0
@@ -78,12 +78,6 @@ class _Handler(Handler):
             self.answer(HTTPStatus.FORBIDDEN, "This page is served to this machine alone, under its own names.\n")
         elif headers.get("Sec-Fetch-Site") == "cross-site" and headers.get("Sec-Fetch-Mode") != "navigate":
             self.answer(HTTPStatus.FORBIDDEN, "Another site asked for this.\n")
-        elif server.is_token(parse_qs(address.query).get("token", [""])[0]):
-            # The token leaves the address, and with it the history and what is shared of the screen.
-            self.answer(HTTPStatus.SEE_OTHER, "", Location="/", Set_Cookie=server.set_cookie())
-        elif not server.allows(authorization=headers.get("Authorization", ""), cookie=headers.get("Cookie", "")):
-            why = "Open the address with its token, as the terminal of the run has it.\n"
-            self.answer(HTTPStatus.UNAUTHORIZED, why)
         elif address.path == "/":
             body, policy = server.page
             self.answer(HTTPStatus.OK, body, Content_Type=_HTML, Content_Security_Policy=policy)

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import hmac
-import os
 import re
-import secrets
 import socket
 import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from http import HTTPStatus
-from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from socketserver import TCPServer
 from typing import Any
 
-from servers.address import joined
 from servers.complaint import ConfigError
 
-TOKEN_VARIABLE = "TAILGATE_PAGE_TOKEN"
 FEWEST_CHARACTERS = 16
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _IDLE_S = 30.0  # that a connection may say nothing
@@ -37,7 +32,7 @@ def is_loopback(host: str) -> bool:
 
 
 def token_in(environment: Mapping[str, str], variable: str) -> str:
-    """Return the token in `variable`, "" for none. Raises ConfigError for one that is too short or fits no cookie."""
+    """Return the token in `variable`, "" for none. Raises ConfigError for one that is too short or fits no header."""
     token = environment.get(variable, "").strip()
     if token and len(token) < FEWEST_CHARACTERS:
         raise ConfigError(
@@ -49,17 +44,6 @@ def token_in(environment: Mapping[str, str], variable: str) -> str:
             f"{variable} holds other characters than letters, digits, -, _ and .: make one with `openssl rand -hex 16`"
         )
     return token
-
-
-def page_token(host: str, *, environment: Mapping[str, str] = os.environ) -> tuple[str, bool]:
-    """Return (token, whether it is a new one) of a page on `host`; an empty token where only this machine reaches it.
-
-    Raises ConfigError for a token in `environment` that cannot be used.
-    """
-    if is_loopback(host):
-        return "", False
-    token = token_in(environment, TOKEN_VARIABLE)
-    return (token, False) if token else (secrets.token_hex(16), True)
 
 
 class Server(ThreadingHTTPServer):
@@ -76,8 +60,6 @@ class Server(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), handler)
         self._token = token
-        # Cookies are shared by all ports of a host, and several runs may be watched.
-        self._cookie = f"tailgate_page_{self.port}"
         self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
         self._thread: threading.Thread | None = None
 
@@ -97,10 +79,6 @@ class Server(ThreadingHTTPServer):
     def port(self) -> int:
         return int(self.server_address[1])
 
-    def url(self, host: str) -> str:
-        """Return the address, as one who reaches this machine under `host` writes it."""
-        return f"http://{joined(host, self.port)}/"
-
     def is_token(self, given: str) -> bool:
         """Whether it is the token, where there is one; takes as long for any text of one length."""
         return bool(self._token) and hmac.compare_digest(given.encode(), self._token.encode())
@@ -111,19 +89,10 @@ class Server(ThreadingHTTPServer):
         name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
         return bool(self._token) or name in _LOCAL_NAMES
 
-    def allows(self, *, authorization: str, cookie: str = "") -> bool:
-        """Whether a request with these headers carries the token, or needs none."""
+    def allows(self, authorization: str) -> bool:
+        """Whether a request with this header carries the token, or needs none."""
         scheme, _, given = authorization.partition(" ")
-        if not self._token or (scheme.lower() == "bearer" and self.is_token(given.strip())):
-            return True
-        with suppress(CookieError):
-            held = SimpleCookie(cookie).get(self._cookie)
-            return held is not None and self.is_token(held.value)
-        return False
-
-    def set_cookie(self) -> str:
-        """Return the Set-Cookie header with which a browser sends the token from now on."""
-        return f"{self._cookie}={self._token}; HttpOnly; SameSite=Strict; Path=/"
+        return not self._token or (scheme.lower() == "bearer" and self.is_token(given.strip()))
 
     def server_bind(self) -> None:
         """Bind as any TCP server does: HTTPServer would ask the name service for its name."""

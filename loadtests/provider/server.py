@@ -139,7 +139,7 @@ class _Handler(Handler):
         self.answer(status, one_line(str(found)) + "\n", Content_Type=_TEXT)
 
     def _is_allowed(self, token: str = "") -> bool:
-        if self.server.is_token(token) or self.server.allows(authorization=self.headers.get("Authorization", "")):
+        if self.server.is_token(token) or self.server.allows(self.headers.get("Authorization", "")):
             return True
         self._refuse(HTTPStatus.UNAUTHORIZED, "the bearer token is missing or wrong: send Authorization: Bearer TOKEN")
         return False

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,10 +17,11 @@ from typing import Any
 
 from analysis.records.documents import write_document
 from loadtests.page.server import PageServer
-from loadtests.page.serving import page_token
+from loadtests.page.serving import is_loopback
 from loadtests.trials.status import Status
 from servers.address import host_port, joined
 from servers.clock import now_ns
+from servers.complaint import ConfigError
 
 _EVERY_S = 1.0
 _LAST_WAIT_S = 3.0
@@ -32,19 +32,23 @@ OFF = "off"
 
 def page_address(text: str) -> tuple[str, int] | None:
     """Return (host, port) of --page, port 0 for a free one; None for `off`. Raises ConfigError."""
+    if text == OFF:
+        return None
     wrong = f'--page "{text}" is not HOST:PORT: give one such as 127.0.0.1:8080, port 0 for a free one, or {OFF}'
-    return None if text == OFF else host_port(text, wrong, lowest=0)
+    host, port = host_port(text, wrong, lowest=0)
+    if not is_loopback(host):
+        raise ConfigError(
+            f'--page "{text}" is an address that others reach: give 127.0.0.1:{port}, and reach it through a tunnel, '
+            f"such as ssh -L {port}:127.0.0.1:{port} HOST"
+        )
+    return host, port
 
 
 class LivePage:
-    """The page of the run whose `status` is given, served at `host`:`port` from `open` until `close`.
-
-    Raises ConfigError for a token that cannot be used.
-    """
+    """The page of the run whose `status` is given, served at `host`:`port` from `open` until `close`."""
 
     def __init__(self, host: str, port: int, status: Status) -> None:
         self._host, self._port, self._status = host, port, status
-        self._token, self._is_new_token = page_token(host)
         self._run_dir = Path()
         self._server: PageServer | None = None
         self._began_ns = now_ns()
@@ -56,14 +60,12 @@ class LivePage:
         """Serve the page of the run in `run_dir`, and put its address into the status."""
         self._run_dir = run_dir
         try:
-            server = PageServer(run_dir, self._host, self._port, token=self._token)
+            server = PageServer(run_dir, self._host, self._port)
         except OSError as error:
             where = joined(self._host, self._port)
             self._status.note(f"there is no live page, and the run goes on: {where}: {error.strerror or error}")
             return
-        # Where it listens on all its addresses, others reach this machine by its name.
-        url = server.url(socket.gethostname() if self._host in ("0.0.0.0", "::") else self._host)
-        self._status.page = f"{url}?token={self._token}" if self._is_new_token else url
+        self._status.page = url = f"http://{joined(self._host, server.port)}/"
         with suppress(OSError):
             write_document(run_dir / "page.json", {"url": url, "pid": os.getpid()})
         self._server = server

@@ -122,8 +122,7 @@ _QUESTION = """
 import json, sys
 from servers.config import ArmConfig
 from servers.complaint import ConfigError
-from servers.compiler import artifacts, policy, regions
-from servers.engine.model import hollow_model
+from servers.compiler import artifacts, policy
 arm, device = ArmConfig.from_dict(json.loads(sys.argv[1])), sys.argv[2]
 try:
     {call}

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 import psutil
 
 from analysis.wording import counted
-from loadtests.page.serving import TOKEN_VARIABLE as PAGE_TOKEN_VARIABLE
 from loadtests.provider import TOKEN_VARIABLE as PROVIDER_TOKEN_VARIABLE
 from loadtests.trials.context import TrialContext
 from loadtests.workers.channel_token import TOKEN_VARIABLE
@@ -20,8 +19,8 @@ from servers.config import ArmConfig
 
 def child_environment() -> dict[str, str]:
     """This process's environment with the shared clock, without variables of Locust and without the secrets of its
-    channel, of the live page and of those who ask about a candidate."""
-    secrets = {TOKEN_VARIABLE, PAGE_TOKEN_VARIABLE, PROVIDER_TOKEN_VARIABLE}
+    channel and of those who ask about a candidate."""
+    secrets = {TOKEN_VARIABLE, PROVIDER_TOKEN_VARIABLE}
     kept = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_") and key not in secrets}
     return {**kept, **anchored_environment()}
 

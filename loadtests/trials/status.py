@@ -135,7 +135,7 @@ class Status:
     duration_s: float = 0.0
     replicas: dict[str, ReplicaState] = field(default_factory=dict)
     load: Load = field(default_factory=Load)
-    page: str = ""  # address of the live page, with its token where one was made for whoever may see it
+    page: str = ""  # address of the live page
     notes: list[str] = field(default_factory=list)
     run_dir: Path | None = None
     pages: Mapping[str, MetricsPage] = field(default_factory=dict)

@@ -19,6 +19,7 @@ import pytest
 
 from analysis.report.html import html_report
 from loadtests.experiments.reading import to_toml
+from loadtests.page.server import PageServer
 from tests.fakes.live_runs import WatchedRun
 from tests.fakes.processes import PATIENCE_S
 from tests.fakes.screens import Browser, Tab
@@ -57,10 +58,14 @@ def run(make_run: MakeRun) -> WatchedRun:
     return make_run()
 
 
+def address(server: PageServer) -> str:
+    return f"http://127.0.0.1:{server.port}/"
+
+
 @pytest.fixture
 def open_page(browser: Browser, serve: Serve) -> Open:
     def opened(run: WatchedRun, **window: Any) -> Tab:
-        tab = browser.open(serve(run.folder).url("127.0.0.1"), **window)
+        tab = browser.open(address(serve(run.folder)), **window)
         tab.wait_for(READY)
         return tab
 
@@ -171,7 +176,7 @@ def test_a_page_that_is_not_answered_says_so_and_recovers(
     run: WatchedRun, browser: Browser, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loadtests.page.server._MOST_BROWSERS", 0)
-    tab = browser.open(serve(run.folder).url("127.0.0.1"))
+    tab = browser.open(address(serve(run.folder)))
     tab.wait_for_text("h1", "No connection")
     assert tab.text(".link") == "no connection"
     monkeypatch.setattr("loadtests.page.server._MOST_BROWSERS", 1)
@@ -239,7 +244,7 @@ def test_nothing_is_wider_than_the_window_and_no_label_is_cut(
 
 def test_five_browsers_see_the_run_and_then_its_report(run: WatchedRun, browser: Browser, serve: Serve) -> None:
     server = serve(run.folder)
-    tabs = [browser.open(server.url("127.0.0.1")) for _ in range(5)]
+    tabs = [browser.open(address(server)) for _ in range(5)]
     for tab in tabs:
         tab.wait_for(READY)
         assert tab.text("h1") == "Under load"
@@ -268,7 +273,7 @@ def test_a_page_ends_as_its_run_did(
     run: WatchedRun, browser: Browser, serve: Serve, ended: dict[str, Any] | None, title: str, link: str
 ) -> None:
     server = serve(run.folder)
-    tab = browser.open(server.url("127.0.0.1"))
+    tab = browser.open(address(server))
     tab.wait_for(READY)
     if ended:
         run.status("stopped", ended=ended)
@@ -282,8 +287,8 @@ def test_a_page_ends_as_its_run_did(
 
 def test_a_killed_run_leaves_what_was_known_without_a_connection(run: WatchedRun, browser: Browser) -> None:
     code = "import sys, pathlib, time; from loadtests.page.server import PageServer as P; "
-    code += "p = P(pathlib.Path(sys.argv[1]), '127.0.0.1', 0, token=''); p.open(); "
-    code += "print(p.url('127.0.0.1'), flush=True); time.sleep(600)"
+    code += "p = P(pathlib.Path(sys.argv[1]), '127.0.0.1', 0); p.open(); "
+    code += "print(f'http://127.0.0.1:{p.port}/', flush=True); time.sleep(600)"
     command = [sys.executable, "-c", code, str(run.folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as page:
         assert page.stdout is not None
@@ -308,14 +313,4 @@ def test_a_watched_run_ends_with_its_report_on_the_screen(tmp_path: Path, browse
         assert running.wait(PATIENCE_S) == 99
     tab.wait_for(REPORT_READY)
     assert tab.text("h1") == "FAIL"
-    assert tab.complaints == []
-
-
-def test_the_token_leaves_the_address(run: WatchedRun, browser: Browser, serve: Serve) -> None:
-    server = serve(run.folder, token="0123456789abcdef")
-    tab = browser.open(f"{server.url('127.0.0.1')}?token=0123456789abcdef")
-    tab.wait_for(READY)
-    assert tab.evaluate("location.search") == ""
-    assert tab.evaluate("document.cookie") == ""  # HttpOnly
-    assert tab.text("h1") == "Under load"
     assert tab.complaints == []

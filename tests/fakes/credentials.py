@@ -13,7 +13,6 @@ from pathlib import Path
 import pyarrow as pa
 import trustme
 
-from loadtests.page.serving import TOKEN_VARIABLE as PAGE_VARIABLE
 from loadtests.workers.channel_token import TOKEN_VARIABLE as CHANNEL_VARIABLE
 from tests.fakes.processes import Listener, command_of, family, listeners
 from tests.fakes.whole_run import ROOT
@@ -57,7 +56,6 @@ def make_certificates(folder: Path, *names: str) -> Certificates:
 TOKENS = {
     "PLANTED_TOKEN": "planted-bearer-5f0c81",
     CHANNEL_VARIABLE: "planted-channel-92ab37",
-    PAGE_VARIABLE: "planted-page-token-d417",
 }
 OTHER = "planted-other-bearer-77e2"
 TLS = """

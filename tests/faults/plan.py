@@ -122,7 +122,6 @@ def covering(count: int, family: str) -> list[int]:
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRETS = {
-    "TAILGATE_PAGE_TOKEN": "planted-page-token-8c41f7",
     "TAILGATE_CHANNEL_TOKEN": "planted-channel-token-1d90ab",
     "FAULTS_TOKEN": "planted-bearer-token-60e2c5",
     "CLOUD_SECRET_KEY": "planted-cloud-key-b7735d",  # in the environment by chance

@@ -12,8 +12,8 @@ Serve = Callable[..., PageServer]
 
 
 @contextmanager
-def serving(run_dir: Path, host: str, token: str) -> Iterator[PageServer]:
-    server = PageServer(run_dir, host, 0, token=token)
+def serving(run_dir: Path, host: str) -> Iterator[PageServer]:
+    server = PageServer(run_dir, host, 0)
     server.open()
     try:
         yield server
@@ -26,7 +26,7 @@ def serve() -> Iterator[Serve]:
     """Serves the page of a run directory until the test ends."""
     with ExitStack() as stack:
 
-        def start(run_dir: Path, *, host: str = "127.0.0.1", token: str = "") -> PageServer:
-            return stack.enter_context(serving(run_dir, host, token))
+        def start(run_dir: Path, *, host: str = "127.0.0.1") -> PageServer:
+            return stack.enter_context(serving(run_dir, host))
 
         yield start

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from loadtests.page.server import PageServer
-from loadtests.page.serving import TOKEN_VARIABLE, Handler, Server, page_token
+from loadtests.page.serving import Handler, Server, token_in
 from servers.complaint import ConfigError
 from tests.fakes.live_runs import WatchedRun
 from tests.loadtests.page.conftest import Serve
@@ -79,18 +79,6 @@ def test_another_site_may_link_to_the_page_and_not_read_it(run: WatchedRun, serv
     assert status_of(server, "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate") == 200
 
 
-def test_with_a_token_nothing_is_served_without_it(run: WatchedRun, serve: Serve) -> None:
-    server = serve(run.folder, token=TOKEN)
-    run.end()
-    for path in ("/", "/events", "/report.html", "/none", f"/?token={TOKEN}x"):
-        assert status_of(server, path) == 401
-    with asked(server, f"/?token={TOKEN}") as answer:
-        assert (answer.status, answer.headers["Location"]) == (303, "/")
-        cookie = answer.headers["Set-Cookie"].partition(";")[0]
-    assert status_of(server, "/", Cookie=cookie) == 200
-    assert status_of(server, "/report.html", Authorization=f"Bearer {TOKEN}", Host="bench-host") == 200
-
-
 def test_events_are_a_stream_that_ends_with_the_run(run: WatchedRun, serve: Serve) -> None:
     server = serve(run.folder)
     run.minutes(1)
@@ -132,7 +120,7 @@ def test_what_is_no_address_is_answered_and_complains_of_nothing(
     run: WatchedRun, serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = serve(run.folder)
-    for target in ("http://[/", "http://[x]/", "?" + "a&" * 30_000, "/?token=" + "%" * 60_000):
+    for target in ("http://[/", "http://[x]/", "?" + "a&" * 30_000, "/?" + "%" * 60_000):
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as browser:
             browser.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
             status = int(browser.makefile("rb").readline().split()[1])
@@ -159,23 +147,12 @@ def test_a_browser_that_stops_reading_is_let_go(run: WatchedRun, serve: Serve, m
         assert status_of(server, "/") == 200
 
 
-ACCESS_TOKEN = "0123456789abcdef-Z"
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.3", "bench-host"])
-def test_elsewhere_a_token_is_taken_or_made(host: str) -> None:
-    assert page_token(host, environment={TOKEN_VARIABLE: f" {ACCESS_TOKEN} "}) == (ACCESS_TOKEN, False)
-    made, is_new = page_token(host, environment={})
-    assert is_new
-    assert len(made) == 32
-    assert made != page_token(host, environment={})[0]
-
-
 @pytest.mark.parametrize(("token", "why"), [("short", "holds 5 characters"), ("a" * 16 + ";x", "other characters")])
-def test_a_token_that_protects_nothing_or_that_no_cookie_holds_is_refused(token: str, why: str) -> None:
+def test_a_token_that_protects_nothing_or_that_no_header_holds_is_refused(token: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why) as refused:
-        page_token("0.0.0.0", environment={TOKEN_VARIABLE: token})
+        token_in({"TOKEN": token}, "TOKEN")
     assert token not in str(refused.value)
+    assert token_in({"TOKEN": f" {TOKEN} "}, "TOKEN") == TOKEN
 
 
 @contextmanager
@@ -184,23 +161,13 @@ def listening(token: str) -> Iterator[Server]:
         yield server
 
 
-def test_the_token_comes_as_a_cookie_or_as_a_bearer() -> None:
-    with listening(ACCESS_TOKEN) as access, listening(ACCESS_TOKEN) as other, listening("") as open_to_all:
-        cookie = access.set_cookie()
-        assert {"HttpOnly", "SameSite=Strict"} <= set(cookie.split("; "))
-        assert access.allows(cookie=f"other=1; {cookie.partition(';')[0]}", authorization="")
-        assert access.allows(authorization=f"Bearer {ACCESS_TOKEN}")
-        assert not access.allows(authorization="")
-        assert not access.allows(cookie=f"tailgate_page_{access.port}={ACCESS_TOKEN}x", authorization="")
-        assert not access.allows(authorization=f"Basic {ACCESS_TOKEN}")
-        assert not access.allows(cookie=other.set_cookie(), authorization="")
-        assert not access.allows(cookie=f"tailgate_page_{access.port}=é", authorization="Bearer ü")
+def test_the_token_comes_as_a_bearer() -> None:
+    with listening(TOKEN) as closed, listening("") as open_to_all:
+        assert closed.allows(f"Bearer {TOKEN}")
+        for given in ("", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer ü"):
+            assert not closed.allows(given)
+            assert open_to_all.allows(given)
         assert not open_to_all.is_token("")
-
-
-@pytest.mark.parametrize("host", ["127.9.9.9", "::1", "LOCALHOST"])
-def test_this_machine_alone_needs_no_token(host: str) -> None:
-    assert page_token(host, environment={TOKEN_VARIABLE: "x"}) == ("", False)
 
 
 def test_only_names_of_this_machine_are_answered_without_a_token() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from analysis.records.documents import content_of
 from loadtests.generator.load_log import LoadLog
-from loadtests.page.serving import TOKEN_VARIABLE
 from loadtests.trials import live_page
 from loadtests.trials.live_page import LivePage, page_address
-from loadtests.trials.processes import child_environment
 from loadtests.trials.progress import Display, plain_line
 from loadtests.trials.run_metrics import RunCollector, exporting
 from loadtests.trials.status import ArmLoad, Load, MetricsPage, ReplicaState, Status, UnderWay, read_load
@@ -190,27 +187,19 @@ def test_an_address_of_the_page_may_take_a_free_port() -> None:
     assert page_address("off") is None
     assert page_address("127.0.0.1:0") == ("127.0.0.1", 0)
     assert page_address("[::1]:8080") == ("::1", 8080)
+    with pytest.raises(ConfigError, match=r"ssh -L 8080:127\.0\.0\.1:8080 HOST"):
+        page_address("0.0.0.0:8080")
     for text in ("", "on", "8080", ":8080", "host:", "host:65536", "host:-1", "a b:1"):
         with pytest.raises(ConfigError, match="HOST:PORT"):
             page_address(text)
 
 
-@pytest.mark.parametrize("given", ["", "a-token-of-the-user"])
-def test_a_token_is_shown_once_where_it_was_made_and_is_in_no_file(
-    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-    if given:
-        monkeypatch.setenv(TOKEN_VARIABLE, given)
+def test_the_page_ends_once_and_says_how_the_run_ended(tmp_path: Path) -> None:
     status = Status()
-    page = LivePage("0.0.0.0", 0, status)
+    page = LivePage("127.0.0.1", 0, status)
     page.open(tmp_path)
+    assert content_of(tmp_path / "page.json")["url"] == status.page
     page.close({"complete": True})
-    address, _, token = status.page.partition("?token=")
-    assert bool(token) == (not given)
-    assert socket.gethostname() in address
-    assert (token or given) not in "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
-    assert TOKEN_VARIABLE not in child_environment()
     assert not (tmp_path / "page.json").exists()
     page.close({"complete": False})
     assert content_of(tmp_path / "status.json")["ended"] == {"complete": True}
