@@ -69,9 +69,6 @@ def command(
     request_log: Annotated[
         str, _file("Log each request's start and end, by which `tailgate ramp --admin` judges production traffic.")
     ] = "",
-    log_dir: Annotated[
-        str, typer.Option(metavar="DIR", parser=file_name, help="Keep Envoy's log and configuration here.")
-    ] = "",
     print_config: Annotated[
         ConfigKind | None,
         typer.Option(help="Print Envoy's configuration or a Kubernetes GRPCRoute as JSON, and exit."),
@@ -97,20 +94,19 @@ def command(
         document = bootstrap(config) if print_config is ConfigKind.ENVOY else grpc_route_manifest(config)
         print(json.dumps(document, indent=2))
         return 0
-    return _split(config, log_dir, as_json=as_json)
+    return _split(config, as_json=as_json)
 
 
-def _split(config: SplitterConfig, log_dir: str, *, as_json: bool) -> int:
+def _split(config: SplitterConfig, *, as_json: bool) -> int:
     """Run Envoy until it is stopped or dies; return the exit code."""
     stopped: list[int] = []
     with (
         TemporaryFolder("tailgate-split-") as scratch,
         stopping(lambda: stopped.append(1), _note),
     ):
-        folder = Path(log_dir or scratch.path)
-        log_path = folder / "envoy.log"
+        log_path = scratch.path / "envoy.log"
         try:
-            with Envoy.start(config, log_path=log_path, work_dir=folder) as envoy:
+            with Envoy.start(config, log_path=log_path, work_dir=scratch.path) as envoy:
                 admin = envoy.admin.address
                 where = {"port": envoy.port, "target": envoy.target, "admin": admin}
                 stdout.write("", where, as_json=as_json)

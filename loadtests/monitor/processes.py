@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -108,18 +107,3 @@ class Processes:
         except psutil.NoSuchProcess:
             family.members = {}
         self._names.update(dict.fromkeys(family.members, name))
-
-
-def cpu_seconds(pid: int) -> float | None:
-    """Return the CPU seconds of the process and of its living descendants; None where that cannot be read.
-
-    The value falls when a descendant ends, unless its parent has waited for it.
-    """
-    used_s = None
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        used_s = sum(process.cpu_times()[:4])
-        for member in process.children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                used_s += sum(member.cpu_times()[:4])
-    return used_s

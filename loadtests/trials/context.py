@@ -74,25 +74,25 @@ class TrialFacts:
     ended_arms: dict[str, dict[str, Any]] | None = None  # arms that got no more from an instant on, and why
 
     @classmethod
-    def of(cls, experiment: Experiment, number: int, schedule: Schedule) -> Self:
-        """What is known before the trial number `number` begins."""
+    def of(cls, experiment: Experiment, number: int, schedule: Schedule | None = None) -> Self:
+        """What is known before the trial number `number` begins; without a schedule nothing is planned."""
         traffic = experiment.traffic
         return cls(
             trial=number,
             design=traffic.design,
             control=experiment.control.name,
-            **known_before(experiment),
+            arms=[_arm(arm) for arm in experiment.arms],
             duration_s=traffic.duration_s,
             block_s=experiment.gates.block_s,
             open_loop=True,
             load_processes=traffic.load_processes,
-            steps=[dict(step) for step in schedule.steps],
-            settle_s=traffic.settle_s if schedule.steps else None,
-            prompts=dict(schedule.prompts),
+            steps=[] if schedule is None else [dict(step) for step in schedule.steps],
+            settle_s=traffic.settle_s if schedule is not None and schedule.steps else None,
+            prompts={} if schedule is None else dict(schedule.prompts),
             devices={arm.name: arm.model.device for arm in experiment.own_arms},
             weights={arm.name: arm.weight for arm in experiment.arms},
-            planned=schedule.planned,
-            over_limit=dict(schedule.over),
+            planned={} if schedule is None else schedule.planned,
+            over_limit={} if schedule is None else dict(schedule.over),
         )
 
     def write(self, folder: Path) -> None:
@@ -100,11 +100,6 @@ class TrialFacts:
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         known = {name: value for name, value in values.items() if value is not None or name not in _LATE}
         write_document(folder / "trial.json", known, indent=2)
-
-
-def known_before(experiment: Experiment) -> dict[str, Any]:
-    """What of every trial's facts the experiment alone decides: its arms as they are resolved."""
-    return {"arms": [_arm(arm) for arm in experiment.arms]}
 
 
 def _arm(arm: ExperimentArm) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from loadtests.experiments.files import check_writable
 from loadtests.experiments.model import Experiment
 from loadtests.provider.answers import GOALS, Evidence
 from loadtests.provider.server import ProviderServer
-from loadtests.traffic.schedule import SCHEDULE, Schedule
 from loadtests.trials.candidate import Candidate
 from loadtests.trials.context import TrialContext, TrialFacts
 from loadtests.trials.live_page import LivePage
@@ -128,20 +127,8 @@ class UsersRamp(Orchestrator):
             trial.close(hurry=not clean)
 
     def _facts(self) -> TrialFacts:
-        """Return what is planned, which is nothing."""
-        traffic = self.experiment.traffic
-        nothing = Schedule(
-            table=SCHEDULE.empty_table(),
-            design=traffic.design,
-            arms=tuple(arm.name for arm in self.experiment.arms),
-            trial=1,
-            seed=self.experiment.seed,
-            duration_s=traffic.duration_s,
-            block_s=traffic.block_s,
-            over={},
-        )
-        facts = TrialFacts.of(self.experiment, 1, nothing)
-        facts.planned = {}
+        """Return what is known of the trial: its arms, of which each has as many replicas as addresses."""
+        facts = TrialFacts.of(self.experiment, 1)
         facts.arms = [
             {**row, "replicas": [f"{row['name']}-{index}" for index in range(len(self._arms.get(row["name"], ())))]}
             for row in facts.arms

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,9 +12,8 @@ import psutil
 import pytest
 
 from loadtests.monitor.host import Host
-from loadtests.monitor.processes import Processes, cpu_seconds
+from loadtests.monitor.processes import Processes
 from loadtests.monitor.readings import Probe, Readings, Unreadable, Watch, probe
-from tests.fakes.processes import wait_for
 
 # A process with a thread and a child of that thread; both tell their pids and end with their stdin.
 FAMILY = """
@@ -98,19 +96,6 @@ def test_descendants_belong_to_the_run_even_after_their_end(
     assert processes.is_of_run(ended.pid) is True
     assert Processes(Readings("run", print), root=parent).is_of_run(os.getpid()) is False
     assert Processes(Readings("run", print), root=parent).is_of_run(ended.pid) is None
-
-
-@pytest.mark.process
-def test_work_of_a_process_counts_with_that_of_its_children() -> None:
-    busy = "import os; os.fork(); [None for _ in iter(int, 1)]"
-    process = subprocess.Popen([sys.executable, "-c", busy], start_new_session=True)
-    try:
-        wait_for(lambda: (cpu_seconds(process.pid) or 0.0) >= 1.0)
-        assert (cpu_seconds(process.pid) or 0.0) > 1.3 * sum(psutil.Process(process.pid).cpu_times()[:2])
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    assert cpu_seconds(process.pid) is None
 
 
 STAT = """cpu  100 20 30 5000 40 5 6 7 50 0
