@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, model_validator
 
 from servers.complaint import ConfigError
 from servers.fields import Listed, Settings
-
-LogFormat = Literal["auto", "vllm", "torch", "sglang"]
 
 
 def as_list(value: Any) -> Any:
@@ -29,7 +27,7 @@ class TelemetryConfig(Settings):
     """Of each kind none, one for the whole arm, or one for each of its addresses, in their order.
 
     `log` are files on this host; `log_command` are programs that print
-    new lines of the log on stdout for as long as they run. `log_format` says whose lines are looked for, "auto" all.
+    new lines of the log on stdout for as long as they run.
     """
 
     log: Annotated[tuple[str, ...], BeforeValidator(as_list, json_schema_input_type=str | list[str]), Listed] = ()
@@ -38,7 +36,6 @@ class TelemetryConfig(Settings):
         BeforeValidator(_commands, json_schema_input_type=list[str] | list[list[str]]),
         Listed,
     ] = ()
-    log_format: LogFormat = "auto"
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -48,8 +45,6 @@ class TelemetryConfig(Settings):
             raise ValueError("log is empty: give the file's path, or leave it out")
         if not all(command and all(command) for command in self.log_command):
             raise ValueError('log_command is empty: give a program and its arguments, such as ["tail", "-F", "x.log"]')
-        if self.log_format != "auto" and not self.logs:
-            raise ValueError(f'log_format is "{self.log_format}" but there is neither log nor log_command: give one')
         if len(set(self.log)) < len(self.log):
             raise ValueError("log names one file twice: each replica has its own")
         return self

@@ -24,10 +24,9 @@ from loadtests.clients.route import Client, Encode, Endpoint, Route
 from loadtests.generator.histogram import Histogram
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.precise_sleep import sleep_until
-from loadtests.generator.preparer import TURN_S, Preparer
+from loadtests.generator.preparer import TURN_S, Prepared, Preparer, RequestCopy
 from loadtests.generator.record import RequestRecord, embed_record_of, record_of
 from loadtests.generator.recorder import RequestRecorder
-from loadtests.generator.request_copy import Prepared, RequestCopy
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.schedule import EVERY_ARM, PlannedRequest, Schedule

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import gevent
 from gevent.event import Event
 
-from loadtests.generator.request_copy import Prepared
+from loadtests.clients.route import Endpoint, Route
 from loadtests.traffic.schedule import PlannedRequest, Schedule, planned_requests
 
 _AHEAD_NS = 5_000_000_000
@@ -17,6 +17,35 @@ _ROWS_AT_ONCE = 32  # some 0.3 ms
 _IN_A_ROW = 16  # requests encoded before others take their turn: some 0.3 ms
 # Not 0: the hub would run greenlets that are ready, for up to 5 ms, before it looks at any socket or timer.
 TURN_S = 0.000_001
+
+
+class RequestCopy:
+    """One request as it goes to one arm."""
+
+    __slots__ = (
+        "arm",
+        "body",
+        "endpoint",
+        "headers",
+        "pair_id",
+        "plan",
+        "request_id",
+        "route",
+        "scheduled_ns",
+    )
+
+    def __init__(self, plan: PlannedRequest, pair_id: str, arm: str | None, route: Route) -> None:
+        self.plan = plan
+        self.pair_id = pair_id
+        self.request_id = pair_id if arm is None else f"{pair_id}-{arm}"
+        self.arm = arm  # pinned, or None
+        self.route = route
+        self.endpoint: Endpoint | None = None  # that it went to
+        self.body, self.headers = route.encode(plan, self.request_id, arm)
+        self.scheduled_ns = 0
+
+
+Prepared = tuple[RequestCopy, ...]
 
 
 class Preparer:

@@ -14,7 +14,7 @@ from analysis.records.schemas import REQUESTS
 from analysis.records.tables import column_of
 from loadtests.clients.call import Call
 from loadtests.clients.embedding import EmbedCall
-from loadtests.generator.request_copy import RequestCopy
+from loadtests.generator.preparer import RequestCopy
 from servers.metadata import ARM_HEADER, trailing_key, whole_number
 
 

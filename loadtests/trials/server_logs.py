@@ -105,7 +105,7 @@ class ServerLogs:
                     replica=replica,
                     name=name,
                     source=self._open(arm.name, name, source),
-                    compiles=CompileLog(format=telemetry.log_format),
+                    compiles=CompileLog(),
                 )
                 log.thread = threading.Thread(target=self._follow, args=(log,), name=f"log-{name}", daemon=True)
                 log.thread.start()

@@ -10,7 +10,7 @@ from locust.exception import StopUser
 
 from loadtests.generator.generator import Generator
 from loadtests.generator.precise_sleep import sleep_until
-from loadtests.generator.request_copy import Prepared
+from loadtests.generator.preparer import Prepared
 from loadtests.traffic.lengths import FitName, fitted_lengths
 from loadtests.traffic.schedule import PlannedRequest
 from loadtests.workers.load_process import LoadProcess

@@ -346,7 +346,7 @@ ADDED = {
     "tailgate run canary.toml": _sets(
         f"{QUICK} model.id=random:tiny model.dtype=float32 model.device=cpu arms.eager.model.device=cpu "
         f"arms.compiled.model.device=cpu engine.slots=2 engine.max_prompt_tokens=64 engine.max_new_tokens=16 "
-        f"traffic.over_limit=clip {_traced('arms.compiled.')}"
+        f"{_traced('arms.compiled.')}"
     ),
     "tailgate serve --preset compiled-padded": _sets(_traced("")),
     "locust -f loadtests/chat.py": ["--headless", "-u", "8", "-r", "8", "-t", "4s", "-s", "20", "--records"],

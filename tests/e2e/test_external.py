@@ -127,7 +127,7 @@ def test_compiles_in_the_log_of_an_external_arm_are_joined_to_the_requests_they_
     with serving(loud) as address, serving(quiet) as other:
         file = 'telemetry = { log = "vllm.log" }'
         command = json.dumps([sys.executable, "-c", follow])
-        command = f'telemetry = {{ log_command = {command}, log_format = "vllm" }}'
+        command = f"telemetry = {{ log_command = {command} }}"
         arms = (EAGER, external("file", f"{address}/v1", file), external("command", f"{other}/v1", command))
         run_dir, verdict, output = judged_run(tmp_path, *arms, duration_s=6, rate=6)
     assert verdict == "FAIL", output

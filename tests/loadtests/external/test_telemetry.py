@@ -11,7 +11,6 @@ import pytest
 from loadtests.experiments.model import Experiment
 from loadtests.external.compile_lines import CompileLog, LoggedCompile
 from loadtests.external.line_clock import LineClock
-from loadtests.external.telemetry import LogFormat
 from servers.complaint import ConfigError
 from tests.fakes.processes import refusal
 from tests.fakes.whole_run import experiment
@@ -36,8 +35,6 @@ def watched(telemetry: Any) -> Experiment:
         ({"log_command": "tail -F x"}, 'telemetry.log_command is "tail -F x": give a list'),
         ({"log_command": [""]}, "telemetry.log_command is empty"),
         ({"log_command": ["tail", 3]}, 'telemetry.log_command[0] is "tail": give a list'),
-        ({"log": "a", "log_format": "tgi"}, 'telemetry.log_format is "tgi": use "auto", "vllm", "torch" or "sglang"'),
-        ({"log_format": "vllm"}, "neither log nor log_command"),
     ],
 )
 def test_unusable_telemetry_says_what_to_write(telemetry: Any, says: str) -> None:
@@ -77,8 +74,8 @@ GRAPH = (
 DYNAMO = CORE.format(level="INFO", place="backends.py:1167") + "Dynamo bytecode transform time: 4.25 s"
 
 
-def read(*lines: str, format: LogFormat = "auto", every_ns: int = 0) -> list[LoggedCompile]:
-    log = CompileLog(format=format)
+def read(*lines: str, every_ns: int = 0) -> list[LoggedCompile]:
+    log = CompileLog()
     compiles = [compile for place, line in enumerate(lines) for compile in log.take(line, AT + place * every_ns)]
     return [*compiles, *log.rest()]
 
@@ -101,8 +98,7 @@ def test_vllms_monitor_tells_of_kernels_and_not_how_long_they_took(
     line: str, frame: str, shape: str, reason: str
 ) -> None:
     kernel = LoggedCompile(kind="jit", start_ns=AT, end_ns=AT, frame=frame, shape=shape, reason=reason)
-    assert read(line) == read(line, format="vllm") == [kernel]
-    assert read(line, format="torch") == []
+    assert read(line) == [kernel]
 
 
 def test_a_graph_of_vllm_took_as_long_as_it_says_and_what_dynamo_took_before() -> None:
@@ -158,13 +154,11 @@ LIMIT = [
 ]
 
 
-@pytest.mark.parametrize("format", ["auto", "torch"])
-def test_a_recompile_of_dynamo_has_its_first_reason(format: LogFormat) -> None:
+def test_a_recompile_of_dynamo_has_its_first_reason() -> None:
     reason = "0/3: tensor 'x' size mismatch at index 0. expected 5, actual 6"
     place = {"frame": "forward in /srv/model.py:2", "compile_id": "0/4"}
     recompile = LoggedCompile(kind="recompile", start_ns=AT, end_ns=AT, reason=reason, **place)
-    assert read(*RECOMPILE, format=format) == [recompile]
-    assert read(*RECOMPILE, format="vllm") == []
+    assert read(*RECOMPILE) == [recompile]
 
 
 def test_recompiles_that_follow_each_other_are_as_many_and_the_limit_is_one_of_its_own() -> None:
@@ -180,7 +174,7 @@ def test_lines_of_sglang() -> None:
     capture = "Capture target decode CUDA graph end. bs=[1, 2, 4], elapsed=3.50 s, mem usage=0.11 GB"
     older = "Capture cuda graph end. Time elapsed: 3.50 s. mem usage=0.11 GB. avail mem=9.00 GB."
     gemm = "Try DeepGEMM JIT Compiling for <GROUPED_GEMM_NT_F8F8BF16_CONTIG> N=512, K=7168, num_groups=8 with all Ms."
-    kinds = read(head + capture, head + older, head + gemm, head.replace("TP0", "TP1") + gemm, format="sglang")
+    kinds = read(head + capture, head + older, head + gemm, head.replace("TP0", "TP1") + gemm)
     assert [(compile.kind, compile.frame, compile.shape) for compile in kinds] == [
         ("graph_capture", "target decode CUDA graph", "[1, 2, 4]"),
         ("graph_capture", "cuda graph", ""),
@@ -208,8 +202,8 @@ ONCE = "vLLM warns once for each kernel unless it is started with --jit-monitor-
 UNSEEN = "no line says that vLLM's monitor of JIT compiles is on: show the log from its start on"
 
 
-def spots(*lines: str, format: LogFormat = "auto", before: tuple[str, ...] = ()) -> list[str]:
-    log = CompileLog(format=format)
+def spots(*lines: str, before: tuple[str, ...] = ()) -> list[str]:
+    log = CompileLog()
     for line in before:
         log.learn(line)
     for line in lines:
@@ -220,7 +214,7 @@ def spots(*lines: str, format: LogFormat = "auto", before: tuple[str, ...] = ())
 def test_a_log_of_vllm_tells_all_that_it_watches_where_it_was_started_to() -> None:
     assert spots(TRITON_LINE, before=(VERBOSE, MONITOR)) == [ONCE]  # whatever it says, this line has no details
     assert spots(IN_DETAIL, before=(VERBOSE, MONITOR)) == []
-    assert spots(before=(VERBOSE, MONITOR), format="vllm") == []
+    assert spots(before=(VERBOSE, MONITOR)) == []
 
 
 def test_a_log_of_vllm_that_warns_once_or_that_began_too_late_tells_too_little() -> None:
@@ -233,7 +227,6 @@ def test_a_log_of_vllm_that_warns_once_or_that_began_too_late_tells_too_little()
 def test_logs_of_others_never_tell_all() -> None:
     assert "TORCH_LOGS=recompiles tells neither" in spots(*RECOMPILE)[0]
     assert "SGLang logs captures" in spots("[2026-11-25 22:58:35 TP0] Decode batch")[0]
-    assert "SGLang logs captures" in spots(format="sglang")[0]
     assert spots("GET /health 200") == ["no line of it is known to be of vLLM, SGLang or PyTorch"]
 
 
