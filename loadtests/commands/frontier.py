@@ -56,10 +56,9 @@ def command(
     FAIL); 2 bad usage or configuration; 1 it broke or was interrupted.
     """
     from loadtests.commands.frontier_plan import asks_for_verdicts, frontier_plan
-    from loadtests.commands.judged_run import page_of, run_and_judge
+    from loadtests.commands.judged_run import run_and_judge
     from loadtests.trials.frontier import FrontierSearch, check_budget
     from loadtests.trials.run import ARM_COMMAND
-    from loadtests.trials.status import Status
 
     began = time.monotonic()
     demo = experiment == "demo"
@@ -67,17 +66,12 @@ def command(
     loaded = frontier_plan(source, settings=settings or (), seed=seed)
     minutes = budget or (DEMO_MINUTES if demo else BUDGET_MINUTES)
     check_budget(loaded, minutes)
-    status = Status()
-    live_page = page_of(page, status)
     search = FrontierSearch(
         loaded,
         out=Path(out),
         budget_s=minutes * 60.0,
         gated=asks_for_verdicts(loaded),
-        status=status,
-        page=live_page,
         arm_command=context.obj or ARM_COMMAND,
-        metrics=bool(metrics),
         began=began,
     )
-    return run_and_judge(search, status, live_page, metrics=metrics, as_json=as_json)
+    return run_and_judge(search, page=page, metrics=metrics, as_json=as_json)

@@ -18,24 +18,22 @@ from loadtests.trials.run import Orchestrator
 from loadtests.trials.status import Status
 
 
-def page_of(address: str, status: Status) -> LivePage | None:
-    """Return the live page at the address of --page, or None for `off`."""
-    parsed = page_address(address)
-    return None if parsed is None else LivePage(*parsed, status)
+def run_and_judge(orchestrator: Orchestrator, *, page: str, metrics: str, as_json: bool) -> int:
+    """Run the experiment and judge it, after checks that start nothing; return the exit code.
 
-
-def run_and_judge(
-    orchestrator: Orchestrator, status: Status, page: LivePage | None, *, metrics: str, as_json: bool
-) -> int:
-    """The experiment was run and judged, after checks that start nothing; the exit code."""
+    `page` and `metrics` are the addresses of --page and --metrics.
+    """
+    status, place = orchestrator.status, page_address(page)
+    live_page = None if place is None else LivePage(*place, status)
+    orchestrator.page, orchestrator.metrics = live_page, bool(metrics)
     orchestrator.prepare()
     ended: dict[str, Any] = {"complete": False, "error": "it ended in the middle"}
     try:
         with _exporting(status, metrics):
             return _run(orchestrator, status, ended, as_json=as_json)
     finally:
-        if page is not None:
-            page.close(ended)
+        if live_page is not None:
+            live_page.close(ended)
 
 
 def _exporting(status: Status, metrics: str) -> AbstractContextManager[object]:

@@ -72,13 +72,12 @@ def command(
     Exit codes: 0 promoted and every gate passed, 3 held or open, 99 rolled back, 2 bad usage or configuration, 1
     the run broke or was interrupted.
     """
-    from loadtests.commands.judged_run import page_of, run_and_judge
+    from loadtests.commands.judged_run import run_and_judge
     from loadtests.experiments.reading import from_table, load_table
     from loadtests.experiments.toml_limits import table_of
     from loadtests.experiments.users import of_users
     from loadtests.trials.ramp import RampRun, ramped
     from loadtests.trials.run import ARM_COMMAND
-    from loadtests.trials.status import Status
     from loadtests.trials.users_ramp import UsersRamp
 
     changes = [*(settings or ()), *(["ramp.load=none", f"users.admin={admin}"] if admin else [])]
@@ -87,18 +86,9 @@ def command(
     if table_of(table, "ramp").get("load") == "none":
         table = of_users(table)
     loaded = ramped(from_table(table), at_most_s=at_most)
-    status = Status()
-    live_page = page_of(page, status)
     run: Orchestrator
     if loaded.ramp.load == "none":
-        run = UsersRamp(loaded, out=Path(out), status=status, page=live_page)
+        run = UsersRamp(loaded, out=Path(out))
     else:
-        run = RampRun(
-            loaded,
-            out=Path(out),
-            status=status,
-            page=live_page,
-            arm_command=context.obj or ARM_COMMAND,
-            metrics=bool(metrics),
-        )
-    return run_and_judge(run, status, live_page, metrics=metrics, as_json=as_json)
+        run = RampRun(loaded, out=Path(out), arm_command=context.obj or ARM_COMMAND)
+    return run_and_judge(run, page=page, metrics=metrics, as_json=as_json)

@@ -59,27 +59,17 @@ def command(
 
     Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run broke or was interrupted.
     """
-    from loadtests.commands.judged_run import page_of, run_and_judge
+    from loadtests.commands.judged_run import run_and_judge
     from loadtests.experiments.reading import load
     from loadtests.trials.run import ARM_COMMAND, Orchestrator
-    from loadtests.trials.status import Status
 
     loaded = load(experiment, settings=settings or (), trace=trace, seed=seed)
     if until_decided:
         loaded = _until_decided(loaded, at_most)
     elif at_most is not None:
         raise ConfigError("--at-most belongs to --until-decided: give both, or --set traffic.duration_s")
-    status = Status()
-    live_page = page_of(page, status)
-    orchestrator = Orchestrator(
-        loaded,
-        out=Path(out),
-        status=status,
-        page=live_page,
-        arm_command=context.obj or ARM_COMMAND,
-        metrics=bool(metrics),
-    )
-    return run_and_judge(orchestrator, status, live_page, metrics=metrics, as_json=as_json)
+    orchestrator = Orchestrator(loaded, out=Path(out), arm_command=context.obj or ARM_COMMAND)
+    return run_and_judge(orchestrator, page=page, metrics=metrics, as_json=as_json)
 
 
 def _until_decided(experiment: Experiment, at_most_s: float | None) -> Experiment:

@@ -31,7 +31,6 @@ from analysis.records.documents import write_document
 from loadtests.experiments.model import Experiment
 from loadtests.trials.context import BudgetSpentError, RunError, StartError, TrialContext
 from loadtests.trials.environment import has_requests
-from loadtests.trials.live_page import LivePage
 from loadtests.trials.rate_search import next_rates, recorded_steps
 from loadtests.trials.run import ARM_COMMAND, Orchestrator, RunOutcome
 from loadtests.trials.served_parity import ExpectedAnswers
@@ -49,8 +48,7 @@ _LEAST_READY_S = 1.0
 class FrontierSearch(Orchestrator):
     """Run one experiment as a search that takes `budget_s`, from `began` on: by default from `run`.
 
-    `gated`: the verdicts of the gates are asked for. `clock` returns
-    monotonic seconds.
+    `gated`: the verdicts of the gates are asked for. `clock` returns monotonic seconds.
     """
 
     def __init__(
@@ -61,13 +59,11 @@ class FrontierSearch(Orchestrator):
         budget_s: float,
         gated: bool = False,
         status: Status | None = None,
-        page: LivePage | None = None,
         arm_command: Sequence[str] = ARM_COMMAND,
-        metrics: bool = False,
         clock: Callable[[], float] = time.monotonic,
         began: float | None = None,
     ) -> None:
-        super().__init__(experiment, out=out, status=status, page=page, arm_command=arm_command, metrics=metrics)
+        super().__init__(experiment, out=out, status=status, arm_command=arm_command)
         self._clock = clock
         self._budget_s = budget_s
         self._gated = gated

@@ -49,10 +49,4 @@ class RampRun(Orchestrator):
 
     def _steering(self, context: TrialContext) -> Steering | None:
         assert self._judge is not None
-        return RampControl(
-            context.folder.parent,
-            limits=self.experiment.ramp,
-            gates=self.experiment.gates,
-            control=self.experiment.control.name,
-            judge=self._judge,
-        )
+        return RampControl(context.folder.parent, self.experiment, judge=self._judge)

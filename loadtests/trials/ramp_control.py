@@ -10,8 +10,7 @@ from pathlib import Path
 
 from analysis.judging.ramp import Decision, decide
 from analysis.records.weight_journal import WeightChange
-from analysis.settings.gate_limits import GateLimits
-from analysis.settings.ramp_limits import RampLimits
+from loadtests.experiments.model import Experiment
 from loadtests.trials.candidate import Candidate
 from loadtests.trials.steering import END_DELAY_NS, Judge, Steered
 from loadtests.trials.weights import UNANSWERED, Splitter, WeightController, in_words
@@ -31,19 +30,10 @@ class RampControl:
 
     moves_weights = True
 
-    def __init__(
-        self,
-        run_dir: Path,
-        *,
-        limits: RampLimits,
-        gates: GateLimits,
-        control: str,
-        judge: Judge,
-        step: int = 0,
-    ) -> None:
-        self._limits, self._control, self._judge = limits, control, judge
-        self._candidate = Candidate(limits, gates)
-        self._weights = WeightController(run_dir, (control, limits.candidate))
+    def __init__(self, run_dir: Path, experiment: Experiment, *, judge: Judge, step: int = 0) -> None:
+        self._limits, self._control, self._judge = experiment.ramp, experiment.control.name, judge
+        self._candidate = Candidate(experiment.ramp, experiment.gates)
+        self._weights = WeightController(run_dir, (self._control, self._candidate.name))
         self._end_ns: int | None = None  # when the load ends, once the ramp has
         self._looked = self._looked_ns = 0
         self._step = step

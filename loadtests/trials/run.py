@@ -57,8 +57,8 @@ class RunOutcome:
 class Orchestrator:
     """Runs one experiment into a new directory under `out`. `status` says at any time what is going on.
 
-    `page` is opened with the run directory and stays until its owner closes it. `arm_command` is what starts an arm
-    replica, in front of --config, --port, --replica and --cache-dir. With `metrics` replicas show their pages to
+    `arm_command` is what starts an arm replica, in front of --config, --port, --replica and --cache-dir. A `page` is
+    opened with the run directory and stays until its owner closes it. With `metrics` replicas show their pages to
     Prometheus, and `status` says where.
     """
 
@@ -68,16 +68,14 @@ class Orchestrator:
         *,
         out: Path,
         status: Status | None = None,
-        page: LivePage | None = None,
         arm_command: Sequence[str] = ARM_COMMAND,
         parity_command: Sequence[str] | None = None,
-        metrics: bool = False,
     ) -> None:
         self.experiment = experiment
-        self._metrics = metrics
         self.status = status or Status()
         self._out = out
-        self._page = page
+        self.page: LivePage | None = None
+        self.metrics = False
         self._shared_cache = out / "compile-cache"
         self._arm_command = tuple(arm_command)
         self._parity_command = parity_command
@@ -117,8 +115,8 @@ class Orchestrator:
         status.duration_s = experiment.traffic.duration_s
         self.prepare()
         status.run_dir = run_dir = self._directory()
-        if self._page is not None:
-            self._page.open(run_dir)
+        if self.page is not None:
+            self.page.open(run_dir)
         ended = partial(RunOutcome, run_dir=run_dir, complete=False)
         try:
             if experiment.parity.full:
@@ -203,7 +201,7 @@ class Orchestrator:
             facts=TrialFacts.of(experiment, number, schedule),
             status=self.status,
             check=self._check,
-            metrics=self._metrics,
+            metrics=self.metrics,
         )
 
     def _run_trial(self, context: TrialContext, schedule: Schedule, expected: ExpectedAnswers | None = None) -> None:

@@ -19,10 +19,8 @@ from loadtests.provider.answers import GOALS, Evidence
 from loadtests.provider.server import ProviderServer
 from loadtests.trials.candidate import Candidate
 from loadtests.trials.context import TrialContext, TrialFacts
-from loadtests.trials.live_page import LivePage
 from loadtests.trials.ramp_control import RampControl
 from loadtests.trials.run import Orchestrator
-from loadtests.trials.status import Status
 from loadtests.trials.steering import Judge, Steered, Steering
 from loadtests.trials.users_trial import UsersTrial, observed_of
 from loadtests.trials.weights import UNANSWERED, Splitter, WeightController, splitter_of
@@ -42,15 +40,8 @@ class UsersRamp(Orchestrator):
     With `users.provider` others move the weights: they are recorded, and the candidate is judged for those who ask.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        *,
-        out: Path,
-        status: Status | None = None,
-        page: LivePage | None = None,
-    ) -> None:
-        super().__init__(experiment, out=out, status=status, page=page)
+    def __init__(self, experiment: Experiment, *, out: Path) -> None:
+        super().__init__(experiment, out=out)
         self._splitter: Splitter | None = None
         self._provider: ProviderServer | None = None
         self._log = ""
@@ -140,14 +131,7 @@ class UsersRamp(Orchestrator):
         experiment, run_dir = self.experiment, context.folder.parent
         if self._provider is not None:
             return Onlooker(run_dir, experiment=experiment, judge=self._judge, provider=self._provider)
-        return RampControl(
-            run_dir,
-            limits=experiment.ramp,
-            gates=experiment.gates,
-            control=experiment.control.name,
-            judge=self._judge,
-            step=self._step,
-        )
+        return RampControl(run_dir, experiment, judge=self._judge, step=self._step)
 
 
 class Onlooker:

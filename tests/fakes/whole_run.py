@@ -43,12 +43,20 @@ def experiment(**tables: Any) -> Experiment:
 
 
 def run(
-    what: Experiment, out: Path, *flags: str, status: Status | None = None, page: LivePage | None = None, **more: Any
+    what: Experiment,
+    out: Path,
+    *flags: str,
+    status: Status | None = None,
+    page: LivePage | None = None,
+    metrics: bool = False,
+    **more: Any,
 ) -> tuple[RunOutcome, Status]:
     """Run the experiment in this process; `flags` are of the fake arm."""
     status = status or Status()
     command = [sys.executable, str(FAKE_ARM), *flags]
-    return Orchestrator(what, out=out, status=status, page=page, arm_command=command, **more).run(), status
+    orchestrator = Orchestrator(what, out=out, status=status, arm_command=command, **more)
+    orchestrator.page, orchestrator.metrics = page, metrics
+    return orchestrator.run(), status
 
 
 def tailgate(*arguments: str, flags: tuple[str, ...] = ()) -> list[str]:

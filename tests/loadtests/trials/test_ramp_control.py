@@ -18,6 +18,7 @@ from analysis.judging.alarms import ServedCompile, compile_alarms
 from analysis.records.weight_journal import BY_HAND, read_weights
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.ramp_limits import RampLimits
+from loadtests.experiments.model import Experiment
 from loadtests.page import tails
 from loadtests.trials import candidate, channels, ramp_control, steering, weights
 from loadtests.trials.channels import Pulse
@@ -92,11 +93,10 @@ class Ramp:
 
     def controller(self, *, step: int = 0, **limits: Any) -> RampControl:
         """One that begins at the step."""
+        control, ramp = SimpleNamespace(name="eager"), LIMITS.model_copy(update=limits)
         return RampControl(
             self.folder,
-            limits=LIMITS.model_copy(update=limits),
-            gates=GateLimits(),
-            control="eager",
+            cast(Experiment, SimpleNamespace(ramp=ramp, gates=GateLimits(), control=control)),
             judge=cast(Judge, SimpleNamespace(last=lambda: self.look)),
             step=step,
         )
