@@ -21,8 +21,8 @@ LENGTHS = [5, 9, 5, 300, 9, 40, 41, 5, 300, 12]
 @pytest.fixture
 def trace(tmp_path: Path) -> Trace:
     path = tmp_path / "own.csv"
-    rows = [f"{second},{length},7" for second, length in enumerate(LENGTHS)]
-    path.write_text("\n".join(["time_s,input_tokens,output_tokens", *rows]) + "\n")
+    rows = [f"2023-11-16 18:15:{second:02}.0,{length},7" for second, length in enumerate(LENGTHS)]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
     return read_trace(path)
 
 
