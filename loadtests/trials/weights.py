@@ -19,7 +19,7 @@ from servers.clock import now_ns
 from servers.complaint import ConfigError
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.kubernetes import Gateway
-from servers.splitter.live import SAME_START_S, live_weights, reweight, started_s_ago
+from servers.splitter.live import SAME_START_S, Shares, live_shares, reweight, started_s_ago
 
 # No alarm is seen while a route is waited for, and a rollback is to take 2 s at most.
 _IN_FORCE_S, _ASK_S = 1.0, 0.2
@@ -31,8 +31,8 @@ UNANSWERED: Final = (SplitterError, ConfigError)
 class Splitter(Protocol):
     """Weights that can be read and set. Each method raises one of UNANSWERED."""
 
-    def weights(self) -> Mapping[str, int]:
-        """Return the weights in force."""
+    def shares(self) -> Shares:
+        """Return the shares in force."""
 
     def reweight(self, weights: Mapping[str, int]) -> None:
         """Have new requests follow the weights; those under way are not touched."""
@@ -48,8 +48,8 @@ class EnvoySplitter:
     admin: Admin
     configured: Mapping[str, int] | None = None
 
-    def weights(self) -> Mapping[str, int]:
-        return live_weights(self.admin, self.configured)
+    def shares(self) -> Shares:
+        return live_shares(self.admin, self.configured)
 
     def reweight(self, weights: Mapping[str, int]) -> None:
         reweight(self.admin, weights)
@@ -65,8 +65,8 @@ class RouteSplitter:
 
     gateway: Gateway
 
-    def weights(self) -> Mapping[str, int]:
-        return self.gateway.state().weights
+    def shares(self) -> Shares:
+        return Shares(weights=self.gateway.state().weights, shadows={})
 
     def reweight(self, weights: Mapping[str, int]) -> None:
         """Return once the gateway says that it follows, or after 1 s: not every gateway says so."""
@@ -190,9 +190,10 @@ class WeightController:
         """Read the weights, and record and return what others made of them; None where they are those of one of `own`,
         which `held` says, or where the splitter has started anew."""
         before_ns, self._read_ns = self._read_ns, now_ns()
-        found, last = splitter.weights(), self.last
-        weights = {arm: found.get(arm, 0) for arm in self._arms}
-        if any(weights == dict(change.weights) for change in own):
+        found, last = splitter.shares(), self.last
+        weights = {arm: found.weights.get(arm, 0) for arm in self._arms}
+        shadows = {arm: percent for arm, percent in found.shadows.items() if arm in self._arms}
+        if any((weights, shadows) == (dict(change.weights), dict(change.shadows)) for change in own):
             self.held = True
             return None
         if own and self._start_s is not None and time.monotonic() - splitter.up_s() > self._start_s + SAME_START_S:
@@ -201,6 +202,7 @@ class WeightController:
             # No earlier than the change before it, which was made at its own instant.
             at_ns=self._read_ns if last is None else max(before_ns, (last.done_ns or last.at_ns) + 1),
             weights=weights,
+            shadows=shadows,
             why=f"another program changed {in_words(own[0])}" if own else "as found",
             action=self._others,
             step=self._step if last is None else last.step,
@@ -219,5 +221,6 @@ class WeightController:
 
 
 def in_words(change: WeightChange) -> str:
-    """Return the weights of a change: "eager=90, compiled=10"."""
-    return ", ".join(f"{arm}={weight}" for arm, weight in change.weights.items())
+    """Return the shares of a change: "eager=90, compiled=10"."""
+    copies = [f"copies of {percent:g} % to {arm}" for arm, percent in change.shadows.items()]
+    return ", ".join([*(f"{arm}={weight}" for arm, weight in change.weights.items()), *copies])

@@ -7,17 +7,18 @@ from typing import Any, Final
 
 from servers.complaint import ConfigError
 from servers.metadata import ARM_HEADER
-from servers.splitter.envoy_config import SplitterConfig
+from servers.splitter.envoy_config import SplitterConfig, fraction
 
 GROUP: Final = "gateway.networking.k8s.io"
 _PORT: Final = 50051  # of every Service
 
 
 def grpc_route_manifest(config: SplitterConfig) -> dict[str, Any]:
-    """Return the Gateway API GRPCRoute (JSON-ready) with the same pins, refusal and weights.
+    """Return the Gateway API GRPCRoute (JSON-ready) with the same pins, refusal, weights and shadows.
 
     Arm "x" is the Service `service_name("x")`. Stickiness, health checks and the response header that names the arm are
-    not portable in a GRPCRoute and left out. Raises ConfigError when two arms share a Service name.
+    not portable in a GRPCRoute and left out. A shadow needs Gateway API 1.3 or newer. Raises ConfigError when
+    two arms share a Service name.
     """
     services = [service_name(arm.name) for arm in config.arms]
     for arm, service in zip(config.arms, services, strict=True):
@@ -31,6 +32,9 @@ def grpc_route_manifest(config: SplitterConfig) -> dict[str, Any]:
         return [{"headers": [{"type": kind, "name": ARM_HEADER, "value": value}]}]
 
     weighted: dict[str, Any] = {"backendRefs": [backend(arm.name, weight=arm.weight) for arm in config.arms]}
+    for shadow, percent in config.shadows.items():
+        mirror = {"backendRef": backend(shadow), "fraction": {**fraction(percent), "denominator": 1_000_000}}
+        weighted.setdefault("filters", []).append({"type": "RequestMirror", "requestMirror": mirror})
     return {
         "apiVersion": f"{GROUP}/v1",
         "kind": "GRPCRoute",

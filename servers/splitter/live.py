@@ -1,4 +1,4 @@
-"""A running split, through Envoy's admin interface: its replicas and log, what it counted, and its weights."""
+"""A running split, through Envoy's admin interface: its replicas and log, what it counted, and its shares."""
 
 from __future__ import annotations
 
@@ -6,16 +6,25 @@ import json
 import time
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from servers.address import joined
 from servers.complaint import ConfigError
 from servers.splitter.admin import Admin, SplitterError
-from servers.splitter.bootstrap import LISTENER, WEIGHT_KEYS
-from servers.splitter.envoy_config import check_weight
+from servers.splitter.bootstrap import LISTENER, SHADOW_KEYS, WEIGHT_KEYS
+from servers.splitter.envoy_config import check_shadow, check_weight, fraction
 
 # Envoy states its age in whole seconds: two readings of one start are closer than this.
 SAME_START_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """The weight of every arm, and the percentage of requests that each shadow gets copies of."""
+
+    weights: Mapping[str, int]
+    shadows: Mapping[str, float]
 
 
 def replica_addresses(admin: Admin) -> dict[str, tuple[str, ...]]:
@@ -54,8 +63,8 @@ def started_s_ago(admin: Admin) -> float:
 def ended_requests(admin: Admin) -> tuple[int, float]:
     """Return how many requests have ended since Envoy started, and when that was on the monotonic clock.
 
-    Counters are read one after the other while traffic flows: the difference may be off by the requests of that
-    instant. Raises SplitterError.
+    Copies to a shadow are not counted. Counters are read one after the other while traffic flows: the difference may be
+    off by the requests of that instant. Raises SplitterError.
     """
     total, active, age = (
         f"http.{LISTENER}.downstream_rq_total",
@@ -69,46 +78,66 @@ def ended_requests(admin: Admin) -> tuple[int, float]:
         return counted[total] - counted[active], read_s - counted[age]
 
 
-def configured_weights(admin: Admin) -> dict[str, int]:
-    """Return the weight of every arm that the split has whenever it starts. Raises SplitterError."""
+def configured_shares(admin: Admin) -> Shares:
+    """Return the shares that the split has whenever it starts. Raises SplitterError."""
     text = admin.get("/config_dump")
     with admin.answering("configuration"):
         for table in _tables(json.loads(text)):
             if clusters := table.get("weighted_clusters", {}).get("clusters"):
-                return {row["name"]: int(row.get("weight", 0)) for row in clusters}
+                policies = table.get("request_mirror_policies", [])
+                return Shares(
+                    weights={row["name"]: int(row.get("weight", 0)) for row in clusters},
+                    shadows={row["cluster"]: _percent(row["runtime_fraction"]["default_value"]) for row in policies},
+                )
     raise SplitterError(f"{admin.address} is an Envoy but splits nothing by weight: give the admin port of a split")
 
 
-def live_weights(admin: Admin, configured: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Return the weights in force; faster where the `configured` ones are known. Raises SplitterError."""
-    known = configured or configured_weights(admin)
+def live_shares(admin: Admin, configured: Mapping[str, int] | None = None) -> Shares:
+    """Return the shares in force; faster with the `configured` weights of a split that starts without shadows.
+
+    Raises SplitterError.
+    """
+    known = Shares(weights=configured, shadows={}) if configured else configured_shares(admin)
     text = admin.get("/runtime")
-    with admin.answering("weights of arms"):
+    with admin.answering("shares of arms"):
         entries = json.loads(text).get("entries", {})
         live = {key: entry["final_value"] for key, entry in entries.items() if entry.get("final_value")}
-        return {arm: int(live.get(f"{WEIGHT_KEYS}.{arm}", weight)) for arm, weight in known.items()}
+        weights = {arm: int(live.get(f"{WEIGHT_KEYS}.{arm}", weight)) for arm, weight in known.weights.items()}
+        shadows = {arm: known.shadows.get(arm, 0.0) for arm in weights}
+        shadows |= {arm: _percent(json.loads(live[key])) for arm in weights if (key := f"{SHADOW_KEYS}.{arm}") in live}
+        return Shares(weights=weights, shadows={arm: percent for arm, percent in shadows.items() if percent})
 
 
-def reweight(admin: Admin, weights: Mapping[str, int]) -> dict[str, int]:
-    """Have new requests follow `weights`, and return those of all arms from now on.
+def _percent(share: Mapping[str, Any] | float) -> float:
+    """The percentage of a fraction of a million as tailgate sets it, or of a whole percentage as a person may."""
+    return min(float(share), 100.0) if isinstance(share, (int, float)) else share.get("numerator", 0) / 10_000
 
-    All of it changes in one step; streams in flight are not touched. Arms that are not named keep theirs. The fewest
-    sessions change their arm when the sum of all weights stays the same. Raises ConfigError for an unknown arm, a bad
-    weight, or nothing but zeros, and SplitterError when no split answers.
+
+def reweight(admin: Admin, weights: Mapping[str, int], shadows: Mapping[str, float] | None = None) -> Shares:
+    """Have new requests follow `weights`, and be copied to the arms of `shadows` (percentages; 0 ends the copies).
+
+    All of it changes in one step; streams in flight are not touched, copies neither. Arms that are not named keep
+    theirs. The fewest sessions change their arm when the sum of all weights stays the same. Returns the shares from now
+    on. Raises ConfigError for an unknown arm, a bad weight or percentage, an arm that would have both or nothing but
+    zeros, and SplitterError when no split answers.
     """
-    current = live_weights(admin)
-    for name, weight in weights.items():
-        if name not in current:
-            known = ", ".join(current)
+    current = live_shares(admin)
+    new = Shares(weights={**current.weights, **weights}, shadows={**current.shadows, **(shadows or {})})
+    for name in (*new.weights, *new.shadows):
+        if name not in current.weights:
+            known = ", ".join(current.weights)
             raise ConfigError(f'arm "{name}" is unknown to the split at {admin.address}: use one of {known}')
-        check_weight(name, weight)
-    merged = {**current, **weights}
-    if not any(merged.values()):
+        check_weight(name, new.weights[name])
+        check_shadow(name, new.shadows.get(name, 0.0), new.weights[name])
+    if not any(new.weights.values()):
         raise ConfigError("every arm would have weight 0: give at least one arm a weight of 1 or more")
     # One request for all of them, so that no call is routed by half of the change.
-    changes = {f"{WEIGHT_KEYS}.{name}": weight for name, weight in merged.items()}
+    changes = {f"{WEIGHT_KEYS}.{name}": str(weight) for name, weight in new.weights.items()}
+    for name, percent in new.shadows.items():
+        # Without spaces, which Envoy would read as "+".
+        changes[f"{SHADOW_KEYS}.{name}"] = json.dumps(fraction(percent), separators=(",", ":"))
     admin.post(f"/runtime_modify?{urllib.parse.urlencode(changes)}")
-    return merged
+    return Shares(weights=new.weights, shadows={arm: percent for arm, percent in new.shadows.items() if percent})
 
 
 def _tables(document: Iterable[Any]) -> Iterator[dict[str, Any]]:

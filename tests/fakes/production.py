@@ -26,7 +26,7 @@ from loadtests.experiments.reading import load
 from servers.metadata import SESSION_HEADER
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.splitter.admin import Admin
-from servers.splitter.live import live_weights
+from servers.splitter.live import live_shares
 from tests.fakes.grpc_servers import spawned
 from tests.fakes.processes import free_port
 from tests.fakes.whole_run import command, environment
@@ -89,7 +89,7 @@ class Production:
 
     def weights(self) -> dict[str, int]:
         """Return what is in force."""
-        return live_weights(self.admin)
+        return dict(live_shares(self.admin).weights)
 
     def kill(self, name: str) -> None:
         self.children[name].send_signal(signal.SIGKILL)

@@ -70,7 +70,7 @@ BASE: dict[str, tuple[str, ...]] = {
     "inspect": ("--arm", "eager"),
     "serve": ("--preset", "eager", "--port", "0"),
     "precompile": ("--arm", "compiled-padded", "--out", "OUT"),
-    "split": ("--arm", "eager=127.0.0.1:50051", "--arm", "other=127.0.0.1:50052", "--weight", "other=5"),
+    "split": ("--arm", "eager=127.0.0.1:50051", "--arm", "dark=127.0.0.1:50052", "--shadow", "dark=5%"),
     "worker": ("--master", "127.0.0.1:5557", "--keep", "OUT"),
     "analyze": ("RUN",),
     "compare": ("EARLIER", "RUN"),

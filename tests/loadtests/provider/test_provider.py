@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +26,7 @@ from loadtests.trials.steering import Judge, Steered
 from loadtests.trials.users_ramp import Onlooker
 from servers.complaint import ConfigError
 from servers.splitter.admin import SplitterError
+from servers.splitter.live import Shares
 from tests.fakes.kubernetes import asked
 from tests.fakes.processes import refusal
 
@@ -53,7 +54,7 @@ class Watched:
             SimpleNamespace(
                 context=SimpleNamespace(facts=self.facts, status=self.status),
                 collector=self.collector,
-                splitter=SimpleNamespace(weights=self.weights),
+                splitter=SimpleNamespace(shares=self.shares),
             ),
         )
         experiment = SimpleNamespace(
@@ -69,10 +70,10 @@ class Watched:
         )
         self.finished = self.failed = self.looks = 0
 
-    def weights(self) -> Mapping[str, int]:
+    def shares(self) -> Shares:
         if self.deaf:
             raise SplitterError("no split answers")
-        return dict(self.kept)
+        return Shares(weights=dict(self.kept), shadows={})
 
     def poll(self, seconds: float = 1.0) -> None:
         self.clock_ns += int(seconds * 1e9)

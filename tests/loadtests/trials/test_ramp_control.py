@@ -28,6 +28,7 @@ from loadtests.trials.steering import EarlyEnding, Judge, Steered, early_end
 from loadtests.trials.users_ramp import step_of
 from servers.complaint import ConfigError
 from servers.splitter.admin import SplitterError
+from servers.splitter.live import Shares
 from tests.fakes.processes import refusal, wait_for
 
 START_NS = 10**18 + 10**12
@@ -44,9 +45,9 @@ class FakeSplitter:
         self.deaf = False
         self.up = 1e9
 
-    def weights(self) -> Mapping[str, int]:
+    def shares(self) -> Shares:
         self._answer()
-        return dict(self.kept)
+        return Shares(weights=dict(self.kept), shadows={})
 
     def reweight(self, weights: Mapping[str, int]) -> None:
         self._answer()

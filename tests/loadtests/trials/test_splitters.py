@@ -85,7 +85,7 @@ def accepted(route: dict[str, Any]) -> None:
     route["status"] = {"parents": [{"conditions": [condition]}]}
 
 
-CONFIGURED = {"eager": 9, "compiled": 1}
+CONFIGURED = {"eager": 9, "compiled": 1, "dark": 0}
 
 
 @pytest.fixture
@@ -110,12 +110,13 @@ def test_a_change_by_hand_is_recorded_once_with_the_weights_before(house: House,
     assert controller.watch(splitter) is None
     start, written = read_weights(tmp_path)
     assert written == change
-    assert (start.weights, start.action) == (CONFIGURED, "start")
-    assert written.weights == {"eager": 9, "compiled": 9}
+    assert (start.weights, start.shadows, start.action) == (CONFIGURED, {}, "start")
+    assert written.weights == {"eager": 9, "compiled": 9, "dark": 0}
     assert (written.action, written.step, written.trial) == (BY_HAND, None, 2)
     assert "compiled=1" in written.why
     assert start.at_ns < written.at_ns < (written.done_ns or 0)
-    assert in_words(written) == "eager=9, compiled=9"
+    reweight(admin, {}, {"dark": 25})
+    assert in_words(controller.watch(splitter) or start) == "eager=9, compiled=9, dark=0, copies of 25 % to dark"
     house.envoy.stop(grace_s=0)
     with pytest.raises(SplitterError):
         controller.watch(splitter)

@@ -19,7 +19,7 @@ from servers.address import host_port
 from servers.metadata import ARM_HEADER, INFERENCE_SERVICE, SESSION_HEADER
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.splitter.envoy import Envoy
-from servers.splitter.envoy_config import ArmTarget, SplitterConfig
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig, stat_name
 from tests.fakes.processes import PATIENCE_S, wait_for
 from tests.faults.relay import Relay, Weather
 
@@ -170,14 +170,19 @@ class House:
         self.loop = loop
         self.work_dir = work_dir
         relayed: bool = settings.pop("relayed", False)
-        weights = settings.pop("weights", {})
+        weights, shadows = settings.pop("weights", {}), settings.pop("shadows", {})
         self.replicas = {
             arm: [Replica(arm, index, relayed=relayed) for index in range(count)] for arm, count in replicas.items()
         }
         for replica in self.all:
             loop.run(replica.start())
         arms = (
-            ArmTarget(name=arm, backends=tuple(item.address for item in items), weight=weights.get(arm, 1))
+            ArmTarget(
+                name=arm,
+                backends=tuple(item.address for item in items),
+                weight=weights.get(arm, 1),
+                shadow_percent=shadows.get(arm, 0.0),
+            )
             for arm, items in self.replicas.items()
         )
         self.config = SplitterConfig(
@@ -209,7 +214,20 @@ class House:
         return held
 
     def _answering(self) -> int:
-        return sum(item.active for item in self.all)
+        """Streams that replicas answer to users, copies left out."""
+        shadows = self.config.shadows
+        return sum(item.active for arm, items in self.replicas.items() if arm not in shadows for item in items)
+
+    def copies(self, arm: str) -> int:
+        """How many copies the shadow `arm` ever got; returns when none is on its way."""
+        name = f"cluster.{stat_name(arm)}.upstream_rq_"
+
+        def arrived() -> bool:
+            stats = self.envoy.stats(f"^{name}")
+            return stats[f"{name}total"] == sum(item.calls for item in self.replicas[arm])
+
+        wait_for(arrived)
+        return sum(item.calls for item in self.replicas[arm])
 
     def release(self) -> None:
         for replica in self.all:

@@ -25,9 +25,14 @@ ROOT = Path(__file__).parents[3]
 ARMS = ("eager", "Compiled_2.13")
 
 
-def split_of(weights: dict[str, int]) -> SplitterConfig:
+def split_of(weights: dict[str, int], shadows: dict[str, float] | None = None) -> SplitterConfig:
     arms = (
-        ArmTarget(name=name, backends=(f"{service_name(name)}:50051",), weight=weight)
+        ArmTarget(
+            name=name,
+            backends=(f"{service_name(name)}:50051",),
+            weight=weight,
+            shadow_percent=(shadows or {}).get(name, 0.0),
+        )
         for name, weight in weights.items()
     )
     return SplitterConfig(arms=tuple(arms))
@@ -40,15 +45,22 @@ def manifest() -> dict[str, Any]:
     return route
 
 
-def test_the_route_pins_arms_and_splits_by_weight() -> None:
-    *pinned, weighted = grpc_route_manifest(split_of({"eager": 90, "compiled-padded": 10}))["spec"]["rules"]
+def test_the_route_pins_arms_splits_by_weight_and_mirrors_to_shadows() -> None:
+    config = split_of({"eager": 90, "compiled-padded": 10, "dark": 0, "darker": 0}, {"dark": 12.5, "darker": 100.0})
+    *pinned, weighted = grpc_route_manifest(config)["spec"]["rules"]
     pins = {rule["matches"][0]["headers"][0]["value"]: rule.get("backendRefs", []) for rule in pinned}
     assert pins.pop(".+") == []
-    assert pins == {arm: [{"name": f"tailgate-{arm}", "port": 50051}] for arm in ("eager", "compiled-padded")}
+    assert pins == {arm: [{"name": f"tailgate-{arm}", "port": 50051}] for arm in pins}
+    assert not any("filters" in rule for rule in pinned)
     shares = {backend["name"]: backend["weight"] for backend in weighted["backendRefs"]}
-    assert shares == {"tailgate-eager": 90, "tailgate-compiled-padded": 10}
+    assert shares == {"tailgate-eager": 90, "tailgate-compiled-padded": 10, "tailgate-dark": 0, "tailgate-darker": 0}
+    mirrors = [item["requestMirror"] for item in weighted["filters"]]
+    assert [mirror["backendRef"]["name"] for mirror in mirrors] == ["tailgate-dark", "tailgate-darker"]
     with pytest.raises(ConfigError, match=r'"a\.b".*tailgate-a-b'):
         grpc_route_manifest(split_of({"a.b": 1, "a-b": 1}))
+    assert [mirror["fraction"] for mirror in mirrors] == [
+        {"numerator": numerator, "denominator": 1_000_000} for numerator in (125_000, 1_000_000)
+    ]
 
 
 def deployed(kind: str) -> dict[str, dict[str, Any]]:
