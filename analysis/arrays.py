@@ -1,4 +1,4 @@
-"""The kinds of NumPy arrays that analysis counts with."""
+"""The kinds of NumPy arrays that analysis counts with, in as many bits as the numbers need."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.floating[Any]]
+Ints = npt.NDArray[np.signedinteger[Any]]
 Bools = npt.NDArray[np.bool_]
-Codes = npt.NDArray[np.signedinteger[Any]]  # whole numbers that are small, most held in 32 bits

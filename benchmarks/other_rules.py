@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 from scipy import optimize, stats
 
-from analysis.arrays import Codes, Floats
+from analysis.arrays import Floats, Ints
 from analysis.judging.verdict import combined
 from analysis.records.run_records import read_run
 from analysis.run.run import Run
@@ -59,7 +59,7 @@ class Answers:
     """The completed requests of an arm: latencies, trials, and when each ended in the window of its trial."""
 
     latency_ms: Floats
-    trial: Codes
+    trial: Ints
     ended_s: Floats  # since the window opened
     window_s: Mapping[int, float]  # of each trial
 

@@ -15,7 +15,7 @@ from analysis.run.attribution import OTHER
 from analysis.run.compile_events import windows_of
 from analysis.run.pairs import Copies, copies_of, matters_ms
 from analysis.run.run import Run
-from analysis.run.spikes import normal_e2e_ms
+from analysis.run.spikes import expected_ms, usual_ms
 from analysis.run.trials import SECOND
 from analysis.statistics.distributions import binomial_test
 
@@ -224,23 +224,24 @@ def _slowdown(run: Run) -> tuple[float | None, float | None]:
     requests = run.requests
     events = [event for event in run.events if event.serving and event.stalls and event.arm != run.control]
     own = run.of_arm(run.control) & requests.ok & (requests.e2e_ms > 0)
-    expected = normal_e2e_ms(requests, own & (run.attribution.cause == OTHER)) if events else None
-    if expected is None:
+    usual = usual_ms(requests, own & (run.attribution.cause == OTHER)) if events else None
+    if usual is None:
         return None, None
-    own &= expected > 0
     bin_s = max(0.25, run.seconds / 8000.0)
     inside: list[Floats] = []
-    starts, excess = [], []
+    starts: list[Floats] = []
+    excess: list[Floats] = []
     offset = 0.0
     for trial in run.trials:
         bins = max(1, math.ceil(trial.seconds / bin_s))
         edges = trial.start_ns + (np.arange(bins + 1) * bin_s * SECOND).astype(np.int64)
         windows = windows_of((event.start_ns, event.end_ns) for event in events if event.trial == trial.number)
         inside.append(windows.overlap_ns(edges[:-1], edges[1:]) / (bin_s * SECOND))
-        rows = own & (requests.trial == trial.number)
+        rows = np.flatnonzero(own & (requests.trial == trial.number))
+        rows = rows[expected_ms(requests, usual, rows) > 0]
         since = np.clip((requests.start_ns[rows] - trial.start_ns) / 1e9, 0.0, bins * bin_s - 1e-6)
         starts.append(since + offset)
-        took = np.log(requests.e2e_ms[rows] / expected[rows])
+        took = np.log(requests.e2e_ms[rows] / expected_ms(requests, usual, rows))
         excess.append(took - took.mean() if took.size else took)  # trials may run on machines of other speeds
         offset += bins * bin_s
     return slowdown_during(*map(np.concatenate, (excess, starts, inside)), bin_s=bin_s, rng=run.rng(1))

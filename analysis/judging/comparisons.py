@@ -172,7 +172,8 @@ def steady_rows(run: Run, arm: str) -> Rows:
 def samples_of(run: Run, metric: str, rows: Rows, *, segments: int = 1) -> tuple[Sample, Sample]:
     """The values of the metric where it is defined, of a request and its copy alike, by so many segments of a block."""
     own, base = (_known(run, metric, arm) for arm in (rows.treatment, rows.control))
-    if rows.paired and len(own) and len(base):
+    whole = (len(own), len(base)) == (len(rows.treatment), len(rows.control))
+    if rows.paired and not whole and len(own) and len(base):
         own, base = in_pairs(run.requests.pair, own, base)
     treatment, control = leveled(run.machines, *(_sample(run, metric, arm, segments) for arm in (own, base)))
     if rows.uneven:
@@ -189,7 +190,8 @@ def leveled(machines: Machines, treatment: Sample, control: Sample) -> tuple[Sam
     if len(machines) < 2 or not len(treatment) or not len(control):
         return treatment, control
     place = [machines.codes(sample.trial) for sample in (treatment, control)]
-    logs = np.log(np.maximum(np.concatenate((treatment.values, control.values)), _SMALLEST_MS))
+    ms = np.concatenate((treatment.values, control.values))
+    logs = np.log(np.maximum(ms, _SMALLEST_MS), dtype=np.float64)
     joined = np.concatenate(place)
     means = np.bincount(joined, logs, len(machines)) / np.maximum(np.bincount(joined, minlength=len(machines)), 1)
     level = np.exp(means - logs.mean())
@@ -204,20 +206,21 @@ def _known(run: Run, metric: str, rows: Ints) -> Ints:
     if metric == "itl":
         offsets = requests.gap_offsets
         return rows[(offsets[rows + 1] > offsets[rows]) | requests.failed[rows]]
-    return rows[np.flatnonzero(~np.isnan(requests.metric_ms(metric)[rows]))]
+    known = ~np.isnan(requests.metric_ms(metric)[rows])
+    return rows if known.all() else rows[known]
 
 
 def _sample(run: Run, metric: str, rows: Ints, segments: int) -> Sample:
     """The values of the rows. Of ITL all gaps, each in the block in which it ended, whenever its request was due."""
     requests = run.requests
     if metric != "itl":
-        values, trial = requests.metric_ms(metric)[rows].astype(np.float64), requests.trial[rows]
+        values, trial = requests.metric_ms(metric)[rows], requests.trial[rows]
         if segments == 1:
             return Sample(values=values, block=run.block[rows], trial=trial)
         return Sample(values=values, block=blocks_at(run, trial, requests.start_ns[rows], segments), trial=trial)
     gaps = gaps_of(requests, rows, most=MOST_GAPS)
     trial = requests.trial[gaps.row]
-    return Sample(values=gaps.ms.astype(np.float64), block=blocks_at(run, trial, gaps.end_ns, segments), trial=trial)
+    return Sample(values=gaps.ms, block=blocks_at(run, trial, gaps.end_ns, segments), trial=trial)
 
 
 def blocks_at(run: Run, trial: Ints, at_ns: Ints, segments: int = 1) -> Ints:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.arrays import Floats, Ints
+from analysis.arrays import Bools, Floats, Ints
 from analysis.run.run import Run
 from analysis.run.slo import ShareResult, Units
 from analysis.run.startup import start_spread
@@ -226,7 +226,8 @@ def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tupl
     """
     requests = np.bincount(block, minlength=run.blocks)
     bad = np.bincount(block[counted.missed], minlength=run.blocks)
-    tail, far = np.ones(run.blocks), np.ones(run.blocks, dtype=np.bool_)
+    tail: Floats = np.ones(run.blocks)
+    far: Bools = np.ones(run.blocks, dtype=np.bool_)
     if counted.limit_ms is not None and len(counted.ms) and 0.0 < allowed < 1.0:
         tail, far = tail_effects(counted.ms, block, blocks=run.blocks, allowed=allowed, limit_ms=counted.limit_ms)
     tests, alpha, asked = share_tests(run), run.limits.alpha, run.limits.min_blocks

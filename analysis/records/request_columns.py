@@ -1,11 +1,13 @@
 """The requests of a run as slim columns of NumPy, filled table by table while files are read.
 
-A request takes about 100 bytes, and a gap between tokens 4. Names are codes, ids are hashes of 64 bits, and times are
-one start in ns with single-precision distances from it, which are off by 6e-8 of their length at most.
+A request takes about 35 bytes, 16 more until the ids of its trial are compared, and a gap between tokens 4. Names are
+codes, ids are hashes of 64 bits, and times are one start in ns with single-precision distances from it, which are off
+by 6e-8 of their length at most. Columns are read-only: one that holds a single value takes no memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -14,25 +16,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.arrays import Bools, Codes, Ints
+from analysis.arrays import Bools, Floats, Ints
+from analysis.records.schemas import JUDGED_REQUESTS
 
-Singles = npt.NDArray[np.float32]
 Hashes = npt.NDArray[np.uint64]
 
 SCHEDULED, ERROR, WRONG = 1, 2, 4  # flags: the start is a scheduled time; an error is named; times run backwards
 
 _NAMES = ("arm", "replica", "status", "phase")
 _IDS = {"request_id": "id", "pair_id": "pair", "session_id": "session"}
-_KINDS: dict[str, npt.DTypeLike] = {
-    **dict.fromkeys(_NAMES, np.int32),
-    **dict.fromkeys(("trial", "prompt_tokens", "max_tokens", "output_tokens", "token_times"), np.int32),
-    **dict.fromkeys(("sent_ms", "first_ms", "end_ms", "tpot_ms", "gaps_ms"), np.float32),
-    **dict.fromkeys(_IDS.values(), np.uint64),
-    **{"start_ns": np.int64, "stall_ns": np.int64, "flags": np.uint8},
-}
+_WIDTHS = (np.int8, np.int16, np.int32, np.int64)
 _LAST_NS = 9_200_000_000_000_000_000  # beyond any clock
 _STALL_SLACK_NS = 1_000_000_000
-_PART = 1 << 24  # rows that are sorted at once
+_PART = 1 << 22  # rows that are sorted at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,26 +39,28 @@ class RequestColumns:
     replicas: tuple[str, ...]
     statuses: tuple[str, ...]
     phases: tuple[str, ...]
-    arm: Codes  # index into arms, -1 for null; so are the next three
-    replica: Codes
-    status: Codes
-    phase: Codes
-    trial: Codes
+    arm: Ints  # index into arms, -1 for null; so are the next three
+    replica: Ints
+    status: Ints
+    phase: Ints
+    trial: Ints
     flags: npt.NDArray[np.uint8]
     start_ns: Ints  # scheduled, or sent where no schedule is known; 0 or less where neither is
-    sent_ms: Singles  # after the start; NaN where unknown, as the next two
-    first_ms: Singles
-    end_ms: Singles
-    tpot_ms: Singles  # NaN where there is one token or none
-    prompt_tokens: Codes  # -1 where unknown, as the next four
-    max_tokens: Codes
-    output_tokens: Codes
-    stall_ns: Codes
-    token_times: Codes  # how many are recorded
-    id: Hashes  # 0 where there is none, as the next two
-    pair: Hashes
-    session: Hashes
-    gaps_ms: Singles  # between tokens, request after request: one less than it has token times
+    sent_ms: Floats  # after the start; NaN where unknown, as the next two
+    first_ms: Floats
+    end_ms: Floats
+    tpot_ms: Floats  # NaN where there is one token or none
+    prompt_tokens: Ints  # -1 where unknown, as the next four
+    max_tokens: Ints
+    output_tokens: Ints
+    stall_ns: Ints
+    token_times: Ints  # how many are recorded
+    named: Bools  # whether it has an id
+    repeated: Bools  # whether an earlier row of its trial and arm has its id
+    id: Hashes  # of those that compile events name, else 0
+    pair: Ints  # equal for the copies of one request, -1 where there is none
+    session: Hashes  # 0 where there is none
+    gaps_ms: Floats  # between tokens, request after request: one less than it has token times
 
     def __len__(self) -> int:
         return len(self.arm)
@@ -75,8 +73,9 @@ class RequestColumns:
         """Return the columns of some requests: a mask, shape (requests,)."""
         if rows.all():
             return self
+        size = int(np.count_nonzero(rows))
         columns: dict[str, Any] = {
-            field.name: column[rows]
+            field.name: column[:size] if is_constant(column) else column[rows]
             for field in fields(self)
             if isinstance(column := getattr(self, field.name), np.ndarray) and field.name != "gaps_ms"
         }
@@ -90,12 +89,12 @@ class RequestColumns:
         return builder.columns()
 
 
-def gap_counts(token_times: Codes) -> Codes:
+def gap_counts(token_times: Ints) -> Ints:
     """Return how many gaps lie between so many times of tokens."""
     return np.maximum(token_times - 1, 0)
 
 
-def is_named(codes: Codes, names: tuple[str, ...], name: str) -> Bools:
+def is_named(codes: Ints, names: tuple[str, ...], name: str) -> Bools:
     """Return which codes stand for `name`."""
     return codes == names.index(name) if name in names else np.zeros(len(codes), dtype=np.bool_)
 
@@ -104,45 +103,107 @@ def is_named(codes: Codes, names: tuple[str, ...], name: str) -> Bools:
 
 
 class ColumnBuilder:
-    """Columns that tables of requests are appended to."""
+    """Columns that tables of requests are appended to. Without `sessions` no request has one."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sessions: bool = True) -> None:
         self.rows = 0
+        self._ids = {column: own for column, own in _IDS.items() if sessions or own != "session"}
         self._codes: dict[str, dict[str, int]] = {name: {} for name in _NAMES}
-        self._parts: dict[str, list[npt.NDArray[Any]]] = {name: [np.empty(0, kind)] for name, kind in _KINDS.items()}
+        self._own: dict[str, list[npt.NDArray[Any]]] = {}  # of the trial that is read, table by table
+        self._ended: dict[str, list[npt.NDArray[Any]]] = {}  # of the trials before it
+        self._before = 0  # the rows of the trials before it
 
-    def add(self, table: pa.Table, run: int = 0) -> None:
-        """Append the rows of a table with the columns of REQUESTS; pairs of runs with other numbers differ."""
+    def add(self, table: pa.Table) -> None:
+        """Append the rows of a table with the columns of REQUESTS."""
         for batch in table.combine_chunks().to_batches():
-            columns = {name: batch.column(name) for name in batch.schema.names}
-            self.rows += batch.num_rows
-            found = _numbers(columns) | {name: self._coded(name, columns[name]) for name in _NAMES}
-            found |= {own: hashes(columns[name]) for name, own in _IDS.items()}
-            found["pair"] = _keyed(found["pair"], np.array([run], dtype=np.uint64))
-            for name, values in found.items():
-                self._parts[name].append(values.astype(_KINDS[name]))  # a view would keep its whole batch
+            self._append({name: batch.column(name) for name in batch.schema.names})
 
-    def _coded(self, name: str, column: pa.Array) -> Codes:
+    def _append(self, columns: Mapping[str, pa.Array]) -> None:
+        rows = len(columns["arm"])
+        found = _numbers(columns) | {name: self._coded(name, columns[name]) for name in _NAMES}
+        found |= {"session": np.zeros(rows, dtype=np.uint64)}
+        found |= {own: hashes(columns[name]) for name, own in self._ids.items()}
+        for name, values in found.items():
+            # Times stay whole, since sums of them must not wrap.
+            self._own.setdefault(name, []).append(values if name == "start_ns" else slim(values))
+        self.rows += rows
+
+    def _coded(self, name: str, column: pa.Array) -> Ints:
         encoded = column.dictionary_encode()
         known = self._codes[name]
         places = [known.setdefault(str(text), len(known)) for text in encoded.dictionary.to_pylist()]
-        coded: Codes = np.array([*places, -1])[integers(encoded.indices, -1)]
+        coded: Ints = np.array([*places, -1])[integers(encoded.indices, -1)]
         return coded
+
+    def end_trial(self, named: Collection[str] | None = None) -> None:
+        """Compare the ids and the pairs of the rows since the last call, which are those of one trial.
+
+        Of the ids only those in `named` stay; without it all do.
+        """
+        self._append({field.name: pa.nulls(0, field.type) for field in JUDGED_REQUESTS})
+        own = _joined_all(self._own)
+        ids, pair = own["id"], first_rows(own["pair"])
+        own |= {"named": slim(ids > 0), "repeated": slim(_repeated(ids, own["arm"], own["trial"]))}
+        if named is not None:
+            known = np.unique(hashes(pa.array(sorted(named), pa.string())))
+            own["id"] = slim(np.where(np.isin(ids, known), ids, np.uint64(0)) if known.size else np.zeros_like(ids))
+        own["pair"] = slim(np.where(pair >= 0, pair + np.int32(self._before), np.int32(-1)))
+        for name, column in own.items():
+            self._ended.setdefault(name, []).append(column)
+        self._before = self.rows
 
     def columns(self) -> RequestColumns:
         """Return what was appended, and let go of it."""
-        arrays = {name: np.concatenate(self._parts.pop(name)) for name in _KINDS}
+        self.end_trial()
+        arrays = _joined_all(self._ended)
         names = {name: tuple(sorted(known)) for name, known in self._codes.items()}
         for name, known in self._codes.items():
             if names[name] != tuple(known):
-                rank = np.array([*map(names[name].index, known), -1], dtype=arrays[name].dtype)
-                arrays[name] = rank[arrays[name]]
+                rank = np.array([*map(names[name].index, known), -1])
+                arrays[name] = slim(rank[arrays[name]])
         return RequestColumns(
             **arrays, arms=names["arm"], replicas=names["replica"], statuses=names["status"], phases=names["phase"]
         )
 
 
-def _numbers(columns: dict[str, pa.Array]) -> dict[str, npt.NDArray[Any]]:
+def slim(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the values in as little memory as holds them, by themselves. Not to be written to."""
+    if values.dtype.kind == "i":
+        low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
+        width = next(kind for kind in _WIDTHS if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max)
+        values = values.astype(width, copy=values.base is not None)  # a view would keep its whole batch
+    bits = values.view(f"i{values.itemsize}")  # in which not-a-number equals itself
+    if values.size and bits[0] == bits[-1] and (bits == bits[0]).all():
+        return np.broadcast_to(values[0], values.shape)
+    return values if values.base is None else values.copy()
+
+
+def is_constant(column: npt.NDArray[Any]) -> bool:
+    """Return whether the column holds one value, once in memory."""
+    return column.strides == (0,)
+
+
+def _joined_all(parts: dict[str, list[npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
+    """Return each column as one array, and let go of its parts before the next one is joined."""
+    columns = {}
+    for name in list(parts):
+        columns[name] = _joined(parts.pop(name))
+        pa.default_memory_pool().release_unused()
+    return columns
+
+
+def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Return the slim parts as one column that is slim too."""
+    parts = [part for part in parts if part.size] or parts[:1]
+    if len(parts) == 1:
+        return parts[0]
+    heads = np.concatenate([part[:1] for part in parts])
+    if all(map(is_constant, parts)) and is_constant(head := slim(heads)):
+        return np.broadcast_to(head[0], sum(map(len, parts)))
+    return np.concatenate(parts)
+
+
+def _numbers(columns: Mapping[str, pa.Array]) -> dict[str, npt.NDArray[Any]]:
     """Return the columns of `RequestColumns` that are numbers."""
     scheduled, sent, first, end = (
         integers(columns[name], -1) for name in ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")
@@ -174,12 +235,12 @@ def _numbers(columns: dict[str, pa.Array]) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-def _count(column: pa.Array) -> Codes:
+def _count(column: pa.Array) -> Ints:
     """Return numbers that are at least 0, -1 for null."""
     return np.where(column.is_valid().to_numpy(False), np.maximum(integers(column, 0), 0), -1)
 
 
-def _after_ms(time_ns: Ints, since_ns: Ints, known: Bools) -> Singles:
+def _after_ms(time_ns: Ints, since_ns: Ints, known: Bools) -> Floats:
     return np.where(known, (time_ns - since_ns) / 1e6, np.nan).astype(np.float32)
 
 
@@ -188,7 +249,7 @@ def _is_text(column: pa.Array) -> Bools:
     return np.asarray(integers(pc.binary_length(column), 0) > 0)
 
 
-def _token_gaps(column: pa.Array) -> tuple[Singles, Codes, Bools]:
+def _token_gaps(column: pa.Array) -> tuple[Floats, Ints, Bools]:
     """Return gaps between tokens in ms, how many times each request has, and which times run backwards."""
     times = integers(pc.list_value_length(column), 0)
     backwards = np.zeros(len(column), dtype=np.bool_)
@@ -226,23 +287,23 @@ def hashes(column: pa.Array) -> Hashes:
     if text is not None:
         padded[: offsets[-1]] = np.frombuffer(text, dtype=np.uint8, count=int(offsets[-1]))
     words = np.ndarray(len(padded) - 7, dtype="<u8", buffer=padded, strides=(1,))  # the eight bytes from each byte on
-    left = np.diff(offsets)
-    found = left.astype(np.uint64) + np.uint64(1)
-    rows, begin = np.arange(size), offsets[:-1]
-    while rows.size:
-        rows = rows[left[rows] > 0] if (left[rows] <= 0).any() else rows
-        rest = left[rows]
-        word = words[begin[rows]] & (_BITS >> (8 * np.maximum(8 - rest, 0)).astype(np.uint64))
+    left, begin = np.diff(offsets), offsets[:-1]
+    found = left.astype(np.uint64) + _ODD
+    rows: slice | Ints = slice(None)
+    while (left > 0).any():
+        if not (left > 0).all():
+            longer = np.flatnonzero(left > 0)
+            rows = longer if isinstance(rows, slice) else rows[longer]
+            left, begin = left[longer], begin[longer]
+        word = words[begin]
+        if (left < 8).any():
+            word &= _BITS >> (8 * np.maximum(8 - left, 0)).astype(np.uint64)
         found[rows] = _mixed(found[rows] ^ word)
         begin, left = begin + 8, left - 8
     found = _mixed(found)
-    found[column.is_null().to_numpy(False)] = 0
+    if column.null_count:
+        found[column.is_null().to_numpy(False)] = 0
     return found
-
-
-def _keyed(ids: Hashes, place: Hashes) -> Hashes:
-    """Return hashes of ids that are unique within a place; 0 stays 0."""
-    return np.where(ids > 0, ids ^ _mixed(place + np.uint64(1)), np.uint64(0))
 
 
 def _mixed(values: Hashes) -> Hashes:
@@ -250,7 +311,7 @@ def _mixed(values: Hashes) -> Hashes:
     return values ^ (values >> np.uint64(27))
 
 
-def first_rows(ids: Hashes) -> Codes:
+def first_rows(ids: Hashes) -> Ints:
     """Return the first row that has the id of each row, -1 where it is 0."""
     if not ids.any():
         return np.broadcast_to(np.int32(-1), len(ids))
@@ -259,20 +320,24 @@ def first_rows(ids: Hashes) -> Codes:
     bits = (len(ids) // _PART).bit_length()
     part = (ids >> np.uint64(64 - bits)).astype(np.uint8) if bits else np.zeros(len(ids), dtype=np.uint8)
     for number in range(1 << bits):
-        rows = np.flatnonzero((part == number) & (ids > 0)).astype(np.int32)
+        rows = np.flatnonzero(part == number).astype(np.int32)
         rows = rows[np.argsort(ids[rows])]
         ordered = ids[rows]
         starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: rows.size])
         if rows.size:
             first[rows] = np.repeat(np.minimum.reduceat(rows, starts), np.diff(starts, append=rows.size))
+    first[ids == 0] = -1
     return first
 
 
-def repeated_rows(columns: RequestColumns) -> Ints:
-    """Return the rows whose trial, arm and id an earlier row has."""
-    keys = _keyed(columns.id, (columns.trial.astype(np.uint64) << np.uint64(32)) + columns.arm.astype(np.uint64))
-    ordered = np.sort(keys)
-    if not ((ordered[1:] == ordered[:-1]) & (ordered[1:] > 0)).any():
-        return np.zeros(0, dtype=np.int64)
-    first = first_rows(keys)
-    return np.flatnonzero((first >= 0) & (first != np.arange(len(first), dtype=np.int32)))
+def _repeated(ids: Hashes, arm: Ints, trial: Ints) -> Bools:
+    """Return whether an earlier row of the same arm and trial has the id of each row."""
+    again = np.zeros(len(ids), dtype=np.bool_)
+    for number in np.unique(trial).tolist():
+        for code in np.unique(arm[arm >= 0]).tolist():
+            rows = np.flatnonzero((trial == number) & (arm == code) & (ids > 0))
+            own = ids[rows]
+            ordered = np.sort(own)
+            if (ordered[1:] == ordered[:-1]).any():
+                again[rows] = first_rows(own) != np.arange(rows.size)
+    return again

@@ -11,25 +11,20 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from analysis.arrays import Bools, Codes, Floats, Ints
+from analysis.arrays import Bools, Floats, Ints
 from analysis.records.request_columns import (
     ERROR,
     SCHEDULED,
     WRONG,
     Hashes,
     RequestColumns,
-    Singles,
-    first_rows,
     gap_counts,
     is_named,
-    repeated_rows,
+    slim,
 )
 from analysis.records.tables import RecordError
 from analysis.wording import counted
-
-Latencies = npt.NDArray[Any]  # in single precision
 
 METRICS = ("ttft", "e2e", "tpot", "max_itl")
 
@@ -45,12 +40,17 @@ class Moments:
     """An instant of each request in ns, -1 where unknown; indexed as an array of whole numbers would be."""
 
     start_ns: Ints
-    after_ms: Singles  # after the start; NaN where unknown
+    after_ms: Floats  # after the start; NaN where unknown
 
     def __getitem__(self, rows: Any) -> Ints:
-        after_ns = self.after_ms[rows].astype(np.float64) * 1e6
-        known = ~np.isnan(after_ns)
-        return np.where(known, self.start_ns[rows] + np.rint(np.where(known, after_ns, 0.0)).astype(np.int64), -1)
+        after_ns = np.array(self.after_ms[rows], dtype=np.float64)
+        unknown = np.isnan(after_ns)
+        after_ns[unknown] = 0.0
+        after_ns *= 1e6
+        at_ns = np.rint(after_ns, out=after_ns).astype(np.int64)
+        at_ns += self.start_ns[rows]
+        at_ns[unknown] = -1
+        return at_ns
 
     @property
     def known(self) -> Bools:
@@ -69,11 +69,11 @@ class Requests:
     """
 
     arms: tuple[str, ...]
-    arm: Codes  # index into arms
+    arm: Ints  # index into arms
     replicas: tuple[str, ...]
-    replica: Codes  # index into replicas, -1 where unknown
-    trial: Codes
-    pair: Codes  # the first row of the copies of one request, -1 where there is none
+    replica: Ints  # index into replicas, -1 where unknown
+    trial: Ints
+    pair: Ints  # equal for the copies of one request, -1 where there is none
     start_ns: Ints  # scheduled, or sent where no schedule is known
     scheduled: Bools  # whether start_ns is a scheduled time
     sent_ns: Moments
@@ -87,21 +87,21 @@ class Requests:
     broken: Bools  # times that are missing or run backwards; in no metric
     deadline_ms: float | None  # after which a request fails; None where that is unknown
     measured: Bools  # not ramp-up
-    ttft_ms: Latencies
-    e2e_ms: Latencies
-    tpot_ms: Latencies
-    max_itl_ms: Latencies
-    prompt_tokens: Codes  # -1 where unknown
-    max_tokens: Codes  # -1 where unknown
-    output_tokens: Codes
-    stall_ns: Codes  # what the server reported, negative where it did not
-    gaps_ms: Singles  # every token gap, request after request
+    ttft_ms: Floats
+    e2e_ms: Floats
+    tpot_ms: Floats
+    max_itl_ms: Floats
+    prompt_tokens: Ints  # -1 where unknown
+    max_tokens: Ints  # -1 where unknown
+    output_tokens: Ints
+    stall_ns: Ints  # what the server reported, negative where it did not
+    gaps_ms: Floats  # every token gap, request after request
     gap_offsets: Ints  # request i owns gaps_ms[gap_offsets[i]:gap_offsets[i + 1]]
-    token_times: Codes  # how many times of tokens are recorded
+    token_times: Ints  # how many times of tokens are recorded
     uncounted: Bools  # completed, and the number of its tokens is not recorded
     named: Bools  # whether it has an id
-    ids: Hashes  # 0 where a request has none, as for sessions
-    session: Hashes
+    ids: Hashes  # of those that compile events name, else 0
+    session: Hashes  # 0 where there is none
     repeated: int  # rows dropped because their request id was already there
 
     def __len__(self) -> int:
@@ -119,9 +119,9 @@ class Requests:
         """How much later than scheduled each of `rows` was sent, NaN where unknown."""
         return np.where(self.scheduled[rows], self.sent_ns.after_ms[rows], math.nan).astype(np.float64)
 
-    def metric_ms(self, name: str) -> Latencies:
+    def metric_ms(self, name: str) -> Floats:
         """The latencies called `name`, one of METRICS. NaN where undefined."""
-        latencies: Latencies = getattr(self, f"{name}_ms")
+        latencies: Floats = getattr(self, f"{name}_ms")
         return latencies
 
 
@@ -143,49 +143,45 @@ def requests_of(
     if len(columns) and not columns.arms:
         verb = "names" if len(columns) == 1 else "name"
         raise RecordError(f"{counted(len(columns), 'request')} {verb} no arm: fill the column arm")
-    columns = columns.kept(columns.arm >= 0)  # see `misplaced_requests`
-    repeated = repeated_rows(columns)
-    if repeated.size:
-        unique = np.ones(len(columns), dtype=np.bool_)
-        unique[repeated] = False
-        columns = columns.kept(unique)
+    repeated = int(columns.repeated.sum())
+    columns = columns.kept((columns.arm >= 0) & ~columns.repeated)  # of no arm: see `misplaced_requests`
     offsets = np.broadcast_to(0, len(columns) + 1)  # which takes no memory
     if len(columns.gaps_ms):
         offsets = np.append(0, np.cumsum(gap_counts(columns.token_times)))
     ends = _ends(columns, offsets, ends_ns or {}, cut_short)
     return Requests(
         **{name: getattr(columns, name) for name in _AS_RECORDED},
-        **{name: getattr(ends, name) for name in ("ok", "failed", "cut", "broken")},
+        ok=slim(ends.ok),
+        failed=slim(ends.failed),
+        cut=slim(ends.cut),
+        broken=slim(ends.broken),
         **_latencies(columns, ends, offsets, deadline_ms, tokens=tokens),
-        pair=first_rows(columns.pair),
-        session=columns.session,
-        named=columns.id > 0,
         ids=columns.id,
-        scheduled=(columns.flags & SCHEDULED) > 0,
+        scheduled=slim((columns.flags & SCHEDULED) > 0),
         sent_ns=Moments(columns.start_ns, columns.sent_ms),
         first_ns=Moments(columns.start_ns, columns.first_ms),
         end_ns=Moments(columns.start_ns, ends.end_ms),
-        shed=ends.failed & (columns.has_status("RESOURCE_EXHAUSTED") | columns.has_status("DEADLINE_EXCEEDED")),
-        refused=ends.failed & columns.has_status("FAILED_PRECONDITION"),
-        measured=~is_named(columns.phase, columns.phases, "rampup"),
-        uncounted=columns.has_status("OK") & (columns.output_tokens < 0),
-        output_tokens=np.maximum(columns.output_tokens, 0),
+        shed=slim(ends.failed & (columns.has_status("RESOURCE_EXHAUSTED") | columns.has_status("DEADLINE_EXCEEDED"))),
+        refused=slim(ends.failed & columns.has_status("FAILED_PRECONDITION")),
+        measured=slim(~is_named(columns.phase, columns.phases, "rampup")),
+        uncounted=slim(columns.has_status("OK") & (columns.output_tokens < 0)),
+        output_tokens=slim(np.maximum(columns.output_tokens, 0)),
         gap_offsets=offsets,
         deadline_ms=deadline_ms,
-        repeated=repeated.size,
+        repeated=repeated,
     )
 
 
 _AS_RECORDED = (
     *("arms", "arm", "replicas", "replica", "trial", "start_ns", "prompt_tokens", "max_tokens", "stall_ns"),
-    *("token_times", "gaps_ms"),
+    *("token_times", "gaps_ms", "named", "pair", "session"),
 )
 
 
 class _Ends(NamedTuple):
     """How each request ended, and whether it has a first token (`seen`)."""
 
-    end_ms: Singles  # that of its trial where none is recorded
+    end_ms: Floats  # that of its trial where none is recorded
     ok: Bools
     failed: Bools
     cut: Bools
@@ -224,7 +220,7 @@ def _ends(columns: RequestColumns, offsets: Ints, planned_ns: Mapping[int, int],
     return _Ends(end_ms=end_ms, ok=ok, failed=~(ok | cut | broken), cut=cut, broken=broken, seen=seen)
 
 
-def _spans(trial: Codes, usable: Bools, end_ns: Moments) -> dict[int, tuple[int, int]]:
+def _spans(trial: Ints, usable: Bools, end_ns: Moments) -> dict[int, tuple[int, int]]:
     """Return the first start and the last end, or start, in each trial of the usable requests."""
     spans: dict[int, tuple[int, int]] = {}
     for first in range(0, len(trial), _ROWS_AT_ONCE):  # the ends of all requests at once would take much memory
@@ -242,39 +238,51 @@ def _latencies(
 ) -> dict[str, Any]:
     """Return the latencies in ms, NaN where undefined."""
     ok, cut, failed, seen, age = ends.ok, ends.cut, ends.failed, ends.seen, ends.end_ms
-    e2e = np.where(ends.broken, np.float32(math.nan), age)
-    ttft = np.where(seen & ~ends.broken, columns.first_ms, np.float32(math.nan))
+    e2e = _where(~ends.broken, age)
+    ttft = _where(seen & ~ends.broken, columns.first_ms)
     if (unseen := ok & ~seen).any():
         # No first token was seen of these, while the arm's others have one: it came with the last at the latest. In
         # records of other tools no answer of an arm may have one, which is no evidence.
         known = np.bincount(columns.arm[ok & seen], minlength=len(columns.arms)) > 0
         late = np.flatnonzero(unseen)
         late = late[known[columns.arm[late]]]
-        ttft[late] = age[late]
-    tpot = np.where(ok & seen, columns.tpot_ms, np.float32(math.nan))
+        ttft = _set(ttft, late, age[late])
+    tpot = _where(ok & seen, columns.tpot_ms)
     max_itl = np.broadcast_to(np.float32(math.nan), len(columns))
     if len(columns.gaps_ms):
-        max_itl = np.where(ok | cut, _over_gaps(np.maximum, columns.gaps_ms, offsets, math.nan), np.float32(math.nan))
+        max_itl = _where(ok | cut, _over_gaps(np.maximum, columns.gaps_ms, offsets, math.nan).astype(np.float32))
     longest = float(np.fmax.reduce(e2e, initial=math.nan))
     for number in np.unique(columns.arm[cut]).tolist():
         own = columns.arm == number
         rows, answered = np.flatnonzero(own & cut), own & ok
         waiting = rows[~seen[rows]]
-        ttft[waiting] = _when_long(age[waiting], ttft[answered])
-        e2e[rows] = _when_long(age[rows], e2e[answered])
+        ttft = _set(ttft, waiting, _when_long(age[waiting], ttft[answered]))
+        e2e = _set(e2e, rows, _when_long(age[rows], e2e[answered]))
     rows = np.flatnonzero(failed)
     if rows.size:
         penalty = np.fmax(age[rows], np.float32(longest if deadline_ms is None else deadline_ms))
-        max_itl = max_itl.copy()
-        for metric in (e2e, tpot, max_itl):
-            metric[rows] = penalty
-        ttft[rows[~seen[rows]]] = penalty[~seen[rows]]
+        e2e, tpot, max_itl = (_set(metric, rows, penalty) for metric in (e2e, tpot, max_itl))
+        ttft = _set(ttft, rows[~seen[rows]], penalty[~seen[rows]])
     if not tokens:
         ttft = tpot = max_itl = np.broadcast_to(np.float32(math.nan), len(columns))
     return {"ttft_ms": ttft, "e2e_ms": e2e, "tpot_ms": tpot, "max_itl_ms": max_itl}
 
 
-def _over_gaps(reduce: np.ufunc, gaps_ms: Singles, offsets: Ints, of_none: float) -> Floats:
+def _where(kept: Bools, values: Floats) -> Floats:
+    """Return the values that are kept, else NaN; the same array where all are."""
+    return values if kept.all() else np.where(kept, values, np.float32(math.nan))
+
+
+def _set(values: Floats, rows: Ints, by: Floats) -> Floats:
+    """Return the values with others in some rows; the same array where there are none."""
+    if not rows.size:
+        return values
+    changed = values.copy()
+    changed[rows] = by
+    return changed
+
+
+def _over_gaps(reduce: np.ufunc, gaps_ms: Floats, offsets: Ints, of_none: float) -> Floats:
     """Return the sum, or the maximum, of each request's gaps."""
     found = np.full(len(offsets) - 1, of_none)
     has_gaps = np.diff(offsets) > 0
@@ -282,7 +290,7 @@ def _over_gaps(reduce: np.ufunc, gaps_ms: Singles, offsets: Ints, of_none: float
     return found
 
 
-def _when_long(age: Singles, completed: Singles) -> Singles:
+def _when_long(age: Floats, completed: Floats) -> Floats:
     """The ages that exceed the median of `completed`, else NaN: a short wait cut off is no evidence of the tail."""
     known = completed[np.isfinite(completed)]
     median = float(np.median(known)) if known.size else 0.0

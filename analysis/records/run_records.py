@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from analysis.records import joining
 from analysis.records.asked_answers import PATTERN as ANSWERS
 from analysis.records.documents import read_document, read_toml
 from analysis.records.joining import RecordedRun, RunList, read_run_list
+from analysis.records.plain_values import first_of, table
 from analysis.records.request_columns import ColumnBuilder, RequestColumns
 from analysis.records.schemas import JUDGED_REQUESTS, REQUIRED, TABLES
 from analysis.records.tables import RecordError, one_line, tables_in
 from analysis.records.weight_journal import JOURNAL, WeightChange, read_journal
 from analysis.wording import counted
+
+MIRRORED = "mirrored"
 
 _BYTES_A_BYTE = 1.2  # of requests in a file, at the peak of an analysis (benchmarks/analysis.py)
 
@@ -190,47 +194,34 @@ def _together(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
 def _records(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
     """Return the records of a run, or of several with new numbers."""
     _check_memory(opened)
-    requests = ColumnBuilder()
     tables: dict[str, list[pa.Table]] = {stem: [] for stem in TABLES if stem != "requests"}
     infos: list[dict[str, Any]] = []
-    generators: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
     weights: tuple[WeightChange, ...] = ()
     for run, files in opened:
         for number, info, folder in zip(run.numbers, run.infos, run.folders, strict=True):
             trial = {"trial": run.trials[number]}
             infos += [] if info is None else [{**info, **trial}]
-            accounts = {path.stem: account | trial for path, account in files.all(folder, "generator-*.json")}
-            for path in table_files(folder, "requests"):
-                before, nameless = requests.rows, 0
-                for rows in files.tables(path, "requests"):
-                    nameless += rows.column("trial").null_count
-                    requests.add(run.with_own_names(rows, number), run.place)
-                process = path.name.partition(".")[0].replace("requests-", "generator-")
-                if process in accounts:
-                    accounts[process]["rows"] = requests.rows - before
-                if nameless and info is not None:  # bare tables need not name their trial
-                    files.add(path, f"has {counted(nameless, 'request')} without a trial")
             for stem, found in tables.items():
                 for path in table_files(folder, stem):
                     found.append(TABLES[stem].empty_table())
                     found += [run.with_own_names(rows, number) for rows in files.tables(path, stem)]
-            generators += accounts.values()
             answers += [document | trial for _, document in files.all(folder, ANSWERS)]
         weights, problem = read_journal(run.directory)
         files.add(run.directory / JOURNAL, problem)
+    known = {stem: pa.concat_tables(found) if found else None for stem, found in tables.items()}
+    requests, generators = _requests(opened, _named_requests(known["compile_events"]))
     runs = tuple(run for run, _ in opened)
     for files, folder in ((files, folder) for run, files in opened for folder in run.folders):
         if tables["compile_events"] and not table_files(folder, "compile_events"):  # which would read as no compile
             files.add(folder, "holds no compile_events, as other trials do")
-    known = {stem: pa.concat_tables(found) if found else None for stem, found in tables.items()}
     return RunRecords(
         directory=runs[-1].directory,
         experiment=joining.joined_experiment(runs) if runs[0].place else dict(runs[0].experiment),
         environment=joining.joined_environment(runs),
         trials=tuple(sorted(infos, key=lambda info: info["trial"])),
         generators=tuple(generators),
-        requests=requests.columns(),
+        requests=requests,
         events=known["compile_events"],
         steps=known["steps"],
         machines=known["machines"],
@@ -241,6 +232,50 @@ def _records(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
         weights=() if runs[0].place else weights,
         runs=runs,
     )
+
+
+def _requests(
+    opened: Sequence[tuple[RecordedRun, _Files]], named: Collection[str]
+) -> tuple[RequestColumns, list[dict[str, Any]]]:
+    """Return the requests of all runs, of which compile events name some, and what each load process said of its own,
+    with the rows that are there."""
+    # Nothing is counted in sessions where every arm got every request.
+    alone = opened[0][0] if not opened[0][0].place else None
+    builder = ColumnBuilder(sessions=alone is None or design_of(alone.experiment, alone.infos) != MIRRORED)
+    generators: list[dict[str, Any]] = []
+    for run, files in opened:
+        for number, info, folder in zip(run.numbers, run.infos, run.folders, strict=True):
+            trial = {"trial": run.trials[number]}
+            accounts = {path.stem: account | trial for path, account in files.all(folder, "generator-*.json")}
+            for path in table_files(folder, "requests"):
+                before, nameless, foreign = builder.rows, 0, 0
+                for rows in files.tables(path, "requests"):
+                    nameless += rows.column("trial").null_count
+                    foreign += pc.sum(pc.not_equal(rows.column("trial"), number)).as_py() or 0
+                    builder.add(run.with_own_names(rows, number))
+                process = path.name.partition(".")[0].replace("requests-", "generator-")
+                if process in accounts:
+                    accounts[process]["rows"] = builder.rows - before
+                if nameless and info is not None:  # bare tables need not name their trial
+                    files.add(path, f"has {counted(nameless, 'request')} without a trial")
+                if foreign and len(run.folders) > 1:  # their ids are compared with those of this trial alone
+                    files.add(path, f"has {counted(foreign, 'request')} of another trial")
+            builder.end_trial(named)
+            generators += accounts.values()
+    return builder.columns(), generators
+
+
+def _named_requests(events: pa.Table | None) -> set[str]:
+    """Return the ids of the requests that compile events name."""
+    if events is None:
+        return set()
+    return set(pc.unique(pc.list_flatten(events.column("request_ids"))).drop_null().to_pylist())
+
+
+def design_of(experiment: Mapping[str, Any], infos: Iterable[Mapping[str, Any] | None]) -> str:
+    """Return how the load was sent to the arms, as trials say, else as the experiment does."""
+    reported = first_of((info or {} for info in infos), "design")
+    return str(reported or table(experiment, "traffic").get("design") or MIRRORED)
 
 
 def _check_memory(opened: Sequence[tuple[RecordedRun, _Files]]) -> None:

@@ -35,10 +35,7 @@ _BYTES_AT_ONCE = 1 << 24
 _LONGEST, _HEAD = 1000, 700  # characters of an error
 
 
-# jemalloc returns freed memory at once. Not every build has it.
-with contextlib.suppress(NotImplementedError):
-    pa.set_memory_pool(pa.jemalloc_memory_pool())
-    pa.jemalloc_set_decay_ms(0)
+pa.set_memory_pool(pa.system_memory_pool())  # that of NumPy, whose `release_unused` returns what both let go of
 
 
 class RecordError(ValueError):

@@ -210,15 +210,16 @@ def _requests_named(requests: Requests, events: Sequence[CompileEvent]) -> list[
     ids = hashes(pa.array(names, pa.string()))
     name_of = dict(zip(ids.tolist(), names, strict=True))
     rows_by_name: dict[str, list[int]] = {}
-    for row in np.flatnonzero(np.isin(requests.ids, ids) & ~requests.broken).tolist():
+    rows = np.flatnonzero((requests.ids > 0) & ~requests.broken)
+    for row in rows[np.isin(requests.ids[rows], ids)].tolist():
         rows_by_name.setdefault(name_of[int(requests.ids[row])], []).append(row)
     named = []
     for event in events:
-        rows = [
+        own = [
             row
             for name in event.request_ids
             for row in rows_by_name.get(name, ())
             if requests.arms[requests.arm[row]] == event.arm and requests.trial[row] == event.trial
         ]
-        named.append(np.unique(np.array(rows, dtype=np.int64)))
+        named.append(np.unique(np.array(own, dtype=np.int64)))
     return named

@@ -90,12 +90,12 @@ def _of_server(requests: Requests, server: Server, others: Sequence[Server]) -> 
     own = silences_of(server)
     arm, replica = requests.arms[server.arm], requests.replicas[server.replica] if server.replica >= 0 else None
     work = _explained_by_prompts(requests, server, own) if own.stall.any() else own.stall
+    sent, ended = server.sent_ns, server.end_ns(requests) if own.stall.any() else server.sent_ns
     found = [(start_ns, end_ns, PART, rows) for start_ns, end_ns, rows in partial_stalls(requests, server, own)]
     for index in np.flatnonzero(own.stall).tolist():
         start_ns, end_ns = int(own.start_ns[index]), int(own.end_ns[index])
         cause = WORK if work[index] else HOST if _silent_too(others, start_ns, end_ns) else UNKNOWN
-        in_flight = (server.sent_ns < end_ns) & (server.end_ns > start_ns)
-        found.append((start_ns, end_ns, cause, server.rows[in_flight]))
+        found.append((start_ns, end_ns, cause, server.rows[(sent < end_ns) & (ended > start_ns)]))
     stalls = [
         Stall(
             arm=arm, trial=server.trial, replica=replica, start_ns=start_ns, end_ns=end_ns, cause=cause, requests=rows
@@ -188,8 +188,9 @@ def _explained_by_prompts(requests: Requests, server: Server, silences: Silences
     long = np.flatnonzero(ends - starts >= _LONG_NS)
     if not long.size:
         return explained
-    ended = np.searchsorted(ends[long] - TOGETHER_NS, server.done_ns, side="right") - 1
-    behind = (ended >= 0) & (server.done_ns <= ends[long][ended] + _BEHIND_NS)
+    done = server.done_ns(requests)
+    ended = np.searchsorted(ends[long] - TOGETHER_NS, done, side="right") - 1
+    behind = (ended >= 0) & (done <= ends[long][ended] + _BEHIND_NS)
     behind &= server.sent_ns <= starts[long][ended] + TOGETHER_NS
     prompts = np.maximum(requests.prompt_tokens[server.rows[behind]], 0)
     tokens = np.bincount(ended[behind], weights=prompts, minlength=long.size).astype(np.float64)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.arrays import Bools, Codes, Ints
+from analysis.arrays import Bools, Ints
 from analysis.run.run import Run
 from analysis.statistics.quantiles import quantile
 
@@ -36,14 +36,19 @@ class Copies:
     unequal: Mapping[str, int]  # by what was asked for: "prompt tokens", "answer tokens asked for"
 
 
-def in_pairs(pair: Codes, rows: Ints, base: Ints) -> tuple[Ints, Ints]:
+def in_pairs(pair: Ints, rows: Ints, base: Ints) -> tuple[Ints, Ints]:
     """(those of the rows that have a copy in `base`, their copies); the last copy where there are two."""
-    partner = np.full(len(pair) + 1, -1, dtype=np.int32)  # the last place is of rows without a pair
+    partner = np.full(_size(pair), -1, dtype=np.int32)  # the last place is of rows without a pair
     partner[pair[base]] = base
     partner[-1] = -1
     copies = partner[pair[rows]]
     both = copies >= 0
-    return rows[both], copies[both].astype(np.int64)
+    return rows[both], copies[both]
+
+
+def _size(pair: Ints) -> int:
+    """Return how many places hold something for each pair, and for rows without one."""
+    return int(pair.max(initial=-1)) + 2
 
 
 def copies_of(run: Run, arm: str, *, allowed_ms: float) -> Copies:
@@ -75,14 +80,14 @@ def copies_of(run: Run, arm: str, *, allowed_ms: float) -> Copies:
     )
 
 
-def _pairs_of(pair: Codes, own: Bools) -> Bools:
+def _pairs_of(pair: Ints, own: Bools) -> Bools:
     """Which pairs one's own rows belong to."""
-    present = np.zeros(len(pair), dtype=np.bool_)
+    present = np.zeros(_size(pair), dtype=np.bool_)
     present[pair[own & (pair >= 0)]] = True
     return present
 
 
-def _unequal(tokens: Codes, rows: Ints, copies: Ints) -> int:
+def _unequal(tokens: Ints, rows: Ints, copies: Ints) -> int:
     """How many of the rows have other tokens than their copies, where both are known."""
     one, other = tokens[rows], tokens[copies]
     return int(((one >= 0) & (other >= 0) & (one != other)).sum())

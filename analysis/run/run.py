@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.arrays import Bools, Codes, Ints
+from analysis.arrays import Bools, Ints
 from analysis.records.placing import Unplaced, misplaced_requests, place_events
 from analysis.records.plain_values import first_of, mapping, number, rows_of, table
 from analysis.records.plain_values import seconds as seconds_of
 from analysis.records.request_columns import ColumnBuilder
 from analysis.records.requests import Requests, requests_of
-from analysis.records.run_records import RunRecords
+from analysis.records.run_records import MIRRORED, RunRecords, design_of
 from analysis.records.tables import RecordError
 from analysis.run.arm_account import ArmAccount, replica_names
 from analysis.run.attribution import Attribution, attribute
@@ -49,7 +49,7 @@ class Run:
     attribution: Attribution
     trials: tuple[Trial, ...]
     machines: Machines
-    block: Codes  # of each request, unique over trials
+    block: Ints  # of each request, unique over trials
     cold: Bools
     usable: Bools  # measured and with times in order
 
@@ -62,7 +62,7 @@ class Run:
         experiment = records.experiment
         limits = GateLimits.recorded({**usual_for(task_of(experiment)), **table(experiment, "gates")})
         infos = records.trials
-        design = str(first_of(infos, "design") or table(experiment, "traffic").get("design") or "mirrored")
+        design = design_of(experiment, infos)
         block_s = seconds_of(first_of(infos, "block_s")) or seconds_of(table(experiment, "trials").get("block_s"))
         block_s = block_s or limits.block_s
         timeout_s = number(table(experiment, "traffic").get("timeout_s"))
@@ -86,12 +86,6 @@ class Run:
             replicas={arm: names for arm in arms if (names := replica_names(infos, arm))},
         )
         events = compile_events(placed, requests)
-        # Nor ids that no event names and sessions that the splitter did not place.
-        no_ids = np.broadcast_to(np.uint64(0), len(requests))
-        if not any(event.request_ids for event in events):
-            requests = replace(requests, ids=no_ids)
-        if design == "mirrored" and (requests.pair >= 0).all():
-            requests = replace(requests, session=no_ids)
         # Arms that take turns meet only in a block that holds a turn of each.
         width_s = block_s * len(arms) if design == "switchback" else block_s
         trials = trials_of(requests, infos, width_s, whole=limits.sequential)
@@ -152,7 +146,7 @@ class Run:
     @property
     def copied(self) -> bool:
         """Whether each request went to every arm at once."""
-        return self.design == "mirrored"
+        return self.design == MIRRORED
 
     @property
     def separate(self) -> bool:
@@ -235,7 +229,7 @@ class Run:
     def steady(self, mask: Bools, arms: Sequence[str]) -> Ints:
         """The rows in `mask` past the cold start that no compile held up, nor met one of `arms` compiling: indices of
         requests, rising."""
-        rows = np.flatnonzero(mask & ~self.cold & ~self.attribution.hit)
+        rows = np.flatnonzero(mask & ~self.cold & ~self.attribution.hit).astype(np.int32)
         for trial in self.trials:
             stalls = [stall_windows(self.events, arm=arm, trial=trial.number) for arm in arms]
             for windows in (windows for windows in stalls if windows.start_ns.size):

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.arrays import Bools, Codes, Ints
+from analysis.arrays import Bools, Ints
 from analysis.records.plain_values import number
 from analysis.records.run_records import RunRecords
 from analysis.run.trials import SECOND
@@ -71,7 +71,7 @@ def _table_before(rows: pa.Table | None, until: Mapping[int, int]) -> pa.Table |
     return rows.filter(pa.array(_before(trial, start, until)))
 
 
-def _before(trial: Codes, start_ns: Ints, until: Mapping[int, int]) -> Bools:
+def _before(trial: Ints, start_ns: Ints, until: Mapping[int, int]) -> Bools:
     """Return what began before the end of its trial."""
     end = np.full(len(trial), np.iinfo(np.int64).min)
     for own, end_ns in until.items():

@@ -44,16 +44,23 @@ class Server:
     arm: int
     trial: int
     replica: int
-    rows: Ints  # its requests, by the time at which they were sent; the next three are theirs
-    sent_ns: Ints
-    done_ns: Ints  # when its prompt was done, by its first token, or by its end where it has none; 0 where never
-    end_ns: Ints
+    rows: Ints  # its requests, by the time at which they were sent
+    sent_ns: Ints  # of each of them
     begun: Ints  # when answers began or their requests ended without one, sorted
     ended: Ints  # when requests ended, sorted
     signs: Ints  # sorted; tokens after the first only within `fine`
     fine: Windows  # the longer stretches between first tokens and ends
     waiting_rate: float  # signs due in a second of each request that waits for its first token, and of each that is
     answering_rate: float  # being answered; quartiles, which hardly depend on stalls
+
+    def end_ns(self, requests: Requests) -> Ints:
+        """When each of its requests ended."""
+        return np.maximum(requests.end_ns[self.rows], self.sent_ns)
+
+    def done_ns(self, requests: Requests) -> Ints:
+        """When each prompt was done, by its first token, or by its end where it has none; 0 where never."""
+        first_ns = requests.first_ns[self.rows]
+        return np.where(first_ns > 0, first_ns, np.where(requests.ok[self.rows], self.end_ns(requests), 0))
 
     def in_flight(self, at_ns: Ints) -> Ints:
         """Requests sent and not ended, at each time."""
@@ -66,7 +73,7 @@ class Server:
 
     def due_within(self, start_ns: Ints, end_ns: Ints) -> Floats:
         """Signs due in each stretch."""
-        return self._due(*(_integral(times, end_ns) - _integral(times, start_ns) for times in self._moments))
+        return self._due(*(_integral(times, start_ns, end_ns) for times in self._moments))
 
     @property
     def _moments(self) -> tuple[Ints, Ints, Ints]:
@@ -90,7 +97,7 @@ def servers_of(requests: Requests, trial: int) -> list[Server]:
     """Every replica of every arm in the trial."""
     servers = []
     for arm in range(len(requests.arms)):
-        of_arm = np.flatnonzero(~requests.broken & (requests.trial == trial) & (requests.arm == arm))
+        of_arm = np.flatnonzero(~requests.broken & (requests.trial == trial) & (requests.arm == arm)).astype(np.int32)
         replicas = requests.replica[of_arm]
         present = np.unique(replicas)
         known = present[present >= 0]
@@ -126,8 +133,9 @@ def silences_of(server: Server) -> Silences:
 
 
 def _server(requests: Requests, arm: int, trial: int, replica: int, rows: Ints) -> Server:
-    late_ms = np.nan_to_num(requests.lag_ms(rows), nan=0.0, posinf=0.0, neginf=0.0)
-    sent = requests.start_ns[rows] + (np.clip(late_ms, 0.0, None) * 1e6).astype(np.int64)
+    late_ms = np.nan_to_num(requests.lag_ms(rows), copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+    sent = requests.start_ns[rows] + (np.maximum(late_ms, 0.0, out=late_ms) * 1e6).astype(np.int64)
+    del late_ms  # arrays of a long trial take much memory
     order = np.argsort(sent, kind="stable")
     rows, sent = rows[order], sent[order]
     first, ok = requests.first_ns[rows], requests.ok[rows]
@@ -151,8 +159,6 @@ def _server(requests: Requests, arm: int, trial: int, replica: int, rows: Ints) 
         replica=replica,
         rows=rows,
         sent_ns=sent,
-        done_ns=np.where(first > 0, first, np.where(ok, end, 0)),
-        end_ns=end,
         begun=np.sort(np.where(first > 0, first, end)),
         ended=np.sort(end),
         signs=signs,
@@ -169,8 +175,10 @@ def _quartile_s(times_ns: npt.NDArray[np.int64 | np.float64]) -> float:
 
 def _signs(*times: Ints) -> Ints:
     """All of the times in order, in each 5 ms the last: the tokens of one step are one sign."""
-    merged = np.sort(np.concatenate(times))
-    return np.asarray(merged[np.diff(merged // TOGETHER_NS, append=-1) != 0])
+    if len(times) > 1:
+        return _signs(np.concatenate([_signs(own) for own in times]))
+    ordered = np.sort(times[0])
+    return np.asarray(ordered[np.diff(ordered // TOGETHER_NS, append=-1) != 0])
 
 
 def _tokens_within(requests: Requests, rows: Ints, windows: Windows) -> Ints:
@@ -182,11 +190,16 @@ def _tokens_within(requests: Requests, rows: Ints, windows: Windows) -> Ints:
     return np.asarray(came[windows.touch(came, came + 1)])
 
 
-def _integral(times_ns: Ints, upto_ns: Ints) -> Floats:
-    """The number of times that have passed, integrated over time up to each `upto_ns`, in s."""
-    seconds = (times_ns - times_ns[0]) / 1e9
-    passed = np.searchsorted(times_ns, upto_ns, side="right")
-    return np.asarray(passed * ((upto_ns - times_ns[0]) / 1e9) - np.append(0.0, np.cumsum(seconds))[passed])
+def _integral(times_ns: Ints, start_ns: Ints, end_ns: Ints) -> Floats:
+    """The number of times that have passed, integrated over time from each `start_ns` to its `end_ns`, in s."""
+    since = (times_ns - times_ns[0]) / 1e9
+    before = np.append(0.0, np.cumsum(since, out=since))
+
+    def upto(at_ns: Ints) -> Floats:
+        passed = np.searchsorted(times_ns, at_ns, side="right")
+        return np.asarray(passed * ((at_ns - times_ns[0]) / 1e9) - before[passed])
+
+    return upto(end_ns) - upto(start_ns)
 
 
 def _silences(server: Server) -> tuple[Ints, Ints]:
@@ -299,11 +312,15 @@ def _before_the_first(requests: Requests, server: Server, silences: Silences) ->
     answered = (requests.first_ns[server.rows] > 0) & requests.ok[server.rows]
     rows, sent = server.rows[answered], server.sent_ns[answered]
     first = requests.first_ns[rows]
+    if not (first - sent >= _PARTIAL_NS).any():
+        return
     # A silence of the whole server is no sign of a second one.
     whole = silences.end_ns - silences.start_ns >= FLOOR_NS
     silent = Windows(start_ns=silences.start_ns[whole], end_ns=silences.end_ns[whole])
     waited = first - sent - silent.overlap_ns(sent, first)
     long = np.flatnonzero(waited >= _PARTIAL_NS)
+    if not long.size:
+        return
     long = np.sort(long[np.argsort(-waited[long], kind="stable")][:_MOST])
     lengths = requests.prompt_tokens[rows]
     by_length = np.argsort(lengths, kind="stable")

@@ -44,14 +44,14 @@ def find_spikes(
     """
     spikes: list[Spike] = []
     for arm in requests.arms:
-        excess = excess_ms(requests, attribution, arm=arm, control=control)
+        rows, excess_ms = excursions(requests, attribution, arm=arm, control=control)
         own = [
             (event, np.union1d(hit, behind))
             for event, hit, behind in zip(events, attribution.event_requests, attribution.event_backlog, strict=True)
             if event.arm == arm and hit.size + behind.size
         ]
-        for group in _stretches(requests, np.flatnonzero(excess)):
-            over = excess[group]
+        for group in _stretches(requests, rows):
+            over = excess_ms[np.searchsorted(rows, group)]
             explained = 100.0 * float(np.minimum(attribution.most_ms[group], over).sum() / over.sum())
             spikes.append(
                 Spike(
@@ -79,8 +79,8 @@ def _stretches(requests: Requests, rows: Ints) -> Iterator[Ints]:
         yield from np.split(own, np.flatnonzero(requests.start_ns[own][1:] > latest[:-1] + _MERGE_NS) + 1)
 
 
-def excess_ms(requests: Requests, attribution: Attribution, *, arm: str, control: str) -> Floats:
-    """By how much each excursion of the arm took longer than its length explains, shape (requests,); 0 for the rest.
+def excursions(requests: Requests, attribution: Attribution, *, arm: str, control: str) -> tuple[Ints, Floats]:
+    """The excursions of the arm, as rising indices of requests, and how much longer each took than its length explains.
 
     What a request should have taken is the arm's own compile-quiet median TTFT in its trial plus its median TPOT for
     each further token. A request is an excursion when the excess over that lies beyond what quiet requests show in both
@@ -88,30 +88,37 @@ def excess_ms(requests: Requests, attribution: Attribution, *, arm: str, control
     quartile plus two interquartile ranges of its log), so that neither a long answer nor a short one is taken for a
     stall. An arm with fewer than eight quiet requests in a trial borrows the control's.
     """
-    excess = np.zeros(len(requests))
+    found = [(np.zeros(0, dtype=np.int64), np.zeros(0))]
     for trial in np.unique(requests.trial).tolist():
-        in_trial = requests.trial == trial
-        for name in (arm, control):
-            quiet = requests.ok & (attribution.cause == OTHER) & in_trial & requests.of_arm(name)
-            expected = normal_e2e_ms(requests, quiet)
-            if expected is not None:
-                over = requests.e2e_ms - expected
-                shortest, ratio = _thresholds(requests.e2e_ms[quiet], expected[quiet])
-                beyond = (over > shortest) & (requests.e2e_ms > ratio * expected) & in_trial & requests.of_arm(arm)
-                excess[beyond] = over[beyond]
+        own, base = (np.flatnonzero((requests.trial == trial) & requests.of_arm(name)) for name in (arm, control))
+        for rows in (own, base):
+            quiet = rows[requests.ok[rows] & (attribution.cause[rows] == OTHER)]
+            if (usual := usual_ms(requests, quiet)) is not None:
+                shortest, ratio = _thresholds(requests.e2e_ms[quiet], expected_ms(requests, usual, quiet))
+                took, expected = requests.e2e_ms[own], expected_ms(requests, usual, own)
+                beyond = (took - expected > shortest) & (took > ratio * expected)
+                found.append((own[beyond], took[beyond] - expected[beyond]))
                 break
-    return excess
+    rows, excess = map(np.concatenate, zip(*found, strict=True))
+    order = np.argsort(rows)
+    return rows[order], excess[order]
 
 
-def normal_e2e_ms(requests: Requests, quiet: Bools) -> Floats | None:
-    """What each request should take by its length, from the quiet requests; None when fewer than eight are quiet."""
-    if int(quiet.sum()) < _FEWEST_QUIET:
+def usual_ms(requests: Requests, quiet: Ints | Bools) -> tuple[float, float] | None:
+    """How long a first token takes, and each further one, by the quiet requests; None when fewer than eight are."""
+    e2e = requests.e2e_ms[quiet]
+    if len(e2e) < _FEWEST_QUIET:
         return None
     ttft, tpot = quantile(requests.ttft_ms[quiet], 0.5), quantile(requests.tpot_ms[quiet], 0.5)
     # An answer without tokens, such as a vector, is there at once: its end is its beginning.
-    first = quantile(requests.e2e_ms[quiet], 0.5) if math.isnan(ttft) else ttft
-    further = np.maximum(requests.output_tokens - 1, 0).astype(np.float64)
-    return np.asarray(first + (0.0 if math.isnan(tpot) else tpot) * further)
+    first = quantile(e2e, 0.5) if math.isnan(ttft) else ttft
+    return first, 0.0 if math.isnan(tpot) else tpot
+
+
+def expected_ms(requests: Requests, usual: tuple[float, float], rows: Ints) -> Floats:
+    """What each of the rows should take by its length."""
+    first, each = usual
+    return first + each * np.maximum(requests.output_tokens[rows] - 1, 0).astype(np.float64)
 
 
 def _thresholds(e2e_ms: Floats, expected_ms: Floats) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.arrays import Codes, Ints
+from analysis.arrays import Ints
 from analysis.records.joining import RecordedRun
 from analysis.records.plain_values import mapping, number, rows_of, text_of
 from analysis.records.plain_values import seconds as seconds_of
@@ -20,6 +20,9 @@ from analysis.records.requests import Requests
 from analysis.records.schemas import RUN_HOST
 
 SECOND = 1_000_000_000
+
+_NEVER = np.iinfo(np.int64).max
+_ROWS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +75,15 @@ def trials_of(
     first_block = 0
     for trial in sorted({*by_number, *np.unique(requests.trial).tolist()}):
         info = by_number.get(trial, {})
-        own = np.flatnonzero((requests.trial == trial) & ~requests.broken)
-        due = requests.start_ns[own]
-        first, last = (int(due.min()), int(due.max())) if own.size else (0, 0)
+        own = (requests.trial == trial) & ~requests.broken
+        known, due = bool(own.any()), requests.start_ns
+        first = int(np.min(due, where=own, initial=_NEVER)) if known else 0
+        last = int(np.max(due, where=own, initial=0))
         reported = number(info.get("start_ns"))
         start = int(info["start_ns"]) if reported is not None and 0 < reported <= first else first
         lengths = [] if (duration := seconds_of(info.get("duration_s"))) is None else [duration]
         if not lengths or not info.get("complete"):
-            lengths.append((last - start) / 1e9 if own.size else 0.0)
+            lengths.append((last - start) / 1e9 if known else 0.0)
         seconds = max(min(lengths), 1e-9)
         # A last block shorter than half a block joins the one before it.
         blocks = max(1, math.ceil(seconds / block_s - 1e-6) if whole else math.floor(seconds / block_s + 0.5))
@@ -98,16 +102,18 @@ def trials_of(
     return tuple(trials)
 
 
-def block_numbers(trials: Sequence[Trial], block_s: float, trial: Codes, at_ns: Ints, segments: int = 1) -> Codes:
+def block_numbers(trials: Sequence[Trial], block_s: float, trial: Ints, at_ns: Ints, segments: int = 1) -> Ints:
     """Return the block of each moment of a trial, or its segment of `segments` to a block.
 
     What lies past the trial's end is in its last block. Unknown trials: 0.
     """
     block = np.zeros(len(at_ns), dtype=np.int32)
-    for item in trials:
-        own = trial == item.number
-        since = (at_ns[own] - item.start_ns) // int(block_s * SECOND / segments)
-        block[own] = item.first_block * segments + np.clip(since, 0, item.blocks * segments - 1)
+    for first in range(0, len(at_ns), _ROWS_AT_ONCE):  # times of all requests at once would take much memory
+        part = slice(first, first + _ROWS_AT_ONCE)
+        for item in trials:
+            own = trial[part] == item.number
+            since = (at_ns[part][own] - item.start_ns) // int(block_s * SECOND / segments)
+            block[part][own] = item.first_block * segments + np.clip(since, 0, item.blocks * segments - 1)
     return block
 
 
@@ -175,4 +181,4 @@ class Machines:
         """The machine of each of these trials, as its place in `names`."""
         place = np.zeros(max(self.of_trial, default=0) + 2, dtype=np.int64)
         place[list(self.of_trial)] = list(self.of_trial.values())
-        return np.asarray(place[np.clip(trial, 0, len(place) - 1)])  # the last is of no trial
+        return np.asarray(place[np.clip(trial.astype(np.int64), 0, len(place) - 1)])  # the last is of no trial

@@ -25,7 +25,7 @@ from analysis.statistics.dependence import FEWEST_GROUPS, Dependence, dependence
 from analysis.statistics.distributions import t_quantile
 from analysis.statistics.machines import Part, error_over_trials, lasting_reach
 from analysis.statistics.quantiles import quantiles
-from analysis.statistics.slow_counts import Logs
+from analysis.statistics.slow_counts import SortedGroups
 from analysis.statistics.windows import (
     Limits,
     Windows,
@@ -167,9 +167,9 @@ def compare(
     )
     if base.obstacle is not None:
         return _wholes(base, treatment, control, qs)
-    arms = tuple(Logs.of(sample.values, sample.block) for sample in (own, other))
+    arms = tuple(SortedGroups.of(sample.values, sample.block, blocks) for sample in (own, other))
     machine = np.array([(machines or {}).get(number, 0) for number in trial.tolist()], dtype=np.int64)
-    differences = arms[0].means(blocks) - arms[1].means(blocks)
+    differences = arms[0].means() - arms[1].means()
     dependence = dependence_of(differences, group, trial, restart_spread=restart_spread, machine=machine)
     first = np.searchsorted(trial, trials)
     if by_trial:  # trials are apart in time, and the variance of their starts is in what they differ by
@@ -197,7 +197,12 @@ def _wholes(base: Comparison, treatment: Sample, control: Sample, qs: Sequence[f
 
 
 def _tested(
-    item: Comparison, treatment: Logs, control: Logs, unit: Ints, dependence: Dependence, machine: Ints
+    item: Comparison,
+    treatment: SortedGroups,
+    control: SortedGroups,
+    unit: Ints,
+    dependence: Dependence,
+    machine: Ints,
 ) -> Comparison:
     """The item with its limits; `unit` numbers the group or the trial of each block, `machine` that of each trial."""
     by_trial, bound = item.trials >= TRIALS_FOR_T_TEST, math.log1p(item.margin)
@@ -210,14 +215,14 @@ def _tested(
     if by_trial:
         ratios = ratios_by_group(windows)
         return _by_trials(item, ratios, machine) if np.ptp(ratios) > 0 else replace(item, obstacle=_ALIKE)
-    item = replace(item, ratio=math.exp(typical_ratio(windows)))
     if windows.groups < FEWEST_GROUPS:
         why = f"a test needs {FEWEST_GROUPS} time blocks, and there are {item.blocks}"
-        return replace(item, obstacle=why, needed_blocks=FEWEST_GROUPS)
-    limits = window_limits(windows, bound=bound, alpha=item.alpha, dependence=dependence)
-    if limits is None:
-        return replace(item, obstacle=_ALIKE)
-    return with_limits(item, limits)
+        item = replace(item, obstacle=why, needed_blocks=FEWEST_GROUPS)
+    elif limits := window_limits(windows, bound=bound, alpha=item.alpha, dependence=dependence):
+        return with_limits(item, limits)
+    else:
+        item = replace(item, obstacle=_ALIKE)
+    return replace(item, ratio=math.exp(typical_ratio(windows)))
 
 
 def in_shared_blocks(treatment: Sample, control: Sample) -> tuple[Sample, Sample, Ints, Ints]:
@@ -233,9 +238,11 @@ def in_shared_blocks(treatment: Sample, control: Sample) -> tuple[Sample, Sample
     span = max(int(sample.block.max()) for sample in samples) - lowest + 1
     held = [np.bincount(sample.block - lowest, minlength=span) > 0 for sample in samples]
     both = held[0] & held[1]
-    number = np.cumsum(both) - 1
-    own, base = (sample if both.all() else sample.only(both[sample.block - lowest]) for sample in samples)
-    own, base = (replace(sample, block=number[sample.block - lowest]) for sample in (own, base))
+    number = (np.cumsum(both) - 1).astype(np.int32)
+    own, base = samples
+    if lowest or not both.all():
+        own, base = (sample.only(both[sample.block - lowest]) for sample in samples)
+        own, base = (replace(sample, block=number[sample.block - lowest]) for sample in (own, base))
     trial = np.zeros(int(both.sum()), dtype=np.int64)
     trial[base.block] = base.trial
     return own, base, np.flatnonzero(both) + lowest, trial

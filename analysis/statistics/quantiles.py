@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from analysis.arrays import Floats
+from analysis.arrays import Floats, Ints
 from analysis.statistics.distributions import binomial_quantile
 
 
@@ -29,6 +29,22 @@ def quantiles(values: npt.ArrayLike, qs: Sequence[float]) -> list[float]:
     if not known.size:
         return [math.nan] * len(qs)
     return [float(value) for value in np.quantile(known, np.asarray(qs), overwrite_input=True, method="linear")]
+
+
+def quantiles_of_groups(values: Floats, group: Ints, qs: Sequence[float]) -> Floats:
+    """Return `quantiles` of each group, which numbers that of each value from 0. Shape (groups, quantiles)."""
+    sizes, known = np.bincount(group), np.bincount(group[~np.isnan(values)], minlength=int(group.max(initial=-1)) + 1)
+    ends = np.cumsum(sizes)
+    ordered = values[np.argsort(group, kind="stable")]
+    for first, end in zip((ends - sizes).tolist(), ends.tolist(), strict=True):
+        ordered[first:end].sort()  # what is no number comes last
+    place = np.maximum(known - 1, 0)[:, None] * np.asarray(qs)
+    below = np.floor(place).astype(np.int64)
+    first = (ends - sizes)[:, None]
+    low, high = ordered[first + below], ordered[first + np.minimum(below + 1, np.maximum(known - 1, 0)[:, None])]
+    share, apart = place - below, high - low
+    between = np.where(share < 0.5, low + apart * share, high - apart * (1.0 - share))  # as NumPy does, to the last bit
+    return np.asarray(np.where(known[:, None] > 0, between, math.nan))
 
 
 def ordered_interval(

@@ -25,7 +25,7 @@ from analysis.arrays import Bools, Floats, Ints
 from analysis.settings.gate_limits import RESTART_SPREAD
 from analysis.statistics.compare import Sample, in_shared_blocks
 from analysis.statistics.dependence import restart_variance
-from analysis.statistics.slow_counts import Logs, SortedGroups, slow_counts
+from analysis.statistics.slow_counts import SortedGroups, slow_counts
 
 FEWEST_GROUPS = 5  # before, nothing is known of how groups resemble each other
 APART = 1.2
@@ -143,7 +143,7 @@ class Groups:
         counts = slow_counts(self.treatment, self.control, ratios, place)
         if self.exchange == "requests":
             scores = counts.by_request()
-            deflation = _deflations(scores, self.lasting) * _design_effects(scores[0])
+            deflation: Floats = _deflations(scores, self.lasting) * _design_effects(scores[0])
             harm, safety = counts.at(0).bets()
         else:
             scores = counts.by_arm()
@@ -188,16 +188,15 @@ def groups_for(
     that many times beyond the margin, what lasts longer than a group is not allowed for, and blocks are segments.
     """
     *samples, block, trial = in_shared_blocks(treatment, control)
-    arms = [Logs.of(sample.values, sample.block) for sample in samples]
-    size = len(block)
-    counts = np.sum([np.bincount(logs.block, minlength=size) for logs in arms], axis=0)
-    sums = np.sum([np.bincount(logs.block, logs.values, size) for logs in arms], axis=0)
+    arms = [SortedGroups.of(sample.values, sample.block, len(block)) for sample in samples]
+    counts = np.sum([blocks.sizes for blocks in arms], axis=0)
+    sums = np.sum([blocks.sizes * blocks.means() for blocks in arms], axis=0)
     enough = _ENOUGH if apart == 1.0 else _ENOUGH_APART
     group = _grouped(counts * (1.0 - q), sums / counts, trial, least=blocks, enough=enough)
     ends = np.flatnonzero((group >= 0) & (np.diff(group, append=-1) != 0))
     number = len(ends)
-    one, other = (SortedGroups.of(logs, group, number) for logs in arms)
-    lasting = np.zeros(number)
+    one, other = (blocks.joined(group, number) for blocks in arms)
+    lasting: Floats = np.zeros(number)
     if apart == 1.0 and number:
         doubt = _DOUBT if exchange == "requests" else 0.0
         lasting = _lasting(one.means() - other.means(), trial[ends], restart_spread, doubt=doubt)

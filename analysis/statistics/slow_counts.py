@@ -22,23 +22,6 @@ _SMALLEST_MS = 1e-3  # less is measurement noise, and 0 has no logarithm
 
 
 @dataclass(frozen=True, slots=True)
-class Logs:
-    """The log latencies of one arm, (requests,), and the block of each, numbered from 0."""
-
-    values: Floats
-    block: Ints
-
-    @classmethod
-    def of(cls, ms: Floats, block: Ints) -> Logs:
-        """The logarithms of latencies in ms."""
-        return cls(np.log(np.maximum(ms, _SMALLEST_MS)), block)
-
-    def means(self, blocks: int) -> Floats:
-        """The mean of each of so many blocks, none of which is empty. Shape (blocks,)."""
-        return np.bincount(self.block, self.values, blocks) / np.bincount(self.block, minlength=blocks)
-
-
-@dataclass(frozen=True, slots=True)
 class SortedGroups:
     """The log latencies of one arm, (requests,), sorted within each group; group g has `sizes[g]` from `starts[g]`."""
 
@@ -47,13 +30,24 @@ class SortedGroups:
     sizes: Ints
 
     @classmethod
-    def of(cls, logs: Logs, group: Ints, groups: int) -> SortedGroups:
-        """The log latencies by the group of their block, (blocks,), from 0; those of group -1 are left out."""
-        of_each = group.astype(np.int16 if groups < 2**15 else np.int64)[logs.block]  # short integers sort by radix
-        order = np.argsort(of_each, kind="stable")
-        left_out, *counts = np.bincount(of_each + 1, minlength=groups + 1).tolist()
-        sizes = np.array(counts, dtype=np.int64)
-        made = cls(logs.values[order[left_out:]], np.cumsum(sizes) - sizes, sizes)
+    def of(cls, ms: Floats, group: Ints, groups: int) -> SortedGroups:
+        """The logarithms of latencies in ms by the group of each, from 0."""
+        group = group.astype(np.int16 if groups < 2**15 else np.int64)  # short integers sort by radix
+        order = np.argsort(group, kind="stable")
+        logs = np.log(np.maximum(ms[order], _SMALLEST_MS), dtype=np.float64)
+        return cls._sorted(logs, np.bincount(group, minlength=groups))
+
+    def joined(self, into: Ints, groups: int) -> SortedGroups:
+        """Groups joined with their neighbours, by the rising number from 0 of what each becomes part of, (groups,);
+        those of -1 are left out."""
+        if len(self) == groups and (into >= 0).all():
+            return self
+        sizes = np.bincount(into + 1, self.sizes, groups + 1)[1:].astype(np.int64)
+        return self._sorted(self.values[np.repeat(into >= 0, self.sizes)], sizes)
+
+    @classmethod
+    def _sorted(cls, values: Floats, sizes: Ints) -> SortedGroups:
+        made = cls(values, np.cumsum(sizes) - sizes, sizes)
         for part in made.parts():
             part.sort()
         return made

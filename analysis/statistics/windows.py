@@ -23,7 +23,7 @@ from analysis.arrays import Floats, Ints
 from analysis.statistics.dependence import Dependence
 from analysis.statistics.distributions import t_cdf, t_quantile, t_sf
 from analysis.statistics.machines import Part
-from analysis.statistics.slow_counts import Logs, SortedGroups, slow_counts
+from analysis.statistics.slow_counts import SortedGroups, slow_counts
 
 FARTHEST = math.log(1000.0)  # a limit beyond this ratio is no limit
 ENOUGH = 2.0  # requests of both arms beyond a window's quantile, where its group has as many
@@ -82,7 +82,9 @@ class Windows:
     width: float
 
     @classmethod
-    def of(cls, treatment: Logs, control: Logs, group: Ints, *, q: float, bound: float = 0.0) -> Windows | None:
+    def of(
+        cls, treatment: SortedGroups, control: SortedGroups, group: Ints, *, q: float, bound: float = 0.0
+    ) -> Windows | None:
         """Blocks joined within their group until a window holds enough of the tail; None where groups hold too little.
 
         A block that holds enough is a window of its own, and a group that does not is one window. `group` is that of
@@ -97,7 +99,7 @@ class Windows:
             count = max(1, round(size / joined))
             window[group == number] = first + np.arange(size) * count // size
             first += count
-        one, other = (SortedGroups.of(logs, window, first) for logs in (treatment, control))
+        one, other = (blocks.joined(window, first) for blocks in (treatment, control))
         width = bound / math.ceil(bound / _FINEST) if bound > 0 else _FINEST
         starts = np.flatnonzero(np.diff(window, prepend=-1))
         return cls(treatment=one, control=other, group=group[starts], q=q, width=width)
@@ -115,12 +117,12 @@ class Windows:
         return np.asarray(more * float((counts.own + counts.other).mean()) / 2.0)
 
 
-def _beyond(treatment: Logs, control: Logs, group: Ints, q: float) -> float:
+def _beyond(treatment: SortedGroups, control: SortedGroups, group: Ints, q: float) -> float:
     """How many requests of both arms lie beyond the quantile in a block, on the average."""
     return (len(treatment.values) + len(control.values)) / len(group) * (1.0 - q)
 
 
-def tail_of_group(treatment: Logs, control: Logs, group: Ints, q: float) -> float:
+def tail_of_group(treatment: SortedGroups, control: SortedGroups, group: Ints, q: float) -> float:
     """Return how many requests of both arms lie beyond the quantile in a group of median size."""
     return _beyond(treatment, control, group, q) * int(np.median(np.bincount(group)))
 

@@ -33,7 +33,7 @@ from analysis.run.trials import SECOND
 from analysis.settings.metrics import EMBED, EMBED_METRICS
 from analysis.settings.slo_targets import merged
 from analysis.statistics.compare import Comparison
-from analysis.statistics.quantiles import ordered_interval, quantiles
+from analysis.statistics.quantiles import ordered_interval, quantiles, quantiles_of_groups
 from analysis.statistics.share_evidence import design_effect_of
 from analysis.summary.arms import arm_row
 from analysis.summary.model import SCHEMA, Summary
@@ -255,19 +255,20 @@ def _latency_series(run: Run) -> dict[str, Any]:
 _BINS = ("trial", "t_s", "n", "failed", "ttft_p50_ms", "ttft_p99_ms", "e2e_p50_ms", "e2e_p99_ms")
 
 
-def _bins(run: Run, arm: str, bin_s: float) -> dict[str, Sequence[Any]]:
+def _bins(run: Run, arm: str, bin_s: float) -> dict[str, list[Any]]:
     requests = run.requests
-    rows: list[tuple[Any, ...]] = []
+    found: dict[str, list[Any]] = {name: [] for name in _BINS}
     for trial in run.trials:
         own = np.flatnonzero(run.of_arm(arm) & (requests.trial == trial.number) & ~requests.broken)
         since = (requests.start_ns[own] - trial.start_ns) // int(bin_s * SECOND)
-        order = np.argsort(since, kind="stable")
-        numbers, first = np.unique(since[order], return_index=True)
-        for place, part in zip(numbers.tolist(), np.split(own[order], first[1:]), strict=False):
-            ttft = quantiles(requests.ttft_ms[part], (0.5, 0.99))
-            e2e = quantiles(requests.e2e_ms[part], (0.5, 0.99))
-            rows.append((trial.number, place * bin_s, len(part), int(requests.failed[part].sum()), *ttft, *e2e))
-    return dict(zip(_BINS, zip(*rows, strict=True), strict=False))
+        numbers, place = np.unique(since, return_inverse=True)
+        counts = (np.bincount(place), np.bincount(place[requests.failed[own]], minlength=len(numbers)))
+        ttft = quantiles_of_groups(requests.ttft_ms[own], place, (0.5, 0.99))
+        e2e = quantiles_of_groups(requests.e2e_ms[own], place, (0.5, 0.99))
+        columns = (np.full(len(numbers), trial.number), numbers * bin_s, *counts, *ttft.T, *e2e.T)
+        for name, column in zip(_BINS, columns, strict=True):
+            found[name] += column.tolist()
+    return found
 
 
 def _distribution(run: Run) -> dict[str, Any]:

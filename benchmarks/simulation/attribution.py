@@ -19,7 +19,7 @@ from analysis.records.run_records import RunRecords
 from analysis.records.schemas import COMPILE_EVENTS
 from analysis.run.attribution import CAUSES, OTHER
 from analysis.run.run import Run
-from analysis.run.spikes import Spike, excess_ms, find_spikes
+from analysis.run.spikes import Spike, excursions, find_spikes
 from benchmarks.simulation.engine import Engine, serve_behind_splitter
 from benchmarks.simulation.records import NETWORK_S, request_table, to_ns
 from benchmarks.simulation.server import Served, serve
@@ -254,13 +254,12 @@ def judge(case: Case, seed: int) -> Judged:
     run = lived.run
     requests, attribution = run.requests, run.attribution
     spikes = find_spikes(requests, attribution, run.events, control=CONTROL)
-    beyond = excess_ms(requests, attribution, arm=ARM, control=CONTROL)
-    rows = np.flatnonzero(beyond)
+    rows, beyond = excursions(requests, attribution, arm=ARM, control=CONTROL)
     start = requests.start_ns[rows]
     caused = []
     for spike in spikes:
-        own = rows[(start >= spike.start_ns) & (start <= spike.end_ns)]
-        excess, delay = beyond[own], lived.delay_ms[own]
+        own = (start >= spike.start_ns) & (start <= spike.end_ns)
+        excess, delay = beyond[own], lived.delay_ms[rows[own]]
         caused.append(float(np.minimum(delay, excess).sum()) >= 0.5 * float(excess.sum()))
     blamed = [_is_blamed(spike) for spike in spikes]
     cause = np.where(lived.delay_ms > 1.0, CAUSES.index("during a compile"), OTHER).astype(np.int8)

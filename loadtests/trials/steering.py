@@ -62,11 +62,6 @@ class Judge:
         )
         self._last: Mapping[str, Any] | None = None
 
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._child.pid
-
     def failure(self) -> str | None:
         """Why there are no more interim analyses; None while they go on."""
         return None if self._child.poll() is None else f"the interim analyses ended: {self._child.log_tail(2)}"

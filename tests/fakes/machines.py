@@ -77,11 +77,9 @@ class FakeMachines:
             "devices": {
                 name: same
                 | {
-                    "index": index,
                     "uuid": f"GPU-{index}",
                     "power_limit_w": LIMIT_W * self._size("power_limit", name, trial),
                 }
-                | {"lock_command": f"sudo nvidia-smi -i {index} -lgc {TOP_MHZ},{TOP_MHZ}"}
                 for name, index in devices.items()
             },
             "unreadable": [

@@ -62,9 +62,6 @@ class LiveRun:
         orchestrator = self._process.pid if self._process.poll() is None else 0
         return by_role(self.mark, orchestrator).get(role, [])
 
-    def every_pid(self) -> list[int]:
-        return list(marked(self.mark))
-
     def run_dir(self) -> Path | None:
         found = sorted(self.setup.folder.glob("out/*-*/experiment.toml"))
         return found[0].parent if found else None

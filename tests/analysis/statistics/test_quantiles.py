@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from analysis.statistics.dependence import Dependence, groups_of
 from analysis.statistics.knees import KneeProfile, knee_grid, knee_profile, p_not_higher
-from analysis.statistics.quantiles import ordered_interval, quantile
-from analysis.statistics.slow_counts import Logs
+from analysis.statistics.quantiles import ordered_interval, quantile, quantiles, quantiles_of_groups
+from analysis.statistics.slow_counts import SortedGroups
 from analysis.statistics.windows import Windows, typical_ratio, window_limits
 
 positive = st.floats(min_value=0.01, max_value=1e6)
@@ -59,7 +59,7 @@ PLAIN = Dependence()
 
 
 def arms(seed, *, ratio=1.0, blocks=40, per_block=120, jam=None, own=0.05):
-    """Latencies of two arms by block; `jam` (block, treatment's factor, control's factor) slows one block of both."""
+    """Floats of two arms by block; `jam` (block, treatment's factor, control's factor) slows one block of both."""
     rng = np.random.default_rng(seed)
     block = np.repeat(np.arange(blocks), per_block)
     work = 0.86 * rng.standard_normal(block.size)
@@ -71,8 +71,8 @@ def arms(seed, *, ratio=1.0, blocks=40, per_block=120, jam=None, own=0.05):
 
 
 def windows(treatment, control, block, q=0.99):
-    logs = (Logs.of(values, block) for values in (treatment, control))
-    return Windows.of(*logs, groups_of(np.ones(int(block.max()) + 1, dtype=int)), q=q, bound=BOUND)
+    sides = (SortedGroups.of(values, block, int(block.max()) + 1) for values in (treatment, control))
+    return Windows.of(*sides, groups_of(np.ones(int(block.max()) + 1, dtype=int)), q=q, bound=BOUND)
 
 
 def limits(held, alpha=0.05, dependence=PLAIN):
@@ -259,3 +259,12 @@ def test_steps_scale_with_the_unit_of_the_rate() -> None:
         assert high is not None
         ends.append((math.log(low / factor), math.log(high / factor)))
     assert ends[0] == pytest.approx(ends[1], abs=1e-9)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(width=32, allow_infinity=False)), min_size=1, max_size=40))
+def test_quantiles_of_groups_are_those_of_each_group_by_itself(rows):
+    group, values = (np.array(column) for column in zip(*rows, strict=True))
+    values, qs = values.astype(np.float32), (0.1, 0.5, 0.99, 1.0)
+    found = quantiles_of_groups(values, group, qs)
+    for number in np.unique(group).tolist():
+        np.testing.assert_array_equal(found[number], quantiles(values[group == number], qs))
