@@ -112,14 +112,15 @@ async def serve(target: tuple[str, int]) -> tuple[Relay, int]:
     await relay.start()
 
     async def obey(orders: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
-        while line := await orders.readline():
-            order = json.loads(line)
-            if order.pop("reset", False):
-                relay.reset()
-            else:
-                await relay.change(Weather(**order))
-            answers.write(b"done\n")
-            await answers.drain()
+        with contextlib.suppress(OSError, asyncio.CancelledError):  # the relay ends; asyncio would print a traceback
+            while line := await orders.readline():
+                order = json.loads(line)
+                if order.pop("reset", False):
+                    relay.reset()
+                else:
+                    await relay.change(Weather(**order))
+                answers.write(b"done\n")
+                await answers.drain()
         answers.close()
 
     place = await asyncio.start_server(obey, "127.0.0.1", 0)
