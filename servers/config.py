@@ -160,8 +160,7 @@ class EngineConfig(Settings):
     """Limits of the batching engine. Equal for all arms of a comparable experiment.
 
     A prefill step takes `prefill_batch` prompts and at most `prefill_chunk` tokens of each (0: whole prompts); while
-    prompts wait, `decode_per_prefill` decode steps run between two prefill steps. Together they bound how long a
-    running answer waits for its next token.
+    prompts wait, a decode step runs between two prefill steps. So a running answer waits for one of them at most.
 
     An encoder takes up to `slots` texts of `max_prompt_tokens` in a step. A batch waits at most `max_wait_ms` for
     company, 0 not at all.
@@ -173,7 +172,6 @@ class EngineConfig(Settings):
     max_new_tokens: int = Field(default=128, ge=1, le=1_000_000)
     prefill_batch: int = Field(default=1, ge=1)
     prefill_chunk: int = Field(default=0, ge=0, le=1_000_000)
-    decode_per_prefill: int = Field(default=1, ge=1, le=1000)
     max_wait_ms: float = Field(default=0.0, ge=0, le=60_000)
     drain_grace_s: float = Field(default=30.0, ge=0, le=3600)
     threads: int = Field(default=0, ge=0, le=1024)
@@ -225,8 +223,8 @@ class CompileConfig(Settings):
 
     `backend` is one that torch knows or an installed package announces. `regions` are the modules to compile by name,
     where it is not the whole model; `regional` is the repeated block. `capture` records one CUDA graph for every
-    planned shape, instead of the graph trees of `mode`. Once warm, a shape that no graph fits compiles; it runs eagerly
-    where the policy is `guarded`, and is refused where it is `strict`. `join_projections` multiplies projections of the
+    planned shape, instead of the graph trees of `mode`. Once warm, a shape that no graph fits compiles, and is refused
+    where the policy is `strict`. `join_projections` multiplies projections of the
     same input (query, key and value; gate and up) as one matrix; `options` are inductor's own, by name; other backends
     read neither. `artifact` is a file that `tailgate precompile` wrote, whose compiled code a start begins with.
     `mark_dynamic` promises that dimensions vary from 2 or `shapes.min_size` to the engine's limits.
@@ -242,7 +240,6 @@ class CompileConfig(Settings):
     recompile_limit: int = Field(default=0, ge=0, le=100_000)
     mark_dynamic: bool = False
     capture: bool = False
-    guarded: bool = False
     strict: bool = False
     join_projections: bool = False
     warmup: Literal["shapes", "lengths", "minimal"] = "shapes"
@@ -273,11 +270,6 @@ class CompileConfig(Settings):
                 f"regional is true but compile.regions is {list(self.regions)}: regional is the repeated block "
                 "alone, drop one of them"
             )
-        if self.guarded and self.strict:
-            raise ValueError(
-                "guarded and compile.strict are both true: a shape that no graph fits runs eagerly (guarded) "
-                "or is refused (strict), drop one of them"
-            )
         if self.mark_dynamic and self.dynamic is False:
             raise ValueError("mark_dynamic is true but compile.dynamic is false: drop one of them")
         if self.capture and self.mode in GRAPH_TREE_MODES:
@@ -286,11 +278,6 @@ class CompileConfig(Settings):
                 'drop it, or use mode "default" or "max-autotune-no-cudagraphs"'
             )
         return self
-
-    @property
-    def is_closed_once_warm(self) -> bool:
-        """Whether no shape compiles while serving, whatever comes."""
-        return self.guarded or self.strict
 
 
 class ArmConfig(Settings):
@@ -351,7 +338,7 @@ class ArmConfig(Settings):
                     "requests join while others run: leave it out"
                 )
             return
-        for key in ("prefill_batch", "prefill_chunk", "decode_per_prefill"):
+        for key in ("prefill_batch", "prefill_chunk"):
             value = getattr(engine, key)
             if value != EngineConfig.model_fields[key].default:
                 raise ValueError(
@@ -477,11 +464,6 @@ _POLICIES: Mapping[Preset, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "compiled-strict": (_FROM_TWO, {**_DYNAMIC, "strict": True}),
     "compiled-naive": ({}, {"enabled": True, "warmup": "minimal"}),
 }
-
-
-def preset_options(preset: Preset) -> frozenset[str]:
-    """Return the names of inductor's options that the preset sets."""
-    return frozenset(_POLICIES[preset][1].get("options", ()))
 
 
 def with_preset(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,13 +13,14 @@ import logging
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from servers import stdout
 from servers.clock import now_ns
-from servers.compiler.events import CompileEvent, CompilerFacts
+from servers.compiler.events import CompileEvent
 from servers.complaint import ConfigError, named
 from servers.config import ArmConfig
 from servers.engine.shapes import WARMUP_CALLS, StepShape, warmup_plan
@@ -121,12 +122,18 @@ class Inspection:
     dtype: str
     visits: tuple[Visit, ...]
     graphs: tuple[CompileEvent, ...]  # one for each compile that ended with a graph
-    facts: CompilerFacts
+    cudagraph_skips: int
+    blind_spots: tuple[str, ...]
 
     @property
     def unready(self) -> tuple[Visit, ...]:
         """The visits that made a request wait, run slowly or fail."""
         return tuple(visit for visit in self.visits if visit.outcome not in (READY, AS_ASKED))
+
+    @property
+    def graph_breaks(self) -> dict[str, int]:
+        """How often each graph break was met, by place and cause."""
+        return dict(Counter(text for graph in self.graphs for text in graph.breaks))
 
     @property
     def exit_code(self) -> int:
@@ -145,7 +152,9 @@ class Inspection:
                 asdict(visit) | {"shape": str(visit.shape), "padded": str(visit.padded)} for visit in self.visits
             ],
             "graphs": [asdict(graph) for graph in self.graphs],
-            **asdict(self.facts),
+            "graph_breaks": self.graph_breaks,
+            "cudagraph_skips": self.cudagraph_skips,
+            "blind_spots": self.blind_spots,
         }
 
 
@@ -178,7 +187,8 @@ def inspect_arm(arm: ArmConfig, shapes: Sequence[StepShape], *, report: Callable
         dtype=runner.dtype_name(),
         visits=tuple(visits),
         graphs=tuple(event for event in events if event.kind in ("compile", "recompile")),
-        facts=recorder.facts,
+        cudagraph_skips=recorder.cudagraph_skips,
+        blind_spots=recorder.facts.blind_spots,
     )
 
 
@@ -233,8 +243,6 @@ def _outcome(
         limit = next((event for event in (*caused, *events) if event.kind == "limit_hit"), None)
         if limit is not None:
             return "eager", f"the recompile limit was reached at {limit.shape or 'an earlier shape'}\n{limit.reason}"
-        if arm.compile.guarded:
-            return AS_ASKED, "no graph fits, and compile.guarded forbids a compile while serving"
         return "eager", "part of the step runs as plain Python: see the graph breaks"
     for kind in ("recompile", "compile"):
         reasons = [event.reason for event in caused if event.kind == kind]
@@ -252,7 +260,7 @@ def _outcome(
 
 def text_of(inspection: Inspection) -> str:
     """Return the inspection for a terminal: the shapes, what was not compiled or seen, and the verdict."""
-    arm, facts = inspection.arm, inspection.facts
+    arm, breaks = inspection.arm, inspection.graph_breaks
     policy = f"torch.compile {arm.compile.backend}, {arm.compile.mode}" if arm.compile.enabled else "eager"
     where = f"{arm.model.id}, {inspection.dtype} on {inspection.device}"
     shapes: list[tuple[str, ...]] = [("shape", "padded to", "planned", "met", "first", "again", "why")]
@@ -260,9 +268,9 @@ def text_of(inspection: Inspection) -> str:
     lines = [f"{arm.name}  {where}; shapes {arm.shapes.kind}; {policy}", "", *stdout.aligned(shapes, left=4), ""]
     took_s = sum(graph.end_ns - graph.start_ns for graph in inspection.graphs) / 1e9
     lines += [f"graphs: {len(inspection.graphs)}, made in {_seconds(took_s)}"]
-    for title, counts in (("graph breaks", facts.graph_breaks), ("CUDA graphs not made", facts.cudagraph_skips)):
-        lines += [f"{title}:{'' if counts else ' none'}", *(f"  {count} × {text}" for text, count in counts.items())]
-    lines += [f"not seen: {text}" for text in facts.blind_spots]
+    lines += [f"graph breaks:{'' if breaks else ' none'}", *(f"  {count} × {text}" for text, count in breaks.items())]
+    lines += [f"CUDA graphs not made: {inspection.cudagraph_skips} (TORCH_LOGS=cudagraphs says why)"]
+    lines += [f"not seen: {text}" for text in inspection.blind_spots]
     return "\n".join([*lines, _verdict(inspection)])
 
 

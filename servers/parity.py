@@ -31,18 +31,18 @@ from servers.compiler.recorder import CompileRecorder
 from servers.complaint import ConfigError
 from servers.config import ArmConfig, ModelConfig
 from servers.engine.encoder import EncoderRunner
-from servers.engine.engine import REFUSED, Engine, serve
-from servers.engine.messages import StepOutput, Submit
+from servers.engine.engine import REFUSED
+from servers.engine.messages import Submit
 from servers.engine.model import load_model
 from servers.engine.quantisation import weight_bytes
 from servers.engine.runner import ModelRunner, runner_for
-from servers.engine.scheduler import Job, Scheduler
+from servers.engine.scheduler import Job
 from servers.engine.shapes import late_contexts, prompt_borders
 from servers.fields import Listed, Settings, read
 from servers.messages import Loaded, Refused, Stage
 from servers.processes import say
 from servers.program import log_to_stderr, on_its_card_alone, read_arm
-from servers.vectors import in_float64, make_batches, reference_vectors, rows_of, served_vectors
+from servers.vectors import ask, in_float64, make_batches, reference_vectors, rows_of, served_vectors
 
 log = logging.getLogger("tailgate.parity")
 
@@ -148,26 +148,15 @@ def make_plan(
 def answers_of(runner: ModelRunner, requests: Sequence[Submit], *, slots: int = 0) -> list[list[int]]:
     """Return the tokens of each request, as the serving engine gives them; `slots` as for `serve`.
 
-    Raises RuntimeError, with the engine's own words where it has some, when a request fails or loses tokens;
-    UnforeseenShapeError, once all were asked, when a strict arm refuses any.
+    Raises RuntimeError when a request fails or loses tokens; UnforeseenShapeError, once all were asked, when a strict
+    arm refuses any.
     """
-    engine = Engine(Scheduler(runner.arm.engine), runner, runner.recorder.drain)
-    answers: dict[str, list[int]] = {request.request_id: [] for request in requests}
-    lengths = {request.request_id: len(request.prompt) for request in requests}
-    refused: list[str] = []
-    for output in serve(engine, requests, slots=slots):
-        if not isinstance(output, StepOutput):
-            continue
-        for name, token in output.tokens:
-            answers[name].append(token)
-        for finished in output.finished:
-            name = finished.request_id
-            if finished.status == REFUSED:
-                refused.append(f"request {name} (prompt of {lengths[name]} tokens): {finished.message}")
-            elif finished.status != "OK":
-                raise RuntimeError(f"request {name} ended {finished.status}: {finished.message}")
+    answers, ended = ask(runner, requests, slots=slots)
+    refused = [request for request in requests if ended[request.request_id].status == REFUSED]
     if refused:
-        raise UnforeseenShapeError(f"{len(refused)} of {len(answers)} requests are refused, first {refused[0]}")
+        name, length = refused[0].request_id, len(refused[0].prompt)
+        first = f"request {name} (prompt of {length} tokens): {ended[name].message}"
+        raise UnforeseenShapeError(f"{len(refused)} of {len(answers)} requests are refused, first {first}")
     for request in requests:
         name, count = request.request_id, request.max_tokens
         if len(answers[name]) != count:

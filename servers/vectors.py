@@ -1,4 +1,4 @@
-"""What an encoder's arm makes of texts, alone and in batches of every size that matters, and what float64 would make.
+"""What an engine answers; what an encoder makes of texts alone, in batches of every size that matters, and in float64.
 
 The part of parity (servers/parity.py) that is about encoders. Nothing is judged here.
 """
@@ -17,11 +17,35 @@ from servers.compiler.policy import UnforeseenShapeError
 from servers.config import Pooling
 from servers.engine.encoder import EncoderRunner, EncodeStep
 from servers.engine.engine import REFUSED, Engine, serve
-from servers.engine.messages import StepOutput, Submit
-from servers.engine.scheduler import Batcher
+from servers.engine.messages import Finished, StepOutput, Submit
+from servers.engine.runner import ModelRunner
+from servers.engine.scheduler import scheduler_for
 
 Report = Callable[[str, int, int], None]  # what goes on, done, total
 Batches = Sequence[tuple[int, ...]]  # the numbers of the texts of each batch
+
+
+def ask(
+    runner: ModelRunner | EncoderRunner, requests: Sequence[Submit], *, slots: int = 0
+) -> tuple[dict[str, list[int]], dict[str, Finished]]:
+    """Return the tokens of each request and how it ended, as the serving engine answers them; `slots` as for `serve`.
+
+    A batch of texts arrives at once and leaves at once. Raises RuntimeError, with the engine's own words, when a
+    request fails; one that a strict arm refuses has ended so.
+    """
+    arm = runner.arm.replace(engine=runner.arm.engine.replace(max_wait_ms=0.0))
+    engine = Engine(scheduler_for(arm), runner, runner.recorder.drain)
+    tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    ended: dict[str, Finished] = {}
+    for output in serve(engine, requests, slots=slots):
+        if isinstance(output, StepOutput):
+            for name, token in output.tokens:
+                tokens[name].append(token)
+            ended |= {finished.request_id: finished for finished in output.finished}
+    for name, finished in ended.items():
+        if finished.status not in ("OK", REFUSED) and finished.reason != "embedded":
+            raise RuntimeError(f"request {name} ended {finished.status}: {finished.message}")
+    return tokens, ended
 
 
 def make_batches(slots: int, texts: int) -> Batches:
@@ -47,34 +71,26 @@ def served_vectors(
 ) -> np.ndarray[Any, Any]:
     """Return the vectors [rows, width] float32 that the serving engine gives; NaN where a vector has no direction.
 
-    Raises RuntimeError, with the engine's own words, when a request ends in another way or a batch is split;
-    UnforeseenShapeError, once all were asked, when a strict arm refuses any.
+    Raises RuntimeError when a request fails or a batch is split; UnforeseenShapeError, once all were asked, when a
+    strict arm refuses any.
     """
-    # each batch arrives at once and leaves at once
-    engine = Engine(Batcher(runner.arm.engine.replace(max_wait_ms=0.0)), runner, runner.recorder.drain)
     vectors: list[bytes] = []
     refused: list[str] = []
     total = len(rows_of(batches))
     for batch in batches:
-        own: dict[str, bytes] = dict.fromkeys(map(str, range(len(batch))), b"")
         requests = [
-            Submit(request_id=name, prompt=list(texts[text]), max_tokens=0, recv_ns=now_ns())
-            for name, text in zip(own, batch, strict=True)
+            Submit(request_id=str(place), prompt=list(texts[text]), max_tokens=0, recv_ns=now_ns())
+            for place, text in enumerate(batch)
         ]
-        for output in serve(engine, requests):
-            if not isinstance(output, StepOutput):
-                continue
-            if output.step is not None and output.step.batch != len(batch):
-                raise RuntimeError(f"the engine made a batch of {output.step.batch} of {len(batch)} texts")
-            for finished in output.finished:
-                text = batch[int(finished.request_id)]
-                if finished.status == REFUSED:
-                    company = "alone" if len(batch) == 1 else f"in a batch of {len(batch)}"
-                    refused.append(f"text {text} ({len(texts[text])} tokens, {company}): {finished.message}")
-                elif finished.reason != "embedded":
-                    raise RuntimeError(f"text {text} ended {finished.status}: {finished.message}")
-                own[finished.request_id] = finished.vector
-        vectors += own.values()
+        _, ended = ask(runner, requests)
+        for place, text in enumerate(batch):
+            finished = ended[str(place)]
+            if finished.status == REFUSED:
+                company = "alone" if len(batch) == 1 else f"in a batch of {len(batch)}"
+                refused.append(f"text {text} ({len(texts[text])} tokens, {company}): {finished.message}")
+            elif finished.timing.batch_size != len(batch):
+                raise RuntimeError(f"the engine made a batch of {finished.timing.batch_size} of {len(batch)} texts")
+            vectors.append(finished.vector)
         report("embedding", len(vectors), total)
     if refused:
         raise UnforeseenShapeError(f"{len(refused)} of {total} vectors are refused, first of {refused[0]}")

@@ -27,7 +27,6 @@ from servers.config import (
     ArmConfig,
     check_quantisation,
     check_torchao,
-    preset_options,
 )
 from servers.security import server_tls
 from servers.splitter.envoy import envoy_path
@@ -74,9 +73,8 @@ def check_arm(config: ArmConfig) -> None:
         check_compiler(config.name)
     _check_quantisation(config, on_cpu=on_cpu)
     _check_model(config)
-    _check_backend(config, "cpu" if on_cpu else "cuda")
     if config.compile.artifact:
-        _ask("artifacts.read(arm, device)", config, "cpu" if on_cpu else config.model.device.replace("auto", "cuda"))
+        _check_artifact(config, "cpu" if on_cpu else config.model.device.replace("auto", "cuda"))
 
 
 def _check_quantisation(config: ArmConfig, *, on_cpu: bool) -> None:
@@ -116,37 +114,22 @@ def _check_model(config: ArmConfig) -> None:
         check_hub(name, "config.json", what=f'model.id "{name}" cannot be loaded')
 
 
-# Every supported torch has these.
-_KNOWN_BACKENDS = ("inductor", "eager", "aot_eager")
 _QUESTION = """
 import json, sys
-from servers.config import ArmConfig
+from servers.compiler import artifacts
 from servers.complaint import ConfigError
-from servers.compiler import artifacts, policy
-arm, device = ArmConfig.from_dict(json.loads(sys.argv[1])), sys.argv[2]
+from servers.config import ArmConfig
 try:
-    {call}
+    artifacts.read(ArmConfig.from_dict(json.loads(sys.argv[1])), sys.argv[2])
 except ConfigError as error:
-    print("\\n" + json.dumps({{"complaint": str(error)}}))
+    print("\\n" + json.dumps({"complaint": str(error)}))
 """
 
 
-def _check_backend(config: ArmConfig, device: str) -> None:
-    """Check that torch has the compiler's backend, which compiles a function of one line, and its options.
-
-    To ask takes seconds, so usual ones are not asked for.
-    """
-    policy = config.compile
-    options = policy.options.keys() - preset_options(config.preset)
-    is_known = policy.backend in _KNOWN_BACKENDS
-    if policy.enabled and not (is_known and not (options and policy.backend == "inductor")):
-        _ask("policy.check_backend(arm.compile, device)", config, device)
-
-
-def _ask(call: str, config: ArmConfig, device: str = "") -> None:
-    """Make the call in a process that may import torch. Raises the ConfigError that it raises; whatever else fails
-    there, the arm itself reports."""
-    command = [sys.executable, "-P", "-c", _QUESTION.format(call=call), json.dumps(config.to_dict()), device]
+def _check_artifact(config: ArmConfig, device: str) -> None:
+    """Read the arm's artifact in a process that may import torch. Raises the ConfigError that it raises; whatever else
+    fails there, the arm itself reports."""
+    command = [sys.executable, "-P", "-c", _QUESTION, json.dumps(config.to_dict()), device]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_S, check=True)
         lines = ended.stdout.splitlines()

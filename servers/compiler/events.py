@@ -1,4 +1,4 @@
-"""What the compiler did and what it could not do, as plain data: no torch, so that the front may read it."""
+"""What the compiler did and what is not seen of it, as plain data: no torch, so that the front may read it."""
 
 from __future__ import annotations
 
@@ -48,12 +48,7 @@ class CompileUnderWay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompilerFacts:
-    """What the compiler could not do since the start, and how often: graph breaks by place and cause, graphs that were
-    not captured as CUDA graphs by cause.
+    """`blind_spots`: what of compilers this replica cannot see, in sentences; sent to the front when there is a new
+    one."""
 
-    `blind_spots`: what of compilers this replica cannot see, in sentences; sent to the front when there is a new one.
-    """
-
-    graph_breaks: dict[str, int]
-    cudagraph_skips: dict[str, int]
     blind_spots: tuple[str, ...] = ()

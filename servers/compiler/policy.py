@@ -71,19 +71,6 @@ def load_backend(policy: CompileConfig) -> None:
             raise ConfigError(f"compile.options.{name} is {value!r} ({said}): see torch._inductor.config") from None
 
 
-def check_backend(policy: CompileConfig, device: str) -> None:
-    """Load the policy's backend, and have it compile a function of one line on `device`, where there is one: many load
-    their package only when they are first used. Raises ConfigError."""
-    load_backend(policy)
-    if policy.backend == "inductor":
-        return
-    place = "cuda" if device == "cuda" and torch.cuda.is_available() else "cpu"
-    try:
-        torch.compile(lambda values: values + 1, backend=policy.backend)(torch.ones(2, device=place))
-    except (Exception, SystemExit) as error:
-        raise ConfigError(_unusable(policy, getattr(error, "inner_exception", error))) from None
-
-
 def _unusable(policy: CompileConfig, error: BaseException) -> str:
     return (
         f'compile.backend is "{policy.backend}", which cannot be used ({named(error)}): install or mend the package '
@@ -167,10 +154,9 @@ def begin_step(policy: CompileConfig) -> None:
 
 
 def settle(policy: CompileConfig) -> None:
-    """The warm-up is over: from here on a guarded policy runs shapes that no graph fits as plain Python, and a strict
-    one raises what `refusal` reads."""
-    if policy.enabled and policy.is_closed_once_warm:
-        torch.compiler.set_stance("fail_on_recompile" if policy.strict else "eager_on_recompile")
+    """The warm-up is over: from here on a strict policy raises what `refusal` reads for shapes that no graph fits."""
+    if policy.strict:
+        torch.compiler.set_stance("fail_on_recompile")
 
 
 def refusal(error: RuntimeError) -> str | None:

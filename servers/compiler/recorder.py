@@ -2,8 +2,7 @@
 
 torch reports its compiles on one stream, the logger `torch.__trace` that TORCH_TRACE and tlparse read: begin, end,
 reasons, graph breaks, caches, recordings of CUDA graphs. It costs nothing while nothing compiles, and 2 to 14 % of a
-compile: torch builds all records once one is read, graphs in words among them. Skipped CUDA graphs are no record; a log
-and a counter report them.
+compile: torch builds all records once one is read, graphs in words among them.
 
 The recorder joins a record to the running step, which triggered it: the device thread compiles synchronously. What
 compiles on another thread delays no step and is a `background_compile`, unless it began and ended within one step: then
@@ -23,7 +22,7 @@ import json
 import logging
 import re
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import FunctionType
@@ -55,7 +54,6 @@ _SYMBOLIC_SIZE = re.compile(r"\[[^\]]*'")
 _DEBUG_CONTEXT = re.compile(r"Developer debug context: (.+)")
 # "Encountered graph break when attempting to trace CALL:", before the cause.
 _INTRODUCTION = re.compile(r"^.*:\n+")
-_SKIP = re.compile(r"^((skipping|disabling) cudagraphs? (for backward )?due to )+")
 _STACK_LINE = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 
 
@@ -98,10 +96,8 @@ class CompileRecorder:
         self._compiles: dict[int, _Compile] = {}  # by thread
         self._events: list[CompileEvent] = []
         self._ids = itertools.count()
-        self._graph_breaks: Counter[str] = Counter()
-        self._cudagraph_skips: Counter[str] = Counter()
+        self.cudagraph_skips = 0  # graphs of which no CUDA graph was made since the installation
         self._counts: dict[str, int] = {}  # torch's running counts at the last comparison
-        self._logged_skips = 0
         self._fallback_is_open = False
         self._thread = 0
         self._undo: list[Callable[[], object]] = []
@@ -134,18 +130,14 @@ class CompileRecorder:
 
     @property
     def facts(self) -> CompilerFacts:
-        """Graph breaks and CUDA-graph skips since the installation, and what is not seen at all."""
-        return CompilerFacts(
-            graph_breaks=dict(self._graph_breaks),
-            cudagraph_skips=dict(self._cudagraph_skips),
-            blind_spots=tuple(self._blind_spots),
-        )
+        """What is not seen at all."""
+        return CompilerFacts(blind_spots=tuple(self._blind_spots))
 
     def drain(self) -> list[CompileEvent]:
         """Return the events since the last call, oldest first; to be called after each step. What ran on other threads
         comes last, without a step unless it began and ended within the one that has just run."""
         self._end()  # nothing is under way after a step
-        self._note_silent_skips()
+        self.cudagraph_skips += self._fresh(*_SKIPS)
         if not self._is_read and self._fresh(*_FRAMES):
             self._add("compile", self.trigger.started_ns, now_ns(), reason=COUNTED)
         if any(event.kind in _OF_TORCH for event in self._events):
@@ -164,13 +156,13 @@ class CompileRecorder:
 
     # --- What the runner reports ---
 
-    def record_eager_step(self, start_ns: int, end_ns: int, *, reason: str = "") -> None:
+    def record_eager_step(self, start_ns: int, end_ns: int) -> None:
         """Note that a step which should have run compiled code ran plain Python: one event per uninterrupted spell."""
         if self._fallback_is_open and self._events and self._events[-1].kind == "eager_fallback":
             self._events[-1] = replace(self._events[-1], end_ns=end_ns)
             return
         if not self._fallback_is_open:
-            self._add("eager_fallback", start_ns, end_ns, reason=reason or RAN_EAGERLY)
+            self._add("eager_fallback", start_ns, end_ns, reason=RAN_EAGERLY)
         self._fallback_is_open = True
 
     def record_compiled_step(self) -> None:
@@ -180,10 +172,6 @@ class CompileRecorder:
     def record_capture(self, start_ns: int, end_ns: int) -> None:
         """Note that the runner captured a CUDA graph of its own, of the running step."""
         self._add("graph_capture", start_ns, end_ns)
-
-    def capture_skipped(self, reason: str) -> None:
-        """Note that a CUDA graph was to be captured and could not be."""
-        self._cudagraph_skips[_cause(reason)] += 1
 
     # --- What torch reports ---
 
@@ -225,9 +213,6 @@ class CompileRecorder:
         stream.addHandler(enabled)  # torch writes to the stream if it has a handler
         stream.addFilter(self._on_record)
         self._undo += [lambda: stream.removeHandler(enabled), lambda: stream.removeFilter(self._on_record)]
-        log = importlib.import_module("torch._inductor.cudagraph_utils").cudagraphs_log
-        log.addFilter(self._read_skip)
-        self._undo.append(lambda: log.removeFilter(self._read_skip))
 
     def _on_record(self, record: logging.LogRecord) -> bool:
         try:
@@ -303,7 +288,6 @@ class CompileRecorder:
             return
         self._add(kind, **details)
         self._end()
-        self._graph_breaks.update(compile.breaks)
 
     def _read_recording(self, event: Mapping[str, Any]) -> None:
         """Read the begin or the end of a recording of the compiler's graph trees."""
@@ -398,20 +382,6 @@ class CompileRecorder:
         before, self._counts[name] = self._counts.get(name, 0), count
         return count - before if count >= before else count  # the compiler was reset in between
 
-    def _read_skip(self, record: logging.LogRecord) -> bool:
-        text = record.getMessage()
-        if _SKIP.match(text):  # the log also warns of graphs that are captured
-            self._logged_skips += 1
-            self.capture_skipped(_skip_cause(text))
-        return True
-
-    def _note_silent_skips(self) -> None:
-        """Count the CUDA graphs that the compiler gave up on without a line of its log."""
-        silent, self._logged_skips = self._fresh(*_SKIPS) - self._logged_skips, 0
-        cause = "the graph is not on a CUDA device" if torch.cuda.is_available() else "no CUDA device"
-        if silent:
-            self._cudagraph_skips[cause] += silent
-
 
 def _cause(text: str) -> str:
     """The first line of the compiler's explanation, with what it was about where the explanation says so."""
@@ -428,13 +398,6 @@ def _break(text: str) -> str:
     where = jit.place(lines[-1][0], int(lines[-1][1]), lines[-1][2]) if lines else "an unknown place"
     cause = reason.partition("Graph Break Reason:")[2].strip()
     return f"{where}: {_cause(_INTRODUCTION.sub('', cause))}"
-
-
-def _skip_cause(text: str) -> str:
-    """Why a CUDA graph was not captured, and where the compiler found the cause if it says so."""
-    cause = _SKIP.sub("", text).split(". Found from")[0]
-    lines = _STACK_LINE.findall(text)
-    return f"{cause} at {jit.place(lines[-1][0], int(lines[-1][1]), lines[-1][2])}" if lines else cause
 
 
 def _joined(reasons: list[str]) -> str:

@@ -109,8 +109,8 @@ class _Held:
 class Scheduler(_Held):
     """Queue, rows and the order of steps.
 
-    While prompts wait, one prefill step and `decode_per_prefill` decode steps alternate, so a running request waits for
-    one prefill step at most between two of its tokens; `prefill_chunk` bounds how long that step is (0: whole prompts).
+    While prompts wait, prefill and decode steps alternate, so a running request waits for one prefill step at most
+    between two of its tokens; `prefill_chunk` bounds how long that step is (0: whole prompts).
     """
 
     def __init__(self, limits: EngineConfig) -> None:
@@ -118,7 +118,7 @@ class Scheduler(_Held):
         self._limits = limits
         self._queue: deque[Job] = deque()
         self._active: list[Job] = []
-        self._decodes_due = 0
+        self._decode_is_due = False
 
     def submit(self, job: Job) -> None:
         """Queue `job`."""
@@ -129,12 +129,12 @@ class Scheduler(_Held):
         """Plan the next step and count it as launched; None when there is nothing to do. Admits queued jobs into rows.
         The time does not matter."""
         decodable = tuple(job for job in self._active if job.can_decode)
-        if not (decodable and self._decodes_due > 0):
+        if not (decodable and self._decode_is_due):
             prefill = self._next_prefill()
             if prefill is not None:
-                self._decodes_due = self._limits.decode_per_prefill
+                self._decode_is_due = True
                 return prefill
-        self._decodes_due -= 1
+        self._decode_is_due = False
         for job in decodable:
             job.launched += 1
         return Step("decode", decodable) if decodable else None

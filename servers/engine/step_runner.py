@@ -226,7 +226,7 @@ class StepRunner(ABC):
     @torch.no_grad()
     def _capture(self, shape: StepShape) -> None:
         if self.device.type != "cuda":
-            self.recorder.capture_skipped(f"a CUDA graph was asked for, but the model runs on {self.device.type}")
+            self.recorder.cudagraph_skips += 1
             return
         started_ns = now_ns()
         with self._timed(f"capture {shape}"):
@@ -250,7 +250,7 @@ class StepRunner(ABC):
     def is_ready(self, step: Step) -> bool:
         """Return whether `step` cannot make the compiler run, so that it may be launched while finished tokens wait."""
         policy = self.arm.compile
-        if not policy.enabled or policy.is_closed_once_warm:
+        if not policy.enabled or policy.strict:
             return True
         is_marked = policy.mark_dynamic and policy.warmup == "shapes"
         return (is_marked and step.kind not in self._unpromised) or self.shape_of(step) in self._seen
@@ -308,8 +308,7 @@ class StepRunner(ABC):
             if reason is None:
                 raise
             raise compiler_policy.UnforeseenShapeError(
-                f"no graph fits {shape} ({reason}), and compile.strict compiles nothing while serving: warm that "
-                "shape, or set compile.guarded instead to run it eagerly"
+                f"no graph fits {shape} ({reason}), and compile.strict compiles nothing while serving: warm that shape"
             ) from None
 
     def _ran_compiled(self) -> bool:
@@ -324,8 +323,7 @@ class StepRunner(ABC):
         if compiled:
             self.recorder.record_compiled_step()
         else:
-            reason = "a guarded arm runs shapes that were not warmed eagerly" if self.arm.compile.guarded else ""
-            self.recorder.record_eager_step(start_ns, end_ns, reason=reason)
+            self.recorder.record_eager_step(start_ns, end_ns)
         return compiled
 
     # what it is and holds

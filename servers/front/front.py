@@ -231,7 +231,6 @@ class Front:
         """Serve from now on: the engine is warm and has answered."""
         assert self.warm is not None
         self.ready = self.warm
-        self.metrics.show_start(self.ready)
         self.publish(Progress(at_ns=now_ns(), stage="serving", detail=f"{self.ready.device} {self.ready.dtype}"))
 
     def _take_output(self, output: StepOutput) -> None:

@@ -1,4 +1,4 @@
-"""What a call passes before it reaches its service: the check of its bearer token, and of its message."""
+"""What a call passes before it reaches its service: the check of its bearer token."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 
 from servers.security import is_bearer
 
@@ -39,48 +38,3 @@ async def _refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> Non
     given = any(key == "authorization" for key, _ in context.invocation_metadata() or ())
     what = "the bearer token is wrong" if given else "a bearer token is missing"
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{what}: send authorization: Bearer TOKEN")
-
-
-class DecodeCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Ends calls whose message is not protobuf with INVALID_ARGUMENT, where the request is one message.
-
-    grpcio itself answers INTERNAL with the name of a Python class, and logs a traceback for each such call.
-    """
-
-    def __init__(self) -> None:
-        self._checked: dict[str, Any] = {}
-
-    async def intercept_service(self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Return the method's handler with the check before it; None for an unknown method."""
-        handler = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming or handler.request_deserializer is None:
-            return handler
-        method: str = handler_call_details.method  # type: ignore[attr-defined]
-        if method not in self._checked:
-            name = "unary_stream" if handler.response_streaming else "unary_unary"
-            answer = _decoding(handler.request_deserializer, getattr(handler, name))
-            self._checked[method] = handler._replace(request_deserializer=None, **{name: answer})
-        return self._checked[method]
-
-
-def _decoding(deserialize: Callable[[bytes], Any], method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-    """`method` of the bytes of its request."""
-
-    async def decoding(body: bytes, context: Any) -> Any:
-        try:
-            request = deserialize(body)
-        except (DecodeError, UnicodeDecodeError, ValueError, RecursionError):
-            kind = getattr(getattr(deserialize, "__self__", None), "DESCRIPTOR", None)
-            name = getattr(kind, "full_name", "request of this method")
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"the message of {len(body)} bytes is not a {name}: send it as protobuf, made from the same .proto",
-            )
-        answer = method(request, context)
-        if not hasattr(answer, "__aiter__"):
-            return await answer
-        async for item in answer:
-            await context.write(item)
-        return None
-
-    return decoding

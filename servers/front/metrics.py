@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter as Counts
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from typing import TypeVar
@@ -11,7 +10,7 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from servers.compiler.events import CompileEvent
-from servers.engine.messages import MemoryReading, Ready
+from servers.engine.messages import MemoryReading
 
 M = TypeVar("M", Counter, Gauge)
 
@@ -29,8 +28,6 @@ class FrontMetrics:
         )
         self.compile_events = self._labelled(Counter, "compile_events", "Compile events.", "kind", "phase")
         self.compile_seconds = self._labelled(Counter, "compile_seconds", "Time in compile events.", "kind", "phase")
-        self.startup_seconds = self._labelled(Gauge, "startup_seconds", "Time to serving, by part.", "part")
-        self.memory_bytes = self._labelled(Gauge, "memory_bytes", "Memory once warm, by owner.", "owner")
         self.memory_now = self._labelled(Gauge, "memory_now_bytes", "What the engine holds.", "what")
         self.in_flight = self._labelled(Gauge, "in_flight", "Requests queued or running.")()
 
@@ -51,13 +48,6 @@ class FrontMetrics:
             if item.name != "at_ns" and value is not None:
                 self.memory_now(what=item.name.removesuffix("_bytes")).set(value)
 
-    def show_start(self, ready: Ready) -> None:
-        """Show what the start took and what it left in memory."""
-        for part, spent_ns in startup_groups(ready.startup_ns).items():
-            self.startup_seconds(part=part).set(spent_ns / 1e9)
-        for owner, size in ready.memory_bytes.items():
-            self.memory_bytes(owner=owner).set(size)
-
     def totals(self) -> dict[str, int]:
         """Return each count, whatever its labels."""
         totals = dict.fromkeys(("requests", "output_tokens", "steps", "compile_events"), 0)
@@ -66,14 +56,3 @@ class FrontMetrics:
             if name in totals:
                 totals[name] += int(sample.value)
         return totals
-
-
-def startup_groups(items_ns: Mapping[str, int]) -> dict[str, int]:
-    """Start-up by group (process, import, load, prefill, extend, decode, encode, capture, other) and in `total`.
-
-    An item belongs to the group that its first word names: "decode 4@256" to decode.
-    """
-    groups: Counts[str] = Counts()
-    for item, spent_ns in items_ns.items():
-        groups[item.split(" ", 1)[0]] += spent_ns
-    return {**groups, "total": sum(items_ns.values())}

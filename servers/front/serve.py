@@ -35,7 +35,7 @@ from servers.config import ArmConfig
 from servers.engine.device import serve_engine
 from servers.engine.messages import Progress, Shutdown
 from servers.front.front import Front
-from servers.front.interceptors import DecodeCheck, TokenCheck
+from servers.front.interceptors import TokenCheck
 from servers.front.metrics import FrontMetrics
 from servers.front.requests import METADATA_BYTES, message_bytes
 from servers.front.service import InferenceService, try_out
@@ -183,10 +183,9 @@ async def serve(arm: ArmConfig, options: argparse.Namespace, *, cache_dir: str, 
 
 
 def _server(front: Front, health_service: health.aio.HealthServicer, token: str) -> grpc.aio.Server:
-    """Return the server of a replica's services, behind token and message checks."""
+    """Return the server of a replica's services, behind the check of the token."""
     options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", message_bytes(front.arm.engine)))
-    checks = (*((TokenCheck(token),) if token else ()), DecodeCheck())
-    server = grpc.aio.server(options=options, interceptors=checks)
+    server = grpc.aio.server(options=options, interceptors=(TokenCheck(token),) if token else ())
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(front), server)  # type: ignore[no-untyped-call]
     telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(front), server)  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)

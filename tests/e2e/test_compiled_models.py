@@ -111,17 +111,6 @@ def test_a_strict_arm_refuses_unseen_shapes_and_goes_on(recorder: CompileRecorde
     assert recorder.drain() == [], "nothing compiles, and nothing runs eagerly"
 
 
-def test_a_guarded_arm_runs_unseen_shapes_eagerly_instead_of_compiling(recorder: CompileRecorder) -> None:
-    runner = runner_for(minimal("guarded", guarded=True), recorder)
-    recorder.drain()
-    jobs = jobs_for(runner.vocab_size, seed=4, count=6)
-    serve(runner, jobs)
-    events = recorder.drain()
-    assert {event.kind for event in events} == {"eager_fallback"}
-    assert "guarded" in events[0].reason
-    assert_greedy_like_generate(runner, jobs)
-
-
 def test_warming_kernels_compiles_no_graph(recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
     arm = ArmConfig.from_preset("compiled-naive", engine=ENGINE)
     arm = arm.replace(compile=arm.compile.replace(backend="eager", options={}, join_projections=False))

@@ -65,7 +65,7 @@ def test_a_captured_encoder_replays_one_graph_a_shape_whether_whole_or_by_blocks
     assert len(captures) == len(list(runner.shapes.planned()))
     assert_as_plain(runner, batches(arm), 0.9999)
     assert recorder.drain() == []
-    assert recorder.facts.cudagraph_skips == {}
+    assert recorder.cudagraph_skips == 0
 
 
 def test_an_unpadded_batch_waits_for_nothing_on_the_device(recorder: CompileRecorder) -> None:

@@ -87,7 +87,7 @@ def test_settings_that_no_graph_depends_on_may_differ(arm: ArmConfig) -> None:
     mine = arm.replace(
         name="other",
         model=arm.model.replace(seed=7, device="cpu"),
-        engine=arm.engine.replace(max_queue=1, drain_grace_s=1.0, decode_per_prefill=3),
+        engine=arm.engine.replace(max_queue=1, drain_grace_s=1.0),
     )
     assert artifacts.read(mine, "cpu") == artifacts.read(arm, "cpu")
 

@@ -140,7 +140,6 @@ def test_a_bad_table_is_refused_with_key_value_and_remedy(table: dict[str, objec
         ({"enabled": True, "regions": "lm_head"}, ('compile.regions is "lm_head": give a list',)),
         ({"enabled": True, "options": 3}, ("options", "table")),
         ({"enabled": True, "regional": True, "regions": ["lm_head"]}, ("regional", "regions")),
-        ({"enabled": True, "guarded": True, "strict": True}, ("compile.guarded", "compile.strict")),
         ({"enabled": True, "artifact": "a", "backend": "aot_eager"}, ("compile.artifact", '"aot_eager"')),
         ({"enabled": True, "mode": "max-autotune", "backend": "aot_eager"}, ('"max-autotune"', '"aot_eager"')),
         ({"enabled": True, "mode": "reduce-overhead", "backend": "late"}, ('"late"',)),

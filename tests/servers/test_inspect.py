@@ -147,6 +147,6 @@ def test_a_kernel_that_an_eager_warm_up_did_not_run_is_reported(monkeypatch: pyt
 def test_an_inspection_says_what_it_cannot_see(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "_STREAM", "torch.other")
     met = inspection_of(ArmConfig(engine=ENGINE), "prefill 1x5")
-    (text,) = met.facts.blind_spots
+    (text,) = met.blind_spots
     assert met.to_dict()["blind_spots"] == (text,)
     assert "not seen: torch" in text_of(met)

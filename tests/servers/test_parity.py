@@ -16,7 +16,7 @@ import torch
 from analysis.parity.judge import Accuracy, Answers, judge
 from analysis.parity.outcome import Parity
 from analysis.parity.vectors import TextRows, judge_vectors
-from servers import parity
+from servers import parity, vectors
 from servers.compiler.policy import UnforeseenShapeError
 from servers.compiler.recorder import CompileRecorder
 from servers.complaint import ConfigError
@@ -329,7 +329,7 @@ def test_lost_tokens_large_logits_and_other_texts_are_errors(tmp_path: Path, mon
     parity.Plan(prompts=((1, 259),), counts=(1,), continuations=((2,),)).write(texts)
     with pytest.raises(ConfigError, match=r"parity\.texts .*259"):
         measured(arm, tmp_path, texts=str(texts), on_texts=[arm.name])
-    monkeypatch.setattr(parity, "Engine", Losing)
+    monkeypatch.setattr(vectors, "Engine", Losing)
     with pytest.raises(RuntimeError, match="instead of"):
         measured(arm, tmp_path, prompts=3)
     monkeypatch.setattr(parity, "MAX_LOGITS_BYTES", 0)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, count_gate
-from analysis.records.plain_values import mapping
 from analysis.run.client_stalls import PART, UNKNOWN, ArmStalls, Stall
 from analysis.run.compile_events import RECOMPILE_KINDS, held_s
 from analysis.run.run import Run
@@ -206,21 +205,17 @@ def client_gates(
 
 
 def eager_gates(run: Run, arm: str) -> list[Gate]:
-    """The gate on eager steps, where the policy provides for them or some ran eagerly."""
+    """The gate on eager steps, where some ran eagerly."""
     if run.account(arm).external:
         return []
     most = most_eager(compiled_steps(run, arm))
-    guarded = mapping(run.account(arm).config.get("compile")).get("guarded") is True
-    if not guarded and (most is None or most.eager_pct == 0):
+    if most is None or most.eager_pct == 0:
         return []
     return [eager_gate(arm, most, run.limits.max_eager_steps_pct)]
 
 
-def eager_gate(arm: str, most: CompiledSteps | None, limit_pct: float) -> Gate:
+def eager_gate(arm: str, most: CompiledSteps, limit_pct: float) -> Gate:
     """At most so many of the arm's steps ran as plain Python, of the kind of step with the largest share."""
-    share, reason = None, "No step of this arm was recorded, so nothing is known."
-    if most is not None:
-        share = most.eager_pct
-        ran = f"{most.steps - most.compiled} of {most.steps} {most.kind} steps ran eagerly"
-        reason = f"{ran} ({percent(share / 100.0)}), limit {limit_pct:g} %."
-    return count_gate(arm, "eager steps", "recompile", share, limit_pct, "pct", reason)
+    ran = f"{most.steps - most.compiled} of {most.steps} {most.kind} steps ran eagerly"
+    reason = f"{ran} ({percent(most.eager_pct / 100.0)}), limit {limit_pct:g} %."
+    return count_gate(arm, "eager steps", "recompile", most.eager_pct, limit_pct, "pct", reason)

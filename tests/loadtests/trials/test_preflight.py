@@ -120,14 +120,12 @@ def test_a_gpu_too_old_for_float8_is_refused(gpus: list[Gpu], fits: bool, monkey
 
 @pytest.mark.parametrize(
     ("said", "refused"),
-    [('{"complaint": "compile.backend is not there"}', True), ("a package's greeting", False), ("", False)],
+    [('{"complaint": "compile.artifact is damaged"}', True), ("a package's greeting", False), ("", False)],
 )
-def test_torch_is_asked_about_a_backend_that_it_may_not_have(
-    said: str, refused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_artifact_is_read_in_a_process_with_torch(said: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, said))
-    config = arm(backend="tardy")
+    config = arm(artifact="x")
     if refused:
-        assert refusal(ConfigError, check_arm, config) == 'arm "eager": compile.backend is not there'
+        assert refusal(ConfigError, check_arm, config) == 'arm "eager": compile.artifact is damaged'
     else:
         check_arm(config)

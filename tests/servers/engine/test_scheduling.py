@@ -40,8 +40,6 @@ def test_prefill_and_decode_alternate_while_prompts_wait() -> None:
     scheduler = scheduler_with(*jobs, slots=4)
     kinds = [run_step(scheduler) for _ in range(5)]
     assert kinds == [("prefill", "a"), ("decode", "a"), ("prefill", "b"), ("decode", "ab"), ("prefill", "c")]
-    scheduler = scheduler_with(*(job(name, max_tokens=9) for name in "abc"), slots=4, decode_per_prefill=3)
-    assert [run_step(scheduler)[0] for _ in range(8)] == ["prefill", "decode", "decode", "decode"] * 2
 
 
 def test_a_prefill_batch_takes_up_to_its_size_and_the_free_rows() -> None:
@@ -103,9 +101,7 @@ def test_rows_stay_dense_and_requests_get_their_tokens(
     slots: int, prefill_batch: int, chunk: int, actions: list[object]
 ) -> None:
     batch = min(prefill_batch, slots)
-    scheduler = scheduler_with(
-        slots=slots, max_queue=100, prefill_batch=batch, prefill_chunk=chunk, decode_per_prefill=2
-    )
+    scheduler = scheduler_with(slots=slots, max_queue=100, prefill_batch=batch, prefill_chunk=chunk)
     requested: dict[str, int] = {}
     got: dict[str, int] = {}
     cache: dict[int, str] = {}

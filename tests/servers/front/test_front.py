@@ -53,7 +53,7 @@ BREAK = "llama.py:12 in forward: print"
 
 def test_blind_spots_reach_the_snapshot() -> None:
     blind = ("torch 9 is not read",)
-    front = front_of(CompilerFacts(graph_breaks={BREAK: 3}, cudagraph_skips={}, blind_spots=blind))
+    front = front_of(CompilerFacts(blind_spots=blind))
     assert tuple(snapshot_of(front).blind_spots) == blind
 
 
@@ -124,13 +124,6 @@ def test_a_late_watcher_gets_the_compile_that_is_under_way() -> None:
     assert under_way_now(front) == []
     # a compile for the replica's own first request is part of its warm-up
     assert [wire.phase for wire in under_way_now(front_of(READY, UNDER_WAY))] == ["warmup"]
-
-
-def test_the_start_is_summed_by_the_first_word_of_each_item() -> None:
-    front = front_of(READY)
-    front.open()
-    for part, seconds in (("process", "5e-09"), ("decode", "3e-08"), ("total", "4.5e-08")):
-        assert f'tailgate_startup_seconds{{arm="arm",part="{part}",replica="arm-0"}} {seconds}' in metrics_of(front)
 
 
 @pytest.mark.parametrize("numbers", [0, 1, 31, 32, 384, 5000])  # 31 × 4 bytes is the most whose length takes one byte

