@@ -171,7 +171,7 @@ REPLICAS = ("eager-0", "compiled-0")
 
 def with_steps_lost(folder: Path, lost: Callable[[dict[str, Any]], bool], arm: FakeArm) -> Judgement:
     """Judge a run whose replicas counted 20 steps each, of which those that `lost` names are not recorded."""
-    run = FakeRun(duration_s=120, rate=2, arms=(EAGER, arm))
+    run = FakeRun(duration_s=120, rate=2, arms=(EAGER, arm), gates={"max_eager_steps_pct": 20})
     written = write_run(folder / "run", run)
     counted = {arm: {"counters": {"compile_events": int(arm == "compiled-0"), "steps": 20}} for arm in REPLICAS}
     records = read_run(tell(written, final=counted))
