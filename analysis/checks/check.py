@@ -16,8 +16,8 @@ ESTIMATES = ("noninferiority", "slo")
 ALL_KINDS = (*ESTIMATES, "recompile", "error")
 PARITY = "parity"  # not among them: its prompts are not part of the traffic
 
-# Which check gives the reason of an open verdict. A longer run does not mend a fault, so faults are named first. A
-# minute on quiet machines decides nothing either, so too few blocks come before what the machines did.
+# The failed check with the lowest rank gives the reason of an open verdict. Faults come first, since a longer run does
+# not fix them. Too few blocks come before disturbed machines: a minute on quiet machines decides nothing either.
 OVERLOADED, FAULT, TOO_SHORT, MACHINES, TAIL = range(5)
 _MOST_SHOWN = 3  # faults that one row names
 
@@ -45,7 +45,7 @@ class Rule:
     keeps: tuple[str, ...] = ("recompile", "error")  # kinds whose FAIL it keeps, as counts of what happened
     rank: int = FAULT
     at_end: bool = False  # only the end of a run can tell
-    mended_by_length: bool = False  # a longer run of the same kind passes it
+    fixed_by_length: bool = False  # a longer run of the same kind passes it
     in_search: bool = True  # applies to a search for load too
     by_step: bool = False  # where arms take turns in a search, the steps of single trials are left out instead
     slows: bool = False  # what it sees can only have made requests slower

@@ -143,14 +143,14 @@ def _alive(seen: Evidence) -> Iterable[Check]:
 
 
 def lived(arm: str, deaths: Sequence[Mapping[str, Any]], *, control: bool, silent: Sequence[str] = ()) -> Check:
-    """The arm survived the run: a control that died spoils every comparison. `silent` replicas live, and neither
-    served nor answered once the traffic was over."""
+    """Check that the arm survived the run: a control that died spoils every comparison. `silent` replicas live, and
+    neither served nor answered after the traffic."""
     faults = []
     for death in deaths:
         compiling = into_compile(death.get("compiling"))
         how = f"exit code {death.get('exit_code')}{compiling and f', {compiling}'}"
         faults.append(f"{death.get('replica', arm)} died under load ({how})")
-    faults += [f"{name} did not serve any more when the traffic was over" for name in silent]
+    faults += [f"{name} had stopped serving when the traffic ended" for name in silent]
     return ALIVE.found(faults, arm=None if control else arm, opens=ESTIMATES if control else ALL_KINDS)
 
 

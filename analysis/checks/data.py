@@ -51,7 +51,7 @@ BLOCKS = Rule(
     name="blocks",
     find=_blocks,
     rank=TOO_SHORT,
-    mended_by_length=True,
+    fixed_by_length=True,
     in_search=False,
 )
 
@@ -71,7 +71,7 @@ TAIL_SIZE = Rule(
     find=_tail,
     opens=("noninferiority",),
     rank=TAIL,
-    mended_by_length=True,
+    fixed_by_length=True,
 )
 
 
@@ -96,7 +96,7 @@ CUT = Rule(
     opens=("noninferiority", "slo"),
     rank=TAIL,
     at_end=True,
-    mended_by_length=True,
+    fixed_by_length=True,
     in_search=False,
 )
 

@@ -8,8 +8,7 @@ from typing import Literal
 
 from analysis.checks.check import MACHINES, Check
 from analysis.records.schemas import RUN_HOST
-from analysis.run.machine_records import LEAST_SAMPLED, MachineRecords
-from analysis.run.references import FIGURES
+from analysis.run.machine_records import FIGURES, LEAST_SAMPLED, MachineRecords
 from analysis.wording import percent
 
 

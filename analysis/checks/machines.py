@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from analysis.checks.check import ESTIMATES, MACHINES, Check, Evidence, Rule
 from analysis.records.schemas import RUN_HOST
-from analysis.run.machine_records import POWER_CAP, THROTTLES, Device, MachineRecords
-from analysis.run.references import CARD_FIGURES, WORK, Speed
+from analysis.run.machine_records import CARD_FIGURES, POWER_CAP, THROTTLES, WORK, Device, MachineRecords, Speed
 from analysis.wording import counted, digits, percent, sentence
 
 # By how much more than its machine's speed an arm's latency can change, in logarithms. What waits in a queue at half

@@ -39,8 +39,8 @@ def _telemetry(seen: Evidence) -> Iterable[Check]:
 
 
 def _events(seen: Evidence, arm: str) -> Check:
-    """The arm's compile events are whole. Of an external arm nothing but the place of its events is known. Events of no
-    known arm may be anybody's: they are the control's, whose faults open all arms."""
+    """Check that the arm's compile events are complete. Of an external arm only the place of its events is known.
+    Events of no known arm count against the control, whose faults open all arms."""
     run, account, control = seen.run, seen.run.account(arm), arm == seen.run.control
     owners = (arm, None) if control else (arm,)
     unplaced = [item for item in run.unplaced_events if item.arm in owners]
@@ -82,7 +82,7 @@ def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
 
 
 def _final(trial: Trial, replica: str) -> Mapping[str, Any]:
-    """What the replica reported at the end of the trial."""
+    """Return what the replica reported at the end of the trial."""
     return mapping(mapping(trial.info.get("final")).get(replica))
 
 
@@ -121,7 +121,9 @@ def unexplained_stalls(run: Run, arm: str, seen: ArmStalls, *, vouched: bool) ->
         )
     if stalls:
         longest = digits(max(stall.seconds for stall in stalls))
-        faults.append(f"{counted(len(stalls), 'stall')} of up to {longest} s is in no event, and events may be missing")
+        faults.append(
+            f"no event covers {counted(len(stalls), 'stall')} of up to {longest} s, and events may be missing"
+        )
     return faults
 
 

@@ -1,23 +1,269 @@
-"""Two runs judged: the later one's arm by the gates of an experiment, with the earlier one's as its control."""
+"""Two runs as one with two arms: the later run's is judged by the gates, and the earlier's is its control.
+
+Each trial has one of the two arms, so they are judged as arms of separate runs are.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from analysis.checks.check import TAIL, Check, Rule
 from analysis.checks.machines import SPEED
-from analysis.compare.pair import BASELINE, CANDIDATE, read_pair
+from analysis.imports.vllm import DESIGN, write_run
 from analysis.judging.gates import FAIL, PASS
 from analysis.judging.judgement import judge
-from analysis.run.references import HOST_FIGURES, WORK, speeds_of
+from analysis.records.joining import RecordedRun, flat, joins_runs, settings_of, shown
+from analysis.records.plain_values import mapping, rows_of, table
+from analysis.records.request_columns import RequestColumns, is_named
+from analysis.records.run_records import RunRecords, read_together, table_files
+from analysis.records.tables import RecordError
+from analysis.run.arm_account import replica_names
+from analysis.run.client_stalls import with_lengths
+from analysis.run.machine_records import HOST_FIGURES, WORK, speeds_of
 from analysis.run.run import Run
-from analysis.run.trials import devices_of
+from analysis.run.trials import devices_of, takes_part
 from analysis.summary.summary import summary_of
+
+BASELINE, CANDIDATE = "baseline", "candidate"
+_RESULT_ARM = "server"  # the arm of another tool's result file
+_MOST_LISTED = 12
+
+# Settings, or tables of them, that must be alike.
+_ALIKE = ("traffic", "slo", "pressure", "trials.compile_cache", "loop", "arm.model", "arm.kind", "replicas")
+# Those that say nothing of what was measured: how the traffic is sent, of other arms, and of the run.
+_IGNORED = (
+    *("traffic.workers", "traffic.remote_workers", "traffic.master_bind", "traffic.block_s"),
+    *("arms", "control", "model", "arm.model.seed", "arm.weight"),
+    *("name", "seed", "machines", "trials.count", "block_s"),
+)
+_FILES = ("traffic.trace", "traffic.tokenizer")  # compared by their names
+_OF_MACHINE = ("machine", "cpu.model", "cpu.usable", "gpus", "platform", "python", "git_commit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two runs that may be compared. `differs` is what may be the cause."""
+
+    run: Run
+    same_machine: bool  # by its identity; unknown is not the same
+    differs: tuple[str, ...]
+
+
+def made_run(path: Path, folder: Path) -> Path:
+    """The run directory at `path`, or one made in `folder` of another tool's result file."""
+    if joins_runs(path):
+        raise RecordError(f"{path} joins runs of several days: give one of them")
+    if path.is_dir():
+        trials = any(path.glob("trial-*/")) or table_files(path, "requests")
+        if not (path / "experiment.toml").exists() and not trials:
+            raise RecordError(f"{path} is no run directory: give one that `tailgate run` wrote")
+        return path
+    if not path.is_file():
+        problem = "is no run directory and no result file" if path.exists() else "does not exist"
+        raise RecordError(f"{path} {problem}: give a directory that `tailgate run` wrote, or another tool's result")
+    made = folder / path.stem
+    write_run(made, [(_RESULT_ARM, path)])
+    return made
+
+
+def read_pair(baseline: Path, candidate: Path, *, arm: str = "", gates: Mapping[str, Any] | None = None) -> Pair:
+    """The run of both directories. `arm` is a name, or BASELINE=CANDIDATE; `gates` replace those of the candidate.
+
+    RecordError where the two are one run, have no such arm, or differ in what a comparison rests on.
+    """
+    if baseline.resolve() == candidate.resolve():
+        raise RecordError(f"{candidate.name} is the baseline and the candidate: give two runs")
+    records = read_together((baseline, candidate))
+    joined = {run.directory: run for run in records.runs}
+    runs = joined[baseline], joined[candidate]
+    one, two = runs
+    if one.seed == two.seed and set(one.starts_ns.values()) & set(two.starts_ns.values()):
+        raise RecordError(f"{one.name} and {two.name} hold the same trial, of one start and seed: give two runs")
+    arms = chosen_arms(arm, one, two)
+    settings = [_conditions(run, name) for run, name in zip(runs, arms, strict=True)]
+    texts = {
+        key: " → ".join((f"{key} {_text(settings[0].get(key))}", _text(settings[1].get(key))))
+        for key in dict.fromkeys((*settings[0], *settings[1]))
+        if settings[0].get(key) != settings[1].get(key)
+    }
+    if wrong := [text for key, text in texts.items() if _is_among(key, _ALIKE)]:
+        rest = f" and {len(wrong) - _MOST_LISTED} more" if len(wrong) > _MOST_LISTED else ""
+        raise RecordError(
+            f"{baseline.name} and {candidate.name} cannot be compared, since they differ in "
+            f"{'; '.join(wrong[:_MOST_LISTED])}{rest}: run both with one experiment"
+        )
+    if settings[0].get("traffic.arrivals") == "saturation":
+        raise RecordError(f"{candidate.name} searched for the load that its arms hold: give runs of `tailgate run`")
+    sides = [_Side(run, own, name) for run, own, name in zip(runs, arms, (BASELINE, CANDIDATE), strict=True)]
+    return Pair(
+        run=with_lengths(Run.of(_of_two_arms(records, sides, gates))),
+        same_machine=one.machine == two.machine != "",
+        differs=tuple(texts.values()),
+    )
+
+
+def chosen_arms(text: str, baseline: RecordedRun, candidate: RecordedRun) -> tuple[str, str]:
+    """The arm of each run that `text` names; without it the only one that both have and neither has as its control.
+
+    RecordError where that is not one arm, or a run has no such arm.
+    """
+    known = [_arms(documents) for documents in (baseline, candidate)]
+    name, mapped, other = text.partition("=")
+    if not text:
+        shared = [arm for arm in known[0] if arm in known[1]]
+        judged = [arm for arm in shared if not (known[0][arm] or known[1][arm])] or shared
+        if len(judged) != 1:
+            raise RecordError(
+                f"the baseline has {', '.join(known[0])}, the candidate {', '.join(known[1])}: choose an arm with "
+                "--arm NAME, or two with --arm BASELINE=CANDIDATE"
+            )
+        return judged[0], judged[0]
+    pair = (name, other if mapped else name)
+    for arm, side, own in zip(pair, (BASELINE, CANDIDATE), known, strict=True):
+        if arm not in own:
+            raise RecordError(f'the {side} has no arm "{arm}": use {", ".join(own)}')
+    return pair
+
+
+def _arms(documents: RecordedRun) -> dict[str, bool]:
+    """The arms of the run, each with whether it is its control."""
+    rows = [*rows_of(documents.experiment.get("arms"))]
+    rows += [row for info in documents.infos for row in rows_of(mapping(info).get("arms"))]
+    arms: dict[str, bool] = {}
+    for row in rows:
+        arms.setdefault(str(row.get("name")), row.get("control") is True)
+    return arms
+
+
+def _conditions(documents: RecordedRun, arm: str) -> dict[str, Any]:
+    """What the run measured `arm` under, by key: its own settings as "arm.…", without the other arms'."""
+    found: dict[str, Any] = {}
+    for given, value in settings_of(documents).items():
+        key = given.replace(f"arms.{arm}.", "arm.", 1) if given.startswith(f"arms.{arm}.") else given
+        if not _is_among(key, _IGNORED):
+            found[key] = PurePath(str(value)).name if key in _FILES else value
+    infos = [mapping(info) for info in documents.infos]
+    rows = [row for info in infos for row in rows_of(info.get("arms")) if row.get("name") == arm]
+    found["arm.model_name"] = next((mapping(row.get("external")).get("model_name") for row in rows), None)
+    found["replicas"] = len(replica_names(infos, arm)) or None
+    environment = dict(flat(documents.environment))
+    return found | {key: environment.get(key) for key in _OF_MACHINE}
+
+
+def _is_among(key: str, names: Sequence[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def _text(value: Any) -> str:
+    return "none" if value is None or value == [] else shown(value)
+
+
+# --- Records ----------------------------------------------------------------------------------------------------------
+
+
+class _Side(NamedTuple):
+    run: RecordedRun
+    arm: str
+    name: str  # what the arm is called here
+
+
+def _of_two_arms(records: RunRecords, sides: Sequence[_Side], gates: Mapping[str, Any] | None) -> RunRecords:
+    """The records of one arm of each run."""
+    candidate = sides[1].run.experiment
+    rows = (
+        next((row for row in rows_of(side.run.experiment.get("arms")) if row.get("name") == side.arm), {})
+        for side in sides
+    )
+    experiment = {
+        **candidate,
+        "name": " → ".join(side.run.name for side in sides),
+        "compare_models": True,
+        "arms": [
+            {**row, "name": side.name, "control": side.name == BASELINE} for row, side in zip(rows, sides, strict=True)
+        ],
+        "traffic": {**table(candidate, "traffic"), "design": DESIGN},
+        "trials": {**table(candidate, "trials"), "count": sum(len(side.run.trials) for side in sides)},
+        "gates": {**(table(candidate, "gates") if gates is None else gates), "sequential": False},
+        "parity": {},
+    }
+    side_of = {trial: side for side in sides for trial in side.run.trials.values()}
+    infos = {int(info["trial"]): info for info in records.trials}
+    absent = {trial for trial, info in infos.items() if not takes_part(info, side_of[trial].arm)}
+    names = {(trial, side.arm): side.name for trial, side in side_of.items() if trial not in absent}
+
+    def renamed(rows: pa.Table | None, *, keep_others: bool = False) -> pa.Table | None:
+        return None if rows is None else _renamed(rows, names, keep_others=keep_others)
+
+    return replace(
+        records,
+        experiment=experiment,
+        environment={**records.environment, **sides[1].run.environment},
+        trials=tuple(_info(info, side_of[trial]) for trial, info in infos.items() if trial not in absent),
+        requests=_of_sides(records.requests, names),
+        events=renamed(records.events),
+        steps=renamed(records.steps),
+        machines=renamed(records.machines, keep_others=True),
+        parity=None,
+        answers=(),
+        search=None,
+        weights=(),
+        runs=(),
+    )
+
+
+def _of_sides(requests: RequestColumns, names: Mapping[tuple[int, str], str]) -> RequestColumns:
+    """The requests of the arms in `names`, by trial and arm."""
+    arms = tuple(sorted(set(names.values())))
+    arm = np.full(len(requests), -1, dtype=np.int8)
+    for (number, name), chosen in names.items():
+        arm[(requests.trial == number) & is_named(requests.arm, requests.arms, name)] = arms.index(chosen)
+    return replace(requests, arms=arms, arm=arm).kept(arm >= 0)
+
+
+def _renamed(rows: pa.Table, names: Mapping[tuple[int, str], str], *, keep_others: bool = False) -> pa.Table:
+    """The rows of the arms in `names`, by trial and arm; with `keep_others` also those of no arm, or of another."""
+    place, arm, trial = rows.schema.get_field_index("arm"), rows.column("arm").cast(pa.string()), rows.column("trial")
+    new = pa.nulls(rows.num_rows, pa.string())
+    for (number, name), chosen in names.items():
+        own = pc.and_(pc.equal(trial, number), pc.equal(arm, name))
+        new = pc.if_else(pc.fill_null(own, False), chosen, new)
+    arms = pc.coalesce(new, arm) if keep_others else new
+    renamed = rows.set_column(place, rows.schema.field(place), arms.cast(rows.schema.field(place).type))
+    return renamed if keep_others else renamed.filter(pc.is_valid(arms))
+
+
+def _info(info: Mapping[str, Any], side: _Side) -> dict[str, Any]:
+    """trial.json of a trial as one of the side's arm alone."""
+
+    def renamed(values: Any) -> dict[str, Any]:
+        return {side.name if key == side.arm else key: value for key, value in mapping(values).items()}
+
+    kept = {key: value for key, value in info.items() if key not in ("answers", "asked", "control")}
+    for key, column in (("arms", "name"), ("deaths", "arm")):
+        if key in kept:
+            kept[key] = [{**row, column: side.name} for row in rows_of(kept[key]) if row.get(column) == side.arm]
+    for key in ("startup", "planned", "weights", "ended_arms"):
+        if key in kept:
+            kept[key] = {key: value for key, value in renamed(kept[key]).items() if key == side.name}
+    # Other arms keep their devices, which they may have shared with it.
+    if "devices" in kept:
+        kept["devices"] = renamed(kept["devices"])
+    if "monitor" in kept:
+        kept["monitor"] = {**mapping(kept["monitor"]), "arms": renamed(mapping(kept["monitor"]).get("arms"))}
+    return {**kept, "design": DESIGN}
+
+
+# --- The judgement ----------------------------------------------------------------------------------------------------
+
 
 _NOISE = 0.01  # of a log reference, by which two runs of one machine may differ
 _DRIFT = 0.05  # from here on a queue may have grown by more than the machine was slower

@@ -1,4 +1,4 @@
-"""Analyses a run directory after every block until SIGTERM: `python -m analysis.interim RUN_DIR`.
+"""Analyse a run directory after every block, until SIGTERM: `python -m analysis.interim RUN_DIR`.
 
 A process of its own, at low priority, so that judging takes no time from the load.
 """

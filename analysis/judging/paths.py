@@ -188,7 +188,7 @@ def _decided(decision: tuple[Outcome, int] | None, at_s: Floats) -> Decided | No
 
 
 def first_decided(*found: Decided | None) -> Decided | None:
-    """Return what was decided first; a PASS does not stand beside a FAIL."""
+    """Return what was decided first; a FAIL takes precedence over a PASS."""
     known = [item for item in found if item is not None]
     failed = [item for item in known if item[0] == "FAIL"]
     return min(failed or known, key=lambda item: item[1], default=None)

@@ -95,13 +95,13 @@ class Advice:
 # What would decide open gates, by their kind where no length of the run decides them.
 _LENGTH = "A run of about {length} would decide the open gates, if the arms behave as they did here."
 _LONG_S = 4 * 3600.0
-_LONG = "It takes about {length} for {gates}: near the limit, or much varied."
+_LONG = "To decide {gates} takes about {length}: the value is near its limit, or varies much."
 _STUCK = {
     "recompile": "Record the compile events of {arms}.",
     "memory": "More and longer trials would decide {gates}, with the machines watched ([machines]).",
     "parity": "Run `tailgate parity experiment.toml` until it passes: traffic cannot tell.",
 }
-_UNSEEN = "Clients cannot decide {gates}: its server's log may, as the reason of the gate says."
+_UNSEEN = "What clients see cannot decide {gates}; the log of its server can."
 _STARTS = "To decide {gates} takes {count} runs of each arm or more, each after a fresh start."
 _NEVER = "No run of up to a week would decide {gates}."
 

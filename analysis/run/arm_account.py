@@ -47,7 +47,7 @@ class ArmAccount:
 
     @property
     def tells_compiles(self) -> bool:
-        """Whether an external arm has a log that is looked through for compiles."""
+        """Whether an external arm has a log that is searched for compiles."""
         telemetry = mapping(self.external.get("telemetry"))
         return bool(telemetry.get("log") or telemetry.get("log_command"))
 

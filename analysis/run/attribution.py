@@ -1,7 +1,7 @@
 """Which requests compiles delayed: by trigger, by overlap in time, and by the busy period that a compile starts.
 
 A request is joined to a compile of its own arm and replica if the event names it or if it overlapped the compile.
-Where the server reported how long compiles held the request up, that number counts; else the overlap does. A request
+Where the server reported how long compiles delayed the request, that number counts; else the overlap does. A request
 that came after the compile is joined to it if it came before the requests in flight were back to their level.
 """
 
@@ -34,7 +34,7 @@ _LONGEST = 20
 class Attribution:
     """What compiles did to each request, one entry a request."""
 
-    stall_ms: Floats  # time that a compile held the request up
+    stall_ms: Floats  # time that a compile delayed the request
     most_ms: Floats  # the most that compiles can have delayed it: those of its busy period, up to its end
     cause: npt.NDArray[np.int8]  # index into CAUSES
     hit: Bools  # it triggered a compile or waited for one

@@ -15,7 +15,7 @@ from analysis.records.requests import Requests
 BACKGROUND = "background_compile"
 # Kinds that do not hold the device while they last.
 _RUNS_ON = frozenset({"eager_fallback", BACKGROUND})
-# A kernel that a compiler beside torch's made when it was first called.
+# A kernel that another compiler than torch's built at its first call.
 JIT = "jit"
 # Kinds that say that a shape was not foreseen.
 RECOMPILE_KINDS = frozenset({"compile", "recompile", "limit_hit", JIT})

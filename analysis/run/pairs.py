@@ -1,4 +1,4 @@
-"""Requests of an arm beside their copies on the control: two rows a pair, and what does not pair up.
+"""Pairs of requests: each request of an arm and its copy on the control, and what does not pair up.
 
 Under a mirrored design both copies are one planned request: due at one instant, with one prompt and one length.
 """

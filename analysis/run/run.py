@@ -227,8 +227,8 @@ class Run:
         return np.flatnonzero(self.of_arm(arm) & self.usable & self.requests.ok)
 
     def steady(self, mask: Bools, arms: Sequence[str]) -> Ints:
-        """The rows in `mask` past the cold start that no compile held up, nor met one of `arms` compiling: indices of
-        requests, rising."""
+        """Return the rows in `mask` past the cold start that no compile delayed and that were not in flight while one
+        of `arms` compiled: indices of requests, rising."""
         rows = np.flatnonzero(mask & ~self.cold & ~self.attribution.hit).astype(np.int32)
         for trial in self.trials:
             stalls = [stall_windows(self.events, arm=arm, trial=trial.number) for arm in arms]

@@ -148,7 +148,7 @@ _SEARCHING_OPTIONS = ("coordinate_descent_tuning", "max_autotune", "max_autotune
 
 def start_spread(run: Run, arm: str) -> float:
     """The standard deviation of log latency over starts that is taken for granted of the arm and of the control, as
-    one figure for both: `gates.restart_spread`, and `gates.tuning_spread` beside it where kernels were searched for.
+    one figure for both: `gates.restart_spread`, and plus `gates.tuning_spread` where kernels were searched for.
 
     Trials that found the code of one search share its variance: it does not fade with their number.
     """

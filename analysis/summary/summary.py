@@ -48,18 +48,18 @@ _MOST_BINS = 1200
 
 
 def analyze(run_dir: Path, *, slo: Sequence[str] = ()) -> dict[str, Any]:
-    """The summary of the run in `run_dir`, ready for JSON. Raises RecordError when there is nothing to judge.
+    """Return the summary of the run in `run_dir`, ready for JSON. Raises RecordError when there is nothing to judge.
 
     The targets in `slo`, such as "p99_ttft_ms=500", take the place of the experiment's on the same figures, or join
     them.
     """
-    # Nothing here holds the records beside the run, so that it can let go of their table.
+    # The run holds the only reference to the records, so that it can free their table.
     run = with_lengths(Run.of(_with_targets(read_run(run_dir), slo)))
     return summary_of(run, judge(run))
 
 
 def summary_of(run: Run, judgement: Judgement) -> dict[str, Any]:
-    """The summary of a judged run, ready for JSON."""
+    """Return the summary of a judged run, ready for JSON."""
     return Summary.of(_summary(run, judgement)).document()
 
 
@@ -72,12 +72,12 @@ def _with_targets(records: RunRecords, slo: Sequence[str]) -> RunRecords:
 
 
 def write_summary(summary: Mapping[str, Any], path: Path) -> None:
-    """`path` holds the summary as JSON, whole or not at all."""
+    """Write the summary to `path` as JSON, whole or not at all."""
     write_json(path, summary, indent=1, ensure_ascii=False, allow_nan=False)
 
 
 def exit_code(summary: Mapping[str, Any]) -> int:
-    """0 for PASS, 99 for FAIL, 3 for INCONCLUSIVE; 0 for a search that asked for no verdicts."""
+    """Return 0 for PASS, 99 for FAIL, 3 for INCONCLUSIVE, and 0 for a search that asked for no verdicts."""
     frontier = summary.get("frontier")
     return 0 if frontier and not frontier["gated"] else EXIT_CODES[str(summary["overall"])]
 

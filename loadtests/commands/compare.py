@@ -63,8 +63,7 @@ def command(
 
     Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable or not comparable.
     """
-    from analysis.compare.comparison import compare_runs
-    from analysis.compare.pair import made_run
+    from analysis.compare.comparison import compare_runs, made_run
     from analysis.records.tables import RecordError
     from analysis.report import write_reports
     from analysis.summary.summary import write_summary

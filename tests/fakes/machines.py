@@ -14,7 +14,7 @@ import numpy as np
 
 from analysis.records.schemas import MACHINES
 from analysis.records.tables import RecordWriter
-from analysis.run.references import HOST_FIGURES
+from analysis.run.machine_records import HOST_FIGURES
 from tests.fakes.request_rows import append_rows
 
 SECOND = 1_000_000_000

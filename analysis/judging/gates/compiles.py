@@ -186,7 +186,7 @@ def client_gates(
         limit, known = float(getattr(limits, key)), None
         must_show_s = limit if name == "longest stall" else _MUST_SHOW_S
         if value > limit:
-            reason = f"{seen.arm} stalled {times}, as a whole or for some requests, and may compile: its own logs know."
+            reason = f"{seen.arm} stalled {times}, as a whole or for some requests, and may compile: see its own logs."
         elif not has_log and (requests < _FEWEST_REQUESTS or not seen.detectable_s <= must_show_s):
             reason = (
                 f"A stall of {must_show_s:g} s might not show in these {counted(requests, 'request')}: record token "

@@ -82,7 +82,7 @@ def shortest_s(run: Run, rate: float) -> float:
 def with_needed(run: Run, before: Gate, after: Gate, checks: Sequence[Check]) -> Gate:
     """The gate with the run length that its checks ask for, where they alone open it and a longer run passes them."""
     opened = before.verdict != INCONCLUSIVE and after.verdict == INCONCLUSIVE
-    if not opened or not all(check.rule.mended_by_length for check in blocking(after, checks)):
+    if not opened or not all(check.rule.fixed_by_length for check in blocking(after, checks)):
         return after
     rate = run.rate(int(run.of_arm(after.arm).sum()), after.arm if run.separate else None)
     return replace(after, needed_s=shortest_s(run, rate))

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from analysis.compare.comparison import compare_runs
-from analysis.compare.pair import chosen_arms, made_run, read_pair
+from analysis.compare.comparison import chosen_arms, compare_runs, made_run, read_pair
 from analysis.records.joining import RecordedRun, listed_runs, write_run_list
 from analysis.records.tables import RecordError
 from tests.fakes.machines import FakeMachines, referenced, sample

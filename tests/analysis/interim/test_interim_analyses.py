@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from analysis.interim import JOURNAL
-from analysis.interim.journal import Watch, append, read_interim, row_of
+from analysis.interim.journal import Watch, append, read_interim, row_of, settled
 from analysis.interim.outlook import analyse, outlook_of
 from analysis.judging import paths
 from analysis.judging.alarms import Alarm, ServedCompile, burst_alarms, compile_alarms, death_alarms
@@ -26,7 +26,6 @@ from analysis.records.weight_journal import JOURNAL as WEIGHTS
 from analysis.records.weight_journal import WeightChange, read_weights
 from analysis.records.weight_journal import append as append_weights
 from analysis.run.run import Run
-from analysis.run.settled import settled
 from analysis.settings.ramp_limits import RampLimits
 from analysis.statistics.compare import Sample
 from analysis.statistics.sequential import SEGMENTS, Exchange, groups_for

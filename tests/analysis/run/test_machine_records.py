@@ -9,8 +9,7 @@ import pytest
 
 from analysis.records.run_records import read_run
 from analysis.records.schemas import MACHINES
-from analysis.run.machine_records import MachineRecords
-from analysis.run.references import speeds_of
+from analysis.run.machine_records import MachineRecords, speeds_of
 from analysis.run.run import Run
 from tests.fakes.machines import FakeMachines
 from tests.fakes.runs import FakeRun, start_of, write_run

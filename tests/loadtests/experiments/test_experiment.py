@@ -136,7 +136,7 @@ def test_a_built_in_experiment_is_long_enough_to_decide(
         slo=dict(experiment.slo),
     )
     checks = analyze(write_run(tmp_path / "run", run))["validity"]
-    by_length = {rule.name for rule in RULES if rule.mended_by_length}
+    by_length = {rule.name for rule in RULES if rule.fixed_by_length}
     assert [check["reason"] for check in checks if check["check"] in by_length and not check["ok"]] == []
     expected = {"blocks", "tail"}
     assert {check["check"] for check in checks} >= expected
