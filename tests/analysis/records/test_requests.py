@@ -132,6 +132,12 @@ def test_files_of_all_workers_and_trials_are_joined(tmp_path):
     assert len(records.generators) == 2
 
 
+def test_requests_in_the_folder_of_another_trial_are_damage(tmp_path):
+    run = write_run(tmp_path / "run", FakeRun(trials=2, duration_s=30, rate=1))
+    write_rows(run / "trial-02" / "requests-1.arrow", [row(0)])
+    assert read_run(run).problems == ("trial-02/requests-1.arrow has 1 request of another trial",)
+
+
 def test_a_run_that_memory_cannot_hold_is_refused_before_it_is_read(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", FakeRun(duration_s=30, rate=1))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
