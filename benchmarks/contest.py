@@ -120,7 +120,7 @@ class Work:
     def schedule(self, path: Path) -> None:
         """Write it as a schedule: streams start evenly over the ramp, open-loop requests by a Poisson process."""
         rng = np.random.default_rng(self.seed)
-        # requests must not run out before the window ends, or whoever encodes ahead would have less to do
+        # Requests must outlast the window: otherwise the process that encodes ahead would have less to do.
         seconds, tokens = self.seconds + AHEAD_S, 1
         if self.streams:
             offsets = np.linspace(0, self.ramp_s, self.streams, endpoint=False)

@@ -1,6 +1,6 @@
 """Traces of LLM serving as columns: when each request came, its input and its output length, which prompts it shares.
 
-Formats are told apart by content and not by file name, plain or packed by gzip:
+The content of a file, plain or gzip, decides its format; its name does not:
 
 - CSV with the columns `TIMESTAMP,ContextTokens,GeneratedTokens`, as the Azure LLM inference traces of 2023 and 2024
   have them (github.com/Azure/AzurePublicDataset).

@@ -181,8 +181,8 @@ class Observer:
 def user_record(logged: LoggedRequest, identity: str, *, replica: str) -> RequestRecord:
     """Return the record of a request whose end is logged.
 
-    Latencies count from the instant at which the splitter took the request: when its user meant to send it nobody
-    knows. The first token came with the first byte of the answer; of the other tokens no times are known.
+    Latencies count from the time at which the splitter received the request; the time at which the user meant to send
+    it is unknown. The first token came with the first byte of the answer; of the other tokens no times are known.
     """
     figures = {_NAMES.get(name, name): value for name, value in logged.figures.items()}
     output_tokens, first_ns = figures.get("output_tokens"), logged.first_ns
