@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis.records import request_columns
+from analysis.records import requests as requests_module
 from analysis.records.asked_answers import AFTER, BEFORE, answers_in
 from analysis.records.placing import misplaced_requests
 from analysis.records.request_columns import ColumnBuilder, first_rows
@@ -20,6 +22,7 @@ from analysis.records.requests import requests_of
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.records.weight_journal import JOURNAL, WeightChange, append, read_journal, read_weights
+from analysis.summary.summary import analyze
 from tests.fakes.request_rows import T0, S, columns_of, row, table_of, write_rows
 from tests.fakes.runs import FakeRun, write_run
 
@@ -176,6 +179,7 @@ def test_a_damaged_decision_about_weights_is_reported(tmp_path):
 TEXTS = st.lists(st.lists(st.one_of(st.none(), st.text(max_size=20)), max_size=8), max_size=6)
 
 
+@settings(max_examples=40)
 @given(TEXTS)
 def test_equal_texts_have_one_first_row_and_one_code_in_the_order_of_the_alphabet(texts):
     builder = ColumnBuilder()
@@ -259,3 +263,13 @@ def test_a_damaged_line_is_no_decision_and_is_reported(tmp_path: Path, line: byt
     assert len(read_weights(journal(tmp_path, line))) == 1
     assert read_journal(tmp_path)[1] == "has a line that is no decision"
     assert read_journal(journal(tmp_path, line))[1] == "has 2 lines that are no decision"
+
+
+def test_narrow_columns_are_judged_as_wide_ones(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run", FakeRun(trials=2, duration_s=300, rate=2))
+    narrow = analyze(run)
+    for module in (request_columns, requests_module):
+        wide = lambda values: values.astype(np.int64) if values.dtype.kind == "i" else values  # noqa: E731
+        monkeypatch.setattr(module, "slim", wide)
+    assert read_run(run).requests.trial.dtype == np.int64
+    assert analyze(run) == narrow
