@@ -11,11 +11,13 @@ usage.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,7 +26,6 @@ if not __package__:  # as a script: the repository is importable
 
 from benchmarks.command import BenchmarkParser, command_line, count, end_in_order, run_command, several
 from benchmarks.floor import StepBytes, measure_bandwidth, step_bytes
-from benchmarks.inprocess import InProcess
 from benchmarks.ledger import Ledger, Row, spread
 from loadtests.commands.arm_flags import preset_arm
 from loadtests.trials.environment import describe_environment
@@ -32,6 +33,9 @@ from servers.complaint import ConfigError
 from servers.config import ArmConfig
 from servers.presets import PRESETS
 from servers.program import isolate_compiler
+
+if TYPE_CHECKING:
+    from servers.engine.runner import ModelRunner
 
 LIMITS = ("engine.slots=32", "engine.max_prompt_tokens=1024", "engine.max_new_tokens=256")
 FIRST_TOKEN_ID = 3  # ids below are padding, start and end of text in the common vocabularies
@@ -70,8 +74,8 @@ def arm_of(options: argparse.Namespace) -> ArmConfig:
 class Bench:
     """Measures one warm arm."""
 
-    def __init__(self, engine: InProcess, options: argparse.Namespace, ledger: Ledger) -> None:
-        self.engine = engine
+    def __init__(self, runner: ModelRunner, options: argparse.Namespace, ledger: Ledger) -> None:
+        self.runner = runner
         self.options = options
         self.ledger = ledger
         self.rng = np.random.default_rng(options.seed)
@@ -79,15 +83,14 @@ class Bench:
     def prompts(self, batch: int) -> list[list[int]]:
         """Draw `batch` prompts of random token ids."""
         size = (batch, self.options.prompt_tokens)
-        drawn: list[list[int]] = self.rng.integers(FIRST_TOKEN_ID, self.engine.vocab_size, size=size).tolist()
+        drawn: list[list[int]] = self.rng.integers(FIRST_TOKEN_ID, self.runner.vocab_size, size=size).tolist()
         return drawn
 
     def floor(self) -> tuple[StepBytes, float]:
         """(the bytes of a decode step, bytes per second of the device)."""
-        runner = self.engine.runner
-        needed = step_bytes(runner.model)
-        bandwidth = measure_bandwidth(runner.device, runner.model.dtype)
-        if runner.device.type == "cuda":
+        needed = step_bytes(self.runner.model)
+        bandwidth = measure_bandwidth(self.runner.device, self.runner.model.dtype)
+        if self.runner.device.type == "cuda":
             import torch
 
             torch.cuda.empty_cache()
@@ -102,17 +105,18 @@ class Bench:
 
     def decode(self, batch: int, needed: StepBytes, bytes_per_s: float) -> None:
         """Steady decode against the floor. The first repeat warms caches and clocks and does not count."""
-        steady = [
-            self.engine.decode(self.prompts(batch), self.options.new_tokens) for _ in range(1 + self.options.repeats)
-        ][1:]
-        positions = float(np.mean([decode.positions for decode in steady]))
+        from benchmarks.inprocess import decode
+
+        turns, tokens = range(1 + self.options.repeats), self.options.new_tokens
+        steady = [decode(self.runner, self.prompts(batch), tokens) for _ in turns][1:]
+        positions = float(np.mean([measured.positions for measured in steady]))
         bound = needed.floor_tokens_per_s(batch=batch, positions=positions, bytes_per_s=bytes_per_s)
-        rates = [decode.tokens_per_s for decode in steady]
+        rates = [measured.tokens_per_s for measured in steady]
         self.ledger.add(
             "decode",
             batch=batch,
             tokens_s=spread(rates),
-            step_ms=spread([decode.step_ms for decode in steady]),
+            step_ms=spread([measured.step_ms for measured in steady]),
             floor_tokens_s=bound,
             share_of_floor=float(np.median(rates)) / bound,
             mb_a_token=needed.total(batch=batch, positions=positions) / batch / 1e6,
@@ -122,7 +126,9 @@ class Bench:
 
     def prefill(self, batch: int) -> None:
         """Prompts that come at once, until each has its first token. The first repeat does not count."""
-        rates = [self.engine.prefill_tokens_per_s(self.prompts(batch)) for _ in range(1 + self.options.repeats)][1:]
+        from benchmarks.inprocess import prefill_tokens_per_s
+
+        rates = [prefill_tokens_per_s(self.runner, self.prompts(batch)) for _ in range(1 + self.options.repeats)][1:]
         self.ledger.add("prefill", batch=batch, prompt_tokens_s=spread(rates), samples=rates)
 
 
@@ -134,15 +140,18 @@ def run(arguments: Sequence[str]) -> Row:
     with tempfile.TemporaryDirectory(prefix="tailgate-bench-cache-", ignore_cleanup_errors=True) as scratch:
         # before torch is imported, which reads it once
         isolate_compiler(os.environ, options.cache_dir or scratch)
-        engine = InProcess.load(arm, ledger.note)
-        try:
-            bench = Bench(engine, options, ledger)
+        from servers.engine.in_process import warm_runner
+        from servers.engine.runner import ModelRunner
+
+        with warm_runner(arm, lambda *at: ledger.note("{}: warm-up {} of {}: {}".format(arm.name, *at))) as runner:
+            assert isinstance(runner, ModelRunner)
+            gc.collect()
+            gc.freeze()  # as the device loop does
+            bench = Bench(runner, options, ledger)
             needed, bytes_per_s = bench.floor()
             for batch in options.batch:
                 bench.decode(batch, needed, bytes_per_s)
                 bench.prefill(batch)
-        finally:
-            engine.close()
     about = {"command": command_line("engine.py", arguments), "arm": arm.to_dict(), "machine": machine(arm)}
     return ledger.result("engine", about={**about, "seed": options.seed})
 

@@ -164,23 +164,16 @@ def inspect_arm(arm: ArmConfig, shapes: Sequence[StepShape], *, report: Callable
     A shape that compiles changes the outcome of later ones, as it does while serving. `report` gets progress lines.
     """
     report(f"loading {arm.model.id}")
-    from servers.compiler.recorder import CompileRecorder
-    from servers.engine.runner import runner_for
+    from servers.engine.in_process import warm_runner
 
-    recorder = CompileRecorder()
-    recorder.install()
-    runner = runner_for(arm, recorder)
     planned = warmup_plan(arm)
     visits: list[Visit] = []
-    try:
-        runner.load()
-        runner.warm_up(lambda done, total, detail: report(f"warm-up {done}/{total}: {detail}"))
+    with warm_runner(arm, lambda done, total, detail: report(f"warm-up {done}/{total}: {detail}")) as runner:
+        recorder = runner.recorder
         events = recorder.drain()
         for number, shape in enumerate(shapes or dict.fromkeys([*planned, *unplanned_shapes(arm)])):
             report(f"shape {number + 1}: {shape}")
             visits.append(_visit(runner, shape, planned, events))
-    finally:
-        recorder.remove()
     return Inspection(
         arm=arm,
         device=runner.device_name(),

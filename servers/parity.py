@@ -25,14 +25,12 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from servers.clock import now_ns
 from servers.compiler.policy import UnforeseenShapeError
 from servers.compiler.recorder import CompileRecorder
 from servers.complaint import ConfigError
-from servers.config import ArmConfig, ModelConfig
-from servers.engine.encoder import EncoderRunner
-from servers.engine.engine import REFUSED
-from servers.engine.messages import Submit
+from servers.config import ArmConfig, ModelConfig, Pooling
+from servers.engine.encoder import EncoderRunner, EncodeStep
+from servers.engine.in_process import ask, requests_of
 from servers.engine.model import load_model
 from servers.engine.quantisation import weight_bytes
 from servers.engine.runner import ModelRunner, runner_for
@@ -42,13 +40,13 @@ from servers.fields import Listed, Settings, read
 from servers.messages import Loaded, Refused, Stage
 from servers.processes import say
 from servers.program import log_to_stderr, on_its_card_alone, read_arm
-from servers.vectors import ask, in_float64, make_batches, reference_vectors, rows_of, served_vectors
 
 log = logging.getLogger("tailgate.parity")
 
 MAX_LOGITS_BYTES = 8 << 30
 
 Report = Callable[[str, int, int], None]  # what goes on, done, total
+Batches = Sequence[tuple[int, ...]]  # the numbers of the texts of each batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,37 +143,10 @@ def make_plan(
 # --- An arm -----------------------------------------------------------------------------------------------------------
 
 
-def answers_of(runner: ModelRunner, requests: Sequence[Submit], *, slots: int = 0) -> list[list[int]]:
-    """Return the tokens of each request, as the serving engine gives them; `slots` as for `serve`.
-
-    Raises RuntimeError when a request fails or loses tokens; UnforeseenShapeError, once all were asked, when a strict
-    arm refuses any.
-    """
-    answers, ended = ask(runner, requests, slots=slots)
-    refused = [request for request in requests if ended[request.request_id].status == REFUSED]
-    if refused:
-        name, length = refused[0].request_id, len(refused[0].prompt)
-        first = f"request {name} (prompt of {length} tokens): {ended[name].message}"
-        raise UnforeseenShapeError(f"{len(refused)} of {len(answers)} requests are refused, first {first}")
-    for request in requests:
-        name, count = request.request_id, request.max_tokens
-        if len(answers[name]) != count:
-            raise RuntimeError(
-                f"the engine answered request {name} with {len(answers[name])} tokens instead of {count}"
-            )
-    return list(answers.values())
-
-
-def _submits(prompts: Sequence[Sequence[int]], counts: Sequence[int], *, first: int = 0) -> list[Submit]:
-    return [
-        Submit(request_id=str(number), prompt=list(prompt), max_tokens=count, recv_ns=now_ns(), ignore_eos=True)
-        for number, (prompt, count) in enumerate(zip(prompts, counts, strict=True), first)
-    ]
-
-
 def free_run(runner: ModelRunner, plan: Plan) -> list[list[int]]:
     """Return the greedy answers [request][token], requests joining while others run."""
-    return answers_of(runner, _submits(plan.prompts, plan.counts), slots=runner.arm.engine.slots)
+    requests = requests_of(plan.prompts, plan.counts)
+    return list(ask(runner, requests, slots=runner.arm.engine.slots).tokens.values())
 
 
 def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any], report: Report) -> None:
@@ -207,9 +178,48 @@ def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any], re
         together = len(plan.prompts)
         for first, last in ((0, together), (together, len(sequences))):
             some = sequences[first:last]
-            answers_of(runner, _submits([fed.prompt for fed in some], [len(fed.tokens) for fed in some], first=first))
+            ask(runner, requests_of([fed.prompt for fed in some], [len(fed.tokens) for fed in some], first=first))
     finally:
         runner.choose = choosing
+
+
+def make_batches(slots: int, texts: int) -> Batches:
+    """Put each of `texts` alone, then with others, in batches of each power of two, one more, and all `slots`."""
+    powers = [1 << power for power in range(slots.bit_length())]
+    sizes = sorted({slots, *powers, *(size + 1 for size in powers if size < slots)} - {1})
+    batches: list[tuple[int, ...]] = [(text,) for text in range(texts)]
+    at = turn = 0
+    while sizes and (turn < len(sizes) or at < texts):
+        size = sizes[turn % len(sizes)]
+        batches.append(tuple((at + place) % texts for place in range(size)))
+        at, turn = at + size, turn + 1
+    return batches
+
+
+def rows_of(batches: Batches) -> list[tuple[int, int]]:
+    """Return (text, size of its batch) for each row of the vectors, in order."""
+    return [(text, len(batch)) for batch in batches for text in batch]
+
+
+def served_vectors(
+    runner: EncoderRunner, texts: Sequence[Sequence[int]], batches: Batches, report: Report
+) -> np.ndarray[Any, Any]:
+    """Return the vectors [rows, width] float32 that the serving engine gives; NaN where a vector has no direction.
+
+    Raises as `ask`, and RuntimeError when a batch is split.
+    """
+    vectors: list[bytes] = []
+    for batch in batches:
+        ended = ask(runner, requests_of([texts[text] for text in batch], [0] * len(batch))).ended
+        for place in range(len(batch)):
+            finished = ended[str(place)]
+            if finished.timing.batch_size != len(batch):
+                raise RuntimeError(f"the engine made a batch of {finished.timing.batch_size} of {len(batch)} texts")
+            vectors.append(finished.vector)
+        report("embedding", len(vectors), len(rows_of(batches)))
+    width = max(map(len, vectors)) // 4
+    unknown = np.full(width, np.nan, dtype=np.float32).tobytes()
+    return np.frombuffer(b"".join(vector or unknown for vector in vectors), dtype=np.float32).reshape(-1, width)
 
 
 def arm_facts(runner: ModelRunner | EncoderRunner, weights: str) -> dict[str, Any]:
@@ -290,11 +300,37 @@ def reference_logits(model: nn.Module, plan: Plan, out: np.ndarray[Any, Any], re
         report("float64", done, plan.positions)
 
 
+@torch.no_grad()
+def reference_vectors(
+    model: nn.Module, pooling: Pooling, texts: Sequence[Sequence[int]], report: Report
+) -> np.ndarray[Any, Any]:
+    """Return the vectors [texts, width] float64 of each text alone, unpadded. The model's weights are widened."""
+    step = EncodeStep(model.double(), pooling)
+    device = next(model.parameters()).device
+    rows = []
+    for number, text in enumerate(texts):
+        ids = torch.tensor([list(text)], device=device)
+        with NothingBelowFloat64():
+            (vector,) = step(ids, torch.ones_like(ids))
+        rows.append(in_float64(vector[0]))
+        report("float64", number + 1, len(texts))
+    return np.stack(rows)
+
+
+def in_float64(values: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return `values` as an array. Raises RuntimeError when a model has rounded them."""
+    if values.dtype != torch.float64:
+        raise RuntimeError(
+            f"the reference came out as {values.dtype}: the model rounds where it cannot be prevented from it"
+        )
+    return values.cpu().numpy()
+
+
 # --- The process ------------------------------------------------------------------------------------------------------
 
 
 def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
-    """Write facts.json, answers.json and logits.npy of `arm` to `folder`, of an encoder vectors.npy and rows.json
+    """Write answers.json and logits.npy of `arm` to `folder`, of an encoder vectors.npy and rows.json
     instead of the last two; or refused.json where it is strict and refuses a shape. The control (no plan yet) writes
     the plan; one that refuses is no measure: ConfigError."""
     recorder = CompileRecorder()
@@ -303,7 +339,7 @@ def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
     _report("loading", 0, 0)
     weights = weights_of(arm.model) if arm.model.quantisation != "none" else ""
     runner.load()
-    _write_facts(folder, arm_facts(runner, weights or checksum(runner.model)))
+    say(Loaded(facts=arm_facts(runner, weights or checksum(runner.model))))
     texts = _given_texts(task, runner.vocab_size) if task["texts"] and arm.name in task["on_texts"] else None
     runner.warm_up(lambda done, total, detail: _report(f"warm-up {detail}", done, total))
     plan_path = Path(task["plan"])
@@ -352,14 +388,13 @@ def _write_answers(runner: ModelRunner, plan: Plan, folder: Path) -> Plan:
 
 
 def run_reference(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
-    """Write facts.json and logits.npy, or vectors.npy, of the float64 reference for the control `arm` to `folder`."""
+    """Write logits.npy, or vectors.npy, of the float64 reference for the control `arm` to `folder`."""
     _report("loading", 0, 0)
     model: Any = load_reference(arm.model)
-    _write_facts(folder, {"weights": checksum(model)})
+    say(Loaded(facts={"weights": checksum(model)}))
     if arm.model.embeds:
         texts = Plan.read(Path(task["plan"])).prompts
-        with NothingBelowFloat64():
-            np.save(folder / "vectors.npy", reference_vectors(model, arm.model.pooling, texts, _report))
+        np.save(folder / "vectors.npy", reference_vectors(model, arm.model.pooling, texts, _report))
         return
     vocab_size = int(model.config.get_text_config().vocab_size)
     plans = {"logits.npy": Plan.read(Path(task["plan"]))}
@@ -387,11 +422,6 @@ def _write(path: Path, document: Any) -> None:
     path.write_text(json.dumps(document), encoding="utf-8")
 
 
-def _write_facts(folder: Path, facts: dict[str, Any]) -> None:
-    _write(folder / "facts.json", facts)
-    say(Loaded(facts=facts))
-
-
 def _matrix(path: Path, plan: Plan, vocab_size: int, dtype: type) -> np.memmap[Any, Any]:
     """Create a memory-mapped file of [positions, vocabulary]. Raises ConfigError when it would be too large."""
     size = plan.positions * vocab_size * np.dtype(dtype).itemsize
@@ -415,7 +445,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--config", required=True, help="the arm as JSON (ArmConfig.to_dict()); the control's for reference"
     )
     parser.add_argument("--task", required=True, help="what to ask, as JSON: plan, texts, arms, prompts, tokens, seed")
-    parser.add_argument("--out", required=True, help="folder for facts, answers and logits")
+    parser.add_argument("--out", required=True, help="folder for answers and logits")
     options = parser.parse_args(arguments)
     log_to_stderr()
     try:

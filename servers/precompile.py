@@ -34,17 +34,12 @@ def _precompile(arm: ArmConfig, path: str, *, as_json: bool) -> int:
     with compile_cache("") as folder:
         isolate_compiler(os.environ, folder)
         from servers.compiler import artifacts
-        from servers.compiler.recorder import CompileRecorder
-        from servers.engine.runner import runner_for
+        from servers.engine.in_process import warm_runner
 
         artifacts.compile_portably()
-        recorder = CompileRecorder()
-        recorder.install()
-        runner = runner_for(arm, recorder)
-        runner.load()
-        runner.warm_up(lambda done, total, detail: print(f"{done}/{total}: {detail}", file=sys.stderr, flush=True))
-        graphs = artifacts.save(path, arm, str(runner.device))
-    unkept = sum(event.cache == "bypass" for event in recorder.drain())
+        with warm_runner(arm, lambda *at: print("{}/{}: {}".format(*at), file=sys.stderr, flush=True)) as runner:
+            graphs = artifacts.save(path, arm, str(runner.device))
+            unkept = sum(event.cache == "bypass" for event in runner.recorder.drain())
     words = f"{path}: {graphs} graphs of {arm.name} for {runner.device_name()}; load it with compile.artifact"
     words += f"\n{unkept} graphs cannot be kept: they compile at every start" if unkept else ""
     document = {"artifact": path, "bytes": Path(path).stat().st_size, "graphs": graphs, "unkept": unkept}

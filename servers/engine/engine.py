@@ -280,20 +280,3 @@ def _still_held(step: Step | None) -> Step | None:
     held = [index for index, job in enumerate(step.jobs) if job.row >= 0]
     chunks = tuple(step.chunks[index] for index in held) if step.chunks else ()
     return replace(step, jobs=tuple(step.jobs[index] for index in held), chunks=chunks) if held else None
-
-
-def serve(engine: Engine, requests: Iterable[Submit], *, slots: int = 0) -> Iterator[StepOutput | CompileEvent]:
-    """Yield what the engine produces while it answers `requests` and nothing else.
-
-    All come at once. With `slots`, one comes every other turn while fewer than that many are held: requests join while
-    others run, and none waits for a slot.
-    """
-    waiting = deque(requests)
-    while waiting and not slots:
-        engine.arrivals.put(waiting.popleft())
-    for turn, messages in enumerate(engine.turns()):
-        yield from messages
-        if waiting and (turn % 2 == 0 or engine.idle) and len(engine.scheduler) < slots:
-            engine.arrivals.put(waiting.popleft())
-        elif engine.idle and not waiting:
-            return

@@ -16,17 +16,17 @@ import torch
 from analysis.parity.judge import Accuracy, Answers, judge
 from analysis.parity.outcome import Parity
 from analysis.parity.vectors import TextRows, judge_vectors
-from servers import parity, vectors
+from servers import parity
 from servers.compiler.policy import UnforeseenShapeError
 from servers.compiler.recorder import CompileRecorder
 from servers.complaint import ConfigError
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
+from servers.engine import in_process
 from servers.engine.encoder import EncoderRunner
 from servers.engine.engine import Engine
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Move
 from servers.engine.shapes import prompt_borders
-from servers.vectors import make_batches, reference_vectors, rows_of, served_vectors
 from tests.servers.compiler.test_recorder import reset_compiler
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12, threads=1)
@@ -329,7 +329,7 @@ def test_lost_tokens_large_logits_and_other_texts_are_errors(tmp_path: Path, mon
     parity.Plan(prompts=((1, 259),), counts=(1,), continuations=((2,),)).write(texts)
     with pytest.raises(ConfigError, match=r"parity\.texts .*259"):
         measured(arm, tmp_path, texts=str(texts), on_texts=[arm.name])
-    monkeypatch.setattr(vectors, "Engine", Losing)
+    monkeypatch.setattr(in_process, "Engine", Losing)
     with pytest.raises(RuntimeError, match="instead of"):
         measured(arm, tmp_path, prompts=3)
     monkeypatch.setattr(parity, "MAX_LOGITS_BYTES", 0)
@@ -389,37 +389,36 @@ ENCODER = ModelConfig(id="random:bert-tiny", task="embed", dtype="float32", devi
 TEXTS = EngineConfig(slots=4, max_prompt_tokens=24, max_wait_ms=50.0, threads=1)
 ENCODERS = [ArmConfig.from_preset(preset, model=ENCODER, engine=TEXTS) for preset in ("eager", "eager-padded")]
 PLAN = parity.make_plan(ENCODERS, vocab_size=30522, prompts=0, tokens=1, seed=3)
-BATCHES = make_batches(TEXTS.slots, len(PLAN.prompts))
+BATCHES = parity.make_batches(TEXTS.slots, len(PLAN.prompts))
 
 
 def vectors_of(arm: ArmConfig, fault: Callable[[EncoderRunner], None] = lambda runner: None) -> np.ndarray[Any, Any]:
     runner = EncoderRunner(arm, CompileRecorder())
     runner.load()
     fault(runner)
-    return served_vectors(runner, PLAN.prompts, BATCHES, quiet)
+    return parity.served_vectors(runner, PLAN.prompts, BATCHES, quiet)
 
 
 @functools.cache
 def control_vectors() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     model = parity.load_reference(ENCODER)
-    with parity.NothingBelowFloat64():
-        reference = reference_vectors(model, "mean", PLAN.prompts, quiet)
+    reference = parity.reference_vectors(model, "mean", PLAN.prompts, quiet)
     return vectors_of(ENCODERS[0]), reference
 
 
 def judged_vectors(arm: np.ndarray[Any, Any]) -> Parity:
     said, reference = control_vectors()
-    texts, sizes = zip(*rows_of(BATCHES), strict=True)
+    texts, sizes = zip(*parity.rows_of(BATCHES), strict=True)
     rows = TextRows(texts=texts, batches=sizes, lengths=[len(prompt) for prompt in PLAN.prompts])
     return judge_vectors("eager", {"eager": said, "arm": arm}, reference, rows=rows, dtype="float32")
 
 
 def test_every_text_is_embedded_alone_and_in_batches_of_growing_size() -> None:
-    batches = make_batches(20, 7)
+    batches = parity.make_batches(20, 7)
     assert batches[:7] == [(text,) for text in range(7)]
     assert {len(batch) for batch in batches} == {1, 2, 3, 4, 5, 8, 9, 16, 17, 20}
     assert {text for batch in batches[7:] for text in batch} == set(range(7))
-    assert make_batches(1, 3) == [(0,), (1,), (2,)]
+    assert parity.make_batches(1, 3) == [(0,), (1,), (2,)]
 
 
 def test_a_padded_arm_has_the_vectors_of_the_control_and_of_float64() -> None:
@@ -462,6 +461,5 @@ def test_a_strict_encoder_that_was_not_warmed_at_a_border_is_refused_and_no_cont
     PLAN.write(tmp_path / "plan.json")
     measured(strict, tmp_path)
     reason = json.loads((tmp_path / "refused.json").read_text())["reason"]
-    assert f" of {len(rows_of(BATCHES))} vectors" in reason
     assert "no graph fits" in reason
     assert not (tmp_path / "vectors.npy").exists()

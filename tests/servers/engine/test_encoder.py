@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,17 +11,16 @@ import torch
 from torch import nn
 from transformers import AutoModel, RobertaConfig
 
-from servers.clock import now_ns
+from servers.compiler.policy import UnforeseenShapeError
 from servers.compiler.recorder import CompileRecorder
 from servers.complaint import ConfigError
 from servers.config import ArmConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine import step_runner
 from servers.engine.encoder import EncoderRunner, pooled
-from servers.engine.engine import Engine, serve
-from servers.engine.messages import Finished, StepOutput, StepRecord, Submit
+from servers.engine.in_process import Answers, ask, requests_of
 from servers.engine.model import check_task, load_model, readable_tokens
 from servers.engine.runner import runner_for
-from servers.engine.scheduler import Batcher, Job, Step
+from servers.engine.scheduler import Job, Step
 from servers.engine.shapes import prompt_borders
 from tests.servers.engine.test_runner import compiling, recorder
 from tests.servers.test_config import refusal
@@ -106,35 +106,27 @@ def test_regions_of_an_encoder_are_named(recorder: CompileRecorder) -> None:
         runner_for(missing, recorder).load()
 
 
-def served(
-    runner: EncoderRunner, recorder: CompileRecorder, lengths: Sequence[int]
-) -> tuple[list[Finished], list[StepRecord]]:
-    requests = [
-        Submit(request_id=str(number), prompt=job(length).prompt, max_tokens=0, recv_ns=now_ns())
-        for number, length in enumerate(lengths)
-    ]
-    messages = serve(Engine(Batcher(runner.arm.engine), runner, recorder.drain), requests)
-    outputs = [message for message in messages if isinstance(message, StepOutput)]
-    assert not any(output.tokens for output in outputs)
-    return [item for output in outputs for item in output.finished], [item.step for item in outputs if item.step]
+def served(runner: EncoderRunner, lengths: Sequence[int]) -> Answers:
+    return ask(runner, requests_of([job(length).prompt for length in lengths], [0] * len(lengths)))
 
 
 @pytest.mark.parametrize("how", ["strict", "limited"])
 def test_an_encoder_refuses_or_runs_eagerly_what_was_not_warmed(how: str, recorder: CompileRecorder) -> None:
     policy = compiling(warmup="minimal", strict=how == "strict", recompile_limit=2)
     runner = warm(ArmConfig(name=how, model=MODEL, engine=ENGINE, compile=policy), recorder)
-    ended = [served(runner, recorder, [length]) for length in (5, 10, 11, 12)]
-    statuses = [finished[0].status for finished, _ in ended]
-    assert statuses == ["OK", *(["FAILED_PRECONDITION"] * 3 if how == "strict" else ["OK"] * 3)]
+    assert served(runner, [5]).ended["0"].status == "OK"
+    for length in (10, 11, 12):
+        with pytest.raises(UnforeseenShapeError) if how == "strict" else nullcontext():
+            step = served(runner, [length]).outputs[-1].step
     if how == "limited":
-        assert not ended[-1][1][0].compiled
+        assert step is not None
+        assert not step.compiled
 
 
 def test_compiled_code_that_no_step_calls_is_seen(recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_runner.compiler_policy, "compile_step", lambda step, policy: step)
-    runner = warm(arm_of("compiled-padded"), recorder)
-    _, steps = served(runner, recorder, [3, 5])
-    assert [step.compiled for step in steps] == [False]
+    outputs = served(warm(arm_of("compiled-padded"), recorder), [3, 5]).outputs
+    assert [output.step.compiled for output in outputs if output.step] == [False]
 
 
 def test_padding_has_no_part_in_the_mean() -> None:
@@ -153,8 +145,8 @@ def test_a_text_whose_vector_has_no_direction_fails_alone(broken: float, recorde
         return (vectors,)
 
     runner._steps["encode"] = breaking
-    finished, _ = served(runner, recorder, [5, 6, 7])
-    assert [item.status for item in finished] == ["OK", "INTERNAL", "OK"]
+    ended = served(runner, [5, 6, 7]).ended
+    assert [ended[name].status for name in "012"] == ["OK", "INTERNAL", "OK"]
 
 
 @pytest.mark.parametrize(
