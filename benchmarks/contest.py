@@ -166,9 +166,7 @@ def run(contestant: str, work: Work, *, folder: Path) -> dict[str, float]:
         TrialConfig(targets={"*": target}, timeout_s=600.0).write(folder / "generator.json")
         command = [sys.executable, "-m", "benchmarks.bare_client", str(folder)]
         if contestant == "tailgate":
-            command = locust_command(
-                schedule=folder / "schedule.arrow", trial_config=folder / "generator.json", records=folder, workers=1
-            )
+            command = locust_command(folder, workers=1)
         load = stack.enter_context(child(contestant, command, folder=folder, core=load_core))
         used = [(now_ns(), 0.0)]
         deadline = time.monotonic() + work.seconds + AHEAD_S + _PATIENCE_S

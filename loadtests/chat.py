@@ -13,14 +13,14 @@ Locust's statistics get two rows for each arm: "Generate e2e [arm]" for every re
 are rounded; exact ones come from the records (--records DIR). A request still running when the test stops is recorded
 as CANCELLED and not shown; --stop-timeout lets it end.
 
-Driven by the orchestrator, with --schedule and --trial-config, Users do nothing: each load process dispatches its
-share of the schedule and Locust quits when the last answer is in.
+Driven by a run, with --trial, Users do nothing: each load process dispatches its share of the schedule and Locust quits
+when the last answer is in.
 """
 
 from __future__ import annotations
 
+from loadtests.workers.by_hand import OpenLoopUser
 from loadtests.workers.locust_events import listen
-from loadtests.workers.open_loop_user import OpenLoopUser
 
 
 class ChatUser(OpenLoopUser):

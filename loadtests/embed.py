@@ -11,8 +11,8 @@ the lengths of --workload (sentences).
 
 from __future__ import annotations
 
+from loadtests.workers.by_hand import OpenLoopUser
 from loadtests.workers.locust_events import listen
-from loadtests.workers.open_loop_user import OpenLoopUser
 
 
 class EmbedUser(OpenLoopUser):

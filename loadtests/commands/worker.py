@@ -1,17 +1,34 @@
-"""`tailgate worker`: load from this host for a run on another one."""
+"""`tailgate worker`: load from this host for a run on another one.
+
+Locust does the work, in a process for each trial, because importing it patches the standard library.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from loadtests.commands.options import file_name, whole
+from loadtests.workers.channel import TOKEN_VARIABLE, channel_token
+from servers.address import host_port
+from servers.complaint import ConfigError
+from servers.processes import Child
 
 EXAMPLES = """\
   tailgate worker --master 10.0.0.5:5557
   tailgate worker --master 10.0.0.5:5557 --keep /var/lib/tailgate --trials 3"""
+
+_LOCUST = (sys.executable, "-P", "-m", "locust", "-f", str(Path(__file__).resolve().parents[1] / "chat.py"))
+_TRY_EVERY_S = 0.5
+_PRINT_EVERY_S = 60.0
 
 
 def command(
@@ -34,6 +51,61 @@ def command(
     TAILGATE_CHANNEL_TOKEN, which encrypts the channel between them. Tokens for arms are read from this host's
     environment or files and never travel.
     """
-    from loadtests.workers.remote import parse_master, work
+    host, port = host_port(master, f'--master "{master}" is not HOST:PORT: give traffic.master_bind of the run')
+    return work(host, port, keep=Path(keep), trials=trials)
 
-    return work(parse_master(master), keep=Path(keep), trials=trials)
+
+def work(host: str, port: int, *, keep: Path, trials: int) -> int:
+    """Drive `trials` trials, or any number until Ctrl-C or SIGTERM where that is 0. Return the exit code.
+
+    Records stay in `keep`.
+    """
+    channel_token("tailgate worker")
+    # A container's first process gets SIGTERM from its engine, and has no default that would end it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f'--keep "{keep}" cannot be made ({error.strerror or error}): give another') from None
+    command = [*_LOCUST, "--worker", "--master-host", host, "--master-port", str(port), "--only-summary"]
+    command += ["--keep", str(keep)]
+    # Settings of Locust that were meant for others.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_")}
+    done = 0
+    while not trials or done < trials:
+        _wait_for(host, port)
+        # SIGTERM, at which it stops in order: what it has recorded is kept, whatever ends this process.
+        process = Child("locust", command, log_path=None, environment=environment, death_signal=signal.SIGTERM)
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            process.ask_to_stop()
+            with contextlib.suppress(KeyboardInterrupt):
+                process.wait()  # it stops in order
+            raise
+        finally:
+            process.kill()
+        if code == 0:
+            done += 1
+        else:
+            _print(
+                f"the trial ended with exit code {code}: what was recorded is in {keep}; a master that never answered "
+                f"has another {TOKEN_VARIABLE}"
+            )
+    return 0
+
+
+def _wait_for(host: str, port: int) -> None:
+    """Return once something listens at the address."""
+    last_s = 0.0
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=5.0):
+            return
+        if time.monotonic() - last_s > _PRINT_EVERY_S or not last_s:
+            last_s = time.monotonic()
+            _print(f"waiting for a run at {host}:{port}; Ctrl-C ends")
+        time.sleep(_TRY_EVERY_S)
+
+
+def _print(text: str) -> None:
+    print(f"tailgate worker: {text}", file=sys.stderr, flush=True)

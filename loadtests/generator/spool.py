@@ -43,7 +43,7 @@ class Spool:
 
     `error` is why the disk took no more: everything after it is dropped, because a piece behind a torn one could not
     be read. With a `checksum` of what is written, its end line is the last of the file. `on_written` is called after
-    each piece.
+    each piece with the size of the file.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Spool:
         *,
         checksum: Checksum | None = None,
         most_waiting_bytes: int = MOST_WAITING_BYTES,
-        on_written: Callable[[], None] | None = None,
+        on_written: Callable[[int], None] | None = None,
     ) -> None:
         self._checksum = checksum
         self._descriptor = descriptor
@@ -119,7 +119,7 @@ class Spool:
                 self.size += len(piece)
                 self.rows += rows
                 if self._on_written is not None:
-                    self._on_written()
+                    self._on_written(self.size)
             self._empty.set()
 
     def _write(self, piece: bytes | memoryview, rows: int) -> OSError | None:

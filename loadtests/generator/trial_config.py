@@ -39,9 +39,8 @@ class TrialConfig(Settings):
     A target may be several addresses between commas: replicas, of which the one with the fewest requests on their way
     gets the next. `external` says of arms that are not tailgate's where they are and what they speak.
 
-    `start_ns` 0 means two seconds after all load processes are ready. `prompts` "text" and "chat" are made with the
-    `tokenizer` of that path or id. `sample_s` is how often a load worker on another host has that host sampled; 0 is
-    never.
+    `prompts` of "text" are made with the `tokenizer` of that path or id. `sample_s` is how often a load worker on
+    another host has that host sampled; 0 is never.
 
     Once all was sent, the calls under way are cut as soon as none of them can be in time any more: each is past
     `ttft_limit_ms` and past `e2e_limit_ms`, of which 0 sets no limit. Where both are 0 they have `drain_s`.
@@ -52,7 +51,6 @@ class TrialConfig(Settings):
     arms: Annotated[tuple[str, ...], Listed] = ()
     targets: Mapping[str, str] = {}
     external: Mapping[str, AnyExternalArm] = {}
-    start_ns: int = 0
     timeout_s: float = Field(default=60.0, ge=0.001, le=1e6)
     vocab_size: int = Field(default=256, ge=4, le=2**31 - 1)
     ignore_eos: bool = True
@@ -77,7 +75,7 @@ class TrialConfig(Settings):
 
     @classmethod
     def read(cls, path: Path) -> TrialConfig:
-        """The trial that the JSON file at `path` describes; anything wrong with it raises ConfigError."""
+        """Return the trial that the JSON file at `path` describes. Raises ConfigError for anything wrong with it."""
         try:
             table = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
@@ -87,5 +85,5 @@ class TrialConfig(Settings):
         return read(cls, table, where="generator")
 
     def write(self, path: Path) -> None:
-        """`path` holds the trial as JSON, which `read` takes."""
+        """Write the trial to `path` as JSON, which `read` takes."""
         write_json(path, self.to_dict(), indent=2)

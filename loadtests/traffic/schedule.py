@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import repeat
@@ -134,35 +133,46 @@ class Schedule:
         mine = pa.array(self.ints("index") % workers == worker)
         return replace(self, table=self.table.filter(mine))
 
-    def write(self, path: Path) -> None:
-        """`path` holds the whole schedule as an Arrow IPC stream; it never holds a part of one."""
-        partial = path.with_name(path.name + ".partial")
+    def to_bytes(self) -> bytes:
+        """Return the whole schedule as an Arrow IPC stream, which `parse` takes."""
         facts = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "table"}
         table = self.table.replace_schema_metadata({_METADATA_KEY: json.dumps(facts, sort_keys=True)})
-        with partial.open("wb") as sink:
-            with pa.ipc.new_stream(sink, table.schema) as writer:
-                writer.write_table(table, max_chunksize=65_536)
-            sink.flush()
-            os.fsync(sink.fileno())
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=65_536)
+        return bytes(sink.getvalue())
+
+    def write(self, path: Path) -> None:
+        """Write the schedule to `path`, which never holds a part of one."""
+        partial = path.with_name(path.name + ".partial")
+        partial.write_bytes(self.to_bytes())
         partial.replace(path)
 
     @classmethod
-    def read(cls, path: str | Path) -> Schedule:
-        """The schedule at `path`; a file that is missing, cut short or no schedule raises ConfigError."""
+    def read(cls, path: Path) -> Schedule:
+        """Return the schedule at `path`. Raises ConfigError for a file that is missing, cut short or no schedule."""
         try:
-            with pa.OSFile(str(path), "rb") as source:
-                table = pa.ipc.open_stream(source).read_all()
+            content = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f'schedule "{path}" cannot be read ({error.strerror}): build it again') from None
+        return cls.parse(content, str(path))
+
+    @classmethod
+    def parse(cls, content: bytes, name: str) -> Schedule:
+        """Return the schedule that `content` holds, which is called `name`. Raises ConfigError for anything else."""
+        try:
+            table = pa.ipc.open_stream(content).read_all()
             table.validate(full=True)  # a damaged offset would be followed out of the file's memory
             names = table.schema.names
         except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ConfigError(f'schedule "{path}" cannot be read ({reason}): build it again') from None
+            raise ConfigError(f'schedule "{name}" cannot be read ({reason}): build it again') from None
         facts_text = (table.schema.metadata or {}).get(_METADATA_KEY)
         table = table.replace_schema_metadata(None)
         if facts_text is None or table.schema not in (SCHEDULE, pa.schema([*SCHEDULE, *BLOCKS])):
-            raise ConfigError(f'"{path}" is no schedule: columns are {names}, expected {SCHEDULE.names}')
+            raise ConfigError(f'"{name}" is no schedule: columns are {names}, expected {SCHEDULE.names}')
         try:
             facts = json.loads(facts_text)
             return cls(table=table, **{**facts, "arms": tuple(facts["arms"]), "steps": tuple(facts["steps"])})
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise ConfigError(f'schedule "{path}" is damaged ({type(error).__name__}): build it again') from None
+            raise ConfigError(f'schedule "{name}" is damaged ({type(error).__name__}): build it again') from None

@@ -22,7 +22,7 @@ from loadtests.traffic.settings import TrafficConfig
 from loadtests.trials.context import RunError, TrialContext
 from loadtests.trials.processes import child_environment
 from loadtests.trials.status import read_load, read_workers
-from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
+from loadtests.workers.channel import TOKEN_VARIABLE, channel_token
 from servers.processes import Child, describe_exit, log_tail
 
 # -P: a directory called `locust` where the user stands must not be imported instead.
@@ -49,17 +49,14 @@ class LoadGenerator:
         if config.prompts != "ids" and vocab_sizes:
             # Fails here in one line, rather than in every request.
             PromptSource.of(config.prompts, model=config.tokenizer, vocab_size=config.vocab_size)
-        config_path = trial.folder / "generator.json"
-        config.write(config_path)
+        config.write(trial.folder / "generator.json")
         # Workers on other hosts are started by hand: they may take as long as arms.
         self._workers_s = trial.experiment.trials.ready_timeout_s if traffic.remote_workers else 0.0
         self._limit_s = _START_S + self._workers_s + traffic.duration_s + config.drain_s
         self._child = Child(
             "locust",
             locust_command(
-                schedule=trial.folder / "schedule.arrow",
-                trial_config=config_path,
-                records=trial.folder,
+                trial.folder,
                 workers=traffic.workers,
                 remote_workers=traffic.remote_workers,
                 master=traffic.master if traffic.remote_workers else None,
@@ -185,16 +182,14 @@ def why_it_ended(log_path: Path) -> str:
 
 
 def locust_command(
+    folder: Path,
     *,
-    schedule: Path,
-    trial_config: Path,
-    records: Path,
     workers: int,
     remote_workers: int = 0,
     master: tuple[str, int] | None = None,
     wait_s: float = 0.0,
 ) -> list[str]:
-    """The command that replays a schedule with `workers` load processes and ends by itself.
+    """Return the command that replays the trial in `folder` with `workers` load processes and ends by itself.
 
     With `remote_workers` it waits up to `wait_s` for so many more to come to `master` (host, port) from other hosts.
     """
@@ -211,9 +206,7 @@ def locust_command(
         port = str(_free_port())
         command += ["--processes", str(workers), "--master-host", _LOOPBACK, "--master-port", port]
         command += ["--master-bind-host", _LOOPBACK, "--master-bind-port", port]
-    command += ["--schedule", str(schedule.resolve()), "--trial-config", str(trial_config.resolve())]
-    command += ["--records", str(records.resolve())]
-    return command
+    return [*command, "--trial", str(folder.resolve())]
 
 
 def load_environment(traffic: TrafficConfig) -> dict[str, str]:

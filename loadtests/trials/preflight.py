@@ -20,7 +20,7 @@ from loadtests.monitor.host import shown_gpus
 from loadtests.traffic.prompts import check_hub
 from loadtests.trials.environment import count_gpus, sees_gpu
 from loadtests.trials.parity_texts import read_texts
-from loadtests.workers.channel_token import channel_token
+from loadtests.workers.channel import channel_token
 from servers.complaint import ConfigError
 from servers.config import (
     FLOAT8_CAPABILITY,

@@ -12,7 +12,7 @@ import psutil
 from analysis.wording import counted
 from loadtests.provider import TOKEN_VARIABLE as PROVIDER_TOKEN_VARIABLE
 from loadtests.trials.context import TrialContext
-from loadtests.workers.channel_token import TOKEN_VARIABLE
+from loadtests.workers.channel import TOKEN_VARIABLE
 from servers.clock import anchored_environment
 from servers.config import ArmConfig
 

@@ -53,7 +53,10 @@ class FileSender:
     @property
     def missing_bytes(self) -> int:
         """How much of the file the other host may lack."""
-        return _size(self.path) - self._confirmed
+        try:
+            return self.path.stat().st_size - self._confirmed
+        except OSError:
+            return 0  # not made yet
 
     def wait_complete(self, timeout_s: float) -> bool:
         """Return whether the other host had the whole file within `timeout_s`."""
@@ -72,7 +75,7 @@ class FileSender:
             at = self._confirmed
             piece = self._thread.apply(_read, (self.path, at, self._piece_bytes))
             if piece:
-                self._send({"name": self.path.name, "at": at, "of": _size(self.path), "bytes": piece})
+                self._send({"name": self.path.name, "at": at, "bytes": piece})
             self._news.wait(self._resend_after_s if piece else _LOOK_EVERY_S)
 
 
@@ -84,31 +87,15 @@ class FileReceiver:
 
     def __init__(self, path: Path, *, confirm: Callable[[int], None]) -> None:
         self._confirm = confirm
-        self._file = Spool(new_file(path), on_written=self.confirm)
+        self._file = Spool(new_file(path), on_written=confirm)
         self._expected = 0
-        self._of: int | None = None
 
-    def take(self, at: int, of: int, piece: bytes) -> None:
-        """Append the piece that starts at byte `at` of a file of `of` bytes, if it is the next one."""
-        self._of = of
+    def take(self, at: int, piece: bytes) -> None:
+        """Append the piece that starts at byte `at`, if it is the next one."""
         if at == self._expected and self._file.offer(piece, 0):
             self._expected += len(piece)
         elif at < self._expected:
-            self.confirm()
-
-    def confirm(self) -> None:
-        """Tell the sender how much is written."""
-        self._confirm(self._file.size)
-
-    @property
-    def size(self) -> int:
-        """Bytes written."""
-        return self._file.size
-
-    @property
-    def complete(self) -> bool:
-        """Whether all that the file held when its newest piece left is written."""
-        return self._file.size == self._of
+            self._confirm(self._file.size)
 
     def close(self) -> None:
         """Write what came."""
@@ -131,13 +118,6 @@ def new_folder(keep: Path, name: str) -> Path:
             raise ConfigError(f'"{path}" cannot be made ({error.strerror or error}): give another --keep') from None
         return path
     raise ConfigError(f'"{keep}" has too many folders called {name}: give another --keep')
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0  # not made yet
 
 
 def _read(path: Path, at: int, most: int) -> bytes:

@@ -29,7 +29,7 @@ _NAMES: Final[Mapping[Task, str]] = {"generate": "Generate", "embed": "Embed"}  
 
 
 def end_with_parent() -> None:
-    """This process is killed when the one that forked it is gone, even by kill -9.
+    """Have this process killed when the one that forked it is gone, even by kill -9.
 
     A load worker that outlived its master would go on sending, to arms that died with the run, and record the failures.
     """
@@ -48,9 +48,7 @@ class LoadProcess:
         self.environment = environment
         self.task = task  # under a schedule, that of the trial
         setattr(environment, _KEPT_ON_ENVIRONMENT, self)
-        logging.raiseExceptions = (
-            False  # a full disk takes no line of the log either: no traceback of that in its place
-        )
+        logging.raiseExceptions = False  # a full disk takes no line of the log either: no traceback in its place
         self.generator: Generator | None = None
         self.log: LoadLog | None = None
         self.recorder: RequestRecorder | None = None
@@ -87,7 +85,7 @@ class LoadProcess:
         records: str,
         clock: ClockComparison | None = None,
     ) -> Generator:
-        """A fresh generator for one test, recording into `records` unless that is empty."""
+        """Make a fresh generator for one test, which records into the folder `records` unless that is empty."""
         self.end()
         self.task = config.task
         self.stopping = False
@@ -101,18 +99,18 @@ class LoadProcess:
             config,
             log=self.log,
             recorder=self.recorder,
-            on_record=None if self.options.schedule else self.count_in_locust,
+            on_record=None if self.options.trial else self.count_in_locust,
         )
         return self.generator
 
     def end(self) -> None:
-        """Nothing is in flight and everything is recorded; the recorder stays open for a next test."""
+        """Cut what is in flight and record everything; the recorder stays open for a next test."""
         generator, self.generator = self.generator, None
         if generator is not None:
             generator.stop()
 
     def close(self) -> None:
-        """As `end`, and the record file has its end mark."""
+        """Do as `end` does, and write the end of the record file."""
         self.end()
         recorder, self.recorder = self.recorder, None
         if recorder is not None:

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 import signal
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gevent
-from locust import events
+import zmq
+from locust import events, runners
 from locust.env import Environment
+from locust.rpc import zmqrpc
 from locust.runners import LocalRunner, MasterRunner, WorkerRunner
+from zmq.utils import z85
 
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.schedule import Schedule
+from loadtests.workers.by_hand import add_arguments, hand_config
+from loadtests.workers.channel import TOKEN_VARIABLE, channel_token
 from loadtests.workers.load_process import LoadProcess, end_with_parent
-from loadtests.workers.locust_channel import close_channel, keep_channel
-from loadtests.workers.locust_flags import add_arguments, hand_config
 from loadtests.workers.master import Master
 from loadtests.workers.worker import Worker
+from servers.clock import now_ns
 from servers.complaint import ConfigError
 from servers.config import Task
 
@@ -28,7 +36,7 @@ logger = logging.getLogger("tailgate")
 
 
 def listen(task: Task) -> None:
-    """The locustfile that is being loaded sends requests of this task. A bad secret of the channel ends the process."""
+    """Let the locustfile that is being loaded send requests of this task. End the process for a bad secret."""
     keep_channel()
     try:
         close_channel()
@@ -41,28 +49,25 @@ def listen(task: Task) -> None:
 
 
 def _on_init(task: Task, environment: Environment, runner: Any, **_: Any) -> None:
-    """Settings are checked before anything starts, and this process knows its part."""
+    """Check settings before anything starts, and take this process's part."""
     load = LoadProcess(environment, task=task)
     options = load.options
     # Locust lets Ctrl-C raise in whichever greenlet runs, which could be a reader or the bookkeeper in mid-row. Now
     # it reaches the main greenlet, which waits, and the shutdown is the same.
     main = gevent.get_hub().parent
     gevent.signal_handler(signal.SIGINT, lambda: gevent.kill(main, KeyboardInterrupt))
-    scheduled = bool(options.schedule or options.trial_config)
     if not isinstance(runner, WorkerRunner):
         try:
-            if scheduled and not (options.schedule and options.trial_config):
-                raise ConfigError("--schedule and --trial-config belong together: give both or neither")
-            if scheduled:
-                TrialConfig.read(Path(options.trial_config))
-                Schedule.read(options.schedule)
+            if options.trial:
+                TrialConfig.read(Path(options.trial, "generator.json"))
+                Schedule.read(Path(options.trial, "schedule.arrow"))
             elif options.headless or environment.host:
                 hand_config(environment, 1, task=task)
         except ConfigError as error:
             sys.stderr.write(f"{error}\n")
             sys.exit(2)
-    master = Master(environment) if scheduled and isinstance(runner, (LocalRunner, MasterRunner)) else None
-    if isinstance(runner, WorkerRunner) or (scheduled and master is not None and isinstance(runner, LocalRunner)):
+    master = Master(environment) if options.trial and isinstance(runner, (LocalRunner, MasterRunner)) else None
+    if isinstance(runner, WorkerRunner) or (master is not None and isinstance(runner, LocalRunner)):
         # Now: once the test starts, the master's options replace this process's.
         keep = Path(options.keep).resolve() if options.keep and isinstance(runner, WorkerRunner) else None
         Worker(environment, load, keep=keep)
@@ -72,7 +77,7 @@ def _on_init(task: Task, environment: Environment, runner: Any, **_: Any) -> Non
     def on_test_start(**_: Any) -> None:
         if master is not None:
             master.assign()
-        elif not isinstance(runner, MasterRunner) and not options.schedule:
+        elif not isinstance(runner, MasterRunner) and not options.trial:
             try:
                 generator = load.begin(
                     hand_config(environment, load.tests + 1, task=task),
@@ -97,7 +102,7 @@ def _on_init(task: Task, environment: Environment, runner: Any, **_: Any) -> Non
             master.stop()
 
     def on_test_stop(**_: Any) -> None:
-        if load.log is not None and not options.schedule:
+        if load.log is not None and not options.trial:
             load.log.complete = True
         load.end()
 
@@ -108,3 +113,55 @@ def _on_init(task: Task, environment: Environment, runner: Any, **_: Any) -> Non
     hooks.quitting.add_listener(lambda **_: load.close())
     if master is not None:
         hooks.quitting.add_listener(lambda **_: master.close())
+
+
+# --- Locust's channel -------------------------------------------------------------------------------------------------
+
+
+def close_channel(environment: Mapping[str, str] = os.environ) -> None:
+    """Let every socket that Locust opens from now on speak only with processes that have the secret in `environment`.
+
+    Without the variable Locust is left as it is. A second call does nothing. Raises ConfigError for an empty or short
+    secret.
+
+    Locust's own channel takes any process: a stranger's gets a share of the load and of the schedule. ZeroMQ's CURVE
+    (https://rfc.zeromq.org/spec/26/) needs the master's public key for the first message. Here both sides make all keys
+    from the secret, and none of them is ever sent, so that a message without it is never read.
+    """
+    if TOKEN_VARIABLE not in environment:
+        return
+    rpc: Any = zmqrpc
+    if getattr(rpc.BaseSocket, "tailgate_closed", False):
+        return
+    token = channel_token("Locust's channel", environment=environment)
+
+    def pair(side: str) -> tuple[bytes, bytes]:
+        # Slow on purpose, some 50 ms: a recorded greeting may be used to try words as secrets.
+        key = hashlib.scrypt(token.encode(), salt=f"tailgate {side}".encode(), n=2**14, r=8, p=1, dklen=32)
+        secret = z85.encode(key)
+        return zmq.curve_public(secret), secret
+
+    master, worker = pair("master"), pair("worker")
+    open_socket = rpc.BaseSocket.__init__
+
+    def open_closed(self: Any, sock_type: Any, ipv4_only: bool) -> None:
+        open_socket(self, sock_type, ipv4_only)
+        is_master = sock_type == zmq.ROUTER
+        public, secret = master if is_master else worker
+        self.socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+        self.socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+        self.socket.setsockopt(*((zmq.CURVE_SERVER, 1) if is_master else (zmq.CURVE_SERVERKEY, master[0])))
+
+    # Locust gives no way to say how its sockets are opened.
+    rpc.BaseSocket.__init__ = open_closed
+    rpc.BaseSocket.tailgate_closed = True
+
+
+def keep_channel() -> None:
+    """Keep a worker's master through a step of the wall clock.
+
+    Locust (2.47) takes a master for lost whose last heartbeat is a minute old by the wall clock, also where that clock
+    has just been set.
+    """
+    module: Any = runners
+    module.time = SimpleNamespace(time=lambda: now_ns() / 1e9)

@@ -22,8 +22,8 @@ from analysis.records.documents import write_document
 from loadtests.generator.clock_offsets import clock_identity, host_identity
 from loadtests.generator.trial_config import END_FILE, TrialConfig
 from loadtests.traffic.schedule import Schedule
-from loadtests.workers.file_copy import FileReceiver, FileSender
-from loadtests.workers.messages import ACCOUNT, ASSIGN, CLOCK, DONE, END, FILE, HAVE, PROTOCOL, READY, START, STOP
+from loadtests.workers.channel import ACCOUNT, ASSIGN, CLOCK, DONE, END, FILE, HAVE, PROTOCOL, READY, START, STOP
+from loadtests.workers.file_copy import FileReceiver
 from servers.clock import now_ns
 from servers.complaint import ConfigError, unwritten
 
@@ -42,13 +42,12 @@ class _Load:
     client_id: str
     planned: int
     account: dict[str, Any] | None = None  # the last that came over the network; None: it writes its own file
-    share: FileSender | None = None  # of one on another host, while it gets its share
     files: dict[str, FileReceiver] = field(default_factory=dict)  # that come from another host
     lost: str | None = None
 
 
 class Master:
-    """Assigns shares, starts, waits for the last answer, quits Locust. `options` are Locust's, with tailgate's."""
+    """Assigns shares, starts, waits for the last answer, quits Locust."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
@@ -56,30 +55,27 @@ class Master:
         self._runner: Any = environment.runner
         assert environment.parsed_options is not None
         self._options: Any = environment.parsed_options
-        self._records = Path(self._options.records or Path(self._options.schedule).parent).resolve()
-        self._remote = int(self._options.remote_workers)
-        self._schedule: Schedule | None = None
+        self._folder = Path(self._options.trial).resolve()
         self._loads: dict[str, _Load] = {}
         self._waiting: set[str] = set()
         self._running: set[str] = set()
-        self._start_ns = 0
+        self._started = False
         self._error: str | None = None
         for kind, listener in (
             (READY, self._on_ready),
             (DONE, self._on_done),
             (CLOCK, self._on_clock),
             (FILE, self._on_file),
-            (HAVE, self._on_have),
             (ACCOUNT, self._on_account),
         ):
             self._runner.register_message(kind, partial(self._receive, listener))
-        if self._remote:
+        if remote := int(self._options.remote_workers):
             # With --processes Locust expects just the processes of this host.
-            self._options.expect_workers = (self._options.processes or 0) + self._remote
+            self._options.expect_workers = (self._options.processes or 0) + remote
             gevent.spawn(self._show_connected)
 
     def assign(self) -> None:
-        """Every load process connected now has a share."""
+        """Hand every load process that is connected now its share."""
         ids = [""]
         if self._is_master:
             clients = self._runner.clients
@@ -87,29 +83,26 @@ class Master:
                 (client.id for client in clients.ready + clients.running + clients.spawning),
                 key=self._runner.get_worker_index,
             )
-        self._schedule = schedule = Schedule.read(self._options.schedule)
-        config = TrialConfig.read(Path(self._options.trial_config))
+        schedule = Schedule.read(self._folder / "schedule.arrow")
+        config = TrialConfig.read(self._folder / "generator.json")
         self._waiting, self._running = set(ids), set(ids)
-        trial = {
-            "workers": len(ids),
-            "schedule": str(Path(self._options.schedule).resolve()),
-            "trial_config": str(Path(self._options.trial_config).resolve()),
-            "records": str(self._records),
-            "host": host_identity(),
-            "protocol": PROTOCOL,
-            "name": "/".join(self._records.parts[-2:]),
-            "config": Path(self._options.trial_config).read_text(encoding="utf-8"),
-        }
+        shares = [schedule.share(number, len(ids)) for number in range(len(ids))]
         for number, client_id in enumerate(ids):
-            planned = schedule.share(number, len(ids)).copies(config.arms)
+            planned = shares[number].copies(config.arms)
             self._loads[client_id] = _Load(number=number, client_id=client_id, planned=planned)
+        shared = {
+            "protocol": PROTOCOL,
+            "host": host_identity(),
+            "records": str(self._folder),
+            "config": config.to_dict(),
+        }
         for load in self._loads.values():
-            self._send(ASSIGN, {"worker": load.number, **trial}, load)
+            self._send(ASSIGN, {**shared, "worker": load.number, "share": shares[load.number].to_bytes()}, load)
         gevent.spawn(self._watch)
         gevent.spawn(self._watch_end)
 
     def stop(self) -> None:
-        """Load processes on other hosts have stopped, or had some seconds to hand over their last records."""
+        """Give load processes on other hosts some seconds to stop and to hand over their last records."""
         remote = [load for load in self._loads.values() if load.files and load.client_id in self._running]
         for load in remote:
             self._send(STOP, {}, load)
@@ -118,7 +111,7 @@ class Master:
                 gevent.sleep(0.05)
 
     def close(self) -> None:
-        """Load processes on other hosts have stopped, and what came from them is in the run directory, whole."""
+        """Stop load processes on other hosts, and complete the files that came from them."""
         self.stop()
         for load in self._loads.values():
             for file in load.files.values():
@@ -144,9 +137,6 @@ class Master:
             listener(load, msg.data)
 
     def _on_ready(self, load: _Load, data: dict[str, Any]) -> None:
-        if load.share is not None:
-            load.share.close()
-            load.share.path.unlink(missing_ok=True)
         self._waiting.discard(load.client_id)
         self._start_when_ready()
 
@@ -169,20 +159,12 @@ class Master:
                 if name not in (f"requests-{load.number}.arrow", f"machines-{load.number}.arrow"):
                     raise ConfigError(f'it sends "{name}", which is no file of its own')
                 load.files[name] = FileReceiver(
-                    self._records / name,
+                    self._folder / name,
                     confirm=lambda size: self._send(HAVE, {"name": name, "size": size}, load),
                 )
-            load.files[name].take(data["at"], data["of"], data["bytes"])
+            load.files[name].take(data["at"], data["bytes"])
         except ConfigError as error:
             self._fail(f"records of load process {load.number} cannot be taken: {error}")
-
-    def _on_have(self, load: _Load, data: dict[str, Any]) -> None:
-        assert self._schedule is not None
-        if load.share is None:
-            path = self._records / f"share-{load.number}.arrow"
-            self._schedule.share(load.number, len(self._loads)).write(path)
-            load.share = FileSender(path, send=lambda piece: self._send(FILE, piece, load))
-        load.share.confirm(data["size"])
 
     def _on_account(self, load: _Load, data: dict[str, Any]) -> None:
         if load.lost is not None and load.client_id not in self._running and not data["complete"]:
@@ -195,11 +177,10 @@ class Master:
     # --- The trial ----------------------------------------------------------------------------------------------------
 
     def _start_when_ready(self) -> None:
-        if self._waiting or self._error is not None or not self._running or self._start_ns:
+        if self._waiting or self._error is not None or not self._running or self._started:
             return
-        config = TrialConfig.read(Path(self._options.trial_config))
-        self._start_ns = config.start_ns or now_ns() + START_DELAY_NS
-        self._runner.send_message(START, {"start_ns": self._start_ns})
+        self._started = True
+        self._runner.send_message(START, {"start_ns": now_ns() + START_DELAY_NS})
 
     def _ended(self, load: _Load) -> None:
         self._running.discard(load.client_id)
@@ -229,7 +210,7 @@ class Master:
 
     def _watch_end(self) -> None:
         """Every load process knows when the load is to end before its time, as soon as end.json says so."""
-        path, told = self._records / END_FILE, ""
+        path, told = self._folder / END_FILE, ""
         while self._running:
             gevent.sleep(_END_EVERY_S)
             try:
@@ -254,7 +235,7 @@ class Master:
 
     def _write_account(self, load: _Load) -> None:
         """generator-N.json of a load process that cannot write it here itself, or no longer does."""
-        path = self._records / f"generator-{load.number}.json"
+        path = self._folder / f"generator-{load.number}.json"
         account = load.account
         if account is None:
             try:
@@ -269,7 +250,7 @@ class Master:
 
     def _show_connected(self) -> None:
         """workers.json says how many load processes are connected, until they are assigned."""
-        path, expected = self._records / "workers.json", {"expected": self._options.expect_workers}
+        path, expected = self._folder / "workers.json", {"expected": self._options.expect_workers}
         while not self._loads:
             here = len(self._runner.clients.ready) if self._is_master else 0
             write_document(path, {**expected, "connected": here})

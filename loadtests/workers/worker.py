@@ -1,8 +1,7 @@
 """A load process's side of a scheduled trial: prepares its share, waits for the start, drives, reports the end.
 
-With `keep` it shares no disk and no clock with the master: the share comes over Locust's channel, records are written
-to a folder under `keep` on the master's clock and copied from there, and the clocks are compared before and all through
-the trial.
+With `keep` it shares no disk and no clock with the master: records are written to a folder under `keep` on the master's
+clock and copied from there, and the clocks are compared before and all through the trial.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from locust.exception import RPCError
 from loadtests.generator.clock_offsets import ClockComparison, Exchange, clock_identity, host_identity
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.schedule import Schedule
-from loadtests.workers.file_copy import FileReceiver, FileSender, new_folder
+from loadtests.workers.channel import ACCOUNT, ASSIGN, CLOCK, DONE, END, FILE, HAVE, PROTOCOL, READY, START, STOP
+from loadtests.workers.file_copy import FileSender, new_folder
 from loadtests.workers.host_watch import HostWatch
 from loadtests.workers.load_process import LoadProcess
-from loadtests.workers.messages import ACCOUNT, ASSIGN, CLOCK, DONE, END, FILE, HAVE, PROTOCOL, READY, START, STOP
 from servers.clock import now_ns
 from servers.complaint import ConfigError
+from servers.fields import read
 
 logger = logging.getLogger("tailgate")
 
-_SHARE = "schedule.arrow"
 _EXCHANGES_FIRST = 20
 _ANSWER_WITHIN_S = 5.0
 _MASTER_WITHIN_S = 60.0
@@ -52,8 +51,7 @@ class Worker:
         self._runner: Any = environment.runner
         self._clock = ClockComparison()
         self._heard_ns = 0
-        self._news = Event()  # from the master
-        self._share: FileReceiver | None = None
+        self._compared = Event()
         self._senders: dict[str, FileSender] = {}
         self._watch: HostWatch | None = None
         self._settled_ns: int | None = None
@@ -65,7 +63,7 @@ class Worker:
             STOP: lambda data: gevent.spawn(self._finish, None, _SHIP_WITHIN_S_STOPPED),
         }
         if keep is not None:
-            listeners |= {CLOCK: self._on_clock, FILE: self._on_file, HAVE: self._on_have}
+            listeners |= {CLOCK: self._on_clock, HAVE: self._on_have}
         for kind, listener in listeners.items():
             self._runner.register_message(kind, lambda environment, msg, listener=listener, **_: listener(msg.data))
 
@@ -75,12 +73,7 @@ class Worker:
         self._heard_ns = now_ns()
         self._clock.same = bool(data["identity"]) and data["identity"] == clock_identity()
         self._clock.add(Exchange(data["sent_ns"], data["received_ns"], data["answered_ns"], self._heard_ns))
-        self._news.set()
-
-    def _on_file(self, data: dict[str, Any]) -> None:
-        if self._share is not None:
-            self._share.take(data["at"], data["of"], data["bytes"])
-            self._news.set()
+        self._compared.set()
 
     def _on_have(self, data: dict[str, Any]) -> None:
         if (sender := self._senders.get(data["name"])) is not None:
@@ -105,15 +98,11 @@ class Worker:
 
     def _prepare(self, assigned: dict[str, Any]) -> None:
         try:
-            if assigned.get("protocol") != PROTOCOL:
-                raise ConfigError(
-                    f"the master speaks version {assigned.get('protocol')} of the workers' messages, this host version "
-                    f"{PROTOCOL}: install the same tailgate on both"
-                )
             self._begin(assigned)
-        except ConfigError as error:
-            self._send(DONE, {"error": f"{self._where}{error}"})
         except Exception as error:  # the master waits for an answer, whatever it is
+            if isinstance(error, ConfigError):
+                self._send(DONE, {"error": f"{self._where}{error}"})
+                return
             logger.exception("the share of the schedule could not be prepared")
             self._send(DONE, {"error": f"{self._where}{type(error).__name__}: {error}"})
         else:
@@ -124,22 +113,20 @@ class Worker:
         return "" if self._keep is None else f"worker on {socket.gethostname()}: "
 
     def _begin(self, assigned: dict[str, Any]) -> None:
-        """The share is loaded and its first seconds are encoded."""
-        worker, workers = int(assigned["worker"]), int(assigned["workers"])
+        """Load the share and encode its first seconds."""
+        if assigned.get("protocol") != PROTOCOL:
+            raise ConfigError(
+                f"the master speaks version {assigned.get('protocol')} of the workers' messages, this host version "
+                f"{PROTOCOL}: install the same tailgate on both"
+            )
+        worker, folder = int(assigned["worker"]), Path(assigned["records"])
         if self._keep is None:
             _check_one_host(assigned["host"])
-            share = Schedule.read(assigned["schedule"]).share(worker, workers)
-            config_path, folder = Path(assigned["trial_config"]), Path(assigned["records"])
         else:
-            folder = new_folder(self._keep, str(assigned["name"]))
-            config_path = folder / "generator.json"
-            try:
-                config_path.write_text(assigned["config"], encoding="utf-8")
-            except OSError as error:
-                raise ConfigError(f'"{folder}" cannot be written ({error}): give another --keep') from None
+            folder = new_folder(self._keep, "/".join(folder.parts[-2:]))
             self._compare_clocks()
-            share = self._share_sent(folder)
-        config = TrialConfig.read(config_path)
+        config = read(TrialConfig, assigned["config"], where="generator")
+        share = Schedule.parse(assigned["share"], f"share {worker}")
         generator = self._load.begin(
             config,
             worker=worker,
@@ -155,35 +142,17 @@ class Worker:
             raise ConfigError(generator.failure)
 
     def _compare_clocks(self) -> None:
-        """The clocks are compared well enough to begin."""
+        """Compare the clocks until their offset is known well enough to begin."""
         until_s = time.monotonic() + _MASTER_WITHIN_S
         while self._clock.count < _EXCHANGES_FIRST and not self._clock.same:
+            if time.monotonic() > until_s:
+                raise ConfigError(f"the master did not answer within {_MASTER_WITHIN_S:g} s: see its log")
+            self._compared.clear()
             self._send(CLOCK, {"sent_ns": now_ns()})
-            self._await_master(until_s)
-
-    def _share_sent(self, folder: Path) -> Schedule:
-        """The share that the master has sent."""
-        path = folder / _SHARE
-        self._share = share = FileReceiver(path, confirm=lambda size: self._send(HAVE, {"name": _SHARE, "size": size}))
-        until_s = time.monotonic() + _MASTER_WITHIN_S
-        share.confirm()  # asks for it
-        while not share.complete:
-            size = share.size
-            self._await_master(until_s)
-            if share.size > size:
-                until_s = time.monotonic() + _MASTER_WITHIN_S
-        share.close()
-        return Schedule.read(path)
-
-    def _await_master(self, until_s: float) -> None:
-        if time.monotonic() > until_s:
-            raise ConfigError(f"the master did not answer within {_MASTER_WITHIN_S:g} s: see its log")
-        self._news.clear()
-        if not self._news.wait(_ANSWER_WITHIN_S) and self._share is not None:
-            self._share.confirm()  # the question may be lost
+            self._compared.wait(_ANSWER_WITHIN_S)
 
     def _follow(self, config: TrialConfig, folder: Path, worker: int) -> None:
-        """Records and samples of this host are copied to the master, and it knows how this process stands."""
+        """Copy records and samples of this host to the master, and tell it how this process stands."""
         log = self._load.log
         assert log is not None
         names = [f"requests-{worker}.arrow"]
@@ -239,7 +208,7 @@ class Worker:
         self._finish(generator.failure, _SHIP_WITHIN_S)
 
     def _finish(self, error: str | None, ship_within_s: float) -> None:
-        """The master has every record, or knows what it lacks, and that this process is done."""
+        """Send the master every record, or what it lacks, and that this process is done."""
         if self._reported:
             return
         self._reported = True
@@ -260,7 +229,7 @@ class Worker:
 
 
 def _check_one_host(host: str) -> None:
-    """This host is the master's, as far as both can tell; otherwise ConfigError."""
+    """Raise ConfigError where `host` is not this one, as far as both can tell."""
     if host and host_identity() and host != host_identity():
         raise ConfigError(
             f"the worker on {socket.gethostname()} shares no clock with the master: "

@@ -58,7 +58,7 @@ STARTS = (
     "commands.precompile.become",
     "commands.split.Envoy.start",
     "commands.split.reweight",
-    "workers.remote.work",
+    "commands.worker.work",
 )
 # What stands for something in a sentence or a command.
 STANDS_FOR = {
@@ -297,7 +297,7 @@ def test_targets_of_make_exist() -> None:
 
 def test_programs_of_the_project_have_the_flags_that_are_written() -> None:
     helped = command([sys.executable, "-m", "locust", "--help"], ROOT).stdout
-    helped += (ROOT / "loadtests/workers/locust_flags.py").read_text()
+    helped += (ROOT / "loadtests/workers/by_hand.py").read_text()
     # What several benchmarks share, and what `case.py plant` gives to `tailgate run`.
     shared = (ROOT / "benchmarks/command.py").read_text() + "--seed --set"
     wrong, seen = [], 0

@@ -17,7 +17,7 @@ from analysis.records.schemas import MACHINES, REQUESTS
 from analysis.records.tables import read_table
 from analysis.summary.summary import analyze
 from loadtests.traffic.schedule import Schedule
-from loadtests.workers.channel_token import TOKEN_VARIABLE
+from loadtests.workers.channel import TOKEN_VARIABLE
 from tests.fakes.processes import PATIENCE_S, family, free_port, wait_for
 from tests.fakes.whole_run import ended, records, tailgate
 from tests.loadtests.test_chat import account

@@ -23,7 +23,7 @@ from tests.fakes.whole_run import records, run_locust
 with patch.dict(os.environ, {"LOCUST_SKIP_MONKEY_PATCH": "1"}):
     from locust.argument_parser import get_empty_argument_parser
 
-    from loadtests.workers.locust_flags import add_arguments, hand_config
+    from loadtests.workers.by_hand import add_arguments, hand_config
 
 CHAT = "loadtests/chat.py"
 
@@ -46,8 +46,7 @@ def planned(
     schedule = build_schedule(traffic, Source(), arms=arms, seed=1, trial=1, max_prompt_tokens=64, max_new_tokens=8)
     schedule.write(directory / "schedule.arrow")
     TrialConfig(arms=arms, targets=targets, drain_s=10.0, **trial).write(directory / "generator.json")
-    files = f"--schedule {directory}/schedule.arrow --trial-config {directory}/generator.json --records {directory}"
-    return schedule, ["-f", CHAT, "--headless", *files.split()]
+    return schedule, ["-f", CHAT, "--headless", "--trial", str(directory)]
 
 
 @pytest.mark.process
@@ -74,9 +73,9 @@ def test_two_processes_split_the_schedule_without_loss(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_bad_usage_ends_locust_with_one_line() -> None:
-    code, output = run_locust("-f", CHAT, "--headless", "--schedule", "a.arrow", "--trial-config", "no.json")
+    code, output = run_locust("-f", CHAT, "--headless", "--trial", "none")
     assert code == 2
-    assert '"no.json"' in output
+    assert '"none/generator.json"' in output
     assert "Traceback" not in output
 
 

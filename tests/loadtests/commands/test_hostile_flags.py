@@ -117,7 +117,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(Orchestrator, "run", outcome)
     monkeypatch.setattr(Envoy, "start", refused)
     monkeypatch.setattr(os, "execve", stopped)
-    monkeypatch.setattr("loadtests.workers.remote._wait_for", stopped)
+    monkeypatch.setattr("loadtests.commands.worker._wait_for", stopped)
     monkeypatch.setattr("analysis.compare.comparison.compare_runs", stopped)
     monkeypatch.setattr("loadtests.trials.parity_processes.ParityRun.run", stopped)
 

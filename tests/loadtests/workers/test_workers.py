@@ -38,8 +38,9 @@ from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.trials.load import load_environment, locust_command
 from loadtests.trials.processes import child_environment
-from loadtests.workers import host_watch, messages
-from loadtests.workers.channel_token import TOKEN_VARIABLE
+from loadtests.workers import channel as messages
+from loadtests.workers import host_watch
+from loadtests.workers.channel import TOKEN_VARIABLE
 from loadtests.workers.file_copy import FileReceiver, FileSender, new_folder
 from loadtests.workers.host_watch import HostWatch
 from servers.clock import ANCHOR_NS, now_ns
@@ -56,9 +57,9 @@ with patch.dict(os.environ, {"LOCUST_SKIP_MONKEY_PATCH": "1"}):
 
     from loadtests.workers import master as masters
     from loadtests.workers import worker as workers
+    from loadtests.workers.by_hand import OpenLoopUser
     from loadtests.workers.load_process import LoadProcess
-    from loadtests.workers.locust_channel import close_channel, keep_channel
-    from loadtests.workers.open_loop_user import OpenLoopUser
+    from loadtests.workers.locust_events import close_channel, keep_channel
     from loadtests.workers.worker import Worker
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -91,11 +92,10 @@ def test_bad_usage_is_one_line_and_exit_code_2_before_anything_starts(
 # `tailgate worker` at a master; the third argument, if any, stands in for Locust.
 WORKS = """
 import sys
-from loadtests.commands import main as command
-from loadtests.workers import remote
+from loadtests.commands import main, worker
 if len(sys.argv) > 3:
-    remote._LOCUST = (sys.executable, "-c", sys.argv[3], "--")
-sys.exit(command.main(["worker", "--master", sys.argv[1], "--keep", sys.argv[2]]))
+    worker._LOCUST = (sys.executable, "-c", sys.argv[3], "--")
+sys.exit(main.main(["worker", "--master", sys.argv[1], "--keep", sys.argv[2]]))
 """
 # A load process that says when it is asked to stop in order.
 STANDS_IN = """
@@ -147,8 +147,7 @@ def test_what_drives_the_load_ends_in_order_with_the_worker(number: signal.Signa
     [(0, "-u 2 -r 2", "--master"), (3, "-u 5 -r 5", "--processes 3 --master-host 10.0.0.5 --master-port 5557")],
 )
 def test_locust_waits_for_the_workers_of_other_hosts(tmp_path: Path, workers: int, users: str, expected: str) -> None:
-    files: Any = {"schedule": tmp_path / "s", "trial_config": tmp_path / "t", "records": tmp_path}
-    command = locust_command(**files, workers=workers, remote_workers=2, master=("10.0.0.5", 5557), wait_s=89.5)
+    command = locust_command(tmp_path, workers=workers, remote_workers=2, master=("10.0.0.5", 5557), wait_s=89.5)
     master = "--master-bind-host 10.0.0.5 --master-bind-port 5557 --remote-workers 2 --expect-workers-max-wait 90"
     assert f"{users} {master} {expected}" in " ".join(command)
 
@@ -169,7 +168,7 @@ class Channel:
 
         def send(message: dict[str, Any]) -> None:
             self.sent_bytes += len(message["bytes"])
-            later(self.receiver.take, *(message[name] for name in ("at", "of", "bytes")))
+            later(self.receiver.take, *(message[name] for name in ("at", "bytes")))
 
         settings: Any = {"resend_after_s": resend_after_s, "piece_bytes": 3_000}
         self.receiver = FileReceiver(self.here, confirm=lambda size: later(self.sender.confirm, size))
@@ -281,7 +280,7 @@ def test_the_channel_is_encrypted_and_takes_nobody_without_the_secret(monkeypatc
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> LoadProcess:
     monkeypatch.setattr(logging, "raiseExceptions", True)  # restored
-    options = Fake(schedule="", headless=True, html_file="")
+    options = Fake(trial="", headless=True, html_file="")
     environment = Environment(parsed_options=options)  # type: ignore[arg-type]
     environment.create_local_runner()
     return LoadProcess(environment)
@@ -309,7 +308,7 @@ class ByHand(OpenLoopUser):
 
 def gaps_ns(worker: int) -> list[int]:
     lengths = {"workload": "conversation", "length_scale": 0.1, "max_prompt_tokens": 64}
-    options = Fake(schedule="", seed=1, burstiness=4.0, request_rate=1000.0, arm="", **lengths)
+    options = Fake(trial="", seed=1, burstiness=4.0, request_rate=1000.0, arm="", **lengths)
     counts: Any = {"users": count(), "requests": count(), "tests": 0, "max_new_tokens": 8}
     load = Fake(options=options, generator=Mock(), worker=worker, **counts)
     user = ByHand(Fake(tailgate_load=load))  # type: ignore[arg-type]
@@ -341,8 +340,7 @@ class Trial:
         TrialConfig(arms=("a", "b"), targets={"*": "h:1"}).write(folder / "generator.json")
         self.runner = Mock(spec=MasterRunner, get_worker_index="xy".index)
         self.runner.clients = Fake(ready=[*self.nodes.values()], running=[], spawning=[], get=self.nodes.get)
-        options = Fake(records=str(folder), schedule=str(folder / "schedule.arrow"), remote_workers=0)
-        options.trial_config = str(folder / "generator.json")
+        options = Fake(trial=str(folder), remote_workers=0)
         self.environment = Fake(runner=self.runner, parsed_options=options, process_exit_code=None)
         self.master = masters.Master(self.environment)  # type: ignore[arg-type]
         self.master.assign()
@@ -363,12 +361,8 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
 
 
 def test_a_trial_starts_once_when_all_are_ready_and_ends_with_the_last(trial: Trial) -> None:
-    runner, share = trial.runner, FileReceiver(trial.folder / "there.arrow", confirm=lambda size: None)
-    say(runner, messages.HAVE, "y", name="schedule.arrow", size=0)
-    (piece,) = wait_for(lambda: sent(runner, messages.FILE), sleep=gevent.sleep)
-    share.take(piece["at"], piece["of"], piece["bytes"])
-    wait_for(lambda: share.complete, sleep=gevent.sleep)
-    assert Schedule.read(trial.folder / "there.arrow").table == trial.schedule.share(1, 2).table
+    runner, (_, assigned) = trial.runner, sent(trial.runner, messages.ASSIGN)
+    assert Schedule.parse(assigned["share"], "y").table == trial.schedule.share(1, 2).table
     say(runner, messages.READY, "x")
     assert sent(runner, messages.START) == []
     for _ in range(2):
@@ -386,7 +380,6 @@ def test_a_trial_starts_once_when_all_are_ready_and_ends_with_the_last(trial: Tr
     say(runner, messages.DONE, "y", error=None, missing="3 bytes are on y")
     assert trial.exit_code() == 0
     assert trial.account(1)["lost"] == "3 bytes are on y"
-    assert not (trial.folder / "share-1.arrow").exists()
     trial.master.close()
 
 
@@ -400,7 +393,7 @@ def test_a_lost_worker_is_marked_and_the_trial_fails_once_all_are(trial: Trial) 
 
 
 def test_a_worker_writes_its_own_files_alone(trial: Trial) -> None:
-    piece = {"at": 0, "of": 3, "bytes": b"abc"}
+    piece = {"at": 0, "bytes": b"abc"}
     say(trial.runner, messages.FILE, "y", name="requests-1.arrow", **piece)
     (have,) = wait_for(lambda: sent(trial.runner, messages.HAVE), sleep=gevent.sleep)
     assert have == {"name": "requests-1.arrow", "size": 3}
@@ -456,23 +449,25 @@ def test_a_worker_says_what_the_master_lacks_and_that_it_failed(tmp_path: Path) 
 def test_a_worker_takes_no_share_that_it_would_misread() -> None:
     for protocol, error in ((1, "the master speaks version 1 of"), (messages.PROTOCOL, "shares no clock")):
         runner = worker_of(None)[1]
-        say(runner, messages.ASSIGN, protocol=protocol, worker=0, workers=1, host="another")
+        say(runner, messages.ASSIGN, protocol=protocol, worker=0, records="", host="another")
         assert error in told(runner)["error"]
 
 
-def test_a_worker_asks_again_where_no_piece_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_compares_clocks_before_it_begins_also_where_an_answer_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(workers, "_ANSWER_WITHIN_S", 0.05)
     worker, runner, _ = worker_of(tmp_path)
-    drawn().write(tmp_path / "sent.arrow")
-    content = (tmp_path / "sent.arrow").read_bytes()
     asked = count()
 
     def answer(kind: str, data: dict[str, Any]) -> None:
-        if next(asked) == 1:
-            gevent.spawn(say, runner, messages.FILE, at=0, of=len(content), bytes=content)
+        if next(asked) != 1:
+            times = {"received_ns": data["sent_ns"], "answered_ns": data["sent_ns"], "identity": "another"}
+            gevent.spawn(say, runner, messages.CLOCK, sent_ns=data["sent_ns"], **times)
 
     runner.send_message.side_effect = answer
-    assert worker._share_sent(tmp_path).table == drawn().table
+    worker._compare_clocks()
+    assert (worker._clock.count, next(asked)) == (20, 20)
 
 
 HOUR_NS = 3600 * 10**9

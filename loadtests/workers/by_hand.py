@@ -1,0 +1,182 @@
+"""Load by hand, without a run: tailgate's settings on Locust's command line and page, and the User they describe."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, cast
+
+import numpy as np
+from locust import User, task
+from locust.env import Environment
+from locust.exception import StopUser
+
+from loadtests.external.addresses import parse_target
+from loadtests.external.client_security import SecurityConfig
+from loadtests.generator.generator import Generator
+from loadtests.generator.precise_sleep import sleep_until
+from loadtests.generator.preparer import Prepared
+from loadtests.generator.trial_config import TrialConfig
+from loadtests.traffic.lengths import FitName, fitted_lengths, workloads_of
+from loadtests.traffic.schedule import PlannedRequest
+from loadtests.workers.load_process import LoadProcess
+from servers.clock import now_ns
+from servers.complaint import ConfigError
+from servers.config import Task
+from servers.fields import read
+
+_LOOPBACK = "127.0.0.1"
+_GAPS_AT_ONCE = 256
+_SECURITY_FLAGS = (  # flag, field of SecurityConfig, help
+    ("--tls-ca", "tls_ca", "PEM file of the authority behind an https:// host (default: the system's)"),
+    ("--tls-server-name", "tls_server_name", "Name that the host's certificate carries (default: the host)"),
+    ("--client-certificate", "tls_certificate", "Certificate (PEM) for servers that ask who the client is"),
+    ("--client-key", "tls_key", "Key of --client-certificate (PEM)"),
+    ("--token-env", "token_env", "Environment variable that holds the bearer token; never the token itself"),
+)
+
+
+# --- The command line -------------------------------------------------------------------------------------------------
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and finite")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return value
+
+
+def add_arguments(parser: Any, *, task: Task) -> None:
+    """Add tailgate's settings for requests of this task to Locust's command line and web page.
+
+    Page and master listen on loopback where nobody says otherwise: Locust's own defaults are all addresses, and its
+    page starts load for whoever comes.
+    """
+    parser.set_defaults(web_host=_LOOPBACK, master_bind_host=_LOOPBACK)
+    add = parser.add_argument
+    add("--request-rate", type=_positive, default=1.0, help="Requests/s of each User (default 1)")
+    add("--burstiness", type=_positive, default=1.0, help="Shape of the gamma gaps: 1 is Poisson, below 1 is bursty")
+    workload, scale, why = ("sentences", 1.0, "") if task == "embed" else ("conversation", 0.1, ": fits small models")
+    add("--workload", choices=workloads_of(task), default=workload, help=f"Which lengths (default {workload})")
+    add("--length-scale", type=_positive, default=scale, help=f"Factor on all lengths (default {scale:g}{why})")
+    add("--max-prompt-tokens", type=_count, default=128, help="Longer prompts are cut (default 128)")
+    if task == "generate":
+        add("--max-new-tokens", type=_count, default=32, help="Longer answers are cut (default 32)")
+    add("--vocab-size", type=int, default=256, help="Prompts are token ids below this (default 256)")
+    add("--arm", default="", help="Send every request to this arm (default: the splitter chooses)")
+    add("--request-timeout", type=_positive, default=60.0, help="Deadline of each request in seconds (default 60)")
+    add("--seed", type=int, default=0, help="Seed of gaps, lengths and prompts (default 0)")
+    add("--records", default="", help="Directory for requests-N.arrow (default: no records)")
+    # Not in the web page: its visitors must not choose files of this machine. Locust's own page has --tls-key.
+    for flag, _, text in _SECURITY_FLAGS:
+        add(flag, default="", include_in_web_ui=False, help=text)
+    trial = "Directory of a trial to replay, with schedule.arrow and generator.json; records go there too"
+    add("--trial", default="", include_in_web_ui=False, help=trial)
+    add("--keep", default="", include_in_web_ui=False, help="On a worker that shares no disk: where its records stay")
+    add(
+        "--remote-workers", type=int, default=0, include_in_web_ui=False, help="Workers to wait for besides --processes"
+    )
+
+
+def hand_config(environment: Environment, test: int, *, task: Task) -> TrialConfig:
+    """Return the trial that the command line describes, for test number `test`. Raises ConfigError for what cannot
+    work."""
+    options = environment.parsed_options
+    assert options is not None
+    if not environment.host:
+        raise ConfigError("no host is given: add --host localhost:50051, the splitter or one arm's server")
+    parse_target(environment.host)
+    values = {name: getattr(options, flag[2:].replace("-", "_")) for flag, name, _ in _SECURITY_FLAGS}
+    security = read(SecurityConfig, values)
+    security.check("--tls or --token")
+    return TrialConfig(
+        trial=test,
+        task=task,
+        arms=(options.arm,) if options.arm else (),
+        targets={"*": environment.host},
+        timeout_s=options.request_timeout,
+        vocab_size=options.vocab_size,
+        security=security,
+    )
+
+
+# --- The User ---------------------------------------------------------------------------------------------------------
+
+
+class OpenLoopUser(User):
+    """A Poisson source of requests that waits for nothing but its own next instant. With --trial it only keeps Locust's
+    user count above zero.
+
+    The locustfile's own class says by its name what is sent; what that is follows from the task of its `LoadProcess`.
+    """
+
+    abstract = True
+
+    def on_start(self) -> None:
+        self._load: LoadProcess = LoadProcess.of(self.environment)
+        options = self._load.options
+        self._idle = bool(options.trial) or self._load.generator is None
+        self._next_ns = now_ns()
+        if self._idle or self._load.generator is None:
+            return
+        spawn_key = (self._load.worker, next(self._load.users))
+        self._rng = np.random.default_rng(np.random.SeedSequence(entropy=options.seed, spawn_key=spawn_key))
+        self._gaps_ns: list[int] = []
+        self._lengths: list[tuple[int, int]] = []
+        self._plan_next(self._load.generator)
+        cast("Any", self).wait()  # Locust has no annotation on it
+
+    def on_stop(self) -> None:
+        """With --stop-timeout, give what this process has in flight that long to end."""
+        generator, timeout_s = self._load.generator, self.environment.stop_timeout
+        if self._load.stopping and timeout_s and generator is not None:
+            generator.wait_idle(timeout_s)
+
+    def wait_time(self) -> float:
+        """Return the seconds to just before the next instant; `ask` sleeps the rest precisely."""
+        return 3600.0 if self._idle else max(0.0, (self._next_ns - now_ns()) / 1e9 - 0.001)
+
+    @task
+    def ask(self) -> None:
+        """Send the request that is due, and plan the next one."""
+        if self._idle:
+            return
+        generator = self._load.generator
+        if generator is None:
+            raise StopUser
+        sleep_until(self._next_ns)
+        generator.launch(self._prepared, self._next_ns)
+        self._plan_next(generator)
+
+    def _plan_next(self, generator: Generator) -> None:
+        load, options, rng = self._load, self._load.options, self._rng
+        if not self._gaps_ns:
+            gaps = rng.standard_gamma(options.burstiness, _GAPS_AT_ONCE) / (options.burstiness * options.request_rate)
+            self._gaps_ns = (gaps * 1e9).astype(np.int64).tolist()
+            fit: FitName = options.workload
+            lengths = fitted_lengths(fit, _GAPS_AT_ONCE, rng=rng).scaled(options.length_scale)
+            prompts = np.minimum(lengths.input_tokens, options.max_prompt_tokens).tolist()
+            answers = np.minimum(lengths.output_tokens, load.max_new_tokens).tolist()
+            self._lengths = list(zip(prompts, answers, strict=True))
+        self._next_ns += self._gaps_ns.pop()
+        prompt_tokens, max_tokens = self._lengths.pop()
+        seed = int(rng.integers(0, 2**63 - 1))
+        number = next(load.requests)
+        name = f"{load.tests}-{load.worker}.{number}"
+        plan = PlannedRequest(
+            index=number,
+            offset_ns=0,
+            session_id=name,
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
+            prompt_seed=seed,
+            arm=options.arm or None,
+            phase="measure",
+        )
+        self._prepared: Prepared = generator.prepare(plan, name)
