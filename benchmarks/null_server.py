@@ -225,7 +225,7 @@ class NullServer:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 peer = _Peer(sock)
                 self._peers[sock.fileno()] = peer
-                ample = frames.LARGEST_WINDOW
+                ample = 2**31 - 1  # RFC 9113, 6.9.1
                 settings = (frames.MAX_CONCURRENT_STREAMS, ample), (frames.INITIAL_WINDOW_SIZE, ample)
                 values = b"".join(frames.SETTING.pack(*setting) for setting in settings)
                 peer.send(frame(frames.SETTINGS, 0, 0, values))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from loadtests.clients.oip import oip_client
+from loadtests.clients.grpc_call import GrpcCall
+from loadtests.clients.inference import InferenceClient
 from loadtests.clients.openai import OpenAiClient
 from loadtests.clients.route import Client, Endpoint, Route
-from loadtests.external.arms import ExternalArm, OpenAiOptions
-from loadtests.external.oip_wire import infer_request
+from loadtests.external.arms import ExternalArm, OipOptions, OpenAiOptions
+from loadtests.external.asking import Asking, prompt_of, prompt_source
+from loadtests.external.oip_wire import METHOD, infer_request, read_response
 from loadtests.external.openai_wire import request_body
-from loadtests.external.planned_prompts import prompt_of, prompt_source
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.schedule import PlannedRequest
 
@@ -22,21 +24,44 @@ def external_route(arm: str, config: ExternalArm, *, traffic: PromptSource, igno
 
     `traffic` makes the prompts of tailgate's own arms. Raises ConfigError for what cannot work.
     """
-    source, options = prompt_source(config, traffic), config.options
+    source, options, model = prompt_source(config, traffic), config.options, config.model_name
 
     def encode(plan: PlannedRequest, request_id: str, arm: str | None) -> tuple[bytes, bytes]:
-        asked: dict[str, Any] = {
-            "model": config.model_name,
-            "prompt": prompt_of(config, source, plan),
-            "max_tokens": plan.max_tokens,
-            "whole_length": ignore_eos,
-            "seed": plan.prompt_seed,
-        }
+        asking = Asking(
+            prompt=prompt_of(config, source, plan),
+            max_tokens=plan.max_tokens,
+            whole_length=ignore_eos,
+            seed=plan.prompt_seed,
+        )
         if isinstance(options, OpenAiOptions):
-            return request_body(options, **asked), f"X-Request-Id: {quote(request_id)}\r\n".encode("ascii")
-        return infer_request(options, request_id=request_id, **asked), b""
+            return request_body(options, model, asking), f"X-Request-Id: {quote(request_id)}\r\n".encode("ascii")
+        return infer_request(options, model, asking, request_id), b""
 
     client: Callable[[ExternalArm, str], Client] = OpenAiClient if config.kind == "openai" else oip_client
     replicas = ["" if arm == "*" else f"{arm}-{number}" for number in range(len(config.address))]
     addresses = zip(config.address, replicas, strict=True)
     return Route(encode, [Endpoint(client(config, address), replica) for address, replica in addresses])
+
+
+class OipCall(GrpcCall):
+    """One inference. Each token of a tensor of ids, or each piece of text, has the time at which it came."""
+
+    __slots__ = ("_options",)
+
+    def __init__(self, *, options: OipOptions, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._options = options
+
+    def on_message(self, message: bytes, at_ns: int) -> None:
+        piece = read_response(self._options, message)
+        if piece.error:
+            self.fail(piece.error[:500], at_ns)
+        elif piece.tokens:
+            self.add_tokens(piece.tokens, at_ns)
+
+
+def oip_client(config: ExternalArm, address: str) -> InferenceClient:
+    """Return a client for one replica of an external arm. Its requests are serialised ModelInferRequests."""
+    options = config.options
+    assert isinstance(options, OipOptions)
+    return InferenceClient(address, path=METHOD, security=config, call=partial(OipCall, options=options))

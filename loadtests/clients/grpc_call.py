@@ -1,4 +1,4 @@
-"""A call of one gRPC method that answers in a stream: messages cut out of DATA frames, and what the server's end means.
+"""Calls of gRPC methods: messages cut out of DATA frames, and what the server's end means.
 
 Status mapping as the gRPC protocol defines it: grpc/doc/PROTOCOL-HTTP2.md and grpc/doc/http-grpc-status-mapping.md.
 """
@@ -14,12 +14,14 @@ from google.protobuf.message import DecodeError
 
 from loadtests.clients import frames
 from loadtests.clients.call import Call
-from servers.metadata import STATUS_NAMES
-from servers.rpc.inference_pb2 import GenerateChunk
+from servers.metadata import INFERENCE_SERVICE, STATUS_NAMES
+from servers.rpc.inference_pb2 import EmbedResponse, GenerateChunk
 
 if TYPE_CHECKING:
     from loadtests.clients.connection import Connection
 
+GENERATE_PATH: Final = f"/{INFERENCE_SERVICE}/Generate"
+EMBED_PATH: Final = f"/{INFERENCE_SERVICE}/Embed"
 LARGEST_MESSAGE: Final = 4 * 1024 * 1024
 _UINT32 = struct.Struct(">I")
 _NEVER: Final = 1 << 62
@@ -203,3 +205,35 @@ class GrpcCall(Call):
     def _release(self) -> None:
         self.body = self.headers = b""
         self._partial = None
+
+
+class EmbedCall(GrpcCall):
+    """One Embed call. It has an end and no tokens: `first_token_ns` stays None and `token_ns` empty.
+
+    An end with OK and no vector, or with a second one, is INTERNAL. `input_tokens` is what the server says that it
+    read, 0 before the answer. The vector itself is not kept: the load does not look at it, and parity asks by itself.
+    """
+
+    __slots__ = ("input_tokens", "size")
+
+    def __init__(self, **settings: Any) -> None:
+        self.input_tokens = 0
+        self.size = 0  # of the vector; 0: none came
+        super().__init__(**settings)
+
+    def on_message(self, message: bytes, at_ns: int) -> None:
+        """A whole message came at `at_ns`: the answer."""
+        if self.size:
+            return self.fail("a second vector came, and one text has one", at_ns)
+        try:
+            answer = EmbedResponse.FromString(message)
+        except DecodeError as problem:
+            return self.fail(f"a message is not an EmbedResponse: {problem}", at_ns)
+        self.size, self.input_tokens = len(answer.values), answer.tokens
+        return None
+
+    def finish(self, status: str, error: str, at_ns: int) -> None:
+        """As for every call; OK without a vector is none."""
+        if status == "OK" and not self.size:
+            status, error = "INTERNAL", "the answer ended with OK and holds no vector"
+        super().finish(status, error, at_ns)

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import gevent
 import gevent.socket
 from gevent import get_hub
 
 from loadtests.clients.connection import CLOSED, LOST, Connection
-from loadtests.clients.grpc_call import GrpcCall
-from loadtests.clients.metadata import request_prefix
+from loadtests.clients.frames import request_prefix
+from loadtests.clients.grpc_call import GENERATE_PATH, GrpcCall
 from loadtests.clients.tls import TlsError, secure
 from loadtests.external.addresses import parse_target
 from loadtests.external.client_security import OPEN, SecurityConfig, bearer_token, client_context, server_name
 from servers.clock import now_ns
-from servers.metadata import INFERENCE_SERVICE
-
-GENERATE_PATH: Final = f"/{INFERENCE_SERVICE}/Generate"
 
 
 class InferenceClient:
@@ -155,7 +152,7 @@ class InferenceClient:
             if self._tls_context is not None:
                 too_late = TlsError(f"no TLS handshake in {self._connect_timeout_s} s")
                 with gevent.Timeout(self._connect_timeout_s, too_late):
-                    tls = secure(sock, self._tls_context, self._tls_name, http2=True)
+                    tls = secure(sock, self._tls_context, self._tls_name)
             sock.setblocking(False)
             connection = Connection(self, sock, tls)
             if not connection.settings_received.wait(self._connect_timeout_s):

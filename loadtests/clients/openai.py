@@ -15,13 +15,14 @@ from typing import Any, Final
 
 import gevent
 import gevent.socket
+import gevent.ssl
 from geventhttpclient.response import HTTPParseError
 
 from loadtests.clients.openai_call import OpenAiCall
-from loadtests.clients.tls import TlsSocket, secure
+from loadtests.clients.tls import TlsError
 from loadtests.external.addresses import parse_address
 from loadtests.external.arms import ExternalArm, OpenAiOptions
-from loadtests.external.client_security import bearer_token, client_context, server_name
+from loadtests.external.client_security import bearer_token, client_context, explain, server_name
 from loadtests.external.openai_wire import request_path
 from servers.clock import now_ns
 
@@ -70,7 +71,7 @@ class OpenAiClient:
         self._head = "\r\n".join(lines).encode("ascii") + b"\r\n"
         self._tls: ssl.SSLContext | None = None
         if self.address.tls:
-            self._tls = client_context(config, protocols=("http/1.1",))
+            self._tls = client_context(config, protocols=("http/1.1",), kind=gevent.ssl.SSLContext)
         self._tls_name = server_name(config, self.address.host)
         self._idle: list[Any] = []
         self._calls: set[OpenAiCall] = set()
@@ -173,8 +174,11 @@ class OpenAiClient:
         try:
             sock.setsockopt(gevent.socket.IPPROTO_TCP, gevent.socket.TCP_NODELAY, 1)
             if self._tls is not None:
-                sock = TlsSocket(sock, secure(sock, self._tls, self._tls_name, http2=False))
+                sock = self._tls.wrap_socket(sock, server_hostname=self._tls_name)
             sock.settimeout(None)  # deadlines are the calls'
+        except ssl.SSLError as problem:
+            _shut(sock)
+            raise TlsError(explain(problem, self._tls_name)) from None
         except BaseException:
             _shut(sock)
             raise
@@ -237,7 +241,7 @@ def _is_closed(sock: Any) -> bool:
     try:
         sock.setblocking(False)
         sock.recv(1)
-    except BlockingIOError:
+    except (BlockingIOError, ssl.SSLWantReadError):
         sock.settimeout(None)
         return False
     except OSError:

@@ -1,15 +1,22 @@
-"""What a connection writes, gathered so that many requests share one call to the kernel."""
+"""What a connection sends: requests as far as the peer's windows allow, many of them in one call to the kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import gevent
 import gevent.socket
 
+from loadtests.clients import frames
+from loadtests.clients.frames import DATA, END_HEADERS, END_STREAM, HEADERS, ProtocolError, frame
+from loadtests.clients.grpc_call import GrpcCall
 from loadtests.clients.tls import TlsStream
+
+if TYPE_CHECKING:
+    from loadtests.clients.connection import Connection
 
 _MOST_PENDING: Final = 32  # writes that share one call to the kernel: about a quarter of a millisecond of requests
 MOST_WAITING: Final = 1 << 20  # writes behind what the kernel does not take: 100 MB of small ones
@@ -83,3 +90,68 @@ class Outgoing:
         finally:
             self._waiting = False
         self.flush()
+
+
+class Uploads:
+    """Flow control towards the peer, of the connection and of its streams (RFC 9113, 5.2)."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._write = connection.write
+        self.window = frames.DEFAULT_WINDOW
+        self._stream_window = frames.DEFAULT_WINDOW
+        self._frame_bytes = frames.DEFAULT_FRAME
+        self._blocked: deque[GrpcCall] = deque()  # requests whose body waits for a window
+
+    def start(self, call: GrpcCall, stream_id: int, block: bytes) -> None:
+        """Send the request on the stream, with the header block `block`."""
+        size, body, window = self._frame_bytes, call.body, self._stream_window
+        call.connection, call.stream_id, call.send_window = self._connection, stream_id, window
+        if len(block) <= size:
+            out = frame(HEADERS, END_HEADERS, stream_id, block)
+        else:
+            out = frame(HEADERS, 0, stream_id, block[:size])
+            for start in range(size, len(block), size):
+                last = END_HEADERS if start + size >= len(block) else 0
+                out += frame(frames.CONTINUATION, last, stream_id, block[start : start + size])
+        if len(body) <= size and len(body) <= self.window and len(body) <= window and not self._blocked:
+            self.window -= len(body)
+            call.position = len(body)
+            self._write(out + frame(DATA, END_STREAM, stream_id, body))
+        else:
+            self._write(out)
+            self._blocked.append(call)
+            self.resume()
+
+    def resume(self) -> None:
+        """Send the bodies of waiting requests in order, as far as connection and stream windows allow."""
+        short: deque[GrpcCall] = deque()  # their own stream's window is used up
+        while self._blocked and self.window > 0:
+            call = self._blocked.popleft()
+            if call.status or call.connection is not self._connection:
+                continue
+            whole = len(call.body)
+            while call.position < whole and self.window > 0 and call.send_window > 0:
+                size = min(whole - call.position, self._frame_bytes, self.window, call.send_window)
+                piece = call.body[call.position : call.position + size]
+                call.position += size
+                self.window -= size
+                call.send_window -= size
+                self._write(frame(DATA, END_STREAM if call.position == whole else 0, call.stream_id, piece))
+            if call.position < whole:
+                short.append(call)
+        self._blocked.extendleft(reversed(short))
+
+    def set_stream_window(self, value: int, calls: Iterable[GrpcCall]) -> None:
+        """Let streams begin with a window of `value`, and change the windows of `calls` by as much as it changed."""
+        change, self._stream_window = value - self._stream_window, value
+        for call in calls:
+            call.send_window += change
+
+    def set_frame_bytes(self, value: int) -> None:
+        """Send frames of up to `value` bytes."""
+        if not frames.DEFAULT_FRAME <= value <= frames.LARGEST_FRAME:
+            raise ProtocolError(
+                f"the largest frame is {value}; the limits are {frames.DEFAULT_FRAME} and {frames.LARGEST_FRAME}"
+            )
+        self._frame_bytes = value

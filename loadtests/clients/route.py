@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
+from urllib.parse import quote
 
 from loadtests.clients.call import Call
+from loadtests.clients.frames import encode_metadata
 from loadtests.traffic.schedule import PlannedRequest
 from servers.clock import now_ns
+from servers.config import Task
+from servers.metadata import ARM_HEADER, SESSION_HEADER
+from servers.rpc.inference_pb2 import EmbedRequest, GenerateRequest, Sampling
 
 _AVOIDED_NS = 1_000_000_000
 
@@ -71,3 +76,61 @@ class Route:
         since_ns = now_ns() - _AVOIDED_NS
         in_turn = endpoints[self._turn :] + endpoints[: self._turn]
         return min(in_turn, key=lambda endpoint: (endpoint.refused_ns > since_ns, endpoint.running))
+
+
+class OwnEncoder:
+    """Writes tailgate.v1 GenerateRequests or EmbedRequests for arms that tailgate starts. The copies of one plan share
+    the long part.
+
+    Both messages have their id, session, text and token ids in fields of the same numbers.
+    """
+
+    def __init__(
+        self,
+        prompt_ids: Callable[[PlannedRequest], list[int]],
+        *,
+        ignore_eos: bool,
+        text: Callable[[PlannedRequest], str | None] | None = None,
+        task: Task = "generate",
+    ) -> None:
+        self._prompt_ids = prompt_ids
+        self._text = text  # the prompt as text, where that is what is to be sent
+        self._ignore_eos = ignore_eos
+        self._task = task
+        self._plan: PlannedRequest | None = None
+        self._body = b""
+        self._session = b""
+        self._pins: dict[str, bytes] = {}
+
+    def __call__(self, plan: PlannedRequest, request_id: str, arm: str | None) -> tuple[bytes, bytes]:
+        if plan is not self._plan:
+            request = self._request(plan)
+            text = None if self._text is None else self._text(plan)
+            if text is None:
+                request.token_ids.ids.extend(self._prompt_ids(plan))
+            else:
+                request.text = text
+            self._plan, self._body = plan, request.SerializeToString()
+            session = plan.session_id
+            if not session.isascii() or not session.isprintable():
+                session = quote(session)
+            self._session = encode_metadata([(SESSION_HEADER, session)]) if session else b""
+        headers = self._session
+        if arm is not None:
+            pin = self._pins.get(arm)
+            if pin is None:
+                pin = self._pins[arm] = encode_metadata([(ARM_HEADER, arm)])
+            headers += pin
+        # Protobuf messages may be concatenated: the long part, the prompt, is encoded once for all arms.
+        return GenerateRequest(request_id=request_id).SerializeToString() + self._body, headers
+
+    def _request(self, plan: PlannedRequest) -> GenerateRequest | EmbedRequest:
+        """The request, without its id and its prompt."""
+        if self._task == "embed":
+            return EmbedRequest(session_id=plan.session_id)
+        return GenerateRequest(
+            session_id=plan.session_id,
+            max_tokens=plan.max_tokens,
+            ignore_eos=self._ignore_eos,
+            sampling=Sampling(seed=plan.prompt_seed),
+        )

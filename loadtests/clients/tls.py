@@ -1,6 +1,6 @@
-"""TLS apart from any socket: bytes in, bytes out, never waiting; and its handshake over a socket.
+"""TLS of HTTP/2 connections apart from any socket: bytes in, bytes out, never waiting; and its handshake over a socket.
 
-So a client's reader still needs one read and one time stamp for each wake-up.
+So the reader of a connection still needs one read and one time stamp for each wake-up.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ class TlsError(OSError):
 
 
 class TlsStream:
-    """One connection's TLS, client side. With `http2` the server must agree on HTTP/2 by ALPN."""
+    """One connection's TLS, client side. The server must agree on HTTP/2 by ALPN."""
 
-    __slots__ = ("_http2", "_incoming", "_name", "_outgoing", "_tls", "ended", "ready")
+    __slots__ = ("_incoming", "_name", "_outgoing", "_tls", "ended", "ready")
 
-    def __init__(self, context: ssl.SSLContext, name: str, *, http2: bool) -> None:
+    def __init__(self, context: ssl.SSLContext, name: str) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._name = name
-        self._http2 = http2
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
         self.ready = False
         self.ended = False  # the peer said that nothing more will come
@@ -50,7 +49,7 @@ class TlsStream:
         except ssl.SSLError as problem:
             raise TlsError(explain(problem, self._name)) from None
         agreed = self._tls.selected_alpn_protocol()
-        if self._http2 and agreed != "h2":
+        if agreed != "h2":
             self._outgoing.read()  # the server must not take the handshake for done
             raise TlsError(no_http2(agreed))
         self.ready = True
@@ -80,9 +79,9 @@ class TlsStream:
         return self._outgoing.read()
 
 
-def secure(sock: Any, context: ssl.SSLContext, name: str, *, http2: bool) -> TlsStream:
-    """The TLS of `sock`, whose handshake is over. Raises TlsError with the remedy, or another OSError."""
-    tls = TlsStream(context, name, http2=http2)
+def secure(sock: Any, context: ssl.SSLContext, name: str) -> TlsStream:
+    """Return the TLS of `sock`, whose handshake is over. Raises TlsError with the remedy, or another OSError."""
+    tls = TlsStream(context, name)
     received = b""
     while True:
         try:
@@ -97,31 +96,3 @@ def secure(sock: Any, context: ssl.SSLContext, name: str, *, http2: bool) -> Tls
         received = sock.recv(_READ_BYTES)
         if not received:
             raise TlsError(ENDED_HANDSHAKE)
-
-
-class TlsSocket:
-    """The methods of a socket that a client over HTTP/1.1 needs, over TLS. Timeouts are the socket's."""
-
-    __slots__ = ("_sock", "_tls", "close", "setblocking", "settimeout")
-
-    def __init__(self, sock: Any, tls: TlsStream) -> None:
-        self._sock = sock
-        self._tls = tls
-        self.setblocking, self.settimeout, self.close = sock.setblocking, sock.settimeout, sock.close
-
-    def sendall(self, data: bytes) -> None:
-        """All of `data` is with the kernel."""
-        self._sock.sendall(self._tls.encrypted(data))
-
-    def recv(self, size: int) -> bytes:
-        """Plain bytes, all that one read brought, whatever the `size`; b"" at the end."""
-        del size
-        plain = self._tls.decrypted(b"")
-        while not plain and not self._tls.ended:
-            received = self._sock.recv(_READ_BYTES)
-            if not received:
-                break
-            plain = self._tls.decrypted(received)
-            if self._tls.has_output:
-                self._sock.sendall(self._tls.encrypted(b""))
-        return plain

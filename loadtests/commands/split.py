@@ -149,7 +149,7 @@ def _split(config: SplitterConfig, *, as_json: bool) -> int:
 
 def _is_named(arm: str, address: str) -> bool:
     from loadtests.external.client_security import OPEN
-    from loadtests.external.replica_name import check_replica
+    from loadtests.external.grpc_channel import check_replica
 
     return check_replica(arm, address, OPEN)
 

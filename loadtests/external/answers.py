@@ -1,4 +1,4 @@
-"""Ask an external server for one greedy answer, blocking and without gevent: the orchestrator asks beside the load.
+"""Ask an external server for one short answer, blocking and without gevent: the orchestrator asks beside the load.
 
 `exchange` raises what goes wrong, which the readiness check (`probes`) tells apart. `ask` makes it a line of the
 answer, because one answer that is missing is no reason to end a run.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import http.client
 import ssl
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -17,8 +17,9 @@ from typing import Final
 import grpc
 
 from loadtests.external import oip_wire, openai_wire
-from loadtests.external.addresses import Address, parse_address
+from loadtests.external.addresses import parse_address
 from loadtests.external.arms import ExternalArm, OipOptions, OpenAiOptions
+from loadtests.external.asking import Asking
 from loadtests.external.client_security import bearer_token, client_context, explain, server_name, without_token
 from loadtests.external.grpc_channel import open_channel
 from loadtests.external.openai_wire import shortened
@@ -28,11 +29,15 @@ LARGEST: Final = 1_000_000  # characters of an answer, each of which goes into a
 
 
 class FailedError(Exception):
-    """The server failed: with a gRPC `status`, an HTTP status, or neither where what it sent cannot be read."""
+    """The server gave no answer that can be used. `not_yet` says that it may give one later.
 
-    def __init__(self, message: str, *, status: str = "", http: int | None = None) -> None:
+    `status` is the gRPC status of the failure and `http` its HTTP status, where the server gave one.
+    """
+
+    def __init__(self, message: str, *, status: str = "", http: int | None = None, not_yet: bool = False) -> None:
         super().__init__(f"{status}: {message}" if status and http is None else message)
         self.status, self.http = status, http
+        self.not_yet = not_yet or status in ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,36 +52,36 @@ class Answer:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asking:
-    """One prompt as the arm takes it, and how it is asked."""
-
-    prompt: str | Sequence[int]
-    max_tokens: int
-    whole_length: bool
-    seed: int
-    greedy: bool = True
-
-
 def ask(config: ExternalArm, address: str, asking: Asking, *, timeout_s: float) -> Answer:
     """Return the answer of the replica at `address`, within `timeout_s`, or why there is none."""
     try:
+        with failures(config, address):
+            answer = exchange(config, address, asking, timeout_s=timeout_s)
+            answer.text = without_token(answer.text, bearer_token(config))
+            return answer
+    except FailedError as error:
+        return Answer(error=str(error))
+
+
+@contextmanager
+def failures(config: ExternalArm, address: str) -> Iterator[None]:
+    """Raise whatever goes wrong inside as a FailedError of one line, without the arm's token."""
+    try:
         token = bearer_token(config)
     except ConfigError as error:
-        return Answer(error=str(error))
+        raise FailedError(str(error)) from None
     try:
-        answer = exchange(config, address, asking, timeout_s=timeout_s)
+        yield
     except FailedError as error:
-        answer = Answer(error=str(error))
+        error.args = (shortened(without_token(str(error), token)),)
+        raise
     except ssl.SSLError as error:
-        answer = Answer(error=explain(error, server_name(config, parse_address(address, config.kind).host)))
-    except TimeoutError:
-        answer = Answer(error=f"no answer within {timeout_s:g} s")
+        host = parse_address(address, config.kind).host
+        raise FailedError(explain(error, server_name(config, host))) from None
     except Exception as error:  # whatever a server does costs its own answer alone
-        answer = Answer(error=f"{type(error).__name__}: {error}")
-    answer.error = shortened(without_token(answer.error, token))
-    answer.text = without_token(answer.text, token)
-    return answer
+        text = str(error) if type(error) is TimeoutError else f"{type(error).__name__}: {error}"
+        transport = isinstance(error, OSError | http.client.HTTPException)
+        raise FailedError(shortened(without_token(text, token)), not_yet=transport) from None
 
 
 def exchange(config: ExternalArm, address: str, asking: Asking, *, timeout_s: float) -> Answer:
@@ -89,28 +94,18 @@ def exchange(config: ExternalArm, address: str, asking: Asking, *, timeout_s: fl
             raise TimeoutError
         return left
 
-    exchanged = _openai if config.kind == "openai" else _oip
-    return exchanged(config, address, asking, left_s)
+    try:
+        return (_openai if config.kind == "openai" else _oip)(config, address, asking, left_s)
+    except TimeoutError:
+        raise TimeoutError(f"no answer within {timeout_s:g} s") from None
 
 
 def _openai(config: ExternalArm, address: str, asking: Asking, left_s: Callable[[], float]) -> Answer:
     options = config.options
     assert isinstance(options, OpenAiOptions)
     where = parse_address(address, config.kind)
-    body = openai_wire.request_body(
-        options,
-        model=config.model_name,
-        prompt=asking.prompt,
-        max_tokens=asking.max_tokens,
-        whole_length=asking.whole_length,
-        seed=asking.seed,
-        greedy=asking.greedy,
-    )
-    connection = connect(config, where, left_s())
-    content = {"Content-Type": "application/json", "Accept": "text/event-stream", "Host": where.host_header}
-    try:
-        connection.request("POST", openai_wire.request_path(options, where), body, {**headers_of(config), **content})
-        reply = connection.getresponse()
+    body = openai_wire.request_body(options, config.model_name, asking)
+    with requested(config, address, "POST", openai_wire.request_path(options, where), left_s(), body) as reply:
         kind = reply.getheader("content-type") or ""
         if reply.status != 200 or not openai_wire.is_event_stream(kind):
             said, location = reply.read(openai_wire.LARGEST_ERROR), reply.getheader("location") or ""
@@ -119,30 +114,27 @@ def _openai(config: ExternalArm, address: str, asking: Asking, left_s: Callable[
         if encoded := openai_wire.encoding_problem(reply.getheader("content-encoding") or ""):
             raise FailedError(encoded)
         return _streamed(reply, left_s)
+
+
+@contextmanager
+def requested(
+    config: ExternalArm, address: str, method: str, path: str, timeout_s: float, body: bytes | None = None
+) -> Iterator[http.client.HTTPResponse]:
+    """Give the reply to one HTTP request, on a connection of its own; `timeout_s` is for each wait."""
+    where, token = parse_address(address, config.kind), bearer_token(config)
+    connection = http.client.HTTPConnection(where.host, where.port, timeout=timeout_s)
+    headers = {"User-Agent": "tailgate", "Accept-Encoding": "identity", "Host": where.host_header}
+    headers |= {"Authorization": f"Bearer {token}"} if token else {}
+    headers |= {"Content-Type": "application/json", "Accept": "text/event-stream"} if body is not None else {}
+    try:
+        if where.tls:
+            connection.connect()
+            context = client_context(config, protocols=("http/1.1",))
+            connection.sock = context.wrap_socket(connection.sock, server_hostname=server_name(config, where.host))
+        connection.request(method, path, body, headers)
+        yield connection.getresponse()
     finally:
         connection.close()
-
-
-def headers_of(config: ExternalArm) -> dict[str, str]:
-    """Return the headers of every request to the arm."""
-    headers = {"User-Agent": "tailgate", "Accept-Encoding": "identity"}
-    token = bearer_token(config)
-    return {**headers, "Authorization": f"Bearer {token}"} if token else headers
-
-
-def connect(config: ExternalArm, address: Address, timeout_s: float) -> http.client.HTTPConnection:
-    """Return a connection, which may be dialled with the first request; `timeout_s` is for each wait."""
-    if not address.tls:
-        return http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
-    name = server_name(config, address.host)
-    context = client_context(config, protocols=("http/1.1",))
-    connection = http.client.HTTPSConnection(address.host, address.port, timeout=timeout_s, context=context)
-    if name != address.host:
-        # The certificate is for another name than is dialled.
-        plain = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
-        plain.connect()
-        connection.sock = context.wrap_socket(plain.sock, server_hostname=name)
-    return connection
 
 
 def _events(answer: http.client.HTTPResponse) -> Iterator[bytes]:
@@ -179,16 +171,7 @@ def _streamed(reply: http.client.HTTPResponse, left_s: Callable[[], float]) -> A
 def _oip(config: ExternalArm, address: str, asking: Asking, left_s: Callable[[], float]) -> Answer:
     options = config.options
     assert isinstance(options, OipOptions)
-    body = oip_wire.infer_request(
-        options,
-        model=config.model_name,
-        prompt=asking.prompt,
-        max_tokens=asking.max_tokens,
-        whole_length=asking.whole_length,
-        seed=asking.seed,
-        request_id=f"asked-{asking.seed}",
-        greedy=asking.greedy,
-    )
+    body = oip_wire.infer_request(options, config.model_name, asking, f"asked-{asking.seed}")
     size, counted = 0, True
     values: list[str | int] = []
     with oip_channel(config, address) as (channel, metadata):
@@ -210,8 +193,7 @@ def oip_channel(config: ExternalArm, address: str) -> Iterator[tuple[grpc.Channe
     """Give a channel to the address and the metadata of every call. A call that fails raises FailedError."""
     token = bearer_token(config)
     metadata = [("authorization", f"Bearer {token}")] if token else []
-    where = parse_address(address, config.kind)
-    with open_channel(where, config, [("grpc.enable_http_proxy", 0)]) as channel:
+    with open_channel(parse_address(address, config.kind), config) as channel:
         try:
             yield channel, metadata
         except grpc.RpcError as error:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -15,7 +16,6 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from loadtests.external.addresses import KINDS, Kind, parse_address
 from loadtests.external.client_security import SecurityConfig
-from loadtests.external.telemetry import TelemetryConfig, as_list
 from servers.complaint import ConfigError
 from servers.config import Name
 from servers.fields import Listed, Settings
@@ -25,14 +25,28 @@ LengthField = Literal["ignore_eos", "min_tokens"]
 EXTERNAL_KEYS = ("address", "model_name", "vocab_size", "telemetry", *SecurityConfig.model_fields, *KINDS)
 
 
-def _check_extra(extra: Mapping[str, Any]) -> None:
-    try:
-        json.dumps(extra, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"extra cannot be sent as JSON ({error}): give text, numbers, true, lists or tables") from None
+class _Options(Settings):
+    """What either protocol lets a request say of its prompt and its answer."""
+
+    prompt: Literal["text", "token_ids"] = "text"
+    tokenizer: str = ""
+    length_fields: Annotated[tuple[LengthField, ...], Listed] = ()
+    extra: Mapping[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _can_be_written(self) -> Self:
+        if self.prompt == "token_ids" and self.tokenizer:
+            raise ValueError('tokenizer is set but prompt is "token_ids", which needs none: drop one')
+        try:
+            json.dumps(self.extra, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"extra cannot be sent as JSON ({error}): give text, numbers, true, lists or tables"
+            ) from None
+        return self
 
 
-class OpenAiOptions(Settings):
+class OpenAiOptions(_Options):
     """How requests to an OpenAI-compatible server are written.
 
     `prompt` "token_ids" sends numbers, exactly as many as planned; vLLM's and SGLang's completions take them. "text"
@@ -43,15 +57,10 @@ class OpenAiOptions(Settings):
     """
 
     endpoint: Literal["completions", "chat"] = "completions"
-    prompt: Literal["text", "token_ids"] = "text"
-    tokenizer: str = ""
-    length_fields: Annotated[tuple[LengthField, ...], Listed] = ()
     usage: Literal["end", "each", "off"] = "end"
-    extra: Mapping[str, Any] = {}
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        _check_extra(self.extra)
         if self.endpoint == "chat" and self.prompt == "token_ids":
             raise ValueError(
                 'prompt is "token_ids" but chat messages are text: use openai.endpoint = "completions", '
@@ -63,15 +72,13 @@ class OpenAiOptions(Settings):
         return self
 
 
-class OipOptions(Settings):
+class OipOptions(_Options):
     """Which tensors of an Open Inference Protocol model carry what. The defaults are those of Triton's vLLM backend.
 
     Names that are empty are not sent. `parameters_tensor` takes JSON with max_tokens, `length_fields` and `extra`.
     `batched` puts a batch dimension of 1 before every shape. `prompt` "token_ids" sends INT32, as TensorRT-LLM takes.
     """
 
-    prompt: Literal["text", "token_ids"] = "text"
-    tokenizer: str = ""
     prompt_tensor: str = "text_input"
     prompt_length_tensor: str = ""
     max_tokens_tensor: str = ""
@@ -79,12 +86,9 @@ class OipOptions(Settings):
     parameters_tensor: str = "sampling_parameters"
     output_tensor: str = "text_output"
     batched: bool = False
-    length_fields: Annotated[tuple[LengthField, ...], Listed] = ()
-    extra: Mapping[str, Any] = {}
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        _check_extra(self.extra)
         for key in ("prompt_tensor", "output_tensor"):
             if not getattr(self, key):
                 raise ValueError(f"{key} is empty: name the model's tensor")
@@ -100,6 +104,60 @@ class OipOptions(Settings):
         return self
 
 
+def _as_list(value: Any) -> Any:
+    """Return a single text as a list of it."""
+    return [value] if isinstance(value, str) else value
+
+
+def _commands(value: Any) -> Any:
+    """Return a single command as a list of it. A text is refused: nothing here is a shell."""
+    is_one = isinstance(value, list | tuple) and value and all(isinstance(word, str) for word in value)
+    return [value] if is_one else value
+
+
+class TelemetryConfig(Settings):
+    """Of each kind none, one for the whole arm, or one for each of its addresses, in their order.
+
+    `log` are files on this host; `log_command` are programs that print new lines of the log on stdout for as long as
+    they run.
+    """
+
+    log: Annotated[tuple[str, ...], BeforeValidator(_as_list, json_schema_input_type=str | list[str]), Listed] = ()
+    log_command: Annotated[
+        tuple[Annotated[tuple[str, ...], Listed], ...],
+        BeforeValidator(_commands, json_schema_input_type=list[str] | list[list[str]]),
+        Listed,
+    ] = ()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.log and self.log_command:
+            raise ValueError("log and log_command are both set: keep the one that shows the server's lines")
+        if not all(self.log):
+            raise ValueError("log is empty: give the file's path, or leave it out")
+        if not all(command and all(command) for command in self.log_command):
+            raise ValueError('log_command is empty: give a program and its arguments, such as ["tail", "-F", "x.log"]')
+        if len(set(self.log)) < len(self.log):
+            raise ValueError("log names one file twice: each replica has its own")
+        return self
+
+    @property
+    def logs(self) -> tuple[str | tuple[str, ...], ...]:
+        """Each log that is followed: a path, or a command."""
+        return self.log or self.log_command
+
+    def check(self, where: str) -> None:
+        """Raise ConfigError unless the files and programs are there."""
+        for path in self.log:
+            if not Path(path).is_file():
+                raise ConfigError(f'{where}: telemetry.log "{path}" is no file: give the one that the server writes')
+        for program, *_ in self.log_command:
+            if shutil.which(program) is None:
+                raise ConfigError(
+                    f'{where}: telemetry.log_command "{program}" is no program here: install it, or give its path'
+                )
+
+
 class ExternalArm(SecurityConfig):
     """One external arm. Each `address` is a replica. `vocab_size` bounds the token ids of prompts."""
 
@@ -113,7 +171,11 @@ class ExternalArm(SecurityConfig):
     name: Name
     kind: Kind
     control: bool = False
-    address: Annotated[tuple[str, ...], BeforeValidator(as_list, json_schema_input_type=str | list[str]), Listed]
+    address: Annotated[
+        tuple[str, ...],
+        BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
+        Field(strict=False, min_length=1),
+    ]
     model_name: str
     vocab_size: int = Field(default=0, ge=0)
     telemetry: TelemetryConfig = TelemetryConfig()
@@ -121,8 +183,6 @@ class ExternalArm(SecurityConfig):
 
     @model_validator(mode="after")
     def _arm_fits(self) -> Self:
-        if not self.address:
-            raise ValueError("address is empty: give one, or a list of replicas")
         for address in self.address:
             parse_address(address, self.kind)
             if self.address.count(address) > 1:
@@ -142,10 +202,6 @@ class ExternalArm(SecurityConfig):
                     f"telemetry.{key} has {count} and address {len(self.address)}: give one for each address, or one "
                     "for all"
                 )
-        if self.options.prompt == "token_ids" and self.options.tokenizer:
-            raise ValueError(
-                f'{self.kind}.tokenizer is set but {self.kind}.prompt is "token_ids", which needs none: drop one'
-            )
         if self.options.prompt == "token_ids" and not self.vocab_size:
             raise ValueError(
                 f'vocab_size is missing but {self.kind}.prompt is "token_ids": give the size of the model\'s vocabulary'
@@ -155,7 +211,8 @@ class ExternalArm(SecurityConfig):
     @property
     def options(self) -> OpenAiOptions | OipOptions:
         """The options of the arm's own protocol."""
-        raise NotImplementedError
+        options: OpenAiOptions | OipOptions = getattr(self, self.kind)
+        return options
 
     @property
     def replicas(self) -> int:
@@ -168,12 +225,9 @@ class ExternalArm(SecurityConfig):
         return tuple(f"{self.name}-{index}" for index in range(self.replicas))
 
     def check(self, where: str) -> None:
-        """The files, programs and the variable that the arm names are there and of use. Otherwise ConfigError."""
+        """Raise ConfigError unless the files, programs and the variable that the arm names are there and of use."""
         super().check(where)
-        try:
-            self.telemetry.check()
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from None
+        self.telemetry.check(where)
         path = self.options.tokenizer
         if path.startswith("/") and not Path(path).is_dir():
             raise ConfigError(f'{where}.{self.kind}.tokenizer is "{path}", no folder: give the model\'s, or its hub id')
@@ -185,11 +239,6 @@ class OpenAiArm(ExternalArm):
     kind: Literal["openai"]
     openai: OpenAiOptions = OpenAiOptions()
 
-    @property
-    def options(self) -> OpenAiOptions:
-        """How requests are written."""
-        return self.openai
-
 
 class OipArm(ExternalArm):
     """A server with the Open Inference Protocol."""
@@ -197,24 +246,5 @@ class OipArm(ExternalArm):
     kind: Literal["oip"]
     oip: OipOptions = OipOptions()
 
-    @property
-    def options(self) -> OipOptions:
-        """Which tensors carry what."""
-        return self.oip
-
 
 AnyExternalArm = Annotated[OpenAiArm | OipArm, Field(discriminator="kind")]
-
-
-def sampling_fields(
-    options: OpenAiOptions | OipOptions, *, max_tokens: int, whole_length: bool, seed: int, greedy: bool = False
-) -> dict[str, Any]:
-    """What a request says of its answer. `whole_length` asks for exactly `max_tokens`, where the server can.
-
-    It is greedy unless `extra` says otherwise, and with `greedy` whatever that says.
-    """
-    sampling: dict[str, Any] = {"temperature": 0, "seed": seed & 0x7FFFFFFF}
-    length: dict[str, Any] = {}
-    if whole_length:
-        length = {name: True if name == "ignore_eos" else max_tokens for name in options.length_fields}
-    return {**sampling, **length, **options.extra, **(sampling if greedy else {})}

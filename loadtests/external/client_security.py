@@ -72,11 +72,17 @@ def without_token(text: str, token: str) -> str:
     return text.replace(token, "***") if token else text
 
 
-def client_context(security: SecurityConfig, *, protocols: tuple[str, ...] = ("h2",)) -> ssl.SSLContext:
-    """A context that checks certificate and name and offers `protocols` (ALPN). Raises ConfigError for a bad file."""
+def client_context(
+    security: SecurityConfig, *, protocols: tuple[str, ...] = ("h2",), kind: type[ssl.SSLContext] = ssl.SSLContext
+) -> ssl.SSLContext:
+    """Return a context that checks certificate and name and offers `protocols` (ALPN). Raises ConfigError for a bad
+    file. `kind` is gevent's where sockets are."""
+    context = kind(ssl.PROTOCOL_TLS_CLIENT)
     if security.tls_ca:
         check_authority(security.tls_ca)
-    context = ssl.create_default_context(cafile=security.tls_ca or None)
+        context.load_verify_locations(security.tls_ca)
+    else:
+        context.load_default_certs()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(list(protocols))
     if security.tls_certificate:

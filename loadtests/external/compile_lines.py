@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-
-from loadtests.external.line_clock import LineClock
+from datetime import UTC, datetime
 
 _LONGEST = 400  # characters of a reason
 _SECOND = 10**9
 _RANKS_NS = 5 * _SECOND  # within which all ranks of an engine log the same compile
 _REASON_NS = _SECOND  # within which the reason of a recompile follows it
 
+_HEAD = 240  # characters of a line in which its time stands
+# (day and time, fraction, zone), as kubectl and docker put it in front, as SGLang and JSON lines have it.
+_WHOLE = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:\d\d)?")
+# (month, day, time, fraction) of vLLM's "INFO 11-25 22:48:07", and PyTorch's "V1125 22:48:07.239000".
+_YEARLESS = re.compile(r"\b(?:[A-Z]+ |[VIWEC](?=\d{4} ))(\d\d)-?(\d\d) (\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?")
+_SET_BACK_NS = 600 * _SECOND
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _RANK = re.compile(r"[_ ]?(?:TP|PP|EP|rank)\d+")
 _VLLM_PROCESS = re.compile(r"\((\w+) pid=(\d+)\)")
@@ -64,6 +70,54 @@ _SERVERS = {
 _VLLM_VERBOSE = re.compile(r"jit_monitor_verbose['\"]?\s*[=:]\s*(True|False)")
 _VLLM_STARTS, _VLLM_MONITOR = "non-default args: ", "Kernel JIT monitor activated"
 _TRITON = re.compile(r"Triton (?:kernel )?JIT compilation during inference: .+?( \(constexprs=.*\))?\. This causes")
+
+
+class LineClock:
+    """The clock of one log, whose zone and error are unknown: what it differs by is learnt from the lines that came
+    soonest. A line without a time was written when it arrived."""
+
+    def __init__(self) -> None:
+        self._offset_ns: int | None = None
+        self._before_ns: int | None = None  # the time of the line before, as it has it
+
+    def learn(self, line: str, arrived_ns: int) -> None:
+        """What the line tells of the clock is known, for lines that are taken up later."""
+        if (told := _time_of(line[:_HEAD], arrived_ns)) is not None:
+            delay_ns = arrived_ns - told[0]
+            self._offset_ns = delay_ns if self._offset_ns is None else min(delay_ns, self._offset_ns)
+
+    def moment(self, line: str, arrived_ns: int) -> int:
+        """When the line was written: as it arrived, unless by its own time it came late."""
+        told = _time_of(line[:_HEAD], arrived_ns)
+        if told is None:
+            return arrived_ns
+        at_ns, step_ns = told
+        if self._before_ns is not None and at_ns < self._before_ns - _SET_BACK_NS:
+            self._offset_ns = None
+        self._before_ns = at_ns
+        self.learn(line, arrived_ns)
+        assert self._offset_ns is not None
+        return min(arrived_ns, at_ns + self._offset_ns + step_ns)
+
+
+def _time_of(head: str, arrived_ns: int) -> tuple[int, int] | None:
+    """(ns, what it is rounded down to) of the first time in the text, as if of UTC; None where there is none."""
+    if match := _WHOLE.search(head):
+        texts, fraction = [match[1] + (match[3] or "Z")], match[2]
+    elif match := _YEARLESS.search(head):
+        this = datetime.fromtimestamp(arrived_ns // _SECOND, tz=UTC).year
+        texts, fraction = [f"{year}-{match[1]}-{match[2]} {match[3]}Z" for year in (this - 1, this, this + 1)], match[4]
+    else:
+        return None
+    moments = []
+    for text in texts:
+        with suppress(ValueError):  # no such day in that year
+            moments.append(int(datetime.fromisoformat(text).timestamp()) * _SECOND)
+    if not moments:
+        return None
+    digits = fraction or ""
+    nearest = min(moments, key=lambda at_ns: abs(at_ns - arrived_ns))
+    return nearest + int(digits.ljust(9, "0")), 10 ** (9 - len(digits))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,60 +6,45 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
-from loadtests.external.arms import OipOptions, sampling_fields
+from loadtests.external.arms import OipOptions
+from loadtests.external.asking import Asking
 from servers.rpc.oip_pb2 import InferTensorContents, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 
 METHOD: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
 
-# Field of InferTensorContents for each datatype, and the bytes of one element in raw form (0: it tells its length).
+# Field of InferTensorContents for each datatype.
 _FIELDS: Final = {
-    "BOOL": ("bool_contents", 1),
-    "INT8": ("int_contents", 1),
-    "INT16": ("int_contents", 2),
-    "INT32": ("int_contents", 4),
-    "INT64": ("int64_contents", 8),
-    "UINT8": ("uint_contents", 1),
-    "UINT16": ("uint_contents", 2),
-    "UINT32": ("uint_contents", 4),
-    "UINT64": ("uint64_contents", 8),
-    "BYTES": ("bytes_contents", 0),
+    "BYTES": "bytes_contents",
+    "BOOL": "bool_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    "INT64": "int64_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "UINT64": "uint64_contents",
 }
 
 
-def infer_request(
-    options: OipOptions,
-    *,
-    model: str,
-    prompt: str | Sequence[int],
-    max_tokens: int,
-    whole_length: bool,
-    seed: int,
-    request_id: str,
-    greedy: bool = False,
-) -> bytes:
-    """One serialised ModelInferRequest. `whole_length` asks for exactly `max_tokens`, where the server can; `greedy` is
-    as for `sampling_fields`."""
+def infer_request(options: OipOptions, model: str, asking: Asking, request_id: str) -> bytes:
+    """Return one serialised ModelInferRequest."""
     request = ModelInferRequest(model_name=model, id=request_id)
     batch = [1] if options.batched else []
 
     def add(name: str, datatype: str, values: Sequence[Any]) -> None:
         if not name:
             return
-        contents = InferTensorContents(**{_FIELDS[datatype][0]: values})
+        contents = InferTensorContents(**{_FIELDS[datatype]: values})
         request.inputs.add(name=name, datatype=datatype, shape=[*batch, len(values)], contents=contents)
 
-    if isinstance(prompt, str):
-        add(options.prompt_tensor, "BYTES", [prompt.encode()])
+    if isinstance(asking.prompt, str):
+        add(options.prompt_tensor, "BYTES", [asking.prompt.encode()])
     else:
-        add(options.prompt_tensor, "INT32", prompt)
-        add(options.prompt_length_tensor, "INT32", [len(prompt)])
-    add(options.max_tokens_tensor, "INT32", [max_tokens])
+        add(options.prompt_tensor, "INT32", asking.prompt)
+        add(options.prompt_length_tensor, "INT32", [len(asking.prompt)])
+    add(options.max_tokens_tensor, "INT32", [asking.max_tokens])
     add(options.stream_tensor, "BOOL", [True])
-    if options.parameters_tensor:
-        sampling = sampling_fields(options, max_tokens=max_tokens, whole_length=whole_length, seed=seed, greedy=greedy)
-        add(options.parameters_tensor, "BYTES", [json.dumps({"max_tokens": max_tokens, **sampling}).encode()])
+    add(options.parameters_tensor, "BYTES", [json.dumps(asking.fields(options)).encode()])
     request.outputs.add(name=options.output_tensor)
     return request.SerializeToString()
 
@@ -100,17 +85,14 @@ def read_response(options: OipOptions, message: bytes) -> Piece:
 
 
 def _elements(response: ModelInferResponse, place: int) -> Piece:
-    output = response.outputs[place]
-    field, size = _FIELDS.get(output.datatype, ("", 0))
-    if not field:
+    output, raws = response.outputs[place], response.raw_output_contents
+    if output.datatype not in _FIELDS:
         return Piece(error=f'tensor "{output.name}" is {output.datatype}, which holds neither text nor token ids')
-    values, raws = list(getattr(output.contents, field)), response.raw_output_contents
+    values = list(getattr(output.contents, _FIELDS[output.datatype]))
     raw = raws[place] if place < len(raws) and not values else b""
     if output.datatype != "BYTES":
-        signed = output.datatype.startswith("INT")
-        ends = range(size, len(raw) + 1, size)
-        values += [int.from_bytes(raw[end - size : end], "little", signed=signed) for end in ends]
-        return Piece(tuple(values))
+        kind = np.dtype(output.datatype.lower()).newbyteorder("<")  # the protocol has NumPy's names
+        return Piece(tuple(values or np.frombuffer(raw, kind, len(raw) // kind.itemsize).tolist()))
     while raw:  # each element has its length before it, in four bytes
         end = 4 + int.from_bytes(raw[:4], "little")
         values.append(raw[4:end])

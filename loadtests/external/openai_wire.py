@@ -8,11 +8,11 @@ section 9.2 "Server-sent events".
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from loadtests.external.addresses import Address
-from loadtests.external.arms import OpenAiOptions, sampling_fields
+from loadtests.external.arms import OpenAiOptions
+from loadtests.external.asking import Asking
 
 DONE: Final = b"[DONE]"
 LARGEST_EVENT: Final = 4 * 1024 * 1024
@@ -50,31 +50,17 @@ def request_path(options: OpenAiOptions, address: Address) -> str:
     return address.path + _PATHS[options.endpoint]
 
 
-def request_body(
-    options: OpenAiOptions,
-    *,
-    model: str,
-    prompt: str | Sequence[int],
-    max_tokens: int,
-    whole_length: bool,
-    seed: int,
-    greedy: bool = False,
-) -> bytes:
-    """Return one streaming request as JSON.
-
-    `whole_length` asks for exactly `max_tokens`, where the server can; `greedy` is as for `sampling_fields`. A chat
-    takes text, as its one message; a completion takes text or token ids.
-    """
-    body: dict[str, Any] = {"model": model}
+def request_body(options: OpenAiOptions, model: str, asking: Asking) -> bytes:
+    """Return one streaming request as JSON. A chat takes text, as its one message; a completion text or token ids."""
+    prompt = asking.prompt
+    body: dict[str, Any] = {"model": model, "stream": True, **asking.fields(options)}
     if options.endpoint == "completions":
         body["prompt"] = prompt if isinstance(prompt, str) else list(prompt)
     else:
         body["messages"] = [{"role": "user", "content": prompt}]
-    body |= {"max_tokens": max_tokens, "stream": True}
     if options.usage != "off":
         each = {"continuous_usage_stats": True} if options.usage == "each" else {}
         body["stream_options"] = {"include_usage": True, **each}
-    body |= sampling_fields(options, max_tokens=max_tokens, whole_length=whole_length, seed=seed, greedy=greedy)
     return json.dumps(body, separators=(",", ":")).encode()
 
 
@@ -228,18 +214,12 @@ def read_event(data: bytes) -> Chunk:
 
 
 def text_in(data: bytes) -> str:
-    """Return the text that one event brings. ValueError for what is no JSON object."""
-    event = json.loads(data)
-    if type(event) is not dict:
-        raise ValueError(f"an event is no JSON object: {data[:80]!r}")
-    choices = event.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    """Return the text of an event in which `read_event` found neither an error nor an unknown form."""
+    choice = (json.loads(data).get("choices") or [{}])[0]
     delta = choice.get("delta")
-    if isinstance(delta, dict):
-        text = (delta.get("reasoning_content") or delta.get("reasoning") or "") + (delta.get("content") or "")
-    else:
-        text = choice.get("text")
-    return text if isinstance(text, str) else ""
+    if delta is None:
+        return str(choice.get("text") or "")
+    return str(delta.get("reasoning_content") or delta.get("reasoning") or "") + str(delta.get("content") or "")
 
 
 def _count(usage: Any, key: str) -> int | None:

@@ -7,8 +7,6 @@ Blocking and without gevent: it runs in the orchestrator.
 
 from __future__ import annotations
 
-import http.client
-import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -20,10 +18,9 @@ import grpc
 
 from loadtests.external import openai_wire
 from loadtests.external.addresses import parse_address
-from loadtests.external.answers import Asking, FailedError, connect, exchange, headers_of, oip_channel
+from loadtests.external.answers import FailedError, exchange, failures, oip_channel, requested
 from loadtests.external.arms import ExternalArm, OipOptions
-from loadtests.external.client_security import bearer_token, explain, server_name, without_token
-from loadtests.external.openai_wire import shortened
+from loadtests.external.asking import Asking
 from servers.rpc import oip_pb2, oip_pb2_grpc
 
 TOKENS = 8  # of the short answer
@@ -31,14 +28,6 @@ _PROMPT = "Tell me a short story about the sea."
 _POLL_S = 0.1
 _RETRY_S = 0.5
 _REQUEST_S = 120.0  # a server may load its model with its first request
-
-
-class NotReadyError(Exception):
-    """The server cannot serve yet, and may later."""
-
-
-class UnusableError(Exception):
-    """The server answered, and what it said will not change by waiting. One line with the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +50,8 @@ def wait_ready(
 ) -> Probe:
     """What the replica at `address` answered, once it did. `check` is called often and may raise to end the wait.
 
-    Raises UnusableError at once when waiting will not help, and NotReadyError after `timeout_s`. Before each further
-    try `not_yet` is called with the reason.
+    Raises FailedError, with a remedy at once when waiting will not help, and after `timeout_s` otherwise. Before each
+    further try `not_yet` is called with the reason.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -75,8 +64,8 @@ def wait_ready(
             time.sleep(_POLL_S / 2)
         try:
             return answer.result()
-        except NotReadyError as error:
-            if time.monotonic() + _RETRY_S > deadline:
+        except FailedError as error:
+            if not error.not_yet or time.monotonic() + _RETRY_S > deadline:
                 raise
             not_yet(str(error))
         until = time.monotonic() + _RETRY_S
@@ -86,37 +75,31 @@ def wait_ready(
 
 
 def _probe(answer: Future[Probe], config: ExternalArm, address: str, timeout_s: float) -> None:
-    """Set in `answer` what the server answered, or a NotReadyError or UnusableError."""
+    """Set in `answer` what the server answered, or a FailedError."""
     try:
-        answer.set_result(_probed(config, address, timeout_s))
-    except (NotReadyError, UnusableError) as error:
+        with failures(config, address):
+            answer.set_result(_probed(config, address, timeout_s))
+    except FailedError as error:
+        remedy = _HTTP_REMEDIES.get(error.http or 0) if config.kind == "openai" else _GRPC_REMEDIES.get(error.status)
+        if remedy and not error.not_yet:
+            error.args = (f"{error}: {remedy}",)
         answer.set_exception(error)
-    except ssl.SSLError as error:
-        host = parse_address(address, config.kind).host
-        answer.set_exception(UnusableError(explain(error, server_name(config, host))))
-    except Exception as error:  # whatever it is, the run must not wait for ever
-        kind = NotReadyError if isinstance(error, (OSError, http.client.HTTPException)) else UnusableError
-        answer.set_exception(kind(shortened(f"{type(error).__name__}: {error}")))
 
 
 def _probed(config: ExternalArm, address: str, timeout_s: float) -> Probe:
-    token = bearer_token(config)
     prompt: str | list[int] = _PROMPT
     if config.options.prompt == "token_ids":
         prompt = [3 + index % (config.vocab_size - 3) for index in range(TOKENS)]
-    asking = Asking(prompt=prompt, max_tokens=TOKENS, whole_length=True, seed=0, greedy=False)
-    try:
-        context = None
-        if config.kind == "openai":
-            context = _openai_context(config, address)
-        else:
-            _check_oip_model(config, address)
-        began = time.monotonic()
-        found = exchange(config, address, asking, timeout_s=timeout_s)
-    except FailedError as error:
-        raise _failure(config, error, shortened(without_token(str(error), token))) from None
+    context = None
+    if config.kind == "openai":
+        context = _openai_context(config, address)
+    else:
+        _check_oip_model(config, address)
+    began = time.monotonic()
+    asking = Asking(prompt=prompt, max_tokens=TOKENS, whole_length=True, seed=0)
+    found = exchange(config, address, asking, timeout_s=timeout_s)
     if not found.pieces and isinstance(config.options, OipOptions):
-        raise UnusableError(
+        raise FailedError(
             f'it was asked for {TOKENS} tokens and nothing came in tensor "{config.options.output_tensor}": '
             "does the model stream?"
         )
@@ -148,28 +131,15 @@ _GRPC_REMEDIES = {
 }
 
 
-def _failure(config: ExternalArm, error: FailedError, text: str) -> NotReadyError | UnusableError:
-    if error.status in ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"):
-        return NotReadyError(text)
-    remedy = _HTTP_REMEDIES.get(error.http or 0) if config.kind == "openai" else _GRPC_REMEDIES.get(error.status)
-    return UnusableError(f"{text}: {remedy}" if remedy else text)
-
-
 def _openai_context(config: ExternalArm, address: str) -> int | None:
-    """Return the longest context that the list of models tells. Raises NotReadyError where the server is not up, as far
+    """Return the longest context that the list of models tells. Raises FailedError where the server is not up, as far
     as /health and that list tell; servers have both, one or none."""
-    where = parse_address(address, config.kind)
-    for path in ("/health", f"{where.path}/models"):
-        connection = connect(config, where, 10.0)
-        try:
-            connection.request("GET", path, headers=headers_of(config))
-            answer = connection.getresponse()
+    for path in ("/health", f"{parse_address(address, config.kind).path}/models"):
+        with requested(config, address, "GET", path, 10.0) as answer:
             body = answer.read(openai_wire.LARGEST_EVENT)
-        finally:
-            connection.close()
         if answer.status in (502, 503):
-            message = openai_wire.error_of_body(answer.status, body)[1]
-            raise NotReadyError(without_token(message, bearer_token(config)))
+            status, message = openai_wire.error_of_body(answer.status, body)
+            raise FailedError(message, status=status, http=answer.status)
     return openai_wire.context_of(body, config.model_name) if answer.status == 200 else None
 
 
@@ -180,9 +150,9 @@ def _check_oip_model(config: ExternalArm, address: str) -> None:
         stub: Any = oip_pb2_grpc.GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
         call = {"timeout": 10.0, "metadata": metadata}
         if not stub.ServerReady(oip_pb2.ServerReadyRequest(), **call).ready:
-            raise NotReadyError("the server says that it is not ready")
+            raise FailedError("the server says that it is not ready", not_yet=True)
         if not stub.ModelReady(oip_pb2.ModelReadyRequest(name=name), **call).ready:
-            raise NotReadyError(f'the server says that model "{name}" is not ready')
+            raise FailedError(f'the server says that model "{name}" is not ready', not_yet=True)
         try:
             model = stub.ModelMetadata(oip_pb2.ModelMetadataRequest(name=name), **call)
         except grpc.RpcError as error:
@@ -193,4 +163,4 @@ def _check_oip_model(config: ExternalArm, address: str) -> None:
         what, tensors = ("output", model.outputs) if key == "output_tensor" else ("input", model.inputs)
         name, names = getattr(options, key), [tensor.name for tensor in tensors]
         if name and names and name not in names:
-            raise UnusableError(f'the model has no {what} "{name}" but {", ".join(names)}: set oip.{key}')
+            raise FailedError(f'the model has no {what} "{name}" but {", ".join(names)}: set oip.{key}')

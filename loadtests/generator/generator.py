@@ -16,11 +16,10 @@ import gevent
 from gevent.event import Event
 
 from loadtests.clients.call import Call
-from loadtests.clients.embedding import EMBED_PATH, EmbedCall
 from loadtests.clients.external_arms import external_route
+from loadtests.clients.grpc_call import EMBED_PATH, EmbedCall
 from loadtests.clients.inference import InferenceClient
-from loadtests.clients.own_arms import OwnEncoder
-from loadtests.clients.route import Client, Encode, Endpoint, Route
+from loadtests.clients.route import Client, Encode, Endpoint, OwnEncoder, Route
 from loadtests.generator.histogram import Histogram
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.precise_sleep import sleep_until

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import column_of
 from loadtests.clients.call import Call
-from loadtests.clients.embedding import EmbedCall
+from loadtests.clients.grpc_call import EmbedCall
 from loadtests.generator.preparer import RequestCopy
 from servers.metadata import ARM_HEADER, trailing_key, whole_number
 

@@ -22,9 +22,9 @@ import numpy as np
 from analysis.records.asked_answers import PATTERN
 from analysis.records.documents import write_document
 from loadtests.experiments.model import Experiment
-from loadtests.external.answers import Answer, Asking, ask
+from loadtests.external.answers import Answer, ask
 from loadtests.external.arms import ExternalArm
-from loadtests.external.planned_prompts import prompt_of, prompt_source
+from loadtests.external.asking import Asking, prompt_of, prompt_source
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.schedule import PlannedRequest, Schedule, planned_requests
 from loadtests.trials.context import TrialContext
@@ -92,6 +92,7 @@ class ExternalAnswers:
                 max_tokens=question.max_tokens,
                 whole_length=traffic.ignore_eos,
                 seed=0,
+                greedy=True,
             )
             for question in self._questions
         ]

@@ -11,8 +11,9 @@ import psutil
 
 from analysis.wording import counted
 from loadtests.external.addresses import Address, parse_address
+from loadtests.external.answers import FailedError
 from loadtests.external.arms import ExternalArm
-from loadtests.external.probes import NotReadyError, Probe, UnusableError, wait_ready
+from loadtests.external.probes import Probe, wait_ready
 from loadtests.traffic.lengths import IntArray
 from loadtests.trials.context import RunError, TrialContext
 from servers.clock import now_ns
@@ -87,13 +88,13 @@ def _probe(trial: TrialContext, arm: ExternalArm, name: str, address: str, token
     limit = trial.experiment.trials.ready_timeout_s
     try:
         probe = wait_ready(arm, address, timeout_s=limit, check=trial.check, not_yet=not_yet)
-    except NotReadyError as error:
+    except FailedError as error:
+        if not error.not_yet:
+            raise RunError(f'arm "{arm.name}": {address} cannot be used: {error}') from None
         raise RunError(
             f'arm "{arm.name}": {address} was not ready after {limit:g} s ({error}): start the server, correct the '
             "address, or raise trials.ready_timeout_s"
         ) from None
-    except UnusableError as error:
-        raise RunError(f'arm "{arm.name}": {address} cannot be used: {error}') from None
     if probe.context is not None and (over := tokens[tokens > probe.context]).size:
         have = "has" if over.size == 1 else "have"
         raise RunError(

@@ -20,9 +20,9 @@ import h2.exceptions
 import h2.settings
 from gevent.event import Event
 
+from loadtests.clients.frames import Metadata, encode_metadata
 from loadtests.clients.grpc_call import GrpcCall
 from loadtests.clients.inference import InferenceClient
-from loadtests.clients.metadata import Metadata, encode_metadata
 from servers.rpc.inference_pb2 import GenerateChunk, GenerateRequest
 from tests.fakes.http_servers import Listening
 from tests.fakes.processes import wait_for

@@ -19,12 +19,11 @@ from hpack import Encoder
 
 from loadtests.clients.call import Call
 from loadtests.clients.connection import Connection
-from loadtests.clients.embedding import EmbedCall
+from loadtests.clients.external_arms import OipCall
 from loadtests.clients.frames import ProtocolError
-from loadtests.clients.grpc_call import GrpcCall
+from loadtests.clients.grpc_call import EmbedCall, GrpcCall
 from loadtests.clients.headers import HeaderDecoder, HeaderError
 from loadtests.clients.inference import InferenceClient
-from loadtests.clients.oip import OipCall
 from loadtests.clients.openai_call import OpenAiCall
 from loadtests.external.arms import OipOptions
 from loadtests.generator.record import embed_record_of, record_of, request_batch

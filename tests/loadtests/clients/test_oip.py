@@ -16,12 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtests.clients.call import Call
-from loadtests.clients.embedding import EmbedCall
-from loadtests.clients.external_arms import external_route
-from loadtests.clients.oip import oip_client
-from loadtests.clients.own_arms import OwnEncoder
-from loadtests.clients.route import Endpoint, Route
+from loadtests.clients.external_arms import external_route, oip_client
+from loadtests.clients.grpc_call import EmbedCall
+from loadtests.clients.route import Endpoint, OwnEncoder, Route
 from loadtests.external.arms import ExternalArm, OipArm, OipOptions, OpenAiArm, OpenAiOptions
+from loadtests.external.asking import Asking
 from loadtests.external.oip_wire import infer_request, read_response
 from loadtests.generator.generator import Generator
 from loadtests.generator.load_log import LoadLog
@@ -72,9 +71,8 @@ def ask(address: str, model: str, options: OipOptions, tokens: int = 5) -> Call:
     client = oip_client(config("oip", address, oip=options), address)
     prompt: Any = [5, 6, 7] if options.prompt == "token_ids" else "tell me"
     done: list[Call] = []
-    body = infer_request(
-        options, model=model, prompt=prompt, max_tokens=tokens, whole_length=True, seed=1, request_id="1-1"
-    )
+    asking = Asking(prompt=prompt, max_tokens=tokens, whole_length=True, seed=1)
+    body = infer_request(options, model, asking, "1-1")
     call = client.start(body, timeout_s=10, on_done=done.append)
     assert call.wait(PATIENCE_S)
     client.close()

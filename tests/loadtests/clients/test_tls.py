@@ -67,7 +67,7 @@ class Server:
 
 
 def shaken(pem: Certificates) -> tuple[TlsStream, Server]:
-    stream = TlsStream(client_context(SecurityConfig(tls_ca=pem.ca)), "localhost", http2=True)
+    stream = TlsStream(client_context(SecurityConfig(tls_ca=pem.ca)), "localhost")
     server = Server(pem)
     out = stream.handshake(b"")
     for _ in range(5):
@@ -121,7 +121,7 @@ def test_a_server_that_is_refused_is_told_why(pem: Certificates) -> None:
     server = threading.Thread(target=serve)
     server.start()
     with near, pytest.raises(TlsError, match="is not trusted"):
-        secure(near, client_context(SecurityConfig()), "localhost", http2=False)
+        secure(near, client_context(SecurityConfig()), "localhost")
     server.join()
     assert "UNKNOWN_CA" in str(told[0].reason)
 

@@ -21,7 +21,7 @@ import pytest
 from loadtests.commands.arm_flags import ARM_FLAGS, USUAL, preset_arm
 from loadtests.commands.inspect import inspected_arm
 from loadtests.commands.main import COMMANDS, main
-from loadtests.external.replica_name import check_replica
+from loadtests.external.grpc_channel import check_replica
 from servers.complaint import ConfigError
 from servers.config import EngineConfig, ModelConfig
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc

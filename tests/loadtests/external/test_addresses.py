@@ -10,9 +10,8 @@ import pytest
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table, to_table
 from loadtests.external.addresses import Address, parse_address
-from loadtests.external.arms import OipArm, OipOptions, OpenAiArm, OpenAiOptions
+from loadtests.external.arms import OipArm, OipOptions, OpenAiArm, OpenAiOptions, TelemetryConfig
 from loadtests.external.client_security import SecurityConfig, bearer_token, server_name
-from loadtests.external.telemetry import TelemetryConfig
 from servers.complaint import ConfigError
 from servers.fields import Settings
 from tests.fakes.credentials import make_certificates
@@ -48,18 +47,18 @@ def test_address_has_the_parts_that_its_protocol_needs(text: str, kind: Any, add
 @pytest.mark.parametrize(
     ("text", "kind", "says"),
     [
-        ("host:8000", "openai", "has no scheme"),
-        ("grpc://host:8000", "openai", 'the scheme "grpc"'),
-        ("http://", "openai", "names no host"),
-        ("http://host:99999/v1", "openai", "port 99999"),
-        ("http://host:0/v1", "openai", "port 0"),
+        ("host:8000", "openai", "is not http:// or https:// with a host"),
+        ("grpc://host:8000", "openai", "give one such as http://host:8000/v1"),
+        ("http://", "openai", "with a host"),
+        ("http://host:99999/v1", "openai", "port from 1 to 65535"),
+        ("http://host:0/v1", "openai", "port from 1 to 65535"),
         ("http://me:s3cret@host/v1", "openai", "token_env"),
-        ("http://host/v1?key=s3cret", "openai", "query"),
-        ("http://host/v1#top", "openai", "fragment"),
-        ("unix:///run/x.sock", "openai", 'the scheme "unix"'),
-        ("http://ho st/v1", "openai", "a space"),
-        ("grpc://host", "oip", "names no port"),
-        ("grpc://host:1/path", "oip", "gRPC has none"),
+        ("http://host/v1?key=s3cret", "openai", "token_env"),
+        ("http://host/v1#top", "openai", "query"),
+        ("unix:///run/x.sock", "oip", 'the scheme "unix"'),
+        ("http://ho st/v1", "openai", "with a host"),
+        ("grpc://host", "oip", 'address "grpc://host" is not host:port'),
+        ("grpc://host:1/path", "oip", "is not host:port"),
     ],
 )
 def test_unusable_address_says_what_to_write(text: str, kind: Any, says: str) -> None:
@@ -92,9 +91,9 @@ def oip(**options: Any) -> dict[str, Any]:
         ({"modle_name": "x"}, "arms.vllm.modle_name is unknown: did you mean model_name?"),
         ({"kind": "http"}, 'arms.vllm.kind is "http": use "tailgate", "openai", "oip"'),
         ({"address": 7}, "arms.vllm.address is 7: give a list"),
-        ({"address": []}, "arms.vllm.address is empty"),
+        ({"address": []}, "arms.vllm.address is []: give 1 or more"),
         ({"address": ["http://a/v1", "http://a/v1"]}, "there twice"),
-        ({"address": "host"}, 'arms.vllm.address "host" has no scheme'),
+        ({"address": "host"}, 'arms.vllm.address "host" is not http://'),
         ({"model_name": ""}, "arms.vllm.model_name is empty"),
         ({"token_env": "sk-1234-secret"}, "arms.vllm.token_env is not the name of an environment variable"),
         ({"tls_ca": "ca.pem"}, "no address uses TLS"),

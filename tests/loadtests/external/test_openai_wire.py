@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from loadtests.clients.openai import OpenAiClient
 from loadtests.clients.openai_call import OpenAiCall
 from loadtests.external.addresses import parse_address
-from loadtests.external.answers import Answer, Asking, ask
+from loadtests.external.answers import Answer, FailedError, ask
 from loadtests.external.arms import ExternalArm, OipArm, OipOptions, OpenAiArm, OpenAiOptions
+from loadtests.external.asking import Asking
 from loadtests.external.client_security import SecurityConfig
 from loadtests.external.openai_wire import (
     LARGEST_EVENT,
@@ -29,7 +30,7 @@ from loadtests.external.openai_wire import (
     request_body,
     request_path,
 )
-from loadtests.external.probes import NotReadyError, Probe, UnusableError, wait_ready
+from loadtests.external.probes import Probe, wait_ready
 from servers.fields import read
 from tests.fakes import triton
 from tests.fakes.credentials import make_certificates
@@ -136,7 +137,7 @@ def test_body_of_an_error_is_told_whatever_it_is() -> None:
 
 def body(options: OpenAiOptions, prompt: str | list[int], *, whole: bool = True) -> dict[str, object]:
     content: dict[str, object] = json.loads(
-        request_body(options, model="m", prompt=prompt, max_tokens=9, whole_length=whole, seed=2**40 + 3)
+        request_body(options, "m", Asking(prompt=prompt, max_tokens=9, whole_length=whole, seed=2**40 + 3))
     )
     return content
 
@@ -193,7 +194,7 @@ def test_a_count_of_the_prompt_is_bounded() -> None:
 
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nconnection: close\r\n\r\n"
-ASKING = Asking(prompt="Say it.", max_tokens=4, whole_length=True, seed=7)
+ASKING = Asking(prompt="Say it.", max_tokens=4, whole_length=True, seed=7, greedy=True)
 
 IDS: dict[str, Any] = {
     **{"prompt": "token_ids", "prompt_tensor": "input_ids", "prompt_length_tensor": "input_lengths", "batched": True},
@@ -337,7 +338,7 @@ def test_token_ids_are_sent_where_the_arm_takes_them() -> None:
     ],
 )
 def test_answer_that_waiting_will_not_change_ends_the_wait(reply: bytes, says: str) -> None:
-    with HttpPeer(server(reply)) as peer, pytest.raises(UnusableError, match=says):
+    with HttpPeer(server(reply)) as peer, pytest.raises(FailedError, match=says):
         probe(openai(peer.address))
 
 
@@ -376,7 +377,7 @@ def test_certificate_is_checked(tmp_path: Path) -> None:
             (SecurityConfig(), "not trusted.*tls_ca"),
             (SecurityConfig(tls_ca=files.ca), "is for another name.*tls_server_name"),
         ):
-            with pytest.raises(UnusableError, match=says):
+            with pytest.raises(FailedError, match=says):
                 probe(openai(peer.address, **dict(security)))
 
 
@@ -400,14 +401,14 @@ def test_inference_server_answers_as_the_load_will_ask(address: str) -> None:
 def test_inference_server_that_cannot_be_used_says_why(
     address: str, model: str, options: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(UnusableError, match=says):
+    with pytest.raises(FailedError, match=says):
         probe(oip(address, model, **options))
 
 
 def test_model_that_loads_is_waited_for(address: str) -> None:
-    with pytest.raises(NotReadyError, match='model "loading" is not ready'):
+    with pytest.raises(FailedError, match='model "loading" is not ready'):
         probe(oip(address, "loading"), timeout_s=0.2)
-    with pytest.raises(NotReadyError, match="UNAVAILABLE"):
+    with pytest.raises(FailedError, match="UNAVAILABLE"):
         probe(oip("grpc://127.0.0.1:1", "text"), timeout_s=0.2)
 
 
@@ -509,8 +510,7 @@ def test_extra_tables_and_lists_are_sent_as_they_are() -> None:
     table = {"kind": "openai", "address": "http://h/v1", "model_name": "m", "openai": {"extra": extra}}
     config = read(OpenAiArm, {"name": "a", **table})
     assert isinstance(config.options, OpenAiOptions)
-    body = request_body(config.options, model="m", prompt="x", max_tokens=8, whole_length=False, seed=1)
-    assert extra.items() <= json.loads(body).items()
+    assert extra.items() <= body(config.options, "x").items()
 
 
 @pytest.mark.parametrize(

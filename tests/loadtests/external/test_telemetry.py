@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from loadtests.experiments.model import Experiment
-from loadtests.external.compile_lines import CompileLog, LoggedCompile
-from loadtests.external.line_clock import LineClock
+from loadtests.external.compile_lines import CompileLog, LineClock, LoggedCompile
 from servers.complaint import ConfigError
 from tests.fakes.processes import refusal
 from tests.fakes.whole_run import experiment

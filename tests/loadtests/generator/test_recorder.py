@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_end, read_table
-from loadtests.clients.embedding import EmbedCall
+from loadtests.clients.grpc_call import EmbedCall
 from loadtests.external.arms import OpenAiArm, OpenAiOptions
 from loadtests.external.client_security import SecurityConfig
 from loadtests.generator import own_cost

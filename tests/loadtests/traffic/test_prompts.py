@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from loadtests.external.arms import OpenAiArm, OpenAiOptions
-from loadtests.external.planned_prompts import prompt_source
+from loadtests.external.asking import prompt_source
 from loadtests.traffic.drawing import build_schedule, read_source
 from loadtests.traffic.prompts import PromptSource, load_prompt_text, prompt_words, token_ids
 from loadtests.traffic.schedule import BLOCKS, SCHEDULE, PlannedRequest, Schedule, planned_requests

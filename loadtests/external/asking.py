@@ -1,10 +1,14 @@
-"""The prompt of a planned request as an external arm takes it: token ids or text."""
+"""What an external arm is asked: the prompt of a planned request as it takes it, and how it is to answer."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 
-from loadtests.external.arms import ExternalArm, OpenAiOptions
+from loadtests.external.arms import ExternalArm, OipOptions, OpenAiOptions
 from loadtests.traffic.prompts import Pieces, PromptSource, PromptText, load_prompt_text
 from loadtests.traffic.schedule import PlannedRequest
 
@@ -17,6 +21,35 @@ _COMMON_WORDS = (
     *("area", "money", "story", "fact", "month", "lot", "right", "study", "book", "eye", "job", "word", "business"),
     *("issue", "side", "kind", "head", "house", "service", "friend", "father", "power", "hour", "game", "line", "end"),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """One prompt as the arm takes it, and how it is to answer.
+
+    `whole_length` asks for exactly `max_tokens`, where the server can. The answer is greedy unless the arm's `extra`
+    says otherwise, and with `greedy` whatever that says.
+    """
+
+    prompt: str | Sequence[int]
+    max_tokens: int
+    whole_length: bool
+    seed: int
+    greedy: bool = False
+
+    def fields(self, options: OpenAiOptions | OipOptions) -> dict[str, Any]:
+        """Return what a request says of its answer, `extra` included."""
+        sampling: dict[str, Any] = {"temperature": 0, "seed": self.seed & 0x7FFFFFFF}
+        length: dict[str, Any] = {}
+        if self.whole_length:
+            length = {name: True if name == "ignore_eos" else self.max_tokens for name in options.length_fields}
+        return {
+            "max_tokens": self.max_tokens,
+            **sampling,
+            **length,
+            **options.extra,
+            **(sampling if self.greedy else {}),
+        }
 
 
 def prompt_source(config: ExternalArm, traffic: PromptSource) -> PromptSource:
