@@ -18,9 +18,6 @@ _SHORTEST_BUCKET = 32  # tokens
 # Modes in which inductor manages CUDA graphs by itself.
 GRAPH_TREE_MODES = ("reduce-overhead", "max-autotune")
 
-# The oldest NVIDIA GPUs that multiply float8: Ada and Hopper.
-FLOAT8_CAPABILITY = (8, 9)
-
 # What the compiler does that holds the device while it lasts; an eager fallback runs, only slower. A limit hit lasts
 # from the try to the moment when the compiler gave up.
 STALLING_KINDS = ("compile", "recompile", "graph_capture", "autotune", "limit_hit", "jit")
@@ -30,8 +27,26 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 Task = Literal["generate", "embed"]
 Pooling = Literal["mean", "cls"]
 Quantisation = Literal["none", "float8-per-row", "float8-weight-only", "int8-weight-only", "int4-weight-only"]
-# Those that widen each weight before its product, which any device can.
+# Those that widen each weight before its product, which needs nothing of a device.
 _WIDENED = ("float8-weight-only", "int8-weight-only")
+# Those whose weights are read as one matrix where projections of one input are joined.
+_JOINED = ("none", "float8-per-row")
+# The oldest NVIDIA GPUs that know float8: Ada and Hopper.
+_FLOAT8_CAPABILITY = (8, 9)
+# What each task has no use for, and why.
+_UNUSED: Mapping[Task, Mapping[str, str]] = {
+    "generate": {
+        "model.pooling": "only embeddings are pooled",
+        "engine.max_wait_ms": "its requests join while others run",
+    },
+    "embed": {
+        "model.quantisation": "encoders are served in their own weights alone",
+        "engine.prefill_batch": "a step takes up to engine.slots texts",
+        "engine.prefill_chunk": "an encoder reads each text whole",
+        "shapes.context_ladder": "an encoder has no cache and so no context",
+        "compile.join_projections": "encoders multiply with biases, which are not joined",
+    },
+}
 
 
 def _found(model_id: str) -> str:
@@ -95,20 +110,9 @@ class ModelConfig(Settings):
     quantisation: Quantisation = "none"
 
     @property
-    def in_float8(self) -> bool:
-        """Whether weights are held as float8 numbers, which GPUs know from FLOAT8_CAPABILITY on."""
-        return self.quantisation.startswith("float8")
-
-    @property
     def embeds(self) -> bool:
         """Whether the model embeds texts instead of generating them."""
         return self.task == "embed"
-
-    @property
-    def joins_projections(self) -> bool:
-        """Whether products of one input can become one: an encoder's have biases, and quantised weights are read as one
-        matrix only where they are in float8 per row."""
-        return _joins_projections(self.task, self.quantisation)
 
     @model_validator(mode="after")
     def _task_fits(self) -> Self:
@@ -119,40 +123,27 @@ class ModelConfig(Settings):
                 f'task is "{self.task}" but model.id "{self.id}" {does}: set model.task = "{task}", or take '
                 f"random:{', random:'.join(others)}"
             )
-        if self.pooling != "mean" and not self.embeds:
-            raise ValueError(
-                f'pooling is "{self.pooling}" but model.task is "{self.task}", and only embeddings are pooled: '
-                'leave it out, or set model.task = "embed"'
-            )
-        if self.quantisation != "none" and self.embeds:
-            raise ValueError(
-                f'quantisation is "{self.quantisation}" but model.task is "embed", and encoders are served in '
-                "their own weights alone: leave it out"
-            )
         return self
 
 
-def _joins_projections(task: Any, quantisation: Any) -> bool:
-    return quantisation in ("none", "float8-per-row") and task != "embed"
+def check_quantisation(model: ModelConfig, *, on_gpu: bool, capability: tuple[int, int] | None = None) -> None:
+    """Check that such a device multiplies weights so quantised, and that what quantises them is installed.
 
-
-def check_quantisation(model: ModelConfig, *, on_gpu: bool) -> None:
-    """Such a device multiplies weights so quantised, in the model's dtype. Raises ConfigError."""
+    `capability` is the compute capability of a GPU, None where it is unknown. Raises ConfigError.
+    """
     asked = f'model.quantisation is "{model.quantisation}"'
-    if model.quantisation in ("none", *_WIDENED):
+    if model.quantisation == "none":
         return
-    if not on_gpu:
+    if not on_gpu and model.quantisation not in _WIDENED:
         raise ConfigError(f"{asked} but the model runs on the CPU, which only knows {' and '.join(_WIDENED)}: use one")
-    if model.dtype not in ("auto", "bfloat16"):
+    if model.dtype not in ("auto", "bfloat16") and model.quantisation not in _WIDENED:
         raise ConfigError(f'{asked} but model.dtype is "{model.dtype}": it needs dtype = "bfloat16"')
-
-
-def check_torchao(model: ModelConfig) -> None:
-    """What quantises the weights is installed, where that is asked for. Raises ConfigError."""
-    if model.quantisation != "none" and importlib.util.find_spec("torchao") is None:
+    if importlib.util.find_spec("torchao") is None:
+        raise ConfigError(f"{asked} and torchao, which does it, is not installed: pip install 'tailgate[quantisation]'")
+    if capability is not None and model.quantisation.startswith("float8") and capability < _FLOAT8_CAPABILITY:
+        own, oldest = (".".join(map(str, pair)) for pair in (capability, _FLOAT8_CAPABILITY))
         raise ConfigError(
-            f'model.quantisation is "{model.quantisation}" and torchao, which does it, is not installed: '
-            "pip install 'tailgate[quantisation]'"
+            f"{asked} but the GPU has compute capability {own}, and float8 is known from {oldest} on: use another"
         )
 
 
@@ -293,15 +284,21 @@ class ArmConfig(Settings):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        self._check_task()
-        if self.model.device != "auto":
-            check_quantisation(self.model, on_gpu=self.model.device != "cpu")
+        for path, why in _UNUSED[self.model.task].items():
+            part, _, key = path.partition(".")
+            value, field = getattr(getattr(self, part), key), type(getattr(self, part)).model_fields[key]
+            if value != field.default:
+                raise ValueError(
+                    f'{path} is {as_toml(value)} but model.task is "{self.model.task}", and {why}: leave it out'
+                )
+        if self.model.embeds and (preset := RANDOM_PRESETS.get(self.model.id.removeprefix("random:"))):
+            check_positions(self.model, self.engine, preset["max_position_embeddings"])
         shapes, engine, compiled = self.shapes, self.engine, self.compile
         if shapes.kind == "exact" and shapes.min_size > engine.slots:
             raise ValueError(
                 f"shapes.min_size is {shapes.min_size} but engine.slots is {engine.slots}: raise engine.slots"
             )
-        if compiled.join_projections and not self.model.joins_projections:
+        if compiled.join_projections and self.model.quantisation not in _JOINED:
             raise ValueError(
                 f'compile.join_projections is true but model.quantisation is "{self.model.quantisation}", and of '
                 'quantised weights those in "float8-per-row" alone are joined: leave it out'
@@ -327,36 +324,6 @@ class ArmConfig(Settings):
                     f"{limited_by}"
                 )
         return self
-
-    def _check_task(self) -> None:
-        """What is set belongs to the model's task."""
-        model, engine = self.model, self.engine
-        if not model.embeds:
-            if engine.max_wait_ms:
-                raise ValueError(
-                    f'engine.max_wait_ms is {engine.max_wait_ms:g} but model.task is "{model.task}", whose '
-                    "requests join while others run: leave it out"
-                )
-            return
-        for key in ("prefill_batch", "prefill_chunk"):
-            value = getattr(engine, key)
-            if value != EngineConfig.model_fields[key].default:
-                raise ValueError(
-                    f'engine.{key} is {value} but model.task is "embed": an encoder reads each text whole, in one '
-                    "step of up to engine.slots texts, so leave it out"
-                )
-        if self.shapes.context_ladder:
-            raise ValueError(
-                f'shapes.context_ladder is {list(self.shapes.context_ladder)} but model.task is "embed", and an '
-                "encoder has no cache and so no context: leave it out"
-            )
-        if self.compile.join_projections:
-            raise ValueError(
-                'compile.join_projections is true but model.task is "embed", and encoders multiply with '
-                "biases, which are not joined: leave it out"
-            )
-        if model.id.startswith("random:"):
-            check_positions(model, engine, RANDOM_PRESETS[model.id.removeprefix("random:")]["max_position_embeddings"])
 
     @property
     def length_ladder(self) -> tuple[int, ...]:
@@ -404,11 +371,6 @@ def doubling(first: int, last: int) -> tuple[int, ...]:
 def default_lengths(longest: int) -> tuple[int, ...]:
     """Return the length ladder of an arm that names none, for steps of up to `longest` tokens."""
     return doubling(_SHORTEST_BUCKET, longest)
-
-
-def default_batches(rows: int) -> tuple[int, ...]:
-    """Return the batch ladder of an arm that names none, for steps of up to `rows` rows."""
-    return doubling(1, rows)
 
 
 def prefill_lengths(shapes: ShapeConfig, engine: EngineConfig) -> tuple[int, ...]:
@@ -477,11 +439,11 @@ def with_preset(table: Mapping[str, Any]) -> dict[str, Any]:
     shapes, policy = _POLICIES[preset] if known else ({}, {})  # type: ignore[index]
     if isinstance(own, Mapping):
         policy = {"warmup": policy.get("warmup", "shapes")} if own.get("enabled") is False else policy
-        of_inductor = ("options", "join_projections") if own.get("backend", "inductor") != "inductor" else ()
-        joins = not isinstance(model, Mapping) or _joins_projections(
-            model.get("task", "generate"), model.get("quantisation", "none")
-        )
-        left = (*of_inductor, *(() if joins else ("join_projections",)))
+        left = ["options", "join_projections"] if own.get("backend", "inductor") != "inductor" else []
+        if isinstance(model, Mapping) and (
+            model.get("task") == "embed" or model.get("quantisation", "none") not in _JOINED
+        ):
+            left.append("join_projections")
         policy = {key: value for key, value in policy.items() if key not in left}
     return {**table, "shapes": over(shapes, table.get("shapes", {})), "compile": over(policy, own)}
 

@@ -22,12 +22,7 @@ from loadtests.trials.environment import count_gpus, sees_gpu
 from loadtests.trials.parity_texts import read_texts
 from loadtests.workers.channel import channel_token
 from servers.complaint import ConfigError
-from servers.config import (
-    FLOAT8_CAPABILITY,
-    ArmConfig,
-    check_quantisation,
-    check_torchao,
-)
+from servers.config import ArmConfig, check_quantisation
 from servers.security import server_tls
 from servers.splitter.envoy import envoy_path
 
@@ -71,30 +66,14 @@ def check_arm(config: ArmConfig) -> None:
     on_cpu = device == "cpu" or (device == "auto" and not sees_gpu())
     if on_cpu and config.compile.enabled and config.compile.backend == "inductor":
         check_compiler(config.name)
-    _check_quantisation(config, on_cpu=on_cpu)
+    newest = None if on_cpu else max((gpu.capability for gpu in shown_gpus() if gpu.capability), default=None)
+    try:
+        check_quantisation(config.model, on_gpu=not on_cpu, capability=newest)
+    except ConfigError as error:
+        raise ConfigError(f"arms.{config.name}.{error}") from None
     _check_model(config)
     if config.compile.artifact:
         _check_artifact(config, "cpu" if on_cpu else config.model.device.replace("auto", "cuda"))
-
-
-def _check_quantisation(config: ArmConfig, *, on_cpu: bool) -> None:
-    model = config.model
-    try:
-        check_quantisation(model, on_gpu=not on_cpu)
-        check_torchao(model)
-    except ConfigError as error:
-        raise ConfigError(f"arms.{config.name}.{error}") from None
-    newest = (
-        max((gpu.capability for gpu in shown_gpus() if gpu.capability), default=None)
-        if model.in_float8 and not on_cpu
-        else None
-    )
-    if newest is not None and newest < FLOAT8_CAPABILITY:
-        raise ConfigError(
-            f'arm "{config.name}": model.quantisation is "{model.quantisation}" but the newest GPU here has compute '
-            f"capability {newest[0]}.{newest[1]}, and float8 is known from "
-            f"{FLOAT8_CAPABILITY[0]}.{FLOAT8_CAPABILITY[1]} on: use another"
-        )
 
 
 def _check_model(config: ArmConfig) -> None:

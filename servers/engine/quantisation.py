@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from servers.complaint import ConfigError
-from servers.config import FLOAT8_CAPABILITY, ModelConfig, check_quantisation, check_torchao
+from servers.config import ModelConfig, check_quantisation
 
 GROUP = 128  # weights along a row that share a scale, in int4
 
@@ -24,17 +24,11 @@ def quantise(model: Any, settings: ModelConfig) -> None:
         return
     asked = f'model.quantisation is "{settings.quantisation}"'
     device = next(model.parameters()).device
-    check_quantisation(settings, on_gpu=device.type == "cuda")
-    check_torchao(settings)
+    on_gpu = device.type == "cuda"
+    capability = torch.cuda.get_device_capability(device) if on_gpu else None
+    check_quantisation(settings, on_gpu=on_gpu, capability=capability)
     if getattr(model.config, "quantization_config", None) is not None:
         raise ConfigError(f"{asked} but the files of {settings.id} are quantised already: leave it out")
-    if settings.in_float8 and device.type != "cpu":
-        own = torch.cuda.get_device_capability(device)
-        if own < FLOAT8_CAPABILITY:
-            raise ConfigError(
-                f"{asked} but {torch.cuda.get_device_name(device)} has compute capability {own[0]}.{own[1]}, and "
-                f"float8 is known from {FLOAT8_CAPABILITY[0]}.{FLOAT8_CAPABILITY[1]} on: use another"
-            )
     output = model.get_output_embeddings()
     linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     wanted = {name: layer for name, layer in linear.items() if layer is not output}

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Literal
 
 from servers.complaint import ConfigError
-from servers.config import ArmConfig, EngineConfig, ShapeConfig, default_batches, prefill_lengths, prompt_contexts
+from servers.config import ArmConfig, EngineConfig, ShapeConfig, doubling, prefill_lengths, prompt_contexts
 
 # Beginnings of prompts, later chunks of prompts, or one token a row; whole texts for an encoder.
 Kind = Literal["prefill", "extend", "decode", "encode"]
@@ -158,14 +158,14 @@ def shape_policy(shapes: ShapeConfig, engine: EngineConfig, *, embeds: bool = Fa
     if shapes.kind == "exact":
         return ExactShape(engine=engine, min_size=shapes.min_size, first=first)
     is_padded = shapes.kind == "pad"
-    batches = (engine.slots,) if is_padded else shapes.batch_ladder or default_batches(engine.slots)
+    batches = (engine.slots,) if is_padded else shapes.batch_ladder or doubling(1, engine.slots)
     lengths = prefill_lengths(shapes, engine)
     if embeds:
         return Buckets(prefill_batches=batches, lengths=lengths, first=first)
     # one step: decode attention skips the positions that a row does not hold, so padding costs it next to nothing
     contexts = {min(step, engine.max_length) for step in shapes.context_ladder or (engine.max_length,)}
     return Buckets(
-        prefill_batches=(engine.prefill_batch,) if is_padded else default_batches(engine.prefill_batch),
+        prefill_batches=(engine.prefill_batch,) if is_padded else doubling(1, engine.prefill_batch),
         lengths=lengths,
         batches=batches,
         contexts=tuple(sorted(contexts)),

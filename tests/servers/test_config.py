@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servers.complaint import LONGEST, ConfigError, fault, one_line, span_s, unwritten
-from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig, with_preset
+from servers.config import (
+    ArmConfig,
+    CompileConfig,
+    EngineConfig,
+    ModelConfig,
+    ShapeConfig,
+    check_quantisation,
+    with_preset,
+)
 from servers.engine.shapes import StepShape, shape_policy
 from servers.fields import read
 from servers.presets import PRESETS
@@ -161,6 +169,15 @@ def test_captured_graphs_need_planned_shapes_that_are_warmed(
 ) -> None:
     table = {"shapes": shapes, "compile": {"enabled": True, "capture": True, **policy}}
     refusal(ArmConfig.from_dict, table, words=("arm.compile.capture is true", *words))
+
+
+def test_a_dtype_or_a_gpu_that_quantised_weights_cannot_use_is_refused() -> None:
+    for model, words in (
+        (ModelConfig(quantisation="int4-weight-only", dtype="float16"), ('"float16"', 'dtype = "bfloat16"')),
+        (ModelConfig(quantisation="float8-weight-only"), ("capability 8.0", "8.9 on")),
+    ):
+        refusal(check_quantisation, model, on_gpu=True, capability=(8, 0), words=words)
+        check_quantisation(model.replace(dtype="auto"), on_gpu=True, capability=(8, 9))
 
 
 def test_a_chunk_is_never_longer_than_the_longest_prompt() -> None:

@@ -111,8 +111,6 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
             ("compile.join_projections is true", "model.quantisation"),
         ),
         ({"model": {"quantisation": "fp4"}}, ('model.quantisation is "fp4"', "float8-per-row")),
-        ({"model": {"quantisation": "float8-per-row", "device": "cpu"}}, ("float8-per-row", "CPU")),
-        ({"model": {"quantisation": "float8-per-row", "device": "cuda", "dtype": "float16"}}, ('dtype = "bfloat16"',)),
         (
             {"model": {"quantisation": "int8-weight-only", "device": "cpu"}, "parity": {"full": True}},
             ('control "eager"', "model.quantisation", "int8-weight-only"),
