@@ -20,12 +20,11 @@ from servers import stdout
 from servers.complaint import ConfigError
 from servers.processes import TemporaryFolder, log_tail
 from servers.security import check_named, server_tls
-from servers.splitter.admin import Admin, SplitterError, admin_address
+from servers.splitter.admin import Admin, SplitterError, admin_address, reweight
 from servers.splitter.bootstrap import bootstrap
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
-from servers.splitter.grpc_route import grpc_route_manifest
-from servers.splitter.live import reweight
+from servers.splitter.kubernetes import grpc_route_manifest
 
 EXAMPLES = """\
   tailgate split --arm eager=127.0.0.1:50051 --arm compiled-padded=127.0.0.1:50052,127.0.0.1:50053 \

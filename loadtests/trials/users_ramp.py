@@ -26,8 +26,7 @@ from loadtests.trials.users_trial import UsersTrial, observed_of
 from loadtests.trials.weights import UNANSWERED, Splitter, WeightController, splitter_of
 from servers.clock import now_ns
 from servers.complaint import ConfigError
-from servers.splitter.admin import Admin, SplitterError
-from servers.splitter.live import configured_shares, live_shares, log_path, replica_addresses
+from servers.splitter.admin import Admin, SplitterError, configured_shares, live_shares, log_path, replica_addresses
 
 # The last interim analysis says nothing of now once it is older than four blocks, and a minute.
 _STALE_S: Final = 60.0

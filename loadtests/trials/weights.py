@@ -17,9 +17,8 @@ from analysis.records.weight_journal import BY_HAND, WeightChange, append
 from loadtests.experiments.users import UsersConfig
 from servers.clock import now_ns
 from servers.complaint import ConfigError
-from servers.splitter.admin import Admin, SplitterError
+from servers.splitter.admin import SAME_START_S, Admin, Shares, SplitterError, live_shares, reweight, started_s_ago
 from servers.splitter.kubernetes import Gateway
-from servers.splitter.live import SAME_START_S, Shares, live_shares, reweight, started_s_ago
 
 # No alarm is seen while a route is waited for, and a rollback is to take 2 s at most.
 _IN_FORCE_S, _ASK_S = 1.0, 0.2

@@ -14,8 +14,7 @@ from loadtests.generator.arm_tally import ArmTally
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord, request_batch
 from loadtests.users import Observed
 from loadtests.users.under_way import UnderWay
-from servers.splitter.admin import Admin, SplitterError
-from servers.splitter.live import SAME_START_S, ended_requests
+from servers.splitter.admin import SAME_START_S, Admin, SplitterError, ended_requests
 from servers.splitter.request_log import LoggedRequest, parse_line
 
 _REQUESTS, _ACCOUNT = "requests-0.arrow", "generator-0.json"

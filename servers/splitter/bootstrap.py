@@ -49,7 +49,7 @@ def bootstrap(config: SplitterConfig, *, admin_socket: str = "") -> dict[str, An
                     "name": "limits",
                     "static_layer": {"overload.premature_reset_total_stream_count": _UNLIMITED},
                 },
-                # Live weights and shadows: written through the admin interface, see live.py.
+                # Live weights and shadows: written through the admin interface, see admin.py.
                 {"name": "weights", "admin_layer": {}},
             ]
         },

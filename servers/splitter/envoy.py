@@ -7,11 +7,9 @@ import http.client
 import importlib
 import json
 import platform
-import re
 import shutil
 import sys
 import time
-import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -128,12 +126,12 @@ class Envoy:
 
     def healthy(self) -> Health:
         """For every arm: (replicas that may get traffic, replicas)."""
-        document = json.loads(self.admin.get("/clusters?format=json"))
-        hosts = {cluster["name"]: cluster.get("host_statuses", []) for cluster in document["cluster_statuses"]}
-        return {
-            arm.name: (sum(map(_is_healthy, hosts.get(arm.name, []))), len(hosts.get(arm.name, [])))
-            for arm in self.config.arms
-        }
+        with self.admin.reading("/clusters?format=json", "replicas") as document:
+            hosts = {cluster["name"]: cluster.get("host_statuses", []) for cluster in document["cluster_statuses"]}
+            return {
+                arm.name: (sum(map(_is_healthy, hosts.get(arm.name, []))), len(hosts.get(arm.name, [])))
+                for arm in self.config.arms
+            }
 
     def wait_ready(self, timeout_s: float) -> None:
         """Returns once Envoy serves and every replica is healthy. Raises SplitterError after `timeout_s`, or when Envoy
@@ -154,23 +152,14 @@ class Envoy:
                 )
             time.sleep(0.05)
 
-    def stats(self, pattern: str = "") -> dict[str, int]:
-        """Envoy's counters and gauges by name; `pattern` is a regular expression that names must hold."""
-        query = urllib.parse.urlencode({"format": "json", **({"filter": pattern} if pattern else {})})
-        document = json.loads(self.admin.get(f"/stats?{query}"))
-        return {
-            item["name"]: item["value"]
-            for item in document["stats"]
-            if isinstance(item.get("value"), int) and "name" in item
-        }
-
     def stop(self, grace_s: float = 5.0) -> None:
         """Envoy is gone: it took no new connection, and streams in flight had up to `grace_s` to end."""
         if self.poll() is None:
             with contextlib.suppress(SplitterError):
                 self.admin.post("/drain_listeners")
                 deadline = time.monotonic() + grace_s
-                while self._active_streams() and time.monotonic() < deadline and self.poll() is None:
+                active = f"http.{LISTENER}.downstream_rq_active"
+                while self.admin.stats(active)[active] and time.monotonic() < deadline and self.poll() is None:
                     time.sleep(0.02)
         self._process.stop(_GRACE_S)
         self._private.remove()
@@ -182,10 +171,6 @@ class Envoy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop(grace_s=5.0 if kind is None else 0.0)
-
-    def _active_streams(self) -> int:
-        name = f"http.{LISTENER}.downstream_rq_active"
-        return self.stats(f"^{re.escape(name)}$").get(name, 0)
 
     def _silence(self, error: Exception) -> str:
         code = self.poll()

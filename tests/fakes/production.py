@@ -25,8 +25,7 @@ import grpc
 from loadtests.experiments.reading import load
 from servers.metadata import SESSION_HEADER
 from servers.rpc import inference_pb2, inference_pb2_grpc
-from servers.splitter.admin import Admin
-from servers.splitter.live import live_shares
+from servers.splitter.admin import Admin, live_shares
 from tests.fakes.grpc_servers import spawned
 from tests.fakes.processes import free_port
 from tests.fakes.whole_run import command, environment

@@ -25,8 +25,7 @@ from loadtests.trials.status import ArmLoad
 from loadtests.trials.steering import Judge, Steered
 from loadtests.trials.users_ramp import Onlooker
 from servers.complaint import ConfigError
-from servers.splitter.admin import SplitterError
-from servers.splitter.live import Shares
+from servers.splitter.admin import Shares, SplitterError
 from tests.fakes.kubernetes import asked
 from tests.fakes.processes import refusal
 

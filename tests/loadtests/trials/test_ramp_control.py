@@ -27,8 +27,7 @@ from loadtests.trials.status import UnderWay
 from loadtests.trials.steering import EarlyEnding, Judge, Steered, early_end
 from loadtests.trials.users_ramp import step_of
 from servers.complaint import ConfigError
-from servers.splitter.admin import SplitterError
-from servers.splitter.live import Shares
+from servers.splitter.admin import Shares, SplitterError
 from tests.fakes.processes import refusal, wait_for
 
 START_NS = 10**18 + 10**12

@@ -24,11 +24,9 @@ from loadtests.trials.weights import (
     in_words,
     splitter_of,
 )
-from servers.splitter.admin import SplitterError
+from servers.splitter.admin import SplitterError, reweight
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
-from servers.splitter.grpc_route import grpc_route_manifest
-from servers.splitter.kubernetes import route_weights
-from servers.splitter.live import reweight
+from servers.splitter.kubernetes import grpc_route_manifest, route_weights
 from tests.fakes.kubernetes import FakeCluster, served
 from tests.fakes.processes import PATIENCE_S
 from tests.loadtests.trials.test_ramp_control import Ramp

@@ -220,11 +220,10 @@ class House:
 
     def copies(self, arm: str) -> int:
         """How many copies the shadow `arm` ever got; returns when none is on its way."""
-        name = f"cluster.{stat_name(arm)}.upstream_rq_"
+        name = f"cluster.{stat_name(arm)}.upstream_rq_total"
 
         def arrived() -> bool:
-            stats = self.envoy.stats(f"^{name}")
-            return stats[f"{name}total"] == sum(item.calls for item in self.replicas[arm])
+            return self.envoy.admin.stats(name)[name] == sum(item.calls for item in self.replicas[arm])
 
         wait_for(arrived)
         return sum(item.calls for item in self.replicas[arm])

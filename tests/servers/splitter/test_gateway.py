@@ -15,8 +15,14 @@ from servers.complaint import ConfigError
 from servers.config import ArmConfig
 from servers.splitter.admin import SplitterError
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
-from servers.splitter.grpc_route import grpc_route_manifest, service_name
-from servers.splitter.kubernetes import Gateway, arm_weights, route_weights, weights_patch
+from servers.splitter.kubernetes import (
+    Gateway,
+    arm_weights,
+    grpc_route_manifest,
+    route_weights,
+    service_name,
+    weights_patch,
+)
 from tests.fakes.credentials import make_certificates
 from tests.fakes.kubernetes import FakeCluster, served
 from tests.servers.test_config import refusal

@@ -14,10 +14,11 @@ import grpc
 import pytest
 
 from servers.metadata import STATUS_NAMES
-from servers.splitter.admin import Admin, SplitterError
-from servers.splitter.live import (
+from servers.splitter.admin import (
     SAME_START_S,
+    Admin,
     Shares,
+    SplitterError,
     configured_shares,
     ended_requests,
     live_shares,
