@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from loadtests.monitor.gpus import Card, Gpus, index_of, visible_cards
 from loadtests.monitor.host import Host, machine_identity, shown_gpus
@@ -39,7 +41,9 @@ def main() -> int:
     parser.add_argument("--sample-s", type=float, default=1.0)
     parser.add_argument("--devices", nargs="*", default=[], help="as arms name them: cuda:0, auto")
     options = parser.parse_args()
-    stopping = _woken_by_signal()
+    messages: SimpleQueue[Watch | None] = SimpleQueue()  # None: the end
+    signal.signal(signal.SIGTERM, lambda number, frame: messages.put(None))
+    threading.Thread(target=_listen, args=(messages,), daemon=True).start()
     readings = Readings(options.host, say)
     processes = Processes(readings, root=os.getppid())
     host = Host()
@@ -58,7 +62,7 @@ def main() -> int:
 
     flushed_s = 0.0
     with RecordWriter(options.out, MACHINES) as writer:
-        for _ in _ticks(options.sample_s, stopping, processes):
+        for _ in _ticks(options.sample_s, messages, processes):
             shared = {"trial": options.trial, "host": options.host, "at_ns": now_ns()}
             gpu_rows, held = gpus.sample()
             host_row = {"kind": "host", "name": options.host, **readings.of(options.host, host.probes)}
@@ -91,41 +95,33 @@ def find_cards(devices: Sequence[str], readings: Readings) -> tuple[list[str], l
     return sorted(names), cards
 
 
-def _ticks(every_s: float, stopping: int, processes: Processes) -> Iterator[None]:
-    """Yield once every `every_s` until stdin closes or `stopping` can be read, and once more then.
+def _ticks(every_s: float, messages: SimpleQueue[Watch | None], processes: Processes) -> Iterator[None]:
+    """Yield once every `every_s` until None is in `messages`, and once more then. Skip missed ticks.
 
-    In between, and at least once a tick, give `processes` the names that come on stdin. Skip a tick that was missed.
+    In between, and at least once a tick, give `processes` what is in `messages`.
     """
     began_s = time.monotonic()
-    tick, rest = 0, b""
+    tick = 0
     while True:
         yield
         tick = max(tick + 1, int((time.monotonic() - began_s) / every_s) + 1)
-        due_s = began_s + tick * every_s
-        checked = False
-        while (left_s := max(0.0, due_s - time.monotonic())) or not checked:
-            checked = True
-            ready, _, _ = select.select([sys.stdin, stopping], [], [], left_s)
-            if stopping in ready:
-                yield
-                return
-            if ready:
-                piece = os.read(sys.stdin.fileno(), 65536)
-                *lines, rest = (rest + piece).split(b"\n")
-                for line in lines:
-                    processes.take(Watch(**json.loads(line)))
-                if not piece:
+        with suppress(Empty):
+            while True:
+                message = messages.get(timeout=max(0.0, began_s + tick * every_s - time.monotonic()))
+                if message is None:
                     yield
                     return
+                processes.take(message)
 
 
-def _woken_by_signal() -> int:
-    """Return a descriptor that can be read once SIGTERM has come."""
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer)
-    signal.signal(signal.SIGTERM, lambda number, frame: None)
-    return reader
+def _listen(messages: SimpleQueue[Watch | None]) -> None:
+    """Put what comes on stdin into `messages`, and None at its end."""
+    try:
+        with open(0, "rb", buffering=0) as stdin:  # a buffer would be locked when the process ends
+            for line in stdin:
+                messages.put(Watch(**json.loads(line)))
+    finally:
+        messages.put(None)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import psutil
 
 from analysis.wording import counted
 from loadtests.monitor.processes import Processes
-from loadtests.monitor.readings import Probe, Readings, probe
+from loadtests.monitor.readings import Probes, Readings
 
 _PROC = Path("/proc")
 _FIRST_NAMESPACE = "pid:[4026531836]"  # of processes, which every Linux starts with
@@ -50,22 +50,22 @@ class Card:
         if mig:
             self._whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
         card = self._whole
-        self.probes = (
-            probe("sm_mhz", lambda: nvml.nvmlDeviceGetClockInfo(card, _SM)),
-            probe("power_w", lambda: nvml.nvmlDeviceGetPowerUsage(card) / 1000),
-            probe("power_limit_w", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1000),
-            probe("throttle", self._throttle),
-            probe("temperature_c", lambda: nvml.nvmlDeviceGetTemperature(card, _TEMPERATURE)),
-            probe("utilisation_pct", lambda: nvml.nvmlDeviceGetUtilizationRates(self._part).gpu),
-            Probe(("memory_bytes", "memory_limit_bytes"), self._memory),
-        )
-        self.facts = (
-            probe("uuid", lambda: self.uuid),
-            probe("name", lambda: nvml.nvmlDeviceGetName(self._part)),
-            probe("memory_bytes", lambda: self._memory()[1]),
-            probe("power_limit_w", lambda: nvml.nvmlDeviceGetPowerManagementLimit(card) / 1000),
-            probe("mig", lambda: mig),
-        )
+        self.probes: Probes = {
+            "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(card, _SM),
+            "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(card) / 1000,
+            "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1000,
+            "throttle": self._throttle,
+            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(card, _TEMPERATURE),
+            "utilisation_pct": lambda: nvml.nvmlDeviceGetUtilizationRates(self._part).gpu,
+            ("memory_bytes", "memory_limit_bytes"): self._memory,
+        }
+        self.facts: Probes = {
+            "uuid": lambda: self.uuid,
+            "name": lambda: nvml.nvmlDeviceGetName(self._part),
+            "memory_bytes": lambda: self._memory()[1],
+            "power_limit_w": lambda: nvml.nvmlDeviceGetPowerManagementLimit(card) / 1000,
+            "mig": lambda: mig,
+        }
 
     @property
     def model(self) -> str:
@@ -104,9 +104,12 @@ def visible_cards(nvml: Any, environment: Mapping[str, str]) -> list[Card]:
     `nvml` is the module pynvml. Raises NVMLError without a driver, and ValueError where CUDA's order cannot be known.
     """
     nvml.nvmlInit()
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    places = []
+    for handle in map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount())):
+        place = nvml.nvmlDeviceGetPciInfo(handle)
+        places.append(((place.domain, place.bus, place.device), handle))
     # In the order of the PCI bus, which NVML does not promise.
-    cards = [Card(nvml, handle) for handle in sorted(handles, key=lambda handle: _pci_place(nvml, handle))]
+    cards = [Card(nvml, handle) for _, handle in sorted(places, key=lambda entry: entry[0])]
     named = environment.get("CUDA_VISIBLE_DEVICES")
     by_number = named is None or re.search(r"(^|,)\s*\d", named)
     models = sorted({card.model for card in cards})
@@ -207,7 +210,7 @@ class Gpus:
 
     def _read(self, name: str, card: Card) -> tuple[dict[str, Any], Mapping[int, int | None] | None]:
         """Return the columns of a sample, and the processes on the GPU; None where these cannot be listed."""
-        listing = self._readings.of(name, [probe("foreign_processes", card.processes)])
+        listing = self._readings.of(name, {"foreign_processes": card.processes})
         return self._readings.of(name, card.probes), listing.get("foreign_processes")
 
     def _foreign(
@@ -240,11 +243,6 @@ class Gpus:
             return False
 
 
-def _pci_place(nvml: Any, handle: Any) -> tuple[int, int, int]:
-    place = nvml.nvmlDeviceGetPciInfo(handle)
-    return place.domain, place.bus, place.device
-
-
 def _name_of(pid: int) -> str | None:
     try:
         return str(psutil.Process(pid).name())
@@ -252,11 +250,6 @@ def _name_of(pid: int) -> str | None:
         return None
 
 
-def _total(sizes: Iterable[int | None]) -> int | None:
+def _total(sizes: Collection[int | None]) -> int | None:
     """Return the sum, None where one of them is."""
-    total = 0
-    for size in sizes:
-        if size is None:
-            return None
-        total += size
-    return total
+    return None if None in sizes else sum(size or 0 for size in sizes)

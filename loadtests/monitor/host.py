@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from loadtests.generator.clock_offsets import host_identity
-from loadtests.monitor.readings import Probe, probe
+from loadtests.monitor.readings import Probes
 
 _MACHINE_ID = Path("/etc/machine-id")
 
@@ -92,11 +92,11 @@ class Host:
         self._proc = proc
         self._allowed = os.sched_getaffinity(0) if allowed is None else allowed
         self._watched = {cpu for own in self._allowed for cpu in siblings(own, sys)}
-        self.probes = (
-            Probe(("cpu_s", "steal_s", "cpus"), self._processors),
-            Probe(("memory_bytes", "memory_limit_bytes"), self._memory),
-            probe("pressure_memory_s", self._memory_pressure),
-        )
+        self.probes: Probes = {
+            ("cpu_s", "steal_s", "cpus"): self._processors,
+            ("memory_bytes", "memory_limit_bytes"): self._memory,
+            "pressure_memory_s": self._memory_pressure,
+        }
 
     def facts(self) -> dict[str, Any]:
         """Return the model and number of processors, and how many of them the run may use (null: all)."""

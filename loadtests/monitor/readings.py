@@ -5,9 +5,9 @@ Values are read one by one: one that cannot be read is null, and is reported onc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +38,8 @@ class Watch:
     arm: str | None = None
 
 
-class Probe(NamedTuple):
-    """A function that reads some columns at once, in their order. It may raise anything."""
-
-    columns: tuple[str, ...]
-    read: Callable[[], Sequence[Any]]
-
-
-def probe(column: str, read: Callable[[], Any]) -> Probe:
-    """Return a probe of one column."""
-    return Probe((column,), lambda: (read(),))
+# What is read: a column, or several that come together in their order, by a function that may raise anything.
+Probes = Mapping[str | tuple[str, ...], Callable[[], Any]]
 
 
 class Readings:
@@ -58,12 +50,13 @@ class Readings:
         self._report = report
         self._reported: set[tuple[str, str]] = set()
 
-    def of(self, name: str, probes: Iterable[Probe]) -> dict[str, Any]:
+    def of(self, name: str, probes: Probes) -> dict[str, Any]:
         """Return the columns of `name` that could be read. One that failed is tried again the next time."""
         row: dict[str, Any] = {}
-        for columns, read in probes:
+        for key, read in probes.items():
+            columns = (key,) if isinstance(key, str) else key
             try:
-                row.update(zip(columns, read(), strict=True))
+                row |= zip(columns, [read()] if isinstance(key, str) else read(), strict=True)
             except Exception as error:  # a driver may fail in any way; the other values are still worth having
                 for column in columns:
                     self.unreadable(name, column, reason(error))

@@ -29,7 +29,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for pid, parent in ((RUN, 1), (OWN, RUN), (CHILD, OWN), (OTHER, 1)):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "stat").write_text(f"{pid} (program-{pid}) S {parent}" + " 0" * 48)
-    in_namespace(tmp_path, "pid:[4026531836]")
+    in_namespace(tmp_path, FIRST)
     return tmp_path
 
 
@@ -49,34 +49,42 @@ def devices(proc: Path, cards: Sequence[FakeCard], *names: str) -> tuple[Gpus, l
     return Gpus(names or ("cuda:0",), found, readings=readings, processes=processes, proc=proc), unreadable
 
 
+FIRST, CONTAINER = "pid:[4026531836]", "pid:[4026532999]"
+NOT_SHOWN = (None, None)
+
+
 @pytest.mark.parametrize(
-    ("processes", "foreign"),
+    ("namespace", "used", "processes", "foreign", "why"),
     [
-        ({OWN: GIB, CHILD: 2 * GIB, OTHER: 4 * GIB}, (1, 4 * GIB)),
-        ({OWN: GIB}, (0, 0)),
-        ({OTHER: None}, (1, None)),  # the driver hides how much it holds
+        (FIRST, 9 * GIB, {OWN: GIB, CHILD: 2 * GIB, OTHER: 4 * GIB}, [(1, 4 * GIB)], ""),
+        (FIRST, 9 * GIB, {OWN: GIB}, [(0, 0)], ""),
+        (FIRST, 9 * GIB, {OTHER: None}, [(1, None)], ""),  # the driver hides how much it holds
+        (FIRST, 9 * GIB, {UNKNOWN: GIB}, [(0, 0), (1, GIB)], ""),  # it may just have ended, unless it is listed again
+        (FIRST, 0, {}, [(0, 0)], ""),
+        (FIRST, GIB, {}, [NOT_SHOWN], "lists no process"),
+        (CONTAINER, 0, {}, [NOT_SHOWN], "--pid=host"),
+        (CONTAINER, 0, {OWN: GIB}, [NOT_SHOWN], "--pid=host"),
+        (CONTAINER, 0, {UNKNOWN: GIB}, [NOT_SHOWN], "--pid=host"),
+        (CONTAINER, 0, {OTHER: GIB}, [(1, GIB)], ""),
     ],
 )
-def test_processes_that_do_not_descend_from_the_run_are_foreign(
-    proc: Path, processes: dict[int, int | None], foreign: tuple[int, int | None]
+def test_processes_that_do_not_descend_from_the_run_are_foreign_where_they_are_shown(
+    namespace: str, used: int, processes: dict[int, int | None], foreign: list[tuple[Any, Any]], why: str, proc: Path
 ) -> None:
-    watched, unreadable = devices(proc, [FakeCard(used=9 * GIB, processes=processes)])
-    (row,), held = watched.sample()
-    assert (row["kind"], row["name"]) == ("device", "cuda:0")
-    assert (row["foreign_processes"], row["foreign_memory_bytes"]) == foreign
-    assert held == processes
-    assert unreadable == []
+    in_namespace(proc, namespace)
+    watched, unreadable = devices(proc, [FakeCard(used=used, processes=processes)])
+    for expected in [*foreign, foreign[-1]]:
+        (row,), held = watched.sample()
+        assert (row["kind"], row["name"], held) == ("device", "cuda:0", processes)
+        assert (row.get("foreign_processes"), row.get("foreign_memory_bytes")) == expected
+    assert [(item.name, item.what) for item in unreadable] == [("cuda:0", "foreign_processes")] * bool(why)
+    assert all(why in item.why for item in unreadable)
 
 
 def test_memory_of_a_process_is_summed_over_devices(proc: Path) -> None:
     cards = [FakeCard(bus=1, processes={OWN: 1, CHILD: None}), FakeCard(bus=2, processes={OWN: 2, CHILD: 5})]
     watched, _ = devices(proc, cards, "cuda:0", "cuda:1")
     assert watched.sample()[1] == {OWN: 3, CHILD: None}
-
-
-def test_an_unknown_process_is_foreign_once_it_is_listed_again(proc: Path) -> None:
-    watched, _ = devices(proc, [FakeCard(processes={UNKNOWN: GIB})])
-    assert [watched.sample()[0][0]["foreign_processes"] for _ in range(3)] == [0, 1, 1]
 
 
 def test_before_the_run_a_process_that_has_just_ended_is_not_foreign(proc: Path) -> None:
@@ -89,33 +97,6 @@ def test_before_the_run_a_process_that_has_just_ended_is_not_foreign(proc: Path)
     assert (first["processes"], unsure) == ([], True)
     assert [process["pid"] for process in still["processes"]] == [UNKNOWN]
     assert (gone["processes"], watched.is_unsure) == ([], False)
-
-
-def test_a_device_in_use_without_listed_processes_does_not_show_whose_it_is(proc: Path) -> None:
-    card = FakeCard(used=GIB)
-    watched, unreadable = devices(proc, [card])
-    (row,), _ = watched.sample()
-    assert "foreign_processes" not in row
-    assert [(item.name, item.what) for item in unreadable] == [("cuda:0", "foreign_processes")]
-    assert "lists no process" in unreadable[0].why
-    card.used = 0
-    assert watched.sample()[0][0]["foreign_processes"] == 0
-
-
-@pytest.mark.parametrize("processes", [{}, {OWN: GIB}, {UNKNOWN: GIB}])
-def test_in_a_container_foreign_processes_cannot_be_ruled_out(proc: Path, processes: dict[int, int | None]) -> None:
-    in_namespace(proc, "pid:[4026532999]")
-    watched, unreadable = devices(proc, [FakeCard(processes=processes)])
-    for _ in range(3):
-        assert "foreign_processes" not in watched.sample()[0][0]
-    assert [item.what for item in unreadable] == ["foreign_processes"]
-    assert "--pid=host" in unreadable[0].why
-
-
-def test_a_foreign_process_that_a_container_shows_counts(proc: Path) -> None:
-    in_namespace(proc, "pid:[4026532999]")
-    watched, unreadable = devices(proc, [FakeCard(processes={OTHER: GIB})])
-    assert (watched.sample()[0][0]["foreign_processes"], unreadable) == (1, [])
 
 
 def test_processes_that_cannot_be_listed_are_reported(proc: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from loadtests.monitor.host import Host
 from loadtests.monitor.processes import Processes
-from loadtests.monitor.readings import Probe, Readings, Unreadable, Watch, probe
+from loadtests.monitor.readings import Probes, Readings, Unreadable, Watch
 
 # A process with a thread and a child of that thread; both tell their pids and end with their stdin.
 FAMILY = """
@@ -176,6 +176,6 @@ def test_a_failed_reading_is_reported_once_and_tried_again_each_time() -> None:
             raise answer
         return answer
 
-    probes = [probe("one", read), Probe(("two", "three"), lambda: (2, None))]
+    probes: Probes = {"one": read, ("two", "three"): lambda: (2, None)}
     assert [readings.of("cuda:0", probes) for _ in range(3)] == [{"two": 2}, {"two": 2}, {"one": 7, "two": 2}]
     assert unreadable == [Unreadable(host="run", name="cuda:0", what="one", why="not yet")]
