@@ -1,8 +1,7 @@
-"""Replicas that run: their channels, whether they serve and live, and what they say that they run."""
+"""Replicas that run: their channels, whether they serve, and what they report of themselves."""
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -35,82 +34,23 @@ class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
 
 
 def arm_channel(target: str, *, token: str = "") -> grpc.Channel:
-    """A channel to an arm on this machine; every call shows `token` unless it is empty."""
+    """Return a channel to an arm; every call carries `token` unless it is empty."""
     channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
     return grpc.intercept_channel(channel, _Bearer(token)) if token else channel
 
 
 def is_serving(channel: grpc.Channel) -> bool:
-    """Whether the server behind `channel` says that it is ready."""
+    """Return whether the server behind `channel` says that it is ready."""
+    request = health_pb2.HealthCheckRequest(service=INFERENCE_SERVICE)
     try:
-        answer = _health(channel)
+        answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=2.0)
     except grpc.RpcError:
         return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def is_gone(channel: grpc.Channel) -> bool:
-    """Whether nobody listens behind `channel`. One that is silent, as in a compile, is not gone."""
-    try:
-        _health(channel)
-    except grpc.RpcError as error:
-        return bool(error.code() is grpc.StatusCode.UNAVAILABLE)  # type: ignore[attr-defined]
-    return False
-
-
-def _health(channel: grpc.Channel) -> health_pb2.HealthCheckResponse:
-    request = health_pb2.HealthCheckRequest(service=INFERENCE_SERVICE)
-    return health_pb2_grpc.HealthStub(channel).Check(request, timeout=2.0)
-
-
-_EVERY_S = 0.5
-_TRIES = 2  # a connection may be lost without a death
-
-
-class Pulse:
-    """Asks each of `targets`, {replica: host:port}, until `stop`. `gone` is told of one that cannot be reached, once a
-    death, and `back` of one that answers again: it may die again."""
-
-    def __init__(
-        self,
-        targets: Mapping[str, str],
-        *,
-        gone: Callable[[str], None],
-        back: Callable[[str], None],
-        token: str = "",
-    ) -> None:
-        self._gone, self._back = gone, back
-        self._stopped = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._ask, args=(replica, target, token), name=f"pulse-{replica}", daemon=True)
-            for replica, target in targets.items()
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> None:
-        """Nobody is asked any more."""
-        self._stopped.set()
-        for thread in self._threads:
-            thread.join(timeout=3.0)
-
-    def _ask(self, replica: str, target: str, token: str) -> None:
-        channel = arm_channel(target, token=token)
-        missed = 0
-        while not self._stopped.wait(_EVERY_S):
-            if is_gone(channel):
-                missed += 1
-                if missed == _TRIES:
-                    self._gone(replica)
-                continue
-            if missed >= _TRIES:
-                self._back(replica)
-            missed = 0
-        channel.close()
-
-
 def start_up(snapshots: Sequence[SnapshotResponse]) -> dict[str, Any]:
-    """What an arm's start cost: the slowest of its replicas for times, their sum for memory."""
+    """Return what an arm's start cost: the slowest of its replicas for times, their sum for memory."""
     items: dict[str, int] = {}
     memory: Counter[str] = Counter()
     for snapshot in snapshots:
@@ -129,8 +69,17 @@ def start_up(snapshots: Sequence[SnapshotResponse]) -> dict[str, Any]:
     }
 
 
+def final_account(snapshot: SnapshotResponse) -> dict[str, Any]:
+    """Return what trial.json holds of a replica that still serves at the end."""
+    return {
+        "counters": dict(snapshot.counters),
+        "memory_bytes": dict(snapshot.memory_bytes),
+        "blind_spots": list(snapshot.blind_spots),
+    }
+
+
 def check_name(name: str, arm: str, snapshot: SnapshotResponse) -> None:
-    """The replica is the one that was started as `name`. Otherwise ConfigError."""
+    """Raise ConfigError unless the replica is the one that was started as `name`."""
     if (snapshot.arm, snapshot.replica) != (arm, name):
         raise ConfigError(
             f'{name} of arm "{arm}" answers as "{snapshot.replica}" of arm "{snapshot.arm}": see which program its '
@@ -139,7 +88,7 @@ def check_name(name: str, arm: str, snapshot: SnapshotResponse) -> None:
 
 
 def check_alike(snapshots: Mapping[str, SnapshotResponse], control: SnapshotResponse) -> None:
-    """By their own reports all replicas run the same thing as the control. Otherwise ConfigError."""
+    """Raise ConfigError unless all replicas report that they run the same thing as the control."""
     for name, snapshot in snapshots.items():
         for what, value, expected in (
             ("dtype", snapshot.dtype, control.dtype),
@@ -156,7 +105,7 @@ def check_alike(snapshots: Mapping[str, SnapshotResponse], control: SnapshotResp
 
 
 def configuration(name: str, snapshot: SnapshotResponse) -> dict[str, Any]:
-    """The tables of the arm's configuration, as the replica called `name` tells it. Otherwise ConfigError."""
+    """Return the tables of the arm's configuration, as the replica called `name` reports it. Raises ConfigError."""
     try:
         tables = parse_json(snapshot.config_json)
     except ValueError:

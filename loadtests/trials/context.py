@@ -34,13 +34,12 @@ class BudgetSpentError(Exception):
     """A search has no time left."""
 
 
-# Left out until they are known: a trial that was cut off has none.
-_LATE = ("final", "answers", "asked", "monitor", "processor_turns", "pressure", "ended", "ended_arms")
-
-
 @dataclass(slots=True, kw_only=True)
 class TrialFacts:
-    """The keys of trial.json; analysis reads them by these names. Times are integer ns since the epoch."""
+    """The keys of trial.json; analysis reads them by these names. Times are integer ns since the epoch.
+
+    What becomes known late is null until then, and stays so in a trial that was cut off.
+    """
 
     trial: int
     design: str
@@ -71,7 +70,7 @@ class TrialFacts:
     answers: dict[str, Any] | None = None
     asked: list[str] | None = None  # external arms whose answers are in files of their own
     ended: str | None = None  # why the trial was ended before its time; None where it was not
-    ended_arms: dict[str, dict[str, Any]] | None = None  # arms that got no more from an instant on, and why
+    ended_arms: dict[str, dict[str, Any]] = field(default_factory=dict)  # arms that got no more, since when and why
 
     @classmethod
     def of(cls, experiment: Experiment, number: int, schedule: Schedule | None = None) -> Self:
@@ -96,10 +95,8 @@ class TrialFacts:
         )
 
     def write(self, folder: Path) -> None:
-        """trial.json in `folder` holds these facts."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        known = {name: value for name, value in values.items() if value is not None or name not in _LATE}
-        write_document(folder / "trial.json", known, indent=2)
+        """Write these facts to trial.json in `folder`."""
+        write_document(folder / "trial.json", {item.name: getattr(self, item.name) for item in fields(self)}, indent=2)
 
 
 def _arm(arm: ExperimentArm) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from analysis.records.documents import write_json
 from loadtests.experiments.model import OwnArm
 from loadtests.external.client_security import bearer_token
-from loadtests.trials.channels import arm_channel, check_alike, check_name, is_serving, start_up
+from loadtests.trials.channels import arm_channel, check_alike, check_name, final_account, is_serving, start_up
 from loadtests.trials.context import RunError, StartError, TrialContext
 from loadtests.trials.machines import MonitorProcess
 from loadtests.trials.processes import child_environment, thread_variables
@@ -242,11 +242,7 @@ class Replicas:
             if replica.alive and replica.channel is not None and is_serving(replica.channel):
                 snapshot = self._collector.snapshot(replica.name, timeout_s=2.0)
                 if snapshot is not None:
-                    final[replica.name] = {
-                        "counters": dict(snapshot.counters),
-                        "memory_bytes": dict(snapshot.memory_bytes),
-                        "blind_spots": list(snapshot.blind_spots),
-                    }
+                    final[replica.name] = final_account(snapshot)
                     if (compiling := self._collector.last_compiling(replica.name)) is not None:
                         final[replica.name]["compiling"] = compiling.facts(now_ns())
         return final

@@ -192,8 +192,10 @@ class Orchestrator:
         low, high = traffic.step_rates
         return next_rates(arms, recorded_steps(run_dir), traffic.saturation_steps, low=low, high=high)
 
-    def _context(self, experiment: Experiment, number: int, run_dir: Path, schedule: Schedule) -> TrialContext:
-        """What every part of trial number `number` works with."""
+    def _context(
+        self, experiment: Experiment, number: int, run_dir: Path, schedule: Schedule | None = None
+    ) -> TrialContext:
+        """Return what every part of trial number `number` works with."""
         return TrialContext(
             experiment=experiment,
             number=number,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -80,35 +79,29 @@ class Judge:
 END_DELAY_NS = 1_000_000_000  # so that every load process knows of it in time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EarlyEnd:
-    """`why` the trial ends; None: it goes on. `arms` are those that get no more, each with its reason."""
-
-    why: str | None
-    arms: Mapping[str, str]
-
-
-def early_end(look: Mapping[str, Any], ended: Collection[str] = ()) -> EarlyEnd:
-    """What follows from a line of interim.jsonl; `ended` are the arms that have ended already."""
+def early_end(look: Mapping[str, Any], ended: Collection[str] = ()) -> tuple[str | None, dict[str, str]]:
+    """Return why a line of interim.jsonl ends the trial, None where it goes on; and else the arms that get no more,
+    each with the reason. `ended` are those that have ended already."""
     from analysis.judging.gates import FAIL  # here: with it comes SciPy, which only a sequential run needs
 
     outlooks = {arm: row for arm, row in look["arms"].items() if isinstance(row, Mapping)}
     decided = {arm: row["decision"] for arm, row in outlooks.items() if row["decision"] is not None}
-    still = [arm for arm in outlooks if arm not in decided and arm not in ended]
-    if decided and not still:
+    if decided and not outlooks.keys() - decided.keys() - set(ended):
         parts = "; ".join(f"{arm}: {decision}" for arm, decision in decided.items())
-        return EarlyEnd(why=f"decided after {look['seconds'] / 60.0:.1f} minutes ({parts})", arms={})
-    failed = {arm: outlooks[arm]["reason"] for arm, decision in decided.items() if decision == FAIL}
-    return EarlyEnd(why=None, arms={arm: reason for arm, reason in failed.items() if arm not in ended})
+        return f"decided after {look['seconds'] / 60.0:.1f} minutes ({parts})", {}
+    failed = [arm for arm, decision in decided.items() if decision == FAIL and arm not in ended]
+    return None, {arm: outlooks[arm]["reason"] for arm in failed}
 
 
 def harmed(trial: Steered) -> Mapping[str, str]:
-    """Arms that surely fail, each with the reason, which no look has to be waited for: counts over their limits. Cold
-    starts that have a budget of their own are left to the interim analyses, which know when they are over."""
+    """Return the arms whose counts are over their limits, each with the reason: no interim analysis has to confirm it.
+
+    Cold starts with a budget of their own are left to the interim analyses, which know when they are over.
+    """
     experiment, facts = trial.context.experiment, trial.context.facts
     limits, found = experiment.gates, {}
     for arm in experiment.arms:
-        if arm.control or arm.name in (facts.ended_arms or {}):
+        if arm.control or arm.name in facts.ended_arms:
             continue
         alarms = death_alarms(arm.name, facts.deaths, now_ns=now_ns())
         events, most = trial.collector.served_compiles, limits.max_recompiles
@@ -119,7 +112,7 @@ def harmed(trial: Steered) -> Mapping[str, str]:
 
 
 class EarlyEnding:
-    """Ends the load of a trial, as a whole or for one arm, once what was looked at decides it. trial.json says why."""
+    """Ends the load of a trial, as a whole or for one arm, once an interim analysis or a count decides it."""
 
     moves_weights = False
 
@@ -127,22 +120,21 @@ class EarlyEnding:
         self._judge = judge
 
     def poll(self, trial: Steered) -> None:
-        """What the last look decides was done."""
-        facts, status = trial.context.facts, trial.context.status
-        look = self._judge.last()
+        """Do what the last interim analysis decides. trial.json states why."""
+        facts, status, look = trial.context.facts, trial.context.status, self._judge.last()
         if facts.ended is not None or facts.start_ns is None:
             return
-        seen = EarlyEnd(why=None, arms={})
+        why, arms = None, dict(harmed(trial))
         if look is not None and look["trial"] == trial.context.number:
-            seen = early_end(look, facts.ended_arms or {})
-        end = EarlyEnd(why=seen.why, arms={**harmed(trial), **seen.arms})
-        if end.why is None and not end.arms:
+            why, failed = early_end(look, facts.ended_arms)
+            arms |= failed
+        if why is None and not arms:
             return
         at_ns = now_ns() + END_DELAY_NS
-        for arm, reason in end.arms.items():
-            facts.ended_arms = {**(facts.ended_arms or {}), arm: {"at_ns": at_ns, "why": reason}}
+        for arm, reason in arms.items():
+            facts.ended_arms[arm] = {"at_ns": at_ns, "why": reason}
             status.note(f"{arm} gets no more: {reason}")
-        if end.why is not None:
-            facts.ended = end.why
-            status.note(end.why)
-        trial.end_load(at_ns if end.why is not None else None)
+        if why is not None:
+            facts.ended = why
+            status.note(why)
+        trial.end_load(at_ns if why is not None else None)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ log = logging.getLogger("tailgate.telemetry")
 
 FLUSH_EVERY_S = 1.0
 _RETRY_S = 0.5
+_LOST_S = 1.2  # longer than a retry: a connection may be lost without a death
 MOST_WAITING = 500_000  # rows that a slow disk may keep waiting: minutes of steps, some 400 MiB
 
 
@@ -52,6 +54,7 @@ class _Follower:
     last_memory_ns: int = 0
     cut_short: UnderWay | None = None  # under way when the stream broke off
     serving_ns: int = 0  # since when it serves, by its own word
+    lost_s: float | None = None  # since when its telemetry is broken off, on the monotonic clock
 
 
 class Collector:
@@ -80,7 +83,7 @@ class Collector:
         self.failure: str | None = None
         self.failed_stage: dict[str, str] = {}
         self.serving_ns: dict[str, int] = {}
-        self.restarts: list[Restart] = []
+        self._restarts: queue.SimpleQueue[Restart] = queue.SimpleQueue()
         self.served_compiles: list[ServedCompile] = []  # while serving, in the order in which they were told
         self._flusher = threading.Thread(target=self._flush_until_stopped, name="collector", daemon=True)
         self._flusher.start()
@@ -121,6 +124,17 @@ class Collector:
         """What the replica compiles, or compiled while serving when its telemetry broke off."""
         follower = self._followers.get(replica)
         return self._status.replicas[replica].compiling or (follower.cut_short if follower is not None else None)
+
+    def lost(self) -> frozenset[str]:
+        """Return the replicas that cannot be reached: their telemetry broke off, and did not come back in time."""
+        before_s = time.monotonic() - _LOST_S
+        followers = self._followers.items()
+        return frozenset(name for name, item in followers if item.lost_s is not None and item.lost_s < before_s)
+
+    def new_restarts(self) -> Iterator[Restart]:
+        """Yield every restart since the last call."""
+        while not self._restarts.empty():
+            yield self._restarts.get()
 
     def settle(self, *, quiet_s: float = 0.5, timeout_s: float = 5.0) -> None:
         """Nothing new came for `quiet_s`, or `timeout_s` have passed."""
@@ -168,10 +182,12 @@ class Collector:
                 return
             state = self._status.replicas[follower.replica]
             follower.cut_short, state.compiling = state.compiling or follower.cut_short, None
+            follower.lost_s = follower.lost_s or time.monotonic()
             if self._stopping.wait(_RETRY_S):
                 return
 
     def _take(self, follower: _Follower, event: telemetry_pb2.TelemetryEvent) -> None:
+        follower.lost_s = None
         kind = event.WhichOneof("event")
         if kind == "progress":
             self._take_progress(follower, event.progress)
@@ -241,7 +257,7 @@ class Collector:
         if progress.stage == "serving":
             self.serving_ns.setdefault(replica, progress.at_ns)
             if 0 < follower.serving_ns < progress.at_ns:
-                self.restarts.append(Restart(replica=replica, before_ns=follower.serving_ns, serving_ns=progress.at_ns))
+                self._restarts.put(Restart(replica=replica, before_ns=follower.serving_ns, serving_ns=progress.at_ns))
             follower.serving_ns = progress.at_ns
         if state.stage != "dead":
             state.stage, state.detail = progress.stage, progress.detail

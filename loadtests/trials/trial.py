@@ -178,7 +178,7 @@ class Trial:
             return
         if at_ns is not None:
             facts.duration_s = min(facts.duration_s, (at_ns - facts.start_ns) / 1e9)
-        arms = {arm: int(row["at_ns"]) for arm, row in (facts.ended_arms or {}).items()}
+        arms = {arm: int(row["at_ns"]) for arm, row in facts.ended_arms.items()}
         self._load.end(at_ns, arms)
         facts.planned = self._schedule.planned_before(
             int(facts.duration_s * 1e9), arms={arm: at - facts.start_ns for arm, at in arms.items()}

@@ -17,13 +17,13 @@ from loadtests.experiments.files import check_writable
 from loadtests.experiments.model import Experiment
 from loadtests.provider.answers import GOALS, Evidence
 from loadtests.provider.server import ProviderServer
-from loadtests.trials.candidate import Candidate
-from loadtests.trials.context import TrialContext, TrialFacts
-from loadtests.trials.ramp_control import RampControl
+from loadtests.trials.context import TrialContext
+from loadtests.trials.ramp import Candidate, RampControl
 from loadtests.trials.run import Orchestrator
 from loadtests.trials.steering import Judge, Steered, Steering
-from loadtests.trials.users_trial import UsersTrial, observed_of
+from loadtests.trials.users_trial import UsersTrial
 from loadtests.trials.weights import UNANSWERED, Splitter, WeightController, splitter_of
+from loadtests.users import Observed
 from servers.clock import now_ns
 from servers.complaint import ConfigError
 from servers.splitter.admin import Admin, SplitterError, configured_shares, live_shares, log_path, replica_addresses
@@ -95,16 +95,23 @@ class UsersRamp(Orchestrator):
             )
 
     def _run_trials(self, run_dir: Path) -> None:
-        context = TrialContext(
-            experiment=self.experiment,
-            number=1,
-            folder=run_dir / "trial-01",
-            facts=self._facts(),
-            status=self.status,
-            check=self._check,
-        )
+        context = self._context(self.experiment, 1, run_dir)
         users = self.experiment.users
-        observed = observed_of(context, log=Path(self._log), admin=users.admin, arms=self._arms, since_ns=now_ns())
+        log = Path(self._log)
+        names = {
+            arm: {address: f"{arm}-{index}" for index, address in enumerate(addresses)}
+            for arm, addresses in self._arms.items()
+        }
+        observed = Observed(
+            log=str(log.resolve()),
+            log_at=log.stat().st_size if log.exists() else 0,
+            admin=users.admin,
+            arms=names,
+            timeout_s=self.experiment.traffic.timeout_s,
+            since_ns=now_ns(),
+        )
+        for row in context.facts.arms:
+            row["replicas"] = list(names.get(row["name"], {}).values())
         assert self._splitter is not None
         self._running = trial = UsersTrial(
             context, observed=observed, splitter=self._splitter, steering=self._steering(context)
@@ -120,15 +127,6 @@ class UsersRamp(Orchestrator):
             if self._provider is not None:
                 self._provider.close()
             trial.close(hurry=not clean)
-
-    def _facts(self) -> TrialFacts:
-        """Return what is known of the trial: its arms, of which each has as many replicas as addresses."""
-        facts = TrialFacts.of(self.experiment, 1)
-        facts.arms = [
-            {**row, "replicas": [f"{row['name']}-{index}" for index in range(len(self._arms.get(row["name"], ())))]}
-            for row in facts.arms
-        ]
-        return facts
 
     def _steering(self, context: TrialContext) -> Steering:
         assert self._judge is not None

@@ -20,7 +20,7 @@ from loadtests.provider import TOKEN_VARIABLE
 from loadtests.provider import server as serving
 from loadtests.provider.answers import GOALS, HOOKS, Answer, Goal, answer
 from loadtests.provider.server import FLAGGER, JUDGEMENT, ProviderServer
-from loadtests.trials import candidate, users_ramp, weights
+from loadtests.trials import ramp, users_ramp, weights
 from loadtests.trials.status import ArmLoad
 from loadtests.trials.steering import Judge, Steered
 from loadtests.trials.users_ramp import Onlooker
@@ -40,7 +40,7 @@ class Watched:
 
     def __init__(self, folder: Path, server: ProviderServer, patch: pytest.MonkeyPatch) -> None:
         self.clock_ns, self.server = START_NS, server
-        for module in (candidate, users_ramp, weights, serving):
+        for module in (ramp, users_ramp, weights, serving):
             patch.setattr(module, "now_ns", lambda: self.clock_ns)
         self.look: dict[str, Any] | None = None
         self.deaf = False

@@ -1,10 +1,10 @@
-"""What steers a trial: the controller of a ramp, the early end, stalls, the interim analyses, lost replicas."""
+"""What steers a trial: the controller of a ramp, the early end, stalls and the interim analyses."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,15 +20,15 @@ from analysis.settings.gate_limits import GateLimits
 from analysis.settings.ramp_limits import RampLimits
 from loadtests.experiments.model import Experiment
 from loadtests.page import tails
-from loadtests.trials import candidate, channels, ramp_control, steering, weights
-from loadtests.trials.channels import Pulse
-from loadtests.trials.ramp_control import RampControl
+from loadtests.trials import ramp as ramping
+from loadtests.trials import steering, weights
+from loadtests.trials.ramp import RampControl
 from loadtests.trials.status import UnderWay
 from loadtests.trials.steering import EarlyEnding, Judge, Steered, early_end
 from loadtests.trials.users_ramp import step_of
 from servers.complaint import ConfigError
 from servers.splitter.admin import Shares, SplitterError
-from tests.fakes.processes import refusal, wait_for
+from tests.fakes.processes import refusal
 
 START_NS = 10**18 + 10**12
 FIRST, HALF, BACK = {"eager": 9900, "new": 100}, {"eager": 5000, "new": 5000}, {"eager": 10_000, "new": 0}
@@ -70,7 +70,7 @@ class Ramp:
     def __init__(self, folder: Path, splitter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.splitter, self.clock_ns = folder, splitter, START_NS
         monkeypatch.setattr(weights, "_READ_NS", 0)
-        for module in (candidate, ramp_control, weights):
+        for module in (ramping, weights):
             monkeypatch.setattr(module, "now_ns", self.now_ns)
         self.look: dict[str, Any] | None = None
         self.ends: list[int | None] = []
@@ -275,11 +275,11 @@ def look(**arms: str | None) -> dict[str, Any]:
 def test_a_run_ends_when_each_arm_is_decided(
     arms: dict[str, str | None], why: tuple[str, ...], ended: dict[str, str]
 ) -> None:
-    end = early_end(look(**arms))
-    assert bool(end.why) == bool(why)
-    assert all(words in (end.why or "") for words in why)
-    assert end.arms == ended
-    assert early_end(look(**arms), ended=list(arms)).arms == {}
+    found, failed = early_end(look(**arms))
+    assert bool(found) == bool(why)
+    assert all(words in (found or "") for words in why)
+    assert failed == ended
+    assert early_end(look(**arms), ended=list(arms))[1] == {}
 
 
 COMPILE = ServedCompile(arm="new", replica="new-0", kind="recompile", seconds=0.1, end_ns=5, shape="2x64")
@@ -300,14 +300,14 @@ def test_an_arm_that_surely_fails_is_ended_once_before_any_interim_analysis(
 ) -> None:
     trial: Any = ramp.trial
     trial.splitter, trial.collector.served_compiles = None, compiles
-    ramp.facts.deaths, ramp.facts.ended_arms = deaths, None
+    ramp.facts.deaths, ramp.facts.ended_arms = deaths, {}
     arms = [SimpleNamespace(name=name, control=name == "eager") for name in ("eager", "new", "other")]
     trial.context.number, trial.context.experiment = 1, SimpleNamespace(arms=arms, gates=limits)
     ending = EarlyEnding(cast(Judge, SimpleNamespace(last=lambda: None)))
     for _ in range(2):
         ending.poll(trial)
     assert ramp.ends == ([None] if why else [])
-    ended: dict[str, Any] = ramp.facts.ended_arms or {}
+    ended: dict[str, Any] = ramp.facts.ended_arms
     assert list(ended) == (["new"] if why else [])
     assert all(words in ended["new"]["why"] for words in why)
 
@@ -342,33 +342,3 @@ def test_the_last_whole_interim_analysis_counts_and_is_parsed_once(
     finally:
         judge.stop()
     assert len(parsed) <= 3
-
-
-@pytest.mark.parametrize(
-    ("seen", "reported"),
-    [("++-+-+", []), ("+----++--+", ["new-0 gone", "new-0 back", "new-0 gone", "new-0 back"])],
-)
-def test_each_death_and_each_return_is_reported_once_and_one_lost_connection_is_no_death(
-    seen: str, reported: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`seen` has + where the replica answers and - where it does not."""
-    answers: Iterator[str] = iter(seen)
-    monkeypatch.setattr(channels, "_EVERY_S", 0.001)
-    monkeypatch.setattr(channels, "arm_channel", lambda *_, **__: SimpleNamespace(close=lambda: None))
-    ended, heard = [], []
-
-    def is_gone(_: object) -> bool:
-        answer = next(answers, None)
-        if answer is None:
-            ended.append(True)
-        return answer == "-"
-
-    monkeypatch.setattr(channels, "is_gone", is_gone)
-    asked = Pulse(
-        {"new-0": "127.0.0.1:1"},
-        gone=lambda name: heard.append(f"{name} gone"),
-        back=lambda name: heard.append(f"{name} back"),
-    )
-    wait_for(lambda: ended, every_s=0.005)
-    asked.stop()
-    assert heard == reported

@@ -6,7 +6,8 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -14,8 +15,9 @@ import yaml
 from analysis.records.weight_journal import BY_HAND, BY_OTHERS, read_weights
 from loadtests.experiments.users import UsersConfig
 from loadtests.trials import weights
+from loadtests.trials.status import ReplicaState
 from loadtests.trials.telemetry import Restart
-from loadtests.trials.users_trial import is_known
+from loadtests.trials.users_trial import UsersTrial
 from loadtests.trials.weights import (
     EnvoySplitter,
     RouteSplitter,
@@ -24,6 +26,7 @@ from loadtests.trials.weights import (
     in_words,
     splitter_of,
 )
+from loadtests.users import Observed
 from servers.splitter.admin import SplitterError, reweight
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from servers.splitter.kubernetes import grpc_route_manifest, route_weights
@@ -142,14 +145,36 @@ def test_weights_that_others_move_are_recorded_from_the_first_reading(house: Hou
     assert found == [(BY_OTHERS, 0, 1), (BY_OTHERS, 0, 3)]
 
 
-SECOND = 1_000_000_000
+GONE, BACK = frozenset({"new-0"}), frozenset[str]()
+RESTART = Restart(replica="new-0", before_ns=10**17, serving_ns=10**18)
 
 
-def test_a_new_process_whose_predecessor_was_not_reported_dead_is_a_death() -> None:
-    restart = Restart(replica="eager-0", before_ns=10 * SECOND, serving_ns=100 * SECOND)
-    death = {"arm": "eager", "replica": "eager-0", "at_ns": 99 * SECOND}
-    assert not is_known(restart, [])
-    assert is_known(restart, [death])
-    assert is_known(restart, [death | {"at_ns": 101 * SECOND}])
-    assert not is_known(restart, [death | {"at_ns": 9 * SECOND}])  # the death before
-    assert not is_known(restart, [death | {"replica": "eager-1"}])
+@pytest.mark.parametrize(
+    ("seen", "reported"),
+    [
+        ([(GONE, None), (GONE, None), (BACK, None), (GONE, None)], ["cannot be reached", "answers again", "cannot be"]),
+        ([(BACK, RESTART)], ["started anew"]),
+        ([(GONE, None), (BACK, None), (BACK, RESTART)], ["cannot be reached", "answers again"]),
+    ],
+    ids=["lost twice", "a restart that nobody noticed", "a restart after a death"],
+)
+def test_each_death_of_a_replica_is_recorded_once(
+    seen: list[tuple[frozenset[str], Restart | None]], reported: list[str], tmp_path: Path
+) -> None:
+    notes: list[str] = []
+    facts = SimpleNamespace(deaths=[])
+    status = SimpleNamespace(replicas={"new-0": ReplicaState()}, note=notes.append)
+    context = SimpleNamespace(
+        facts=facts, status=status, folder=tmp_path, logs=tmp_path / "logs", number=1, keep_facts=lambda: None
+    )
+    observed = Observed(log="", admin="", arms={"new": {"h:1": "new-0"}}, timeout_s=1.0, since_ns=1)
+    trial = UsersTrial(cast(Any, context), observed=observed, splitter=None, steering=cast(Any, None))
+    trial.collector.stop()
+    for lost, restart in seen:
+        restarts = [restart] if restart else []
+        trial.collector = cast(Any, SimpleNamespace(lost=lambda lost=lost: lost, new_restarts=lambda of=restarts: of))
+        trial._watch()
+    assert len(notes) == len(reported)
+    assert all(words in note for words, note in zip(reported, notes, strict=True))
+    assert len(facts.deaths) == sum("again" not in words for words in reported)
+    assert all((death["arm"], death["replica"]) == ("new", "new-0") for death in facts.deaths)

@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 
 from analysis.records.schemas import COMPILE_EVENTS, MACHINES, STEPS
 from analysis.records.tables import read_table
+from loadtests.trials import telemetry as collecting
 from loadtests.trials.channels import check_alike, check_name, start_up
 from loadtests.trials.status import Status, UnderWay
 from loadtests.trials.telemetry import Collector, Restart
@@ -72,12 +73,12 @@ def test_a_replica_that_serves_since_another_time_has_restarted(collector: Colle
     telemetry = Telemetry(serving(5))
     with followed(collector, telemetry):
         wait_for(lambda: telemetry.calls >= 2)
-        assert collector.restarts == []
+        assert list(collector.new_restarts()) == []
         telemetry.events = (serving(9),)
         last = telemetry.calls + 2
         wait_for(lambda: telemetry.calls >= last)
         collector.stop()
-    assert collector.restarts == [Restart(replica="naive-0", before_ns=5, serving_ns=9)]
+    assert list(collector.new_restarts()) == [Restart(replica="naive-0", before_ns=5, serving_ns=9)]
 
 
 def test_events_are_on_disk_at_once_and_a_resumed_stream_repeats_none(tmp_path: Path, collector: Collector) -> None:
@@ -108,6 +109,15 @@ def test_events_are_on_disk_at_once_and_a_resumed_stream_repeats_none(tmp_path: 
     known = [{name: value for name, value in row.items() if value is not None} for row in memory]
     place = {"trial": 2, "host": "run", "kind": "allocator", "name": "naive-0", "arm": "naive", "memory_bytes": 9}
     assert known == [{**place, "at_ns": 5}, {**place, "at_ns": 6, "peak_bytes": 0}]
+
+
+def test_a_replica_is_lost_once_its_telemetry_stays_away(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    telemetry = Telemetry(serving(5))
+    with followed(collector, telemetry):
+        wait_for(lambda: telemetry.calls >= 3)
+        assert collector.lost() == frozenset()  # each stream ended, and the next one came in time
+    monkeypatch.setattr(collecting, "_LOST_S", 0.1)
+    wait_for(lambda: collector.lost() == {"naive-0"})
 
 
 def test_telemetry_that_comes_faster_than_the_disk_takes_it_ends_the_run(tmp_path: Path) -> None:
