@@ -1,27 +1,37 @@
 """Weigh on the machines of a trial as [pressure] says: one neighbour process, the same for all arms.
 
-It runs from `start_s` to `end_s` of the traffic. Pressure that begins with the traffic is on before the load starts.
-`trial.json` has from when to when it was on, or why not; the check *pressure* reads it.
+Pressure that begins with the traffic is on before the load starts. `trial.json` states from when to when it was on, or
+why not; the check *pressure* reads it. The neighbour is this module as a program.
 """
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import sys
+import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 from loadtests.monitor.gpus import device_name
 from loadtests.trials.context import RunError, TrialContext
 from loadtests.trials.machines import MonitorProcess
-from loadtests.trials.neighbour import Weighs
 from loadtests.trials.processes import child_environment
 from servers.clock import now_ns
-from servers.processes import Child, messages_of
+from servers.processes import Child, messages_of, say
 
-NEIGHBOUR_COMMAND = (sys.executable, "-P", "-m", "loadtests.trials.neighbour")
+NEIGHBOUR_COMMAND = (sys.executable, "-P", "-m", "loadtests.trials.pressure")
 _START_S = 60.0
 _POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Weighs:
+    """Since when the pressure is on."""
+
+    at_ns: int
 
 
 class Pressure:
@@ -39,10 +49,9 @@ class Pressure:
         """Put on what begins with the traffic. Raises RunError where it cannot be: nothing is measured yet."""
         if not self._settings.weighs:
             return
-        devices = {device_name(arm.model.device) for arm in self._trial.experiment.own_arms}
-        self._facts = {**self._settings.model_dump(), "devices": sorted(devices)}
-        self._facts |= {"start_ns": None, "end_ns": None, "error": None}
-        self._trial.facts.pressure = self._facts
+        devices = sorted({device_name(arm.model.device) for arm in self._trial.experiment.own_arms})
+        known = {"devices": devices, "start_ns": None, "end_ns": None, "error": None}
+        self._trial.facts.pressure = self._facts = {**self._settings.model_dump(), **known}
         if self._settings.start_s:
             return
         self._trial.status.phase, self._trial.status.detail = "starting the pressure", ""
@@ -51,22 +60,19 @@ class Pressure:
         while self._facts["start_ns"] is None:
             self._trial.check()
             self._listen(_POLL_S)
-            if self._facts["error"] is None and time.monotonic() > deadline:
-                self._lose(f"the neighbour was not ready after {_START_S:g} s")
-            if error := self._facts["error"]:
+            late = f"the neighbour was not ready after {_START_S:g} s" if time.monotonic() > deadline else None
+            if error := self._facts["error"] or late:
                 raise RunError(f"the pressure cannot be put on: {error}: lower what [pressure] asks for")
 
     def poll(self) -> None:
         """Begin and end when it is time, and note what became of the neighbour."""
-        start_ns = self._trial.facts.start_ns
-        if not self._facts or start_ns is None:
+        if not self._facts or self._trial.facts.start_ns is None:
             return
         self._listen(0.0)
-        elapsed_s, settings = (now_ns() - start_ns) / 1e9, self._settings
-        is_over = 0 < settings.end_s <= elapsed_s
-        if is_over:
+        elapsed_s = (now_ns() - self._trial.facts.start_ns) / 1e9
+        if 0 < self._settings.end_s <= elapsed_s:
             self.stop()
-        elif self._child is None and self._facts["error"] is None and elapsed_s >= settings.start_s:
+        elif self._child is None and self._facts["error"] is None and elapsed_s >= self._settings.start_s:
             self._spawn()
 
     def stop(self) -> None:
@@ -80,29 +86,65 @@ class Pressure:
         self._trial.keep_facts()
 
     def _spawn(self) -> None:
-        command = [*self._command, "--processors", str(self._settings.processors)]
-        if self._settings.gpu_gib:
-            indices = [device.removeprefix("cuda:") for device in self._facts["devices"]]
-            command += ["--gib", str(self._settings.gpu_gib), "--gpus", *indices]
-        log = self._trial.logs / "neighbour.log"
-        parse = messages_of(Weighs)
-        self._child = Child("neighbour", command, log_path=log, environment=child_environment(), parse=parse)
+        size, processors = int(self._settings.gpu_gib * (1 << 30)), self._settings.processors
+        gpus = [device.removeprefix("cuda:") for device in self._facts["devices"] if size]
+        self._child = Child(
+            "neighbour",
+            [*self._command, str(processors), str(size), *gpus],
+            log_path=self._trial.logs / "neighbour.log",
+            environment=child_environment(),
+            parse=messages_of(Weighs),
+        )
         self._monitor.name("neighbour", self._child.pid)
 
     def _listen(self, timeout_s: float) -> None:
-        child = self._child
-        if child is None or self._facts["error"] is not None:
+        facts, child = self._facts, self._child
+        if child is None or facts["error"] is not None:
             return
         messages, ended = child.hear(timeout_s)
-        for message in messages:
-            assert isinstance(message, Weighs)
-            self._facts["start_ns"] = message.at_ns
-            if message.error:
-                return self._lose(message.error)
+        for message in cast("list[Weighs]", messages):
+            facts["start_ns"] = message.at_ns
         if ended is not None:
-            self._lose(f"the neighbour {child.ending(ended, 1)}")
+            facts |= {"error": f"the neighbour {child.ending(ended, 1)}", "end_ns": now_ns()}
+            self._trial.status.note(f"the pressure is not what was asked: {facts['error']}")
+            self._trial.keep_facts()
 
-    def _lose(self, why: str) -> None:
-        self._facts |= {"error": why, "end_ns": now_ns()}
-        self._trial.status.note(f"the pressure is not what was asked: {why}")
-        self._trial.keep_facts()
+
+def hold(gpus: Sequence[int], size: int) -> None:
+    """Take `size` bytes on each GPU by the driver, which makes them resident at once. Raises OSError."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+
+    def call(name: str, *arguments: Any) -> None:
+        if code := getattr(cuda, name)(*arguments):
+            text = ctypes.c_char_p()
+            cuda.cuGetErrorString(code, ctypes.byref(text))
+            raise OSError(f"{name}: {(text.value or b'unknown error').decode()}")
+
+    call("cuInit", 0)
+    for gpu in gpus:
+        device, context, pointer = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+        call("cuDeviceGet", ctypes.byref(device), gpu)
+        call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        call("cuCtxSetCurrent", context)
+        call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
+
+
+def burn() -> None:
+    """Keep one processor busy for ever. A digest of a large block runs without the interpreter's lock."""
+    block = bytes(1 << 20)
+    while True:
+        hashlib.sha256(block)
+
+
+def main(processors: int, size: int, *gpus: int) -> None:
+    """Be the neighbour: hold `size` bytes on each GPU, keep the processors busy, and say `Weighs`. Never returns."""
+    if gpus:
+        hold(gpus, size)
+    for _ in range(processors):
+        threading.Thread(target=burn, daemon=True).start()
+    say(Weighs(at_ns=now_ns()))
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -99,7 +99,7 @@ def test_pressure_within_the_traffic_begins_and_ends_when_it_is_time(pressed: St
 
 
 def test_pressure_that_cannot_be_put_on_ends_the_run_before_the_traffic(pressed: Start) -> None:
-    pressure, _ = pressed('print(\'{"Weighs": {"error": "out of memory"}}\', flush=True)')
+    pressure, _ = pressed('raise OSError("out of memory")')
     with pytest.raises(RunError, match=r"out of memory: lower what \[pressure\] asks for"):
         pressure.start()
 
@@ -136,7 +136,7 @@ def test_without_the_table_nothing_is_started(pressed: Start) -> None:
 
 
 def test_the_neighbour_keeps_processors_busy_until_it_is_killed() -> None:
-    with subprocess.Popen([*NEIGHBOUR_COMMAND, "--processors", "1"], stdout=subprocess.PIPE) as child:
+    with subprocess.Popen([*NEIGHBOUR_COMMAND, "1", "0"], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert json.loads(child.stdout.readline())["Weighs"]["at_ns"] <= now_ns()
         process = psutil.Process(child.pid)
@@ -147,6 +147,6 @@ def test_the_neighbour_keeps_processors_busy_until_it_is_killed() -> None:
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this host has a GPU")
 def test_a_host_without_a_gpu_holds_no_memory_of_one() -> None:
-    result = subprocess.run([*NEIGHBOUR_COMMAND, "--gib", "1", "--gpus", "0"], capture_output=True, check=False)
-    assert result.returncode == 1
-    assert json.loads(result.stdout)["Weighs"]["error"]
+    result = subprocess.run([*NEIGHBOUR_COMMAND, "0", "1", "0"], capture_output=True, check=False)
+    assert (result.returncode, result.stdout) == (1, b"")
+    assert b"libcuda" in result.stderr.splitlines()[-1]
