@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import secrets
@@ -21,7 +20,7 @@ from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.trials.context import RunError, TrialContext
 from loadtests.trials.processes import child_environment
-from loadtests.trials.status import read_load, read_workers
+from loadtests.trials.status import load_of, read_accounts, read_workers
 from loadtests.workers.channel import TOKEN_VARIABLE, channel_token
 from servers.processes import Child, describe_exit, log_tail
 
@@ -113,13 +112,12 @@ class LoadGenerator:
             status.detail = f"{workers[0]} of {workers[1]} at {traffic.master_bind}"
 
     def read(self) -> None:
-        """The status has the live numbers, and trial.json the start of the load once that is known."""
-        trial = self._trial
-        trial.status.load = read_load(trial.folder)
+        """Take the live numbers into the status, and the start of the load into trial.json once that is known."""
+        trial, accounts = self._trial, read_accounts(self._trial.folder).values()
+        trial.status.load = load_of(accounts)
         if trial.facts.start_ns is None and trial.status.load.finished:
             # All load processes agreed on this instant; before the first answer the file may hold another.
-            starts = [start for path in trial.folder.glob("generator-[0-9]*.json") if (start := _start_ns(path))]
-            trial.facts.start_ns = max(starts, default=None)
+            trial.facts.start_ns = max((start for one in accounts if (start := one.get("start_ns"))), default=None)
             trial.write_facts()
 
     def end(self, at_ns: int | None, arms: Mapping[str, int]) -> None:
@@ -220,10 +218,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _start_ns(path: Path) -> int:
-    try:
-        return int(json.loads(path.read_text(encoding="utf-8")).get("start_ns") or 0)
-    except (OSError, ValueError):
-        return 0

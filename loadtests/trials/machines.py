@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Literal
 
-from analysis.records.documents import content_of
 from analysis.records.schemas import MACHINES
 from analysis.records.tables import CUT_OFF, RecordError, RecordWriter, read_table
 from loadtests.experiments.model import OwnArm
@@ -22,6 +21,7 @@ from loadtests.monitor.gpus import MUCH_BYTES, device_name, index_of
 from loadtests.monitor.readings import Seen, Unreadable, Watch
 from loadtests.trials.context import TrialContext
 from loadtests.trials.processes import child_environment, thread_variables
+from loadtests.trials.status import read_accounts
 from servers.clock import now_ns
 from servers.messages import Measured, Ready
 from servers.processes import Child, messages_of
@@ -158,8 +158,8 @@ class MonitorProcess:
 
     def _add_other_hosts(self) -> None:
         """Add what load workers saw of their hosts, which they sent with their accounts."""
-        for path in sorted(self._trial.folder.glob("generator-[0-9]*.json")):
-            seen = content_of(path).get("monitor", {})
+        for account in read_accounts(self._trial.folder).values():
+            seen = account.get("monitor", {})
             self._monitor["machines"] |= seen.get("machines", {})
             known = self._monitor["unreadable"]
             known += [item for item in seen.get("unreadable", []) if item not in known]

@@ -8,12 +8,10 @@ experiment has arms, replicas and load processes.
 from __future__ import annotations
 
 import http.client
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -23,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from analysis.records.plain_values import mapping, number
-from loadtests.trials.status import MetricsPage, Status
+from loadtests.trials.status import MetricsPage, Status, read_accounts
 from servers.address import host_port
 from servers.complaint import ConfigError
 from servers.splitter.admin import Admin
@@ -75,27 +73,14 @@ class RunCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """The metrics now."""
         yield from _standing(self._status)
-        trials = _trials(self._status.run_dir)
+        run_dir = self._status.run_dir
+        trials = [] if run_dir is None else [read_accounts(folder) for folder in sorted(run_dir.glob("trial-*"))]
         yield from _load(trials)
         yield from _load_processes(trials)
         yield from _pages(self._status.pages.values())
 
 
-# generator-N.json of the load processes of one trial, by N
-_Accounts = Mapping[str, Mapping[str, Any]]
-
-
-def _trials(run_dir: Path | None) -> list[_Accounts]:
-    """What the load processes of each trial say."""
-    return [_accounts(folder) for folder in sorted(run_dir.glob("trial-*"))] if run_dir is not None else []
-
-
-def _accounts(folder: Path) -> _Accounts:
-    accounts = {}
-    for path in sorted(folder.glob("generator-[0-9]*.json")):
-        with suppress(OSError, ValueError):
-            accounts[path.stem.removeprefix("generator-")] = mapping(json.loads(path.read_text(encoding="utf-8")))
-    return accounts
+_Accounts = Mapping[str, Mapping[str, Any]]  # of the load processes of one trial, by their numbers
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

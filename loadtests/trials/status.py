@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,15 +145,24 @@ class Status:
         self.notes.append(text)
 
 
-def read_load(folder: Path) -> Load:
-    """The live numbers in the `generator-<worker>.json` files of `folder`; one that is not there yet counts as zeros.
+def read_accounts(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what each load process says of itself in its generator-<worker>.json in `folder`, by the worker.
 
-    Over several load processes the middle quantile is the mean weighted by answers, and the 99th the worst.
+    A file that is not there yet or is broken is left out.
     """
-    reports = []
+    accounts = {}
     for path in sorted(folder.glob("generator-[0-9]*.json")):
         with suppress(OSError, ValueError):
-            reports.append(json.loads(path.read_text(encoding="utf-8")))
+            if isinstance(account := json.loads(path.read_text(encoding="utf-8")), dict):
+                accounts[path.stem.removeprefix("generator-")] = account
+    return accounts
+
+
+def load_of(reports: Collection[dict[str, Any]]) -> Load:
+    """Return the live numbers of load processes together, from their accounts.
+
+    The middle quantile is the mean weighted by answers, and the 99th the worst.
+    """
     names = sorted({name for report in reports for name in report.get("arms", {})})
     return Load(
         finished=sum(report.get("finished", 0) for report in reports),

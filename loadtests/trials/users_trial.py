@@ -12,7 +12,7 @@ from loadtests.external.client_security import bearer_token
 from loadtests.trials.channels import check_alike, configuration, final_account, start_up
 from loadtests.trials.context import RunError, TrialContext
 from loadtests.trials.processes import child_environment
-from loadtests.trials.status import Load, ReplicaState, read_load
+from loadtests.trials.status import Load, ReplicaState, load_of, read_accounts
 from loadtests.trials.steering import Steering
 from loadtests.trials.telemetry import Collector
 from loadtests.trials.trial import take_all
@@ -78,7 +78,7 @@ class UsersTrial:
                 raise RunError(f"users' requests are not recorded any more: who does it {self._observer.ending(code)}")
             if self.collector.failure is not None:
                 raise RunError(self.collector.failure)
-            context.status.load = read_load(context.folder)
+            context.status.load = load_of(read_accounts(context.folder).values())
             self._watch()
             self._steering.poll(self)
             time.sleep(_POLL_S)
@@ -152,7 +152,7 @@ class UsersTrial:
         deadline = time.monotonic() + self._observed.timeout_s + _STOP_GRACE_S
         while observer.poll() is None and time.monotonic() < deadline:
             self.context.check()
-            status.load = read_load(self.context.folder)
+            status.load = load_of(read_accounts(self.context.folder).values())
             status.detail = "what is under way is waited for"
             time.sleep(_POLL_S)
 

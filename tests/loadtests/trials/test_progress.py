@@ -17,7 +17,16 @@ from loadtests.trials import live_page
 from loadtests.trials.live_page import LivePage, page_address
 from loadtests.trials.progress import Display, plain_line
 from loadtests.trials.run_metrics import RunCollector, exporting
-from loadtests.trials.status import ArmLoad, Load, MetricsPage, ReplicaState, Status, UnderWay, read_load
+from loadtests.trials.status import (
+    ArmLoad,
+    Load,
+    MetricsPage,
+    ReplicaState,
+    Status,
+    UnderWay,
+    load_of,
+    read_accounts,
+)
 from servers.clock import now_ns
 from servers.complaint import ConfigError
 from servers.front.metrics import FrontMetrics
@@ -31,10 +40,10 @@ def report(folder: Path, worker: int, arms: dict[str, dict[str, float | None]]) 
 
 def test_load_of_several_processes_is_added_up(tmp_path: Path) -> None:
     (tmp_path / "generator-0.json").write_text("{")
-    assert read_load(tmp_path) == Load()
+    assert load_of(read_accounts(tmp_path).values()) == Load()
     report(tmp_path, 0, {"eager": {"n": 30, "ttft_p50_ms": 10.0, "ttft_p99_ms": 20.0, "inflight": 1}})
     report(tmp_path, 1, {"eager": {"n": 10, "ttft_p50_ms": 30.0, "ttft_p99_ms": 15.0, "inflight": 2}})
-    load = read_load(tmp_path)
+    load = load_of(read_accounts(tmp_path).values())
     assert (load.finished, load.failed, load.t_s) == (20, 1, 4.0)
     assert load.arms["eager"] == ArmLoad(finished=40, inflight=3, ttft_p50_ms=15.0, ttft_p99_ms=20.0)
 
