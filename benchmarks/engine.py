@@ -27,7 +27,7 @@ if not __package__:  # as a script: the repository is importable
 from benchmarks.command import BenchmarkParser, command_line, count, end_in_order, run_command, several
 from benchmarks.floor import StepBytes, measure_bandwidth, step_bytes
 from benchmarks.ledger import Ledger, Row, spread
-from loadtests.commands.arm_flags import preset_arm
+from loadtests.commands.arm_flags import all_settings, preset_arm
 from loadtests.trials.environment import describe_environment
 from servers.complaint import ConfigError
 from servers.config import ArmConfig
@@ -59,7 +59,7 @@ def parser() -> BenchmarkParser:
 def arm_of(options: argparse.Namespace) -> ArmConfig:
     """The arm to measure. Raises ConfigError where it cannot take the work."""
     settings = [*LIMITS, *options.settings]
-    arm = preset_arm(options.arm, {"model": options.model}, settings=settings)
+    arm = preset_arm(options.arm, settings=all_settings(settings, options.model))
     for what, asked, key in (
         ("--batch", max(options.batch), "slots"),
         ("--prompt-tokens", options.prompt_tokens, "max_prompt_tokens"),

@@ -59,9 +59,8 @@ def command(
     """
     from analysis.records.joining import joins_runs
     from analysis.records.tables import RecordError
-    from loadtests.commands.joined_folder import join_runs
-    from loadtests.commands.result_folder import names_results, run_of_results
-    from loadtests.commands.verdict_output import judge_run
+    from loadtests.commands.judged_run import judge_run
+    from loadtests.commands.made_folder import join_runs, names_results, run_of_results
     from loadtests.experiments.config_errors import as_config_error
     from loadtests.experiments.files import check_writable
 

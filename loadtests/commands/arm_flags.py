@@ -1,4 +1,4 @@
-"""The arm that a preset and options describe, and the process that becomes it: what serve and inspect share."""
+"""What serve, inspect and precompile share: the arm that options describe, and the process that becomes it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -15,33 +15,12 @@ from loadtests.commands.options import file_name
 from servers.complaint import ConfigError
 from servers.presets import PRESETS
 
-# Defaults, as the help says them: to import the settings takes longer than all of --help.
-USUAL = {
-    **{"model": "random:tiny", "device": "auto", "dtype": "auto"},
-    **{"slots": 8, "max_prompt_tokens": 256, "max_new_tokens": 128},
-}
-
 if TYPE_CHECKING:
     from servers.config import ArmConfig
 
-# Options of an arm. None tells one that was not given from one that repeats the default.
 Model = Annotated[
     str | None,
-    typer.Option(help=f"Hugging Face path or id, or random:NAME. [default: {USUAL['model']}]", metavar="MODEL"),
-]
-Device = Annotated[
-    str | None, typer.Option(help=f"auto, cpu, cuda or cuda:N. [default: {USUAL['device']}]", metavar="DEVICE")
-]
-Dtype = Annotated[
-    str | None,
-    typer.Option(help=f"auto, float32, float16 or bfloat16. [default: {USUAL['dtype']}]", metavar="DTYPE"),
-]
-Slots = Annotated[int | None, typer.Option(help=f"Requests that run at once. [default: {USUAL['slots']}]", metavar="N")]
-MaxPromptTokens = Annotated[
-    int | None, typer.Option(help=f"Longest prompt. [default: {USUAL['max_prompt_tokens']}]", metavar="N")
-]
-MaxNewTokens = Annotated[
-    int | None, typer.Option(help=f"Longest answer. [default: {USUAL['max_new_tokens']}]", metavar="N")
+    typer.Option(metavar="MODEL", help="Hugging Face path or id, or random:NAME; short for --set model.id=MODEL."),
 ]
 CacheDir = Annotated[
     str, typer.Option(metavar="DIR", help="Keep compiled code here. Default: nowhere.", parser=file_name)
@@ -55,38 +34,20 @@ Arm = Annotated[
         help=f"An arm of EXPERIMENT; without one a preset: {', '.join(PRESETS)}.",
     ),
 ]
-# Table and key of each option.
-ARM_FLAGS = {
-    "model": ("model", "id"),
-    "device": ("model", "device"),
-    "dtype": ("model", "dtype"),
-    "slots": ("engine", "slots"),
-    "max_prompt_tokens": ("engine", "max_prompt_tokens"),
-    "max_new_tokens": ("engine", "max_new_tokens"),
-}
 
 
-def flag_of(name: str) -> str:
-    """Return the flag of an option, such as --max-new-tokens."""
-    return f"--{name.replace('_', '-')}"
+def all_settings(settings: Sequence[str] | None, model: str | None) -> list[str]:
+    """Return the settings of --set and --model."""
+    return [*(settings or ()), *([] if model is None else [f"model.id={json.dumps(model)}"])]
 
 
-def given_flags(context: typer.Context) -> dict[str, Any]:
-    """Return the values of ARM_FLAGS, None for each that was not given."""
-    return {name: context.params[name] for name in ARM_FLAGS}
-
-
-def preset_arm(preset: str, flags: Mapping[str, Any], *, name: str = "", settings: Sequence[str] = ()) -> ArmConfig:
-    """Return the arm that a preset, ARM_FLAGS (None: not given) and --set describe. Raises ConfigError."""
+def preset_arm(preset: str, *, name: str = "", settings: Sequence[str] = ()) -> ArmConfig:
+    """Return the arm that a preset and settings describe. Raises ConfigError."""
     from loadtests.experiments.overrides import parse_setting, set_path
     from loadtests.experiments.toml_limits import check_values
     from servers.config import ArmConfig, over, with_preset
     from servers.fields import read
 
-    tables: dict[str, Any] = {"name": name or preset, "preset": preset, "model": {}, "engine": {}}
-    for flag, (table, key) in ARM_FLAGS.items():
-        if flags.get(flag) is not None:
-            tables[table][key] = flags[flag]
     changes: dict[str, Any] = {}
     for setting in settings:
         set_path(changes, *parse_setting(setting))
@@ -94,7 +55,24 @@ def preset_arm(preset: str, flags: Mapping[str, Any], *, name: str = "", setting
     for table in changes:
         if table not in ("model", "engine", "shapes", "compile"):
             raise ConfigError(f"--set {table} is unknown: use model.KEY, engine.KEY, shapes.KEY or compile.KEY")
-    return read(ArmConfig, with_preset(over(tables, changes)))
+    return read(ArmConfig, with_preset(over({"name": name or preset, "preset": preset}, changes)))
+
+
+def inspected_arm(experiment: str, name: str, settings: Sequence[str]) -> ArmConfig:
+    """Return an arm of an experiment or, without one, of a preset. Raises ConfigError."""
+    if not experiment:
+        return preset_arm(name, settings=settings)
+    from loadtests.experiments.model import OwnArm
+    from loadtests.experiments.reading import load
+
+    loaded = load(experiment, settings=settings, needs_traffic=False)
+    arm = next((arm for arm in loaded.arms if arm.name == name), None)
+    if arm is None:
+        names = ", ".join(arm.name for arm in loaded.arms)
+        raise ConfigError(f'--arm "{name}" is not in experiment "{loaded.name}": use one of {names}')
+    if not isinstance(arm, OwnArm):
+        raise ConfigError(f'--arm "{name}" is external (kind = "{arm.kind}"): only arms of tailgate are inspected')
+    return arm.config
 
 
 def become(module: str, arm: ArmConfig, cache_dir: str, extra: Sequence[str]) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,6 @@ from loadtests.commands.options import (
     Out,
     Page,
     Seed,
-    real,
     set_option,
 )
 
@@ -28,6 +28,13 @@ EXAMPLES = """\
   tailgate frontier canary.toml --set traffic.rates=[2,64] --set slo.p99_ttft_ms=500"""
 
 
+def _minutes(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < (value := float(text)) <= _LONGEST_MINUTES:
+            return value
+    raise typer.BadParameter(f"{text!r} is no number of minutes: give one above 0, {_LONGEST_MINUTES:g} at most")
+
+
 def command(
     context: typer.Context,
     experiment: ExperimentName,
@@ -35,7 +42,7 @@ def command(
         float | None,
         typer.Option(
             metavar="MINUTES",
-            parser=real(0, _LONGEST_MINUTES, "number of minutes", above=True),
+            parser=_minutes,
             help=f"How long the search may take. Default: {BUDGET_MINUTES:g}; {DEMO_MINUTES:g} for the demo.",
         ),
     ] = None,

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +13,6 @@ from servers.complaint import ConfigError, span_s
 
 MOST_CHARACTERS = 1 << 16
 LARGEST_SEED = 2**63 - 1
-_LARGEST = sys.float_info.max
 _LONGEST_S = 7 * 86_400.0
 
 
@@ -38,36 +34,6 @@ def file_name(text: str) -> str:
         return check_path(text, "the path")
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from None
-
-
-def whole(low: int, high: int, what: str = "number") -> Callable[[str | int], int]:
-    """Return a parser of whole numbers from `low` to `high`. It also gets the default."""
-
-    def parse(text: str | int) -> int:
-        digits = str(text).removeprefix("-")
-        if digits.isascii() and digits.isdecimal() and len(digits) <= 20 and low <= int(text) <= high:
-            return int(text)
-        raise typer.BadParameter(f"{text!r} is no {what}: give a whole number from {low} to {high}")
-
-    return parse
-
-
-def real(
-    low: float = -_LARGEST, high: float = _LARGEST, what: str = "number", *, above: bool = False
-) -> Callable[[str], float]:
-    """Return a parser of numbers from `low` (or `above` it) to `high`; never nan or infinite."""
-    allowed = f"a number {'above' if above else 'from'} {low:g} to {high:g}" if high < _LARGEST else "a finite one"
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high or (above and value == low):
-            raise typer.BadParameter(f"{text!r} is no {what}: give {allowed}")
-        return value
-
-    return parse
 
 
 def duration(text: str) -> float:
@@ -101,7 +67,7 @@ OptionalExperiment = Annotated[str, typer.Argument(metavar="[EXPERIMENT]", help=
 Out = Annotated[str, typer.Option(metavar="DIR", help="Folder for run directories.", parser=file_name)]
 Seed = Annotated[
     int | None,
-    typer.Option(metavar="N", parser=whole(0, LARGEST_SEED, "seed"), help="Replaces the experiment's seed."),
+    typer.Option(metavar="N", min=0, max=LARGEST_SEED, help="Replaces the experiment's seed."),
 ]
 TraceFile = Annotated[
     str, typer.Option("--trace", metavar="FILE", help="Replay times and lengths of this trace.", parser=file_name)
@@ -141,8 +107,14 @@ Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object alone. Without a terminal, it is always the last line.")
 ]
 WholeJson = Annotated[bool, typer.Option("--json", help="Print summary.json on one line instead of the table.")]
-port_number = whole(0, 65535, "port")
-Port = Annotated[int, typer.Option(metavar="PORT", parser=port_number, help="Port to listen on; 0 takes a free one.")]
+
+
+def port_option(text: str) -> Any:
+    """Return the option of a port, with `text` as its help."""
+    return typer.Option(metavar="PORT", min=0, max=65535, help=text)
+
+
+Port = Annotated[int, port_option("Port to listen on; 0 takes a free one.")]
 
 
 def split_keys(text: str | None) -> tuple[str, ...]:

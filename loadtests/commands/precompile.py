@@ -7,18 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loadtests.commands.arm_flags import (
-    Arm,
-    Device,
-    Dtype,
-    MaxNewTokens,
-    MaxPromptTokens,
-    Model,
-    Slots,
-    become,
-    given_flags,
-)
-from loadtests.commands.inspect import inspected_arm
+from loadtests.commands.arm_flags import Arm, Model, all_settings, become, inspected_arm
 from loadtests.commands.options import Json, OptionalExperiment, file_name, set_option
 from servers.complaint import ConfigError
 
@@ -33,18 +22,12 @@ EXAMPLES = """\
 
 
 def command(
-    context: typer.Context,
     arm: Arm,
     experiment: OptionalExperiment = "",
     out: Annotated[
         str, typer.Option(metavar="FILE", parser=file_name, help="File to write. Default: the arm's compile.artifact.")
     ] = "",
     model: Model = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    slots: Slots = None,
-    max_prompt_tokens: MaxPromptTokens = None,
-    max_new_tokens: MaxNewTokens = None,
     settings: Annotated[
         list[str] | None, set_option("compile.mode=max-autotune, or as `run` takes it with EXPERIMENT")
     ] = None,
@@ -62,8 +45,7 @@ def command(
     from loadtests.experiments.files import check_writable
     from loadtests.trials.preflight import check_arm
 
-    flags = given_flags(context)
-    compiled, path = precompiled_arm(inspected_arm(experiment, arm, flags, settings or ()), out)
+    compiled, path = precompiled_arm(inspected_arm(experiment, arm, all_settings(settings, model)), out)
     check_arm(compiled)
     check_writable(Path(path).parent)
     become("servers.precompile", compiled, "", ["--out", path, *(["--json"] * as_json)])

@@ -6,43 +6,26 @@ from typing import Annotated
 
 import typer
 
-from loadtests.commands.arm_flags import (
-    CacheDir,
-    Device,
-    Dtype,
-    MaxNewTokens,
-    MaxPromptTokens,
-    Model,
-    Slots,
-    become,
-    given_flags,
-    preset_arm,
-)
-from loadtests.commands.options import Json, Port, port_number, set_option
+from loadtests.commands.arm_flags import CacheDir, Model, all_settings, become, preset_arm
+from loadtests.commands.options import Json, Port, port_option, set_option
 from servers.complaint import ConfigError
 from servers.presets import PRESETS
 from servers.security import check_named, token_from_variable
 
 EXAMPLES = """\
   tailgate serve --preset eager --port 50051
-  tailgate serve --preset compiled-padded --model random:llama-3.2-1b --device cuda --dtype bfloat16 \\
-                 --slots 16 --max-prompt-tokens 2048 --port 50052
+  tailgate serve --preset compiled-padded --model random:llama-3.2-1b --set engine.slots=16 \\
+                 --set engine.max_prompt_tokens=2048 --port 50052
   tailgate serve --preset compiled-naive --set compile.mode=reduce-overhead --port 50053
   tailgate serve --preset compiled-bucketed --set compile.artifact=bucketed.compiled"""
 
 
 def command(
-    context: typer.Context,
     preset: Annotated[
         str, typer.Option(metavar="NAME", help=f"Shape and compile policy of the arm: {', '.join(PRESETS)}.")
     ],
     name: Annotated[str, typer.Option(metavar="NAME", help="Name of the arm in records. Default: the preset.")] = "",
     model: Model = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    slots: Slots = None,
-    max_prompt_tokens: MaxPromptTokens = None,
-    max_new_tokens: MaxNewTokens = None,
     settings: Annotated[list[str] | None, set_option("compile.mode=max-autotune or engine.max_queue=64")] = None,
     host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
     port: Port = 50051,
@@ -50,9 +33,7 @@ def command(
         str, typer.Option(metavar="NAME", help="Name of this process in records. Default: NAME-0.")
     ] = "",
     cache_dir: CacheDir = "",
-    metrics_port: Annotated[
-        int, typer.Option(metavar="PORT", parser=port_number, help="Serve Prometheus metrics here; 0 is off.")
-    ] = 0,
+    metrics_port: Annotated[int, port_option("Serve Prometheus metrics here; 0 is off.")] = 0,
     token_env: Annotated[
         str | None,
         typer.Option(
@@ -70,8 +51,7 @@ def command(
     """
     from loadtests.trials.preflight import check_arm, check_port
 
-    flags = given_flags(context)
-    arm = preset_arm(preset, flags, name=name, settings=settings or ())
+    arm = preset_arm(preset, name=name, settings=all_settings(settings, model))
     check_arm(arm)
     if port:
         check_port(port, key="--port", host=host)

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping
-from loadtests.commands.options import Json, Port, file_name
+from loadtests.commands.options import Json, Port, file_name, port_option
 from servers import stdout
 from servers.complaint import ConfigError
 from servers.processes import TemporaryFolder, log_tail
@@ -68,12 +68,7 @@ def command(
     port: Port = 8080,
     admin_port: Annotated[
         int,
-        typer.Option(
-            metavar="PORT",
-            min=0,
-            max=65535,
-            help="Port of Envoy's admin interface on 127.0.0.1; 0: a private Unix socket.",
-        ),
+        port_option("Port of Envoy's admin interface on 127.0.0.1; 0: a private Unix socket."),
     ] = 0,
     tls_certificate: Annotated[str | None, _file("Serve TLS with this certificate chain (PEM).")] = None,
     tls_key: Annotated[str | None, _file("The key of --tls-certificate (PEM).")] = None,

@@ -118,7 +118,16 @@ def test_an_artifact_of_another_machine_is_refused_before_the_model_is_loaded(
 
 def second_length(folder: Path) -> tuple[str, list[bool]]:
     """Return the outcome of a second prompt length at a naive arm, and which of its graphs are dynamic."""
-    naive = ("--arm", "compiled-naive", "--slots", "2", "--set", "compile.backend=aot_eager", "--shapes", "prefill 1x7")
+    naive = (
+        "--arm",
+        "compiled-naive",
+        "--set",
+        "engine.slots=2",
+        "--set",
+        "compile.backend=aot_eager",
+        "--shapes",
+        "prefill 1x7",
+    )
     # The job id names a profile that torch would keep from start to start.
     found = tailgate("inspect", *naive, "--cache-dir", str(folder), code=None, TORCH_COMPILE_JOB_ID="mine")
     return found["shapes"][0]["outcome"], [graph["dynamic"] for graph in found["graphs"]]

@@ -304,7 +304,11 @@ def test_a_graph_that_is_garbage_does_not_break_the_recording_of_another() -> No
     assert product.tolist() == [100_000.0] * 4
 
 
-SMALL_ARM = ("--device", "cuda", "--slots", "2", "--max-prompt-tokens", "64", "--max-new-tokens", "16")
+SMALL_ARM = [
+    word
+    for setting in ("model.device=cuda", "engine.slots=2", "engine.max_prompt_tokens=64", "engine.max_new_tokens=16")
+    for word in ("--set", setting)
+]
 
 
 def output_of(*words: str) -> dict[str, Any]:

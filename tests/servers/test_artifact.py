@@ -92,7 +92,8 @@ def test_settings_that_no_graph_depends_on_may_differ(arm: ArmConfig) -> None:
     assert artifacts.read(mine, "cpu") == artifacts.read(arm, "cpu")
 
 
-ARM = ("--arm", "compiled-padded", "--slots", "1", "--max-prompt-tokens", "16", "--max-new-tokens", "4")
+SETTINGS = ("engine.slots=1", "engine.max_prompt_tokens=16", "engine.max_new_tokens=4")
+ARM = ("--arm", "compiled-padded", *(word for setting in SETTINGS for word in ("--set", setting)))
 
 
 def tailgate(*words: str, code: int | None = 0, **environment: str) -> Any:

@@ -18,12 +18,10 @@ from typing import Any
 import grpc
 import pytest
 
-from loadtests.commands.arm_flags import ARM_FLAGS, USUAL, preset_arm
-from loadtests.commands.inspect import inspected_arm
+from loadtests.commands.arm_flags import all_settings, inspected_arm, preset_arm
 from loadtests.commands.main import COMMANDS, main
 from loadtests.external.grpc_channel import check_replica
 from servers.complaint import ConfigError
-from servers.config import EngineConfig, ModelConfig
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 from servers.stdout import aligned
 from tests.fakes.command_line import GROUP, parsed
@@ -77,7 +75,7 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         (["foretell"], "No such command 'foretell'"),
         (["run"], "Missing argument 'EXPERIMENT': see `tailgate run --help`"),
         (["run", "none.toml"], 'experiment "none.toml" does not exist'),
-        (["run", "demo", "--seed", "x"], "Invalid value for '--seed': 'x' is no seed"),
+        (["run", "demo", "--seed", "x"], "Invalid value for '--seed': Input should be a valid integer"),
         (["run", "demo", "--set", "traffic.rate"], "is not KEY=VALUE"),
         (["run", "demo", "--set", "traffic.rate=fast"], 'traffic.rate is "fast": give a number'),
         (["run", "demo", "--set", "traffic.speed=1"], "traffic.speed is unknown"),
@@ -86,10 +84,15 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         (["analyze", "none"], 'run directory "none" does not exist'),
         (["serve"], "Missing option '--preset'"),
         (["serve", "--preset", "fast"], 'preset is "fast": use'),
-        (["serve", "--preset", "eager", "--port", "70000"], "Invalid value for '--port': '70000' is no port"),
-        (["serve", "--preset", "eager", "--device", "tpu"], 'model.device is "tpu"'),
-        (["serve", "--preset", "eager", "--dtype", "int4"], 'model.dtype is "int4"'),
-        (["serve", "--preset", "eager", "--slots", "0"], "engine.slots is 0"),
+        (
+            ["serve", "--preset", "eager", "--port", "70000"],
+            "'--port': Input should be less than or equal to 65535",
+        ),
+        (["serve", "--preset", "eager", "--set", "model.device=tpu"], 'model.device is "tpu"'),
+        (["serve", "--preset", "eager", "--set", "model.dtype=int4"], 'model.dtype is "int4"'),
+        (["serve", "--preset", "eager", "--set", "engine.slots=0"], "engine.slots is 0"),
+        (["serve", "--preset", "eager", "--model", ""], "model.id"),
+        (["inspect", "--arm", "eager", "--max-prompt-tokens", "9"], "--set engine.max_prompt_tokens=N"),
         (["serve", "--preset", "eager", "--set", "compile.speed=1"], "compile.speed is unknown"),
         (["serve", "--preset", "eager", "--set", "speed=1"], "--set speed is unknown"),
         (["split"], "no arm is given"),
@@ -137,13 +140,19 @@ def test_a_port_in_use_check_replica_before_anything_starts(capsys: pytest.Captu
 
 def test_serve_flags_become_an_arm() -> None:
     options = parsed(
-        *("serve", "--preset", "compiled-padded", "--name", "blue", "--dtype", "bfloat16", "--slots", "4"),
-        *("--max-prompt-tokens", "64", "--set", "compile.mode=max-autotune", "--set", "engine.max_queue=7"),
+        *("serve", "--preset", "compiled-padded", "--name", "blue", "--model", "random:llama-3.2-1b"),
+        *("--set", "model.dtype=bfloat16", "--set", "compile.mode=max-autotune", "--set", "engine.max_queue=7"),
     )
-    arm = preset_arm(options["preset"], options, name=options["name"], settings=options["settings"])
-    assert (arm.name, arm.preset, arm.model.dtype) == ("blue", "compiled-padded", "bfloat16")
-    assert (arm.engine.slots, arm.engine.max_prompt_tokens, arm.engine.max_queue) == (4, 64, 7)
-    assert arm.compile.mode == "max-autotune"
+    arm = preset_arm(
+        options["preset"], name=options["name"], settings=all_settings(options["settings"], options["model"])
+    )
+    assert (arm.name, arm.preset, arm.model.id, arm.model.dtype) == (
+        "blue",
+        "compiled-padded",
+        "random:llama-3.2-1b",
+        "bfloat16",
+    )
+    assert (arm.compile.mode, arm.engine.max_queue) == ("max-autotune", 7)
     assert arm.shapes.kind == "pad"
 
 
@@ -157,7 +166,7 @@ def test_serve_flags_become_an_arm() -> None:
 )
 def test_flags_that_nothing_reads_are_refused(preset: str, settings: list[str], words: str) -> None:
     given = [f"compile.{setting}" for setting in settings]
-    assert words in refusal(ConfigError, partial(preset_arm, settings=given), preset, {})
+    assert words in refusal(ConfigError, partial(preset_arm, settings=given), preset)
 
 
 def test_split_prints_configurations_that_parse(capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,8 +257,7 @@ def test_after_kill_9_neither_envoy_nor_a_temporary_file_is_left(tmp_path: Path)
         (["--arm", "slow"], ("slow", "compiled-naive")),
         (["external", "--arm", "candidate"], ("candidate", "external", "openai")),
         (["demo", "--arm", "slow"], ("slow", "demo", "eager, compiled-padded, compiled-naive")),
-        (["demo", "--arm", "eager", "--max-new-tokens", "9"], ("--max-new-tokens", "--set")),
-        (["--arm", "eager", "--device", "tpu"], ("tpu", "cuda")),
+        (["--arm", "eager", "--set", "model.device=tpu"], ("tpu", "cuda")),
     ],
 )
 def test_what_cannot_be_inspected_is_one_line(
@@ -263,7 +271,7 @@ def test_what_cannot_be_inspected_is_one_line(
 @pytest.mark.process
 def test_a_shape_that_cannot_be_check_replica_before_anything_is_loaded() -> None:
     with pytest.raises(ConfigError):
-        inspected_arm("", "eager", {"slots": 0}, ())
+        inspected_arm("", "eager", ["engine.slots=0"])
     command = [sys.executable, "-m", "loadtests.commands.main", "inspect", "--arm", "eager", "--shapes", "prefill 9"]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
@@ -323,9 +331,3 @@ def test_a_server_without_telemetry_does_not_say_and_one_that_is_not_there_is_as
     with telemetry_server() as address:
         assert check_replica("vllm", address)
     assert not check_replica("vllm", address)
-
-
-def test_help_names_the_defaults_of_an_arm() -> None:
-    for name, (table, key) in ARM_FLAGS.items():
-        models = {"model": ModelConfig, "engine": EngineConfig}
-        assert models[table].model_fields[key].default == USUAL[name]

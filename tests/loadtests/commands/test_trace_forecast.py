@@ -68,5 +68,5 @@ def test_the_command_begins_with_what_was_read(trace: Trace, capsys: pytest.Capt
 
 def test_what_describes_an_arm_is_refused(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--arm has no effect with --trace" in refused(capsys, "inspect", "--trace", trace.name, "--arm", "eager")
-    assert 'EXPERIMENT "demo" has no effect' in refused(capsys, "inspect", "demo", "--trace", trace.name)
+    assert "EXPERIMENT has no effect" in refused(capsys, "inspect", "demo", "--trace", trace.name)
     assert "name one with --arm, or a trace with --trace" in refused(capsys, "inspect")

@@ -1,14 +1,19 @@
-"""The folder that joins runs: which, and that it is none of the runs."""
+"""Folders that are judged as one run: one that joins several runs, and one that holds other tools' result files."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from analysis.imports.vllm import Named, checksums, write_run
 from analysis.records.joining import RecordedRun, RunList, joins_runs, listed_runs, write_run_list
 from analysis.records.run_records import check_runs
 from servers.complaint import ConfigError
+
+_LONGEST_NAME = 60
 
 
 def join_runs(directories: Sequence[Path], *, out: str = "", accepted: Sequence[str] = ()) -> Path:
@@ -58,3 +63,44 @@ def _check_free(folder: Path, listed: RunList) -> None:
         raise ConfigError(f'--out "{folder}" is a file: give a folder')
     if place.is_dir() and any(place.iterdir()) and not joins_runs(place):
         raise ConfigError(f'--out "{folder}" holds other files: give a new folder, or one that joins runs')
+
+
+def names_results(texts: Sequence[str]) -> bool:
+    """Whether the words of a command line name result files, as NAME=FILE, and no run directories."""
+    return any("=" in text and not Path(text).is_dir() for text in texts)
+
+
+def run_of_results(texts: Sequence[str], *, out: str = "") -> Path:
+    """A run directory made of the files that `texts` name, the arm named first as its control.
+
+    It is `out`, or else a folder next to the first file, which is named after the files' contents. ConfigError for
+    words that name no file and for a folder that is there already, RecordError for files that are no results.
+    """
+    files = [_named(text) for text in texts]
+    if len({arm for arm, _ in files}) < 2:
+        raise ConfigError(
+            f'"{files[0][0]}" is the only arm: give the results of two, such as eager=a.json compiled=b.json'
+        )
+    folder = Path(out) if out else files[0][1].parent / f"results-{_digits(files)}"
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f'"{folder}" exists: give a new --out, or judge it again with tailgate analyze {folder}')
+    write_run(folder, files)
+    return folder
+
+
+def _named(text: str) -> Named:
+    name, given, file = text.partition("=")
+    if not given:
+        raise ConfigError(
+            f'"{text}" names no arm: give each result file as NAME=FILE, and no run directory beside them'
+        )
+    if not name or len(name) > _LONGEST_NAME or not name.isprintable():
+        raise ConfigError(f'"{text}" has no name of an arm in front: give 1 to {_LONGEST_NAME} printable characters')
+    if not Path(file).is_file():
+        raise ConfigError(f'result file "{file}" does not exist: give one that {name} was measured in')
+    return name, Path(file)
+
+
+def _digits(files: Sequence[Named]) -> str:
+    named = [[arm, checksum] for (arm, _), checksum in zip(files, checksums(files), strict=True)]
+    return f"{zlib.crc32(json.dumps(named).encode()):08x}"
