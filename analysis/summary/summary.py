@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -87,9 +86,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     frontier = frontier_rows(run, judgement)
     gated = frontier is None or frontier["gated"]
     run_id, ramp = run.records.directory.resolve().name, ramp_of(run)
-    with ThreadPoolExecutor(1) as other_processor:
-        over_time = other_processor.submit(_over_time, run)
-        arms = [arm_row(run, arm, judgement) for arm in run.arms]
+    spikes = find_spikes(run.requests, run.attribution, run.events, control=run.control)
     return {
         "schema": SCHEMA,
         "name": str(run.records.experiment.get("name") or run_id),
@@ -100,7 +97,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "exit_code": exit_code({"overall": judgement.overall, "frontier": frontier}),
         "headline": (frontier and frontier["headline"]) or judgement.headline,
         "control": run.control,
-        "arms": arms,
+        "arms": [arm_row(run, arm, judgement) for arm in run.arms],
         "comparisons": [
             *(_comparison_row(item, _gate_of(item, judgement.gates)) for item in judgement.compared.gated),
             *(_comparison_row(item, None) for item in judgement.compared.secondary),
@@ -109,8 +106,10 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "validity": [_check_row(check, judgement) for check in judgement.checks],
         "advice": asdict(judgement.advice if gated else replace(judgement.advice, remedies=())),
         "design": _design(run),
+        "spikes": [_spike_row(run, spike) for spike in spikes],
         "events": _events(run),
-        **over_time.result(),
+        "series": _latency_series(run),
+        "distribution": _distribution(run),
         "interim": _interim(run),
         "ramp": None if ramp is None else asdict(ramp),
         "weights": _weights(run),
@@ -119,15 +118,6 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "machines": asdict(judgement.machine_verdict),
         "frontier": frontier,
         "environment": run.records.environment,
-    }
-
-
-def _over_time(run: Run) -> dict[str, Any]:
-    spikes = find_spikes(run.requests, run.attribution, run.events, control=run.control)
-    return {
-        "spikes": [_spike_row(run, spike) for spike in spikes],
-        "series": _latency_series(run),
-        "distribution": _distribution(run),
     }
 
 
@@ -293,7 +283,7 @@ def _distribution(run: Run) -> dict[str, Any]:
         low, high = float(values[usable].min()), float(values[usable].max())
         edges = np.geomspace(low * 0.999, max(high, low * 1.01) * 1.001, _CURVE_BINS + 1)
         for arm in run.arms:
-            own = usable & run.of_arm(arm)
+            own = np.flatnonzero(usable & run.of_arm(arm))
             took, block = values[own], run.block[own]
             ordered = np.sort(took)
             curve = []

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from loadtests.external.arms import ExternalArm, OipOptions, OpenAiOptions
-from loadtests.traffic.prompts import Pieces, PromptSource, PromptText, load_prompt_text
+from loadtests.traffic.prompts import PromptSource, PromptText, load_prompt_text
 from loadtests.traffic.schedule import PlannedRequest
 
 # One token each in the common byte-pair vocabularies, with a space before and mostly without; where the server's
@@ -68,7 +68,7 @@ def prompt_source(config: ExternalArm, traffic: PromptSource) -> PromptSource:
 def _common_words() -> PromptText:
     nothing = np.zeros(len(_COMMON_WORDS), dtype=np.int64)
     follows = tuple(f" {word}" for word in _COMMON_WORDS)
-    return PromptText(pieces=Pieces(starts=_COMMON_WORDS, start_ids=nothing, follows=follows, follow_ids=nothing))
+    return PromptText(starts=_COMMON_WORDS, start_ids=nothing, follows=follows, follow_ids=nothing)
 
 
 def prompt_of(config: ExternalArm, source: PromptSource, plan: PlannedRequest) -> str | list[int]:

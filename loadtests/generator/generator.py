@@ -25,7 +25,6 @@ from loadtests.generator.load_log import LoadLog
 from loadtests.generator.precise_sleep import sleep_until
 from loadtests.generator.preparer import TURN_S, Prepared, Preparer, RequestCopy
 from loadtests.generator.record import RequestRecord, embed_record_of, record_of
-from loadtests.generator.recorder import RequestRecorder
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.schedule import EVERY_ARM, PlannedRequest, Schedule
@@ -75,15 +74,11 @@ class Generator:
         config: TrialConfig,
         *,
         log: LoadLog,
-        recorder: RequestRecorder | None = None,
         on_record: Callable[[RequestRecord], None] | None = None,
-        most_unbooked: int = MOST_UNBOOKED,
     ) -> None:
         self._config = config
         self._record_of = embed_record_of if config.task == "embed" else record_of
-        self._most_unbooked = most_unbooked
         self._log = log
-        self._recorder = recorder
         self._on_record = on_record
         self._routes = _routes(config)
         self._clients = list(
@@ -102,25 +97,30 @@ class Generator:
         self._pending_ns = 0
         self._end_ns: int | None = None
         self._ends_ns: dict[str | None, int] = {}
-        self.failure: str | None = None
         self._chores = [gevent.spawn(self._book_for_ever), gevent.spawn(self._tick), gevent.spawn(self._heartbeat)]
 
     def connect(self) -> None:
-        """A connection to every target was tried, so that the first request does not pay for it."""
+        """Try a connection to every target, so that the first request does not pay for it."""
         gevent.joinall([gevent.spawn(client.connect, 5.0) for client in self._clients])
 
+    @property
+    def failure(self) -> str | None:
+        """Why the schedule was not kept, None while it is."""
+        return self._log.error
+
     def prepare(self, plan: PlannedRequest, pair_id: str) -> Prepared:
-        """`plan` encoded: one copy for each arm when it goes to every arm, otherwise one."""
+        """Return `plan` encoded: one copy for each arm when it goes to every arm, otherwise one."""
         arms: tuple[str | None, ...] = (plan.arm,)
         if plan.arm == EVERY_ARM:
             # Copies leave one after the other, tens of microseconds apart: each arm is first equally often.
             first = plan.index % len(self._config.arms)
             arms = self._config.arms[first:] + self._config.arms[:first]
-        return tuple([RequestCopy(plan, pair_id, arm, self._route(arm)) for arm in arms])
+        return tuple([self._copy(plan, pair_id, arm) for arm in arms])
 
-    def _route(self, arm: str | None) -> Route:
-        routes = self._routes
-        return routes[arm] if arm in routes else routes["*"]
+    def _copy(self, plan: PlannedRequest, pair_id: str, arm: str | None) -> RequestCopy:
+        route = self._routes[arm] if arm in self._routes else self._routes["*"]
+        request_id = pair_id if arm is None else f"{pair_id}-{arm}"
+        return RequestCopy(plan, pair_id, request_id, arm, route, *route.encode(plan, request_id, arm))
 
     def launch(self, prepared: Prepared, scheduled_ns: int) -> None:
         """Send the copies. Never waits. The lag is now minus `scheduled_ns`.
@@ -139,14 +139,17 @@ class Generator:
             self._send(copy)
 
     def load(self, schedule: Schedule) -> None:
-        """The first seconds of `schedule` are encoded and the rest will be, a few seconds ahead of time."""
+        """Encode the first seconds of `schedule`, and go on encoding a few seconds ahead of time."""
         self._check_arms(schedule)
-        self._preparer = Preparer(schedule, trial=self._config.trial, prepare=self.prepare, on_failure=self._fail)
+        trial = self._config.trial
+        self._preparer = Preparer(
+            schedule, prepare=lambda plan: self.prepare(plan, f"{trial}-{plan.index}"), on_failure=self._fail
+        )
         self._preparer.wait_filled()
 
     def run(self, start_ns: int) -> bool:
-        """Every loaded request was started at `start_ns` plus its offset and has ended, or the drain time is over, or
-        none of those under way can be in time any more.
+        """Start every loaded request at `start_ns` plus its offset, and wait until all have ended, the drain time is
+        over, or none of those under way can be in time any more.
 
         Returns whether all ended by themselves. The garbage window is open meanwhile.
         """
@@ -159,12 +162,12 @@ class Generator:
         return self._wait_drained() and not self._stopped
 
     def end_at(self, at_ns: int) -> None:
-        """Nothing that is due at `at_ns` or later is sent; what is under way then goes on to its end."""
+        """Send nothing that is due at `at_ns` or later; what is under way then goes on to its end."""
         self._end_ns = at_ns
         gevent.spawn(self._end_dispatch, at_ns)
 
     def end_arm_at(self, arm: str, at_ns: int) -> None:
-        """The same of the copies that are pinned to one arm; the others' go on."""
+        """Do the same with the copies that are pinned to one arm; the others go on."""
         self._ends_ns[arm] = at_ns
 
     def _end_dispatch(self, at_ns: int) -> None:
@@ -174,7 +177,7 @@ class Generator:
             self._dispatcher.kill(block=False)
 
     def _wait_drained(self) -> bool:
-        """Whether all calls ended by themselves before the drain time was over and while one could be in time."""
+        """Return whether all calls ended by themselves before the drain time was over, while one could be in time."""
         until_s = time.monotonic() + self._config.drain_s
         while not self._idle.wait(min(_LOOK_EVERY_S, max(0.0, until_s - time.monotonic()))):
             if time.monotonic() >= until_s or self._all_late():
@@ -196,7 +199,7 @@ class Generator:
         return all(map(is_late, self._inflight))
 
     def open_window(self) -> None:
-        """Garbage collection is off until `stop`; the loop lag and the time of the account count from here."""
+        """Turn garbage collection off until `stop`; count the loop lag and the time of the account from here."""
         self._garbage.open()
         self._log.loop_lag = Histogram()
         self._log.start_ns = now_ns()
@@ -207,11 +210,11 @@ class Generator:
         return len(self._inflight)
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Whether everything started had ended and was recorded within `timeout_s`."""
+        """Return whether everything started had ended and was recorded within `timeout_s`."""
         return bool(self._idle.wait(timeout_s))
 
     def stop(self, error: str = "cut by the end of the run") -> None:
-        """Nothing is in flight: what was is recorded as CANCELLED. All is flushed. A second call does nothing."""
+        """Record what is in flight as CANCELLED, and flush all. A second call does nothing."""
         if self._stopped:
             return
         self._stopped = True
@@ -225,8 +228,6 @@ class Generator:
         for client in self._clients:
             client.close()
         self._garbage.close()
-        if self._recorder is not None:
-            self._guarded(self._recorder.flush)
         self._guarded(self._log.write)
 
     def _check_arms(self, schedule: Schedule) -> None:
@@ -241,7 +242,7 @@ class Generator:
             raise ConfigError(f'generator.targets has no address for {what}: add it or "*"')
 
     def _fail(self, failure: str) -> None:
-        self.failure = self._log.error = failure
+        self._log.error = failure
 
     def _dispatch(self, start_ns: int) -> None:
         in_a_row = 0
@@ -279,7 +280,7 @@ class Generator:
         copy.endpoint.running -= 1
         if call.status == "UNAVAILABLE":
             copy.endpoint.refused_ns = call.end_ns
-        if len(self._ended) < self._most_unbooked:
+        if len(self._ended) < MOST_UNBOOKED:
             self._ended.append(call)
         else:
             # This process cannot keep up. Memory must not grow for it; the account says what is missing.
@@ -301,16 +302,14 @@ class Generator:
             limit -= 1
             call = self._ended.popleft()
             record = self._record_of(call, self._config.trial)
-            self._log.ended(record, call.tag.arm)
-            if self._recorder is not None:
-                self._guarded(partial(self._recorder.append, record))
+            self._guarded(partial(self._log.ended, record, call.tag.arm))
             if self._on_record is not None:
                 self._on_record(record)
         if not self._inflight and not self._ended:
             self._idle.set()
 
     def _pending(self) -> int:
-        """The instant before which all that was due has ended and was recorded."""
+        """Return the instant before which all that was due has ended and was recorded."""
         sending = self._dispatcher is not None and not self._dispatcher.ready()
         until_ns = min(now_ns(), self._next_ns) if sending else now_ns()
         return min((call.tag.scheduled_ns for call in (*self._inflight, *self._ended)), default=until_ns)
@@ -318,12 +317,10 @@ class Generator:
     def _tick(self) -> None:
         while True:
             gevent.sleep(1.0)
-            if self._recorder is None or not self._recorder.file.waiting_bytes:
+            if not self._log.waiting_bytes:
                 # What had ended a second ago is on disk by now.
                 self._log.settled_ns = self._pending_ns or None
             self._pending_ns = self._pending() if self._log.started else 0
-            if self._recorder is not None:
-                self._guarded(self._recorder.flush)
             self._guarded(self._log.refresh)
             self._garbage.sweep()
 
@@ -334,12 +331,11 @@ class Generator:
             histogram.add(now_ns() - due_ns)
 
     def _guarded(self, write: Callable[[], None]) -> None:
-        """A full or vanished disk ends the trial with one line, not with a traceback each second."""
+        """End the trial with one line where the disk is full or gone, not with a traceback each second."""
         try:
             write()
         except OSError as error:
             if self.failure is None:
-                self.failure = f"records cannot be written: {unwritten(error)} and run again"
-                self._log.error = self.failure
+                self._fail(f"records cannot be written: {unwritten(error)} and run again")
                 if self._dispatcher is not None:
                     self._dispatcher.kill(block=False)

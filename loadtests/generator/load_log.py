@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -12,13 +13,10 @@ from gevent.event import AsyncResult
 from gevent.threadpool import ThreadPool
 
 from analysis.records.documents import write_document
-from loadtests.generator.arm_tally import ArmTally
 from loadtests.generator.clock_offsets import ClockComparison
-from loadtests.generator.histogram import Histogram
-from loadtests.generator.own_cost import CpuShare, GarbageWindow
+from loadtests.generator.histogram import ArmTally, Histogram
 from loadtests.generator.record import RequestRecord
-from loadtests.generator.recorder import RequestRecorder
-from loadtests.generator.spool import CLOSE_WITHIN_S
+from loadtests.generator.recorder import CLOSE_WITHIN_S, RequestRecorder
 from servers.clock import now_ns
 
 
@@ -32,8 +30,8 @@ class LoadLog:
     counts since the start and live quantiles over the last 10 s, "histograms" all answers. Counts are of requests as
     sent: a mirrored request is one for each arm.
 
-    `on_write` is given the content each time. `clock` is the comparison with the master's clock, on which the instants
-    are; `monitor` is what was seen of a host that is not the master's.
+    `recorder` gets every record. `on_write` is given the content each time. `clock` is the comparison with the master's
+    clock, on which the instants are; `monitor` is what was seen of a host that is not the master's.
     """
 
     def __init__(
@@ -72,13 +70,14 @@ class LoadLog:
         self._writing: AsyncResult | None = None
 
     def begun(self, arm: str | None) -> None:
-        """One more request is on its way to `arm` (None: not known yet)."""
+        """Count a request that is on its way to `arm` (None: not known yet)."""
         self.started += 1
         if arm is not None:
             self._arms[arm].inflight += 1
 
     def ended(self, record: RequestRecord | None, pinned: str | None) -> None:
-        """One request has ended, of which no more is kept if `record` is None; `pinned` is the arm given to `begun`."""
+        """Count and record a request that has ended, of which no more is kept if `record` is None; `pinned` is the arm
+        given to `begun`. Raises the OSError with which the disk failed."""
         self.finished += 1
         if pinned is not None:
             self._arms[pinned].inflight -= 1
@@ -88,9 +87,16 @@ class LoadLog:
         self._arms[record.arm or "*"].add(record)
         if record.status != "OK":
             self.failed += 1
+        if self._recorder is not None:
+            self._recorder.append(record)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How much of the records waits for the disk."""
+        return 0 if self._recorder is None else self._recorder.file.waiting_bytes
 
     def account(self) -> dict[str, Any]:
-        """What generator-<worker>.json says now."""
+        """Return what generator-<worker>.json says now."""
         file = self._recorder.file if self._recorder is not None else None
         offset_ns, at_ns = 0 if self._clock is None else self._clock.offset_ns, now_ns()
         return {
@@ -102,7 +108,7 @@ class LoadLog:
             "records": {
                 "written": file.rows if file else 0,
                 "dropped": (file.dropped_rows if file else 0) + self.unrecorded,
-                "waiting_bytes": file.waiting_bytes if file else 0,
+                "waiting_bytes": self.waiting_bytes,
             },
             "lag_ms": self.lag.summary(),
             "loop_lag_ms": self.loop_lag.summary(),
@@ -122,7 +128,8 @@ class LoadLog:
         }
 
     def refresh(self) -> None:
-        """The file will soon say how things stand now; it stays older while the disk is slow. Never waits.
+        """Flush the records, and have the file say soon how things stand now; it stays older while the disk is slow.
+        Never waits.
 
         Raises the OSError with which the disk failed before.
         """
@@ -130,9 +137,14 @@ class LoadLog:
             self.cpu.restart()
         else:
             self.cpu.take()
-        if self._directory is None and self.on_write is None:
-            return
-        account = self.account()
+        try:
+            if self._recorder is not None:
+                self._recorder.flush()
+        finally:
+            if self._directory is not None or self.on_write is not None:
+                self._tell(self.account())
+
+    def _tell(self, account: dict[str, Any]) -> None:
         if self.on_write is not None:
             self.on_write(account)
         if self._directory is None or (self._writing is not None and not self._writing.ready()):
@@ -141,16 +153,20 @@ class LoadLog:
         self._writing = self._thread.spawn(_write, self._directory / f"generator-{self.worker}.json", account)
 
     def write(self) -> None:
-        """The file says how things stand now. Waits for a slow disk, but not for ever.
+        """Flush the records, and have the file say how things stand now. Waits for a slow disk, but not for ever.
 
         Raises the OSError with which the disk failed.
         """
-        for attempt in range(2):
-            if self._writing is not None:
-                self._writing.wait(CLOSE_WITHIN_S)
-            if attempt == 0:
-                self.refresh()
+        self._wait()
+        try:
+            self.refresh()
+        finally:
+            self._wait()
         self._raise_failure()
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            self._writing.wait(CLOSE_WITHIN_S)
 
     def _raise_failure(self) -> None:
         error = self._writing.value if self._writing is not None and self._writing.ready() else None
@@ -160,9 +176,93 @@ class LoadLog:
 
 
 def _write(path: Path, account: Mapping[str, Any]) -> OSError | None:
-    """Why the file could not be written. Returned, because gevent prints what its threads raise."""
+    """Return why the file could not be written: gevent prints what its threads raise."""
     try:
         write_document(path, account)
     except OSError as error:
         return error
     return None
+
+
+# --- What a load process costs itself ---------------------------------------------------------------------------------
+
+
+class CpuShare:
+    """How much of a core the thread that makes it used, second by second."""
+
+    BUSY = 0.95  # above this a core is as good as used up
+    _SHORTEST_S = 0.5
+
+    def __init__(self) -> None:
+        self._thread_s, self._wall_s = time.thread_time(), time.perf_counter()
+        self._used_s = self._measured_s = self.busy_s = self.most = 0.0
+
+    def restart(self) -> None:
+        """Forget what was used up to now: there was no schedule to keep."""
+        self.__init__()  # type: ignore[misc]
+
+    def take(self) -> None:
+        """Count the stretch since the last call, unless it is shorter than half a second."""
+        thread_s, wall_s = time.thread_time(), time.perf_counter()
+        used_s, took_s = thread_s - self._thread_s, wall_s - self._wall_s
+        if took_s < self._SHORTEST_S:
+            return
+        self._thread_s, self._wall_s = thread_s, wall_s
+        self._used_s += used_s
+        self._measured_s += took_s
+        self.most = max(self.most, used_s / took_s)
+        if used_s >= self.BUSY * took_s:
+            self.busy_s += took_s
+
+    def summary(self) -> dict[str, float]:
+        """Return {"mean", "max"} as shares of a core, {"busy_s", "of_s"} seconds at 95 % or more of those measured."""
+        mean = self._used_s / self._measured_s if self._measured_s else 0.0
+        figures = {"mean": mean, "max": self.most, "busy_s": self.busy_s, "of_s": self._measured_s}
+        return {key: round(value, 4) for key, value in figures.items()}
+
+
+class GarbageWindow:
+    """No unplanned garbage collection between `open` and `close`.
+
+    A full collection walks every object that Locust, pyarrow and protobuf ever made and stops all greenlets for tens of
+    milliseconds: it is the hidden tail of a Python load generator. So the objects alive at the start are frozen
+    and the collector is switched off. Reference counts still free nearly everything; cycles (some exceptions, web
+    requests) would pile up, so `sweep` looks at the young objects alone when many have gathered, which takes well
+    under a millisecond, and books the time it took.
+    """
+
+    SWEEP_ABOVE = 20_000  # tracked objects made since the last sweep and still alive
+
+    def __init__(self) -> None:
+        self._was_enabled: bool | None = None
+        self.spent_ms = {"count": 0, "total": 0.0, "max": 0.0}
+
+    def open(self) -> None:
+        """Turn the collector off, and let it never look at what is alive now."""
+        if self._was_enabled is not None:
+            return
+        self._was_enabled = gc.isenabled()
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+
+    def sweep(self) -> None:
+        """Free cycles among young objects, if there may be many. Call it where a pause does least harm."""
+        if self._was_enabled is None or gc.get_count()[0] < self.SWEEP_ABOVE:
+            return
+        began = time.perf_counter()
+        gc.collect(0)
+        took_ms = (time.perf_counter() - began) * 1e3
+        spent = self.spent_ms
+        spent["count"] += 1
+        spent["total"] = round(spent["total"] + took_ms, 3)
+        spent["max"] = round(max(spent["max"], took_ms), 3)
+
+    def close(self) -> None:
+        """Set the collector to what it was before `open`."""
+        if self._was_enabled is None:
+            return
+        gc.unfreeze()
+        if self._was_enabled:
+            gc.enable()
+        self._was_enabled = None

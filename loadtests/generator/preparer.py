@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import gevent
 from gevent.event import Event
@@ -19,47 +20,34 @@ _IN_A_ROW = 16  # requests encoded before others take their turn: some 0.3 ms
 TURN_S = 0.000_001
 
 
+@dataclass(slots=True, eq=False)
 class RequestCopy:
     """One request as it goes to one arm."""
 
-    __slots__ = (
-        "arm",
-        "body",
-        "endpoint",
-        "headers",
-        "pair_id",
-        "plan",
-        "request_id",
-        "route",
-        "scheduled_ns",
-    )
-
-    def __init__(self, plan: PlannedRequest, pair_id: str, arm: str | None, route: Route) -> None:
-        self.plan = plan
-        self.pair_id = pair_id
-        self.request_id = pair_id if arm is None else f"{pair_id}-{arm}"
-        self.arm = arm  # pinned, or None
-        self.route = route
-        self.endpoint: Endpoint | None = None  # that it went to
-        self.body, self.headers = route.encode(plan, self.request_id, arm)
-        self.scheduled_ns = 0
+    plan: PlannedRequest
+    pair_id: str
+    request_id: str
+    arm: str | None  # pinned, or None
+    route: Route
+    body: bytes
+    headers: bytes
+    endpoint: Endpoint | None = None  # that it went to
+    scheduled_ns: int = 0
 
 
 Prepared = tuple[RequestCopy, ...]
 
 
 class Preparer:
-    """Encodes with `prepare`, given a planned request and its pair id. `on_failure` is called with the line to show."""
+    """Encodes the requests of a schedule with `prepare`. `on_failure` is called with the line to show."""
 
     def __init__(
         self,
         schedule: Schedule,
         *,
-        trial: int,
-        prepare: Callable[[PlannedRequest, str], Prepared],
+        prepare: Callable[[PlannedRequest], Prepared],
         on_failure: Callable[[str], None],
     ) -> None:
-        self._trial = trial
         self._prepare = prepare
         self._on_failure = on_failure
         self._ready: deque[tuple[int, Prepared]] = deque()
@@ -71,11 +59,11 @@ class Preparer:
         self.greenlet = gevent.spawn(self._run, schedule)
 
     def wait_filled(self) -> None:
-        """The first seconds are encoded, or all there is."""
+        """Return once the first seconds are encoded, or all there is."""
         self._filled.wait()
 
     def __iter__(self) -> Iterator[tuple[int, Prepared]]:
-        """(offset in ns from the start, the copies) in order of time."""
+        """Yield (offset in ns from the start, the copies) in order of time."""
         while True:
             while not self._ready:
                 if self._ended:
@@ -97,17 +85,14 @@ class Preparer:
         self._more.set()
 
     def _encode(self, schedule: Schedule) -> None:
-        in_a_row = 0
-        for plan in planned_requests(schedule.table, at_once=_ROWS_AT_ONCE):
+        for count, plan in enumerate(planned_requests(schedule.table, at_once=_ROWS_AT_ONCE), start=1):
             while self._ready and (plan.offset_ns - self._ready[0][0] > _AHEAD_NS or self._ready_bytes > _AHEAD_BYTES):
                 self._room.clear()
                 self._filled.set()
                 self._room.wait()
-            prepared = self._prepare(plan, f"{self._trial}-{plan.index}")
+            prepared = self._prepare(plan)
             self._ready.append((plan.offset_ns, prepared))
             self._ready_bytes += sum(len(copy.body) for copy in prepared)
             self._more.set()
-            in_a_row += 1
-            if in_a_row >= _IN_A_ROW:
-                in_a_row = 0
+            if count % _IN_A_ROW == 0:
                 gevent.sleep(TURN_S)

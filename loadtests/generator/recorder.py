@@ -1,21 +1,34 @@
-"""Request records that survive a kill.
+"""Request records that survive a kill, in a file to which its own thread appends.
 
 Rows wait in memory for at most a second or a few hundred rows, then go out as one Arrow record batch. The kernel has
-them from then on: `kill -9` loses what was not yet flushed, and a reader accepts the torn tail. Nothing here waits
-for a disk to sync, which would stop every greenlet.
+them from then on: `kill -9` loses what was not yet flushed, and a reader accepts the torn tail.
+
+A write goes to the kernel's page cache and normally takes microseconds, but a disk that cannot keep up makes it wait
+for seconds. The greenlets that keep the schedule must not wait with it, and memory must not grow while it lasts: what
+waits is bounded, and beyond that what is newest is dropped and counted. Nothing here waits for a disk to sync.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
+import gevent
 import pyarrow as pa
+from gevent.event import Event
+from gevent.threadpool import ThreadPool
 
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import Checksum
 from loadtests.generator.clock_offsets import ClockComparison
 from loadtests.generator.record import RequestRecord, request_batch
-from loadtests.generator.spool import CLOSE_WITHIN_S, Spool, new_file
+from servers.complaint import ConfigError
+
+MOST_WAITING_BYTES = 64 << 20  # some 20 s of records at 10,000 requests/s
+CLOSE_WITHIN_S = 10.0
 
 
 def record_file(path: Path) -> Spool:
@@ -42,7 +55,7 @@ class RequestRecorder:
         self.closed = False
 
     def append(self, record: RequestRecord) -> None:
-        """The row will be in the file after the next flush, which comes at once when a batch is full.
+        """Write the row with the next flush, which comes at once when a batch is full.
 
         Raises the OSError with which the disk failed.
         """
@@ -51,7 +64,7 @@ class RequestRecorder:
             self.flush()
 
     def flush(self) -> None:
-        """Every row appended so far is on its way to the file. Raises the OSError with which the disk failed."""
+        """Send every row appended so far on its way to the file. Raises the OSError with which the disk failed."""
         if self.closed:
             return
         if self._rows:
@@ -75,3 +88,125 @@ class RequestRecorder:
             self.file.close(timeout_s)
         if self.file.error is not None:
             raise self.file.error
+
+
+# --- Files ------------------------------------------------------------------------------------------------------------
+
+
+def new_file(path: Path) -> int:
+    """Return the descriptor of a new file for writing. Raises ConfigError where it exists or cannot be made."""
+    if path.exists():
+        raise ConfigError(f'"{path}" exists already: give an empty directory')
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        why = error.strerror or error
+        raise ConfigError(f'"{path}" cannot be written ({why}): free the disk, or give another directory') from None
+
+
+class Spool:
+    """Pieces appended to one new file in the order of `offer`, each whole, by a thread. Use it from one thread's
+    greenlets.
+
+    `error` is why the disk took no more: everything after it is dropped, because a piece behind a torn one could not
+    be read. With a `checksum` of what is written, its end line is the last of the file. `on_written` is called after
+    each piece with the size of the file.
+    """
+
+    def __init__(
+        self,
+        descriptor: int,
+        *,
+        checksum: Checksum | None = None,
+        most_waiting_bytes: int = MOST_WAITING_BYTES,
+        on_written: Callable[[int], None] | None = None,
+    ) -> None:
+        self._checksum = checksum
+        self._descriptor = descriptor
+        self._most = most_waiting_bytes
+        self._on_written = on_written
+        self._waiting: deque[tuple[bytes | memoryview, int]] = deque()
+        self._more = Event()
+        self._empty = Event()
+        self._empty.set()
+        self._thread = ThreadPool(1)
+        self._closed = False
+        self.waiting_bytes = 0
+        self.size = 0  # bytes written
+        self.rows = 0
+        self.dropped_rows = 0
+        self.error: OSError | None = None
+        self._greenlet = gevent.spawn(self._write_for_ever)
+
+    def offer(self, piece: bytes | memoryview, rows: int) -> bool:
+        """Append the piece soon; or drop it and count its rows (False). Never waits."""
+        length = len(piece)
+        if self.error is not None or self._closed or self.waiting_bytes + length > self._most:
+            self.dropped_rows += rows
+            return False
+        self._waiting.append((piece, rows))
+        self.waiting_bytes += length
+        self._empty.clear()
+        self._more.set()
+        return True
+
+    def settle(self, timeout_s: float) -> bool:
+        """Return whether everything offered so far was written, or has failed, within `timeout_s`."""
+        return bool(self._empty.wait(timeout_s))
+
+    def close(self, timeout_s: float = CLOSE_WITHIN_S) -> None:
+        """Write what the disk takes within `timeout_s`, and the end of the file; the rest is dropped. A second call
+        does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        settled = self.settle(timeout_s)
+        self._greenlet.kill(block=False)
+        self.dropped_rows += sum(rows for _, rows in self._waiting)
+        self._waiting.clear()
+        self.waiting_bytes = 0
+        if settled:  # otherwise the thread still hangs in a write to it
+            if self.error is None and self._checksum is not None:
+                self.error = self._write(self._checksum.end(), 0)
+            os.close(self._descriptor)
+
+    def _write_for_ever(self) -> None:
+        while True:
+            self._more.wait()
+            self._more.clear()
+            while self._waiting:
+                piece, rows = self._waiting[0]
+                if self.error is None:
+                    self.error = self._write(piece, rows)
+                self._waiting.popleft()
+                self.waiting_bytes -= len(piece)
+                if self.error is not None:
+                    self.dropped_rows += rows
+                    continue
+                self.size += len(piece)
+                self.rows += rows
+                if self._on_written is not None:
+                    self._on_written(self.size)
+            self._empty.set()
+
+    def _write(self, piece: bytes | memoryview, rows: int) -> OSError | None:
+        """Return why the piece is not in the file."""
+        try:
+            failure: OSError | None = self._thread.apply(_write_whole, (self._descriptor, piece))
+        except (MemoryError, RuntimeError) as error:  # no memory for the thread that writes
+            return OSError(errno.ENOMEM, f"{os.strerror(errno.ENOMEM)}: {error}")
+        if failure is None and self._checksum is not None:
+            self._checksum.add(piece, rows)
+        return failure
+
+
+def _write_whole(descriptor: int, piece: bytes | memoryview) -> OSError | None:
+    """Return why the piece could not be written: gevent prints what its threads raise."""
+    rest = memoryview(piece)
+    try:
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+    except OSError as error:
+        return error
+    return None

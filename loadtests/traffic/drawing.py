@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from loadtests.traffic import arrivals
-from loadtests.traffic.lengths import FITS, FitName, FloatArray, IntArray, Lengths, fitted_lengths
+from loadtests.traffic.lengths import FITS, FitName, FloatArray, IntArray, fitted_lengths, scaled
 from loadtests.traffic.prompts import PromptText, load_prompt_text
 from loadtests.traffic.rate_steps import staircase
 from loadtests.traffic.schedule import BLOCKS, EVERY_ARM, SCHEDULE, Schedule
@@ -83,13 +83,13 @@ def build_schedule(
 
     starts_ns, window = _starts(config, source.trace, rates, rng["arrivals"])
     lengths, trace_rows = _lengths(config, source.trace, window, len(starts_ns), rng["lengths"])
-    lengths = lengths.scaled(_factors(config, starts_ns))
+    lengths = scaled(lengths, _factors(config, starts_ns)[:, None])
     seeds = rng["prompts"].integers(0, 2**63 - 1, size=len(starts_ns), dtype=np.int64)
     rows = np.flatnonzero(arrivals.rampup_kept(starts_ns, config.rampup_s, rng=rng["rampup"]))
     if not len(rows):
         raise ConfigError(f"trial {trial} would send no request in {config.duration_s} s: raise the rate or duration_s")
     # All is drawn; from here on rows only go. What is never sent is not counted as over a limit.
-    offsets, inputs, outputs = starts_ns[rows], lengths.input_tokens[rows], lengths.output_tokens[rows]
+    offsets, (inputs, outputs) = starts_ns[rows], lengths[rows].T
     if not max_new_tokens:
         outputs = np.zeros_like(outputs)
     if source.text is not None:
@@ -118,7 +118,7 @@ def build_schedule(
     facts: dict[str, Any] = {}
     if (trace := source.trace) is not None:
         facts["trace"] = {"format": trace.format, "rows_read": len(trace), "failed": trace.failed}
-        if trace_rows is not None and len(trace.block_ids):
+        if trace_rows is not None and len(trace.blocks.flatten()):
             shared = _block_columns(trace, trace_rows[rows], config.length_scale, rng["blocks"])
     return Schedule(
         table=pa.table({**columns, **shared}, schema=pa.schema([*SCHEDULE, *(BLOCKS if shared else ())])),
@@ -142,7 +142,7 @@ def build_schedule(
 
 
 def switchback_order(blocks: int, arms: int, *, rng: np.random.Generator) -> IntArray:
-    """The arm (0 to arms - 1) of each block, shape (blocks,): every arm once in each group of `arms` blocks.
+    """Return the arm (0 to arms - 1) of each block, shape (blocks,): every arm once in each group of `arms` blocks.
 
     The order within a group is random; the last group may be cut short. More blocks leave the earlier ones as they
     are.
@@ -155,7 +155,7 @@ def switchback_order(blocks: int, arms: int, *, rng: np.random.Generator) -> Int
 def _starts(
     config: TrafficConfig, trace: Trace | None, levels: Sequence[float], rng: np.random.Generator
 ) -> tuple[IntArray, slice]:
-    """Sorted starts (ns), and the trace rows that they are when a trace is replayed."""
+    """Return sorted starts (ns), and the trace rows that they are when a trace is replayed."""
     if config.arrivals == "trace" and trace is not None:
         return arrivals.replay(
             trace.offset_ns, config.duration_s, time_scale=config.time_scale, start_s=config.trace_start_s
@@ -166,8 +166,8 @@ def _starts(
 
 def _lengths(
     config: TrafficConfig, trace: Trace | None, window: slice, count: int, rng: np.random.Generator
-) -> tuple[Lengths, IntArray | None]:
-    """`count` rows of input and output lengths, and which rows of the trace they are if they are any."""
+) -> tuple[IntArray, IntArray | None]:
+    """Return `count` rows (input, output) of lengths, and which rows of the trace they are if they are any."""
     if config.workload != "trace" or trace is None:
         fit: FitName = next((name for name in FITS if name == config.workload), "conversation")
         return fitted_lengths(fit, count, rng=rng), None
@@ -175,12 +175,11 @@ def _lengths(
         rows = np.arange(len(trace), dtype=np.int64)[window]
     else:
         rows = rng.integers(0, len(trace), size=count)
-    inputs, outputs = (column[rows].astype(np.int64) for column in (trace.input_tokens, trace.output_tokens))
-    return Lengths(input_tokens=inputs, output_tokens=outputs), rows
+    return np.column_stack([trace.input_tokens[rows], trace.output_tokens[rows]]).astype(np.int64), rows
 
 
 def _factors(config: TrafficConfig, offset_ns: IntArray) -> FloatArray:
-    """The factor on the lengths of what is due at each offset, shape (n,)."""
+    """Return the factor on the lengths of what is due at each offset, shape (n,)."""
     starts_s, factors = np.array(config.length_factors).T
     chosen: FloatArray = factors[np.searchsorted(starts_s * 1e9, offset_ns, side="right") - 1]
     return chosen
@@ -197,7 +196,7 @@ def _arm_column(config: TrafficConfig, arms: Sequence[str], offsets: IntArray, r
 
 
 def _named(names: Sequence[str], which: IntArray) -> Any:
-    """A string column with names[which[i]] in row i."""
+    """Return a string column with names[which[i]] in row i."""
     return pa.array(list(names), pa.string()).take(pa.array(which))
 
 
@@ -211,18 +210,17 @@ def _check_turns(config: TrafficConfig, arms: int) -> None:
 
 
 def _block_columns(trace: Trace, rows: IntArray, scale: float, rng: np.random.Generator) -> dict[str, Any]:
-    """The leading blocks that the prompts of `rows` of the trace share, each of `BLOCK_TOKENS` times `scale`."""
-    ids = [trace.blocks(row) for row in rows.tolist()]
-    ends = np.cumsum([0, *(len(own) for own in ids)])
-    seeds = _mixed(np.concatenate(ids), int(rng.integers(0, 2**63 - 1)))
+    """Return the leading blocks that the prompts of `rows` of the trace share, each of `BLOCK_TOKENS` times `scale`."""
+    own = trace.blocks.take(pa.array(rows))
+    seeds = _mixed(own.flatten().to_numpy(), int(rng.integers(0, 2**63 - 1)))
     return {
-        "blocks": pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), pa.array(seeds)),
+        "blocks": pa.ListArray.from_arrays(own.offsets, pa.array(seeds)),
         "block_tokens": pa.array(np.full(len(rows), BLOCK_TOKENS * scale)),
     }
 
 
 def _mixed(ids: IntArray, salt: int) -> IntArray:
-    """A seed for each block id: equal for equal ids, from 0 to 2^63 - 1 (the finaliser of SplitMix64)."""
+    """Return a seed for each block id: equal for equal ids, from 0 to 2^63 - 1 (the finaliser of SplitMix64)."""
     words = ids.astype(np.uint64) ^ np.uint64(salt)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

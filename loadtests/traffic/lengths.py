@@ -35,7 +35,7 @@ class LengthFit:
     ceiling: float = math.inf
 
     def at(self, z: FloatArray) -> FloatArray:
-        """Lengths (real, tokens) at normal scores `z`. Same shape."""
+        """Return lengths (real, tokens) at normal scores `z`. Same shape."""
         return np.minimum(np.exp(self.mu + self.sigma * z), self.ceiling)
 
 
@@ -53,43 +53,32 @@ FITS: dict[FitName, tuple[LengthFit, LengthFit | None]] = {
 
 
 def workloads_of(task: Task) -> list[FitName]:
-    """The built-in fits for requests of this task, sorted."""
+    """Return the built-in fits for requests of this task, sorted."""
     return sorted(name for name, (_, answers) in FITS.items() if (answers is None) == (task == "embed"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Lengths:
-    """Input and output tokens of requests, row by row: int64, equal shape (n,), every value 1 or more.
+def fitted_lengths(fit: FitName, count: int, *, rng: np.random.Generator) -> IntArray:
+    """Return `count` rows (input, output) of tokens from a built-in fit, int64, each 1 or more; outputs are 0 where
+    nothing is generated.
 
-    All outputs are 0 where nothing is generated.
+    Input and output are independent (log correlation in the trace: 0.09).
     """
-
-    input_tokens: IntArray
-    output_tokens: IntArray
-
-    def __len__(self) -> int:
-        return len(self.input_tokens)
-
-    def scaled(self, scale: float | npt.NDArray[np.float64]) -> Lengths:
-        """Every length times `scale`, or times its own, shape (n,), rounded, never below 1."""
-        low, high = (float(edge(scale, initial=1.0)) for edge in (np.min, np.max))
-        if not 0 < low <= high < math.inf:
-            raise ConfigError(f"length_scale is {low if low <= 0 else high}: give a factor above 0")
-        if low == high == 1.0:
-            return self
-        inputs = _whole(self.input_tokens * scale)
-        if not self.output_tokens.any():
-            return Lengths(input_tokens=inputs, output_tokens=self.output_tokens)
-        return Lengths(input_tokens=inputs, output_tokens=_whole(self.output_tokens * scale))
-
-
-def fitted_lengths(fit: FitName, count: int, *, rng: np.random.Generator) -> Lengths:
-    """`count` rows from a built-in fit; input and output are independent (log correlation in the trace: 0.09)."""
-    input_fit, output_fit = FITS[fit]
+    inputs, outputs = FITS[fit]
     scores = rng.standard_normal((count, 2))
-    inputs = _whole(input_fit.at(scores[:, 0]))
-    outputs = np.zeros_like(inputs) if output_fit is None else _whole(output_fit.at(scores[:, 1]))
-    return Lengths(input_tokens=inputs, output_tokens=outputs)
+    rows = np.zeros((count, 2), dtype=np.int64)
+    rows[:, 0] = _whole(inputs.at(scores[:, 0]))
+    if outputs is not None:
+        rows[:, 1] = _whole(outputs.at(scores[:, 1]))
+    return rows
+
+
+def scaled(lengths: IntArray, scale: float | FloatArray) -> IntArray:
+    """Return rows (input, output) times `scale`, or times the scale of each, shape (n, 1): rounded, never below 1. An
+    output of 0 stays 0."""
+    low, high = (float(edge(scale, initial=1.0)) for edge in (np.min, np.max))
+    if not 0 < low <= high < math.inf:
+        raise ConfigError(f"length_scale is {low if low <= 0 else high}: give a factor above 0")
+    return np.where(lengths > 0, _whole(lengths * scale), 0)
 
 
 def _whole(lengths: npt.NDArray[np.floating[Any]]) -> IntArray:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -72,33 +72,14 @@ def token_ids(words: Words, vocab_size: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pieces:
-    """Texts of one token each: `starts` at the beginning of a message, `follows` behind any other piece."""
+class PromptText:
+    """Text for one model, made of pieces of one token each: `starts` begin a message, `follows` stand behind any other
+    piece. The tokenizer, or the chat template around a message, puts the ids `before` and `after` it."""
 
     starts: tuple[str, ...]
     start_ids: npt.NDArray[np.int64]
     follows: tuple[str, ...]
     follow_ids: npt.NDArray[np.int64]
-
-    def text(self, words: Words) -> str:
-        """The text of as many tokens as there are words."""
-        first = self.starts[int(words[0] % np.uint64(len(self.starts)))]
-        rest = (words[1:] % np.uint64(len(self.follows))).tolist()
-        return first + "".join([self.follows[index] for index in rest])
-
-    def ids(self, words: Words) -> list[int]:
-        """The token ids of `text(words)`."""
-        ids: list[int] = self.follow_ids[words % np.uint64(len(self.follows))].tolist()
-        ids[0] = int(self.start_ids[int(words[0] % np.uint64(len(self.starts)))])
-        return ids
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptText:
-    """Text for one model: what its tokenizer makes of it, and the ids that the tokenizer, or the chat template around a
-    message, puts before and after."""
-
-    pieces: Pieces
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
 
@@ -110,7 +91,19 @@ class PromptText:
     @property
     def highest_id(self) -> int:
         """The largest token id that a made prompt may hold."""
-        return int(max(self.pieces.start_ids.max(), self.pieces.follow_ids.max(), *self.before, *self.after, 0))
+        return int(max(self.start_ids.max(), self.follow_ids.max(), *self.before, *self.after, 0))
+
+    def text(self, words: Words) -> str:
+        """Return the text of as many tokens as there are words."""
+        first = self.starts[int(words[0] % np.uint64(len(self.starts)))]
+        rest = (words[1:] % np.uint64(len(self.follows))).tolist()
+        return first + "".join([self.follows[index] for index in rest])
+
+    def ids(self, words: Words) -> list[int]:
+        """Return the token ids of `text(words)` alone."""
+        ids: list[int] = self.follow_ids[words % np.uint64(len(self.follows))].tolist()
+        ids[0] = int(self.start_ids[int(words[0] % np.uint64(len(self.starts)))])
+        return ids
 
 
 def load_prompt_text(model: str, *, chat: bool = False, remedy: str = 'use traffic.prompts = "ids"') -> PromptText:
@@ -150,42 +143,41 @@ def load_prompt_text(model: str, *, chat: bool = False, remedy: str = 'use traff
 
 def _prompt_text(name: str, full: Encode, bare: Encode, words: Sequence[str], remedy: str) -> PromptText:
     """Return the text of `words`, which `bare` counts alone and `full` with what is put around it."""
-    pieces = _pieces(name, bare, words, remedy)
-    around: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+    text = _pieces(name, bare, words, remedy)
+    around: set[tuple[tuple[int, ...], tuple[int, ...]] | None] = set()
     for seed in range(4):
         drawn = prompt_words(seed, _PROOF_TOKENS)
-        part, whole = pieces.ids(drawn), full(pieces.text(drawn))
+        part, whole = text.ids(drawn), full(text.text(drawn))
         place = next((at for at in range(len(whole) - len(part) + 1) if whole[at : at + len(part)] == part), -1)
-        around.add((tuple(whole[:place]), tuple(whole[place + len(part) :])) if place >= 0 else ((-1,), ()))
-    if len(around) > 1 or ((-1,), ()) in around:
+        around.add((tuple(whole[:place]), tuple(whole[place + len(part) :])) if place >= 0 else None)
+    first = around.pop()
+    if around or first is None:
         raise ConfigError(
             f'the tokenizer or the chat template of "{name}" changes the text that it is given, so that no exact '
             f"length can be made: {remedy}"
         )
-    before, after = around.pop()
-    return PromptText(pieces=pieces, before=before, after=after)
+    return replace(text, before=first[0], after=first[1])
 
 
-def _pieces(name: str, encode: Encode, words: Sequence[str], remedy: str) -> Pieces:
+def _pieces(name: str, encode: Encode, words: Sequence[str], remedy: str) -> PromptText:
     starts = {word: ids[0] for word in words if len(ids := encode(word)) == 1}
-    anchors = list(starts)[:1]
-    for anchor in anchors:
-        for glue in (" ", ""):
-            follows: dict[str, int] = {}
-            for word in words:
-                ids = encode(f"{anchor}{glue}{word}{glue}{word}")
-                if len(ids) == 3 and ids[0] == starts[anchor] and ids[1] == ids[2]:
-                    follows[glue + word] = ids[1]
-                if len(follows) == _PIECES:
-                    break
-            if len(follows) >= _FEWEST:
-                first = dict(list(starts.items())[:_PIECES])
-                return Pieces(
-                    starts=tuple(first),
-                    start_ids=np.array(list(first.values()), dtype=np.int64),
-                    follows=tuple(follows),
-                    follow_ids=np.array(list(follows.values()), dtype=np.int64),
-                )
+    anchor = next(iter(starts), "")
+    for glue in (" ", "") if anchor else ():
+        follows: dict[str, int] = {}
+        for word in words:
+            ids = encode(f"{anchor}{glue}{word}{glue}{word}")
+            if len(ids) == 3 and ids[0] == starts[anchor] and ids[1] == ids[2]:
+                follows[glue + word] = ids[1]
+            if len(follows) == _PIECES:
+                break
+        if len(follows) >= _FEWEST:
+            first = dict(list(starts.items())[:_PIECES])
+            return PromptText(
+                starts=tuple(first),
+                start_ids=np.array(list(first.values()), dtype=np.int64),
+                follows=tuple(follows),
+                follow_ids=np.array(list(follows.values()), dtype=np.int64),
+            )
     raise ConfigError(f'the vocabulary of "{name}" holds fewer than {_FEWEST} words of one token: {remedy}')
 
 
@@ -222,7 +214,7 @@ def _file(model: str, name: str, *, required: bool = False) -> Path | None:
 
 
 def check_hub(model: str, name: str, *, what: str) -> None:
-    """The file of the model is in the cache, or the hub answers. Otherwise ConfigError that begins with `what`.
+    """Raise ConfigError that begins with `what` where the model's file is not in the cache and the hub does not answer.
 
     Loaders ask for one file after another and try each six times, which takes a minute.
     """
@@ -268,7 +260,7 @@ def _json(path: Path | None) -> Mapping[str, Any]:
 
 
 def _template(model: str) -> Callable[[str], str] | None:
-    """The model's default chat template around one message, or None."""
+    """Return what puts the model's default chat template around one message, or None."""
     config = _json(_file(model, "tokenizer_config.json"))
     source = config.get("chat_template")
     if isinstance(source, list):
@@ -327,7 +319,7 @@ class PromptSource:
 
     @classmethod
     def of(cls, kind: PromptKind, *, model: str, vocab_size: int) -> PromptSource:
-        """The source for prompts of `kind` to the model. Tokens outside its vocabulary raise ConfigError."""
+        """Return the source for prompts of `kind`. Raises ConfigError for tokens outside the model's vocabulary."""
         text = None if kind == "ids" else load_prompt_text(model)
         if text is not None and text.highest_id >= vocab_size:
             raise ConfigError(
@@ -337,21 +329,21 @@ class PromptSource:
         return cls(vocab_size=vocab_size, text=text)
 
     def ids(self, plan: PlannedRequest) -> list[int]:
-        """The prompt's token ids, `plan.prompt_tokens` of them."""
+        """Return the prompt's token ids, `plan.prompt_tokens` of them."""
         if self.text is None:
             return token_ids(_content(plan, plan.prompt_tokens), self.vocab_size)
         words = _content(plan, max(1, plan.prompt_tokens - self.text.added))
-        return [*self.text.before, *self.text.pieces.ids(words), *self.text.after]
+        return [*self.text.before, *self.text.ids(words), *self.text.after]
 
     def plain(self, plan: PlannedRequest) -> str | None:
-        """The prompt as text that a server tokenises to `plan.prompt_tokens`; None where only ids are exact."""
+        """Return the prompt as text that a server tokenises to `plan.prompt_tokens`; None where only ids are exact."""
         if self.text is None:
             return None
-        return self.text.pieces.text(_content(plan, max(1, plan.prompt_tokens - self.text.added)))
+        return self.text.text(_content(plan, max(1, plan.prompt_tokens - self.text.added)))
 
 
 def _content(plan: PlannedRequest, count: int) -> Words:
-    """The words behind a prompt's `count` tokens: those of its shared blocks, then those of its own sequence."""
+    """Return the words behind a prompt's `count` tokens: those of its shared blocks, then those of its own sequence."""
     if not plan.blocks or not plan.block_tokens:
         return prompt_words(plan.prompt_seed, count)
     ends = [min(count, round((index + 1) * plan.block_tokens)) for index in range(len(plan.blocks))]

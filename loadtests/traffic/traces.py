@@ -48,9 +48,9 @@ class Trace:
     """Requests of one trace in order of time: columns of equal length, at least one row.
 
     offset_ns (int64) counts from the trace's first request; input_tokens (int32) are 1 or more, output_tokens (int32)
-    too, or 0 where the trace was read without `answers`. Row k shares the leading blocks of its prompt, `BLOCK_TOKENS`
-    each, with every row that has the same leading ids among block_ids[block_start[k]:block_start[k + 1]]. `failed` rows
-    have no answer and are left out.
+    too, or 0 where the trace was read without `answers`. A row of `blocks` lists ids: its prompt shares the leading
+    blocks, `BLOCK_TOKENS` each, with every row that has the same leading ids. `failed` rows have no answer and are left
+    out.
     """
 
     name: str
@@ -58,8 +58,7 @@ class Trace:
     offset_ns: IntArray
     input_tokens: npt.NDArray[np.int32]
     output_tokens: npt.NDArray[np.int32]
-    block_ids: IntArray
-    block_start: IntArray
+    blocks: pa.ListArray
     failed: int
 
     def __len__(self) -> int:
@@ -77,22 +76,6 @@ class Trace:
         requests = counted(len(self), "request", "{:,}".format)
         return f"{self.name}: {requests} in {self.duration_s:,.6g} s, read as {self.format}{failed}"
 
-    def blocks(self, row: int) -> IntArray:
-        """The ids of the leading blocks of a row's prompt, shape (blocks,)."""
-        return self.block_ids[self.block_start[row] : self.block_start[row + 1]]
-
-
-@dataclass(slots=True, kw_only=True)
-class _Columns:
-    """A trace as its file has it. `block_ids` are those of all rows, `block_counts` of them for each row."""
-
-    format: str
-    times_ns: IntArray
-    inputs: npt.NDArray[np.int32]
-    outputs: npt.NDArray[np.int32]
-    block_ids: IntArray
-    block_counts: IntArray
-
 
 def read_trace(path: str | Path, *, answers: bool = True, blocks: bool = True) -> Trace:
     """Read the trace at `path`.
@@ -109,8 +92,8 @@ def read_trace(path: str | Path, *, answers: bool = True, blocks: bool = True) -
         header = _first_line(file, name)
         if header.startswith("{"):
             file.seek(0)
-            return _checked(name, _json_lines(file, name, blocks), answers)
-        return _checked(name, _csv(file, name, header), answers)
+            return _checked(name, "mooncake", _json_lines(file, name, blocks), answers)
+        return _checked(name, "azure", _csv(file, name, header), answers)
 
 
 @contextmanager
@@ -141,13 +124,17 @@ def _first_line(file: IO[bytes], name: str) -> str:
     raise ConfigError(f'trace "{name}" is empty: give {KNOWN}')
 
 
-def _checked(name: str, read: _Columns, answers: bool) -> Trace:
-    """The trace of the rows that have an answer. Raises ConfigError for the first row that cannot be."""
-    kept = read.outputs != 0 if answers else np.ones(len(read.outputs), dtype=np.bool_)
+def _checked(name: str, form: str, read: pa.Table, answers: bool) -> Trace:
+    """Return the trace of the rows that have an answer, of columns as the file has them: time_ns, inputs, outputs and
+    blocks. Raises ConfigError for the first row that cannot be."""
+    kept = np.ones(len(read), dtype=np.bool_)
+    if answers:
+        kept = read["outputs"].to_numpy() != 0
     if not kept.any():
         what = f"no request with an answer, and {len(kept)} without" if len(kept) else "a header but no request"
         raise ConfigError(f'trace "{name}" has {what}: give a trace with at least one')
-    times_ns, inputs, outputs = read.times_ns[kept], read.inputs[kept], read.outputs[kept]
+    rows = read.filter(pa.array(kept))
+    times_ns, inputs, outputs = (rows[column].to_numpy() for column in ("time_ns", "inputs", "outputs"))
 
     def refuse_first(wrong: npt.NDArray[np.bool_], what: str, values: npt.NDArray[Any], remedy: str) -> None:
         if wrong.any():
@@ -162,15 +149,13 @@ def _checked(name: str, read: _Columns, answers: bool) -> Trace:
     refuse_first(offset_ns > _LONGEST_SPAN_S * 10**9, far, offset_ns, "correct or remove the row")
     for what, lengths, least in (("input", inputs, 1), ("output", outputs, 1 if answers else 0)):
         refuse_first(lengths < least, what + " length is {}", lengths, f"give {least} or more, or remove the row")
-    counts = read.block_counts[kept]
     return Trace(
         name=name,
-        format=read.format,
+        format=form,
         offset_ns=offset_ns,
         input_tokens=inputs,
         output_tokens=outputs,
-        block_ids=read.block_ids[np.repeat(kept, read.block_counts)],
-        block_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        blocks=rows["blocks"].combine_chunks(),
         failed=int((~kept).sum()),
     )
 
@@ -178,7 +163,7 @@ def _checked(name: str, read: _Columns, answers: bool) -> Trace:
 # --- CSV --------------------------------------------------------------------------------------------------------------
 
 
-def _csv(file: IO[bytes], name: str, header: str) -> _Columns:
+def _csv(file: IO[bytes], name: str, header: str) -> pa.Table:
     names = [field.strip() for field in header.split(",")]
     if not set(_AZURE) <= set(names):
         raise ConfigError(f'{name} begins with "{one_line(header[:_SHOWN])}", which is no known format: give {KNOWN}')
@@ -198,20 +183,13 @@ def _csv(file: IO[bytes], name: str, header: str) -> _Columns:
         if table[column].null_count:
             row = table[column].is_null().index(True).as_py() + 1
             raise ConfigError(f"{name} row {row} has no {column}: correct or remove the row")
-    times, inputs, outputs = (table[column].to_numpy() for column in _AZURE)
-    none = np.zeros(0, dtype=np.int64)
-    return _Columns(
-        format="azure",
-        times_ns=times.astype(np.int64),
-        inputs=inputs,
-        outputs=outputs,
-        block_ids=none,
-        block_counts=np.zeros(len(times), dtype=np.int64),
-    )
+    times, inputs, outputs = (table[column] for column in _AZURE)
+    blocks = pa.nulls(len(table), pa.list_(pa.int64()))
+    return pa.table({"time_ns": times.cast(pa.int64()), "inputs": inputs, "outputs": outputs, "blocks": blocks})
 
 
 def _date_type(file: IO[bytes], place: int) -> Any:
-    """The type of dates as the first row has them: with a zone (2024) or without (2023). `file` stays where it is."""
+    """Return the type of dates in the first row: with a zone (2024) or without (2023). `file` stays where it is."""
     at = file.tell()
     cells = file.readline(_LONGEST_LINE).decode("utf-8", "replace").split(",")
     file.seek(at)
@@ -231,8 +209,8 @@ class _Line(BaseModel):
     hash_ids: list[Annotated[int, Field(strict=True, ge=0, lt=2**63)]] = []
 
 
-def _json_lines(file: IO[bytes], name: str, blocks: bool) -> _Columns:
-    times, lengths, ids, counts = array("d"), array("i"), array("q"), array("q")
+def _json_lines(file: IO[bytes], name: str, blocks: bool) -> pa.Table:
+    times, lengths, ids, ends = array("d"), array("i"), array("q"), array("i", [0])
     while raw := file.readline(_LONGEST_LINE):
         if not raw.strip():
             continue
@@ -253,15 +231,15 @@ def _json_lines(file: IO[bytes], name: str, blocks: bool) -> _Columns:
             )
         times.append(line.timestamp)
         ids.extend(own)
-        counts.append(len(own))
+        ends.append(len(ids))
     inputs, outputs = np.array(lengths, dtype=np.int32).reshape(-1, 2).T
-    return _Columns(
-        format="mooncake",
-        times_ns=np.rint(np.array(times) * 1e6).astype(np.int64),
-        inputs=inputs,
-        outputs=outputs,
-        block_ids=np.array(ids, dtype=np.int64),
-        block_counts=np.array(counts, dtype=np.int64),
+    return pa.table(
+        {
+            "time_ns": np.rint(np.array(times) * 1e6).astype(np.int64),
+            "inputs": np.ascontiguousarray(inputs),
+            "outputs": np.ascontiguousarray(outputs),
+            "blocks": pa.ListArray.from_arrays(np.array(ends), np.array(ids)),
+        }
     )
 
 

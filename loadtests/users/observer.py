@@ -10,7 +10,7 @@ from analysis.records.documents import write_document
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordWriter
 from loadtests.external.log_tail import LogTail
-from loadtests.generator.arm_tally import ArmTally
+from loadtests.generator.histogram import ArmTally
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord, request_batch
 from loadtests.users import Observed
 from loadtests.users.under_way import UnderWay

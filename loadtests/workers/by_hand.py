@@ -16,7 +16,7 @@ from loadtests.generator.generator import Generator
 from loadtests.generator.precise_sleep import sleep_until
 from loadtests.generator.preparer import Prepared
 from loadtests.generator.trial_config import TrialConfig
-from loadtests.traffic.lengths import FitName, fitted_lengths, workloads_of
+from loadtests.traffic.lengths import FitName, fitted_lengths, scaled, workloads_of
 from loadtests.traffic.schedule import PlannedRequest
 from loadtests.workers.load_process import LoadProcess
 from servers.clock import now_ns
@@ -128,7 +128,7 @@ class OpenLoopUser(User):
         spawn_key = (self._load.worker, next(self._load.users))
         self._rng = np.random.default_rng(np.random.SeedSequence(entropy=options.seed, spawn_key=spawn_key))
         self._gaps_ns: list[int] = []
-        self._lengths: list[tuple[int, int]] = []
+        self._lengths: list[list[int]] = []
         self._plan_next(self._load.generator)
         cast("Any", self).wait()  # Locust has no annotation on it
 
@@ -160,10 +160,8 @@ class OpenLoopUser(User):
             gaps = rng.standard_gamma(options.burstiness, _GAPS_AT_ONCE) / (options.burstiness * options.request_rate)
             self._gaps_ns = (gaps * 1e9).astype(np.int64).tolist()
             fit: FitName = options.workload
-            lengths = fitted_lengths(fit, _GAPS_AT_ONCE, rng=rng).scaled(options.length_scale)
-            prompts = np.minimum(lengths.input_tokens, options.max_prompt_tokens).tolist()
-            answers = np.minimum(lengths.output_tokens, load.max_new_tokens).tolist()
-            self._lengths = list(zip(prompts, answers, strict=True))
+            lengths = scaled(fitted_lengths(fit, _GAPS_AT_ONCE, rng=rng), options.length_scale)
+            self._lengths = np.minimum(lengths, [options.max_prompt_tokens, load.max_new_tokens]).tolist()
         self._next_ns += self._gaps_ns.pop()
         prompt_tokens, max_tokens = self._lengths.pop()
         seed = int(rng.integers(0, 2**63 - 1))

@@ -17,7 +17,7 @@ import gevent
 from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
-from loadtests.generator.spool import Spool, new_file
+from loadtests.generator.recorder import Spool, new_file
 from servers.complaint import ConfigError
 
 PIECE_BYTES = 1 << 20

@@ -95,12 +95,8 @@ class LoadProcess:
         self.log = LoadLog(
             directory, worker=worker, planned=planned, arms=config.arms, recorder=self.recorder, clock=clock
         )
-        self.generator = Generator(
-            config,
-            log=self.log,
-            recorder=self.recorder,
-            on_record=None if self.options.trial else self.count_in_locust,
-        )
+        on_record = None if self.options.trial else self.count_in_locust
+        self.generator = Generator(config, log=self.log, on_record=on_record)
         return self.generator
 
     def end(self) -> None:

@@ -18,14 +18,14 @@ import pytest
 
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
+from loadtests.generator import generator as generators
 from loadtests.generator import precise_sleep
 from loadtests.generator.generator import Generator
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.precise_sleep import sleep_until
 from loadtests.generator.preparer import Preparer
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
-from loadtests.generator.recorder import RequestRecorder, record_file
-from loadtests.generator.spool import Spool
+from loadtests.generator.recorder import RequestRecorder, Spool, record_file
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.prompts import prompt_words, token_ids
 from loadtests.traffic.schedule import SCHEDULE, Schedule, planned_requests
@@ -65,13 +65,10 @@ class Run:
         recorder: RequestRecorder | None = None,
         **settings: Any,
     ) -> None:
-        parts = {name: settings.pop(name) for name in ("workers", "most_unbooked") if name in settings}
         config = TrialConfig(**{"arms": ARMS, "drain_s": 10.0, "trial": 1, **settings})
         self.log = LoadLog(None, worker=0, planned=len(plan), arms=config.arms, recorder=recorder)
         self.records: list[RequestRecord] = []
-        self.generator = generator = Generator(
-            config, log=self.log, recorder=recorder, on_record=self.records.append, **parts
-        )
+        self.generator = generator = Generator(config, log=self.log, on_record=self.records.append)
         generator.load(plan)
         generator.connect()
         # The generator collects garbage before it starts; in a test process full of imports that would make it late.
@@ -146,8 +143,11 @@ def test_a_disk_that_hangs_delays_no_request_and_the_account_tells_what_it_cost(
     os.close(reader)
 
 
-def test_answers_that_cannot_be_booked_in_time_are_counted_and_not_kept(targets: dict[str, str]) -> None:
-    run = Run(schedule(list(range(0, 100, 10)), arm="eager"), targets=targets, most_unbooked=0)
+def test_answers_that_cannot_be_booked_in_time_are_counted_and_not_kept(
+    targets: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generators, "MOST_UNBOOKED", 0)
+    run = Run(schedule(list(range(0, 100, 10)), arm="eager"), targets=targets)
     account = run.log.account()
     assert run.records == []
     assert account["finished"] == account["records"]["dropped"] == 10
@@ -364,7 +364,7 @@ def test_what_was_due_before_the_settled_time_is_in_the_file(targets: dict[str, 
 def test_a_schedule_that_cannot_be_encoded_is_a_failure() -> None:
     failures: list[str] = []
     broken = Mock(side_effect=ValueError("no words"))
-    assert list(Preparer(schedule([0]), trial=1, prepare=broken, on_failure=failures.append)) == []
+    assert list(Preparer(schedule([0]), prepare=broken, on_failure=failures.append)) == []
     assert failures == ["the schedule cannot be encoded: no words"]
 
 

@@ -26,15 +26,12 @@ from analysis.records.tables import read_end, read_table
 from loadtests.clients.grpc_call import EmbedCall
 from loadtests.external.arms import OpenAiArm, OpenAiOptions
 from loadtests.external.client_security import SecurityConfig
-from loadtests.generator import own_cost
-from loadtests.generator import spool as spools
-from loadtests.generator.arm_tally import BOUNDS_S, ArmTally
-from loadtests.generator.histogram import Histogram
-from loadtests.generator.load_log import LoadLog
-from loadtests.generator.own_cost import GarbageWindow
+from loadtests.generator import load_log as accounts
+from loadtests.generator import recorder as recorders
+from loadtests.generator.histogram import BOUNDS_S, ArmTally, Histogram
+from loadtests.generator.load_log import GarbageWindow, LoadLog
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord, embed_record_of, record_of, request_batch
-from loadtests.generator.recorder import RequestRecorder, record_file
-from loadtests.generator.spool import Spool
+from loadtests.generator.recorder import RequestRecorder, Spool, record_file
 from loadtests.generator.trial_config import TrialConfig
 from servers.clock import now_ns
 from servers.complaint import ConfigError
@@ -58,7 +55,7 @@ def test_rows_come_back_as_they_were_appended(tmp_path: Path, monkeypatch: pytes
     ]
     path = tmp_path / "deep" / "requests-0.arrow"
     recorder = RequestRecorder(record_file(path), rows_per_batch=2)
-    monkeypatch.setattr(spools, "os", Fake(close=os.close, write=lambda file, piece: os.write(file, piece[:100])))
+    monkeypatch.setattr(recorders, "os", Fake(close=os.close, write=lambda file, piece: os.write(file, piece[:100])))
     for row in rows:
         recorder.append(row)
     recorder.close()
@@ -198,7 +195,7 @@ def test_close_gives_up_on_a_disk_that_hangs_and_counts_what_is_lost() -> None:
 def test_the_account_counts_busy_seconds_once_the_schedule_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Fake(process_time=time.process_time, thread_time=lambda: clock.used_s, perf_counter=lambda: clock.at_s)
     clock.used_s = clock.at_s = 0.0
-    monkeypatch.setattr(own_cost, "time", clock)
+    monkeypatch.setattr(accounts, "time", clock)
     log = LoadLog(None, worker=0, planned=1)
     for share in (1.0, 0.96, 0.97, 0.5):  # getting ready may take all of a core
         clock.used_s, clock.at_s = clock.used_s + share, clock.at_s + 1.0

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from loadtests.traffic import arrivals
 from loadtests.traffic.drawing import build_schedule, read_source, switchback_order
-from loadtests.traffic.lengths import IntArray, Lengths, fitted_lengths
+from loadtests.traffic.lengths import IntArray, fitted_lengths, scaled
 from loadtests.traffic.rate_steps import closer, staircase
 from loadtests.traffic.schedule import SCHEDULE, Schedule
 from loadtests.traffic.settings import TrafficConfig
@@ -285,11 +285,6 @@ def test_a_schedule_too_large_for_memory_is_refused_before_it_is_built() -> None
         gamma(1e6, 1.0, 1e6)
 
 
-def lengths_of(*rows: tuple[int, int]) -> Lengths:
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 2)
-    return Lengths(input_tokens=columns[:, 0], output_tokens=columns[:, 1])
-
-
 @settings(max_examples=30)
 @given(
     rate=st.floats(0.01, 500),
@@ -349,23 +344,20 @@ def test_a_ramp_up_thins_linearly_and_leaves_the_rest() -> None:
 )
 def test_lengths_have_the_published_quantiles_and_ceilings(fit: Any, inputs: Any, outputs: Any, most: float) -> None:
     drawn = fitted_lengths(fit, 200_000, rng=rng())
-    quantiles = [np.quantile(tokens, [0.5, 0.9, 0.99]) for tokens in (drawn.input_tokens, drawn.output_tokens)]
+    quantiles = np.quantile(drawn, [0.5, 0.9, 0.99], axis=0).T
     assert quantiles[0] == pytest.approx(inputs, rel=0.03)
     assert quantiles[1] == pytest.approx(outputs, rel=0.05)
-    assert drawn.input_tokens.max() <= most
-    assert drawn.output_tokens.any() == (fit != "sentences")
-    few = fitted_lengths(fit, 100, rng=rng())
-    assert np.array_equal(few.input_tokens, drawn.input_tokens[:100]), "more rows leave the first as they are"
+    assert drawn[:, 0].max() <= most
+    assert drawn[:, 1].any() == (fit != "sentences")
+    assert np.array_equal(fitted_lengths(fit, 100, rng=rng()), drawn[:100]), "more rows leave the first as they are"
 
 
 def test_scaled_lengths_never_fall_below_one_and_no_answer_stays_none() -> None:
-    scaled = lengths_of((1, 1), (10, 4), (1000, 99)).scaled(np.array([0.1, 2.5, 0.1]))
-    assert scaled.input_tokens.tolist() == [1, 25, 100]
-    assert scaled.output_tokens.tolist() == [1, 10, 10]
-    assert lengths_of((10, 0)).scaled(3.0).output_tokens.tolist() == [0]
-    for bad in (0.0, -1.0, float("nan"), np.array([1.0, -1.0])):
+    rows = np.array([[1, 1], [10, 4], [1000, 99], [10, 0]])
+    assert scaled(rows, np.array([[0.1], [2.5], [0.1], [3.0]])).tolist() == [[1, 1], [25, 10], [100, 10], [30, 0]]
+    for bad in (0.0, -1.0, float("nan"), np.array([[1.0], [-1.0]])):
         with pytest.raises(ConfigError, match="length_scale"):
-            lengths_of((1, 1), (1, 1)).scaled(bad)
+            scaled(rows[:2], bad)
 
 
 def test_lengths_change_at_their_times_and_nothing_else_does() -> None:

@@ -68,7 +68,7 @@ def test_every_mooncake_row_comes_back(
     assert trace.offset_ns.tolist() == [(row[0] - rows[0][0]) * 1_000_000 for row in rows]
     assert trace.input_tokens.tolist() == [row[1] for row in rows]
     assert trace.output_tokens.tolist() == [row[2] for row in rows]
-    assert [len(trace.blocks(index)) for index in range(len(rows))] == [-(-row[1] // 512) for row in rows]
+    assert [len(ids) for ids in trace.blocks.to_pylist()] == [-(-row[1] // 512) for row in rows]
 
 
 LATE = "2023-11-17 00:00:01.0000000"
