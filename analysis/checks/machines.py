@@ -22,9 +22,6 @@ from analysis.wording import counted, digits, percent, sentence
 # takes as much longer as the machine does.
 LEVER = 3.0
 _MOST_SHARE = 0.01  # of a trial's traffic, in which a card may be held back or used by others, or tasks wait for memory
-# Medians that the reference measured on idle machines, by the device's name in NVML. Add a kind here.
-_KNOWN: Mapping[str, Mapping[str, float]] = {"NVIDIA H200": {"matmul_tflops": 705.0, "read_gb_per_s": 4430.0}}
-_LEAST_OF_KIND = 0.8  # below this share of its kind a device is not what it should be: wide, since kinds vary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,34 +336,11 @@ def _apart(seen: Evidence) -> Iterator[Disturbance]:
             yield from unequal(arm, WORK[figure], gaps, limit, part=part, momentary=_lost(stays) <= limit)
 
 
-def slow(seen: Evidence) -> Iterator[Disturbance]:
-    """Devices far below what their kind is known for."""
-    for item in seen.machines.speeds:
-        known = _KNOWN.get(item.model, {}).get(item.figure)
-        share = 1.0 if known is None else math.exp(item.mean) / known
-        if share < _LEAST_OF_KIND:
-            text = f"{WORK[item.figure]} on {item.device} in trial {item.trial} was {percent(share)} of what"
-            yield Disturbance(
-                place=item.card,
-                trial=item.trial,
-                arms=_concerned(seen.machines, item),
-                excess=(1.0 - share) / (1.0 - _LEAST_OF_KIND),
-                text=f"{text} {item.model} is known for",
-            )
-
-
 SPEED: Rule = Rule(
     name="machine speed",
     find=lambda seen: rows_of_rule(SPEED, seen.run.arms, speed(seen)),
     remedy="Let the machine settle, lock the clocks of its cards, if any, and run again with nothing else on the host, "
     "on cards of one speed or swapped over an even number of trials (trials.swap_devices). A ratio to the control is "
     "decided by more trials, too: six or more in all, on several days.",
-    rank=MACHINES,
-)
-SLOW: Rule = Rule(
-    name="machine speed",
-    find=lambda seen: rows_of_rule(SLOW, seen.run.arms, slow(seen)),
-    remedy="Look for a throttled, shared or faulty machine, or run on another one.",
-    slows=True,
     rank=MACHINES,
 )

@@ -11,7 +11,7 @@ from analysis.checks.check import Check, Evidence, Rule
 from analysis.checks.complete import ALIVE, DAMAGED, MISSING
 from analysis.checks.data import AUTOCORRELATION, BLOCKS, CUT, HETEROGENEITY, TAIL_SIZE
 from analysis.checks.generator import GENERATOR
-from analysis.checks.machines import FOREIGN, HOST, SETTINGS, SLOW, SPEED, THROTTLED
+from analysis.checks.machines import FOREIGN, HOST, SETTINGS, SPEED, THROTTLED
 from analysis.checks.overload import OVERLOAD
 from analysis.checks.pressure import PRESSURE
 from analysis.checks.telemetry import BLIND, COMPILED, TELEMETRY, UNKNOWN_STALLS
@@ -48,7 +48,7 @@ RULES: tuple[Rule, ...] = (
     COMPILED,
     *(FOREIGN, HOST),
     *(THROTTLED, SETTINGS),
-    *(SPEED, SLOW),
+    SPEED,
     HETEROGENEITY,
 )
 

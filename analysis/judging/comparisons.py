@@ -34,7 +34,9 @@ STEP_QUANTILES = (0.5, 0.9)  # that a step of a ramp is left by: few requests sa
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 _SMALLEST_MS = 1e-3
 _UNEVEN = 1.25  # times as many requests as the other arm
-MOST_GAPS = 1_000_000  # of an arm; p99.9 of as many is known far better than blocks agree on it
+# Of an arm, drawn at random: their p99.9 is known far better than blocks agree on it.
+MOST_REQUESTS = 2_000_000
+MOST_GAPS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,12 +163,25 @@ def steady_rows(run: Run, arm: str) -> Rows:
     selected = [run.steady(run.of_arm(name) & run.usable, (arm, run.control)) for name in (arm, run.control)]
     paired = run.copied and all(len(rows) > 0 and (run.requests.pair[rows] >= 0).all() for rows in selected)
     treatment, control = in_pairs(run.requests.pair, *selected) if paired else selected
+    treatment, control = drawn(treatment, control, paired=paired, rng=run.rng(6))
     # Sequential evidence exchanges requests where shares are uneven; other comparisons draw as many of each arm.
     uneven = not (paired or run.limits.sequential or run.separate or run.in_turn) and (
         exchange_of(run, arm) == "requests"
         or max(map(len, (treatment, control))) > _UNEVEN * min(map(len, (treatment, control)))
     )
     return Rows(treatment=treatment, control=control, paired=paired, uneven=uneven)
+
+
+def drawn(
+    treatment: Ints, control: Ints, *, paired: bool, rng: np.random.Generator, most: int = MOST_REQUESTS
+) -> tuple[Ints, Ints]:
+    """Return about `most` rows of the arm that has more, where it has more than that, and the same share of the other.
+    `paired`: row i of one is the copy of row i of the other, and both go together."""
+    share = most / max(1, len(treatment), len(control))
+    if share >= 1.0:
+        return treatment, control
+    kept = rng.random(len(treatment), dtype=np.float32) < share
+    return treatment[kept], control[kept if paired else rng.random(len(control), dtype=np.float32) < share]
 
 
 def samples_of(run: Run, metric: str, rows: Rows, *, segments: int = 1) -> tuple[Sample, Sample]:

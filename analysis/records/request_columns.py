@@ -8,6 +8,7 @@ by 6e-8 of their length at most. Columns are read-only: one that holds a single 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -319,13 +320,17 @@ def first_rows(ids: Hashes) -> Ints:
     # Equal ids are in one part, since a sort of all at once takes much memory.
     bits = (len(ids) // _PART).bit_length()
     part = (ids >> np.uint64(64 - bits)).astype(np.uint8) if bits else np.zeros(len(ids), dtype=np.uint8)
-    for number in range(1 << bits):
+
+    def fill(number: int) -> None:
         rows = np.flatnonzero(part == number).astype(np.int32)
         rows = rows[np.argsort(ids[rows])]
         ordered = ids[rows]
         starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: rows.size])
         if rows.size:
             first[rows] = np.repeat(np.minimum.reduceat(rows, starts), np.diff(starts, append=rows.size))
+
+    with ThreadPoolExecutor(2) as processors:
+        list(processors.map(fill, range(1 << bits)))
     first[ids == 0] = -1
     return first
 

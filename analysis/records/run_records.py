@@ -18,7 +18,7 @@ from analysis.records.joining import RecordedRun, RunList, read_run_list
 from analysis.records.plain_values import first_of, table
 from analysis.records.request_columns import ColumnBuilder, RequestColumns
 from analysis.records.schemas import JUDGED_REQUESTS, REQUIRED, TABLES
-from analysis.records.tables import RecordError, one_line, tables_in
+from analysis.records.tables import RecordError, one_line, read_ahead, tables_in
 from analysis.records.weight_journal import JOURNAL, WeightChange, read_journal
 from analysis.wording import counted
 
@@ -249,7 +249,7 @@ def _requests(
             accounts = {path.stem: account | trial for path, account in files.all(folder, "generator-*.json")}
             for path in table_files(folder, "requests"):
                 before, nameless, foreign = builder.rows, 0, 0
-                for rows in files.tables(path, "requests"):
+                for rows in read_ahead(files.tables(path, "requests")):
                     nameless += rows.column("trial").null_count
                     foreign += pc.sum(pc.not_equal(rows.column("trial"), number)).as_py() or 0
                     builder.add(run.with_own_names(rows, number))

@@ -13,6 +13,7 @@ import io
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -193,6 +194,15 @@ def tables_in(
         raise
     except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
         raise RecordError(f"{path.name} cannot be read ({one_line(error)}): give the file again") from error
+
+
+def read_ahead(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Yield the tables, each of which another processor reads while the one before it is used."""
+    with ThreadPoolExecutor(1) as reader:
+        coming = reader.submit(next, tables, None)
+        while (table := coming.result()) is not None:
+            coming = reader.submit(next, tables, None)
+            yield table
 
 
 def _arrow_tables(path: Path, schema: pa.Schema, problems: list[str]) -> Iterator[pa.Table]:

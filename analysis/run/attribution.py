@@ -72,7 +72,8 @@ def attribute(requests: Requests, events: Sequence[CompileEvent]) -> Attribution
         hit[named] = True
         met = touched.get(id(event), NO_REQUESTS)
         hits[id(event)] = np.union1d(met[stall[met] > 0], named)
-    most, later = stall.copy(), np.zeros(rows, dtype=np.bool_)
+    most, later = np.zeros(rows), np.zeros(rows, dtype=np.bool_)
+    most[held] = stall[held]
     backlogs: dict[int, Ints] = {}
     for arm, trial in sorted({(event.arm, event.trial) for event in relevant}):
         stalling = [event for event in relevant if (event.arm, event.trial) == (arm, trial) and hits[id(event)].size]

@@ -317,7 +317,6 @@ class Speed:
     trial: int
     device: str
     card: str  # what identifies the device in all trials
-    model: str  # of a whole card, empty where it is unknown
     figure: str
     size: str  # of the work
     before: float | None
@@ -342,29 +341,28 @@ def speeds_of(trials: Iterable[Trial]) -> tuple[Speed, ...]:
     processors of the host whichever device was measured, so its time is the geometric mean over devices.
     """
     python: dict[tuple[int, str], list[float]] = {}
-    known: dict[tuple[int, str, str, str, str, str], dict[str, float]] = {}
-    for trial, device, card, model, figure, size, when, value in (item for one in trials for item in _measured(one)):
-        known.setdefault((trial, device, card, model, figure, size), {})[when] = value
+    known: dict[tuple[int, str, str, str, str], dict[str, float]] = {}
+    for trial, device, card, figure, size, when, value in (item for one in trials for item in _measured(one)):
+        known.setdefault((trial, device, card, figure, size), {})[when] = value
         if figure == PYTHON:
             python.setdefault((trial, when), []).append(math.log(value))
     speeds = []
-    for (trial, device, card, model, figure, size), values in known.items():
+    for (trial, device, card, figure, size), values in known.items():
         both = {
             when: math.exp(fmean(python[trial, when])) if figure == PYTHON and when in values else values.get(when)
             for when in ("before", "after")
         }
-        speeds.append(Speed(trial=trial, device=device, card=card, model=model, figure=figure, size=size, **both))
+        speeds.append(Speed(trial=trial, device=device, card=card, figure=figure, size=size, **both))
     return tuple(speeds)
 
 
-def _measured(trial: Trial) -> Iterator[tuple[int, str, str, str, str, str, str, float]]:
-    """(trial, device, card, model, figure, size, when, value) of each figure."""
+def _measured(trial: Trial) -> Iterator[tuple[int, str, str, str, str, str, float]]:
+    """(trial, device, card, figure, size, when, value) of each figure."""
     for row in rows_of(trial.info.get("references")):
         device, when = text_of(row, "device"), text_of(row, "when")
-        card, facts = identity_of(trial, RUN_HOST, device), described(trial, RUN_HOST, device)
-        model = "" if facts.get("mig") is True else text_of(facts, "name")
+        card = identity_of(trial, RUN_HOST, device)
         for figure in FIGURES:
             value = number(row.get(figure))
             if value is not None and _LEAST < value < _MOST and when in ("before", "after"):
                 size = ", ".join(f"{key} {row.get(key)}" for key in _SIZES[figure])
-                yield trial.number, device, card, model, figure, size, when, value
+                yield trial.number, device, card, figure, size, when, value

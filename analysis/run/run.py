@@ -17,7 +17,7 @@ from analysis.arrays import Bools, Ints
 from analysis.records.placing import Unplaced, misplaced_requests, place_events
 from analysis.records.plain_values import first_of, mapping, number, rows_of, table
 from analysis.records.plain_values import seconds as seconds_of
-from analysis.records.request_columns import ColumnBuilder
+from analysis.records.request_columns import ColumnBuilder, slim
 from analysis.records.requests import Requests, requests_of
 from analysis.records.run_records import MIRRORED, RunRecords, design_of
 from analysis.records.tables import RecordError
@@ -113,8 +113,8 @@ class Run:
             trials=trials,
             machines=Machines.of(records.runs),
             block=block,
-            cold=cold,
-            usable=requests.measured & ~requests.broken,
+            cold=slim(cold),
+            usable=slim(requests.measured & ~requests.broken),
         )
 
     def rng(self, *place: int) -> np.random.Generator:
@@ -224,7 +224,7 @@ class Run:
 
     def answered(self, arm: str) -> Ints:
         """The rows of the arm's completed answers that are judged: indices of requests, rising."""
-        return np.flatnonzero(self.of_arm(arm) & self.usable & self.requests.ok)
+        return np.flatnonzero(self.of_arm(arm) & self.usable & self.requests.ok).astype(np.int32)
 
     def steady(self, mask: Bools, arms: Sequence[str]) -> Ints:
         """Return the rows in `mask` past the cold start that no compile delayed and that were not in flight while one

@@ -143,14 +143,15 @@ def _server(requests: Requests, arm: int, trial: int, replica: int, rows: Ints) 
     answered = ok & (first > 0)
     wait_s = _quartile_s((first - sent)[answered])
     gap_s = _quartile_s((end - first)[answered & (end > first)])
+    begun, ended = np.sort(np.where(first > 0, first, end)), np.sort(end)
     # What a client gave up on is no sign of its server.
-    signs = _signs(first[first > 0], end[ok])
+    signs = _signs(begun if (first > 0).all() else np.sort(first[first > 0]), ended if ok.all() else np.sort(end[ok]))
     fine = windows_of(())
     tokens = requests.gap_offsets[rows + 1] - requests.gap_offsets[rows] if len(requests.gaps_ms) else rows[:0]
     if tokens.any():
         silent = np.flatnonzero(np.diff(signs) >= FLOOR_NS // 2)
         fine = Windows(start_ns=signs[silent], end_ns=signs[silent + 1])
-        signs = _signs(signs, _tokens_within(requests, rows[tokens > 0], fine))
+        signs = _signs(signs, np.sort(_tokens_within(requests, rows[tokens > 0], fine)))
         several = answered & (tokens > 0) & (end > first)
         gap_s = _quartile_s((end - first)[several] / tokens[several])
     return Server(
@@ -159,8 +160,8 @@ def _server(requests: Requests, arm: int, trial: int, replica: int, rows: Ints) 
         replica=replica,
         rows=rows,
         sent_ns=sent,
-        begun=np.sort(np.where(first > 0, first, end)),
-        ended=np.sort(end),
+        begun=begun,
+        ended=ended,
         signs=signs,
         fine=fine,
         waiting_rate=1.0 / wait_s,
@@ -174,11 +175,9 @@ def _quartile_s(times_ns: npt.NDArray[np.int64 | np.float64]) -> float:
 
 
 def _signs(*times: Ints) -> Ints:
-    """All of the times in order, in each 5 ms the last: the tokens of one step are one sign."""
-    if len(times) > 1:
-        return _signs(np.concatenate([_signs(own) for own in times]))
-    ordered = np.sort(times[0])
-    return np.asarray(ordered[np.diff(ordered // TOGETHER_NS, append=-1) != 0])
+    """All of the times, each array in order, in each 5 ms the last: the tokens of one step are one sign."""
+    last = [own[np.diff(own // TOGETHER_NS, append=-1) != 0] for own in times]
+    return last[0] if len(last) == 1 else _signs(np.sort(np.concatenate(last)))
 
 
 def _tokens_within(requests: Requests, rows: Ints, windows: Windows) -> Ints:

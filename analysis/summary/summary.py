@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,9 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     frontier = frontier_rows(run, judgement)
     gated = frontier is None or frontier["gated"]
     run_id, ramp = run.records.directory.resolve().name, ramp_of(run)
-    spikes = find_spikes(run.requests, run.attribution, run.events, control=run.control)
+    with ThreadPoolExecutor(1) as other_processor:
+        over_time = other_processor.submit(_over_time, run)
+        arms = [arm_row(run, arm, judgement) for arm in run.arms]
     return {
         "schema": SCHEMA,
         "name": str(run.records.experiment.get("name") or run_id),
@@ -97,7 +100,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "exit_code": exit_code({"overall": judgement.overall, "frontier": frontier}),
         "headline": (frontier and frontier["headline"]) or judgement.headline,
         "control": run.control,
-        "arms": [arm_row(run, arm, judgement) for arm in run.arms],
+        "arms": arms,
         "comparisons": [
             *(_comparison_row(item, _gate_of(item, judgement.gates)) for item in judgement.compared.gated),
             *(_comparison_row(item, None) for item in judgement.compared.secondary),
@@ -106,10 +109,8 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "validity": [_check_row(check, judgement) for check in judgement.checks],
         "advice": asdict(judgement.advice if gated else replace(judgement.advice, remedies=())),
         "design": _design(run),
-        "spikes": [_spike_row(run, spike) for spike in spikes],
         "events": _events(run),
-        "series": _latency_series(run),
-        "distribution": _distribution(run),
+        **over_time.result(),
         "interim": _interim(run),
         "ramp": None if ramp is None else asdict(ramp),
         "weights": _weights(run),
@@ -118,6 +119,15 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "machines": asdict(judgement.machine_verdict),
         "frontier": frontier,
         "environment": run.records.environment,
+    }
+
+
+def _over_time(run: Run) -> dict[str, Any]:
+    spikes = find_spikes(run.requests, run.attribution, run.events, control=run.control)
+    return {
+        "spikes": [_spike_row(run, spike) for spike in spikes],
+        "series": _latency_series(run),
+        "distribution": _distribution(run),
     }
 
 
@@ -283,7 +293,7 @@ def _distribution(run: Run) -> dict[str, Any]:
         low, high = float(values[usable].min()), float(values[usable].max())
         edges = np.geomspace(low * 0.999, max(high, low * 1.01) * 1.001, _CURVE_BINS + 1)
         for arm in run.arms:
-            own = np.flatnonzero(usable & run.of_arm(arm))
+            own = usable & run.of_arm(arm)
             took, block = values[own], run.block[own]
             ordered = np.sort(took)
             curve = []

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from analysis.judging.comparisons import QUANTILES, blocks_at, compared, comparisons, samples_of, steady_rows
+from analysis.judging.comparisons import QUANTILES, blocks_at, compared, comparisons, drawn, samples_of, steady_rows
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
@@ -97,6 +97,16 @@ class TestSteadyTraffic:
         run = run_of(tmp_path, edit=single)
         mine, theirs = samples(run, "compiled", "tpot")
         assert len(mine) == len(theirs) < len(samples(run, "compiled", "e2e")[0])
+
+    @pytest.mark.parametrize(("most", "paired"), [(10_000, True), (10_000, False), (100_000, True)])
+    def test_the_same_share_of_each_arm_is_drawn(self, most, paired):
+        rows = np.arange(40_000)
+        copies = rows + 50_000 if paired else np.arange(80_000)
+        mine, theirs = drawn(rows, copies, paired=paired, rng=np.random.default_rng(1), most=most)
+        largest = max(len(mine), len(theirs))
+        assert largest == pytest.approx(min(most, len(copies)), rel=0.05)
+        assert len(mine) / len(rows) == pytest.approx(len(theirs) / len(copies), rel=0.05)
+        assert not paired or np.array_equal(mine + 50_000, theirs)
 
 
 class TestTokenGaps:
