@@ -110,23 +110,12 @@ def token_from_variable(name: str, *, key: str) -> str:
     value = os.environ.get(name, "")
     if not value:
         raise ConfigError(f"{key} names the environment variable {name}, which is not set: export {name}=...")
-    return _checked(value, f"the environment variable {name}")
-
-
-def token_from_file(path: str, *, key: str) -> str:
-    """The token in the file `path`, without white space around it. ConfigError names the file and never the value."""
-    try:
-        value = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not text"
-        raise ConfigError(f'{key} "{path}" cannot be read ({reason}): give a file that holds the token') from None
-    return _checked(value, f'the file "{path}"')
-
-
-def _checked(value: str, where: str) -> str:
     token = value.strip()
     if not _TOKEN.fullmatch(token):
-        raise ConfigError(f"{where} holds no bearer token: give letters, digits and -._~+/ with = at the end only")
+        raise ConfigError(
+            f"the environment variable {name} holds no bearer token: give letters, digits and -._~+/ with = at the "
+            "end only"
+        )
     return token
 
 

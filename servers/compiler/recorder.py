@@ -8,8 +8,7 @@ The recorder joins a record to the running step, which triggered it: the device 
 compiles on another thread delays no step and is a `background_compile`, unless it began and ended within one step: then
 that step may have waited for it.
 
-`install` checks that the stream reports a test compile. Where it does not, torch's public counters show after each step
-whether a graph was made: such an event covers the whole step, and `facts.blind_spots` says what is not seen.
+`install` checks that the stream reports a test compile. Where it does not, `facts.blind_spots` says what is not seen.
 """
 
 from __future__ import annotations
@@ -37,12 +36,9 @@ from servers.compiler.events import CompileEvent, CompilerFacts, CompileUnderWay
 from servers.complaint import named
 
 RAN_EAGERLY = "a step of a compiled arm ran eagerly: no compiled code fits its shape any more"
-COUNTED = "counted, not seen: torch's stream of compile events is not read, so the time is that of the whole step"
 
 _STREAM = "torch.__trace"
 _RECORDING = "CUDAGraphNode.record"
-_FRAMES = ("frames", "total")
-_SKIPS = ("inductor", "cudagraph_skips")
 # What inductor's own kernels are compiled for. It reports the sum of its tunings in a step, not when each was.
 _OF_TORCH = frozenset({"compile", "recompile", "limit_hit", "autotune"})
 _INDUCTORS = "inductor "
@@ -97,7 +93,7 @@ class CompileRecorder:
         self._events: list[CompileEvent] = []
         self._ids = itertools.count()
         self.cudagraph_skips = 0  # graphs of which no CUDA graph was made since the installation
-        self._counts: dict[str, int] = {}  # torch's running counts at the last comparison
+        self._skips = 0  # torch's running count of them at the last comparison
         self._fallback_is_open = False
         self._thread = 0
         self._undo: list[Callable[[], object]] = []
@@ -111,14 +107,14 @@ class CompileRecorder:
         """Listen to the compilers that report a test compile. What happened before is not recorded."""
         self._thread = threading.get_ident()
         self._blind_spots = []
-        self._fresh(*_SKIPS)
+        self._count_skips()
+        self.cudagraph_skips = 0
         self._read_torch()
         if importlib.util.find_spec("triton") is not None:
             self._read_triton()
         self._events.clear()
         self._elsewhere.clear()
         self._compiles.clear()
-        self._fresh(*_FRAMES)
         self._undo.append(jit.listen(self._on_kernel))
         if self._blind_spots and self._publish is not None:
             self._publish(self.facts)
@@ -137,9 +133,7 @@ class CompileRecorder:
         """Return the events since the last call, oldest first; to be called after each step. What ran on other threads
         comes last, without a step unless it began and ended within the one that has just run."""
         self._end()  # nothing is under way after a step
-        self.cudagraph_skips += self._fresh(*_SKIPS)
-        if not self._is_read and self._fresh(*_FRAMES):
-            self._add("compile", self.trigger.started_ns, now_ns(), reason=COUNTED)
+        self._count_skips()
         if any(event.kind in _OF_TORCH for event in self._events):
             self._events = [event for event in self._events if not event.reason.startswith(_INDUCTORS)]
         is_of_step = self.trigger.started_ns >= self._drained_ns  # not of one that ended before the last call
@@ -202,8 +196,8 @@ class CompileRecorder:
             return
         what = problem or f"{len(begun)} beginnings and ends, {len(self._events)} compiles"
         self._blind_spots.append(
-            f"torch {torch.__version__} does not report a test's compile and recompile ({what}): compiles are counted "
-            "by its public counters alone"
+            f"torch {torch.__version__} does not report a test's compile and recompile ({what}): its compiles are not "
+            "seen"
         )
         self._is_read = False
         self.remove()
@@ -219,7 +213,7 @@ class CompileRecorder:
             if self._is_read:
                 self._read(record.metadata, record.payload)  # type: ignore[attr-defined]
         except Exception as error:  # the compiler would fail with it
-            self._is_read = False  # `drain` counts from here on, this compile included
+            self._is_read = False
             self._blind_spots.append(f"a record of torch {torch.__version__} cannot be read ({named(error)})")
             if self._publish is not None:
                 self._publish(self.facts)
@@ -374,13 +368,11 @@ class CompileRecorder:
             self._events = [event for event in self._events if event.kind != "jit" or event.end_ns <= compiled.start_ns]
         self._add("jit", **details)
 
-    # --- Counts ---
-
-    def _fresh(self, group: str, name: str) -> int:
-        """How far one of torch's public counters has moved since the last call."""
-        count = int(torch._dynamo.utils.counters[group][name])
-        before, self._counts[name] = self._counts.get(name, 0), count
-        return count - before if count >= before else count  # the compiler was reset in between
+    def _count_skips(self) -> None:
+        """Add the CUDA graphs that were not made since the last call."""
+        count = int(torch._dynamo.utils.counters["inductor"]["cudagraph_skips"])
+        before, self._skips = self._skips, count
+        self.cudagraph_skips += count - before if count >= before else count  # the compiler was reset in between
 
 
 def _cause(text: str) -> str:

@@ -17,9 +17,9 @@ import pickle
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from multiprocessing.connection import Connection
-from typing import Self
+from typing import Any, Self
 
 import grpc
 import grpc.aio
@@ -35,7 +35,6 @@ from servers.config import ArmConfig
 from servers.engine.device import serve_engine
 from servers.engine.messages import Progress, Shutdown
 from servers.front.front import Front
-from servers.front.interceptors import TokenCheck
 from servers.front.metrics import FrontMetrics
 from servers.front.requests import METADATA_BYTES, message_bytes
 from servers.front.service import InferenceService, try_out
@@ -44,7 +43,7 @@ from servers.front.tokenizer import load_tokenizer
 from servers.metadata import INFERENCE_SERVICE
 from servers.program import compile_cache, exit_code, log_to_stderr, on_its_card_alone, read_arm
 from servers.rpc import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
-from servers.security import check_named, token_from_variable
+from servers.security import check_named, is_bearer, token_from_variable
 
 log = logging.getLogger("tailgate.serve")
 
@@ -60,8 +59,38 @@ SERVER_OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.keepalive_permit_without_calls", 1),
 )
+# A splitter's or a cluster's health checks carry no token.
+_OPEN_TO_ALL = "/grpc.health.v1.Health/"
 # `Connection.send`, with which the engine answers, writes the length of a message before it.
 _LENGTH_BYTES = 4
+
+
+class TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Ends calls without the bearer token with UNAUTHENTICATED, except health checks."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        # As a stream, it refuses any kind of method, and before the first message.
+        self._refusal = grpc.stream_stream_rpc_method_handler(_refuse)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Return the method's handler, or the refusal."""
+        details: Any = handler_call_details
+        if not details.method.startswith(_OPEN_TO_ALL):
+            given = next((value for key, value in details.invocation_metadata or () if key == "authorization"), None)
+            if not is_bearer(given, self._token):
+                return self._refusal
+        return await continuation(handler_call_details)
+
+
+async def _refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    given = any(key == "authorization" for key, _ in context.invocation_metadata() or ())
+    what = "the bearer token is wrong" if given else "a bearer token is missing"
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{what}: send authorization: Bearer TOKEN")
 
 
 class EnginePipe:

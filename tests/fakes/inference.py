@@ -23,7 +23,7 @@ import grpc
 import grpc.aio
 
 from servers.clock import now_ns
-from servers.front.interceptors import TokenCheck
+from servers.front.serve import TokenCheck
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from tests.fakes.grpc_servers import add_inference, spawned, trailers
 

@@ -20,7 +20,7 @@ from servers.config import ArmConfig, ModelConfig
 from servers.metadata import whole_number
 from servers.program import isolate_compiler, on_its_card_alone
 from servers.rpc.generate import PACKAGE, generate
-from servers.security import ServerTls, check_named, is_bearer, server_tls, token_from_file, token_from_variable
+from servers.security import ServerTls, check_named, is_bearer, server_tls, token_from_variable
 from tests.fakes.credentials import Certificates, make_certificates
 from tests.servers.test_config import refusal
 
@@ -118,9 +118,7 @@ def test_unusable_certificates_are_refused_by_name(pem: Certificates, tmp_path: 
         assert "\n" not in str(caught.value)
 
 
-def test_errors_about_a_token_name_its_source_and_never_hold_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_about_a_token_name_its_source_and_never_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", f"{SECRET}\n")
     assert token_from_variable("TOKEN", key="--token-env") == SECRET
     for name, value, text in (
@@ -133,10 +131,6 @@ def test_errors_about_a_token_name_its_source_and_never_hold_it(
             token_from_variable(name, key="--token-env")
         assert SECRET not in str(caught.value)
     refusal(check_named, {"--token-env": " ", "--tls-key": None}, words=("--token-env", "empty"))
-    path = tmp_path / "token"
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        token_from_file(str(path), key="--token-file")
 
 
 def test_the_right_token_alone_is_accepted() -> None:
