@@ -5,6 +5,7 @@ Each returns what the method of scipy.stats of the same meaning does. Arguments 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -55,17 +56,24 @@ def binomial_quantile(p: float, total: int, share: float) -> int:
 
 def binomial_test(count: int, total: int, share: float) -> float:
     """Return the two-sided exact p-value: the probability of all counts that are no likelier than `count`."""
-    counts = np.arange(total + 1.0)
+    mean, reach = total * share, _reach(total, share)
+    least, most = max(0, min(count, int(mean - reach))), min(total, max(count, int(mean + reach)))
+    counts = np.arange(least, most + 1.0)
     logs = special.gammaln(total + 1) - special.gammaln(counts + 1) - special.gammaln(total - counts + 1)
     logs += special.xlogy(counts, share) + special.xlog1py(total - counts, -share)
     chances = np.exp(logs)
-    return min(1.0, float(chances[chances <= chances[count] * (1 + 1e-7)].sum()))
+    return min(1.0, float(chances[chances <= chances[count - least] * (1 + 1e-7)].sum()))
+
+
+def _reach(total: int, share: float) -> float:
+    """Return how far from the mean of `total` draws the counts lie that matter: beyond it lies less than 1e-300."""
+    return 40.0 * math.sqrt(total * share * (1.0 - share)) + 40.0
 
 
 def hypergeometric_sf(count: int, population: int, marked: int, drawn: int) -> float:
     """Return the probability that more than `count` of `drawn` from `population` are among `marked`."""
     share = marked / population
-    mean, reach = drawn * share, 40.0 * np.sqrt(drawn * share * (1.0 - share)) + 40.0  # beyond it lies less than 1e-300
+    mean, reach = drawn * share, _reach(drawn, share)
     least = max(count + 1, drawn + marked - population, 0, int(mean - reach))
     hits = np.arange(least, min(marked, drawn, int(mean + reach)) + 1)
 
