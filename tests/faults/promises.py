@@ -90,6 +90,11 @@ class Story:
         ends = ("SIGKILL of orchestrator", "SIGTERM of orchestrator")
         return any(item.hit and item.moment.fault.name in ends for item in self.injected)
 
+    @property
+    def was_removed(self) -> bool:
+        """Whether a fault removed the run directory or a folder in it."""
+        return any(item.hit and item.moment.fault.removes_records for item in self.injected)
+
 
 _TRACEBACK = b"Traceback (most recent call last)"
 _IGNORED = re.compile(rb"Exception ignored in [^\n]*\n" + re.escape(_TRACEBACK))
@@ -188,7 +193,7 @@ def nothing_is_left(story: Story) -> list[str]:
 
 def records_stay(story: Story) -> list[str]:
     """Flushed records stay; every answer is recorded but for the last seconds before its recorder ended."""
-    removed = any(item.moment.fault.removes_records and item.hit for item in story.injected)
+    removed = story.was_removed
     lost = frozenset() if removed else story.recorded_before - story.recorded
     breaches = [f"{len(lost)} records were on the disk and are gone, such as {min(lost)}"] if lost else []
     late = [] if removed else [row for row in _unrecorded(story) if _before_end_s(story, row.at_ns) > FLUSHED_S]
@@ -262,7 +267,7 @@ def summaries_are_as_published(story: Story) -> list[str]:
                 Summary.of(summary)
             except ValidationError as error:
                 breaches.append(f"a summary is not one: {error}")
-    if story.run.code in VERDICTS and not story.summaries:
+    if story.run.code in VERDICTS and not story.summaries and not story.was_removed:
         breaches.append("there is a verdict and no summary")
     return breaches
 

@@ -25,7 +25,7 @@ from tests.faults.plan import FAMILIES, SECRETS, Plan, covering, plan
 from tests.faults.processes import MARK, Signal, by_role, marked
 from tests.faults.promises import PROMISES, Answered, Command, Injected, Story, breaches, leaks, tracebacks
 from tests.faults.relay import order, serve
-from tests.faults.storage import Disk, why_no_disks
+from tests.faults.storage import REMOVED, Disk, Storage, why_no_disks
 
 COUNTS = dict.fromkeys(FAMILIES, 2) | {"signals": 5}
 SEEDS = [(family, seed) for family, count in COUNTS.items() for seed in covering(count, family)]
@@ -70,6 +70,7 @@ PASSED, FAILED = ended(0, "PASS"), ended(99, "FAIL")
 WITHOUT_CANDIDATE = {"run": PASSED, "answered": answers(5.0, 12.0), "injected": (hit(KILL, "candidate"),)}
 BY_LOAD = {"answered": answers(5.0, 9.2, 11.0), "injected": (hit(KILL, "load"),)}
 LAST_SECOND = {**BY_LOAD, "recorded": frozenset({"1-0"})}
+GONE = replace(hit(KILL, "run"), moment=Moment(phase="judging", after_s=0.1, fault=Storage(REMOVED)))
 LIVENESS = planned(STOP, "watcher", family="liveness")
 # (promise, what breaks it, what does not)
 CASES: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = [
@@ -130,7 +131,7 @@ CASES: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = [
     (
         "summaries are as published",
         [{"run": ended(3, "INCONCLUSIVE")}, {"summaries": ("no JSON",)}, {"summaries": ({"schema": 1},)}],
-        [{}],
+        [{}, {"run": ended(3, "INCONCLUSIVE"), "injected": (GONE,)}],
     ),
     (
         "goes on once faults are lifted",
