@@ -1,4 +1,4 @@
-"""Measures every arm of an experiment alone, and has their parity with the control judged: `tailgate parity`.
+"""Measure every arm of an experiment alone, and have its parity with the control judged: `tailgate parity`.
 
 Each arm runs in a process of its own, one after the other, control first; then the float64 reference. They leave their
 answers and logits in files, which analysis/parity compares.
@@ -49,8 +49,10 @@ _write = partial(write_json, indent=1, ensure_ascii=False, allow_nan=False)
 
 
 def check_measurable(experiment: Experiment) -> list[Any]:
-    """Arms and machine allow a measurement, as far as can be told without starting it. Returns the texts that quantised
-    arms are judged by. Otherwise ConfigError."""
+    """Return the texts that quantised arms are judged by, once arms and machine are seen to allow a measurement.
+
+    Raises ConfigError where they do not, as far as can be told without starting it.
+    """
     check_parity(experiment)
     for arm in experiment.own_arms:
         check_arm(arm.config)
@@ -75,7 +77,7 @@ class ParityRun:
     texts: Sequence[Any] | None = None
 
     def run(self) -> dict[str, Any]:
-        """`parity.json` in `folder` holds the outcome, which is returned.
+        """Write the outcome to `parity.json` in `folder`, and return it.
 
         Raises ConfigError when arms differ in more than their policy, as configured or as loaded; RunError when a
         measurement breaks.
@@ -113,10 +115,8 @@ class ParityRun:
                 facts[arm.name] = self._measure(arm, arm.name, "arm", shared)
             for name in reference:
                 facts[name] = self._measure(control, name, "reference", {"weights": facts[control.name]["weights"]})
-            embeds = control.model.embeds
-            self.status.phase, self.status.detail = f"comparing {'vectors' if embeds else 'logits'}", ""
-            judge_work = self._judge_vectors if embeds else self._judge
-            document = judge_work(work, arms, facts, time.monotonic() - began)
+            self.status.phase, self.status.detail = f"comparing {'vectors' if control.model.embeds else 'logits'}", ""
+            document = self._judge(work, arms, facts, time.monotonic() - began)
         finally:
             for name in ("logits.npy", "texts.npy", "vectors.npy"):
                 for path in work.glob(f"*/{name}"):
@@ -125,7 +125,7 @@ class ParityRun:
         return document
 
     def _measure(self, arm: OwnArm, name: str, what: str, expected: Mapping[str, Any]) -> dict[str, Any]:
-        """What the process says it loaded, once it is done. Raises ConfigError if that differs from `expected`."""
+        """Return what the process says it loaded, once it is done. Raises ConfigError if that is not as `expected`."""
         self.check()
         state = self.status.replicas[name]
         self.status.phase, state.stage = f"measuring {name}", "starting"
@@ -194,65 +194,19 @@ class ParityRun:
     def _judge(
         self, work: Path, arms: Sequence[OwnArm], facts: Mapping[str, Mapping[str, Any]], seconds: float
     ) -> dict[str, Any]:
-        plan, refused = _read(work / "plan.json"), _refused(work, arms)
-        answers = [
-            Answers(
-                name=arm.name,
-                tokens=_read(work / arm.name / "answers.json"),
-                logits=np.load(work / arm.name / "logits.npy", mmap_mode="r"),
-                texts=_logits(work / arm.name / "texts.npy"),
-            )
-            for arm in arms
-            if arm.name not in refused
-        ]
-        late = [plan["late_prompt"]] if plan["late_places"] else []
-        outcome = judge(
-            answers[0],
-            answers[1:],
-            np.load(work / REFERENCE / "logits.npy", mmap_mode="r") if REFERENCE in facts else None,
-            dtype=_dtype_of(facts[arms[0].name]),
-            prompts=[len(prompt) for prompt in (*plan["prompts"], *late)],
-            seed=self.experiment.seed,
-            accuracy=self._accuracy(work),
-            refused=refused,
-        )
-        positions, vocabulary = answers[0].logits.shape
-        sizes = {"requests": len(plan["prompts"]), "positions": positions, "vocabulary": vocabulary}
-        return self._document(outcome, arms, facts, seconds, sizes)
-
-    def _judge_vectors(
-        self, work: Path, arms: Sequence[OwnArm], facts: Mapping[str, Mapping[str, Any]], seconds: float
-    ) -> dict[str, Any]:
-        lengths = [len(prompt) for prompt in _read(work / "plan.json")["prompts"]]
-        refused = _refused(work, arms)
-        texts, batches = zip(*_read(work / arms[0].name / "rows.json"), strict=True)
-        vectors = {arm.name: np.load(work / arm.name / "vectors.npy") for arm in arms if arm.name not in refused}
-        outcome = judge_vectors(
-            arms[0].name,
-            vectors,
-            np.load(work / REFERENCE / "vectors.npy") if REFERENCE in facts else None,
-            rows=TextRows(texts=texts, batches=batches, lengths=lengths),
-            dtype=_dtype_of(facts[arms[0].name]),
-            least=self.experiment.parity.min_cosine or None,
-            refused=refused,
-        )
-        sizes = {"texts": len(lengths), "rows": len(texts), "width": vectors[arms[0].name].shape[1]}
-        return self._document(outcome, arms, facts, seconds, sizes)
-
-    def _document(
-        self,
-        outcome: Parity,
-        arms: Sequence[OwnArm],
-        facts: Mapping[str, Mapping[str, Any]],
-        seconds: float,
-        sizes: Mapping[str, int],
-    ) -> dict[str, Any]:
-        """What `parity.json` holds."""
+        """Compare what the measurements left in `work`, and return what `parity.json` holds."""
+        control, refusals = arms[0], {arm.name: work / arm.name / "refused.json" for arm in arms}
+        refused = {name: str(_read(path)["reason"]) for name, path in refusals.items() if path.exists()}
+        # The coarsest of the dtypes that the control was loaded in.
+        dtype = max(str(facts[control.name]["dtypes"]).split(", "), key=lambda item: EPSILON.get(item, 0.0))
+        answered = [arm.name for arm in arms if arm.name not in refused]
+        judge_files = self._judge_vectors if control.model.embeds else self._judge_logits
+        outcome, sizes = judge_files(work, answered, dtype=dtype, refused=refused)
         return {
             "schema": SCHEMA,
             "name": self.experiment.name,
             "exit_code": EXIT_CODES[outcome.verdict],
-            "dtype": _dtype_of(facts[arms[0].name]),
+            "dtype": dtype,
             "reference": REFERENCE in facts,
             **sizes,
             "seed": self.experiment.seed,
@@ -261,8 +215,52 @@ class ParityRun:
             **outcome.to_dict(),
         }
 
+    def _judge_logits(
+        self, work: Path, arms: Sequence[str], *, dtype: str, refused: Mapping[str, str]
+    ) -> tuple[Parity, dict[str, int]]:
+        plan = _read(work / "plan.json")
+        answers = [
+            Answers(
+                name=arm,
+                tokens=_read(work / arm / "answers.json"),
+                logits=np.load(work / arm / "logits.npy", mmap_mode="r"),
+                texts=_logits(work / arm / "texts.npy"),
+            )
+            for arm in arms
+        ]
+        late = [plan["late_prompt"]] if plan["late_places"] else []
+        outcome = judge(
+            answers[0],
+            answers[1:],
+            _logits(work / REFERENCE / "logits.npy"),
+            dtype=dtype,
+            prompts=[len(prompt) for prompt in (*plan["prompts"], *late)],
+            seed=self.experiment.seed,
+            accuracy=self._accuracy(work),
+            refused=refused,
+        )
+        positions, vocabulary = answers[0].logits.shape
+        return outcome, {"requests": len(plan["prompts"]), "positions": positions, "vocabulary": vocabulary}
+
+    def _judge_vectors(
+        self, work: Path, arms: Sequence[str], *, dtype: str, refused: Mapping[str, str]
+    ) -> tuple[Parity, dict[str, int]]:
+        lengths = [len(prompt) for prompt in _read(work / "plan.json")["prompts"]]
+        texts, batches = zip(*_read(work / arms[0] / "rows.json"), strict=True)
+        vectors = {arm: np.load(work / arm / "vectors.npy") for arm in arms}
+        outcome = judge_vectors(
+            arms[0],
+            vectors,
+            _logits(work / REFERENCE / "vectors.npy"),
+            rows=TextRows(texts=texts, batches=batches, lengths=lengths),
+            dtype=dtype,
+            least=self.experiment.parity.min_cosine or None,
+            refused=refused,
+        )
+        return outcome, {"texts": len(lengths), "rows": len(texts), "width": vectors[arms[0]].shape[1]}
+
     def _accuracy(self, work: Path) -> Accuracy | None:
-        """What the quantised arms are judged by; None without such."""
+        """Return what the quantised arms are judged by; None without such."""
         settings, quantised = self.experiment.parity, self.experiment.quantised_arms
         if not quantised:
             return None
@@ -278,21 +276,10 @@ class ParityRun:
         )
 
 
-def _dtype_of(facts: Mapping[str, Any]) -> str:
-    """The coarsest of the dtypes that the arm was loaded in."""
-    return max(str(facts["dtypes"]).split(", "), key=lambda item: EPSILON.get(item, 0.0))
-
-
 def _logits(path: Path) -> Any:
-    """The matrix in the file, a page at a time; None where there is no file."""
+    """Return the matrix in the file, read a page at a time; None where there is no file."""
     return np.load(path, mmap_mode="r") if path.exists() else None
 
 
 def _read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _refused(work: Path, arms: Sequence[OwnArm]) -> dict[str, str]:
-    """Why arms have no answers, by their names."""
-    paths = {arm.name: work / arm.name / "refused.json" for arm in arms}
-    return {name: str(_read(path)["reason"]) for name, path in paths.items() if path.exists()}

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
@@ -28,9 +28,10 @@ TIMEOUT_S = 600.0
 _POLL_S = 0.05
 _UNIT_WITHIN = 0.02  # as values in bfloat16 come
 
+Answers = list[list[Any]]  # of each prompt: its tokens, or its vector
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+
+class Question(NamedTuple):
     """One prompt, the same for every arm."""
 
     prompt: tuple[int, ...]
@@ -42,16 +43,9 @@ def questions(experiment: Experiment, *, trial: int, vocab_size: int) -> tuple[Q
     rng = np.random.default_rng([experiment.seed, trial, PROMPTS])
     engines = [arm.engine for arm in experiment.own_arms]
     longest = min(engine.max_prompt_tokens for engine in engines)
-    tokens = min(TOKENS, *(engine.max_new_tokens for engine in engines))
+    tokens = 0 if experiment.task == "embed" else min(TOKENS, *(engine.max_new_tokens for engine in engines))
     lengths = [round(math.exp(size)) for size in rng.uniform(0.0, math.log(longest), PROMPTS)]
-    if experiment.task == "embed":
-        tokens = 0
-    return tuple(
-        Question(prompt=tuple(rng.integers(vocab_size, size=length).tolist()), max_tokens=tokens) for length in lengths
-    )
-
-
-Answers = list[list[Any]]  # of each prompt: its tokens, or its vector
+    return tuple(Question(tuple(rng.integers(vocab_size, size=length).tolist()), tokens) for length in lengths)
 
 
 def ask(
@@ -63,10 +57,22 @@ def ask(
     clients take it for one.
     """
     stub: Any = inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
-    calls = [_begin(stub, number, question, embeds, timeout_s) for number, question in enumerate(prompts)]
+
+    def begin(number: int, question: Question) -> Any:
+        name, ids = f"parity-{number}", inference_pb2.TokenIds(ids=question.prompt)
+        if embeds:
+            return stub.Embed.future(inference_pb2.EmbedRequest(request_id=name, token_ids=ids), timeout=timeout_s)
+        request = inference_pb2.GenerateRequest(
+            request_id=name, token_ids=ids, max_tokens=question.max_tokens, ignore_eos=True
+        )
+        return stub.Generate(request, timeout=timeout_s)
+
+    def read(call: Any) -> list[Any]:
+        return list(call.result().values) if embeds else [token for chunk in call for token in chunk.token_ids]
+
+    calls = [begin(number, question) for number, question in enumerate(prompts)]
     readers = ThreadPoolExecutor(max_workers=len(calls), thread_name_prefix="answers")
     try:
-        read: Callable[[Any], list[Any]] = _embedded if embeds else _generated
         reads = [readers.submit(read, call) for call in calls]
         while not all(item.done() for item in reads):
             check()
@@ -81,31 +87,10 @@ def ask(
             call.cancel()
         readers.shutdown()
     for question, answer in zip(prompts, answers, strict=True):
-        if embeds and not abs(math.hypot(*answer) - 1.0) <= _UNIT_WITHIN:  # NaN too
-            return (
-                f"the vector of {len(question.prompt)} tokens has {len(answer)} values and length "
-                f"{math.hypot(*answer):.3g}, not 1"
-            )
+        if embeds and not abs((length := math.hypot(*answer)) - 1.0) <= _UNIT_WITHIN:  # NaN too
+            what = f"the vector of {len(question.prompt)} tokens"
+            return f"{what} has {len(answer)} values and length {length:.3g}, not 1"
     return answers
-
-
-def _begin(stub: Any, number: int, question: Question, embeds: bool, timeout_s: float) -> Any:
-    common: dict[str, Any] = {
-        "request_id": f"parity-{number}",
-        "token_ids": inference_pb2.TokenIds(ids=question.prompt),
-    }
-    if embeds:
-        return stub.Embed.future(inference_pb2.EmbedRequest(**common), timeout=timeout_s)
-    request = inference_pb2.GenerateRequest(**common, max_tokens=question.max_tokens, ignore_eos=True)
-    return stub.Generate(request, timeout=timeout_s)
-
-
-def _generated(call: Iterable[Any]) -> list[int]:
-    return [token for chunk in call for token in chunk.token_ids]
-
-
-def _embedded(call: Any) -> list[float]:
-    return list(call.result().values)
 
 
 @dataclass(slots=True)
@@ -116,7 +101,7 @@ class ExpectedAnswers:
 
     def keep(self, first: str, answers: Mapping[str, Answers | str]) -> None:
         """Keep what the replica `first` answered; what it answered before counts, once there is an answer."""
-        if first in answers and (self.answers is None or isinstance(self.answers, str)):
+        if first in answers and not isinstance(self.answers, list):
             self.answers = answers[first]
 
 
@@ -155,4 +140,4 @@ def cosine(one: Sequence[float], other: Sequence[float]) -> float:
     scale = math.hypot(*one) * math.hypot(*other)
     if len(one) != len(other) or not scale:
         return -1.0
-    return max(-1.0, min(1.0, math.fsum(map(operator.mul, one, other)) / scale))
+    return min(1.0, math.fsum(map(operator.mul, one, other)) / scale)
