@@ -46,7 +46,7 @@ _LEAST_READY_S = 1.0
 
 
 class FrontierSearch(Orchestrator):
-    """Run one experiment as a search that takes `budget_s`, from `began` on: by default from `run`.
+    """Run one experiment as a search that takes `budget_s`, from `began` on: by default from now.
 
     `gated`: the verdicts of the gates are asked for. `clock` returns monotonic seconds.
     """
@@ -72,13 +72,13 @@ class FrontierSearch(Orchestrator):
         self._left: list[Left] = []
         self._turns: list[dict[str, Any]] = []
         self._expected = ExpectedAnswers()
-        self._began = began
+        self._began = clock() if began is None else began
         self._parity_s: float | None = None
 
     @property
     def spent_s(self) -> float:
         """How long the search has taken."""
-        return 0.0 if self._began is None else self._clock() - self._began
+        return self._clock() - self._began
 
     @property
     def left_s(self) -> float:
@@ -86,8 +86,7 @@ class FrontierSearch(Orchestrator):
         return self._budget_s - self.spent_s
 
     def run(self) -> RunOutcome:
-        """As for any run; the time of the search has begun. Without any request the outcome is an error."""
-        self._began = self._clock() if self._began is None else self._began
+        """Run as any experiment. Without any request the outcome is an error."""
         outcome = super().run()
         if outcome.complete and not has_requests(outcome.run_dir):
             why = f"--budget of {self._budget_s / 60.0:g} minutes was spent before an arm took any load: give more"
@@ -95,7 +94,7 @@ class FrontierSearch(Orchestrator):
         return outcome
 
     def _measure_parity(self, run_dir: Path) -> dict[str, Any]:
-        """As for any run, within the budget. RunError where that ended first."""
+        """Measure as for any run, within the budget. Raises RunError where that ends first."""
         began = self._clock()
         try:
             return super()._measure_parity(run_dir)
@@ -112,7 +111,7 @@ class FrontierSearch(Orchestrator):
     # --- What is decided ----------------------------------------------------------------------------------------------
 
     def _run_trials(self, run_dir: Path) -> None:
-        """The search has ended: nothing is open any more, or no time is left."""
+        """Search until nothing is open any more, or no time is left."""
         stop = "it was interrupted"
         try:
             stop = self._search(run_dir)
@@ -155,14 +154,15 @@ class FrontierSearch(Orchestrator):
 
     @property
     def _start_s(self) -> dict[str, float]:
-        """What a start of each arm takes: the mean of those seen, or of those of arms like it, or a guess."""
+        """Return what a start of each arm takes: the mean of those seen, or of those of arms like it, or a guess."""
         compiled = {arm.name: arm.compile.enabled for arm in self.experiment.own_arms}
         seen = {arm: mean(seconds) for arm, seconds in self._starts_s.items()}
-        guess = {}
-        for kind, otherwise in ((False, _EAGER_START_S), (True, _COMPILED_START_S)):
-            alike = [seconds for arm, seconds in seen.items() if compiled[arm] is kind]
-            guess[kind] = mean(alike) if alike else otherwise
-        return {arm: seen.get(arm, guess[compiled[arm]]) for arm in self._arms}
+
+        def expected(arm: str) -> float:
+            alike = [seconds for other, seconds in seen.items() if compiled[other] is compiled[arm]]
+            return mean(alike) if alike else _COMPILED_START_S if compiled[arm] else _EAGER_START_S
+
+        return {arm: seen.get(arm, expected(arm)) for arm in self._arms}
 
     @property
     def _budget(self) -> Budget:
@@ -191,10 +191,8 @@ class FrontierSearch(Orchestrator):
 
     def _take(self, turns: Sequence[Turn], run_dir: Path) -> None:
         """Take the turns one after the other, as far as time is left, but for those of arms that do not start."""
-        waiting = in_laps(turns)
-        while waiting:
-            turn, *waiting = waiting
-            self.status.trials = len(self._turns) + 1 + len(waiting)
+        for place, turn in enumerate(laps := in_laps(turns)):
+            self.status.trials = len(self._turns) + len(laps) - place
             failed = {row["arm"] for taken in self._turns for row in taken["failed"]}
             if turn.arm not in failed and (fits := self._fitted(turn)) is not None:
                 self._start(fits, run_dir)
@@ -229,11 +227,13 @@ class FrontierSearch(Orchestrator):
             failed = self._failures(error, context)
             if not failed:
                 raise
-            self._end(context, f"{arm} {failed[0]['reason']}")
+            context.facts.ended = f"{arm} {failed[0]['reason']}"
         except BudgetSpentError:
-            self._end(context, "the budget was spent")
+            context.facts.ended = "the budget was spent"
             raise
         finally:
+            if context.facts.ended is not None:
+                context.keep_facts()
             wall_s = self._clock() - began
             if arm in context.facts.ready:
                 start_s = (context.facts.ready[arm] - began_ns) / 1e9
@@ -257,7 +257,7 @@ class FrontierSearch(Orchestrator):
         return experiment.only([turn.arm]).model_copy(update=changes)
 
     def _failures(self, error: RunError, context: TrialContext) -> list[dict[str, str]]:
-        """The arms that did not start, or died, each with why; empty where the run itself broke, or its control did."""
+        """Return the arms that did not start, or died, each with why; none where the run broke, or its control did."""
         if isinstance(error, StartError):
             failed = [{"arm": error.arm, "reason": f"did not start: {error}"}]
         else:
@@ -265,12 +265,8 @@ class FrontierSearch(Orchestrator):
             failed = [{"arm": arm, "reason": "died under load"} for arm in dead]
         return [] if any(row["arm"] == self.experiment.control.name for row in failed) else failed
 
-    def _end(self, context: TrialContext, why: str) -> None:
-        context.facts.ended = why
-        context.keep_facts()
-
     def _write(self, run_dir: Path, stop: str) -> None:
-        """frontier.json says what was decided until now."""
+        """Write what was decided until now to frontier.json."""
         document = {
             "schema": SCHEMA,
             "budget_s": self._budget_s,
@@ -285,7 +281,7 @@ class FrontierSearch(Orchestrator):
 
     def _check(self) -> None:
         super()._check()
-        if self._began is not None and self.left_s <= 0:
+        if self.left_s <= 0:
             raise BudgetSpentError
 
 
@@ -305,9 +301,6 @@ def check_budget(experiment: Experiment, minutes: float) -> None:
 
 def in_laps(turns: Sequence[Turn]) -> list[Turn]:
     """Return the turns with the starts of each arm spread out: the first of every arm, then the second of every arm."""
-    before: dict[str, int] = {}
-    laps = []
-    for turn in turns:
-        before[turn.arm] = before.get(turn.arm, 0) + 1
-        laps.append(before[turn.arm])
+    arms = [turn.arm for turn in turns]
+    laps = [arms[:place].count(arm) for place, arm in enumerate(arms)]
     return [turn for _, turn in sorted(zip(laps, turns, strict=True), key=lambda pair: pair[0])]

@@ -67,8 +67,8 @@ class MadeUpTrials(searching.FrontierSearch):
     interrupted_in = 0
 
     def __init__(self, what: Experiment, **options: Any) -> None:
-        super().__init__(what, clock=lambda: self.time_s, **options)
         self.time_s = 1000.0
+        super().__init__(what, clock=lambda: self.time_s, **options)
         self.broken: dict[int, Exception] = {}
 
     def _run_trial(self, context: TrialContext, schedule: Schedule, expected: ExpectedAnswers | None = None) -> None:
