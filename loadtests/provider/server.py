@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
 from analysis.records.documents import parse_json
 from analysis.records.plain_values import mapping
@@ -23,7 +23,6 @@ from servers.complaint import ConfigError, fault, one_line
 
 JUDGEMENT, FLAGGER, HEALTH = "/v1/judgement", "/v1/flagger", "/healthz"
 _LARGEST_BODY: Final = 64 << 10
-_MOST_PARAMETERS: Final = 16
 _IDLE_S: Final = 10.0  # that a connection may say nothing
 _MOST_CANARIES: Final = 256
 _LONGEST_NAME: Final = 253  # of anything in Kubernetes
@@ -60,7 +59,7 @@ class ProviderServer(Server):
 
     @property
     def judgement_url(self) -> str:
-        """The address of the judgement for a web metric."""
+        """Return the address of the judgement for a web metric."""
         return f"http://{joined(str(self.server_address[0]), self.port)}{JUDGEMENT}"
 
     def judged(self, goal: Goal) -> tuple[Answer, Evidence]:
@@ -87,6 +86,14 @@ class ProviderServer(Server):
             self._note(one_line(f"{asked}: {found}"))
 
 
+class _RefusalError(Exception):
+    """Why a request is not answered, with the status that says so."""
+
+    def __init__(self, status: HTTPStatus, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
 class _Handler(Handler):
     server: ProviderServer
     timeout = _IDLE_S
@@ -99,63 +106,58 @@ class _Handler(Handler):
         self._handle(self._post)
 
     def _handle(self, respond: Callable[[str, str], None]) -> None:
-        if not self.server.knows_host(self.headers.get("Host", "")):
-            self._refuse(HTTPStatus.FORBIDDEN, "this is served to this machine alone, under its own names")
-            return
         try:
+            if not self.server.knows_host(self.headers.get("Host", "")):
+                raise _RefusalError(HTTPStatus.FORBIDDEN, "this is served to this machine alone, under its own names")
             address = urlsplit(self.path)
             respond(address.path, address.query)
+        except _RefusalError as refusal:
+            self._write(refusal.status, str(refusal))
         except (ConfigError, ValueError) as error:
-            self._refuse(HTTPStatus.BAD_REQUEST, str(error))
+            self._write(HTTPStatus.BAD_REQUEST, str(error))
         except OSError:
             raise  # the client is gone
         except Exception as error:
-            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, fault(error))
+            self._write(HTTPStatus.INTERNAL_SERVER_ERROR, fault(error))
 
     def _get(self, path: str, query: str) -> None:
         if path == HEALTH:
-            self.answer(HTTPStatus.OK, "ok\n", Content_Type=_TEXT)
-        elif path != JUDGEMENT:
-            self._refuse(HTTPStatus.NOT_FOUND, f"there is GET {JUDGEMENT}, POST {FLAGGER}/<hook> and GET {HEALTH}")
-        elif self._is_allowed():
-            goal = _goal(query)
-            document = _document(*self.server.judged(goal), goal)
-            self.answer(HTTPStatus.OK, json.dumps(document) + "\n", Content_Type=_JSON)
+            self._write(HTTPStatus.OK, "ok")
+            return
+        if path != JUDGEMENT:
+            known = f"there is GET {JUDGEMENT}, POST {FLAGGER}/<hook> and GET {HEALTH}"
+            raise _RefusalError(HTTPStatus.NOT_FOUND, known)
+        self._check_token()
+        goal = _goal(query)
+        document = _document(*self.server.judged(goal), goal)
+        self.answer(HTTPStatus.OK, json.dumps(document) + "\n", Content_Type=_JSON)
 
     def _post(self, path: str, _: str) -> None:
         place, _, hook = path.rpartition("/")
         if place != FLAGGER or hook not in HOOKS:
-            self._refuse(HTTPStatus.NOT_FOUND, f"there is POST {FLAGGER}/<{'|'.join(HOOKS)}>, and GET {JUDGEMENT}")
-            return
+            known = f"there is POST {FLAGGER}/<{'|'.join(HOOKS)}>, and GET {JUDGEMENT}"
+            raise _RefusalError(HTTPStatus.NOT_FOUND, known)
         body = self._body()
-        if body is None:
-            return
         # Flagger sends no header of the user's, so its token comes as its own documentation shows: in the metadata.
-        if not self._is_allowed(str(mapping(body.get("metadata")).get("token", ""))):
-            return
+        self._check_token(str(mapping(body.get("metadata")).get("token", "")))
         canary = (str(body.get("namespace", ""))[:_LONGEST_NAME], str(body.get("name", ""))[:_LONGEST_NAME])
         yes, found = self.server.hooked(hook, canary)
-        status = HTTPStatus.OK if yes else HTTPStatus.CONFLICT
-        self.answer(status, one_line(str(found)) + "\n", Content_Type=_TEXT)
+        self._write(HTTPStatus.OK if yes else HTTPStatus.CONFLICT, str(found))
 
-    def _is_allowed(self, token: str = "") -> bool:
-        if self.server.is_token(token) or self.server.allows(self.headers.get("Authorization", "")):
-            return True
-        self._refuse(HTTPStatus.UNAUTHORIZED, "the bearer token is missing or wrong: send Authorization: Bearer TOKEN")
-        return False
+    def _check_token(self, token: str = "") -> None:
+        if not self.server.is_token(token) and not self.server.allows(self.headers.get("Authorization", "")):
+            why = "the bearer token is missing or wrong: send Authorization: Bearer TOKEN"
+            raise _RefusalError(HTTPStatus.UNAUTHORIZED, why)
 
-    def _body(self) -> Mapping[str, Any] | None:
-        """Return the JSON object that was sent; None where a refusal was the answer. Raises ValueError."""
+    def _body(self) -> Mapping[str, Any]:
+        """Return the JSON object that was sent. Raises ConfigError for anything else."""
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()):
-            self._refuse(HTTPStatus.LENGTH_REQUIRED, "the request has no Content-Length: send the length of its body")
-            return None
+            why = "the request has no Content-Length: send the length of its body"
+            raise _RefusalError(HTTPStatus.LENGTH_REQUIRED, why)
         if len(length) > 12 or int(length) > _LARGEST_BODY:
-            self._refuse(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"the body has {length[:12]} bytes; the limit is {_LARGEST_BODY}: send what Flagger sends",
-            )
-            return None
+            why = f"the body has {length[:12]} bytes; the limit is {_LARGEST_BODY}: send what Flagger sends"
+            raise _RefusalError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, why)
         try:
             body = parse_json(self.rfile.read(int(length)).decode())
         except ValueError:
@@ -164,23 +166,16 @@ class _Handler(Handler):
             raise ConfigError("the body is no JSON object: send what Flagger sends: name, namespace, phase, metadata")
         return body
 
-    def _refuse(self, status: HTTPStatus, why: str) -> None:
-        self.answer(status, one_line(why) + "\n", Content_Type=_TEXT)
+    def _write(self, status: HTTPStatus, text: str) -> None:
+        self.answer(status, one_line(text) + "\n", Content_Type=_TEXT)
 
 
 def _goal(query: str) -> Goal:
     """Return the goal that an address asks about. Raises ConfigError for anything else in it."""
-    try:
-        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=_MOST_PARAMETERS)
-    except ValueError:
-        raise ConfigError(f"the address has more than {_MOST_PARAMETERS} parameters: give fewer") from None
-    key, wanted = pairs[0] if pairs else ("for", "promotion")
-    if key != "for" or len(pairs) > 1:
-        raise ConfigError(f'"{pairs[-1][0]}" is one parameter too many: {JUDGEMENT} takes for={" or for=".join(GOALS)}')
-    goal = next((name for name in GOALS if name == wanted), None)
-    if goal is None:
-        raise ConfigError(f'for is "{wanted}": give {" or ".join(GOALS)}')
-    return goal
+    goals: dict[str, Goal] = {f"for={goal}": goal for goal in GOALS}
+    if query and query not in goals:
+        raise ConfigError(f'the query is "{query[:80]}": {JUDGEMENT} takes {" or ".join(goals)}')
+    return goals[query or "for=promotion"]
 
 
 def _document(found: Answer, evidence: Evidence, goal: Goal) -> dict[str, Any]:

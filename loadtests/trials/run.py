@@ -45,7 +45,7 @@ class RunOutcome:
 
     @property
     def ended(self) -> dict[str, Any]:
-        """How it ended, as documents have it."""
+        """Return how it ended, as documents have it."""
         why = self.error or ("the arms do not compute the same: see parity.json" if self.failed_parity else None)
         return {
             "complete": self.complete,
@@ -87,11 +87,11 @@ class Orchestrator:
         self._interrupted = False
 
     def interrupt(self) -> None:
-        """The run ends soon and in order. Safe in a signal handler."""
+        """End the run soon and in order. Safe in a signal handler."""
         self._interrupted = True
 
     def prepare(self) -> None:
-        """Machine and traffic were checked; nothing was started or written. Otherwise ConfigError."""
+        """Check machine and traffic; start and write nothing. Raises ConfigError."""
         if self._schedules is None:
             check_experiment(self.experiment)
             self._schedules = TrialSchedules.of(self.experiment)  # an impossible schedule is known now
@@ -101,12 +101,12 @@ class Orchestrator:
 
     @property
     def schedules(self) -> TrialSchedules:
-        """What draws the schedules of the trials, once all is prepared."""
+        """Return what draws the schedules of the trials, once all is prepared."""
         assert self._schedules is not None
         return self._schedules
 
     def run(self) -> RunOutcome:
-        """The run directory holds the records of all trials, or of those until the run broke or was interrupted.
+        """Record all trials, or those until the run breaks or is interrupted, in a new run directory.
 
         Raises ConfigError, before anything was started, for what is known to fail on this machine.
         """
@@ -142,7 +142,7 @@ class Orchestrator:
         return RunOutcome(run_dir=run_dir, complete=True)
 
     def _removed(self) -> str:
-        """That a folder of the run is gone; empty where all are there. What failed then failed for want of it."""
+        """Return that a folder of the run is gone, for want of which something failed; empty where all are there."""
         gone = next((folder for folder in self._folders if not folder.is_dir()), None)
         return "" if gone is None else f"{gone} was removed while the run went on: run again, and leave it where it is"
 
@@ -162,7 +162,7 @@ class Orchestrator:
         return outcome
 
     def _directory(self) -> Path:
-        """The run directory, which says what is run, and where."""
+        """Make and return the run directory, which states what is run, and where."""
         run_dir = new_run_dir(self._out, self.experiment.name)
         self._folders = [run_dir]
         (run_dir / "experiment.toml").write_text(toml_with_checksum(to_toml(self.experiment)), encoding="utf-8")
@@ -170,7 +170,7 @@ class Orchestrator:
         return run_dir
 
     def _run_trials(self, run_dir: Path) -> None:
-        """All trials of the experiment are recorded."""
+        """Record all trials of the experiment."""
         for number in range(1, self.experiment.trials.count + 1):
             self.status.trial = number
             self._check()
@@ -207,7 +207,7 @@ class Orchestrator:
         )
 
     def _run_trial(self, context: TrialContext, schedule: Schedule, expected: ExpectedAnswers | None = None) -> None:
-        """The trial is recorded, and all that it started is gone."""
+        """Record the trial, and end all that it started."""
         trial = Trial(
             context,
             schedule=schedule,
@@ -225,7 +225,7 @@ class Orchestrator:
             trial.close(hurry=not clean)
 
     def _steering(self, context: TrialContext) -> Steering | None:
-        """Who looks at the trials while their traffic flows; None where nobody does."""
+        """Return what may end a trial early or move its weights; None where nothing does."""
         if self._judge is None:
             return None
         from loadtests.trials.steering import EarlyEnding

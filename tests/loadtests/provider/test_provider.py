@@ -159,10 +159,9 @@ def test_a_judgement_is_json_with_reasons(run: Watched, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("query", "error"),
     [
-        ("arms=new", '"arms" is one parameter too many: /v1/judgement takes for=step or for=promotion'),
-        ("for=step&for=step", '"for" is one parameter too many'),
-        ("&".join(f"a{number}=1" for number in range(40)), "the address has more than 16 parameters"),
-        ("for=%1b%5b31m%0d%0aSet-Cookie:x%e2%80%ae", 'for is "\\x1b[31m Set-Cookie:x\\u202e": give step or promotion'),
+        ("arms=new", 'the query is "arms=new": /v1/judgement takes for=step or for=promotion'),
+        ("for=step&for=step", 'the query is "for=step&for=step"'),
+        ("for=%1b%5b31m%0d%0aSet-Cookie:x%e2%80%ae", 'the query is "for=%1b'),
     ],
 )
 def test_what_cannot_be_asked_is_one_printable_line(run: Watched, query: str, error: str) -> None:
