@@ -8,9 +8,8 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -41,13 +40,6 @@ _FORMS = {
 }
 
 
-class ConfigKind(StrEnum):
-    """What --print-config prints."""
-
-    ENVOY = "envoy"
-    KUBERNETES = "kubernetes"
-
-
 def _file(text: str) -> Any:
     return typer.Option(metavar="FILE", parser=file_name, help=text)
 
@@ -76,7 +68,7 @@ def command(
         str, _file("Log each request's start and end, by which `tailgate ramp --admin` judges production traffic.")
     ] = "",
     print_config: Annotated[
-        ConfigKind | None,
+        Literal["envoy", "kubernetes"] | None,
         typer.Option(help="Print Envoy's configuration or a Kubernetes GRPCRoute as JSON, and exit."),
     ] = None,
     admin: Annotated[
@@ -100,7 +92,7 @@ def command(
         return _reweight(admin, _pairs(weight, "--weight"), _pairs(shadow, "--shadow"), as_json=as_json)
     config = split_config(context.params)
     if print_config is not None:
-        document = bootstrap(config) if print_config is ConfigKind.ENVOY else grpc_route_manifest(config)
+        document = bootstrap(config) if print_config == "envoy" else grpc_route_manifest(config)
         print(json.dumps(document, indent=2))
         return 0
     return _split(config, as_json=as_json)
@@ -108,6 +100,8 @@ def command(
 
 def _split(config: SplitterConfig, *, as_json: bool) -> int:
     """Run Envoy until it is stopped or dies; return the exit code."""
+    from loadtests.external.grpc_channel import check_replica
+
     stopped: list[int] = []
     with (
         TemporaryFolder("tailgate-split-") as scratch,
@@ -134,18 +128,11 @@ def _split(config: SplitterConfig, *, as_json: bool) -> int:
                             counts = (f"{arm} {healthy}/{total}" for arm, (healthy, total) in health.items())
                             _note(f"healthy replicas: {', '.join(counts)}")
                             shown = health
-                            unnamed -= {replica for replica in unnamed if _is_named(*replica)}
+                            unnamed -= {replica for replica in unnamed if check_replica(*replica)}
                     time.sleep(0.2)
         except SplitterError as error:
             return complain(str(error), EXIT_BROKE)
     return 0
-
-
-def _is_named(arm: str, address: str) -> bool:
-    from loadtests.external.client_security import OPEN
-    from loadtests.external.grpc_channel import check_replica
-
-    return check_replica(arm, address, OPEN)
 
 
 def _note(text: str) -> None:

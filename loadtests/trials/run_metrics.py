@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -81,53 +81,50 @@ class RunCollector(Collector):
 
 
 _Accounts = Mapping[str, Mapping[str, Any]]  # of the load processes of one trial, by their numbers
+_Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
 
 
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, value=value)
+def _filled(family: _Family, values: Mapping[tuple[str, ...], float]) -> _Family:
+    """Return the family with a sample for each of `values`, by its labels."""
+    for labels, value in sorted(values.items()):
+        family.add_metric(labels, value)
+    return family
 
 
 def _standing(status: Status) -> Iterator[Metric]:
     phase = GaugeMetricFamily("tailgate_run_phase", "1 for the phase in which the run is.", labels=["phase"])
-    phase.add_metric([status.phase], 1.0)
-    yield phase
-    yield _gauge("tailgate_run_trial", "Number of the trial, from 1.", status.trial)
-    yield _gauge("tailgate_run_trials", "Trials planned.", status.trials)
-    yield _gauge("tailgate_run_planned_requests", "Requests planned in this trial; 0 where none are.", status.planned)
-    yield _gauge("tailgate_run_traffic_seconds", "Since the traffic of this trial began.", status.load.t_s)
-    yield _gauge("tailgate_run_planned_traffic_seconds", "How long the traffic is to last.", status.duration_s)
-    ready = GaugeMetricFamily("tailgate_run_replica_ready", "1 where a replica serves.", labels=["replica"])
-    compiles = CounterMetricFamily(
-        "tailgate_run_replica_compile_events", "Compile events since the replica's start.", labels=["replica"]
-    )
-    for name, state in list(status.replicas.items()):
-        ready.add_metric([name], float(state.stage in ("ready", "serving")))
-        compiles.add_metric([name], state.compiles)
-    yield ready
-    yield compiles
+    yield _filled(phase, {(status.phase,): 1.0})
+    for name, text, value in (
+        ("trial", "Number of the trial, from 1.", status.trial),
+        ("trials", "Trials planned.", status.trials),
+        ("planned_requests", "Requests planned in this trial; 0 where none are.", status.planned),
+        ("traffic_seconds", "Since the traffic of this trial began.", status.load.t_s),
+        ("planned_traffic_seconds", "How long the traffic is to last.", status.duration_s),
+    ):
+        yield GaugeMetricFamily(f"tailgate_run_{name}", text, value=value)
+    states, labels = list(status.replicas.items()), ["replica"]
+    ready = GaugeMetricFamily("tailgate_run_replica_ready", "1 where a replica serves.", labels=labels)
+    yield _filled(ready, {(name,): float(state.stage in ("ready", "serving")) for name, state in states})
+    name, text = "tailgate_run_replica_compile_events", "Compile events since the replica's start."
+    yield _filled(CounterMetricFamily(name, text, labels=labels), {(name,): state.compiles for name, state in states})
 
 
 def _load(trials: Sequence[_Accounts]) -> Iterator[Metric]:
-    """What came of the requests, by arm."""
+    """Yield what came of the requests, by arm."""
     reports = [report for trial in trials for report in trial.values()]
     started = sum(number(report.get("started")) or 0.0 for report in reports)
     yield CounterMetricFamily("tailgate_load_requests_started", "Requests started, each copy by itself.", value=started)
-    ended: defaultdict[tuple[str, str], float] = defaultdict(float)
+    ended: defaultdict[tuple[str, ...], float] = defaultdict(float)
     for arm, row in _rows(reports, "arms"):
         failed = number(row.get("failed")) or 0.0
         ended[arm, "failed"] += failed
         ended[arm, "ok"] += (number(row.get("n")) or 0.0) - failed
-    requests = CounterMetricFamily("tailgate_load_requests", "Requests ended.", labels=["arm", "outcome"])
-    for labels, count in sorted(ended.items()):
-        requests.add_metric(labels, count)
-    yield requests
-    under_way: defaultdict[str, float] = defaultdict(float)
+    yield _filled(CounterMetricFamily("tailgate_load_requests", "Requests ended.", labels=["arm", "outcome"]), ended)
+    under_way: defaultdict[tuple[str, ...], float] = defaultdict(float)
     for arm, row in _rows(trials[-1].values() if trials else (), "arms"):
-        under_way[arm] += number(row.get("inflight")) or 0.0
+        under_way[arm,] += number(row.get("inflight")) or 0.0
     in_flight = GaugeMetricFamily("tailgate_load_in_flight", "Requests under way to a pinned arm.", labels=["arm"])
-    for arm, count in sorted(under_way.items()):
-        in_flight.add_metric([arm], count)
-    yield in_flight
+    yield _filled(in_flight, under_way)
     for metric, (name, text) in HISTOGRAMS.items():
         yield _histogram(name, text, reports, metric)
 
@@ -165,29 +162,24 @@ def _load_processes(trials: Sequence[_Accounts]) -> Iterator[Metric]:
         family = Metric(name, text, "summary")  # the type to which the label quantile belongs
         for worker, account in newest.items():
             for quantile, label in _QUANTILES.items():
-                lag_s = (number(mapping(account.get(key)).get(quantile)) or 0.0) / 1e3
+                lag_s = _at(account, (key, quantile)) / 1e3
                 family.add_sample(name, {"worker": worker, "quantile": label}, lag_s)
         yield family
     waiting = GaugeMetricFamily(
         "tailgate_load_records_waiting_bytes", "Records that wait for the disk.", labels=["worker"]
     )
-    for worker, account in newest.items():
-        waiting.add_metric([worker], number(mapping(account.get("records")).get("waiting_bytes")) or 0.0)
-    yield waiting
+    yield _filled(waiting, {(worker,): _at(row, ("records", "waiting_bytes")) for worker, row in newest.items()})
     for name, text, path, scale in (
-        ("tailgate_load_cpu_seconds", "Processor time.", ("cpu_s",), 1.0),
-        ("tailgate_load_busy_seconds", "Seconds in which a core was used up.", ("cpu", "busy_s"), 1.0),
-        ("tailgate_load_gc_seconds", "Time in the garbage collector.", ("gc_ms", "total"), 1e-3),
-        ("tailgate_load_records_written", "Records written.", ("records", "written"), 1.0),
-        ("tailgate_load_records_dropped", "Records lost.", ("records", "dropped"), 1.0),
+        ("cpu_seconds", "Processor time.", ("cpu_s",), 1.0),
+        ("busy_seconds", "Seconds in which a core was used up.", ("cpu", "busy_s"), 1.0),
+        ("gc_seconds", "Time in the garbage collector.", ("gc_ms", "total"), 1e-3),
+        ("records_written", "Records written.", ("records", "written"), 1.0),
+        ("records_dropped", "Records lost.", ("records", "dropped"), 1.0),
     ):
-        totals: defaultdict[str, float] = defaultdict(float)
+        totals: defaultdict[tuple[str, ...], float] = defaultdict(float)
         for worker, account in (item for trial in trials for item in trial.items()):
-            totals[worker] += scale * _at(account, path)
-        counter = CounterMetricFamily(name, text, labels=["worker"])
-        for worker, total in sorted(totals.items()):
-            counter.add_metric([worker], total)
-        yield counter
+            totals[worker,] += scale * _at(account, path)
+        yield _filled(CounterMetricFamily(f"tailgate_load_{name}", text, labels=["worker"]), totals)
 
 
 def _at(account: Mapping[str, Any], path: Sequence[str]) -> float:
