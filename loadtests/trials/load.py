@@ -27,7 +27,6 @@ from servers.processes import Child, describe_exit, log_tail
 # -P: a directory called `locust` where the user stands must not be imported instead.
 _LOCUST_COMMAND = (sys.executable, "-P", "-m", "locust")
 _LOCUSTFILE = Path(__file__).resolve().parents[1] / "chat.py"
-_LOOPBACK = "127.0.0.1"
 _OWN_ERROR = re.compile(r"/ERROR/tailgate: (.+)")
 _READ_BYTES = 1 << 20
 _START_S = 120.0
@@ -73,7 +72,7 @@ class LoadGenerator:
         return self._child.pid
 
     def ended(self) -> bool:
-        """Whether all was sent and recorded. RunError when Locust failed or takes too long."""
+        """Return whether all was sent and recorded. Raises RunError when Locust failed or takes too long."""
         code = self._child.poll()
         if code is None and time.monotonic() > self._deadline:
             raise RunError(
@@ -100,7 +99,7 @@ class LoadGenerator:
         )
 
     def show(self) -> None:
-        """The status has the live numbers and the phase of the load."""
+        """Take the live numbers and the phase of the load into the status."""
         self.read()
         status, traffic = self._trial.status, self._trial.experiment.traffic
         if status.load.arms:
@@ -121,19 +120,19 @@ class LoadGenerator:
             trial.write_facts()
 
     def end(self, at_ns: int | None, arms: Mapping[str, int]) -> None:
-        """Nothing that is due at `at_ns` or later is sent, nor to an arm at its own instant or later. What is under way
+        """Send nothing that is due at `at_ns` or later, nor to an arm at its own instant or later. What is under way
         goes on to its end."""
         write_end(self._trial.folder, at_ns=at_ns, arms=arms)
 
     def stop(self) -> None:
-        """Locust is gone and its records are on disk."""
+        """End Locust, which writes its records to disk."""
         self._child.stop(_STOP_GRACE_S)
         with suppress(OSError):
             self.read()
 
 
 def trial_config(trial: TrialContext, targets: Mapping[str, str], *, vocab_sizes: Sequence[int]) -> TrialConfig:
-    """The configuration of the load processes."""
+    """Return the configuration of the load processes."""
     experiment, traffic = trial.experiment, trial.experiment.traffic
     limits = _latency_limits(experiment)
     return TrialConfig(
@@ -156,7 +155,7 @@ def trial_config(trial: TrialContext, targets: Mapping[str, str], *, vocab_sizes
 
 
 def _latency_limits(experiment: Experiment) -> dict[str, float]:
-    """Past which limits, in ms by metric, a request can change no step of a search any more.
+    """Return the limits, in ms by metric, past which a request can change no step of a search any more.
 
     They are those on TTFT and E2E, where the experiment sets no other objective; empty where it makes no search.
     """
@@ -169,7 +168,7 @@ def _latency_limits(experiment: Experiment) -> dict[str, float]:
 
 
 def why_it_ended(log_path: Path) -> str:
-    """The last error of our own in Locust's log; without one the end of the log, which Locust fills with tables."""
+    """Return the last error of our own in Locust's log, which Locust ends with tables; without one the log's end."""
     try:
         with log_path.open("rb") as log:
             log.seek(max(0, log_path.stat().st_size - _READ_BYTES))
@@ -193,22 +192,18 @@ def locust_command(
     """
     command = [*_LOCUST_COMMAND, "-f", str(_LOCUSTFILE), "--headless", "--only-summary", "--exit-code-on-error", "0"]
     command += ["-u", str(workers + remote_workers), "-r", str(workers + remote_workers)]
-    if remote_workers and master is not None:
-        host, port = master[0], str(master[1])
-        command += ["--master-bind-host", host, "--master-bind-port", port, "--remote-workers", str(remote_workers)]
-        command += ["--expect-workers-max-wait", str(math.ceil(wait_s))]
-        command += ["--processes", str(workers), "--master-host", host, "--master-port", port] if workers else []
-        command += [] if workers else ["--master"]
-    elif workers > 1:
-        # Locust's usual port may be taken by another run.
-        port = str(_free_port())
-        command += ["--processes", str(workers), "--master-host", _LOOPBACK, "--master-port", port]
-        command += ["--master-bind-host", _LOOPBACK, "--master-bind-port", port]
+    if remote_workers or workers > 1:
+        host, port = master or ("127.0.0.1", _free_port())  # Locust's usual port may be taken by another run
+        command += ["--master-bind-host", host, "--master-bind-port", str(port)]
+        if remote_workers:
+            command += ["--remote-workers", str(remote_workers), "--expect-workers-max-wait", str(math.ceil(wait_s))]
+        own = ["--processes", str(workers), "--master-host", host, "--master-port", str(port)]
+        command += own if workers else ["--master"]
     return [*command, "--trial", str(folder.resolve())]
 
 
 def load_environment(traffic: TrafficConfig) -> dict[str, str]:
-    """The environment of Locust: with the secret of its channel, a fresh one where no worker comes from elsewhere."""
+    """Return the environment of Locust: with its channel's secret, a fresh one where no worker comes from elsewhere."""
     remote = f"traffic.remote_workers = {traffic.remote_workers}"
     token = channel_token(remote) if traffic.remote_workers else secrets.token_hex(32)
     return {**child_environment(), TOKEN_VARIABLE: token}

@@ -73,7 +73,7 @@ class Replicas:
     # --- Start ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Every replica is warm. They start in an order drawn from the seed, so that no arm always goes first."""
+        """Start every replica and wait until it is warm, in an order drawn from the seed: no arm always goes first."""
         experiment, facts = self._trial.experiment, self._trial.facts
         self._trial.status.phase = "starting arms"
         every = [(arm, name) for arm in experiment.own_arms for name in arm.replica_names]
@@ -120,7 +120,7 @@ class Replicas:
         )
 
     def _advance(self, replica: _Replica) -> None:
-        """The replica is one step nearer to ready, where that needs no waiting."""
+        """Take the replica one step nearer to ready, where that needs no waiting."""
         state, child = self._trial.status.replicas[replica.name], replica.child
         what, see = f'arm "{replica.arm.name}": {replica.name}', f"see {child.log_path}"
         ended = child.poll()  # read first: a replica tells of its failure before it ends
@@ -162,10 +162,8 @@ class Replicas:
         self._collector.follow(arm=replica.arm.name, replica=replica.name, target=replica.target, token=token)
 
     def compare(self) -> None:
-        """By their own reports all replicas run the same thing, and trial.json says what each start cost.
-
-        Otherwise ConfigError, unless the experiment compares models.
-        """
+        """Write what each start cost to trial.json. Raises ConfigError where replicas report that they run different
+        things, unless the experiment compares models."""
         experiment = self._trial.experiment
         for replica in self._replicas.values():
             snapshot = self._collector.snapshot(replica.name)
@@ -186,22 +184,22 @@ class Replicas:
 
     @property
     def targets(self) -> dict[str, tuple[str, ...]]:
-        """host:port of every replica of each arm."""
+        """Return host:port of every replica of each arm."""
         arms = self._trial.experiment.own_arms
         return {arm.name: tuple(self._replicas[name].target for name in arm.replica_names) for arm in arms}
 
     @property
     def process_ids(self) -> dict[str, int]:
-        """The process of every replica that lives, by its name."""
+        """Return the process of every replica that lives, by its name."""
         return {name: replica.child.pid for name, replica in self._replicas.items() if not replica.dead}
 
     @property
     def all_dead(self) -> bool:
-        """Whether no process is left, as far as `watch` has seen."""
+        """Return whether no process is left, as far as `watch` has seen."""
         return all(replica.dead for replica in self._replicas.values())
 
     def watch(self) -> None:
-        """Every death since the last call is in trial.json and on the screen."""
+        """Report every death since the last call, in trial.json and on the screen."""
         for replica in self._replicas.values():
             code = replica.child.poll()
             if code is None or replica.dead:
@@ -235,22 +233,21 @@ class Replicas:
         return answers
 
     def last_words(self) -> dict[str, dict[str, Any]]:
-        """Counters, memory and blind spots of every replica that still serves, and what it still compiles; one that is
-        missing does not serve."""
+        """Return counters, memory and blind spots of every replica that still serves, and what it still compiles."""
         final = {}
-        for replica in self._replicas.values():
-            if replica.alive and replica.channel is not None and is_serving(replica.channel):
-                snapshot = self._collector.snapshot(replica.name, timeout_s=2.0)
-                if snapshot is not None:
-                    final[replica.name] = final_account(snapshot)
-                    if (compiling := self._collector.last_compiling(replica.name)) is not None:
-                        final[replica.name]["compiling"] = compiling.facts(now_ns())
+        for name, replica in self._replicas.items():
+            if not replica.alive or replica.channel is None or not is_serving(replica.channel):
+                continue
+            if (snapshot := self._collector.snapshot(name, timeout_s=2.0)) is not None:
+                final[name] = final_account(snapshot)
+                if (compiling := self._collector.last_compiling(name)) is not None:
+                    final[name]["compiling"] = compiling.facts(now_ns())
         return final
 
     # --- The end ----------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Every process is gone. Those that drained in time ended by themselves."""
+        """End every process. Those that drain in time end by themselves."""
         for replica in self._replicas.values():
             if replica.channel is not None:
                 replica.channel.close()

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from loadtests.external.arms import ExternalArm
 from loadtests.external.compile_lines import CompileLog, LoggedCompile
@@ -27,24 +27,12 @@ _STOP_GRACE_S = 2.0
 _FIRST_LINE_S, _REST_S, _HISTORY_S = 5.0, 0.3, 10.0  # a command prints what was before at once, and then rests
 
 
-class _Lines(Protocol):
-    """Where the lines of a log come from."""
-
-    def before(self) -> Iterator[str]: ...
-    def lines(self) -> Iterator[str]: ...
-    def ended(self) -> str: ...
-    def close(self) -> None: ...
-
-
 class _Command:
-    """The lines that a program prints, those of the past first."""
+    """The lines that a program prints, those of the past first, read as a LogTail is."""
 
     def __init__(self, child: Child) -> None:
         self.child = child
         self._code: int | None = None
-
-    def before(self) -> Iterator[str]:
-        return iter(())
 
     def lines(self) -> Iterator[str]:
         messages, self._code = self.child.hear()
@@ -62,12 +50,11 @@ class _Command:
 class _Log:
     """One log, of one replica or of all of its arm's."""
 
-    arm: str
-    place: int  # of the arm among those of the trial
+    arm: dict[str, Any]  # its row in trial.json
     replica: str | None
     name: str
-    source: _Lines
-    compiles: CompileLog
+    source: LogTail | _Command
+    compiles: CompileLog = field(default_factory=CompileLog)
     events: int = 0
     ended: str = ""
     thread: threading.Thread | None = None
@@ -92,21 +79,12 @@ class ServerLogs:
         self._trial, self._collector = trial, collector
         self._since_ns = now_ns()
         self._logs: list[_Log] = []
-        for place, arm in enumerate(trial.experiment.arms):
-            if not isinstance(arm, ExternalArm):
-                continue
-            telemetry = arm.telemetry
-            for index, source in enumerate(telemetry.logs):
-                replica = arm.replica_names[index] if len(telemetry.logs) == arm.replicas else None
+        for row, arm in zip(trial.facts.arms, trial.experiment.arms, strict=True):
+            sources = arm.telemetry.logs if isinstance(arm, ExternalArm) else ()
+            for index, source in enumerate(sources):
+                replica = arm.replica_names[index] if len(sources) == arm.replicas else None
                 name = replica or arm.name
-                log = _Log(
-                    arm=arm.name,
-                    place=place,
-                    replica=replica,
-                    name=name,
-                    source=self._open(arm.name, name, source),
-                    compiles=CompileLog(),
-                )
+                log = _Log(arm=row, replica=replica, name=name, source=self._open(arm.name, name, source))
                 log.thread = threading.Thread(target=self._follow, args=(log,), name=f"log-{name}", daemon=True)
                 log.thread.start()
                 self._logs.append(log)
@@ -125,22 +103,21 @@ class ServerLogs:
                     log.ended = "its last lines were not read in time"
             with suppress(OSError):
                 log.source.close()
-            arm = self._trial.facts.arms[log.place]
-            arm.setdefault("reported", {}).setdefault("logs", []).append(log.facts())
-            for spot in log.facts()["blind_spots"]:
+            facts = log.facts()
+            log.arm.setdefault("reported", {}).setdefault("logs", []).append(facts)
+            for spot in facts["blind_spots"]:
                 self._trial.status.note(f"the log of {log.name} does not tell of every compile: {spot}")
 
-    def _open(self, arm: str, name: str, source: str | tuple[str, ...]) -> _Lines:
+    def _open(self, arm: str, name: str, source: str | tuple[str, ...]) -> LogTail | _Command:
         if isinstance(source, str):
             try:
                 return LogTail(Path(source))
             except OSError as error:
                 raise RunError(f'arm "{arm}": telemetry.log cannot be read ({error}): give another one') from None
-        log_path = self._trial.logs / f"{name}.log"
         child = Child(
             f"log-{name}",
             source,
-            log_path=log_path,
+            log_path=self._trial.logs / f"{name}.log",
             environment=child_environment(),
             parse=lambda line: line.decode(errors="replace").rstrip("\r\n"),
             log_messages=True,
@@ -149,9 +126,12 @@ class ServerLogs:
 
     def _follow(self, log: _Log) -> None:
         try:
-            for line in log.source.before():
-                log.compiles.learn(line)
-            first = self._first_lines(log) if isinstance(log.source, _Command) else []
+            first: list[tuple[str, int]] = []
+            if isinstance(log.source, LogTail):
+                for line in log.source.before():
+                    log.compiles.learn(line)
+            else:
+                first = self._first_lines(log)
             while True:
                 last = log.stopping.is_set()  # read first: what comes before it is read
                 ended = log.source.ended()
@@ -165,13 +145,11 @@ class ServerLogs:
                     log.ended = "" if last else ended
                     return
                 log.stopping.wait(_POLL_S)
-        except (
-            Exception
-        ) as error:  # whatever it was, nothing more is read, and a silent log must not pass for a quiet one
+        except Exception as error:  # nothing more is read, and a silent log must not pass for a quiet one
             log.ended = f"it could not be read on ({shortened(f'{type(error).__name__}: {error}')})"
 
     def _first_lines(self, log: _Log) -> list[tuple[str, int]]:
-        """The lines with which a command begins, and when they came: by the newest of them the others are old."""
+        """Return the lines with which a command begins, and when they came: by the newest the others are old."""
         lines: list[tuple[str, int]] = []
         began_s = heard_s = time.monotonic()
         while not log.stopping.is_set() and not log.source.ended():
@@ -195,7 +173,7 @@ class ServerLogs:
             {
                 "event_id": f"{self._trial.number}-{log.name}-log-{log.events}",
                 "trial": self._trial.number,
-                "arm": log.arm,
+                "arm": log.arm["name"],
                 "replica": log.replica,
                 "phase": phase,
                 **{key: getattr(compile, key) for key in LoggedCompile.__slots__},

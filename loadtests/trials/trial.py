@@ -71,7 +71,7 @@ class Trial:
         self._load: LoadGenerator | None = None
 
     def run(self) -> None:
-        """The trial's traffic was sent and recorded."""
+        """Send the trial's traffic and record it."""
         context, experiment = self.context, self.context.experiment
         context.status.load = Load()
         # Requests as they are sent: a mirrored one counts for each arm.
@@ -97,13 +97,13 @@ class Trial:
             self._compare_answers()
 
     def close(self, *, hurry: bool) -> None:
-        """Every process of the trial is gone and its records are complete. `hurry`: answers are not waited for, and the
-        machines not measured again."""
+        """End every process of the trial and complete its records. With `hurry` neither wait for answers nor measure
+        the machines again."""
         self.context.status.phase, self.context.status.detail = "stopping", ""
         self.context.status.pages = {}
         take_all(
             lambda: self._end_records(hurry=hurry),
-            lambda: self._stop_splitter(hurry=hurry),
+            lambda: self._envoy.stop(grace_s=0.0 if hurry else 5.0) if self._envoy is not None else None,
             self._replicas.stop,
             self._monitor.stop,
             lambda: shutil.rmtree(self._fresh_cache, ignore_errors=True),
@@ -113,7 +113,7 @@ class Trial:
             measure_references(self.context, "after")
 
     def _start_splitter(self) -> dict[str, str]:
-        """Where the load goes: {"*": the splitter}, or each arm's own address when it goes direct.
+        """Return where the load goes: {"*": the splitter}, or each arm's own address when it goes direct.
 
         Beside an external arm all go direct, so that no arm has a hop more than another.
         """
@@ -171,8 +171,7 @@ class Trial:
                     self.context.status.note(f"weights are {in_words(change)} now: {change.why}")
 
     def end_load(self, at_ns: int | None) -> None:
-        """Nothing due at the instant or later is sent, nor to an arm of `ended_arms` from its own on; the facts say
-        what was due. None: only those arms end."""
+        """Send nothing due at the instant or later, nor to an arm of `ended_arms` from its own on."""
         context, facts = self.context, self.context.facts
         if self._load is None or facts.start_ns is None:
             return
@@ -187,7 +186,7 @@ class Trial:
         context.write_facts()
 
     def _watch(self) -> None:
-        """A dead arm or watcher is recorded and the run goes on; any other dead process ends the run."""
+        """Record a dead arm or monitor, with which the run goes on; any other dead process raises and ends it."""
         self._replicas.watch()
         self._monitor.poll()
         if not self.context.experiment.external_arms and self._replicas.all_dead:
@@ -198,7 +197,7 @@ class Trial:
             raise RunError(self.collector.failure)
 
     def _end_records(self, *, hurry: bool) -> None:
-        """Load and telemetry have ended and are on disk. A second call does nothing."""
+        """End load and telemetry, and complete their records. A second call does nothing."""
         if not self._recording:
             return
         self._recording = False
@@ -212,7 +211,7 @@ class Trial:
         )
 
     def _hear_out(self, *, hurry: bool) -> None:
-        """What replicas still had to say after the load is in the records and the facts."""
+        """Take what replicas still report after the load into the records and the facts."""
         if self._load is None:
             return
         self.collector.settle(timeout_s=1.0 if hurry else 5.0)
@@ -220,12 +219,8 @@ class Trial:
         if not hurry:
             self._replicas.watch()  # one may have died after its last answer
 
-    def _stop_splitter(self, *, hurry: bool) -> None:
-        if self._envoy is not None:
-            self._envoy.stop(grace_s=0.0 if hurry else 5.0)
-
     def _compare_answers(self) -> None:
-        """trial.json says which replicas give the control's answers. The records hold nothing of this."""
+        """Write which replicas give the control's answers to trial.json. The records hold nothing of this."""
         context, experiment = self.context, self.context.experiment
         context.status.phase, context.status.detail = "comparing answers", ""
         snapshots = self._replicas.snapshots
@@ -251,7 +246,7 @@ class Trial:
 
 
 def take_all(*steps: Callable[[], object]) -> None:
-    """Every step was taken, also after one that failed. Raises the first failure once all were."""
+    """Take every step, also after one that failed, and then raise the first failure."""
     failures = []
     for step in steps:
         try:
@@ -263,7 +258,7 @@ def take_all(*steps: Callable[[], object]) -> None:
 
 
 def splitter_config(experiment: Experiment, targets: dict[str, tuple[str, ...]]) -> SplitterConfig:
-    """The splitter in front of the replicas at `targets`."""
+    """Return the splitter in front of the replicas at `targets`."""
     settings, traffic = experiment.splitter, experiment.traffic
     return SplitterConfig(
         arms=tuple(ArmTarget(name=arm.name, backends=targets[arm.name], weight=arm.weight) for arm in experiment.arms),
