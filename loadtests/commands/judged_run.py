@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +86,11 @@ def judge_run(
     from analysis.report.terminal import verdict_table
     from analysis.summary.summary import analyze, exit_code, write_summary
 
-    unjudged = partial(_unjudged, run_dir=run_dir, ended=ended, as_json=as_json)
+    def unjudged(message: str, code: int) -> int:
+        """Complain that there is no verdict. After a run, programs still get their line."""
+        complain(message, code)
+        return without_verdict(run_dir, {"error": message, **ended}, code, as_json=as_json) if ended else code
+
     try:
         summary = analyze(run_dir, slo=slo)
         write_summary(summary, run_dir / "summary.json")
@@ -123,12 +126,4 @@ def judge_run(
         line |= {"answer": frontier["answer"]}
     text = verdict_table(summary, width=stdout.columns())
     stdout.write(f"{text}\nreport: {report}", line, as_json=as_json)
-    return code
-
-
-def _unjudged(message: str, code: int, *, run_dir: Path, ended: dict[str, Any], as_json: bool) -> int:
-    """Complain that there is no verdict, for the reason in `message`. After a run, programs still get their line."""
-    complain(message, code)
-    if ended:
-        without_verdict(run_dir, {"error": message, **ended}, code, as_json=as_json)
     return code

@@ -49,13 +49,13 @@ class TrialFacts:
     block_s: float
     open_loop: bool
     load_processes: int
-    steps: list[dict[str, Any]]
-    settle_s: float | None
-    prompts: dict[str, Any]
     devices: dict[str, str]
     weights: dict[str, int]
-    planned: Mapping[str, int]
-    over_limit: dict[str, int]
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    settle_s: float | None = None
+    prompts: dict[str, Any] = field(default_factory=dict)
+    planned: Mapping[str, int] = field(default_factory=dict)
+    over_limit: dict[str, int] = field(default_factory=dict)
     start_ns: int | None = None
     start_order: list[str] = field(default_factory=list)
     complete: bool = False
@@ -74,9 +74,9 @@ class TrialFacts:
 
     @classmethod
     def of(cls, experiment: Experiment, number: int, schedule: Schedule | None = None) -> Self:
-        """What is known before the trial number `number` begins; without a schedule nothing is planned."""
+        """Return what is known before trial number `number` begins; without a schedule nothing is planned."""
         traffic = experiment.traffic
-        return cls(
+        facts = cls(
             trial=number,
             design=traffic.design,
             control=experiment.control.name,
@@ -85,14 +85,15 @@ class TrialFacts:
             block_s=experiment.gates.block_s,
             open_loop=True,
             load_processes=traffic.load_processes,
-            steps=[] if schedule is None else [dict(step) for step in schedule.steps],
-            settle_s=traffic.settle_s if schedule is not None and schedule.steps else None,
-            prompts={} if schedule is None else dict(schedule.prompts),
             devices={arm.name: arm.model.device for arm in experiment.own_arms},
             weights={arm.name: arm.weight for arm in experiment.arms},
-            planned={} if schedule is None else schedule.planned,
-            over_limit={} if schedule is None else dict(schedule.over),
         )
+        if schedule is not None:
+            facts.steps = [dict(step) for step in schedule.steps]
+            facts.settle_s = traffic.settle_s if schedule.steps else None
+            facts.prompts, facts.planned = dict(schedule.prompts), schedule.planned
+            facts.over_limit = dict(schedule.over)
+        return facts
 
     def write(self, folder: Path) -> None:
         """Write these facts to trial.json in `folder`."""
@@ -124,15 +125,15 @@ class TrialContext:
 
     @property
     def logs(self) -> Path:
-        """The folder of logs and of what each process was given."""
+        """Return the folder of logs and of what each process was given."""
         return self.folder / "logs"
 
     def write_facts(self) -> None:
-        """trial.json is as the facts are now."""
+        """Write the facts as they are now to trial.json."""
         self.facts.write(self.folder)
 
     def keep_facts(self) -> None:
-        """trial.json is as the facts are now, where the disk takes it. The facts stay for whoever writes them next.
+        """Write the facts as they are now, where the disk takes them; otherwise they wait for the next write.
 
         For what must go on all the same: a full disk must not leave a process running that a trial would have ended.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import shutil
@@ -17,7 +18,6 @@ import psutil
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordError, read_table
 from loadtests.monitor.host import cpu_model, machine_identity, shown_gpus
-from loadtests.trials.context import RunError
 from servers import clock
 
 _PACKAGES = (
@@ -84,19 +84,18 @@ def _output(command: list[str]) -> str | None:
 
 
 def new_run_dir(out: Path, name: str) -> Path:
-    """A new directory `<time>-<name>` under `out`."""
+    """Make and return a new directory `<time>-<name>` under `out`."""
     stamp = datetime.now(tz=UTC).strftime("%Y%m%dT%H%M%SZ")
-    for attempt in range(1, 1000):
-        suffix = "" if attempt == 1 else f"-{attempt}"
-        path = out / f"{stamp}-{name}{suffix}"
+    for attempt in itertools.count(1):
+        path = out / (f"{stamp}-{name}" if attempt == 1 else f"{stamp}-{name}-{attempt}")
         with suppress(FileExistsError):
             path.mkdir(parents=True)
-            return path
-    raise RunError(f'"{out}" has too many runs of {stamp}: give another --out')
+            break
+    return path
 
 
 def has_requests(run_dir: Path) -> bool:
-    """Whether any request was recorded."""
+    """Return whether any request was recorded."""
     for path in run_dir.glob("trial-*/requests*.arrow"):
         with suppress(RecordError, OSError):
             if read_table(path, REQUESTS)[0].num_rows:

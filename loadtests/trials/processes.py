@@ -18,15 +18,15 @@ from servers.config import ArmConfig
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment with the shared clock, without variables of Locust and without the secrets of its
-    channel and of those who ask about a candidate."""
+    """Return this process's environment with the shared clock, without variables of Locust and without the secrets of
+    its channel and of those who ask about a candidate."""
     secrets = {TOKEN_VARIABLE, PROVIDER_TOKEN_VARIABLE}
     kept = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_") and key not in secrets}
     return {**kept, **anchored_environment()}
 
 
 def thread_variables(arm: ArmConfig) -> dict[str, str]:
-    """What sizes the thread pools of an arm on the CPU. They are sized once, when torch is imported."""
+    """Return what sizes the thread pools of an arm on the CPU. They are sized once, when torch is imported."""
     threads = arm.engine.threads
     if not threads or arm.model.device.startswith("cuda"):
         return {}
@@ -34,7 +34,7 @@ def thread_variables(arm: ArmConfig) -> dict[str, str]:
 
 
 def processor_sets(processors: Sequence[int], replicas: int) -> list[tuple[int, ...]]:
-    """`replicas` sets of equal size, neighbours together; what is left over is in none. Empty if there are too few."""
+    """Return `replicas` sets of equal size, neighbours together, without what is left over; none if they are few."""
     each = len(processors) // replicas if replicas else 0
     return [tuple(processors[first * each : (first + 1) * each]) for first in range(replicas)] if each else []
 
@@ -58,7 +58,7 @@ class ProcessorTurns:
         self._turns = 0
 
     def start(self, replicas: Mapping[str, int]) -> None:
-        """Turns begin; `replicas` are the processes by name. Where there are fewer processors than replicas, or the
+        """Begin the turns of `replicas`, processes by name. Where there are fewer processors than replicas, or the
         kernel binds none, the trial goes on without and says so."""
         if not self._every_s:
             return
@@ -68,41 +68,32 @@ class ProcessorTurns:
         if not self._sets:
             are = "is" if len(self._usable) == 1 else "are"
             few = f"{counted(len(self._usable), 'processor')} {are} too few"
-            self._give_up(f"{few} for {counted(len(self._pids), 'replica')}")
-            return
+            self._end(f"{few} for {counted(len(self._pids), 'replica')}")
         self.poll()
 
     def poll(self) -> None:
-        """The replicas move on, if their turn is over."""
+        """Move the replicas on, if their turn is over."""
         if not self._sets or time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + self._every_s
-        count = len(self._sets)
         try:
             for place, pid in enumerate(self._pids):
-                _bind(pid, self._sets[(place + self._turns) % count])
+                _bind(pid, self._sets[(place + self._turns) % len(self._sets)])
+            self._turns += 1
         except OSError as error:
-            self._release()
-            self._give_up(f"no process could be bound: {error}")
-            return
-        self._turns += 1
+            self._end(f"no process could be bound: {error}")
 
     def stop(self) -> None:
-        """Every thread may run where it might before, and trial.json has how many turns there were."""
+        """Let every thread run where it might before, and write to trial.json how many turns there were."""
         if self._sets:
-            self._release()
             self._end(None)
 
-    def _release(self) -> None:
+    def _end(self, error: str | None) -> None:
         for pid in self._pids:
             with contextlib.suppress(OSError):
                 _bind(pid, self._usable)
-
-    def _give_up(self, error: str) -> None:
-        self._trial.status.note(f"replicas keep their processors: {error}")
-        self._end(error)
-
-    def _end(self, error: str | None) -> None:
+        if error is not None:
+            self._trial.status.note(f"replicas keep their processors: {error}")
         facts = {"every_s": self._every_s, "turns": self._turns, "sets": self._sets, "error": error}
         self._trial.facts.processor_turns, self._sets = facts, []
         self._trial.keep_facts()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +10,13 @@ from typing import Any, cast
 
 import pytest
 
-from analysis.interim import JOURNAL
-from analysis.interim.journal import append as append_look
 from analysis.judging.alarms import ServedCompile, compile_alarms
 from analysis.records.weight_journal import BY_HAND, read_weights
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.ramp_limits import RampLimits
 from loadtests.experiments.model import Experiment
-from loadtests.page import tails
 from loadtests.trials import ramp as ramping
-from loadtests.trials import steering, weights
+from loadtests.trials import weights
 from loadtests.trials.ramp import RampControl
 from loadtests.trials.status import UnderWay
 from loadtests.trials.steering import EarlyEnding, Judge, Steered, early_end
@@ -320,25 +315,3 @@ def test_a_compile_of_the_arm_is_a_stall_once_it_reaches_the_limit(at_s: float, 
     found = compile_alarms("naive", so_far, stall_limit_s=1.0, max_recompiles=0)
     assert [alarm.at_ns for alarm in found] == [11 * 10**9] * is_stall
     assert all("2x64" in alarm.why for alarm in found)
-
-
-def test_the_last_whole_interim_analysis_counts_and_is_parsed_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parsed: list[str] = []
-    monkeypatch.setattr(tails, "parse_json", lambda text: [json.loads(text), parsed.append(text)][0])
-    monkeypatch.setattr(steering, "_COMMAND", (sys.executable, "-c", "import time; time.sleep(60)"))
-    judge = Judge(tmp_path)
-    try:
-        assert judge.last() is None
-        append_look(tmp_path, {"number": 1})
-        append_look(tmp_path, {"number": 2})
-        assert judge.last() == judge.last() == {"number": 2}
-        with (tmp_path / JOURNAL).open("a") as file:
-            for text, last in (('{"number"', 2), (": 3}\n", 3)):
-                file.write(text)
-                file.flush()
-                assert judge.last() == {"number": last}
-    finally:
-        judge.stop()
-    assert len(parsed) <= 3

@@ -135,7 +135,3 @@ def test_devices_of_one_kind_rotate_and_arms_on_one_device_stay_together() -> No
 def test_devices_do_not_rotate_where_it_is_off_or_all_are_alike(devices: list[str], swap: bool) -> None:
     what = rotated(devices, swap=swap)
     assert [in_trial(what, trial) for trial in (1, 2)] == [what, what]
-
-
-MS = 1_000_000
-START = 1_700_000_000_000 * MS
