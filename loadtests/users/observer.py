@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,13 +14,55 @@ from loadtests.external.log_tail import LogTail
 from loadtests.generator.histogram import ArmTally
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord, request_batch
 from loadtests.users import Observed
-from loadtests.users.under_way import UnderWay
 from servers.splitter.admin import SAME_START_S, Admin, SplitterError, ended_requests
 from servers.splitter.request_log import LoggedRequest, parse_line
 
 _REQUESTS, _ACCOUNT = "requests-0.arrow", "generator-0.json"
 # The figures of a replica whose columns have other names, or that are no columns.
 _NAMES = {"recv_ns": "server_recv_ns", "end_ns": "server_end_ns"}
+# A line is in the file half a second after the event at the latest, and a disk may take its time.
+_LATE_NS = 2_000_000_000
+
+
+class UnderWay:
+    """Requests that came and have not ended, by the lines of their beginning and their end. One that has lasted
+    `longest_ns` is not waited for any more."""
+
+    def __init__(self, *, longest_ns: int) -> None:
+        self._longest_ns = longest_ns
+        self._arms: OrderedDict[tuple[int, int], list[str]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._arms.values()))
+
+    def begun(self, start_ns: int, connection: int, arm: str) -> None:
+        """Count one more at the arm, "" where that is not known or does not count."""
+        self._arms.setdefault((start_ns, connection), []).append(arm)
+
+    def ended(self, start_ns: int, connection: int, arm: str) -> None:
+        """Take one off; one that nobody saw begin changes nothing."""
+        arms = self._arms.get((start_ns, connection), [])
+        if arms:
+            arms.remove(arm if arm in arms else arms[-1])
+        if not arms:
+            self._arms.pop((start_ns, connection), None)
+
+    def at(self, arm: str, *, until_ns: int | None = None) -> int:
+        """Return how many are under way at the arm, of those that came before `until_ns`."""
+        return sum(
+            arms.count(arm) for (start_ns, _), arms in self._arms.items() if until_ns is None or start_ns < until_ns
+        )
+
+    def lost(self) -> int:
+        """Forget all, of which none will end because the splitter is gone, and return how many they were."""
+        count = len(self)
+        self._arms.clear()
+        return count
+
+    def settled_ns(self, now_ns: int) -> int:
+        """Return the instant before which all that came has ended and been read, as far as it was waited for."""
+        waited = (start_ns for start_ns, _ in self._arms if start_ns > now_ns - self._longest_ns)
+        return min(min(waited, default=now_ns), now_ns - _LATE_NS)
 
 
 @dataclass(slots=True)
@@ -67,7 +110,7 @@ class Observer:
         self._source: _Source | None = None
 
     def step(self, now_ns: int, *, complete: bool = False) -> None:
-        """What was logged until now is in the records, and both accounts say so. Raises OSError."""
+        """Record what was logged until now, and write the account. Raises OSError."""
         rows: list[RequestRecord] = []
         if not complete:
             self._count_at_the_source()  # before the lines are read, so that they hold what was counted
@@ -95,15 +138,15 @@ class Observer:
         self._write(now_ns, complete=complete)
 
     def end(self, at_ns: int) -> None:
-        """What comes at the instant or later is not recorded any more."""
+        """Record nothing that comes at the instant or later."""
         self._until_ns = at_ns
 
     def settled(self, now_ns: int) -> bool:
-        """Whether all that came before the end has ended, or lasted for too long."""
+        """Return whether all that came before the end has ended, or lasted for too long."""
         return self._until_ns is not None and self._under_way.settled_ns(now_ns) >= self._until_ns
 
     def close(self, now_ns: int) -> None:
-        """The records are complete, as far as the log is."""
+        """Complete the records, as far as the log is complete."""
         self.step(now_ns, complete=True)
         self._writer.close()
         if self._log is not None:
@@ -135,7 +178,7 @@ class Observer:
         return user_record(logged, f"user-{counts.finished}", replica=replica)
 
     def _count_at_the_source(self) -> None:
-        """What the splitter has counted is known. What was under way in one that is gone is not waited for."""
+        """Read what the splitter has counted. What was under way in one that is gone is not waited for."""
         if self._admin is None:
             return
         try:

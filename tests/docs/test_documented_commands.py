@@ -22,7 +22,7 @@ from benchmarks.case import archive_of
 from benchmarks.kept import unpack
 from loadtests.commands.main import main as tailgate
 from servers.complaint import ConfigError
-from tests.docs.commands import FIRST, ROOT, SECOND, Documented, commands, commands_in, documented
+from tests.docs.commands import FIRST, ROOT, SECOND, Documented, commands, documented
 from tests.fakes import results
 from tests.fakes.command_line import parsed
 from tests.fakes.credentials import make_certificates
@@ -189,42 +189,6 @@ def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     except SystemExit as left:  # --help and --version
         code = int(left.code or 0)
     return "" if code in (0, 3, 99) else f"exit code {code}: {capsys.readouterr().err.strip()[-400:]}"
-
-
-PAGE = """# A page
-
-Say `tailgate run --seed
-4` once, never ``tailgate run`` or `tailgate`.
-
-```
-# the first
-tailgate run demo       # it takes a while
-python benchmarks/engine.py \\
-    --batch 1,32
-```
-
-    make day
-
-```toml
-tailgate = "no command"
-```
-
-```yaml
-      - run: tailgate run canary.toml || [ $? -eq 3 ]
-```
-"""
-
-
-def test_blocks_steps_indented_lines_and_sentences_are_collected() -> None:
-    assert [(item.line, item.text, item.named) for item in commands_in(PAGE, "page.md")] == [
-        (8, "tailgate run demo       # it takes a while", False),
-        (9, "python benchmarks/engine.py --batch 1,32", False),
-        (20, "tailgate run canary.toml || [ $? -eq 3 ]", False),
-        (13, "make day", False),
-        (3, "tailgate run --seed 4", True),
-    ]
-    assert commands("sudo nvidia-smi -pm 1 | jq '.a b'  # stays") == [["nvidia-smi", "-pm", "1"], ["jq", ".a b"]]
-    assert commands("export TOKEN=...; tailgate analyze runs/<id> >> log") == [["tailgate", "analyze", f"runs/{FIRST}"]]
 
 
 def test_every_program_is_known() -> None:

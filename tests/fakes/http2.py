@@ -7,7 +7,7 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,7 +18,6 @@ import h2.connection
 import h2.events
 import h2.exceptions
 import h2.settings
-from gevent.event import Event
 
 from loadtests.clients.frames import Metadata, encode_metadata
 from loadtests.clients.grpc_call import GrpcCall
@@ -276,35 +275,18 @@ until = partial(wait_for, sleep=gevent.sleep, every_s=0.001)  # greenlets run me
 
 
 class KeepingCall(GrpcCall):
-    """Iterate it for its chunks, each as soon as it came; it ends with the call, whatever its status."""
+    """Keeps its chunks."""
 
-    __slots__ = ("_came", "_chunks")
+    __slots__ = ("chunks",)
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._chunks: list[GenerateChunk] = []
-        self._came = Event()
+        self.chunks: list[GenerateChunk] = []
 
     def on_message(self, message: bytes, at_ns: int) -> None:
         super().on_message(message, at_ns)
         if not self.status:
-            self._chunks.append(GenerateChunk.FromString(message))
-            self._came.set()
-
-    def finish(self, status: str, error: str, at_ns: int) -> None:
-        super().finish(status, error, at_ns)
-        self._came.set()
-
-    def __iter__(self) -> Iterator[GenerateChunk]:
-        position = 0
-        while True:
-            while position < len(self._chunks):
-                yield self._chunks[position]
-                position += 1
-            if self.status:
-                return
-            self._came.clear()
-            self._came.wait()
+            self.chunks.append(GenerateChunk.FromString(message))
 
 
 def keeping_client(target: str, **settings: Any) -> InferenceClient:

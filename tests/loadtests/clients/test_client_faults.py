@@ -194,7 +194,7 @@ def test_a_graceful_goaway_lets_running_streams_end_and_retries_what_was_not_see
         until(lambda: len(peer.wires) == 2)
         assert second.status == ""  # the warning alone restarts nothing
         until_third.set()
-        ids = [[list(item.token_ids) for item in call] for call in (first, second, third)]
+        ids = [[list(item.token_ids) for item in finished(call).chunks] for call in (first, second, third)]
         until(lambda: len(client.connections) == 1)  # the old one is closed
         client.close()
     assert [call.status for call in (first, second, third)] == ["OK"] * 3
@@ -282,7 +282,7 @@ def test_tokens_are_recorded_in_order_and_soon_after_the_server_sent_them() -> N
     with serve(Behaviour(token_s=0.02)) as peer:
         client = keeping_client(peer.target)
         calls = [generate(client, ask_target(tokens=15), timeout_s=PATIENCE_S) for _ in range(20)]
-        chunks = [list(call) for call in calls]
+        chunks = [finished(call).chunks for call in calls]
         client.close()
     for call, came in zip(calls, chunks, strict=True):
         emitted_ns = [at_ns for chunk in came for at_ns in chunk.emit_ns]

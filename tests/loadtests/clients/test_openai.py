@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from loadtests.clients.openai import OpenAiClient
 from loadtests.clients.openai_call import OpenAiCall
@@ -19,7 +17,6 @@ from loadtests.external.arms import OpenAiArm
 from loadtests.external.client_security import SecurityConfig
 from servers.clock import now_ns
 from servers.complaint import ConfigError
-from servers.metadata import STATUS_NAMES
 from tests.fakes.credentials import make_certificates
 from tests.fakes.http2 import until
 from tests.fakes.http_servers import (
@@ -166,26 +163,6 @@ def test_every_failure_has_a_status_name_and_a_reason(reply: bytes, status: str,
 )
 def test_every_end_of_a_whole_answer_is_taken_for_one(reply: bytes) -> None:
     assert outcome(leaving(reply)).status == "OK"
-
-
-@given(
-    st.sampled_from([GOOD, plain("500 Broken", b'{"error": 1}'), b"HTTP/1.1 100 Continue\r\n\r\n" + GOOD]),
-    st.lists(st.tuples(st.integers(0, 800), st.integers(0, 20), st.binary(max_size=6)), max_size=3),
-    st.integers(1, 400),
-)
-def test_any_bytes_end_the_call_with_a_status_and_raise_nothing(
-    reply: bytes, changes: list[tuple[int, int, bytes]], size: int
-) -> None:
-    for place, gone, instead in changes:
-        reply = reply[:place] + instead + reply[place + gone :]
-    call = OpenAiCall(request=b"", timeout_s=None, on_done=None, tag=None, calls=set())
-    for start in range(0, len(reply), size):
-        if not call.status:
-            call.feed(reply[start : start + size], start)
-    if not call.status:
-        call.feed(b"", len(reply))
-    assert call.status in STATUS_NAMES
-    assert call.error or call.status == "OK"
 
 
 def test_connections_are_kept_and_used_again() -> None:

@@ -14,8 +14,7 @@ from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
 from loadtests.users import Observed
 from loadtests.users import observer as observers
-from loadtests.users.observer import Observer
-from loadtests.users.under_way import UnderWay
+from loadtests.users.observer import Observer, UnderWay
 
 S, MS = 1_000_000_000, 1_000_000
 SINCE = 1_800_000_000 * S
