@@ -37,8 +37,7 @@ from servers.engine.runner import ModelRunner, runner_for
 from servers.engine.scheduler import Job
 from servers.engine.shapes import late_contexts, prompt_borders
 from servers.fields import Listed, Settings, read
-from servers.messages import Loaded, Refused, Stage
-from servers.processes import say
+from servers.processes import Loaded, Refused, Stage, say
 from servers.program import log_to_stderr, on_its_card_alone, read_arm
 
 log = logging.getLogger("tailgate.parity")

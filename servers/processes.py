@@ -16,10 +16,10 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Self, cast
+from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -291,3 +291,52 @@ class TemporaryFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.remove()
+
+
+# --- What the programs of servers say ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """A replica listens. `tailgate serve` prints the same fields as its JSON line."""
+
+    port: int
+    pid: int
+    metrics_port: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The reference is loaded and waits for a line on its stdin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What the reference measured, or why it did not."""
+
+    at_ns: int
+    values: Mapping[str, Any]
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """How far a measurement of parity is."""
+
+    name: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What a measurement of parity has loaded."""
+
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Why a measurement of parity cannot be made."""
+
+    why: str

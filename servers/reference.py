@@ -23,8 +23,7 @@ import torch
 from servers.clock import now_ns
 from servers.complaint import named, one_line
 from servers.engine.placement import device_name, resolve_device
-from servers.messages import Measured, Ready
-from servers.processes import say
+from servers.processes import Measured, Ready, say
 
 LAUNCHES = 2000
 ROUNDS = 5  # the parts take turns, so that a disturbance of a moment hits a fifth of each

@@ -95,6 +95,11 @@ def command(
         document = bootstrap(config) if print_config == "envoy" else grpc_route_manifest(config)
         print(json.dumps(document, indent=2))
         return 0
+    from loadtests.trials.preflight import check_port
+
+    for flag, host, port in (("--port", config.host, config.port), ("--admin-port", "127.0.0.1", config.admin_port)):
+        if port:
+            check_port(port, key=flag, host=host)
     return _split(config, as_json=as_json)
 
 

@@ -23,8 +23,7 @@ from loadtests.trials.context import TrialContext
 from loadtests.trials.processes import child_environment, thread_variables
 from loadtests.trials.status import read_accounts
 from servers.clock import now_ns
-from servers.messages import Measured, Ready
-from servers.processes import Child, messages_of
+from servers.processes import Child, Measured, Ready, messages_of
 
 # -P: a directory called `loadtests` where the user stands must not be imported instead.
 _MONITOR = (sys.executable, "-P", "-m", "loadtests.monitor")

@@ -32,8 +32,7 @@ from loadtests.trials.preflight import check_arm
 from loadtests.trials.processes import child_environment, thread_variables
 from loadtests.trials.status import ReplicaState, Status
 from servers.complaint import ConfigError
-from servers.messages import Loaded, Refused, Stage
-from servers.processes import Child, messages_of
+from servers.processes import Child, Loaded, Refused, Stage, messages_of
 from servers.program import isolate_compiler
 
 PARITY_COMMAND = (sys.executable, "-P", "-m", "servers.parity")

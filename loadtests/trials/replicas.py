@@ -24,8 +24,7 @@ from loadtests.trials.status import MetricsPage
 from loadtests.trials.telemetry import Collector
 from servers.address import FREE_PORT
 from servers.clock import now_ns
-from servers.messages import Listening
-from servers.processes import Child, describe_exit
+from servers.processes import Child, Listening, describe_exit
 from servers.rpc.telemetry_pb2 import SnapshotResponse
 
 _POLL_S = 0.1

@@ -73,7 +73,7 @@ class Envoy:
 
         Writes `envoy.json` to `work_dir` and Envoy's log to `log_path`. The process has its own session, so that a
         terminal's Ctrl-C does not reach it, and on Linux it ends with the thread that starts it. Raises ConfigError
-        when the platform has no Envoy or a port is in use, SplitterError when Envoy ends or is silent for `timeout_s`.
+        when the platform has no Envoy, SplitterError when Envoy ends or is silent for `timeout_s`.
         """
         binary = envoy_path()
         work_dir.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,6 @@ class Envoy:
             *("--concurrency", str(config.workers), "--log-level", "warning"),
             *("--disable-hot-restart", "--file-flush-interval-msec", str(FLUSH_MS)),
         ]
-        log_start = log_path.stat().st_size if log_path.exists() else 0
         private, process = TemporaryFolder("tailgate-envoy-", for_sockets=True), None
         try:
             socket = "" if config.admin_port else str(private.path / "admin")
@@ -94,7 +93,7 @@ class Envoy:
             deadline = time.monotonic() + timeout_s
             while True:
                 if (code := process.poll()) is not None:
-                    raise _startup_failure(config, code, log_path, log_start)
+                    raise SplitterError(f"Envoy {process.ending(code, 1)}: see {log_path}")
                 with contextlib.suppress(OSError, http.client.HTTPException, ValueError, KeyError, IndexError):
                     admin = address_path.read_text().strip()  # written once it is bound: another's port is not taken
                     port = _listening_port(Admin(admin))
@@ -190,16 +189,3 @@ def _listening_port(admin: Admin) -> int:
 def _is_healthy(host: Mapping[str, Any]) -> bool:
     failing = ("failed_active_health_check", "failed_outlier_check", "pending_active_hc")
     return not any(host["health_status"].get(key) for key in (*failing, "excluded_via_immediate_hc_fail"))
-
-
-def _startup_failure(config: SplitterConfig, code: int, log_path: Path, log_start: int) -> Exception:
-    with log_path.open("rb") as log:
-        log.seek(log_start)
-        lines = log.read().decode(errors="replace").splitlines()
-    text = "\n".join(lines)
-    if "ddress already in use" in text or "ddress in use" in text:
-        for host, port in (("127.0.0.1", config.admin_port), (config.host, config.port)):
-            if port and f":{port}" in text:
-                return ConfigError(f"port {port} on {host} is in use: stop what listens there, or ask for port 0")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "no message")
-    return SplitterError(f"Envoy ended with exit code {code} at its start: {last}: see {log_path}")

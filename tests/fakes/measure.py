@@ -17,8 +17,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # a run starts this file by its path
 
-from servers.messages import Loaded, Refused, Stage
-from servers.processes import say
+from servers.processes import Loaded, Refused, Stage, say
 
 VOCABULARY = 50
 TOKENS = 8

@@ -295,8 +295,7 @@ print(json.dumps({"Measured": {"at_ns": 5, "values": values}}), flush=True)
 SLOW_TO_COME_UP = "import time; time.sleep(0.3 * (__import__('sys').argv[2] == 'cuda:1'));" + MEASURES
 REFUSES = """
 import time
-from servers.messages import Measured
-from servers.processes import say
+from servers.processes import Measured, say
 say(Measured(at_ns=time.time_ns(), values={}, error="CUDA-capable device(s) is/are busy or unavailable"))
 """
 DIES = "import os, sys; print('the driver fell off', file=sys.stderr, flush=True); os._exit(7)"
