@@ -80,18 +80,6 @@ def place(filename: str | None, line: int | None, function: str | None) -> str:
     return f"{shown}:{line} in {function}"
 
 
-def replaced(owner: Any, name: str, replacement: object) -> Callable[[], None]:
-    """Set an attribute of `owner`, and return what sets it back unless it was replaced again since."""
-    original = getattr(owner, name)
-    setattr(owner, name, replacement)
-
-    def restore() -> None:
-        if getattr(owner, name) is replacement:
-            setattr(owner, name, original)
-
-    return restore
-
-
 def watch_triton(listener: JitListener) -> Callable[[], None]:
     """Call `listener` with each kernel that Triton compiles or fetches from its disk cache, and each tuning.
 
@@ -100,30 +88,25 @@ def watch_triton(listener: JitListener) -> Callable[[], None]:
     """
     knobs = importlib.import_module("triton.knobs").compilation
     autotuner = importlib.import_module("triton.runtime.autotuner").Autotuner
-    earlier, run, stopped = knobs.listener, autotuner.run, False
+    earlier, run = knobs.listener, autotuner.run
 
     def on_compile(**compiled: Any) -> None:
         if earlier is not None:
             earlier(**compiled)
-        if not stopped:
-            listener(_compiled(now_ns(), **compiled))
+        listener(_compiled(now_ns(), **compiled))
 
     def tuned(tuner: Any, *args: Any, **options: Any) -> Any:
         known, start_ns = len(tuner.cache), now_ns()
         try:
             return run(tuner, *args, **options)
         finally:
-            if not stopped and len(tuner.cache) > known:
+            if len(tuner.cache) > known:
                 listener(_tuned(tuner, start_ns, now_ns()))
 
-    restore = (replaced(knobs, "listener", on_compile), replaced(autotuner, "run", tuned))
-
     def stop() -> None:
-        nonlocal stopped
-        stopped = True
-        for undo in restore:
-            undo()
+        knobs.listener, autotuner.run = earlier, run
 
+    knobs.listener, autotuner.run = on_compile, tuned
     return stop
 
 

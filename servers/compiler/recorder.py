@@ -82,8 +82,8 @@ class CompileRecorder:
 
     def __init__(
         self,
-        publish: Callable[[CompilerFacts], object] | None = None,
-        announce: Callable[[CompileUnderWay], object] | None = None,
+        publish: Callable[[CompilerFacts], object] = lambda facts: None,
+        announce: Callable[[CompileUnderWay], object] = lambda compile: None,
     ) -> None:
         self.trigger = Trigger()
         self._publish = publish
@@ -106,7 +106,6 @@ class CompileRecorder:
     def install(self) -> None:
         """Listen to the compilers that report a test compile. What happened before is not recorded."""
         self._thread = threading.get_ident()
-        self._blind_spots = []
         self._count_skips()
         self.cudagraph_skips = 0
         self._read_torch()
@@ -116,7 +115,7 @@ class CompileRecorder:
         self._elsewhere.clear()
         self._compiles.clear()
         self._undo.append(jit.listen(self._on_kernel))
-        if self._blind_spots and self._publish is not None:
+        if self._blind_spots:
             self._publish(self.facts)
 
     def remove(self) -> None:
@@ -215,8 +214,7 @@ class CompileRecorder:
         except Exception as error:  # the compiler would fail with it
             self._is_read = False
             self._blind_spots.append(f"a record of torch {torch.__version__} cannot be read ({named(error)})")
-            if self._publish is not None:
-                self._publish(self.facts)
+            self._publish(self.facts)
         return True
 
     def _read(self, metadata: Mapping[str, Any], payload: str | None) -> None:
@@ -305,12 +303,11 @@ class CompileRecorder:
             batch_id=step.batch_id,
             phase=step.phase,
         )
-        if self._announce is not None:
-            self._announce(self._under_way)
+        self._announce(self._under_way)
 
     def _end(self) -> None:
         under_way, self._under_way = self._under_way, None
-        if self._announce is not None and under_way is not None:
+        if under_way is not None:
             self._announce(replace(under_way, end_ns=now_ns()))
 
     def _add(self, kind: str, start_ns: int, end_ns: int, *, trigger: Trigger | None = None, **details: Any) -> None:
