@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from servers.clock import now_ns
 from servers.compiler.events import CompileEvent
@@ -48,9 +48,9 @@ class Answers:
     """The tokens of each request and how it ended, by request id; and all that the engine produced, in order."""
 
     tokens: dict[str, list[int]]
-    ended: dict[str, Finished] = field(default_factory=dict)
-    outputs: list[StepOutput] = field(default_factory=list)
-    events: list[CompileEvent] = field(default_factory=list)
+    ended: dict[str, Finished]
+    outputs: list[StepOutput]
+    events: list[CompileEvent]
 
 
 def ask(runner: ModelRunner | EncoderRunner, requests: Sequence[Submit], *, slots: int = 0) -> Answers:
@@ -64,22 +64,25 @@ def ask(runner: ModelRunner | EncoderRunner, requests: Sequence[Submit], *, slot
     """
     arm = runner.arm.replace(engine=runner.arm.engine.replace(max_wait_ms=0.0))
     engine, waiting = Engine(scheduler_for(arm), runner, runner.recorder.drain), deque(requests)
-    answers = Answers(tokens={request.request_id: [] for request in requests})
+    outputs: list[StepOutput] = []
+    events: list[CompileEvent] = []
     while waiting and not slots:
         engine.arrivals.put(waiting.popleft())
     for turn, messages in enumerate(engine.turns()):
         for message in messages:
-            if isinstance(message, CompileEvent):
-                answers.events.append(message)
-                continue
-            answers.outputs.append(message)
-            for name, token in message.tokens:
-                answers.tokens[name].append(token)
-            answers.ended.update({finished.request_id: finished for finished in message.finished})
+            if isinstance(message, StepOutput):
+                outputs.append(message)
+            else:
+                events.append(message)
         if waiting and (turn % 2 == 0 or engine.idle) and len(engine.scheduler) < slots:
             engine.arrivals.put(waiting.popleft())
         elif engine.idle and not waiting:
             break
+    tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    for name, token in (pair for output in outputs for pair in output.tokens):
+        tokens[name].append(token)
+    ended = {finished.request_id: finished for output in outputs for finished in output.finished}
+    answers = Answers(tokens=tokens, ended=ended, outputs=outputs, events=events)
     _check(requests, answers)
     return answers
 

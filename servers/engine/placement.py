@@ -13,10 +13,7 @@ def resolve_device(name: str) -> torch.device:
     """The device that `name` stands for; `auto` takes the first GPU, otherwise the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f'model.device is "{name}": use auto, cpu, cuda or cuda:N') from None
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         among = f' where CUDA_VISIBLE_DEVICES is "{visible}"' if visible is not None else ""

@@ -33,7 +33,7 @@ from servers.splitter.kubernetes import grpc_route_manifest, route_weights
 from tests.fakes.kubernetes import FakeCluster, served
 from tests.fakes.processes import PATIENCE_S
 from tests.loadtests.trials.test_ramp_control import Ramp
-from tests.servers.splitter.house import House, Loop
+from tests.servers.splitter.split import Loop, Split
 
 ROOT = Path(__file__).parents[3]
 (ROLE,) = (
@@ -90,18 +90,18 @@ CONFIGURED = {"eager": 9, "compiled": 1, "dark": 0}
 
 
 @pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+def split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Split]:
     monkeypatch.setattr(weights, "_READ_NS", 0)
     loop = Loop()
-    built = House(loop, tmp_path / "house", dict.fromkeys(CONFIGURED, 1), weights=CONFIGURED)
+    built = Split(loop, tmp_path / "split", dict.fromkeys(CONFIGURED, 1), weights=CONFIGURED)
     built.envoy.wait_ready(PATIENCE_S)
     yield built
     built.close()
     loop.close()
 
 
-def test_a_change_by_hand_is_recorded_once_with_the_weights_before(house: House, tmp_path: Path) -> None:
-    admin = house.envoy.admin
+def test_a_change_by_hand_is_recorded_once_with_the_weights_before(split: Split, tmp_path: Path) -> None:
+    admin = split.envoy.admin
     splitter = EnvoySplitter(admin, configured=CONFIGURED)
     controller = WeightController(tmp_path, CONFIGURED, trial=2, configured=CONFIGURED)
     assert controller.watch(splitter) is None
@@ -118,28 +118,28 @@ def test_a_change_by_hand_is_recorded_once_with_the_weights_before(house: House,
     assert start.at_ns < written.at_ns < (written.done_ns or 0)
     reweight(admin, {}, {"dark": 25})
     assert in_words(controller.watch(splitter) or start) == "eager=9, compiled=9, dark=0, copies of 25 % to dark"
-    house.envoy.stop(grace_s=0)
+    split.envoy.stop(grace_s=0)
     with pytest.raises(SplitterError):
         controller.watch(splitter)
 
 
-def test_a_change_of_the_run_is_not_one_by_hand(house: House, tmp_path: Path) -> None:
-    splitter = EnvoySplitter(house.envoy.admin)
+def test_a_change_of_the_run_is_not_one_by_hand(split: Split, tmp_path: Path) -> None:
+    splitter = EnvoySplitter(split.envoy.admin)
     controller = WeightController(tmp_path, ("eager", "compiled"))
     controller.set({"eager": 5, "compiled": 5}, action="advance", why="step 2", step=1)
     assert controller.watch(splitter) is None  # the splitter has not got it yet
     assert controller.tell(splitter)
     assert (controller.watch(splitter), controller.held) == (None, True)
     assert [(change.action, change.done_ns is None) for change in read_weights(tmp_path)] == [("advance", False)]
-    reweight(house.envoy.admin, {"compiled": 0})
+    reweight(split.envoy.admin, {"compiled": 0})
     assert controller.watch(splitter) == read_weights(tmp_path)[-1]
 
 
-def test_weights_that_others_move_are_recorded_from_the_first_reading(house: House, tmp_path: Path) -> None:
-    splitter = EnvoySplitter(house.envoy.admin)
+def test_weights_that_others_move_are_recorded_from_the_first_reading(split: Split, tmp_path: Path) -> None:
+    splitter = EnvoySplitter(split.envoy.admin)
     controller = WeightController(tmp_path, ("eager", "compiled"), others=BY_OTHERS, step=0)
     for compiled in (1, 1, 3):
-        reweight(house.envoy.admin, {"compiled": compiled})
+        reweight(split.envoy.admin, {"compiled": compiled})
         controller.watch(splitter)
     found = [(change.action, change.step, change.weights["compiled"]) for change in read_weights(tmp_path)]
     assert found == [(BY_OTHERS, 0, 1), (BY_OTHERS, 0, 3)]

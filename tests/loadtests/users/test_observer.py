@@ -34,7 +34,7 @@ def ended(at_s: float, connection: int = 1, **changes: Any) -> dict[str, Any]:
     return begun(at_s, connection) | row | changes
 
 
-class House:
+class Split:
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder, folder / "requests.log"
         self.observed = Observed(
@@ -65,77 +65,77 @@ def write(path: Path, text: str) -> None:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path)
+def split(tmp_path: Path) -> Split:
+    return Split(tmp_path)
 
 
-def test_a_request_becomes_a_record_with_what_its_server_measured(house: House) -> None:
+def test_a_request_becomes_a_record_with_what_its_server_measured(split: Split) -> None:
     failed = ended(2, host="127.0.0.1:9", status=14, flags="UF", figures={})
-    house.observer(begun(1), ended(1), begun(2), failed).step(SINCE + 5 * S)
+    split.observer(begun(1), ended(1), begun(2), failed).step(SINCE + 5 * S)
     start = SINCE + S
-    times = house.rows("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")
+    times = split.rows("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")
     assert times[0] == (start, start, start + 20 * MS, start + 100 * MS)
     assert times[1] == (start + S, start + S, None, start + S + 100 * MS)
-    named = house.rows("arm", "replica", "status", "phase")
+    named = split.rows("arm", "replica", "status", "phase")
     assert named == [("eager", "eager-0", "OK", "measure"), ("eager", "127.0.0.1:9", "UNAVAILABLE", "measure")]
-    figures = house.rows("prompt_tokens", "output_tokens", "server_recv_ns", "max_tokens")
+    figures = split.rows("prompt_tokens", "output_tokens", "server_recv_ns", "max_tokens")
     assert figures == [(9, 5, 11, None), (0, None, None, None)]
-    assert house.account("settled_ns") == [SINCE + 3 * S]
+    assert split.account("settled_ns") == [SINCE + 3 * S]
 
 
-def test_after_the_end_what_came_before_is_waited_for_and_nothing_else_is_written_down(house: House) -> None:
-    observer = house.observer(begun(1, arm="compiled"), begun(2, arm="compiled"), ended(1))
+def test_after_the_end_what_came_before_is_waited_for_and_nothing_else_is_written_down(split: Split) -> None:
+    observer = split.observer(begun(1, arm="compiled"), begun(2, arm="compiled"), ended(1))
     observer.step(SINCE + 5 * S)
     assert not observer.settled(SINCE + 50 * S), "nobody asked for the end"
     observer.end(SINCE + 5 * S)
-    house.write(begun(5), ended(5))
+    split.write(begun(5), ended(5))
     observer.step(SINCE + 50 * S)
     assert not observer.settled(SINCE + 50 * S)
-    assert house.account("unfinished") == [{"eager": 0, "compiled": 0}], "it has not lasted for too long"
-    house.write(ended(2, arm="compiled", host="127.0.0.1:2", end_ns=40 * S))
+    assert split.account("unfinished") == [{"eager": 0, "compiled": 0}], "it has not lasted for too long"
+    split.write(ended(2, arm="compiled", host="127.0.0.1:2", end_ns=40 * S))
     observer.step(SINCE + 51 * S)
     assert observer.settled(SINCE + 51 * S)
     observer.close(SINCE + 51 * S)
-    assert house.rows("end_ns") == [(SINCE + S + 100 * MS,), (SINCE + 42 * S,)]
+    assert split.rows("end_ns") == [(SINCE + S + 100 * MS,), (SINCE + 42 * S,)]
 
 
-def test_what_the_splitter_counts_goes_on_over_its_restart(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_splitter_counts_goes_on_over_its_restart(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([(10, 100.0), (14, 101.0), (3, 200.0), (4, 203.0)])
     monkeypatch.setattr(observers, "ended_requests", lambda _: next(counts))
-    house.observed = replace(house.observed, admin="127.0.0.1:1")
-    observer = house.observer(begun(1), begun(2))
+    split.observed = replace(split.observed, admin="127.0.0.1:1")
+    observer = split.observer(begun(1), begun(2))
     # The two that were under way in the first splitter are lost, and not waited for.
     for at_s, count, lost, settled_s in ((3, 0, 0, 1), (4, 4, 0, 1), (5, 7, 2, 3), (6, 8, 2, 4)):
         observer.step(SINCE + at_s * S)
-        assert house.account("unplaced", "settled_ns") == [lost, SINCE + settled_s * S]
-        assert house.account("splitter")[0]["count"] == count
+        assert split.account("unplaced", "settled_ns") == [lost, SINCE + settled_s * S]
+        assert split.account("splitter")[0]["count"] == count
 
 
-def test_pinned_foreign_and_earlier_requests_are_counted_and_not_compared(house: House) -> None:
+def test_pinned_foreign_and_earlier_requests_are_counted_and_not_compared(split: Split) -> None:
     foreign = ended(3, path="/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
     rows = (ended(-1), ended(1, pinned="eager"), ended(2, arm=None), foreign, ended(5))
-    house.observer(*rows).step(SINCE + 9 * S)
-    assert house.account("finished", "pinned", "others", "passed") == [1, 1, 2, 4]
-    assert house.rows("scheduled_ns") == [(SINCE + 5 * S,)]
+    split.observer(*rows).step(SINCE + 9 * S)
+    assert split.account("finished", "pinned", "others", "passed") == [1, 1, 2, 4]
+    assert split.rows("scheduled_ns") == [(SINCE + 5 * S,)]
 
 
-def test_only_what_is_logged_from_the_given_byte_on_is_read_also_once_the_log_is_moved(house: House) -> None:
-    house.write(begun(1), ended(1))
-    house.observed = replace(house.observed, log_at=house.log.stat().st_size)
-    observer = house.observer(begun(2), ended(2))
+def test_only_what_is_logged_from_the_given_byte_on_is_read_also_once_the_log_is_moved(split: Split) -> None:
+    split.write(begun(1), ended(1))
+    split.observed = replace(split.observed, log_at=split.log.stat().st_size)
+    observer = split.observer(begun(2), ended(2))
     observer.step(SINCE + 5 * S)
-    house.log.rename(house.folder / "requests.log.1")
-    house.write(begun(3), ended(3))
+    split.log.rename(split.folder / "requests.log.1")
+    split.write(begun(3), ended(3))
     observer.step(SINCE + 6 * S)
-    assert house.rows("request_id", "scheduled_ns") == [("user-1", SINCE + 2 * S), ("user-2", SINCE + 3 * S)]
+    assert split.rows("request_id", "scheduled_ns") == [("user-1", SINCE + 2 * S), ("user-2", SINCE + 3 * S)]
 
 
-def test_a_log_that_the_splitter_has_not_begun_is_waited_for(house: House) -> None:
-    observer = Observer(house.folder, house.observed)
+def test_a_log_that_the_splitter_has_not_begun_is_waited_for(split: Split) -> None:
+    observer = Observer(split.folder, split.observed)
     observer.step(SINCE + S)
-    house.write(begun(1), ended(1))
+    split.write(begun(1), ended(1))
     observer.step(SINCE + 2 * S)
-    assert house.account("finished") == [1]
+    assert split.account("finished") == [1]
 
 
 def under_way(*begun: tuple[int, int, str]) -> UnderWay:

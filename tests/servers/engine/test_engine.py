@@ -73,10 +73,8 @@ class ScriptedRunner:
 class Scripted:
     """An engine, its runner, what arrives, and the compiles that the next step meets."""
 
-    def __init__(
-        self, *, slots: int = 2, prefill_batch: int = 2, prefill_chunk: int = 0, overlaps: bool = False, eos: int = -1
-    ) -> None:
-        limits = EngineConfig(slots=slots, prefill_batch=prefill_batch, prefill_chunk=prefill_chunk)
+    def __init__(self, *, slots: int = 2, prefill_batch: int = 2, overlaps: bool = False, eos: int = -1) -> None:
+        limits = EngineConfig(slots=slots, prefill_batch=prefill_batch)
         self.runner = ScriptedRunner(overlaps=overlaps, eos=eos)
         self.compiles: list[CompileEvent] = []
         self.engine = Engine(Scheduler(limits), self.runner, self.drain)
@@ -321,22 +319,6 @@ def test_the_time_of_a_step_begins_when_the_one_before_it_ends(monkeypatch: pyte
     assert (timing.prefill_ns, timing.decode_ns) == (steps[0].end_ns, steps[-1].end_ns - steps[0].end_ns)
 
 
-def test_a_long_prompt_is_prefilled_in_chunks_between_tokens_of_others() -> None:
-    scripted = Scripted(prefill_batch=1, prefill_chunk=2)
-    scripted.submit("running", max_tokens=9)
-    while not scripted.step().tokens:
-        pass
-    scripted.submit("long")
-    steps = [scripted.step() for _ in range(4)]
-    assert [(item.step.kind, item.step.tokens) for item in steps if item.step] == [
-        ("decode", 1),
-        ("prefill", 2),
-        ("decode", 1),
-        ("extend", 1),
-    ]
-    assert [name for name, _ in steps[3].tokens] == ["long"]
-
-
 def test_a_flush_returns_when_all_messages_are_in_the_pipe() -> None:
     front_end, engine_end = multiprocessing.Pipe()
     outbox = Outbox(engine_end)
@@ -382,7 +364,6 @@ def test_no_garbage_is_collected_while_a_graph_is_recorded() -> None:
 @pytest.mark.parametrize(
     ("name", "gpus", "words"),
     [
-        ("gpu", 1, ("cpu", "cuda:N")),
         ("cuda", 0, ("no GPU",)),
         ("cuda:2", 2, ("2 GPUs", "cuda:1")),
     ],

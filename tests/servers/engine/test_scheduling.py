@@ -57,15 +57,6 @@ def test_the_last_row_moves_into_a_freed_one() -> None:
     assert scheduler.release("b") is None
 
 
-def test_a_cancelled_request_is_gone_before_the_next_step() -> None:
-    assert len({job("a"), job("a")}) == 2, "equal requests are two jobs"
-    scheduler = scheduler_with(job("a"), job("b"), slots=2)
-    run_step(scheduler)
-    scheduler.release("a")
-    scheduler.release("unknown")
-    assert run_step(scheduler) == ("prefill", "b")
-
-
 def test_deadlines_cover_queued_and_active_requests() -> None:
     jobs = (job("active", deadline_ns=50), job("queued", deadline_ns=40), job("without"))
     scheduler = scheduler_with(*jobs, slots=1)

@@ -46,7 +46,7 @@ from tests.servers.front.replica import (
     start_fake,
 )
 from tests.servers.front.test_front import READY
-from tests.servers.splitter.house import Loop
+from tests.servers.splitter.split import Loop
 
 __all__ = ["end_replicas"]
 

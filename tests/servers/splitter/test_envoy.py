@@ -26,12 +26,12 @@ from servers.splitter.admin import SplitterError, started_s_ago
 from servers.splitter.envoy import Envoy, envoy_path
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from tests.fakes.processes import PATIENCE_S, wait_for
-from tests.servers.splitter.house import (
+from tests.servers.splitter.split import (
     NOT_SERVING,
     SERVING,
     Answer,
     Build,
-    House,
+    Split,
     ask,
     binomial_bound,
     build,
@@ -46,7 +46,7 @@ ROOT = Path(__file__).parents[3]
 OK, UNAVAILABLE = grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_pin_reaches_its_arm_at_any_weights_and_an_unknown_one_is_refused_by_name(shared: House) -> None:
+def test_a_pin_reaches_its_arm_at_any_weights_and_an_unknown_one_is_refused_by_name(shared: Split) -> None:
     for arm in ("eager", "compiled-padded", "idle.arm"):
         answers = shared.ask(*[{"arm": arm}] * 20)
         assert {(answer.arm, answer.initial[ARM_HEADER]) for answer in answers} == {(arm, arm)}
@@ -57,7 +57,7 @@ def test_a_pin_reaches_its_arm_at_any_weights_and_an_unknown_one_is_refused_by_n
     assert sum(replica.calls for replica in shared.all) == calls
 
 
-def test_weights_hold_and_the_response_names_the_arm(shared: House) -> None:
+def test_weights_hold_and_the_response_names_the_arm(shared: Split) -> None:
     answers = shared.ask(*[{}] * 600)
     assert {answer.code for answer in answers} == {OK}
     counts = Counter(answer.arm for answer in answers)
@@ -66,36 +66,36 @@ def test_weights_hold_and_the_response_names_the_arm(shared: House) -> None:
     assert all(answer.initial[ARM_HEADER] == answer.arm for answer in answers)
 
 
-def met_by_session(house: House, count: int, of: str) -> dict[str, set[str]]:
+def met_by_session(split: Split, count: int, of: str) -> dict[str, set[str]]:
     """The arms or replicas that answered four requests of each session."""
     sessions = [f"session-{index}" for index in range(count)] * 4
     met: dict[str, set[str]] = {}
-    for session, answer in zip(sessions, house.ask(*[{"session": name} for name in sessions]), strict=True):
+    for session, answer in zip(sessions, split.ask(*[{"session": name} for name in sessions]), strict=True):
         met.setdefault(session, set()).add(getattr(answer, of))
     return met
 
 
-def test_session_always_meets_the_same_arm(shared: House) -> None:
+def test_session_always_meets_the_same_arm(shared: Split) -> None:
     arms = met_by_session(shared, 80, "arm").values()
     assert all(len(met) == 1 for met in arms)
-    split = Counter(next(iter(met)) for met in arms)
-    assert abs(split["eager"] - 60) < binomial_bound(80, 0.75)
-    assert split["compiled-padded"] > 0
+    counts = Counter(next(iter(met)) for met in arms)
+    assert abs(counts["eager"] - 60) < binomial_bound(80, 0.75)
+    assert counts["compiled-padded"] > 0
 
 
 def test_requests_go_to_the_replica_with_the_fewest(build: Build) -> None:
-    house = build({"eager": 2}, workers=1)
+    split = build({"eager": 2}, workers=1)
     # A request that waits for its connection is not counted yet: connect to both first.
-    house.ask(*[{}] * 20)
+    split.ask(*[{}] * 20)
     held = []
     for pairs in range(1, 11):
-        held.append(house.hold(2))
-        assert [replica.active for replica in house.replicas["eager"]] == [pairs, pairs]
-    house.release()
+        held.append(split.hold(2))
+        assert [replica.active for replica in split.replicas["eager"]] == [pairs, pairs]
+    split.release()
     assert {answer.tokens for answers in held for answer in answers.result(PATIENCE_S)} == {3}
 
 
-def test_metadata_passes_unchanged(shared: House) -> None:
+def test_metadata_passes_unchanged(shared: Split) -> None:
     (answer,) = shared.ask({"arm": "eager", "session": "s-1", "tokens": 2})
     assert answer.trailing["tailgate-queue-ns"] == "1234567890123"
     assert answer.trailing["tailgate-shape-bin"] == b"\x00\xff\x01"
@@ -108,15 +108,15 @@ def test_metadata_passes_unchanged(shared: House) -> None:
 
 
 def test_replica_that_is_not_serving_gets_nothing_and_a_dead_arm_is_unavailable(build: Build) -> None:
-    house = build({"eager": 2, "compiled": 1})
-    sick, well = house.replicas["eager"]
-    house.set_health(sick, NOT_SERVING)
-    wait_for(lambda: house.envoy.healthy() == {"eager": (1, 2), "compiled": (1, 1)})
-    assert {answer.replica for answer in house.ask(*[{"arm": "eager"}] * 30)} == {well.name}
+    split = build({"eager": 2, "compiled": 1})
+    sick, well = split.replicas["eager"]
+    split.set_health(sick, NOT_SERVING)
+    wait_for(lambda: split.envoy.healthy() == {"eager": (1, 2), "compiled": (1, 1)})
+    assert {answer.replica for answer in split.ask(*[{"arm": "eager"}] * 30)} == {well.name}
 
-    house.loop.run(well.stop())
-    wait_for(lambda: house.envoy.healthy()["eager"] == (0, 2))
-    answers = house.ask(*[{}] * 80)
+    split.loop.run(well.stop())
+    wait_for(lambda: split.envoy.healthy()["eager"] == (0, 2))
+    answers = split.ask(*[{}] * 80)
     codes = Counter(answer.code for answer in answers)
     # The dead arm's share fails; it does not move to the other arm unseen.
     assert abs(codes[UNAVAILABLE] - 40) < binomial_bound(80, 0.5)
@@ -124,12 +124,12 @@ def test_replica_that_is_not_serving_gets_nothing_and_a_dead_arm_is_unavailable(
     assert refusals == {'arm "eager" has no healthy replica: see its log'}
     assert {answer.arm for answer in answers if answer.code is OK} == {"compiled"}
 
-    house.set_health(sick, SERVING)
-    wait_for(lambda: house.envoy.healthy()["eager"] == (1, 2))
-    assert {answer.replica for answer in house.ask(*[{"arm": "eager"}] * 5)} == {sick.name}
+    split.set_health(sick, SERVING)
+    wait_for(lambda: split.envoy.healthy()["eager"] == (1, 2))
+    assert {answer.replica for answer in split.ask(*[{"arm": "eager"}] * 5)} == {sick.name}
 
 
-def test_replica_that_fails_its_requests_keeps_its_traffic(shared: House) -> None:
+def test_replica_that_fails_its_requests_keeps_its_traffic(shared: Split) -> None:
     for code in (grpc.StatusCode.INTERNAL, UNAVAILABLE):
         answers = shared.ask(*[{"arm": "eager", "prompt": code.name}] * 60)
         assert {(answer.code, answer.details) for answer in answers} == {(code, "the engine failed")}
@@ -139,52 +139,52 @@ def test_replica_that_fails_its_requests_keeps_its_traffic(shared: House) -> Non
 
 def test_replica_that_cannot_be_reached_is_ejected_but_never_the_last(build: Build) -> None:
     # Health is asked once, at the start: what follows is ejection's work.
-    house = build({"eager": 2, "compiled": 1}, health_interval_s=3600.0)
-    gone, well = house.replicas["eager"]
-    (only,) = house.replicas["compiled"]
-    house.loop.run(gone.stop())
-    house.loop.run(only.stop())
+    split = build({"eager": 2, "compiled": 1}, health_interval_s=3600.0)
+    gone, well = split.replicas["eager"]
+    (only,) = split.replicas["compiled"]
+    split.loop.run(gone.stop())
+    split.loop.run(only.stop())
     began = time.monotonic()
-    codes = [house.ask({"arm": "eager"})[0].code for _ in range(40)]
+    codes = [split.ask({"arm": "eager"})[0].code for _ in range(40)]
     assert set(codes) <= {OK, UNAVAILABLE}
     # It is tried again when an ejection ends, after 5 s at the least.
     assert codes.count(UNAVAILABLE) <= 6 * (1 + (time.monotonic() - began) // 5.0)
-    assert house.envoy.healthy()["eager"] == (1, 2)
-    assert {answer.replica for answer in house.ask(*[{"arm": "eager"}] * 10)} == {well.name}
+    assert split.envoy.healthy()["eager"] == (1, 2)
+    assert {answer.replica for answer in split.ask(*[{"arm": "eager"}] * 10)} == {well.name}
 
-    answers = house.ask(*[{"arm": "compiled"}] * 20)
+    answers = split.ask(*[{"arm": "compiled"}] * 20)
     assert {answer.code for answer in answers} == {UNAVAILABLE}
     assert all(answer.details.startswith(f'arm "compiled", replica {only.address}: ') for answer in answers)
-    assert house.envoy.healthy()["compiled"] == (1, 1)
+    assert split.envoy.healthy()["compiled"] == (1, 1)
 
 
 def test_waiting_ends_when_every_replica_serves(build: Build) -> None:
-    house = build({"eager": 2}, ready=False)
-    replica, _ = house.replicas["eager"]
-    house.set_health(replica, NOT_SERVING)
-    wait_for(lambda: house.envoy.healthy() == {"eager": (1, 2)})
+    split = build({"eager": 2}, ready=False)
+    replica, _ = split.replicas["eager"]
+    split.set_health(replica, NOT_SERVING)
+    wait_for(lambda: split.envoy.healthy() == {"eager": (1, 2)})
     with pytest.raises(SplitterError, match='arm "eager" 1 of 2'):
-        house.envoy.wait_ready(0.2)
+        split.envoy.wait_ready(0.2)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(house.envoy.wait_ready, PATIENCE_S)
-        house.set_health(replica, SERVING)
+        waiting = pool.submit(split.envoy.wait_ready, PATIENCE_S)
+        split.set_health(replica, SERVING)
         waiting.result(PATIENCE_S)
-    assert house.envoy.healthy() == {"eager": (2, 2)}
+    assert split.envoy.healthy() == {"eager": (2, 2)}
 
 
 @pytest.mark.process
 def test_more_pending_calls_than_envoys_own_limit_are_all_answered(build: Build) -> None:
-    house = build({"eager": 1})
-    held = house.hold(1200)  # without other settings, Envoy takes 1,024
-    house.release()
+    split = build({"eager": 1})
+    held = split.hold(1200)  # without other settings, Envoy takes 1,024
+    split.release()
     counts = Counter((answer.code, answer.tokens) for answer in held.result(PATIENCE_S))
     assert counts == {(OK, 3): 1200}
     names = (f"cluster.eager.upstream_{what}" for what in ("rq_pending_overflow", "cx_overflow", "rq_retry"))
-    assert set(house.envoy.admin.stats(*names).values()) == {0}
+    assert set(split.envoy.admin.stats(*names).values()) == {0}
 
 
 @pytest.mark.process
-def test_a_burst_of_cancelled_calls_does_not_cost_the_connection(shared: House) -> None:
+def test_a_burst_of_cancelled_calls_does_not_cost_the_connection(shared: Split) -> None:
     replica = shared.replicas["compiled-padded"][0]
 
     async def settled(active: int) -> None:
@@ -230,25 +230,25 @@ def start_alone(folder: Path, **settings: Any) -> Envoy:
 
 
 def test_stop_lets_streams_end_and_leaves_no_process(build: Build) -> None:
-    house = build({"eager": 1})
-    held = house.hold(5)
-    stopping = threading.Thread(target=house.envoy.stop, kwargs={"grace_s": 20.0})
+    split = build({"eager": 1})
+    held = split.hold(5)
+    stopping = threading.Thread(target=split.envoy.stop, kwargs={"grace_s": 20.0})
     stopping.start()
-    wait_for(lambda: not accepts(house.envoy.port))
-    assert house.envoy.poll() is None
-    house.release()
+    wait_for(lambda: not accepts(split.envoy.port))
+    assert split.envoy.poll() is None
+    split.release()
     stopping.join(PATIENCE_S)
     assert {(answer.code, answer.tokens) for answer in held.result(PATIENCE_S)} == {(OK, 3)}
-    assert house.envoy.poll() is not None
-    assert not is_running(house.envoy.pid)
+    assert split.envoy.poll() is not None
+    assert not is_running(split.envoy.pid)
     with pytest.raises(SplitterError, match="exit code"):
-        house.envoy.healthy()
+        split.envoy.healthy()
 
 
 def test_stop_ends_streams_that_outlast_the_grace(build: Build) -> None:
-    house = build({"eager": 1})
-    held = house.hold(5)
-    house.envoy.stop(grace_s=0.2)
+    split = build({"eager": 1})
+    held = split.hold(5)
+    split.envoy.stop(grace_s=0.2)
     assert {answer.code for answer in held.result(PATIENCE_S)} == {UNAVAILABLE}
 
 

@@ -29,9 +29,9 @@ from servers.splitter.admin import (
 )
 from servers.splitter.request_log import LoggedRequest, parse_line
 from tests.fakes.processes import PATIENCE_S, wait_for
-from tests.servers.splitter.house import (
+from tests.servers.splitter.split import (
     Build,
-    House,
+    Split,
     ask,
     binomial_bound,
     build,
@@ -45,17 +45,17 @@ __all__ = ["build", "loop", "shared"]
 
 
 def test_reweighting_drops_no_stream_and_new_requests_follow(build: Build) -> None:
-    house = build({"eager": 1, "compiled": 1})
-    held = house.hold(50)
+    split = build({"eager": 1, "compiled": 1})
+    held = split.hold(50)
     for eager, compiled in ((1, 0), (0, 1), (9, 1), (1, 1)):
-        reweight(house.envoy.admin, {"eager": eager, "compiled": compiled})
-        assert live_shares(house.envoy.admin).weights == {"eager": eager, "compiled": compiled}
-        counts = Counter(answer.arm for answer in house.ask(*[{}] * 200))
+        reweight(split.envoy.admin, {"eager": eager, "compiled": compiled})
+        assert live_shares(split.envoy.admin).weights == {"eager": eager, "compiled": compiled}
+        counts = Counter(answer.arm for answer in split.ask(*[{}] * 200))
         share = eager / (eager + compiled)
         assert counts.total() == 200
         assert abs(counts["eager"] - 200 * share) <= binomial_bound(200, share)
     assert not held.done()
-    house.release()
+    split.release()
     assert {(answer.code, answer.tokens) for answer in held.result(PATIENCE_S)} == {(grpc.StatusCode.OK, 3)}
 
 
@@ -70,22 +70,22 @@ def test_reweighting_drops_no_stream_and_new_requests_follow(build: Build) -> No
         ({"shadows": {"eager": 5.0}}, ('"eager"', "5 %", "weight 3")),
     ],
 )
-def test_bad_shares_change_nothing(shared: House, shares: dict[str, Any], words: tuple[str, ...]) -> None:
+def test_bad_shares_change_nothing(shared: Split, shares: dict[str, Any], words: tuple[str, ...]) -> None:
     refusal(reweight, shared.envoy.admin, shares.get("weights", {}), shares.get("shadows"), words=words)
     expected = Shares(weights={"eager": 3, "compiled-padded": 1, "idle.arm": 0}, shadows={})
     assert live_shares(shared.envoy.admin) == expected
 
 
 def test_a_shadow_gets_its_share_as_copies_and_becomes_an_arm_in_one_step(build: Build) -> None:
-    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 25})
-    admin = house.envoy.admin
+    split = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 25})
+    admin = split.envoy.admin
     assert live_shares(admin) == Shares(weights={"eager": 1, "dark": 0}, shadows={"dark": 25})
     assert reweight(admin, {}, {"dark": 50}).shadows == live_shares(admin).shadows == {"dark": 50}
-    (eager,), (dark,) = house.replicas.values()
+    (eager,), (dark,) = split.replicas.values()
     dark.fails = True  # of which no user knows
-    answers = house.ask(*[{"session": "one", "tokens": 3}] * 200)
+    answers = split.ask(*[{"session": "one", "tokens": 3}] * 200)
     assert {(answer.code, answer.tokens, answer.arm) for answer in answers} == {(grpc.StatusCode.OK, 3, "eager")}
-    assert abs(house.copies("dark") - 100) <= binomial_bound(200, 0.5)
+    assert abs(split.copies("dark") - 100) <= binomial_bound(200, 0.5)
     added = ("x-envoy-internal", "x-forwarded-for")  # by which Envoy marks what it copies
     assert {name: value for name, value in dark.metadata[0].items() if name not in added} == eager.metadata[0]
     for by_hand, percent in (("40", 40.0), ("400", 100.0)):  # as Envoy reads it
@@ -94,7 +94,7 @@ def test_a_shadow_gets_its_share_as_copies_and_becomes_an_arm_in_one_step(build:
     dark.fails = False
     shares = reweight(admin, {"dark": 1, "eager": 0}, {"dark": 0, "eager": 100})
     assert shares == live_shares(admin) == Shares(weights={"eager": 0, "dark": 1}, shadows={"eager": 100})
-    assert {answer.arm for answer in house.ask(*[{}] * 20)} == {"dark"}
+    assert {answer.arm for answer in split.ask(*[{}] * 20)} == {"dark"}
 
 
 class Answering(Admin):
@@ -137,8 +137,8 @@ def test_an_answer_of_another_server_is_one_line(question: Question, body: str) 
     assert "\n" not in str(refusal.value)
 
 
-def logged(house: House, count: int) -> list[LoggedRequest]:
-    path = Path(house.config.request_log)
+def logged(split: Split, count: int) -> list[LoggedRequest]:
+    path = Path(split.config.request_log)
 
     def ended() -> list[LoggedRequest]:
         rows = map(parse_line, path.read_text().splitlines()) if path.exists() else ()
@@ -151,25 +151,25 @@ def logged(house: House, count: int) -> list[LoggedRequest]:
 
 def test_a_request_has_a_line_when_it_begins_and_another_when_it_ends(build: Build, tmp_path: Path) -> None:
     path = tmp_path / "requests.log"
-    house = build({"eager": 1}, request_log=str(path))
-    assert log_path(house.envoy.admin) == str(path)
+    split = build({"eager": 1}, request_log=str(path))
+    assert log_path(split.envoy.admin) == str(path)
     assert log_path(build({"eager": 1}).envoy.admin) == ""
-    house.hold(1)
+    split.hold(1)
     wait_for(lambda: path.exists() and path.read_text().count("\n") == 1)
     begun = parse_line(path.read_text())
     assert begun is not None
     assert (begun.ended, begun.inference) == (False, True)
-    house.release()
-    (whole,) = logged(house, 1)
+    split.release()
+    (whole,) = logged(split, 1)
     assert (whole.start_ns, whole.connection) == (begun.start_ns, begun.connection)
 
 
 def test_a_line_holds_times_figures_and_status_of_a_request_and_not_of_its_copy(build: Build, tmp_path: Path) -> None:
     shadow: dict[str, Any] = {"weights": {"eager": 1, "dark": 0}, "shadows": {"dark": 100}}
-    house = build({"eager": 1, "dark": 1}, request_log=str(tmp_path / "requests.jsonl"), **shadow)
+    split = build({"eager": 1, "dark": 1}, request_log=str(tmp_path / "requests.jsonl"), **shadow)
     before = time.time_ns()
-    house.ask({"tokens": 3, "session": "s1"})
-    (row,) = logged(house, 1)
+    split.ask({"tokens": 3, "session": "s1"})
+    (row,) = logged(split, 1)
     assert (row.arm, row.session_id, row.pinned) == ("eager", "s1", False)
     assert (row.status, row.error, row.replica) == ("OK", "", "eager-0")
     assert row.path == "/tailgate.v1.Inference/Generate"
@@ -177,8 +177,8 @@ def test_a_line_holds_times_figures_and_status_of_a_request_and_not_of_its_copy(
     assert row.first_ns is not None
     assert 0 < row.first_ns <= row.end_ns
     assert before - 1_000_000 <= row.start_ns <= time.time_ns()
-    house.ask({"prompt": "RESOURCE_EXHAUSTED"}, {"prompt": "late INTERNAL", "tokens": 2})
-    failed = [row for row in logged(house, 3) if row.status != "OK"]
+    split.ask({"prompt": "RESOURCE_EXHAUSTED"}, {"prompt": "late INTERNAL", "tokens": 2})
+    failed = [row for row in logged(split, 3) if row.status != "OK"]
     assert {row.status for row in failed} == {"INTERNAL", "RESOURCE_EXHAUSTED"}
     assert {row.error for row in failed} == {"the engine failed"}
 
@@ -225,40 +225,40 @@ def test_a_torn_line_or_one_with_impossible_times_is_none(text: str) -> None:
 
 def test_every_request_is_counted_once_however_it_ends(build: Build) -> None:
     shadow: dict[str, Any] = {"weights": {"eager": 1, "dark": 0}, "shadows": {"dark": 100}}
-    house = build({"eager": 1, "dark": 1}, relayed=True, **shadow)
-    first, start_s = ended_requests(house.envoy.admin)
+    split = build({"eager": 1, "dark": 1}, relayed=True, **shadow)
+    first, start_s = ended_requests(split.envoy.admin)
     assert first == 0
 
     def ended(count: int) -> None:
         wait_for(
-            lambda: ended_requests(house.envoy.admin)[0] == count,
-            otherwise=lambda: ended_requests(house.envoy.admin)[0],
+            lambda: ended_requests(split.envoy.admin)[0] == count,
+            otherwise=lambda: ended_requests(split.envoy.admin)[0],
         )
 
     # with a status, in headers or in trailers; an unknown pin
     prompts = [f"{late}{name}" for name in STATUS_NAMES[1:] for late in ("", "late ")]
-    house.ask(*[{"prompt": prompt, "tokens": 2} for prompt in [*prompts, "fine"]], {"arm": "eagre"})
+    split.ask(*[{"prompt": prompt, "tokens": 2} for prompt in [*prompts, "fine"]], {"arm": "eagre"})
     ended(34)
 
     async def cancel() -> None:
-        async with dial(house.envoy.target) as channel:
+        async with dial(split.envoy.target) as channel:
             calls = [asyncio.create_task(ask(channel, prompt="hold", tokens=3)) for _ in range(4)]
-            while [replica.active for replica in house.all] != [4, 4]:
+            while [replica.active for replica in split.all] != [4, 4]:
                 await asyncio.sleep(0.005)
             for call in calls:
                 call.cancel()
 
-    house.loop.run(cancel())
+    split.loop.run(cancel())
     ended(38)
-    wait_for(lambda: [replica.active for replica in house.all] == [0, 4])  # copies go on
+    wait_for(lambda: [replica.active for replica in split.all] == [0, 4])  # copies go on
     # cut as the replica dies, with no connection, and without a healthy replica
-    held = house.hold(7)
-    wait_for(lambda: [replica.active for replica in house.all] == [7, 11])
-    for replica in house.all:
-        house.loop.run(replica.stop())
+    held = split.hold(7)
+    wait_for(lambda: [replica.active for replica in split.all] == [7, 11])
+    for replica in split.all:
+        split.loop.run(replica.stop())
     assert {answer.tokens for answer in held.result(PATIENCE_S)} == {1}
-    house.ask(*[{}] * 5)
-    wait_for(lambda: {healthy for healthy, _ in house.envoy.healthy().values()} == {0})
-    house.ask(*[{}] * 5)
+    split.ask(*[{}] * 5)
+    wait_for(lambda: {healthy for healthy, _ in split.envoy.healthy().values()} == {0})
+    split.ask(*[{}] * 5)
     ended(55)
-    assert abs(ended_requests(house.envoy.admin)[1] - start_s) < SAME_START_S
+    assert abs(ended_requests(split.envoy.admin)[1] - start_s) < SAME_START_S

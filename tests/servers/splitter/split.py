@@ -165,7 +165,7 @@ async def ask_many(target: str, requests: list[dict[str, Any]]) -> list[Answer]:
         return await asyncio.gather(*(ask(channel, **request) for request in requests))
 
 
-class House:
+class Split:
     def __init__(self, loop: Loop, work_dir: Path, replicas: dict[str, int], **settings: Any) -> None:
         self.loop = loop
         self.work_dir = work_dir
@@ -239,7 +239,7 @@ class House:
             self.loop.run(replica.stop())
 
 
-Build = Callable[..., House]
+Build = Callable[..., Split]
 
 
 def binomial_bound(trials: int, share: float) -> float:
@@ -256,29 +256,29 @@ def loop() -> Iterator[Loop]:
 
 @pytest.fixture
 def build(loop: Loop, tmp_path: Path) -> Iterator[Build]:
-    houses: list[House] = []
+    splits: list[Split] = []
 
-    def make(replicas: dict[str, int], *, ready: bool = True, **settings: Any) -> House:
-        house = House(loop, tmp_path / str(len(houses)), replicas, **settings)
-        houses.append(house)
+    def make(replicas: dict[str, int], *, ready: bool = True, **settings: Any) -> Split:
+        split = Split(loop, tmp_path / str(len(splits)), replicas, **settings)
+        splits.append(split)
         if ready:
-            house.envoy.wait_ready(PATIENCE_S)
-        return house
+            split.envoy.wait_ready(PATIENCE_S)
+        return split
 
     yield make
-    for house in houses:
-        house.close()
+    for split in splits:
+        split.close()
 
 
 @pytest.fixture(scope="module")
-def shared(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def shared(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Split]:
     """Two arms of weights 3 and 1, and one of weight 0. Tests leave it as they found it."""
-    house = House(
+    split = Split(
         loop,
         tmp_path_factory.mktemp("shared"),
         {"eager": 2, "compiled-padded": 1, "idle.arm": 1},
         weights={"eager": 3, "compiled-padded": 1, "idle.arm": 0},
     )
-    house.envoy.wait_ready(PATIENCE_S)
-    yield house
-    house.close()
+    split.envoy.wait_ready(PATIENCE_S)
+    yield split
+    split.close()
