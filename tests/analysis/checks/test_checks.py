@@ -7,11 +7,12 @@ import math
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from analysis.checks import arms, complete, data, traffic
+from analysis.checks import arms, complete, data, pressure, traffic
 from analysis.checks.applied import apply_checks
 from analysis.checks.generator import dropped_faults, late_faults, lost_processes
 from analysis.checks.machines import LEVER, SPEED, Disturbance, rows_of_rule
@@ -22,7 +23,7 @@ from analysis.records.run_records import read_run
 from analysis.run.run import Run
 from analysis.run.work import TokenTimes, Work
 from tests.fakes.machines import tell
-from tests.fakes.runs import FakeRun, comparison, gate, write_run
+from tests.fakes.runs import SECOND, FakeRun, comparison, gate, write_run
 
 EXTERNAL = ["a"]
 ARMS = ("eager", "compiled")
@@ -51,6 +52,16 @@ def correlated(*values):
 
 def missing(*arguments, **more):
     return complete.MISSING.found(complete.missing_requests(*arguments, **more))
+
+
+def pressed(on_s=(0, 100), start_s=0, **had):
+    """Ask for a neighbour on 2 processors from `start_s` of 100 s of traffic; it was there `on_s`."""
+    start_ns, end_ns = (SECOND * (1 + at_s) for at_s in on_s)
+    info = {"trial": 1, "start_ns": SECOND, "duration_s": 100, "complete": True}
+    info["pressure"] = {"gpu_gib": 0, "processors": 2, "start_ns": start_ns, "end_ns": end_ns, **had}
+    records = SimpleNamespace(experiment={"pressure": {"processors": 2, "start_s": start_s}})
+    (check,) = pressure.PRESSURE.find(SimpleNamespace(run=SimpleNamespace(records=records, infos=[info])))
+    return check
 
 
 FEW = {"many": 23, "answers": 58}
@@ -94,6 +105,14 @@ FEW = {"many": 23, "answers": 58}
         (ratio({"a": 900, "b": 100, "c": 3}, WEIGHTS | {"c": 0.0}), False, "c got 3 of 1003 sessions (expected 0)"),
         (*traffic.interference(1.6, 0.01), False, "1.60 times"),
         (*traffic.interference(1.6, 0.2), True, ""),
+        (pressed(), True, ""),
+        (pressed((8, 100)), False, "from 8 to 100 s"),
+        (pressed((0, 90)), False, "from 0 to 90 s"),
+        (pressed((95, 100), start_s=90), True, ""),
+        (pressed((97, 100), start_s=90), False, "from 97 to 100 s"),
+        (pressed(processors=1), False, "not what was asked for"),
+        (pressed(end_ns=None), False, "not recorded"),
+        (pressed(error="no room"), False, "trial 1: no room"),
     ],
 )
 def test_a_check_holds_or_fails_by_its_facts(check, ok, words):

@@ -47,6 +47,12 @@ def test_interference_is_unknown_from_too_few_requests():
     assert slowed(1.6, requests=12) == (None, None)
 
 
+def test_interference_adds_up_over_trials(tmp_path: Path) -> None:
+    arms = (EAGER, FakeArm(name="compiled", compiles=[Compile(at_s=30, seconds=2)]))
+    checks = judged(tmp_path, arms=arms, trials=6, duration_s=90, rate=1, interference=3.0).checks
+    assert [check.ok for check in checks if check.check == "interference"] == [False]
+
+
 SEEDS = range(4)
 # A server of the simulation has 16 slots and takes 1.6 s a request: it serves 10 requests/s.
 FINE = {

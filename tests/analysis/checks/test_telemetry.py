@@ -251,6 +251,14 @@ def test_stalls_that_servers_report_and_events_do_not_explain_open_the_gates(sta
     assert "server's account" in failed(summary)["telemetry"]
 
 
+def test_a_compile_of_another_replica_explains_no_stall(stalled):
+    tell(stalled, arms=[{"name": arm, "replicas": [f"{arm}-0", f"{arm}-1"]} for arm in ("eager", "compiled")])
+    rewrite(
+        stalled, lambda rows: [row | ({"replica": "compiled-1"} if row["phase"] == "serving" else {}) for row in rows]
+    )
+    assert "server's account" in failed(analyze(stalled))["telemetry"]
+
+
 def test_stalls_that_only_show_at_the_client_open_the_gates(tmp_path):
     """Telemetry ended after the warm-up, and servers report no stalls."""
     compiles = [Compile(at_s=20 + 20 * step, seconds=3) for step in range(12)]

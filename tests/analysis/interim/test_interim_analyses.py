@@ -127,6 +127,16 @@ def test_a_large_effect_is_decided_in_three_minutes_of_steady_traffic(
     assert ratio / 2 < low < ratio < high < ratio * 2
 
 
+@pytest.mark.parametrize(("spread", "decision"), [(0.075, FAIL), (0.08, None)])
+def test_a_large_effect_decides_sooner_unless_starts_differ_by_as_much(
+    spread: float, decision: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "start_spread", lambda run, arm: spread)
+    run = replace(LONG, duration_s=240, rate=5, arms=(EAGER, FakeArm(name="compiled", ratio=2.0)))
+    look = analyse(run_until(write_run(tmp_path / "run", run), 210))
+    assert look.arms[0].decision == decision
+
+
 @pytest.mark.parametrize(("gates", "verdict"), [({}, PASS), ({"min_blocks": 30}, "INCONCLUSIVE")])
 def test_errors_pass_on_few_blocks_unless_more_are_asked_for(
     gates: dict[str, int], verdict: str, tmp_path: Path

@@ -270,6 +270,10 @@ def test_other_first_words_that_both_repeat_fail_and_those_that_the_arm_does_not
     (first, second), places = twice, range(PROMPTS // 4)
     wavering = changed((first, first), places, text="no")[0], second
     assert judged_answers(twice, wavering).verdict == "INCONCLUSIVE"
+    # One token of four parts, which rounding explains; with those that waver it would be three of ten.
+    same, parts = [(text(words),) * 160 for words in ("12345678", "123-5678")]
+    once, again = (text("-2345678"),) * 40, (text("12345678"),) * 40
+    assert judged_answers((same + again,) * 2, (parts + once, parts + again)).verdict == "INCONCLUSIVE"
 
 
 @pytest.mark.parametrize(("other", "at"), [("one two three four", None), ("one two three fore", 7), ("two", 0)])

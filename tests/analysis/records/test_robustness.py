@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from analysis.records.plain_values import number
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordError, RecordWriter, read_table
@@ -234,6 +235,10 @@ def test_no_values_in_the_columns_make_a_pass_or_a_traceback(changes, form, shor
     assert summary["overall"] in {None, "INCONCLUSIVE", "FAIL"}
     assert "\n" not in summary.get("error", "")
     json.dumps(summary, allow_nan=False)
+
+
+def test_a_number_fits_a_float():
+    assert [number(value) for value in (3, 1e300, 10**400, math.nan, -math.inf, True, "3")] == [3.0, *[None] * 6]
 
 
 VALUES = st.sampled_from([None, True, -1, 0, 1e300, math.nan, math.inf, 2**70, "x", [], {}, [None], [{}], {"a": "b"}])
