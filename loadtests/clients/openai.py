@@ -16,10 +16,8 @@ from typing import Any, Final
 import gevent
 import gevent.socket
 import gevent.ssl
-from geventhttpclient.response import HTTPParseError
 
 from loadtests.clients.openai_call import OpenAiCall
-from loadtests.clients.tls import TlsError
 from loadtests.external.addresses import parse_address
 from loadtests.external.arms import ExternalArm, OpenAiOptions
 from loadtests.external.client_security import bearer_token, client_context, explain, server_name
@@ -89,7 +87,7 @@ class OpenAiClient:
         on_done: Callable[[OpenAiCall], None] | None = None,
         tag: Any = None,
     ) -> OpenAiCall:
-        """A started call. `body` is JSON, `headers` are whole header lines; `on_done` must neither block nor raise."""
+        """Start a call. `body` is JSON, `headers` are whole header lines; `on_done` must neither block nor raise."""
         request = b"%b%bContent-Length: %d\r\n\r\n%b" % (self._head, headers, len(body), body)
         call = OpenAiCall(
             request=request, timeout_s=timeout_s, on_done=on_done, tag=tag, calls=self._calls, token=self._token
@@ -101,7 +99,7 @@ class OpenAiClient:
         return call
 
     def connect(self, timeout_s: float | None = None) -> str:
-        """A connection is ready (returns ""), or the reason why there is none."""
+        """Open a connection unless one is idle, and return "", or the reason why there is none."""
         if self._closed:
             return "the client is closed"
         if self._idle:
@@ -110,12 +108,12 @@ class OpenAiClient:
             try:
                 self._idle.append(self._connect())
             except OSError as problem:
-                return self._refusal_of(problem)
+                return str(problem)
             return ""
         return "still connecting"
 
     def close(self) -> None:
-        """Every call has ended (CANCELLED if it was running) and every socket is closed."""
+        """End every call, CANCELLED if it was running, and close every idle socket."""
         self._closed = True
         for call in list(self._calls):
             call.cancel(error="the client was closed")
@@ -126,17 +124,15 @@ class OpenAiClient:
         sock: Any = None
         kept = False
         try:
-            reused = True
-            while not call.status and reused:
-                sock, reused = self._take(call)
-                if sock is None:
-                    return
+            while sock is None:
+                sock, reused = self._take()
                 try:
                     kept = self._exchange(call, sock, reused)
-                    return
                 except _StaleConnectionError:
                     _shut(sock)
                     sock = None
+        except OSError as problem:
+            call.finish("UNAVAILABLE", str(problem), now_ns())
         finally:
             if sock is not None:
                 if kept and not self._closed and len(self._idle) < self._most_idle:
@@ -146,56 +142,57 @@ class OpenAiClient:
             # Killed from outside, or an error of this program: the call has ended all the same.
             call.finish("INTERNAL", "the client gave up", now_ns())
 
-    def _take(self, call: OpenAiCall) -> tuple[Any, bool]:
-        """An idle connection that still is one, or a new one; (None, False) when there is none and the call ended."""
+    def _take(self) -> tuple[Any, bool]:
+        """Return an idle connection that still is one, and True, or a new one and False. Raises OSError with the reason
+        why there is none."""
         while self._idle:
             sock = self._idle.pop()
             if not _is_closed(sock):
                 return sock, True
             _shut(sock)
         if now_ns() < self._refused_until_ns:
-            call.finish("UNAVAILABLE", self._refusal, now_ns())
-            return None, False
+            raise OSError(self._refusal)
         try:
             return self._connect(), False
         except OSError as problem:
-            self._refusal, self._refused_until_ns = self._refusal_of(problem), now_ns() + self._retry_ns
-            call.finish("UNAVAILABLE", self._refusal, now_ns())
-            return None, False
-
-    def _refusal_of(self, problem: OSError) -> str:
-        if problem.errno in _LOCAL_LIMITS:
-            return f"this machine can open no more connections ({problem.strerror}): raise its limits (ulimit -n)"
-        return f"cannot connect to {self.target}: {problem}"
+            self._refusal, self._refused_until_ns = str(problem), now_ns() + self._retry_ns
+            raise
 
     def _connect(self) -> Any:
-        where = (self.address.host, self.address.port)
-        sock = gevent.socket.create_connection(where, timeout=self._connect_timeout_s)
+        """Return a new connection. Raises OSError with the reason why there is none."""
+        sock: Any = None
         try:
+            sock = gevent.socket.create_connection(
+                (self.address.host, self.address.port), timeout=self._connect_timeout_s
+            )
             sock.setsockopt(gevent.socket.IPPROTO_TCP, gevent.socket.TCP_NODELAY, 1)
             if self._tls is not None:
                 sock = self._tls.wrap_socket(sock, server_hostname=self._tls_name)
             sock.settimeout(None)  # deadlines are the calls'
-        except ssl.SSLError as problem:
-            _shut(sock)
-            raise TlsError(explain(problem, self._tls_name)) from None
-        except BaseException:
-            _shut(sock)
+        except BaseException as problem:
+            if sock is not None:
+                _shut(sock)
+            if isinstance(problem, OSError) and problem.errno in _LOCAL_LIMITS:
+                limits = f"({problem.strerror}): raise its limits (ulimit -n)"
+                raise OSError(f"this machine can open no more connections {limits}") from None
+            if isinstance(problem, OSError):
+                why = explain(problem, self._tls_name) if isinstance(problem, ssl.SSLError) else problem
+                raise OSError(f"cannot connect to {self.target}: {why}") from None
             raise
         self.opened += 1
         return sock
 
     def _exchange(self, call: OpenAiCall, sock: Any, reused: bool) -> bool:
-        """The call has ended. Returns whether the connection can serve another."""
+        """Send the request and read until the call has ended. Return whether the connection can serve another."""
         call.sent_ns = now_ns()
         broken: OSError | None = None
         try:
             sock.sendall(call.request)
         except OSError as problem:
             broken = problem  # a server that refuses a request early has said why
-        silent = True
-        while not call.status:
-            if call.ended_ns:
+        response, silent = call.response, True
+        while not call.status or (call.status == "OK" and not response.message_complete):
+            if call.ended_ns or call.status:
                 sock.settimeout(_DRAIN_S)  # an answer is whole with its finish_reason: do not wait for [DONE]
             try:
                 data = sock.recv(_READ_BYTES)
@@ -213,23 +210,9 @@ class OpenAiClient:
                 return False
             silent = False
             call.feed(data, at_ns)
-        return broken is None and self._drained(sock, call)
-
-    def _drained(self, sock: Any, call: OpenAiCall) -> bool:
-        """Whether the answer that has ended leaves a connection which can be used again."""
-        response = call.response
-        if response.message_complete:
-            return not response.should_close()
-        if call.status != "OK":
-            return False
-        with gevent.Timeout(_DRAIN_S, False), contextlib.suppress(OSError, HTTPParseError):
-            while not response.message_complete:
-                data = sock.recv(_READ_BYTES)
-                if not data:
-                    return False
-                response.feed(data)
-                response.pieces = []
-        return bool(response.message_complete) and not response.should_close()
+            if not data:
+                return False
+        return broken is None and not response.should_close()
 
 
 class _StaleConnectionError(Exception):

@@ -76,12 +76,6 @@ class OpenAiCall(Call):
         """Tokens of the answer by the server's count, else the chunks that carried text."""
         return len(self.token_ns) if self.counted_tokens is None else self.counted_tokens
 
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Whether the call ended within `timeout_s`, its connection ready for the next one."""
-        if self.greenlet is not None:
-            self.greenlet.join(timeout_s)
-        return self.done
-
     def _withdraw(self) -> None:
         """Its connection is closed."""
         if self.greenlet is not None and self.greenlet is not gevent.getcurrent():
