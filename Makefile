@@ -77,7 +77,7 @@ gallery: $(VENV)/installed
 # docs/schema/*.json from the models in analysis/summary/model.py and loadtests/experiments/model.py.
 schema: $(VENV)/installed
 	$(BIN)/python -m analysis.summary.model docs/schema/summary-2.schema.json
-	$(BIN)/python -m loadtests.experiments.schema docs/schema/experiment.schema.json
+	$(BIN)/python -m loadtests.experiments.model docs/schema/experiment.schema.json
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

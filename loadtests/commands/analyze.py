@@ -61,7 +61,6 @@ def command(
     from analysis.records.tables import RecordError
     from loadtests.commands.judged_run import judge_run
     from loadtests.commands.made_folder import join_runs, names_results, run_of_results
-    from loadtests.experiments.config_errors import as_config_error
     from loadtests.experiments.files import check_writable
 
     check_named({"--out": out})
@@ -74,14 +73,15 @@ def command(
     if accepted and not joined:
         raise ConfigError("--allow-different is for several runs, and one is given: leave it out, or give more runs")
     try:
-        with as_config_error(RecordError):
-            if results:
-                run_dir = run_of_results(run_dirs, out=out or "")
-            elif joined:
-                run_dir = join_runs(directories, out=out or "", accepted=accepted)
-            else:
-                (run_dir,) = directories
-                check_writable(run_dir)  # before the minutes that judging may take
+        if results:
+            run_dir = run_of_results(run_dirs, out=out or "")
+        elif joined:
+            run_dir = join_runs(directories, out=out or "", accepted=accepted)
+        else:
+            (run_dir,) = directories
+            check_writable(run_dir)  # before the minutes that judging may take
+    except RecordError as error:
+        raise ConfigError(str(error)) from None
     except OSError as error:
         return complain(f"{error}: give a folder that can be written as --out", EXIT_BROKE)
     return judge_run(run_dir, {}, as_json=as_json, whole=as_json, slo=slo or ())

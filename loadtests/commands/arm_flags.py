@@ -43,7 +43,7 @@ def all_settings(settings: Sequence[str] | None, model: str | None) -> list[str]
 
 def preset_arm(preset: str, *, name: str = "", settings: Sequence[str] = ()) -> ArmConfig:
     """Return the arm that a preset and settings describe. Raises ConfigError."""
-    from loadtests.experiments.overrides import parse_setting, set_path
+    from loadtests.experiments.reading import parse_setting, set_path
     from loadtests.experiments.toml_limits import check_values
     from servers.config import ArmConfig, over, with_preset
     from servers.fields import read

@@ -18,17 +18,21 @@ if TYPE_CHECKING:
 MAX_ARMS = 26
 MOST_ASKED_TOKENS = 32_768
 
-# What has no meaning for one of the tasks, with why and what to do.
+# What has no meaning for a task: (table, keys, why and what to do).
 _OF_ANSWERS = 'an embedding has no answer of tokens: remove {key}, or use model.task = "generate"'
-_EMBED_LEAVES_OUT = (
-    ("traffic", ("ignore_eos",), _OF_ANSWERS),
-    ("engine", ("max_new_tokens",), _OF_ANSWERS),
-    ("parity", ("tokens", "texts", "max_kl", "max_different"), _OF_ANSWERS),
-)
+_OF_VECTORS = 'it compares vectors: remove {key}, or use model.task = "embed"'
+_LEFT_OUT = {
+    "embed": (
+        ("traffic", ("ignore_eos",), _OF_ANSWERS),
+        ("engine", ("max_new_tokens",), _OF_ANSWERS),
+        ("parity", ("tokens", "texts", "max_kl", "max_different"), _OF_ANSWERS),
+    ),
+    "generate": (("parity", ("min_cosine",), _OF_VECTORS),),
+}
 
 
 def check_whole(experiment: Experiment) -> None:
-    """The parts of the experiment fit together."""
+    """Raise ConfigError unless the parts of the experiment fit together."""
     _check_arms(experiment.arms)
     _check_task(experiment)
     if not experiment.compare_models:
@@ -37,23 +41,34 @@ def check_whole(experiment: Experiment) -> None:
         )
     if experiment.parity.full:
         check_parity(experiment)
+    if experiment.external_arms:
+        _check_external(experiment, experiment.external_arms[0].name)
     _check_design(experiment)
-    _check_carried(experiment)
-    _check_external(experiment)
     _check_security(experiment)
-    _check_processor_turns(experiment)
     _check_pressure(experiment)
-    _check_sequential(experiment)
-    targets = parse_slo(experiment.slo)
-    if experiment.traffic.arrivals == "saturation" and not targets:
+    traffic, targets = experiment.traffic, parse_slo(experiment.slo)
+    if traffic.arrivals == "saturation" and not targets:
         raise ConfigError(
             'traffic.arrivals is "saturation" but nothing says what load counts as held: add a table [slo], such as '
             "p99_ttft_ms = 500"
         )
+    if experiment.gates.sequential and (traffic.arrivals == "saturation" or experiment.pressure.weighs):
+        key = "[pressure]" if experiment.pressure.weighs else 'traffic.arrivals = "saturation"'
+        raise ConfigError(
+            f"gates.sequential (--until-decided) ends the run once it is decided, but {key} asks for its whole length: "
+            "leave one of the two out"
+        )
+    # Compiled code comes to an arm either from its artifact or from the cache that arms share.
+    for arm in experiment.own_arms:
+        if arm.compile.artifact and experiment.trials.compile_cache == "shared":
+            raise ConfigError(
+                f'arms.{arm.name}.compile.artifact is set but trials.compile_cache is "shared", so that every arm '
+                'would find its code, and it theirs: use trials.compile_cache = "fresh"'
+            )
 
 
 def _check_task(experiment: Experiment) -> None:
-    """All arms are asked for the same, and traffic, targets and gates fit it. Otherwise ConfigError."""
+    """Raise ConfigError unless all arms are asked for the same, and traffic, targets and gates fit it."""
     task = experiment.task
     for arm in experiment.own_arms:
         if arm.model.task != task:
@@ -65,43 +80,14 @@ def _check_task(experiment: Experiment) -> None:
     names = [*workloads_of(task), "trace"]
     if workload not in names:
         raise ConfigError(f'traffic.workload is "{workload}" but model.task is "{task}": use {", ".join(names)}')
-    if task == "generate":
-        _leave_out(
-            experiment, "parity", ("min_cosine",), 'it compares vectors: remove {key}, or use model.task = "embed"'
-        )
-        return
-    if experiment.external_arms:
-        raise ConfigError(
-            f'arm "{experiment.external_arms[0].name}" is external and model.task is "embed": external arms are asked '
-            "for tokens alone, so leave it out"
-        )
-    for table, keys, why in _EMBED_LEAVES_OUT:
-        _leave_out(experiment, table, keys, why)
-    check_defined(experiment.gates.metrics, task, "gates.metrics")
-    check_defined((target.metric for target in parse_slo(experiment.slo)), task, "slo")
-
-
-def _leave_out(experiment: Experiment, table: str, names: tuple[str, ...], why: str) -> None:
-    settings: Any = getattr(experiment, table)
-    for name in names:
-        if (value := getattr(settings, name)) != type(settings).model_fields[name].default:
-            raise ConfigError(f"{table}.{name} is {as_toml(value)} but {why.format(key=name)}")
-
-
-def _check_sequential(experiment: Experiment) -> None:
-    """A run that ends when it is decided has nothing that must run its whole length."""
-    if not experiment.gates.sequential:
-        return
-    traffic = experiment.traffic
-    for key, is_set in (
-        ('traffic.arrivals = "saturation"', traffic.arrivals == "saturation"),
-        ("[pressure]", experiment.pressure.weighs),
-    ):
-        if is_set:
-            raise ConfigError(
-                f"gates.sequential (--until-decided) ends the run once it is decided, but {key} asks for its whole "
-                "length: leave one of the two out"
-            )
+    for table, keys, why in _LEFT_OUT[task]:
+        settings: Any = getattr(experiment, table)
+        for key in keys:
+            if (value := getattr(settings, key)) != type(settings).model_fields[key].default:
+                raise ConfigError(f"{table}.{key} is {as_toml(value)} but {why.format(key=key)}")
+    if task == "embed":
+        check_defined(experiment.gates.metrics, task, "gates.metrics")
+        check_defined((target.metric for target in parse_slo(experiment.slo)), task, "slo")
 
 
 def _check_arms(arms: Sequence[ExperimentArm]) -> None:
@@ -116,10 +102,6 @@ def _check_arms(arms: Sequence[ExperimentArm]) -> None:
                 f'arms[{index}].name is "{name}", the name of arms[{same[0]}]: '
                 'give each arm a name of its own ("." and "_" count as equal)'
             )
-    replicas = [replica for arm in arms for replica in arm.replica_names]
-    for replica in replicas:
-        if replicas.count(replica) > 1:
-            raise ConfigError(f'two replicas would be called "{replica}": rename one of the arms {", ".join(names)}')
     controls = [arm.name for arm in arms if arm.control]
     if not controls:
         raise ConfigError(f"no arm is the control: set control = true on exactly one of {', '.join(names)}")
@@ -128,8 +110,8 @@ def _check_arms(arms: Sequence[ExperimentArm]) -> None:
 
 
 def check_parity(experiment: Experiment) -> None:
-    """Arms differ in `shapes`, `compile` and the quantisation of their weights alone, also where the experiment
-    compares models: others have no parity. What is quantised has texts to be judged by, and a control that is not."""
+    """Raise ConfigError unless arms are comparable, also where the experiment compares models: others have no parity.
+    What is quantised has texts to be judged by, and a control that is not."""
     if experiment.external_arms:
         raise ConfigError(
             f'arm "{experiment.external_arms[0].name}" is external and parity looks into the arms that it starts: '
@@ -150,8 +132,7 @@ def check_parity(experiment: Experiment) -> None:
 
 
 def _check_comparable(experiment: Experiment, remedy: str) -> None:
-    """Arms differ in `shapes`, `compile` and the quantisation of their weights alone. The error names arm, key, both
-    values and the remedy."""
+    """Raise ConfigError unless arms differ in `shapes`, `compile` and the quantisation of their weights alone."""
     if experiment.external_arms:
         other_arm = experiment.external_arms[0]
         raise ConfigError(
@@ -159,24 +140,21 @@ def _check_comparable(experiment: Experiment, remedy: str) -> None:
             "the other arms in its policy alone; write compare_models = true at the top of the experiment to compare "
             "them as whole servers"
         )
-    own = experiment.own_arms
-    control = next(arm for arm in own if arm.control)
-    for arm in own:
+    control = next(arm for arm in experiment.own_arms if arm.control)
+    for arm in experiment.own_arms:
         for part in ("model", "engine"):
-            mine, other = dict(getattr(arm, part)), dict(getattr(control, part))
-            for key, value in mine.items():
-                if value == other[key] or (key == "device" and same_kind_of_device(value, other[key])):
-                    continue
-                if key == "quantisation":  # a treatment, as the policies are
-                    continue
-                raise ConfigError(
-                    f"arms.{arm.name}.{part}.{key} is {as_toml(value)} but the control {control.name} has "
-                    f'{as_toml(other[key])}: "{arm.name}" would not be comparable; {remedy}'
-                )
+            for key, value in getattr(arm, part):
+                other = getattr(getattr(control, part), key)
+                alike = same_kind_of_device(value, other) if key == "device" else value == other
+                if not alike and key != "quantisation":  # a treatment, as the policies are
+                    raise ConfigError(
+                        f"arms.{arm.name}.{part}.{key} is {as_toml(value)} but the control {control.name} has "
+                        f'{as_toml(other)}: "{arm.name}" would not be comparable; {remedy}'
+                    )
 
 
 def same_kind_of_device(one: str, other: str) -> bool:
-    """Whether two devices are alike: cuda:0 and cuda:1 are, cpu and cuda are not."""
+    """Return whether two devices are alike: cuda:0 and cuda:1 are, cpu and cuda are not."""
     return one.partition(":")[0] == other.partition(":")[0]
 
 
@@ -199,10 +177,6 @@ def _check_design(experiment: Experiment) -> None:
             "but a mirrored design gives each arm the same requests: "
             'make them equal, or use design = "split"'
         )
-    ports = {"splitter.port": experiment.splitter.port, "splitter.admin_port": experiment.splitter.admin_port}
-    for key, port in ports.items():
-        if traffic.remote_workers and port and port == traffic.master[1]:
-            raise ConfigError(f"{key} and the port of traffic.master_bind are both {port}: give two ports")
     own = [arm.name for arm in experiment.own_arms]
     if traffic.remote_workers and own and (traffic.direct or experiment.external_arms):
         raise ConfigError(
@@ -229,19 +203,8 @@ def _check_design(experiment: Experiment) -> None:
             )
 
 
-def _check_carried(experiment: Experiment) -> None:
-    """Check that compiled code comes to an arm either from its artifact or from the cache that arms share."""
-    shared = experiment.trials.compile_cache == "shared"
-    for arm in experiment.own_arms:
-        if arm.compile.artifact and shared:
-            raise ConfigError(
-                f'arms.{arm.name}.compile.artifact is set but trials.compile_cache is "shared", so that every arm '
-                'would find its code, and it theirs: use trials.compile_cache = "fresh"'
-            )
-
-
 def _check_security(experiment: Experiment) -> None:
-    """TLS and token of the run's own splitter and arms are set on both sides, and only where they have an effect."""
+    """Refuse TLS and a token of the run's own splitter and arms that are set on one side alone, or without effect."""
     security, splitter = experiment.security, experiment.splitter
     if security.token_env and not experiment.own_arms:
         raise ConfigError(
@@ -258,28 +221,9 @@ def _check_security(experiment: Experiment) -> None:
         )
 
 
-def _check_processor_turns(experiment: Experiment) -> None:
-    """All arms take turns on the processors, and nothing else binds them."""
-    turn_s = experiment.machines.processor_turn_s
-    if not turn_s:
-        return
-    if experiment.external_arms:
-        raise ConfigError(
-            f'machines.processor_turn_s is {turn_s:g} but arm "{experiment.external_arms[0].name}" is external, and '
-            "its processes stay where they are: set it to 0, or leave external arms out"
-        )
-
-
 def _check_pressure(experiment: Experiment) -> None:
-    """The pressure weighs on every arm alike, and within the traffic."""
+    """Refuse pressure that does not weigh on every arm alike, or not within the traffic."""
     pressure, duration_s = experiment.pressure, experiment.traffic.duration_s
-    if not pressure.weighs:
-        return
-    if experiment.external_arms:
-        raise ConfigError(
-            f'[pressure] weighs on machines of this run and arm "{experiment.external_arms[0].name}" is external: put '
-            "the same pressure on all arms by hand, or leave external arms out"
-        )
     on_cpu = [arm.name for arm in experiment.own_arms if not arm.model.device.startswith("cuda")]
     if pressure.gpu_gib and on_cpu:
         raise ConfigError(
@@ -299,26 +243,38 @@ def _check_pressure(experiment: Experiment) -> None:
             )
 
 
-def _check_external(experiment: Experiment) -> None:
-    """Settings that an external arm rules out, or that would have no effect beside one, are refused."""
-    external = experiment.external_arms
-    if not external:
-        return
-    name = external[0].name
-    design = experiment.traffic.design
-    if design == "split":
-        raise ConfigError(
-            f'traffic.design is "split" but arm "{name}" is external, and the splitter has only tailgate\'s own '
-            'arms behind it: use design = "mirrored" or "switchback", or judge your own gateway\'s split by its '
-            "records (tailgate analyze)"
-        )
-    if experiment.splitter != type(experiment.splitter)():
-        raise ConfigError(
-            f'[splitter] is set but arm "{name}" is external, so that all arms are dialled directly: remove the table'
-        )
-    settings = experiment.parity
-    if settings.served and settings.prompts * settings.tokens > MOST_ASKED_TOKENS:
-        raise ConfigError(
-            f"parity.prompts {settings.prompts} × parity.tokens {settings.tokens} are asked of every external arm, and "
-            f"{MOST_ASKED_TOKENS} tokens is the limit: lower one of them, or set parity.served = false"
-        )
+def _check_external(experiment: Experiment, name: str) -> None:
+    """Refuse settings that the external arm `name` rules out, or that have no effect on it."""
+    parity, turn_s = experiment.parity, experiment.machines.processor_turn_s
+    for is_set, why in (
+        (
+            experiment.task == "embed",
+            'model.task is "embed": external arms are asked for tokens alone, so leave it out',
+        ),
+        (
+            experiment.traffic.design == "split",
+            'traffic.design is "split": the splitter has only tailgate\'s own arms behind it, so use '
+            'design = "mirrored" or "switchback", or judge your own gateway\'s split by its records (tailgate analyze)',
+        ),
+        (
+            experiment.splitter != type(experiment.splitter)(),
+            "[splitter] is set: all arms are dialled directly, so remove the table",
+        ),
+        (
+            turn_s,
+            f"machines.processor_turn_s is {turn_s:g}: its processes stay where they are, so set it to 0, or leave "
+            "external arms out",
+        ),
+        (
+            experiment.pressure.weighs,
+            "[pressure] weighs on machines of this run: put the same pressure on all arms by hand, or leave external "
+            "arms out",
+        ),
+        (
+            parity.served and parity.prompts * parity.tokens > MOST_ASKED_TOKENS,
+            f"parity.prompts {parity.prompts} × parity.tokens {parity.tokens} are asked of it, and {MOST_ASKED_TOKENS} "
+            "tokens is the limit: lower one of them, or set parity.served = false",
+        ),
+    ):
+        if is_set:
+            raise ConfigError(f'arm "{name}" is external and {why}')

@@ -1,19 +1,23 @@
 """An experiment: arms, traffic, trials, SLOs and gates. An instance is valid: each setting is in its range, and all fit
-together."""
+together. `python -m loadtests.experiments.model FILE` writes the JSON Schema of its TOML file, for editors."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
+from pydantic.json_schema import GenerateJsonSchema
 
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.ramp_limits import RampLimits, Rollout
 from loadtests.experiments.checks import check_whole
 from loadtests.experiments.users import UsersConfig
 from loadtests.external.arms import EXTERNAL_KEYS, OipArm, OpenAiArm
-from loadtests.external.client_security import OPEN, SecurityConfig
+from loadtests.external.client_security import OPEN, SecurityConfig, TlsPair
 from loadtests.traffic.settings import TrafficConfig
 from servers.config import ArmConfig, EngineConfig, ModelConfig, Name, Task
 from servers.fields import Listed, Settings
@@ -62,7 +66,7 @@ class TrialsConfig(Settings):
     compile_cache: Literal["fresh", "shared"] = "fresh"
 
 
-class SplitterSettings(Settings):
+class SplitterSettings(TlsPair):
     """The splitter's own settings; its arms and weights come from the experiment. Port 0 takes a free port.
 
     With a certificate the load goes to it by TLS; the arms behind it are on loopback and stay plaintext.
@@ -71,16 +75,11 @@ class SplitterSettings(Settings):
     port: int = Field(default=0, ge=0, le=65535)
     admin_port: int = Field(default=0, ge=0, le=65535)
     workers: int = Field(default=2, ge=1, le=1024)
-    tls_certificate: str = ""
-    tls_key: str = ""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.port and self.port == self.admin_port:
             raise ValueError(f"port and splitter.admin_port are both {self.port}: give two ports, or 0")
-        if bool(self.tls_certificate) != bool(self.tls_key):
-            given = "tls_certificate" if self.tls_certificate else "tls_key"
-            raise ValueError(f"{given} is set alone: give tls_certificate and tls_key, or neither")
         return self
 
 
@@ -233,3 +232,24 @@ class Experiment(Settings):
         """The model whose tokenizer counts: the control's, or that of the experiment when the control is external."""
         control = self.control
         return control.model.id if isinstance(control, OwnArm) else self.model.id
+
+
+# --- JSON Schema ------------------------------------------------------------------------------------------------------
+
+
+class _Untitled(GenerateJsonSchema):
+    """Without titles of fields, which repeat their names."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def json_schema() -> str:
+    """Return the schema of what a file may hold. Whether all of it fits together, `tailgate run` says."""
+    schema = Experiment.model_json_schema(mode="validation", schema_generator=_Untitled)
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "urn:tailgate:schema:experiment"}
+    return json.dumps(head | schema, indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(json_schema(), encoding="utf-8")

@@ -11,8 +11,6 @@ from analysis.records.documents import DEEPEST
 from servers.complaint import ConfigError
 
 LARGEST_BYTES = 1 << 20
-LONGEST_TEXT = 1 << 16
-LONGEST_LIST = 100_000
 _WHOLE = 1 << 63
 # What file systems take.
 _LONGEST_NAME_BYTES = 255
@@ -54,16 +52,12 @@ def check_values(value: Any, where: str = "", depth: int = 0) -> None:
     if isinstance(value, str):
         if "\0" in value:
             raise ConfigError(f"{where} holds a NUL character: remove it")
-        if len(value) > LONGEST_TEXT:
-            raise ConfigError(f"{where} has {len(value)} characters; the limit is {LONGEST_TEXT}: shorten it")
     elif isinstance(value, int):
         if not -_WHOLE <= value < _WHOLE:
             raise ConfigError(f"{where} is a number beyond 64 bits: give a smaller one")
     elif isinstance(value, Mapping | list):
         if depth >= DEEPEST:
             raise ConfigError(f"{where}: values are nested too deep; the limit is {DEEPEST}: no setting lies so deep")
-        if len(value) > LONGEST_LIST:
-            raise ConfigError(f"{where} has {len(value)} entries; the limit is {LONGEST_LIST}: give fewer")
         entries = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, item in entries:
             inside = f"{where}[{key}]" if isinstance(value, list) else f"{where}.{key}".removeprefix(".")

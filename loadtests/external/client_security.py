@@ -22,7 +22,21 @@ _WRONG_NAME: Final = (62, 64)  # of a host, of an IP address
 ENDED_HANDSHAKE: Final = "it ended the TLS handshake without a word: use the port that speaks TLS"
 
 
-class SecurityConfig(Settings):
+class TlsPair(Settings):
+    """A certificate to show and its key (PEM files), or neither."""
+
+    tls_certificate: str = ""
+    tls_key: str = ""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            given = "tls_certificate" if self.tls_certificate else "tls_key"
+            raise ValueError(f"{given} is set alone: give tls_certificate and tls_key, or neither")
+        return self
+
+
+class SecurityConfig(TlsPair):
     """How clients trust and prove: `[security]` of an experiment, "security" in generator.json, --tls-* and --token-*.
 
     `tls_ca` is a PEM file with the authorities that may sign servers; empty means the system's. `tls_server_name` is
@@ -32,15 +46,10 @@ class SecurityConfig(Settings):
 
     tls_ca: str = ""
     tls_server_name: str = ""
-    tls_certificate: str = ""
-    tls_key: str = ""
     token_env: str = ""
 
     @model_validator(mode="after")
     def _security_fits(self) -> Self:
-        if bool(self.tls_certificate) != bool(self.tls_key):
-            given = "tls_certificate" if self.tls_certificate else "tls_key"
-            raise ValueError(f"{given} is set alone: give tls_certificate and tls_key, or neither")
         if self.token_env:
             check_variable(self.token_env, key="token_env")
         return self

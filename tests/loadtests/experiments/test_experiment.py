@@ -16,8 +16,7 @@ from analysis.settings.gate_limits import GateLimits
 from analysis.summary.summary import analyze
 from loadtests.experiments.files import builtin_names
 from loadtests.experiments.model import Experiment
-from loadtests.experiments.overrides import set_path
-from loadtests.experiments.reading import from_table, load, load_table, to_table, to_toml
+from loadtests.experiments.reading import from_table, load, load_table, set_path, to_table, to_toml
 from loadtests.experiments.users import of_users
 from servers.complaint import ConfigError
 from tests.fakes.runs import FakeArm, FakeRun, write_run

@@ -152,10 +152,6 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
         ),
         ({"splitter": {"port": 70000}}, ("splitter.port is 70000",)),
         ({"splitter": {"port": 80, "admin_port": 80}}, ("splitter.port", "admin_port", "80")),
-        (
-            {"splitter": {"port": 5557}, "traffic": {"master_bind": "10.0.0.1:5557", "remote_workers": 2}},
-            ("splitter.port", "traffic.master_bind", "5557"),
-        ),
         ({"traffic": {"remote_workers": 1}}, ('traffic.master_bind is ""', "give this host")),
         ({"traffic": {"remote_workers": 1, "master_bind": "10.0.0.5"}}, ('traffic.master_bind is "10.0.0.5"',)),
         ({"traffic": {"remote_workers": 1, "master_bind": "0.0.0.0:5557"}}, ("give an IP address of this host",)),
