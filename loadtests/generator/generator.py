@@ -24,7 +24,7 @@ from loadtests.generator.histogram import Histogram
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.precise_sleep import sleep_until
 from loadtests.generator.preparer import TURN_S, Prepared, Preparer, RequestCopy
-from loadtests.generator.record import RequestRecord, embed_record_of, record_of
+from loadtests.generator.record import RequestRecord, record_of
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.schedule import EVERY_ARM, PlannedRequest, Schedule
@@ -33,7 +33,7 @@ from servers.complaint import ConfigError, unwritten
 
 _IN_A_ROW = 16  # requests started late or booked before others take their turn: some 0.3 ms
 _HEARTBEAT_S = 0.02
-_LOOK_EVERY_S = 0.25  # at what is still under way, once all was sent
+_LOOK_EVERY_NS = 250_000_000  # for an end, and at what is still under way once all was sent
 MOST_UNBOOKED = 50_000  # answers that wait to be recorded: some 5 s of them at 10,000 a second
 
 
@@ -77,13 +77,11 @@ class Generator:
         on_record: Callable[[RequestRecord], None] | None = None,
     ) -> None:
         self._config = config
-        self._record_of = embed_record_of if config.task == "embed" else record_of
         self._log = log
         self._on_record = on_record
         self._routes = _routes(config)
-        self._clients = list(
-            {id(endpoint): endpoint.client for route in self._routes.values() for endpoint in route.endpoints}.values()
-        )
+        endpoints = {endpoint for route in self._routes.values() for endpoint in route.endpoints}
+        self._clients = [endpoint.client for endpoint in endpoints]
         self._inflight: set[Call] = set()
         self._ended: deque[Call] = deque()  # not recorded yet
         self._to_book = Event()
@@ -164,22 +162,15 @@ class Generator:
     def end_at(self, at_ns: int) -> None:
         """Send nothing that is due at `at_ns` or later; what is under way then goes on to its end."""
         self._end_ns = at_ns
-        gevent.spawn(self._end_dispatch, at_ns)
 
     def end_arm_at(self, arm: str, at_ns: int) -> None:
         """Do the same with the copies that are pinned to one arm; the others go on."""
         self._ends_ns[arm] = at_ns
 
-    def _end_dispatch(self, at_ns: int) -> None:
-        sleep_until(at_ns)
-        # One that is behind its schedule still sends what was due before.
-        if self._dispatcher is not None and self._next_ns >= at_ns:
-            self._dispatcher.kill(block=False)
-
     def _wait_drained(self) -> bool:
         """Return whether all calls ended by themselves before the drain time was over, while one could be in time."""
         until_s = time.monotonic() + self._config.drain_s
-        while not self._idle.wait(min(_LOOK_EVERY_S, max(0.0, until_s - time.monotonic()))):
+        while not self._idle.wait(min(_LOOK_EVERY_NS / 1e9, max(0.0, until_s - time.monotonic()))):
             if time.monotonic() >= until_s or self._all_late():
                 return False
         return True
@@ -248,21 +239,20 @@ class Generator:
         in_a_row = 0
         for offset_ns, prepared in self._preparer or ():
             scheduled_ns = self._next_ns = start_ns + offset_ns
-            if self._is_past_end(scheduled_ns):
-                return
             in_a_row += 1
-            if scheduled_ns > now_ns():
-                sleep_until(scheduled_ns)
-                in_a_row = 0
-            elif in_a_row >= _IN_A_ROW:
+            if in_a_row >= _IN_A_ROW:
                 gevent.sleep(TURN_S)  # behind the schedule, readers still take their turns: tokens are not late too
                 in_a_row = 0
-            if self._is_past_end(scheduled_ns):
-                return  # the end was set meanwhile, and what ends this greenlet is as late as it is
+            while (early_ns := scheduled_ns - now_ns()) > 0 and not self._is_over(scheduled_ns):
+                sleep_until(scheduled_ns - max(0, early_ns - _LOOK_EVERY_NS))
+                in_a_row = 0
+            if self._is_over(scheduled_ns):
+                return
             self.launch(prepared, scheduled_ns)
 
-    def _is_past_end(self, at_ns: int) -> bool:
-        return self._end_ns is not None and at_ns >= self._end_ns
+    def _is_over(self, at_ns: int) -> bool:
+        """Whether nothing that is due at `at_ns` is sent any more."""
+        return self.failure is not None or (self._end_ns is not None and at_ns >= self._end_ns)
 
     def _send(self, copy: RequestCopy) -> None:
         endpoint = copy.endpoint = copy.route.endpoint()
@@ -301,7 +291,7 @@ class Generator:
         while self._ended and limit > 0:
             limit -= 1
             call = self._ended.popleft()
-            record = self._record_of(call, self._config.trial)
+            record = record_of(call, self._config.trial)
             self._guarded(partial(self._log.ended, record, call.tag.arm))
             if self._on_record is not None:
                 self._on_record(record)
@@ -337,5 +327,3 @@ class Generator:
         except OSError as error:
             if self.failure is None:
                 self._fail(f"records cannot be written: {unwritten(error)} and run again")
-                if self._dispatcher is not None:
-                    self._dispatcher.kill(block=False)

@@ -147,10 +147,9 @@ class LoadLog:
     def _tell(self, account: dict[str, Any]) -> None:
         if self.on_write is not None:
             self.on_write(account)
-        if self._directory is None or (self._writing is not None and not self._writing.ready()):
-            return
-        self._raise_failure()
-        self._writing = self._thread.spawn(_write, self._directory / f"generator-{self.worker}.json", account)
+        if self._directory is not None and (self._writing is None or self._writing.ready()):
+            self._raise_failure()
+            self._writing = self._thread.spawn(_write, self._directory / f"generator-{self.worker}.json", account)
 
     def write(self) -> None:
         """Flush the records, and have the file say how things stand now. Waits for a slow disk, but not for ever.

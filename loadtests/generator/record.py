@@ -63,15 +63,16 @@ _TIMES = ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")
 _TRAILERS = tuple(
     trailing_key(column.removeprefix("server_")) for column in (*SERVED_COLUMNS, "prompt_tokens", "output_tokens")
 )
-_ARM, _REPLICA, _PROMPT_TOKENS = (trailing_key(name) for name in ("arm", "replica", "prompt_tokens"))
+_ARM, _REPLICA = trailing_key("arm"), trailing_key("replica")
 _NO_FIGURES: list[int | None] = [None] * len(_TRAILERS)
 _NO_TOKENS = np.zeros(0, dtype=np.int64)
 
 
-def record_of(call: Call, trial: int, *, tokens: bool = True) -> RequestRecord:
-    """Return the row of an ended call. Without `tokens` an answer is not held to the tokens that it brings."""
+def record_of(call: Call, trial: int) -> RequestRecord:
+    """Return the row of an ended call. An embedding is not held to tokens, which were never to come."""
     copy: RequestCopy = call.tag
     plan, trailing = copy.plan, call.trailing_metadata
+    embeds = isinstance(call, EmbedCall)
     status, error, sent_ns, output_tokens = call.status, call.error, call.sent_ns, call.output_tokens
     token_ns = np.frombuffer(call.token_ns, dtype=np.int64) - sent_ns if call.token_ns else _NO_TOKENS
     routed = call.initial_metadata.get(ARM_HEADER) or trailing.get(ARM_HEADER) or None
@@ -83,7 +84,9 @@ def record_of(call: Call, trial: int, *, tokens: bool = True) -> RequestRecord:
         how = "routed" if copy.arm is None else "pinned"
         status, error = "INTERNAL", f'{how} to arm "{expected}" but arm "{answered}" answered: check the routes'
     *served, prompt_tokens, counted = _figures(trailing)
-    if status == "OK" and (fault := _fault(error, output_tokens, counted) if tokens else _ended_with(error)):
+    if prompt_tokens is None:
+        prompt_tokens = (call.input_tokens if isinstance(call, EmbedCall) else 0) or plan.prompt_tokens
+    if status == "OK" and (fault := _fault(error, embeds, output_tokens, counted)):
         status, error = "INTERNAL", fault
     return RequestRecord(
         request_id=copy.request_id,
@@ -98,21 +101,13 @@ def record_of(call: Call, trial: int, *, tokens: bool = True) -> RequestRecord:
         end_ns=call.end_ns,
         status=status,
         error=error or None,
-        prompt_tokens=plan.prompt_tokens if prompt_tokens is None else prompt_tokens,
-        max_tokens=plan.max_tokens,
-        output_tokens=output_tokens,
-        token_ns=token_ns,
+        prompt_tokens=prompt_tokens,
+        max_tokens=None if embeds else plan.max_tokens,
+        output_tokens=None if embeds else output_tokens,
+        token_ns=None if embeds else token_ns,
         phase=plan.phase,
         served=served,
     )
-
-
-def embed_record_of(call: Call, trial: int) -> RequestRecord:
-    """Return the row of an embedding, as `record_of` makes it, without tokens that were never to come."""
-    record = record_of(call, trial, tokens=False)
-    if isinstance(call, EmbedCall) and call.input_tokens and _PROMPT_TOKENS not in call.trailing_metadata:
-        record = record._replace(prompt_tokens=call.input_tokens)
-    return record._replace(max_tokens=None, output_tokens=None, token_ns=None)
 
 
 def request_batch(rows: Sequence[RequestRecord], *, offset_ns: int = 0) -> pa.RecordBatch:
@@ -130,7 +125,7 @@ def request_batch(rows: Sequence[RequestRecord], *, offset_ns: int = 0) -> pa.Re
 
 
 def _figures(metadata: Mapping[str, str]) -> list[int | None]:
-    """The numbers of `_TRAILERS`, None for one that is missing or no number."""
+    """Return the numbers of `_TRAILERS`, None for one that is missing or no number."""
     if not metadata:
         return _NO_FIGURES
     try:
@@ -139,16 +134,13 @@ def _figures(metadata: Mapping[str, str]) -> list[int | None]:
         return [whole_number(metadata.get(key)) for key in _TRAILERS]
 
 
-def _fault(error: str, output_tokens: int, counted: int | None) -> str:
-    """Why an answer that ended with OK has failed all the same, "" where it has not. `counted` is by the server."""
+def _fault(error: str, embeds: bool, output_tokens: int, counted: int | None) -> str:
+    """Return why an answer that ended with OK has failed all the same, "" where it has not. `counted` is by the
+    server."""
     if error:
-        return _ended_with(error)
-    if not output_tokens:
+        return f"the answer ended with OK and an error: {error}"
+    if not output_tokens and not embeds:
         return "the answer ended with OK and holds no token"
-    if counted is not None and counted != output_tokens:
+    if counted is not None and counted != output_tokens and not embeds:
         return f"the server counts {counted} tokens in its answer, and {output_tokens} came"
     return ""
-
-
-def _ended_with(error: str) -> str:
-    return f"the answer ended with OK and an error: {error}" if error else ""

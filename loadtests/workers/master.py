@@ -59,7 +59,7 @@ class Master:
         self._loads: dict[str, _Load] = {}
         self._waiting: set[str] = set()
         self._running: set[str] = set()
-        self._started = False
+        self._started = self._quitting = False
         self._error: str | None = None
         for kind, listener in (
             (READY, self._on_ready),
@@ -141,10 +141,9 @@ class Master:
         self._start_when_ready()
 
     def _on_done(self, load: _Load, data: dict[str, Any]) -> None:
-        if data.get("error"):
-            self._error = self._error or data["error"]
-            logger.error("%s", data["error"])
-        if data.get("missing"):
+        if data["error"]:
+            self._fail(data["error"])
+        if data["missing"]:
             self._mark_lost(load, data["missing"])
         self._ended(load)
 
@@ -189,14 +188,11 @@ class Master:
             self._start_when_ready()
             return
         if self._error is None and self._loads and all(item.lost for item in self._loads.values()):
-            self._error = f"every load process is lost: {load.lost}"
-            logger.error("%s", self._error)
-        # A failed request is a record, not a failure of the load process: the exit code says whether that one worked.
-        self._environment.process_exit_code = 0 if self._error is None else 1
-        gevent.spawn(self._runner.quit)
+            self._fail(f"every load process is lost: {load.lost}")
+        self._quit()
 
     def _watch(self) -> None:
-        """A worker that died counts as done: what it flushed is kept, and the others go on."""
+        """Count a worker that died as done: what it flushed is kept, and the others go on."""
         while self._running and self._is_master:
             gevent.sleep(1.0)
             for client_id in list(self._running):
@@ -209,7 +205,7 @@ class Master:
                     self._ended(load)
 
     def _watch_end(self) -> None:
-        """Every load process knows when the load is to end before its time, as soon as end.json says so."""
+        """Tell every load process when the load is to end before its time, as soon as end.json says so."""
         path, told = self._folder / END_FILE, ""
         while self._running:
             gevent.sleep(_END_EVERY_S)
@@ -222,11 +218,17 @@ class Master:
                 self._runner.send_message(END, json.loads(text))
 
     def _fail(self, why: str) -> None:
-        """The trial ends without success."""
+        """End the trial without success."""
+        logger.error("%s", why)
         if self._error is None:
             self._error = why
-            logger.error("%s", why)
-            self._environment.process_exit_code = 1
+            self._quit()
+
+    def _quit(self) -> None:
+        # A failed request is a record, not a failure of the load process: the exit code says whether that one worked.
+        self._environment.process_exit_code = 0 if self._error is None else 1
+        if not self._quitting:
+            self._quitting = True
             gevent.spawn(self._runner.quit)
 
     def _mark_lost(self, load: _Load, why: str) -> None:
@@ -234,7 +236,7 @@ class Master:
         self._write_account(load)
 
     def _write_account(self, load: _Load) -> None:
-        """generator-N.json of a load process that cannot write it here itself, or no longer does."""
+        """Write generator-N.json of a load process that cannot write it here itself, or no longer does."""
         path = self._folder / f"generator-{load.number}.json"
         account = load.account
         if account is None:
@@ -249,7 +251,7 @@ class Master:
             self._fail(f"records cannot be written: {unwritten(error)} and run again")
 
     def _show_connected(self) -> None:
-        """workers.json says how many load processes are connected, until they are assigned."""
+        """Write to workers.json how many load processes are connected, until they are assigned."""
         path, expected = self._folder / "workers.json", {"expected": self._options.expect_workers}
         while not self._loads:
             here = len(self._runner.clients.ready) if self._is_master else 0

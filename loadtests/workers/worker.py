@@ -100,17 +100,16 @@ class Worker:
         try:
             self._begin(assigned)
         except Exception as error:  # the master waits for an answer, whatever it is
-            if isinstance(error, ConfigError):
-                self._send(DONE, {"error": f"{self._where}{error}"})
-                return
-            logger.exception("the share of the schedule could not be prepared")
-            self._send(DONE, {"error": f"{self._where}{type(error).__name__}: {error}"})
+            self._send(DONE, {"error": self._reason(error), "missing": ""})
         else:
             self._send(READY, {})
 
-    @property
-    def _where(self) -> str:
-        return "" if self._keep is None else f"worker on {socket.gethostname()}: "
+    def _reason(self, error: Exception) -> str:
+        where = "" if self._keep is None else f"worker on {socket.gethostname()}: "
+        if isinstance(error, ConfigError):
+            return f"{where}{error}"
+        logger.error("a fault in the load process", exc_info=error)
+        return f"{where}{type(error).__name__}: {error}"
 
     def _begin(self, assigned: dict[str, Any]) -> None:
         """Load the share and encode its first seconds."""
@@ -192,20 +191,18 @@ class Worker:
     def _drive(self, start_ns: int) -> None:
         generator, log = self._load.generator, self._load.log
         if generator is None or log is None:
-            return
+            return None
         try:
             ended = generator.run(start_ns - self._clock.offset_ns)
         except Exception as error:
-            logger.exception("the schedule could not be kept")
-            self._finish(f"{self._where}{type(error).__name__}: {error}", _SHIP_WITHIN_S)
-            return
+            return self._finish(self._reason(error), _SHIP_WITHIN_S)
         if self._load.generator is not generator:
-            return  # stopped from outside, which also recorded what was in flight
+            return None  # stopped from outside, which also recorded what was in flight
         if generator.failure is None:
             log.complete = True
         if not ended:
             logger.warning("%d requests had not ended when the drain time was over", generator.inflight)
-        self._finish(generator.failure, _SHIP_WITHIN_S)
+        return self._finish(generator.failure, _SHIP_WITHIN_S)
 
     def _finish(self, error: str | None, ship_within_s: float) -> None:
         """Send the master every record, or what it lacks, and that this process is done."""

@@ -6,7 +6,7 @@ import json
 import random
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ from loadtests.clients.headers import HeaderDecoder, HeaderError
 from loadtests.clients.inference import InferenceClient
 from loadtests.clients.openai_call import OpenAiCall
 from loadtests.external.arms import OipOptions
-from loadtests.generator.record import embed_record_of, record_of, request_batch
+from loadtests.generator.record import record_of, request_batch
 from loadtests.trials.status import ReplicaState, Status
 from loadtests.trials.telemetry import Collector, _Follower
 from loadtests.users import Observed
@@ -72,7 +72,7 @@ def _headers(folder: Path, content: bytes, draws: random.Random) -> None:
         assert sum(len(name) + len(value) for name, value in fields.items()) <= 8 * _LARGEST_BLOCK
 
 
-def _records(call: Call, make: Callable[..., Any] = record_of) -> None:
+def _records(call: Call) -> None:
     """Check that the row of the call can be written, and holds its end in one line."""
     assert call.status in STATUS_NAMES, call.status
     assert len(call.error) <= LONGEST + 100, f"an error of {len(call.error)} characters"
@@ -81,7 +81,7 @@ def _records(call: Call, make: Callable[..., Any] = record_of) -> None:
     call.tag = SimpleNamespace(
         plan=plan, arm="eager", request_id="1-0", pair_id="1-0", endpoint=None, scheduled_ns=call.start_ns
     )
-    request_batch([make(call, 1)]).validate(full=True)
+    request_batch([record_of(call, 1)]).validate(full=True)
 
 
 @contextmanager
@@ -170,17 +170,17 @@ def _oip(folder: Path, content: bytes, draws: random.Random) -> None:
 
 
 def _embedding(folder: Path, content: bytes, draws: random.Random) -> None:
-    _fed(EmbedCall(headers=b"", body=b"", timeout_s=None, on_done=None, tag=None), content, draws, embed_record_of)
+    _fed(EmbedCall(headers=b"", body=b"", timeout_s=None, on_done=None, tag=None), content, draws)
 
 
-def _fed(call: GrpcCall, content: bytes, draws: random.Random, make: Callable[..., Any] = record_of) -> None:
+def _fed(call: GrpcCall, content: bytes, draws: random.Random) -> None:
     call.on_headers(dict(_ANSWER), False, now_ns())
     for piece in pieces(content, draws):
         if not call.status:
             call.on_data(piece, now_ns())
     if not call.status:
         call.on_headers(dict(_TRAILERS), True, now_ns())
-    _records(call, make)
+    _records(call)
 
 
 def _infer_answers(folder: Path) -> list[bytes]:

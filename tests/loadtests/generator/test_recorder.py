@@ -23,14 +23,14 @@ from hypothesis import strategies as st
 
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_end, read_table
-from loadtests.clients.grpc_call import EmbedCall
+from loadtests.clients.grpc_call import EmbedCall, GrpcCall
 from loadtests.external.arms import OpenAiArm, OpenAiOptions
 from loadtests.external.client_security import SecurityConfig
 from loadtests.generator import load_log as accounts
 from loadtests.generator import recorder as recorders
 from loadtests.generator.histogram import BOUNDS_S, ArmTally, Histogram
 from loadtests.generator.load_log import GarbageWindow, LoadLog
-from loadtests.generator.record import SERVED_COLUMNS, RequestRecord, embed_record_of, record_of, request_batch
+from loadtests.generator.record import SERVED_COLUMNS, RequestRecord, record_of, request_batch
 from loadtests.generator.recorder import RequestRecorder, Spool, record_file
 from loadtests.generator.trial_config import TrialConfig
 from servers.clock import now_ns
@@ -147,12 +147,13 @@ def test_an_answer_is_that_of_the_arm_it_was_sent_to_and_fails_where_it_is_not_w
     error = None if embeds and "output_tokens" in changes else error  # an embedding has none
     settings = {"status": "OK", "error": "", "sent_ns": 1, "first_token_ns": 2, "end_ns": 3, "output_tokens": 1}
     settings["token_ns"] = b""
-    call = Mock(spec=EmbedCall, input_tokens=7, **settings | changes)
+    call = Mock(spec=EmbedCall if embeds else GrpcCall, **settings | changes)
+    call.input_tokens = 7  # of an embedding alone
     call.initial_metadata = {ARM_HEADER: routed} if routed else {}
     call.trailing_metadata = {trailing_key("output_tokens"): "1"} | ({trailing_key("arm"): said} if said else {})
     plan = Fake(session_id="s", prompt_tokens=3, max_tokens=1, phase="")
     call.tag = Fake(arm=pinned, plan=plan, request_id="1", pair_id="1", endpoint=None, scheduled_ns=0)
-    record = (embed_record_of if embeds else record_of)(call, 1)
+    record = record_of(call, 1)
     assert (record.arm, record.error, record.status) == ("new", error, "INTERNAL" if error else "OK")
     assert (record.output_tokens is None, record.prompt_tokens) == (embeds, 7 if embeds else 3)
     call.trailing_metadata[trailing_key("prompt_tokens")] = "5"

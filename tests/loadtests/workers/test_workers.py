@@ -374,7 +374,7 @@ def test_a_trial_starts_once_when_all_are_ready_and_ends_with_the_last(trial: Tr
     write_end(trial.folder, at_ns=9, arms={})
     (end,) = wait_for(lambda: sent(runner, messages.END), sleep=gevent.sleep)
     assert (end["at_ns"], end["arms"]) == (9, {})
-    say(runner, messages.DONE, "x", error=None)
+    say(runner, messages.DONE, "x", error=None, missing="")
     gevent.sleep(0.02)
     runner.quit.assert_not_called()
     say(runner, messages.DONE, "y", error=None, missing="3 bytes are on y")
