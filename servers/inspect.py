@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from servers import stdout
 from servers.clock import now_ns
-from servers.compiler.events import CompileEvent
 from servers.complaint import ConfigError, named
 from servers.config import ArmConfig
 from servers.engine.shapes import WARMUP_CALLS, StepShape, warmup_plan
 from servers.program import compile_cache, exit_code, isolate_compiler, log_to_stderr, on_its_card_alone, read_arm
+from servers.rpc.telemetry_pb2 import CompileEvent
 
 if TYPE_CHECKING:
     from servers.engine.encoder import EncoderRunner
@@ -151,11 +151,16 @@ class Inspection:
             "shapes": [
                 asdict(visit) | {"shape": str(visit.shape), "padded": str(visit.padded)} for visit in self.visits
             ],
-            "graphs": [asdict(graph) for graph in self.graphs],
+            "graphs": [_plain(graph) for graph in self.graphs],
             "graph_breaks": self.graph_breaks,
             "cudagraph_skips": self.cudagraph_skips,
             "blind_spots": self.blind_spots,
         }
+
+
+def _plain(event: CompileEvent) -> dict[str, Any]:
+    values = {field.name: getattr(event, field.name) for field in event.DESCRIPTOR.fields}
+    return {**values, "request_ids": list(event.request_ids), "breaks": list(event.breaks)}
 
 
 def inspect_arm(arm: ArmConfig, shapes: Sequence[StepShape], *, report: Callable[[str], None]) -> Inspection:
@@ -181,7 +186,7 @@ def inspect_arm(arm: ArmConfig, shapes: Sequence[StepShape], *, report: Callable
         visits=tuple(visits),
         graphs=tuple(event for event in events if event.kind in ("compile", "recompile")),
         cudagraph_skips=recorder.cudagraph_skips,
-        blind_spots=recorder.facts.blind_spots,
+        blind_spots=recorder.blind_spots,
     )
 
 

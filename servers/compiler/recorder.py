@@ -8,7 +8,7 @@ The recorder joins a record to the running step, which triggered it: the device 
 compiles on another thread delays no step and is a `background_compile`, unless it began and ended within one step: then
 that step may have waited for it.
 
-`install` checks that the stream reports a test compile. Where it does not, `facts.blind_spots` says what is not seen.
+`install` checks that the stream reports a test compile. Where it does not, `blind_spots` says what is not seen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
@@ -32,8 +32,8 @@ import torch._dynamo
 
 from servers.clock import now_ns
 from servers.compiler import jit
-from servers.compiler.events import CompileEvent, CompilerFacts, CompileUnderWay
 from servers.complaint import named
+from servers.rpc.telemetry_pb2 import CompileEvent, CompileUnderWay
 
 RAN_EAGERLY = "a step of a compiled arm ran eagerly: no compiled code fits its shape any more"
 
@@ -76,13 +76,13 @@ class _Compile:
 class CompileRecorder:
     """Collects the compile events of this process. Install once, on the device thread, where all else happens too.
 
-    `publish` is called with all facts when there is a new blind spot, `announce` when a compile of the device thread
+    `publish` is called with all blind spots when there is a new one, `announce` when a compile of the device thread
     begins, and when it is over.
     """
 
     def __init__(
         self,
-        publish: Callable[[CompilerFacts], object] = lambda facts: None,
+        publish: Callable[[tuple[str, ...]], object] = lambda blind_spots: None,
         announce: Callable[[CompileUnderWay], object] = lambda compile: None,
     ) -> None:
         self.trigger = Trigger()
@@ -116,7 +116,7 @@ class CompileRecorder:
         self._compiles.clear()
         self._undo.append(jit.listen(self._on_kernel))
         if self._blind_spots:
-            self._publish(self.facts)
+            self._publish(self.blind_spots)
 
     def remove(self) -> None:
         """Stop listening, in the reverse order of the installation."""
@@ -124,9 +124,9 @@ class CompileRecorder:
             self._undo.pop()()
 
     @property
-    def facts(self) -> CompilerFacts:
-        """What is not seen at all."""
-        return CompilerFacts(blind_spots=tuple(self._blind_spots))
+    def blind_spots(self) -> tuple[str, ...]:
+        """What is not seen at all, in sentences."""
+        return tuple(self._blind_spots)
 
     def drain(self) -> list[CompileEvent]:
         """Return the events since the last call, oldest first; to be called after each step. What ran on other threads
@@ -145,14 +145,16 @@ class CompileRecorder:
         self._drained_ns = now_ns()
         events, self._events = self._events, []
         # Numbered here: test compiles and dropped events take no number, so that a gap means a lost event.
-        return [replace(event, event_id=f"{next(self._ids)}") for event in events]
+        for event in events:
+            event.event_id = f"{next(self._ids)}"
+        return events
 
     # --- What the runner reports ---
 
     def record_eager_step(self, start_ns: int, end_ns: int) -> None:
         """Note that a step which should have run compiled code ran plain Python: one event per uninterrupted spell."""
         if self._fallback_is_open and self._events and self._events[-1].kind == "eager_fallback":
-            self._events[-1] = replace(self._events[-1], end_ns=end_ns)
+            self._events[-1].end_ns = end_ns
             return
         if not self._fallback_is_open:
             self._add("eager_fallback", start_ns, end_ns, reason=RAN_EAGERLY)
@@ -214,7 +216,7 @@ class CompileRecorder:
         except Exception as error:  # the compiler would fail with it
             self._is_read = False
             self._blind_spots.append(f"a record of torch {torch.__version__} cannot be read ({named(error)})")
-            self._publish(self.facts)
+            self._publish(self.blind_spots)
         return True
 
     def _read(self, metadata: Mapping[str, Any], payload: str | None) -> None:
@@ -308,13 +310,14 @@ class CompileRecorder:
     def _end(self) -> None:
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
-            self._announce(replace(under_way, end_ns=now_ns()))
+            over = CompileUnderWay(end_ns=now_ns())
+            over.MergeFrom(under_way)  # which its reader may still hold
+            self._announce(over)
 
     def _add(self, kind: str, start_ns: int, end_ns: int, *, trigger: Trigger | None = None, **details: Any) -> None:
         step = trigger or self.trigger
         self._events.append(
             CompileEvent(
-                event_id="",
                 kind=kind,
                 start_ns=start_ns,
                 end_ns=end_ns,

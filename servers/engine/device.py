@@ -26,13 +26,13 @@ from typing import Any
 import psutil
 
 from servers.clock import now_ns
-from servers.compiler.events import CompileUnderWay
 from servers.complaint import ConfigError, named
 from servers.config import ArmConfig
 from servers.engine.engine import Arrivals, Engine
-from servers.engine.messages import MemoryReading, Progress, Ready, Shutdown
+from servers.engine.messages import BlindSpots, Shutdown
 from servers.engine.scheduler import scheduler_for
 from servers.program import isolate_compiler, log_to_stderr
+from servers.rpc.telemetry_pb2 import CompileUnderWay, MemoryReading, Progress, SnapshotResponse
 
 log = logging.getLogger("tailgate.device")
 
@@ -114,7 +114,10 @@ def _start(arm: ArmConfig, arrivals: Arrivals, outbox: Outbox) -> tuple[Engine, 
     from servers.engine.runner import runner_for
 
     imported_ns = now_ns()
-    recorder = CompileRecorder(publish=outbox.put, announce=lambda compile: _announce(compile, outbox))
+    recorder = CompileRecorder(
+        publish=lambda texts: outbox.put(BlindSpots(texts=texts)),
+        announce=lambda compile: _announce(compile, outbox),
+    )
     recorder.install()
     runner = runner_for(arm, recorder)
     runner.load()
@@ -140,7 +143,7 @@ def _start(arm: ArmConfig, arrivals: Arrivals, outbox: Outbox) -> tuple[Engine, 
     gc.freeze()
     artifact = {"artifact": loaded.identity} if loaded is not None else {}
     outbox.put(
-        Ready(
+        SnapshotResponse(
             vocab_size=runner.vocab_size,
             device=runner.device_name(),
             dtype=runner.dtype_name(),

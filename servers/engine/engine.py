@@ -14,11 +14,11 @@ from dataclasses import fields, replace
 from typing import Any, Protocol
 
 from servers.clock import now_ns
-from servers.compiler.events import CompileEvent
 from servers.complaint import named
 from servers.config import STALLING_KINDS
-from servers.engine.messages import Cancel, Finished, Shutdown, StepOutput, StepRecord, Submit
+from servers.engine.messages import Cancel, Finished, Shutdown, StepOutput, Submit
 from servers.engine.scheduler import Batcher, Job, LaunchedStep, Move, Scheduler, Step
+from servers.rpc.telemetry_pb2 import CompileEvent, StepRecord
 
 log = logging.getLogger("tailgate.engine")
 
@@ -230,10 +230,9 @@ class Engine:
             for job in self._held(batch, end_ns):
                 # arrivals of this step were already charged for the stalls that submit() knew: not this one
                 job.timing.compile_stall_ns += max(0, end_ns - max(start_ns, job.recv_ns))
-        return [
-            replace(event, request_ids=tuple(job.request_id for job in self._held(batch, event.end_ns)))
-            for event in events
-        ]
+        for event in events:
+            event.request_ids.extend(job.request_id for job in self._held(batch, event.end_ns))
+        return events
 
     def _held(self, batch: Sequence[Job], end_ns: int) -> list[Job]:
         """The batch, and the requests that waited for it before `end_ns`."""

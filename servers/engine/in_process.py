@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from servers.clock import now_ns
-from servers.compiler.events import CompileEvent
 from servers.compiler.policy import UnforeseenShapeError
 from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig
@@ -17,6 +16,7 @@ from servers.engine.engine import REFUSED, Engine
 from servers.engine.messages import Finished, StepOutput, Submit
 from servers.engine.runner import ModelRunner, runner_for
 from servers.engine.scheduler import scheduler_for
+from servers.rpc.telemetry_pb2 import CompileEvent
 
 
 @contextmanager

@@ -1,8 +1,14 @@
-"""What the gRPC front and the engine process say to each other over their pipe. Plain data, no torch."""
+"""What the gRPC front and the engine process say to each other over their pipe. Plain data, no torch.
+
+Events that `Telemetry.Watch` streams are sent as telemetry.proto has them; the engine is warm when it sends the part of
+a `SnapshotResponse` that it knows.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+from servers.rpc.telemetry_pb2 import StepRecord
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,21 +68,6 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
-    """One engine step. Columns as in the run directory."""
-
-    step_id: int
-    kind: str
-    start_ns: int
-    end_ns: int
-    batch: int
-    padded_batch: int
-    tokens: int
-    padded_tokens: int
-    compiled: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
     """What one step produced: (request id, token) pairs, the requests that ended, and the step itself.
 
@@ -91,38 +82,7 @@ class StepOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryReading:
-    """What the engine process holds. None where it cannot be read: on a CPU there is no allocator to ask.
+class BlindSpots:
+    """What of compilers this replica cannot see, in sentences; sent when there is a new one."""
 
-    `memory_bytes` are resident on the host. The allocator keeps `reserved_bytes` of its device; `peak_bytes` were
-    allocated at once since the reading before.
-    """
-
-    at_ns: int
-    memory_bytes: int | None = None
-    reserved_bytes: int | None = None
-    peak_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Where the start-up stands."""
-
-    at_ns: int
-    stage: str  # load | warmup | serving | draining | failed
-    done: int = 0
-    total: int = 0
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
-    """The engine is warm. `startup_ns` holds every stretch of the start, one after the other; together they are the
-    time from the start of the replica's process to this message."""
-
-    vocab_size: int
-    device: str
-    dtype: str
-    versions: dict[str, str]
-    memory_bytes: dict[str, int]
-    startup_ns: dict[str, int]
+    texts: tuple[str, ...]

@@ -8,17 +8,23 @@ import itertools
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 
 import grpc
 
 from servers.clock import now_ns
-from servers.compiler.events import CompileEvent, CompilerFacts, CompileUnderWay
 from servers.config import ArmConfig
-from servers.engine.messages import Cancel, Finished, MemoryReading, Progress, Ready, StepOutput, StepRecord, Submit
+from servers.engine.messages import BlindSpots, Cancel, Finished, StepOutput, Submit
 from servers.front.metrics import FrontMetrics
 from servers.front.requests import RefusedError
 from servers.front.tokenizer import Tokenizer
+from servers.rpc.telemetry_pb2 import (
+    CompileEvent,
+    CompileUnderWay,
+    MemoryReading,
+    Progress,
+    SnapshotResponse,
+    StepRecord,
+)
 
 log = logging.getLogger("tailgate.front")
 
@@ -136,8 +142,8 @@ class Front:
         self.replica = replica
         self.tokenizer = tokenizer
         self.metrics = metrics
-        self.warm: Ready | None = None  # as the engine reports it; `ready` once it has answered a request
-        self.ready: Ready | None = None
+        self.warm: SnapshotResponse | None = None  # what the engine reports; `ready` once it has answered a request
+        self.ready: SnapshotResponse | None = None
         self.draining = False
         self.failure = ""
         self.blind_spots: tuple[str, ...] = ()
@@ -204,14 +210,14 @@ class Front:
         match message:
             case StepOutput():
                 self._take_output(message)
-            case CompileUnderWay():
-                self.publish(replace(message, phase="warmup") if self._is_on_trial else message)
-            case CompileEvent():
-                event = replace(message, phase="warmup") if self._is_on_trial else message
-                self.metrics.count_compile(event)
-                self.publish(event)
-            case CompilerFacts():
-                self.blind_spots = message.blind_spots
+            case CompileUnderWay() | CompileEvent():
+                if self._is_on_trial:
+                    message.phase = "warmup"
+                if isinstance(message, CompileEvent):
+                    self.metrics.count_compile(message)
+                self.publish(message)
+            case BlindSpots():
+                self.blind_spots = message.texts
             case MemoryReading():
                 self.metrics.show_memory(message)
                 self.publish(message)
@@ -219,7 +225,7 @@ class Front:
                 if message.stage == "failed":
                     self.failure = message.detail
                 self.publish(message)
-            case Ready():
+            case SnapshotResponse():
                 self.warm = message
 
     @property

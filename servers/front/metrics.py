@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from servers.compiler.events import CompileEvent
-from servers.engine.messages import MemoryReading
+from servers.rpc.telemetry_pb2 import CompileEvent, MemoryReading
 
 M = TypeVar("M", Counter, Gauge)
 
@@ -43,9 +41,8 @@ class FrontMetrics:
 
     def show_memory(self, reading: MemoryReading) -> None:
         """Show what the engine holds now."""
-        for item in fields(reading):
-            value = getattr(reading, item.name)
-            if item.name != "at_ns" and value is not None:
+        for item, value in reading.ListFields():
+            if item.name != "at_ns":
                 self.memory_now(what=item.name.removesuffix("_bytes")).set(value)
 
     def totals(self) -> dict[str, int]:

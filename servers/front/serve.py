@@ -33,7 +33,7 @@ from servers.clock import anchored_environment, now_ns
 from servers.complaint import ConfigError, named
 from servers.config import ArmConfig
 from servers.engine.device import serve_engine
-from servers.engine.messages import Progress, Shutdown
+from servers.engine.messages import Shutdown
 from servers.front.front import Front
 from servers.front.metrics import FrontMetrics
 from servers.front.requests import METADATA_BYTES, message_bytes
@@ -194,7 +194,7 @@ async def serve(arm: ArmConfig, options: argparse.Namespace, *, cache_dir: str, 
         log.error("%s: %s", replica, front.failure)
     else:
         front.draining = True
-        front.publish(Progress(at_ns=now_ns(), stage="draining", detail=f"{front.in_flight} in flight"))
+        front.publish(telemetry_pb2.Progress(at_ns=now_ns(), stage="draining", detail=f"{front.in_flight} in flight"))
         deadline = loop.time() + arm.engine.drain_grace_s
         while front.in_flight and not engine_gone.done() and loop.time() < deadline:
             await asyncio.sleep(0.02)

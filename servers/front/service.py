@@ -67,7 +67,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 request,
                 front.arm,
                 front.tokenizer,
-                front.ready.vocab_size if front.ready else 1 << 31,
+                1 << 31 if front.ready is None else front.ready.vocab_size,
                 recv_ns=recv_ns,
                 deadline_ns=0 if left_s is None else recv_ns + int(left_s * 1e9),
             )

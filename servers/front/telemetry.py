@@ -1,9 +1,8 @@
-"""`tailgate.v1.Telemetry` of a replica, and the wire form of its events."""
+"""`tailgate.v1.Telemetry` of a replica, and the messages that carry its events."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -12,10 +11,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from servers.compiler.events import CompileEvent, CompileUnderWay
-from servers.engine.messages import MemoryReading, Progress, StepRecord
 from servers.front.front import MOST_WAITING, Front, TelemetryEvent
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
+from servers.rpc.telemetry_pb2 import CompileEvent, CompileUnderWay, MemoryReading, Progress, StepRecord
 
 # A message costs as much as fifty step records, and delays the tokens that are streamed meanwhile: steps are gathered
 # for a while, and a replay of what is retained pauses between messages.
@@ -67,26 +65,23 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
         """Return the arm as it runs: configuration, versions, counters, memory, start-up cost."""
         front = self.front
         answer = telemetry_pb2.SnapshotResponse(
-            arm=front.arm.name, replica=front.replica, config_json=json.dumps(front.arm.to_dict())
+            arm=front.arm.name,
+            replica=front.replica,
+            config_json=json.dumps(front.arm.to_dict()),
+            counters={**front.metrics.totals(), "in_flight": front.in_flight},
+            blind_spots=front.blind_spots,
         )
-        answer.counters.update({**front.metrics.totals(), "in_flight": front.in_flight})
-        answer.blind_spots.extend(front.blind_spots)
         if front.ready is not None:
-            answer.versions.update(front.ready.versions)
-            answer.memory_bytes.update(front.ready.memory_bytes)
-            answer.startup_ns.update(front.ready.startup_ns)
-            answer.device = front.ready.device
-            answer.dtype = front.ready.dtype
-            answer.vocab_size = front.ready.vocab_size
+            answer.MergeFrom(front.ready)
         return answer
 
 
 def telemetry_events(events: Sequence[TelemetryEvent]) -> Iterator[telemetry_pb2.TelemetryEvent]:
-    """Yield the wire form of events in order, with consecutive steps in one message."""
+    """Yield the messages that carry the events in order, consecutive steps in one."""
     for kind, group in itertools.groupby(events, type):
         name = _FIELDS[kind][1]
-        rows = [{item.name: getattr(event, item.name) for item in dataclasses.fields(event)} for event in group]
+        alike: Any = group
         if kind is StepRecord:
-            yield telemetry_pb2.TelemetryEvent(steps={"records": rows})
+            yield telemetry_pb2.TelemetryEvent(steps=telemetry_pb2.StepRecords(records=alike))
         else:
-            yield from (telemetry_pb2.TelemetryEvent(**{name: row}) for row in rows)
+            yield from (telemetry_pb2.TelemetryEvent(**{name: event}) for event in alike)

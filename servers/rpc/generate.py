@@ -29,8 +29,9 @@ def generate(out_dir: Path) -> list[Path]:
             raise SystemExit("protoc failed")
         written = []
         for source in sorted(path for path in Path(scratch).rglob("*_pb2*") if path.is_file()):
-            # protoc imports by proto package; our stubs live in servers.rpc
+            # protoc imports by proto package; our stubs live in servers.rpc, where pickle finds their classes too
             text = re.sub(r"from (?:tailgate\.v1|inference) import", "from servers.rpc import", source.read_text())
+            text = re.sub(r"'(?:tailgate\.v1|inference)\.(\w+_pb2)'", r"'servers.rpc.\1'", text)
             target = out_dir / source.name
             target.write_text(text)
             written.append(target)

@@ -12,7 +12,6 @@ from torch import _inductor as inductor
 from torch import nn
 from torch._inductor.utils import run_and_get_code
 
-from servers.compiler.events import CompileEvent
 from servers.compiler.policy import compile_step, configure_compiler
 from servers.compiler.recorder import CompileRecorder
 from servers.complaint import ConfigError
@@ -21,6 +20,7 @@ from servers.engine import step_runner
 from servers.engine.model import join_weights
 from servers.engine.runner import ModelRunner
 from servers.inspect import EXIT_COMPILES, parse_shapes, unplanned_shapes
+from servers.rpc.telemetry_pb2 import CompileEvent
 from tests.servers.compiler.test_policy import Gated, distance, in_float8
 from tests.servers.compiler.test_recorder import Function, announced, compiled, published, recorder, reset_compiler
 from tests.servers.test_artifact import ARM, shipped, tailgate, written

@@ -12,15 +12,14 @@ from functools import partial
 from multiprocessing.connection import Connection
 
 from servers.clock import now_ns
-from servers.engine.messages import Finished, Ready, Shutdown, StepOutput, Submit
+from servers.engine.messages import Finished, Shutdown, StepOutput, Submit
 from servers.front import serve
+from servers.rpc.telemetry_pb2 import SnapshotResponse
 
 
 def serve_engine(connection: Connection, table: dict[str, object], cache_dir: str, *, how: str) -> None:
     del table, cache_dir
-    connection.send(
-        [Ready(vocab_size=259, device="cpu", dtype="float32", versions={}, memory_bytes={}, startup_ns={"load": 1})]
-    )
+    connection.send([SnapshotResponse(vocab_size=259, device="cpu", dtype="float32", startup_ns={"load": 1})])
     while not isinstance(message := connection.recv(), Shutdown):
         if isinstance(message, Submit) and how == "answers":
             over = [Finished(request_id=message.request_id, status="OK", reason="length")]

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from servers.compiler.events import CompileEvent
 from servers.compiler.policy import compile_step, configure_compiler
 from servers.compiler.recorder import CompileRecorder, Trigger
 from servers.complaint import ConfigError
@@ -31,6 +30,7 @@ from servers.engine.scheduler import Job
 from servers.engine.step_runner import CapturedStep
 from servers.presets import RANDOM_PRESETS
 from servers.reference import measure
+from servers.rpc.telemetry_pb2 import CompileEvent
 from tests.servers.compiler.test_policy import Gated, distance
 from tests.servers.compiler.test_recorder import reset_compiler
 from tests.servers.engine.test_runner import (

@@ -182,7 +182,7 @@ def test_a_triton_that_does_not_report_a_test_compile_is_left_alone_and_named(
     assert (knobs.compilation.listener is not None) == heard
     assert recorder.drain() == []
     recorder.remove()
-    spots = recorder.facts.blind_spots
+    spots = recorder.blind_spots
     assert [spot.partition(" a test")[0] for spot in spots] == ([] if heard else ["triton 3.6.0 does not report"])
 
 
@@ -191,6 +191,6 @@ def test_a_triton_without_its_listener_is_named(monkeypatch: pytest.MonkeyPatch)
     recorder = CompileRecorder()
     recorder.install()
     recorder.remove()
-    (text,) = recorder.facts.blind_spots
+    (text,) = recorder.blind_spots
     assert text.startswith("triton 3.6.0 does not report")
     assert "listener" in text

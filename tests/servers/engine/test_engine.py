@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from servers.clock import now_ns
-from servers.compiler.events import CompileEvent
 from servers.config import EngineConfig
 from servers.engine import engine as engine_module
 from servers.engine.device import Outbox, itemised, process_started_ns
@@ -24,6 +23,7 @@ from servers.engine.placement import device_name, product_name, resolve_device
 from servers.engine.scheduler import LaunchedStep, Move, Scheduler, Step
 from servers.engine.shapes import StepShape
 from servers.engine.step_runner import uncollected
+from servers.rpc.telemetry_pb2 import CompileEvent
 from tests.servers.test_config import refusal
 
 
@@ -157,7 +157,7 @@ def test_a_compile_is_charged_to_its_batch_the_queue_and_later_arrivals() -> Non
 
     scripted.runner.during = compile_now
     _, settled = scripted.engine.advance()
-    assert settled[0].request_ids == ("trigger", "queued", "late")
+    assert settled[0].request_ids == ["trigger", "queued", "late"]
     assert scripted.stalls() == {"trigger": 1000, "queued": 700, "late": 200, "after its end": 0}
     scripted.submit("still in the pipe", recv_ns=1150)
     scripted.submit("afterwards", recv_ns=1300)
@@ -201,7 +201,7 @@ def test_a_compile_is_not_charged_to_an_answer_that_ended_before_it() -> None:
     settled = []
     while not scripted.engine.idle:
         settled += scripted.engine.advance()[1]
-    assert [event.request_ids for event in settled] == [("continues",)]
+    assert [event.request_ids for event in settled] == [["continues"]]
 
 
 def test_a_cancel_during_a_step_drops_its_token_and_frees_the_slot() -> None:

@@ -7,7 +7,6 @@ import logging
 import multiprocessing
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from unittest.mock import AsyncMock
 
@@ -19,9 +18,8 @@ from prometheus_client import generate_latest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from servers.compiler.events import CompileEvent, CompilerFacts, CompileUnderWay
 from servers.config import ArmConfig, CompileConfig
-from servers.engine.messages import Cancel, Finished, MemoryReading, Progress, Ready, StepOutput, StepRecord, Submit
+from servers.engine.messages import BlindSpots, Cancel, Finished, StepOutput, Submit
 from servers.front.front import Front, TelemetryEvent, Watcher
 from servers.front.metrics import FrontMetrics
 from servers.front.requests import RefusedError
@@ -30,6 +28,14 @@ from servers.front.service import embed_response
 from servers.front.telemetry import TelemetryService, telemetry_events
 from servers.front.tokenizer import ByteTokenizer, ModelStream, load_tokenizer
 from servers.rpc import inference_pb2, telemetry_pb2
+from servers.rpc.telemetry_pb2 import (
+    CompileEvent,
+    CompileUnderWay,
+    MemoryReading,
+    Progress,
+    SnapshotResponse,
+    StepRecord,
+)
 
 
 def front_of(*messages: object, compiles: bool = True) -> Front:
@@ -53,7 +59,7 @@ BREAK = "llama.py:12 in forward: print"
 
 def test_blind_spots_reach_the_snapshot() -> None:
     blind = ("torch 9 is not read",)
-    front = front_of(CompilerFacts(blind_spots=blind))
+    front = front_of(BlindSpots(texts=blind))
     assert tuple(snapshot_of(front).blind_spots) == blind
 
 
@@ -107,23 +113,25 @@ def under_way_now(front: Front) -> list[telemetry_pb2.CompileUnderWay]:
         return [wire.under_way for wire in telemetry_events(asyncio.run(late.take(9)))]
 
 
-UNDER_WAY = CompileUnderWay(
-    kind="compile", start_ns=10, compile_id="0/1", shape="prefill 2x64", batch_id=7, phase="serving"
-)
+def under_way(start_ns: int = 10, end_ns: int = 0) -> CompileUnderWay:
+    where = {"compile_id": "0/1", "shape": "prefill 2x64", "batch_id": 7, "phase": "serving"}
+    return CompileUnderWay(kind="compile", start_ns=start_ns, end_ns=end_ns, **where)  # type: ignore[arg-type]
+
+
 PARTS = {"process": 5, "load": 7, "decode batch 1": 10, "decode batch 2": 20, "capture decode batch 1": 1, "other": 2}
-READY = Ready(vocab_size=9, device="cpu", dtype="float32", versions={}, memory_bytes={"weights": 3}, startup_ns=PARTS)
+READY = SnapshotResponse(vocab_size=259, device="cpu", dtype="float32", memory_bytes={"weights": 3}, startup_ns=PARTS)
 
 
 def test_a_late_watcher_gets_the_compile_that_is_under_way() -> None:
-    front = front_of(replace(UNDER_WAY, start_ns=1), replace(UNDER_WAY, start_ns=1, end_ns=9), UNDER_WAY)
+    front = front_of(under_way(1), under_way(1, 9), under_way())
     (wire,) = under_way_now(front)
     assert (wire.kind, wire.start_ns, wire.end_ns, wire.phase) == ("compile", 10, 0, "serving")
     assert (wire.compile_id, wire.shape, wire.batch_id) == ("0/1", "prefill 2x64", 7)
-    front = front_of(UNDER_WAY)
+    front = front_of(under_way())
     front.fail("the engine process died with exit code -9")
     assert under_way_now(front) == []
     # a compile for the replica's own first request is part of its warm-up
-    assert [wire.phase for wire in under_way_now(front_of(READY, UNDER_WAY))] == ["warmup"]
+    assert [wire.phase for wire in under_way_now(front_of(READY, under_way()))] == ["warmup"]
 
 
 @pytest.mark.parametrize("numbers", [0, 1, 31, 32, 384, 5000])  # 31 × 4 bytes is the most whose length takes one byte
@@ -142,7 +150,7 @@ def test_a_watcher_gives_earlier_events_then_later_ones_then_the_end() -> None:
         seen = await watcher.take(1) + await watcher.take(9)
         waiting = asyncio.create_task(watcher.take(9))
         await asyncio.sleep(0)
-        watcher.put(UNDER_WAY)
+        watcher.put(under_way())
         watcher.put(event(3))
         seen += await waiting
         watcher.close()

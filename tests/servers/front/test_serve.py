@@ -9,7 +9,6 @@ import socket
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -250,7 +249,7 @@ def served(arm: ArmConfig, send: Callable[[Front, Any], None] = lambda front, me
     async def begin() -> tuple[grpc.aio.Server, int]:
         metrics = FrontMetrics(arm.name, "arm-0")
         front = Front(arm, "arm-0", lambda message: send(front, message), ByteTokenizer(), metrics)
-        front.warm = replace(READY, vocab_size=259)
+        front.warm = READY
         front.open()
         server = serve._server(front, health.aio.HealthServicer(), token="")
         port = serve._listen(server, "127.0.0.1", 0)
