@@ -76,7 +76,7 @@ class InferenceClient:
         on_done: Callable[[Any], None] | None = None,
         tag: Any = None,
     ) -> GrpcCall:
-        """A started call. `body` is a serialised request of the method, `headers` comes from `encode_metadata`."""
+        """Start a call. `body` is a serialised request of the method, `headers` are fields made by `literal`."""
         call = self._call(headers=headers, body=body, timeout_s=timeout_s, on_done=on_done, tag=tag)
         call.token = self._token
         self._assign(call)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from loadtests.clients.call import Call
-from loadtests.clients.frames import encode_metadata
+from loadtests.clients.frames import literal
 from loadtests.traffic.schedule import PlannedRequest
 from servers.clock import now_ns
 from servers.config import Task
@@ -114,12 +114,12 @@ class OwnEncoder:
             session = plan.session_id
             if not session.isascii() or not session.isprintable():
                 session = quote(session)
-            self._session = encode_metadata([(SESSION_HEADER, session)]) if session else b""
+            self._session = literal(SESSION_HEADER, session) if session else b""
         headers = self._session
         if arm is not None:
             pin = self._pins.get(arm)
             if pin is None:
-                pin = self._pins[arm] = encode_metadata([(ARM_HEADER, arm)])
+                pin = self._pins[arm] = literal(ARM_HEADER, arm)
             headers += pin
         # Protobuf messages may be concatenated: the long part, the prompt, is encoded once for all arms.
         return GenerateRequest(request_id=request_id).SerializeToString() + self._body, headers

@@ -19,7 +19,7 @@ import h2.events
 import h2.exceptions
 import h2.settings
 
-from loadtests.clients.frames import Metadata, encode_metadata
+from loadtests.clients.frames import literal
 from loadtests.clients.grpc_call import GrpcCall
 from loadtests.clients.inference import InferenceClient
 from servers.rpc.inference_pb2 import GenerateChunk, GenerateRequest
@@ -76,16 +76,10 @@ class Link:
     state: h2.connection.H2Connection
     open: dict[int, Exchange] = field(default_factory=dict)
     resets: list[tuple[int, int]] = field(default_factory=list)
-    pings: int = 0
-    window_updates: int = 0
     most_open: int = 0
-    slice_bytes: int = 0  # write to the socket in slices of this size; 0: whole
 
     def flush(self) -> None:
-        out = self.state.data_to_send()
-        size = self.slice_bytes or max(1, len(out))
-        for start in range(0, len(out), size):
-            self.sock.sendall(out[start : start + size])
+        self.sock.sendall(self.state.data_to_send())
 
     def serve(self) -> None:
         self.state.initiate_connection()
@@ -121,11 +115,6 @@ class Link:
             self.open.pop(event.stream_id, None)
             self.resets.append((event.stream_id, int(event.error_code)))
             self.peer.reset_seen.set()
-        elif isinstance(event, h2.events.PingAckReceived):
-            self.pings += 1
-            self.peer.ping_seen.set()
-        elif isinstance(event, h2.events.WindowUpdated):
-            self.window_updates += 1
 
 
 class Peer(Listening):
@@ -143,9 +132,7 @@ class Peer(Listening):
         self.links: list[Link] = []
         self.requests: list[Exchange] = []
         self.problems: list[str] = []  # protocol errors that the client made
-        self.handshakes: list[str] = []  # those that failed
         self.reset_seen = threading.Event()
-        self.ping_seen = threading.Event()
         super().__init__()
         self.target = f"https://{self.target}" if tls else self.target
 
@@ -153,8 +140,7 @@ class Peer(Listening):
         if self.tls is not None:
             try:
                 sock = self.tls.wrap_socket(sock, server_side=True)
-            except OSError as problem:
-                self.handshakes.append(str(problem))
+            except OSError:  # the client refuses the certificate
                 return None
             self.socks.append(sock)
         config = h2.config.H2Configuration(client_side=False, header_encoding=None)
@@ -212,14 +198,6 @@ class Wire:
         payload, self._buffer = self._buffer[9 : 9 + size], self._buffer[9 + size :]
         self.seen.append((kind, flags, stream_id, payload))
         return self.seen[-1]
-
-    def until(self, kind: int, *, stream_id: int | None = None) -> tuple[int, int, int, bytes]:
-        """Return the next frame of this kind; acknowledgements do not count."""
-        while True:
-            got = self.read()
-            acknowledges = kind in (SETTINGS, PING) and got[1] & ACK
-            if got[0] == kind and not acknowledges and stream_id in (None, got[2]):
-                return got
 
     def request(self) -> int:
         """Return the stream of the next request, once all of it has come."""
@@ -294,6 +272,11 @@ def keeping_client(target: str, **settings: Any) -> InferenceClient:
 
 
 def generate(
-    client: InferenceClient, request: GenerateRequest, *, metadata: Metadata = (), timeout_s: float | None = None
+    client: InferenceClient,
+    request: GenerateRequest,
+    *,
+    metadata: Sequence[tuple[str, str]] = (),
+    timeout_s: float | None = None,
 ) -> Any:
-    return client.start(request.SerializeToString(), headers=encode_metadata(metadata), timeout_s=timeout_s)
+    headers = b"".join(literal(*field) for field in metadata)
+    return client.start(request.SerializeToString(), headers=headers, timeout_s=timeout_s)

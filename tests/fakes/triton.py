@@ -61,10 +61,6 @@ def main() -> None:
                 last.parameters["triton_final_response"].bool_param = True
                 yield service_pb2.ModelStreamInferResponse(infer_response=last)
 
-        def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
-            *_, last = self._answers(request)
-            return last
-
         def _answers(self, request: Any) -> Iterator[Any]:
             inputs = {tensor.name: tensor for tensor in request.inputs}
             for tensor in request.inputs:

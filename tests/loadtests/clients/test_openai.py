@@ -127,6 +127,48 @@ def test_counts_in_every_event_give_each_token_its_chunks_time() -> None:
     assert call.token_ns[1] == call.token_ns[2]
 
 
+LOST = {"code": "InternalError", "message": "the worker went away"}
+
+
+def part(text: str = "", finish: str | None = None, tokens: int | None = None, **delta: Any) -> bytes:
+    """A chunk of a chat; `tokens` is the count of its usage."""
+    choice = {"index": 0, "delta": ({"content": text} if text else {}) | delta, "finish_reason": finish}
+    usage = {} if tokens is None else {"usage": {"prompt_tokens": 5, "completion_tokens": tokens}}
+    return event({"choices": [choice], **usage})
+
+
+ONE = part("one")
+
+
+def typed(kind: bytes) -> bytes:
+    """A whole answer with this Content-Type, which may be none."""
+    head = b"HTTP/1.1 200 OK\r\n" + (b"content-type: " + kind + b"\r\n" if kind else b"") + b"\r\n"
+    return head + part("one", "stop") + DONE
+
+
+def test_an_answer_ends_with_its_finish_reason_where_nothing_follows() -> None:
+    call = outcome(hanging(threading.Event(), STREAM_HEAD + chunked(ONE, part(" two", "stop"))))
+    assert (call.status, len(call.token_ns)) == ("OK", 2)
+    assert call.end_ns == call.token_ns[-1]
+
+
+@pytest.mark.parametrize(
+    ("parts", "chunks", "tokens"),
+    [
+        # Counts below the number of chunks are not counts of a chunk.
+        ((part("one", tokens=0), part(" two", tokens=0), part(" three", tokens=0), part("", "stop", 3)), 3, 3),
+        # Tokens whose text is held back have the time of their count.
+        (
+            (part("Let", tokens=1), part(tokens=6), part(tokens=17, tool_calls=[{"index": 0}]), part("", "stop", 20)),
+            *(2, 20),
+        ),
+    ],
+)
+def test_counts_of_every_chunk_are_believed_where_they_can_be(parts: list[bytes], chunks: int, tokens: int) -> None:
+    call = outcome(leaving(answer(*parts, DONE)))
+    assert (call.status, call.chunks, len(call.token_ns), call.output_tokens) == ("OK", chunks, tokens, tokens)
+
+
 @pytest.mark.parametrize(
     ("reply", "status", "text"),
     [
@@ -146,6 +188,18 @@ def test_counts_in_every_event_give_each_token_its_chunks_time() -> None:
         (b"", "UNAVAILABLE", "without an answer"),
         (answer(said("a"), said("b")), "UNAVAILABLE", "without a finish_reason and without [DONE]"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: zzz\r\n\r\n", "UNAVAILABLE", "does not speak HTTP/1.1"),
+        (answer(ONE, part(" two", "abort"), DONE), "ABORTED", "abort"),
+        (answer(ONE, part(" two", "content_filter"), DONE), "ABORTED", "content_filter"),
+        (answer(ONE, b"event: error\n" + event(LOST), DONE), "INTERNAL", "the worker went away"),
+        (answer(ONE, b"event: error\ndata: gone away\n\n", DONE), "INTERNAL", "gone away"),
+        (answer(ONE, event(LOST), DONE), "INTERNAL", "the worker went away"),
+        (answer(ONE, event({"choices": [], "usage": {"completion_tokens": 859}})), "UNAVAILABLE", "finish_reason"),
+        (answer(part("one", ""), part(" two", "")), "UNAVAILABLE", "finish_reason"),  # an empty one is none
+        (answer(DONE), "INTERNAL", "neither text"),
+        (typed(b"text/event-stream\r\ncontent-encoding: gzip"), "INTERNAL", "content-encoding gzip"),
+        (typed(b"application/x-ndjson"), "INTERNAL", "application/x-ndjson and not text/event-stream: data"),
+        (typed(b"text/plain; charset=utf-8"), "INTERNAL", "the Content-Type text/plain; charset=utf-8 and not"),
+        (typed(b""), "INTERNAL", "the answer has no Content-Type and not text/event-stream: data"),
     ],
 )
 def test_every_failure_has_a_status_name_and_a_reason(reply: bytes, status: str, text: str) -> None:
@@ -159,6 +213,12 @@ def test_every_failure_has_a_status_name_and_a_reason(reply: bytes, status: str,
     [
         answer(said("a"), said("", finish="length")),  # without [DONE]
         b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + said("a") + DONE,  # as long as it lasts
+        typed(b"Text/Event-Stream"),
+        answer(ONE, b"data:\n\n", b"data: \r\n\r\n", b": PROCESSING\n\n", part(" two", "stop"), DONE),
+        *(
+            answer(ONE, part(" two", reason), DONE)
+            for reason in ("stop", "length", "tool_calls", "function_call", "eos", "eos_token", "")
+        ),
     ],
 )
 def test_every_end_of_a_whole_answer_is_taken_for_one(reply: bytes) -> None:

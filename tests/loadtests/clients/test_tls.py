@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
-import signal
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -20,10 +16,9 @@ from hypothesis import strategies as st
 from loadtests.clients.inference import InferenceClient
 from loadtests.clients.tls import TlsError, TlsStream, secure
 from loadtests.external.client_security import OPEN, SecurityConfig, client_context
-from servers.complaint import ConfigError
 from tests.fakes.credentials import Certificates, make_certificates
 from tests.fakes.http2 import Exchange, Peer, RawPeer, Wire, chunk, generate
-from tests.fakes.processes import PATIENCE_S, wait_for
+from tests.fakes.processes import PATIENCE_S
 from tests.loadtests.clients.test_connection import finished, request
 
 
@@ -195,34 +190,3 @@ def test_a_token_that_a_server_repeats_is_in_no_error(pem: Certificates, monkeyp
     with Peer(repeat, tls=context(pem)) as peer:
         security = SecurityConfig(tls_ca=pem.ca, token_env="TAILGATE_TEST_TOKEN")
         assert asked(peer.target, security) == ("UNAUTHENTICATED", "Bearer *** is unknown")
-
-
-def test_a_missing_token_is_known_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TAILGATE_TEST_TOKEN", raising=False)
-    with pytest.raises(ConfigError, match="TAILGATE_TEST_TOKEN, which is not set"):
-        InferenceClient("https://localhost:1", security=SecurityConfig(token_env="TAILGATE_TEST_TOKEN"))
-
-
-def locust_command(host: str, *arguments: str) -> list[str]:
-    command = [sys.executable, "-P", "-m", "locust", "-f", "loadtests/chat.py", "--headless", "--host", host]
-    return [*command, "-u", "1", "-r", "1", "-t", "30s", *arguments]
-
-
-@pytest.mark.process
-def test_a_running_load_shows_no_token_in_the_process_list(pem: Certificates) -> None:
-    environment = {**os.environ, "TAILGATE_TEST_TOKEN": SECRET}
-    with Peer(answer, tls=context(pem)) as peer:
-        command = locust_command(peer.target, "--tls-ca", pem.ca, "--token-env", "TAILGATE_TEST_TOKEN")
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        try:
-            sent = wait_for(lambda: peer.requests)
-            assert sent[0].headers["authorization"] == f"Bearer {SECRET}"
-            line = Path(f"/proc/{process.pid}/cmdline")
-            if line.exists():
-                assert SECRET.encode() not in line.read_bytes()
-                assert b"TAILGATE_TEST_TOKEN" in line.read_bytes()
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(30)

@@ -141,26 +141,6 @@ def test_a_built_in_experiment_is_long_enough_to_decide(
     assert {check["check"] for check in checks} >= expected
 
 
-@given(
-    duration_s=st.floats(1, 1e5),
-    rate=st.floats(0.01, 1e4),
-    seed=st.integers(0, 2**63 - 1),
-    margin=st.floats(0, 10),
-    limits=st.dictionaries(st.sampled_from(["p99_ttft_ms", "p50_e2e_ms", "p99_9_max_itl_ms"]), st.floats(0.1, 1e6)),
-    replicas=st.integers(1, 256),
-)
-def test_any_valid_experiment_survives_a_round_trip(
-    duration_s: float, rate: float, seed: int, margin: float, limits: dict[str, float], replicas: int
-) -> None:
-    table = tomllib.loads(MINIMAL)
-    table |= {"seed": seed, "slo": limits, "gates": {"margin": margin}}
-    table["traffic"] = {"duration_s": duration_s, "rate": rate}
-    for arm in table["arms"]:
-        arm["replicas"] = replicas
-    experiment = from_table(table)
-    assert from_table(tomllib.loads(to_toml(experiment))) == experiment
-
-
 @pytest.mark.parametrize(
     ("setting", "found", "expected"),
     [

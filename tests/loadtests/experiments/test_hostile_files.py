@@ -11,7 +11,7 @@ import pytest
 from analysis.records.documents import DEEPEST
 from loadtests.commands.main import main
 from loadtests.experiments.reading import load, parse_setting, to_table
-from loadtests.experiments.toml_limits import check_path, check_values, expanded, parse_toml
+from loadtests.experiments.toml_limits import check_path, expanded
 from loadtests.trials.preflight import check_compiler
 from servers.complaint import LONGEST, ConfigError
 
@@ -53,16 +53,6 @@ def test_a_file_that_is_no_experiment_is_refused_in_one_short_line(
     assert said.strip().isprintable()
     for word in words:
         assert word in said
-
-
-def test_usual_values_are_accepted() -> None:
-    text = """
-    # ....................................................................................................
-    name = "a.b.c" # e.g. 1.2.3.4
-    addresses = ["https://arm-1.example.com:8443/v1", "10.0.0.1:50051"]
-    arms.compiled.compile.options."triton.cudagraphs" = true
-    """
-    check_values(parse_toml(text, "experiment"))
 
 
 def test_a_path_is_as_long_as_file_systems_take() -> None:
