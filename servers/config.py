@@ -291,7 +291,8 @@ class ArmConfig(Settings):
                 raise ValueError(
                     f'{path} is {as_toml(value)} but model.task is "{self.model.task}", and {why}: leave it out'
                 )
-        if self.model.embeds and (preset := RANDOM_PRESETS.get(self.model.id.removeprefix("random:"))):
+        if self.model.embeds and self.model.id.startswith("random:"):
+            preset = RANDOM_PRESETS[self.model.id.removeprefix("random:")]
             check_positions(self.model, self.engine, preset["max_position_embeddings"])
         shapes, engine, compiled = self.shapes, self.engine, self.compile
         if shapes.kind == "exact" and shapes.min_size > engine.slots:

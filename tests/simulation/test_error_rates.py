@@ -24,7 +24,6 @@ from analysis.statistics.unpaired import compare_separate
 from benchmarks.simulation import kinds
 from benchmarks.simulation.frontiers import BUDGET, EQUAL, FIFTHS, KINDS, inside, promise, search
 from benchmarks.simulation.greedy import BF16, TOKENS, Server
-from benchmarks.simulation.greedy import judged as judged_greedily
 from benchmarks.simulation.machines import BLOCKS, REQUESTS, samples, verdicts
 from benchmarks.simulation.promises import outcome
 from benchmarks.simulation.sequential import met_by_all_but, objective_errors
@@ -35,6 +34,7 @@ from tests.analysis.statistics import test_quantiles, test_sequential
 from tests.analysis.statistics.test_compare import judged, mirrored
 from tests.fakes.machines import referenced
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
+from tests.simulation.test_judging import least, most
 
 
 def few_of_one_arm(seed: int) -> bool:
@@ -224,12 +224,6 @@ def test_servers_of_one_model_agree_but_for_rounding_and_a_fault_shows_from_its_
     assert sum(part < TOKENS for part in parts) > 15
 
 
-def test_same_seed_gives_the_same_outcome() -> None:
-    assert judged_greedily(BF16, replace(BF16, name="arm"), 4, prompts=8) == judged_greedily(
-        BF16, replace(BF16, name="arm"), 4, prompts=8
-    )
-
-
 ARM = FakeArm(name="compiled", ratio=0.8)
 REFERENCES = {"python_ms": 10.0, "read_gb_per_s": 20.0, "matmul_tflops": 1.5}
 RUN = FakeRun(
@@ -292,15 +286,6 @@ RUNS = 6
 SHORT = replace(BUDGET, total_s=60 * 60.0)
 
 
-def most(share: float, runs: int = RUNS) -> float:
-    """The largest share that chance gives of `runs` when the truth is `share`, but for one time in 1,000."""
-    return float(stats.binom.ppf(0.999, runs, share)) / runs
-
-
-def least(share: float, runs: int = RUNS) -> float:
-    return float(stats.binom.ppf(0.001, runs, share)) / runs
-
-
 @pytest.mark.parametrize("name", ["lucky starts", "long tails"])
 def test_intervals_hold_the_true_knee(name: str) -> None:
     assert Table(20).means(partial(inside, KINDS[name], 3))[0] >= least(0.92, 20)
@@ -309,16 +294,16 @@ def test_intervals_hold_the_true_knee(name: str) -> None:
 @pytest.mark.parametrize("name", ["steady", "dragging"])
 def test_no_statement_on_equal_arms_is_false(name: str) -> None:
     false, named, spent = Table(RUNS).means(partial(promise, EQUAL, KINDS[name], budget=SHORT))
-    assert false <= most(0.08)
-    assert named <= most(0.05)
+    assert false <= most(0.08, RUNS)
+    assert named <= most(0.05, RUNS)
     assert spent <= 1.0
 
 
 @pytest.mark.parametrize("name", ["steady", "dragging"])
 def test_the_arm_that_holds_a_fifth_more_is_named(name: str) -> None:
     false, named, spent = Table(RUNS).means(partial(promise, FIFTHS, KINDS[name]))
-    assert false <= most(0.08)
-    assert named >= least(0.8)
+    assert false <= most(0.08, RUNS)
+    assert named >= least(0.8, RUNS)
     assert spent <= 1.0
 
 
