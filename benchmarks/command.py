@@ -1,16 +1,13 @@
-"""The form of the measuring commands: bad usage is one line and exit code 2, the result the last line on stdout."""
+"""What the measuring commands share: their flags, how they end, and their result as the last line on stdout."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
-
-from servers.complaint import ConfigError, one_line
+from collections.abc import Callable
+from typing import Any
 
 
 def count(text: str) -> int:
@@ -20,24 +17,8 @@ def count(text: str) -> int:
     return int(text)
 
 
-class BenchmarkParser(argparse.ArgumentParser):
-    """The flags of `python benchmarks/SCRIPT` and those that all such commands take. Errors are ConfigErrors."""
-
-    def __init__(self, script: str, description: str | None, *, repeats: int) -> None:
-        super().__init__(
-            prog=f"python benchmarks/{script}",
-            description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        self.add_argument("--repeats", type=count, default=repeats, help="measured repeats (default %(default)s)")
-        self.add_argument("--seed", type=int, default=0, help="for what is drawn (default %(default)s)")
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
-
-
 def several(kind: Callable[[str], Any], example: str) -> Callable[[str], tuple[Any, ...]]:
-    """The type of a list of `kind` between commas; what comes twice is taken once."""
+    """Return the type of a list of `kind` between commas; what comes twice is taken once."""
 
     def parse(text: str) -> tuple[Any, ...]:
         items = tuple(dict.fromkeys(kind(item) for item in text.split(",") if item.strip()))
@@ -48,26 +29,26 @@ def several(kind: Callable[[str], Any], example: str) -> Callable[[str], tuple[A
     return parse
 
 
-def command_line(script: str, arguments: Sequence[str]) -> str:
-    """The command as one would type it again."""
-    return shlex.join(["python", f"benchmarks/{script}", *arguments])
+def parser_of(script: str, description: str | None, *, repeats: int) -> argparse.ArgumentParser:
+    """Return the parser of `python benchmarks/SCRIPT` with the flags that all such commands take."""
+    parser = argparse.ArgumentParser(
+        prog=f"python benchmarks/{script}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--repeats", type=count, default=repeats, help="measured repeats (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="for what is drawn (default %(default)s)")
+    return parser
 
 
-def run_command(
-    script: str, measure: Callable[[Sequence[str]], dict[str, Any]], arguments: Sequence[str] | None = None
-) -> int:
-    """The result of `measure` is on stdout as one JSON line; returns the exit code."""
-    try:
-        result = measure(sys.argv[1:] if arguments is None else arguments)
-    except ConfigError as error:
-        print(f"benchmarks/{script}: {one_line(str(error))}", file=sys.stderr)
-        return 2
+def finish(result: dict[str, Any]) -> int:
+    """Print the result as one JSON line; return the exit code."""
     print(json.dumps(result), flush=True)
     return 0 if result["ok"] else 1
 
 
 def end_in_order() -> None:
-    """SIGTERM ends the run as Ctrl-C does, once: the processes are gone and what was measured is shown."""
+    """Have SIGTERM end the run as Ctrl-C does, once: the processes are gone and what was measured is shown."""
 
     def stop(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

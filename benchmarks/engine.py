@@ -13,9 +13,12 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import shlex
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,26 +27,28 @@ import numpy as np
 if not __package__:  # as a script: the repository is importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.command import BenchmarkParser, command_line, count, end_in_order, run_command, several
+from benchmarks.command import count, end_in_order, finish, parser_of, several
 from benchmarks.floor import StepBytes, measure_bandwidth, step_bytes
 from benchmarks.ledger import Ledger, Row, spread
 from loadtests.commands.arm_flags import all_settings, preset_arm
 from loadtests.trials.environment import describe_environment
 from servers.complaint import ConfigError
 from servers.config import ArmConfig
+from servers.engine.messages import StepOutput
 from servers.presets import PRESETS
 from servers.program import isolate_compiler
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # torch is imported once the compiler's cache is chosen
+    from servers.engine.in_process import Answers
     from servers.engine.runner import ModelRunner
 
 LIMITS = ("engine.slots=32", "engine.max_prompt_tokens=1024", "engine.max_new_tokens=256")
 FIRST_TOKEN_ID = 3  # ids below are padding, start and end of text in the common vocabularies
 
 
-def parser() -> BenchmarkParser:
+def parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = BenchmarkParser("engine.py", __doc__, repeats=5)
+    parser = parser_of("engine.py", __doc__, repeats=5)
     add = parser.add_argument
     add("--model", default="random:tiny", help="model id, as model.id (default %(default)s)")
     add("--arm", choices=PRESETS, default="compiled-bucketed", help="preset (default %(default)s)")
@@ -69,6 +74,56 @@ def arm_of(options: argparse.Namespace) -> ArmConfig:
         if asked > limit:
             raise ConfigError(f"{what} {asked} is above engine.{key} {limit}: raise engine.{key}")
     return arm
+
+
+class MeasurementError(RuntimeError):
+    """A measurement cannot be trusted; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteadyDecode:
+    """Decode while every row was busy: `steps` steps of `batch` rows in `seconds`, attending to `positions` each."""
+
+    batch: int
+    steps: int
+    seconds: float
+    step_ms: float  # the median step
+    positions: float  # cache positions read by a step, summed over its rows; mean over the steps
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second over the steady steps."""
+        return self.batch * self.steps / self.seconds
+
+
+def steady_decode(outputs: Sequence[StepOutput], prompt_tokens: dict[str, int], batch: int) -> SteadyDecode:
+    """Measure the decode steps with `batch` rows that followed on another such step, from emission to emission.
+
+    prompt_tokens: prompt length by request id. A step that waited behind a prefill, or that follows on a step with
+    fewer or more rows, does not count. Raises MeasurementError when there is none.
+    """
+    emitted: Counter[str] = Counter()
+    durations: list[int] = []
+    positions: list[int] = []
+    last_ns: int | None = None  # when the step before was emitted, if that was a full decode step
+    for output in outputs:
+        full = output.step is not None and output.step.kind == "decode" and output.step.batch == batch
+        full = full and len(output.tokens) == batch
+        if full and last_ns is not None:
+            durations.append(output.emit_ns - last_ns)
+            positions.append(sum(prompt_tokens[name] + emitted[name] for name, _ in output.tokens))
+        if output.step is not None:
+            last_ns = output.emit_ns if full else None
+        emitted.update(name for name, _ in output.tokens)
+    if not durations:
+        raise MeasurementError(f"no decode step had {batch} rows twice in a row: ask for more new tokens")
+    return SteadyDecode(
+        batch=batch,
+        steps=len(durations),
+        seconds=sum(durations) / 1e9,
+        step_ms=float(np.median(durations)) / 1e6,
+        positions=float(np.mean(positions)),
+    )
 
 
 class Bench:
@@ -105,10 +160,7 @@ class Bench:
 
     def decode(self, batch: int, needed: StepBytes, bytes_per_s: float) -> None:
         """Steady decode against the floor. The first repeat warms caches and clocks and does not count."""
-        from benchmarks.inprocess import decode
-
-        turns, tokens = range(1 + self.options.repeats), self.options.new_tokens
-        steady = [decode(self.runner, self.prompts(batch), tokens) for _ in turns][1:]
+        steady = [self._decode(batch) for _ in range(1 + self.options.repeats)][1:]
         positions = float(np.mean([measured.positions for measured in steady]))
         bound = needed.floor_tokens_per_s(batch=batch, positions=positions, bytes_per_s=bytes_per_s)
         rates = [measured.tokens_per_s for measured in steady]
@@ -126,16 +178,55 @@ class Bench:
 
     def prefill(self, batch: int) -> None:
         """Prompts that come at once, until each has its first token. The first repeat does not count."""
-        from benchmarks.inprocess import prefill_tokens_per_s
-
-        rates = [prefill_tokens_per_s(self.runner, self.prompts(batch)) for _ in range(1 + self.options.repeats)][1:]
+        rates = [self._prefill(batch) for _ in range(1 + self.options.repeats)][1:]
         self.ledger.add("prefill", batch=batch, prompt_tokens_s=spread(rates), samples=rates)
 
+    def _decode(self, batch: int) -> SteadyDecode:
+        prompts = self.prompts(batch)
+        _, answers = self._answered(prompts, self.options.new_tokens)
+        return steady_decode(
+            answers.outputs, {str(number): len(prompt) for number, prompt in enumerate(prompts)}, batch
+        )
 
-def run(arguments: Sequence[str]) -> Row:
-    """What the command line asks for, as one JSON object."""
+    def _prefill(self, batch: int) -> float:
+        """Return prompt tokens per second from the arrival of all prompts to the last first token."""
+        prompts = self.prompts(batch)
+        start_ns, answers = self._answered(prompts, 1)
+        last_ns = max(output.emit_ns for output in answers.outputs if output.tokens)
+        return sum(map(len, prompts)) / ((last_ns - start_ns) / 1e9)
+
+    def _answered(self, prompts: Sequence[list[int]], new_tokens: int) -> tuple[int, Answers]:
+        """(start, answers) of `prompts` at once. Raises MeasurementError for a compile event."""
+        from servers.engine.in_process import ask, requests_of
+
+        self.runner.recorder.drain()
+        requests = requests_of(prompts, [new_tokens] * len(prompts))
+        answers = ask(self.runner, requests)
+        if events := [*answers.events, *self.runner.recorder.drain()]:
+            kinds = dict(Counter(event.kind for event in events))
+            raise MeasurementError(f"the compiler worked after the warm-up: {kinds}")
+        return requests[0].recv_ns, answers
+
+
+def machine(arm: ArmConfig) -> Row:
+    """Where it ran: versions, commit, processor, GPUs, and the device that the arm uses."""
+    import torch
+
+    from servers.engine.placement import resolve_device
+
+    device = resolve_device(arm.model.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {"device": name, **describe_environment()}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     options = parser().parse_args(arguments)
-    arm = arm_of(options)
+    try:
+        arm = arm_of(options)
+    except ConfigError as error:
+        parser().error(str(error))
     ledger = Ledger()
     with tempfile.TemporaryDirectory(prefix="tailgate-bench-cache-", ignore_cleanup_errors=True) as scratch:
         # before torch is imported, which reads it once
@@ -152,24 +243,9 @@ def run(arguments: Sequence[str]) -> Row:
             for batch in options.batch:
                 bench.decode(batch, needed, bytes_per_s)
                 bench.prefill(batch)
-    about = {"command": command_line("engine.py", arguments), "arm": arm.to_dict(), "machine": machine(arm)}
-    return ledger.result("engine", about={**about, "seed": options.seed})
-
-
-def machine(arm: ArmConfig) -> Row:
-    """Where it ran: versions, commit, processor, GPUs, and the device that the arm uses."""
-    import torch
-
-    from servers.engine.placement import resolve_device
-
-    device = resolve_device(arm.model.device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return {"device": name, **describe_environment()}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
-    return run_command("engine.py", run, arguments)
+    command = shlex.join(["python", "benchmarks/engine.py", *arguments])
+    about = {"command": command, "arm": arm.to_dict(), "machine": machine(arm), "seed": options.seed}
+    return finish(ledger.result("engine", about=about))
 
 
 if __name__ == "__main__":

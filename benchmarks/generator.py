@@ -13,6 +13,8 @@ goal, 2 bad usage.
 
 from __future__ import annotations
 
+import argparse
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -25,7 +27,7 @@ import numpy as np
 if not __package__:  # as a script: the repository is importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.command import BenchmarkParser, command_line, count, end_in_order, run_command
+from benchmarks.command import count, end_in_order, finish, parser_of
 from benchmarks.contest import Work, run
 from benchmarks.ledger import Ledger, Row, paired_ratio, spread
 from loadtests.trials.environment import describe_environment
@@ -40,9 +42,9 @@ SECTIONS: Final = {
 DELIVERED, LAG_MS, OWN_MS, ADDED_MS = 0.99, 10.0, 3.0, 1.0
 
 
-def parser() -> BenchmarkParser:
+def parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = BenchmarkParser("generator.py", __doc__, repeats=3)
+    parser = parser_of("generator.py", __doc__, repeats=3)
     parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], metavar="SECTION",
                         help=f"{', '.join(SECTIONS)} (default: all)")  # fmt: skip
     parser.add_argument("--window", dest="window_s", metavar="SECONDS", type=count, default=10,
@@ -78,8 +80,9 @@ def contest(section: str, work: Work, other: str, *, repeats: int, folder: Path,
         ledger.reach("open: own error p99, ms", median("p99_own_ms"), OWN_MS)
 
 
-def measure(arguments: Sequence[str]) -> Row:
-    """What the command line asks for, as one JSON object."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     options = parser().parse_args(arguments)
     ledger = Ledger()
     with tempfile.TemporaryDirectory(prefix="tailgate-bench-") as scratch:
@@ -87,13 +90,8 @@ def measure(arguments: Sequence[str]) -> Row:
             work, other = SECTIONS[section]
             work = replace(work, window_s=options.window_s, seed=options.seed)
             contest(section, work, other, repeats=options.repeats, folder=Path(scratch), ledger=ledger)
-    about = {"command": command_line("generator.py", arguments), "machine": describe_environment()}
-    return ledger.result("generator", about=about)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
-    return run_command("generator.py", measure, arguments)
+    command = shlex.join(["python", "benchmarks/generator.py", *arguments])
+    return finish(ledger.result("generator", about={"command": command, "machine": describe_environment()}))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.engine import main
+from benchmarks.engine import MeasurementError, main, steady_decode
 from benchmarks.floor import StepBytes, measure_bandwidth, step_bytes
-from benchmarks.inprocess import MeasurementError, steady_decode
 from benchmarks.ledger import paired_ratio
 from servers.config import ModelConfig
 from servers.engine.messages import StepOutput
@@ -66,7 +65,8 @@ def test_an_arm_that_compiles_while_it_serves_is_not_measured() -> None:
 
 
 def test_work_that_the_engine_does_not_take_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--arm", "eager", "--batch", "8", *SMALL]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["--arm", "eager", "--batch", "8", *SMALL])
     assert "--batch 8 is above engine.slots 4: raise engine.slots" in capsys.readouterr().err
 
 

@@ -15,13 +15,11 @@ import pyarrow as pa
 import pytest
 import torch
 
-from benchmarks.command import run_command
 from benchmarks.contest import ROOT, ContestError, Emitted, Work, null_server, own_error, run, stream_figures
 from benchmarks.null_server import Pace
 from benchmarks.planted_arm import plant, planted_in
 from benchmarks.simulation.records import request_table
 from servers.clock import now_ns
-from servers.complaint import ConfigError
 from servers.engine.engine import Engine
 from servers.engine.runner import ModelRunner
 from servers.rpc import inference_pb2_grpc
@@ -120,20 +118,6 @@ def test_every_script_starts_from_anywhere_by_its_path(tmp_path: Path) -> None:
     ]
     errors = {script: process.communicate()[1] for script, process in zip(SCRIPTS, processes, strict=True)}
     assert errors == dict.fromkeys(SCRIPTS, "")
-
-
-def test_bad_usage_is_one_line_and_the_result_another(capsys: pytest.CaptureFixture[str]) -> None:
-    def measure(arguments: object) -> dict[str, object]:
-        if arguments:
-            raise ConfigError("two\nlines")
-        return {"ok": False}
-
-    assert run_command("some.py", measure, ["bad"]) == 2
-    assert run_command("some.py", measure, []) == 1
-    captured = capsys.readouterr()
-    assert captured.out == '{"ok": false}\n'
-    assert captured.err.startswith("benchmarks/some.py: two")
-    assert captured.err.count("\n") == 1
 
 
 class Clock:
