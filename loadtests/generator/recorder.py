@@ -15,14 +15,14 @@ import os
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import gevent
-import pyarrow as pa
 from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
 from analysis.records.schemas import REQUESTS
-from analysis.records.tables import Checksum
+from analysis.records.tables import RecordWriter
 from loadtests.generator.clock_offsets import ClockComparison
 from loadtests.generator.record import RequestRecord, request_batch
 from servers.complaint import ConfigError
@@ -30,14 +30,25 @@ from servers.complaint import ConfigError
 MOST_WAITING_BYTES = 64 << 20  # some 20 s of records at 10,000 requests/s
 CLOSE_WITHIN_S = 10.0
 
+T = TypeVar("T")
+
 
 def record_file(path: Path) -> Spool:
     """Make an Arrow IPC stream of requests at `path`. Raises ConfigError where it exists or cannot be made."""
-    file = Spool(new_file(path), checksum=Checksum())
-    # An empty batch carries the schema with it: a file of a process that died early is empty, not broken.
-    items = (REQUESTS, pa.RecordBatch.from_pylist([], schema=REQUESTS))
-    file.offer(b"".join(item.serialize().to_pybytes() for item in items), 0)
-    return file
+    writer = made(path, lambda: RecordWriter(path, REQUESTS))
+    return Spool(writer.append_batch, end=writer.close)
+
+
+def made(path: Path, make: Callable[[], T]) -> T:
+    """Return what `make` makes of the new file `path`. Raises ConfigError where that exists or cannot be made."""
+    if path.exists():
+        raise ConfigError(f'"{path}" exists already: give an empty directory')
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return make()
+    except OSError as error:
+        why = error.strerror or error
+        raise ConfigError(f'"{path}" cannot be written ({why}): free the disk, or give another directory') from None
 
 
 class RequestRecorder:
@@ -70,7 +81,8 @@ class RequestRecorder:
         if self._rows:
             rows, self._rows = self._rows, []
             offset_ns = 0 if self._clock is None else self._clock.offset_of_records()
-            self.file.offer(memoryview(request_batch(rows, offset_ns=offset_ns).serialize()), len(rows))
+            batch = request_batch(rows, offset_ns=offset_ns)
+            self.file.offer(batch, batch.nbytes, len(rows))
         if self.file.error is not None:
             raise self.file.error
 
@@ -90,43 +102,26 @@ class RequestRecorder:
             raise self.file.error
 
 
-# --- Files ------------------------------------------------------------------------------------------------------------
-
-
-def new_file(path: Path) -> int:
-    """Return the descriptor of a new file for writing. Raises ConfigError where it exists or cannot be made."""
-    if path.exists():
-        raise ConfigError(f'"{path}" exists already: give an empty directory')
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        why = error.strerror or error
-        raise ConfigError(f'"{path}" cannot be written ({why}): free the disk, or give another directory') from None
-
-
 class Spool:
-    """Pieces appended to one new file in the order of `offer`, each whole, by a thread. Use it from one thread's
-    greenlets.
+    """Pieces given to `write` in the order of `offer`, by a thread, and then `end`. Use it from one thread's greenlets.
 
-    `error` is why the disk took no more: everything after it is dropped, because a piece behind a torn one could not
-    be read. With a `checksum` of what is written, its end line is the last of the file. `on_written` is called after
-    each piece with the size of the file.
+    `error` is why the disk took no more: everything after it is dropped, and nothing states the end of such a file.
+    `on_written` is called after each piece with the size of all that were written.
     """
 
     def __init__(
         self,
-        descriptor: int,
+        write: Callable[[Any], object],
         *,
-        checksum: Checksum | None = None,
+        end: Callable[[], object] = lambda: None,
         most_waiting_bytes: int = MOST_WAITING_BYTES,
         on_written: Callable[[int], None] | None = None,
     ) -> None:
-        self._checksum = checksum
-        self._descriptor = descriptor
+        self._write = write
+        self._end = end
         self._most = most_waiting_bytes
         self._on_written = on_written
-        self._waiting: deque[tuple[bytes | memoryview, int]] = deque()
+        self._waiting: deque[tuple[Any, int, int]] = deque()
         self._more = Event()
         self._empty = Event()
         self._empty.set()
@@ -139,14 +134,13 @@ class Spool:
         self.error: OSError | None = None
         self._greenlet = gevent.spawn(self._write_for_ever)
 
-    def offer(self, piece: bytes | memoryview, rows: int) -> bool:
-        """Append the piece soon; or drop it and count its rows (False). Never waits."""
-        length = len(piece)
-        if self.error is not None or self._closed or self.waiting_bytes + length > self._most:
+    def offer(self, piece: Any, size: int, rows: int = 0) -> bool:
+        """Write the piece of `size` bytes soon; or drop it and count its rows (False). Never waits."""
+        if self.error is not None or self._closed or self.waiting_bytes + size > self._most:
             self.dropped_rows += rows
             return False
-        self._waiting.append((piece, rows))
-        self.waiting_bytes += length
+        self._waiting.append((piece, size, rows))
+        self.waiting_bytes += size
         self._empty.clear()
         self._more.set()
         return True
@@ -161,52 +155,46 @@ class Spool:
         if self._closed:
             return
         self._closed = True
-        settled = self.settle(timeout_s)
+        settled = self.settle(timeout_s)  # otherwise the thread still hangs in a write
         self._greenlet.kill(block=False)
-        self.dropped_rows += sum(rows for _, rows in self._waiting)
+        self.dropped_rows += sum(rows for _, _, rows in self._waiting)
         self._waiting.clear()
         self.waiting_bytes = 0
-        if settled:  # otherwise the thread still hangs in a write to it
-            if self.error is None and self._checksum is not None:
-                self.error = self._write(self._checksum.end(), 0)
-            os.close(self._descriptor)
+        if settled and self.error is None:
+            self.error = self._try(self._end)
 
     def _write_for_ever(self) -> None:
         while True:
             self._more.wait()
             self._more.clear()
             while self._waiting:
-                piece, rows = self._waiting[0]
+                piece, size, rows = self._waiting[0]
                 if self.error is None:
-                    self.error = self._write(piece, rows)
+                    self.error = self._try(self._write, piece)
                 self._waiting.popleft()
-                self.waiting_bytes -= len(piece)
+                self.waiting_bytes -= size
                 if self.error is not None:
                     self.dropped_rows += rows
                     continue
-                self.size += len(piece)
+                self.size += size
                 self.rows += rows
                 if self._on_written is not None:
                     self._on_written(self.size)
             self._empty.set()
 
-    def _write(self, piece: bytes | memoryview, rows: int) -> OSError | None:
-        """Return why the piece is not in the file."""
+    def _try(self, call: Callable[..., object], *arguments: Any) -> OSError | None:
+        """Return why the call failed in the thread."""
         try:
-            failure: OSError | None = self._thread.apply(_write_whole, (self._descriptor, piece))
-        except (MemoryError, RuntimeError) as error:  # no memory for the thread that writes
+            failure: OSError | None = self._thread.apply(_tried, (call, *arguments))
+        except (MemoryError, RuntimeError) as error:  # no memory for the thread
             return OSError(errno.ENOMEM, f"{os.strerror(errno.ENOMEM)}: {error}")
-        if failure is None and self._checksum is not None:
-            self._checksum.add(piece, rows)
         return failure
 
 
-def _write_whole(descriptor: int, piece: bytes | memoryview) -> OSError | None:
-    """Return why the piece could not be written: gevent prints what its threads raise."""
-    rest = memoryview(piece)
+def _tried(call: Callable[..., object], *arguments: Any) -> OSError | None:
+    """Return why the call failed: gevent prints what its threads raise."""
     try:
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        call(*arguments)
     except OSError as error:
         return error
     return None

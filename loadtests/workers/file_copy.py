@@ -17,7 +17,7 @@ import gevent
 from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
-from loadtests.generator.recorder import Spool, new_file
+from loadtests.generator.recorder import Spool, made
 from servers.complaint import ConfigError
 
 PIECE_BYTES = 1 << 20
@@ -87,12 +87,13 @@ class FileReceiver:
 
     def __init__(self, path: Path, *, confirm: Callable[[int], None]) -> None:
         self._confirm = confirm
-        self._file = Spool(new_file(path), on_written=confirm)
+        self._copy = made(path, lambda: path.open("xb"))
+        self._file = Spool(self._append, end=self._copy.close, on_written=confirm)
         self._expected = 0
 
     def take(self, at: int, piece: bytes) -> None:
         """Append the piece that starts at byte `at`, if it is the next one."""
-        if at == self._expected and self._file.offer(piece, 0):
+        if at == self._expected and self._file.offer(piece, len(piece)):
             self._expected += len(piece)
         elif at < self._expected:
             self._confirm(self._file.size)
@@ -100,6 +101,10 @@ class FileReceiver:
     def close(self) -> None:
         """Write what came."""
         self._file.close()
+
+    def _append(self, piece: bytes) -> None:
+        self._copy.write(piece)
+        self._copy.flush()
 
 
 def new_folder(keep: Path, name: str) -> Path:

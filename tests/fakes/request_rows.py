@@ -13,6 +13,7 @@ from analysis.records.request_columns import RequestColumns
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import END_LINE_BYTES, RecordWriter, read_end, read_table
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
+from loadtests.generator.recorder import Spool
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S
@@ -79,6 +80,15 @@ def record(number: int = 0, **changes: object) -> RequestRecord:
     served = {"compile_stall_ns": None, "server_recv_ns": 1_002 * MS, "server_end_ns": 1_100 * MS}
     served |= {name: changes.pop(name) for name in SERVED_COLUMNS if name in changes}  # type: ignore[misc]
     return base._replace(**changes, served=[served[name] for name in SERVED_COLUMNS])  # type: ignore[arg-type]
+
+
+def piped(descriptor: int, **settings: Any) -> Spool:
+    """Return what writes batches of records, or bytes, to a pipe, which stands for a disk."""
+
+    def write(piece: Any) -> None:
+        os.write(descriptor, piece if isinstance(piece, bytes) else bytes(piece.serialize()))
+
+    return Spool(write, **settings)
 
 
 def row_of(record: RequestRecord) -> dict[str, Any]:

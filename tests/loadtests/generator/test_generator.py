@@ -25,7 +25,7 @@ from loadtests.generator.load_log import LoadLog
 from loadtests.generator.precise_sleep import sleep_until
 from loadtests.generator.preparer import Preparer
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
-from loadtests.generator.recorder import RequestRecorder, Spool, record_file
+from loadtests.generator.recorder import RequestRecorder, record_file
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.prompts import prompt_words, token_ids
 from loadtests.traffic.schedule import SCHEDULE, Schedule, planned_requests
@@ -36,7 +36,7 @@ from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from tests.fakes.inference import Behaviour, serve
 from tests.fakes.processes import free_port
-from tests.fakes.request_rows import row_of
+from tests.fakes.request_rows import piped, row_of
 
 MS = 1_000_000
 SECOND = 1000 * MS
@@ -131,7 +131,7 @@ def test_mirrored_copies_start_together_and_records_join_client_and_server(targe
 def test_a_disk_that_hangs_delays_no_request_and_the_account_tells_what_it_cost(targets: dict[str, str]) -> None:
     """A pipe that nobody reads stands for the disk."""
     reader, writer = os.pipe()
-    recorder = RequestRecorder(Spool(writer, most_waiting_bytes=20_000), rows_per_batch=8)
+    recorder = RequestRecorder(piped(writer, most_waiting_bytes=20_000), rows_per_batch=8)
     run = Run(schedule([number // 2 for number in range(1200)], arm="eager"), targets=targets, recorder=recorder)
     account = run.log.account()
     assert run.ended
@@ -236,7 +236,7 @@ def test_the_lag_counts_from_the_schedule_and_nothing_starts_once_it_was_stopped
 def test_a_disk_that_takes_no_record_ends_the_load(targets: dict[str, str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    recorder = RequestRecorder(Spool(writer), rows_per_batch=1)
+    recorder = RequestRecorder(piped(writer), rows_per_batch=1)
     run = Run(schedule(list(range(0, 3000, 10)), arm="eager"), targets=targets, recorder=recorder)
     assert (run.failure or "").startswith("records cannot be written: ")
     assert run.log.error == run.failure

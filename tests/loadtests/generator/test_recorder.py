@@ -27,16 +27,15 @@ from loadtests.clients.grpc_call import EmbedCall, GrpcCall
 from loadtests.external.arms import OpenAiArm, OpenAiOptions
 from loadtests.external.client_security import SecurityConfig
 from loadtests.generator import load_log as accounts
-from loadtests.generator import recorder as recorders
 from loadtests.generator.histogram import BOUNDS_S, ArmTally, Histogram
 from loadtests.generator.load_log import GarbageWindow, LoadLog
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord, record_of, request_batch
-from loadtests.generator.recorder import RequestRecorder, Spool, record_file
+from loadtests.generator.recorder import RequestRecorder, record_file
 from loadtests.generator.trial_config import TrialConfig
 from servers.clock import now_ns
 from servers.complaint import ConfigError
 from servers.metadata import ARM_HEADER, trailing_key
-from tests.fakes.request_rows import MS, record, row_of
+from tests.fakes.request_rows import MS, piped, record, row_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -46,7 +45,7 @@ def rows_of(path: Path) -> list[dict[str, object]]:
     return rows
 
 
-def test_rows_come_back_as_they_were_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_come_back_as_they_were_appended(tmp_path: Path) -> None:
     none = np.zeros(0, dtype=np.int64)
     rows = [
         record(0),
@@ -55,7 +54,6 @@ def test_rows_come_back_as_they_were_appended(tmp_path: Path, monkeypatch: pytes
     ]
     path = tmp_path / "deep" / "requests-0.arrow"
     recorder = RequestRecorder(record_file(path), rows_per_batch=2)
-    monkeypatch.setattr(recorders, "os", Fake(close=os.close, write=lambda file, piece: os.write(file, piece[:100])))
     for row in rows:
         recorder.append(row)
     recorder.close()
@@ -68,11 +66,11 @@ def test_rows_come_back_as_they_were_appended(tmp_path: Path, monkeypatch: pytes
 def test_a_broken_disk_is_reported_to_what_appends() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    recorder = RequestRecorder(Spool(writer), rows_per_batch=2)
+    recorder = RequestRecorder(piped(writer), rows_per_batch=2)
     recorder.append(record(0))
     recorder.append(record(1))
     assert recorder.file.settle(5.0)
-    assert recorder.file.offer(b"y", 3) is False, "nothing follows a piece that failed"
+    assert recorder.file.offer(b"y", 1, 3) is False, "nothing follows a piece that failed"
     for write in (recorder.flush, recorder.close):
         with pytest.raises(BrokenPipeError):
             write()
@@ -163,9 +161,9 @@ def test_an_answer_is_that_of_the_arm_it_was_sent_to_and_fails_where_it_is_not_w
 def test_a_slow_disk_delays_nothing_and_what_it_cannot_take_is_counted() -> None:
     """A pipe that nothing reads takes 64 KiB and then makes the writer wait, as a disk that is behind does."""
     reader, writer = os.pipe()
-    spool = Spool(writer, most_waiting_bytes=1 << 20)
+    spool = piped(writer, most_waiting_bytes=1 << 20)
     for _ in range(100):
-        spool.offer(b"x" * 40_000, 10)
+        spool.offer(b"x" * 40_000, 40_000, 10)
         gevent.sleep(0)
         assert spool.waiting_bytes <= 1 << 20
     assert spool.rows + spool.dropped_rows < 1000  # some wait
@@ -184,9 +182,9 @@ def test_a_slow_disk_delays_nothing_and_what_it_cannot_take_is_counted() -> None
 
 def test_close_gives_up_on_a_disk_that_hangs_and_counts_what_is_lost() -> None:
     reader, writer = os.pipe()
-    spool = Spool(writer)
+    spool = piped(writer)
     for _ in range(4):
-        spool.offer(b"x" * 40_000, 10)
+        spool.offer(b"x" * 40_000, 40_000, 10)
     spool.close(timeout_s=0.05)
     assert spool.rows + spool.dropped_rows == 40
     assert spool.dropped_rows >= 20
