@@ -69,17 +69,6 @@ def is_event_stream(content_type: str) -> bool:
     return content_type.partition(";")[0].strip().lower() == "text/event-stream"
 
 
-def encoding_problem(content_encoding: str) -> str:
-    """Why a stream with this Content-Encoding cannot be read, or "" where it can."""
-    encoding = content_encoding.strip().lower()
-    if encoding in ("", "identity"):
-        return ""
-    return (
-        f"the event stream has content-encoding {shortened(encoding)}, though identity was asked for: turn compression "
-        "off for text/event-stream"
-    )
-
-
 class EventStream:
     """The data of server-sent events, whatever pieces the bytes come in.
 

@@ -11,9 +11,8 @@ import psutil
 
 from analysis.wording import counted
 from loadtests.external.addresses import Address, parse_address
-from loadtests.external.answers import FailedError
+from loadtests.external.answers import FailedError, Probe, wait_ready
 from loadtests.external.arms import ExternalArm
-from loadtests.external.probes import Probe, wait_ready
 from loadtests.traffic.lengths import IntArray
 from loadtests.trials.context import RunError, TrialContext
 from servers.clock import now_ns

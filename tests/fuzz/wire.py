@@ -24,7 +24,7 @@ from loadtests.clients.frames import ProtocolError
 from loadtests.clients.grpc_call import EmbedCall, GrpcCall
 from loadtests.clients.headers import HeaderDecoder, HeaderError
 from loadtests.clients.inference import InferenceClient
-from loadtests.clients.openai_call import OpenAiCall
+from loadtests.clients.openai import OpenAiCall
 from loadtests.external.arms import OipOptions
 from loadtests.generator.record import record_of, request_batch
 from loadtests.trials.status import ReplicaState, Status

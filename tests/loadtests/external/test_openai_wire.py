@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtests.external.addresses import parse_address
-from loadtests.external.answers import Answer, FailedError, ask
+from loadtests.external.answers import Answer, FailedError, Probe, ask, wait_ready
 from loadtests.external.arms import ExternalArm, OipArm, OipOptions, OpenAiArm, OpenAiOptions
 from loadtests.external.asking import Asking
 from loadtests.external.client_security import SecurityConfig
@@ -28,7 +28,6 @@ from loadtests.external.openai_wire import (
     request_body,
     request_path,
 )
-from loadtests.external.probes import Probe, wait_ready
 from servers.fields import read
 from tests.fakes import triton
 from tests.fakes.credentials import make_certificates
