@@ -1,4 +1,4 @@
-"""What every call records, whatever its wire: when it was sent, when its tokens came, how it ended."""
+"""What every call records on any wire: when it was sent, when its tokens came and how it ended."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Call:
 
     `status` is a gRPC status name for all kinds of arms. `token_ns` has one receive time per token. `on_done` runs
     once, inside the reader, and may run before the call is returned to its starter: it must neither block nor raise.
-    `token` is what the request showed and no error may repeat, as some servers do.
-    A subclass says how the wire learns of a cancel (`_withdraw`) and what is freed at the end (`_release`).
+    `token` is the bearer token of the request, which some servers repeat and no error may hold.
+    A subclass tells the wire of a cancel (`_withdraw`) and frees what only a running call needs (`_release`).
     """
 
     __slots__ = (
@@ -50,7 +50,7 @@ class Call:
         self.token_ns = array("q")
         self.status = ""
         self.error = ""
-        self.token = ""  # that no error may hold
+        self.token = ""
         self.initial_metadata: Mapping[str, str] = {}
         self.trailing_metadata: dict[str, str] = {}
         self.tag = tag
@@ -71,23 +71,23 @@ class Call:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens received so far."""
+        """The number of tokens received so far."""
         return len(self.token_ns)
 
     def add_tokens(self, count: int, at_ns: int) -> None:
-        """`count` more tokens came at `at_ns`."""
+        """Record that `count` more tokens came at `at_ns`."""
         if self.first_token_ns is None:
             self.first_token_ns = at_ns
         self.token_ns.extend([at_ns] * count)
 
     def cancel(self, status: str = "CANCELLED", error: str = "cancelled by the client") -> None:
-        """The call has ended with `status` and the server knows; a call that has ended is left alone."""
+        """End the call with `status` and tell the server. Do nothing to a call that has ended."""
         if not self.status:
             self.finish(status, error, now_ns())
             self._withdraw()
 
     def finish(self, status: str, error: str, at_ns: int) -> None:
-        """The call has ended at `at_ns` and `on_done` has run; a call that has ended is left alone."""
+        """End the call at `at_ns` and run `on_done`. Do nothing to a call that has ended."""
         if self.status:
             return
         # What a server says of its error may have any length, hold any character, and repeat the token.
@@ -104,17 +104,17 @@ class Call:
             on_done(self)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Whether the call ended within `timeout_s`."""
+        """Wait for the end of the call and return whether it came within `timeout_s`."""
         if not self.status:
             self._ended = self._ended or Event()
             self._ended.wait(timeout_s)
         return bool(self.status)
 
     def _withdraw(self) -> None:
-        """The server learns that this call is cancelled."""
+        """Tell the server that this call is cancelled."""
 
     def _release(self) -> None:
-        """What only a running call needs is freed."""
+        """Free what only a running call needs."""
 
     def _on_deadline(self) -> None:
         self.cancel("DEADLINE_EXCEEDED", "the deadline passed")

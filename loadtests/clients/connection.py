@@ -88,7 +88,7 @@ class Connection:
         return len(self._calls)
 
     def open(self, call: GrpcCall) -> None:
-        """The request is on its way: headers at once, the body as far as the peer's window allows."""
+        """Send the request: headers at once, the body as far as the peer's window allows."""
         stream_id = self._next_id
         self._next_id += 2
         if self._next_id > frames.LARGEST_STREAM_ID:
@@ -103,7 +103,7 @@ class Connection:
         self._uploads.start(call, stream_id, block)
 
     def abandon(self, stream_id: int, code: int) -> None:
-        """The stream is closed on this side, the peer is sent RST_STREAM with `code`, and its slot is free."""
+        """Close the stream on this side, send RST_STREAM with `code` and free its slot."""
         if self._calls.pop(stream_id, None) is None:
             return
         if not self.closed:
@@ -111,7 +111,7 @@ class Connection:
         self._stream_ended()
 
     def close(self, status: str, reason: str) -> None:
-        """The socket is closed and every call still on it has ended with `status`."""
+        """Close the socket and end every call that is still on it with `status`."""
         if self.closed:
             return
         self.flush()
@@ -133,7 +133,7 @@ class Connection:
             self._client.stream_ended()
 
     def _on_lost(self, problem: OSError) -> None:
-        """The socket takes no more. The reader sees the same loss and ends the calls."""
+        """Give up a socket that takes no more. The reader sees the same loss and ends the calls."""
         self.reason = self.reason or f"{LOST}: {problem}"
         self.draining = True
         self._shut_down()
@@ -181,11 +181,11 @@ class Connection:
             sock.close()
 
     def feed(self, data: bytes, at_ns: int) -> None:
-        """Bytes that were read at `at_ns` are handled, as far as they make whole frames; the rest waits for more."""
+        """Handle the whole frames in what was read at `at_ns`; the rest waits for more."""
         self._left = self._frames(self._left + data if self._left else data, at_ns)
 
     def _frames(self, data: bytes, at_ns: int) -> bytes:
-        """Every whole frame in `data` is handled; returns the bytes left over."""
+        """Handle every whole frame in `data` and return the bytes left over."""
         position, size = 0, len(data)
         unpack, calls = HEAD.unpack_from, self._calls
         while size - position >= 9:
@@ -230,7 +230,7 @@ class Connection:
         return data[position:]
 
     def _check_stream(self, stream_id: int, data: bytes) -> None:
-        """Frames may still come for streams that are gone, but not for those that never were (RFC 9113, 5.1)."""
+        """Refuse a frame of a stream that was never opened (RFC 9113, 5.1); one that is gone may still get some."""
         if not self.settings_received.is_set():
             raise ProtocolError(self._not_http2(data, "the first frame is not SETTINGS"))
         if not stream_id & 1 or stream_id >= self._next_id:
@@ -306,7 +306,7 @@ class Connection:
             self._stream_ended()
 
     def _forget(self, stream_id: int, call: GrpcCall) -> None:
-        """The stream is gone before its call ends, so that a callback may start the next one in its place."""
+        """Free the stream before its call ends, so that a callback may start the next one in its place."""
         self._calls.pop(stream_id, None)
         if call.position < len(call.body):
             # The server answered before it had the whole request: close this side too.

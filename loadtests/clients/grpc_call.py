@@ -96,7 +96,7 @@ class GrpcCall(Call):
         self._last_chunk_ns = 0
 
     def on_data(self, payload: bytes, at_ns: int) -> None:
-        """The payload of a DATA frame that was read at `at_ns`."""
+        """Take the payload of a DATA frame that was read at `at_ns`."""
         if self._partial is not None:
             if self._needed == _NEVER:
                 return
@@ -122,7 +122,7 @@ class GrpcCall(Call):
             self._needed = 5 + _UINT32.unpack_from(payload, position + 1)[0] if size - position >= 5 else 5
 
     def on_message(self, message: bytes, at_ns: int) -> None:
-        """A whole message came at `at_ns`."""
+        """Take a whole message that came at `at_ns`."""
         try:
             chunk = GenerateChunk.FromString(message)
         except DecodeError as problem:
@@ -145,7 +145,7 @@ class GrpcCall(Call):
         return None
 
     def on_headers(self, fields: dict[str, str], ended: bool, at_ns: int) -> None:
-        """A whole header block came at `at_ns`; `ended` says that nothing follows it."""
+        """Take a whole header block that came at `at_ns`; `ended` says that nothing follows it."""
         http_status = fields.pop(":status", "")
         if not self.answered:
             if http_status.startswith("1"):
@@ -163,7 +163,7 @@ class GrpcCall(Call):
         return None
 
     def on_end(self, at_ns: int) -> None:
-        """The server closed the stream: the status is in the trailers, or must be guessed from HTTP."""
+        """End the call as the trailers say, or as HTTP does where they do not."""
         code = self.trailing_metadata.get("grpc-status")
         if code is not None:
             status = _STATUS.get(code, "UNKNOWN")
@@ -180,12 +180,12 @@ class GrpcCall(Call):
             self.finish("UNKNOWN", "the stream ended without grpc-status", at_ns)
 
     def fail(self, error: str, at_ns: int) -> None:
-        """The answer cannot be understood: the call has ended with INTERNAL and the server knows."""
+        """End a call whose answer cannot be understood with INTERNAL, and tell the server."""
         self.finish("INTERNAL", error, at_ns)
         self._withdraw()
 
     def _refuse(self, flag: int, length: int, at_ns: int) -> None:
-        """The bytes cannot be a message of this call: a proxy's page, a compressed message or one that is too large."""
+        """Refuse bytes that cannot be a message: a proxy's page, a compressed message or one that is too large."""
         if self._http_status != "200":
             self._needed = _NEVER  # the body of an error page says nothing: the status decides at the end
             self._partial = bytearray(1)
@@ -222,7 +222,7 @@ class EmbedCall(GrpcCall):
         super().__init__(**settings)
 
     def on_message(self, message: bytes, at_ns: int) -> None:
-        """A whole message came at `at_ns`: the answer."""
+        """Take the answer, a whole message that came at `at_ns`."""
         if self.size:
             return self.fail("a second vector came, and one text has one", at_ns)
         try:
@@ -233,7 +233,7 @@ class EmbedCall(GrpcCall):
         return None
 
     def finish(self, status: str, error: str, at_ns: int) -> None:
-        """As for every call; OK without a vector is none."""
+        """End the call as any other; OK without a vector is INTERNAL."""
         if status == "OK" and not self.size:
             status, error = "INTERNAL", "the answer ended with OK and holds no vector"
         super().finish(status, error, at_ns)

@@ -83,7 +83,7 @@ class InferenceClient:
         return call
 
     def connect(self, timeout_s: float | None = None) -> str:
-        """A connection is ready (returns ""), or the reason why there is none."""
+        """Wait for a connection and return "", or the reason why there is none."""
         if self._closed:
             return "the client is closed"
         if not self._has_room:
@@ -93,7 +93,7 @@ class InferenceClient:
         return "" if self._has_room else self._refusal or "still connecting"
 
     def close(self) -> None:
-        """Every call has ended (CANCELLED if it was running) and every socket is closed."""
+        """End every call, CANCELLED if it was running, and close every socket."""
         self._closed = True
         if self._connecting is not None:
             self._connecting.kill()
@@ -121,7 +121,7 @@ class InferenceClient:
         self._seek_room()
 
     def _seek_room(self) -> None:
-        """One more connection is being opened, if one may be; else calls wait, or fail while connects are refused."""
+        """Open one more connection, if one may be; else let calls wait, or fail while connects are refused."""
         alive = sum(not connection.draining for connection in self.connections)
         if self._connecting is None and alive < self._max_connections:
             if now_ns() >= self._refused_until_ns:
@@ -130,7 +130,7 @@ class InferenceClient:
                 self._fail_waiting(self._refusal)
 
     def restart(self, call: GrpcCall, reason: str) -> None:
-        """A call that its server never looked at is on its way again, once; the second time it has failed."""
+        """Send a call again that its server never looked at; fail it the second time."""
         if call.status:
             return
         if call.restarted or call.answered:
@@ -178,7 +178,7 @@ class InferenceClient:
             self.stream_ended()
 
     def stream_ended(self) -> None:
-        """Waiting calls start as far as there is room for them."""
+        """Start waiting calls as far as there is room for them."""
         while self._waiting:
             if self._waiting[0].status:
                 self._waiting.popleft()
@@ -194,7 +194,7 @@ class InferenceClient:
             call.finish("UNAVAILABLE", reason, at_ns)
 
     def connection_closed(self, connection: Connection) -> None:
-        """The connection is not used any more; what waited for room may open another."""
+        """Use the connection no more; what waited for room may open another."""
         if connection in self.connections:
             self.connections.remove(connection)
         if not self._closed:

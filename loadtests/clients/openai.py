@@ -233,7 +233,7 @@ class _StaleConnectionError(Exception):
 
 
 def _is_closed(sock: Any) -> bool:
-    """Whether the server closed an idle connection, or sent bytes that belong to no request. Never waits."""
+    """Return whether the server closed an idle connection, or sent bytes that belong to no request. Never waits."""
     try:
         sock.setblocking(False)
         sock.recv(1)
@@ -301,7 +301,7 @@ class OpenAiCall(Call):
         return len(self.token_ns) if self.counted_tokens is None else self.counted_tokens
 
     def _withdraw(self) -> None:
-        """Its connection is closed."""
+        """Close its connection."""
         if self.greenlet is not None and self.greenlet is not gevent.getcurrent():
             self.greenlet.kill(block=False)
 
@@ -310,7 +310,7 @@ class OpenAiCall(Call):
         self._calls.discard(self)
 
     def feed(self, data: bytes, at_ns: int) -> None:
-        """`data` was read at `at_ns`; empty means that the server closed its side."""
+        """Take what was read at `at_ns`; empty means that the server closed its side."""
         response = self.response
         try:
             response.feed(data)
@@ -344,7 +344,7 @@ class OpenAiCall(Call):
             self.break_off("the server closed the connection inside its answer", at_ns)
 
     def break_off(self, error: str, at_ns: int) -> None:
-        """No more will come: the answer is whole if its finish_reason came, and ended then."""
+        """End a call of which no more will come: its answer is whole if its finish_reason came, and ended then."""
         if self.ended_ns:
             self.finish("OK", "", self.ended_ns)
         else:
@@ -385,7 +385,7 @@ class OpenAiCall(Call):
             self.trailing_metadata[trailing_key("prompt_tokens")] = str(chunk.prompt_tokens)
 
     def _complete(self, at_ns: int) -> None:
-        """The whole answer is here."""
+        """End the call with the whole answer."""
         if self.status:
             return
         code = self.response.get_code()
@@ -398,7 +398,7 @@ class OpenAiCall(Call):
             self.finish("UNAVAILABLE", "the stream ended without a finish_reason and without [DONE]", at_ns)
 
     def _end_stream(self, at_ns: int) -> None:
-        """The stream came to its end."""
+        """End the call with its stream."""
         if self.ended_ns or self.chunks or self.token_ns:
             self.finish("OK", "", at_ns)
         else:

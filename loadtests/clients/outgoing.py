@@ -38,7 +38,7 @@ class Outgoing:
         self.closed = False
 
     def write(self, data: bytes) -> None:
-        """The bytes go out when the greenlet that runs now lets go, together with all that others add until then.
+        """Send the bytes when the greenlet that runs now lets go, together with all that others add until then.
 
         A call to the kernel costs twice as much as starting a request does; under load this shares it among many. A
         greenlet that writes much without letting go, a dispatcher that is late, shares it among a few only.
@@ -58,7 +58,7 @@ class Outgoing:
             self._loop.run_callback(self.flush)
 
     def flush(self) -> None:
-        """What was written is with the kernel, as far as it takes it; the rest follows by itself."""
+        """Hand what was written to the kernel, as far as it takes it; the rest follows by itself."""
         self._flush_is_due = False
         if self.closed or self._waiting or not self._pending:
             return

@@ -64,7 +64,7 @@ class Route:
         self._turn = 0
 
     def endpoint(self) -> Endpoint:
-        """The replica with the fewest requests on their way; in turn where several have as few.
+        """Return the replica with the fewest requests on their way; in turn where several have as few.
 
         One that was unavailable within the last second comes after all others: a replica that fails at once has
         nothing under way, and would draw the whole load.
@@ -125,7 +125,7 @@ class OwnEncoder:
         return GenerateRequest(request_id=request_id).SerializeToString() + self._body, headers
 
     def _request(self, plan: PlannedRequest) -> GenerateRequest | EmbedRequest:
-        """The request, without its id and its prompt."""
+        """Return the request without its id and its prompt."""
         if self._task == "embed":
             return EmbedRequest(session_id=plan.session_id)
         return GenerateRequest(

@@ -15,7 +15,7 @@ _READ_BYTES: Final = 65_536
 
 
 class TlsError(OSError):
-    """No secure connection came about, or it broke. One line with the remedy."""
+    """A secure connection failed or broke. One line with the remedy."""
 
 
 class TlsStream:
@@ -36,7 +36,7 @@ class TlsStream:
         return bool(self._outgoing.pending)
 
     def handshake(self, received: bytes) -> bytes:
-        """Bytes to send next, after `received`; `ready` says when it is done. b"" received at first, or at the end.
+        """Return the bytes to send next, after `received`, which is b"" at first; `ready` says when it is done.
 
         Raises TlsError when the server cannot be trusted, refuses this client, or does not speak HTTP/2.
         """
@@ -56,7 +56,7 @@ class TlsStream:
         return self._outgoing.read()
 
     def decrypted(self, received: bytes) -> bytes:
-        """All plain bytes that are there after `received`; none is left waiting for more to come."""
+        """Return all plain bytes that are there after `received`; none is left waiting for more to come."""
         if received:
             self._incoming.write(received)
         read, pieces = self._tls.read, []
@@ -73,7 +73,7 @@ class TlsStream:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def encrypted(self, plain: bytes) -> bytes:
-        """The bytes to send for `plain`, and those that TLS itself has to send."""
+        """Return the bytes to send for `plain`, and those that TLS itself has to send."""
         if plain:
             self._tls.write(plain)
         return self._outgoing.read()

@@ -15,24 +15,24 @@ _BUILTIN = resources.files("loadtests") / "experiments"
 
 
 def builtin_names() -> list[str]:
-    """The experiments that come with the package."""
+    """Return the experiments that come with the package."""
     return sorted(item.name.removesuffix(".toml") for item in _BUILTIN.iterdir() if item.name.endswith(".toml"))
 
 
 def builtin_text(name: str) -> str:
-    """The TOML of the one called `name`."""
+    """Return the TOML of the one called `name`."""
     return (_BUILTIN / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def resolve_files(table: dict[str, Any], folder: Path) -> None:
-    """What `table` names relative to `folder` is absolute: the load generator runs in another folder."""
+    """Make the files that `table` names relative to `folder` absolute: the load generator runs in another folder."""
     for name in ("traffic", "security", "splitter", "parity", "arms"):
         if name in table:
             table[name] = resolved(name, table[name], folder)
 
 
 def resolved(key: str, value: Any, folder: Path) -> Any:
-    """The value at the dotted path `key`, its files absolute. A tokenizer that is no file is a hub's."""
+    """Return the value at the dotted path `key`, its files absolute. A tokenizer that is no file is a hub's."""
     if isinstance(value, dict):
         return {name: resolved(f"{key}.{name}", item, folder) for name, item in value.items()}
     if isinstance(value, list):

@@ -123,7 +123,7 @@ _REPLACED_BY_TRACE = ("rate", "rates", "burstiness", "step_s", "settle_s", "leng
 
 
 def parse_setting(setting: str) -> tuple[str, Any]:
-    """(key path, value) of a "key.path=value" string; the value is read as TOML, and as a string when it is none."""
+    """Return the key path and the value, read as TOML or else as it is, of a "key.path=value" string."""
     key, equals, text = setting.partition("=")
     key = key.strip()
     if not equals or not key:
@@ -141,7 +141,7 @@ def parse_setting(setting: str) -> tuple[str, Any]:
 
 
 def set_path(table: dict[str, Any], key: str, value: Any) -> None:
-    """`table` holds `value` at the dotted path `key`; a list of tables is entered by [index] or by an entry's name."""
+    """Put `value` into `table` at the dotted path `key`; [index] or its name picks an entry of a list of tables."""
     current: Any = table
     steps = key.split(".")
     for position, step in enumerate(steps):
@@ -174,7 +174,7 @@ def _entry(entries: list[Any], key: str, name: str) -> dict[str, Any]:
 
 
 def replay(table: dict[str, Any], trace: str) -> None:
-    """The traffic of `table` has the times and lengths of the file `trace`."""
+    """Give the traffic of `table` the times and lengths of the file `trace`."""
     if not Path(trace).is_file():
         raise ConfigError(f'--trace "{trace}" does not exist: give {KNOWN}')
     kept = {key: value for key, value in table_of(table, "traffic").items() if key not in _REPLACED_BY_TRACE}
@@ -182,7 +182,7 @@ def replay(table: dict[str, Any], trace: str) -> None:
 
 
 def lacks_trace(traffic: Any) -> bool:
-    """Whether the [traffic] table replays a trace that it does not name."""
+    """Return whether the [traffic] table replays a trace that it does not name."""
     if not isinstance(traffic, dict) or traffic.get("trace"):
         return False
     return "trace" in (traffic.get("arrivals"), traffic.get("workload"))

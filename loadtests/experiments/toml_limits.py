@@ -18,7 +18,7 @@ _LONGEST_PATH_BYTES = 4095
 
 
 def read_toml(path: Path) -> str:
-    """The text of the file. Raises ConfigError for one that cannot be read or is too large."""
+    """Return the text of the file. Raises ConfigError for one that cannot be read or is too large."""
     try:
         with path.open("rb") as file:
             body = file.read(LARGEST_BYTES + 1)
@@ -32,7 +32,7 @@ def read_toml(path: Path) -> str:
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """The table that `text` holds. Raises ConfigError for what is no TOML, or deeper than `DEEPEST`."""
+    """Return the table that `text` holds. Raises ConfigError for what is no TOML, or deeper than `DEEPEST`."""
     try:
         return documents.parse_toml(text)
     except ValueError as error:
@@ -40,7 +40,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 
 
 def table_of(table: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The table [key], empty where there is none. Another value there raises ConfigError."""
+    """Return the table [key], empty where there is none. Another value there raises ConfigError."""
     value = table.get(key, {})
     if not isinstance(value, dict):
         raise ConfigError(f"{key} is {value!r}: give a table [{key}]")
@@ -48,7 +48,7 @@ def table_of(table: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def check_values(value: Any, where: str = "", depth: int = 0) -> None:
-    """Everything in `value` is of a size that a setting can have. Otherwise ConfigError, naming `where` it stands."""
+    """Raise ConfigError, naming `where` it stands, for a value in `value` that no setting can have."""
     if isinstance(value, str):
         if "\0" in value:
             raise ConfigError(f"{where} holds a NUL character: remove it")
@@ -65,7 +65,7 @@ def check_values(value: Any, where: str = "", depth: int = 0) -> None:
 
 
 def check_path(text: str, where: str) -> str:
-    """`text`, which is a valid path. Otherwise ConfigError."""
+    """Return `text` if it is a valid path. Raises ConfigError."""
     if "\0" in text:
         raise ConfigError(f"{where} holds a NUL character: no path has one")
     body = text.encode("utf-8", "surrogateescape")
@@ -80,7 +80,7 @@ def check_path(text: str, where: str) -> str:
 
 
 def expanded(text: str, where: str) -> Path:
-    """The path, with ~ and ~user in full. Otherwise ConfigError."""
+    """Return the path, with ~ and ~user in full. Raises ConfigError."""
     try:
         return Path(check_path(text, where)).expanduser()
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Where users' traffic flows, for a ramp that sends none itself: the [users] table of an experiment."""
+"""Where production traffic flows, for a ramp that sends none itself: the [users] table of an experiment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class UsersConfig(Settings):
 
     With `route`, NAMESPACE/NAME of a Gateway API route of `route_kind`, that one's weights are moved, through the API
     server that a pod finds or the `kubectl proxy` at `api`. With `moved_by` "others" no weights are moved here: what
-    somebody else does to them is recorded, and the candidate judged.
+    another program does to them is recorded, and the candidate judged.
     """
 
     admin: str = ""
@@ -75,7 +75,7 @@ class UsersConfig(Settings):
 
 
 def of_users(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The table of an experiment whose requests come from users: what it says of made-up traffic is left out."""
+    """Return the table of an experiment of production traffic, without what it says of made-up traffic."""
     traffic = table.get("traffic")
     kept = {key: traffic[key] for key in _KEPT if key in traffic} if isinstance(traffic, Mapping) else {}
     # Nothing is asked of the arms beside what users ask, and their machines may be others.

@@ -1,4 +1,4 @@
-"""Transport security of the load: whom to trust, whom to be, which token to show, and what a failed handshake means.
+"""Transport security of the load: whom to trust, which certificate and token to show, what a failed handshake means.
 
 What is named in `SecurityConfig` may be written to a run directory: it holds names of files and variables, no secrets.
 """
@@ -60,7 +60,7 @@ class SecurityConfig(TlsPair):
         return bool(self.tls_ca or self.tls_server_name or self.tls_certificate)
 
     def check(self, where: str) -> None:
-        """Every file and variable that is named is there and of use. Otherwise ConfigError, which begins `where`."""
+        """Raise ConfigError, which begins with `where`, for a file or variable that is missing or of no use."""
         try:
             client_context(self)
             bearer_token(self)
@@ -72,12 +72,12 @@ OPEN: Final = SecurityConfig()
 
 
 def bearer_token(security: SecurityConfig) -> str:
-    """The token to show, "" when none is configured. Raises ConfigError, which never holds the token."""
+    """Return the token to show, "" when none is configured. Raises ConfigError, which never holds the token."""
     return token_from_variable(security.token_env, key="token_env") if security.token_env else ""
 
 
 def without_token(text: str, token: str) -> str:
-    """`text` without the token, which some servers repeat in error messages."""
+    """Return `text` without the token, which some servers repeat in error messages."""
     return text.replace(token, "***") if token else text
 
 
@@ -100,7 +100,7 @@ def client_context(
 
 
 def explain(problem: ssl.SSLError, name: str) -> str:
-    """What went wrong between this client and the server called `name`, in one line with the remedy."""
+    """Return what went wrong between this client and the server called `name`, in one line with the remedy."""
     reason = (problem.reason or "").upper()
     if isinstance(problem, ssl.SSLCertVerificationError):
         if problem.verify_code in _WRONG_NAME:
@@ -122,7 +122,7 @@ def explain(problem: ssl.SSLError, name: str) -> str:
 
 
 def no_http2(agreed: str | None) -> str:
-    """Why a server that agreed on `agreed` by ALPN is of no use."""
+    """Return why a server that agreed on `agreed` by ALPN is of no use."""
     said = f'"{agreed}"' if agreed else "nothing"
     return f'it agreed on {said} by ALPN and not on HTTP/2: make the server (or what ends TLS before it) offer "h2"'
 
@@ -132,7 +132,7 @@ def _said(reason: str) -> str:
 
 
 def server_name(security: SecurityConfig, host: str) -> str:
-    """The name that the server's certificate must carry. A zone of an IPv6 address is not part of it."""
+    """Return the name that the server's certificate must carry. A zone of an IPv6 address is not part of it."""
     name = security.tls_server_name or host
     try:
         return str(ipaddress.ip_address(name.partition("%")[0]))

@@ -81,13 +81,13 @@ class LineClock:
         self._before_ns: int | None = None  # the time of the line before, as it has it
 
     def learn(self, line: str, arrived_ns: int) -> None:
-        """What the line tells of the clock is known, for lines that are taken up later."""
+        """Learn what the line tells of the clock, for lines that are taken up later."""
         if (told := _time_of(line[:_HEAD], arrived_ns)) is not None:
             delay_ns = arrived_ns - told[0]
             self._offset_ns = delay_ns if self._offset_ns is None else min(delay_ns, self._offset_ns)
 
     def moment(self, line: str, arrived_ns: int) -> int:
-        """When the line was written: as it arrived, unless by its own time it came late."""
+        """Return when the line was written: as it arrived, unless by its own time it came late."""
         told = _time_of(line[:_HEAD], arrived_ns)
         if told is None:
             return arrived_ns
@@ -101,7 +101,7 @@ class LineClock:
 
 
 def _time_of(head: str, arrived_ns: int) -> tuple[int, int] | None:
-    """(ns, what it is rounded down to) of the first time in the text, as if of UTC; None where there is none."""
+    """Return (ns, what it is rounded down to) of the first time in the text, as if of UTC; None where there is none."""
     if match := _WHOLE.search(head):
         texts, fraction = [match[1] + (match[3] or "Z")], match[2]
     elif match := _YEARLESS.search(head):
@@ -153,15 +153,15 @@ class CompileLog:
     _last: dict[tuple[str, ...], tuple[str, int]] = field(default_factory=dict)  # by what process, and when
 
     def learn(self, line: str) -> None:
-        """What the line says of the server is known; for lines from before the log was followed."""
+        """Learn what the line says of the server; for lines from before the log was followed."""
         self._learn(_COLOUR.sub("", line))
 
     def set_clock(self, line: str, arrived_ns: int) -> None:
-        """What the line, which is taken later, tells of the server's clock is known."""
+        """Learn what the line, which is taken later, tells of the server's clock."""
         self._clock.learn(_COLOUR.sub("", line), arrived_ns)
 
     def take(self, line: str, arrived_ns: int) -> Iterator[LoggedCompile]:
-        """The compiles that are known with this line."""
+        """Yield the compiles that are known with this line."""
         line = _COLOUR.sub("", line)
         self.lines += 1
         self._learn(line)
@@ -186,7 +186,7 @@ class CompileLog:
         yield from self._autotuned(line, known, writer)
 
     def rest(self, now_ns: int | None = None) -> Iterator[LoggedCompile]:
-        """The compile whose reason was waited for; with `now_ns`, once it will not come any more."""
+        """Yield the compile whose reason was waited for; with `now_ns`, once it will not come any more."""
         if self._recompile is not None and (now_ns is None or now_ns - self._recompile[2] > _REASON_NS):
             (recompile, writer, _), self._recompile = self._recompile, None
             yield from self._once(recompile, writer)
@@ -217,7 +217,7 @@ class CompileLog:
         self._terse |= triton is not None and not triton[1]
 
     def _compile(self, known: LoggedCompile, match: re.Match[str], line: str, process: str) -> LoggedCompile:
-        """The compile that a line of `_LINES` tells of."""
+        """Return the compile that a line of `_LINES` tells of."""
         found = {name: text or "" for name, text in match.groupdict().items()}
         start_ns = known.end_ns - _ns(found.get("took") or "0")
         if known.kind == "compile":
@@ -245,7 +245,7 @@ class CompileLog:
             yield from self._once(replace(tuned, shape=self._tuned_for), writer)
 
     def _once(self, compile: LoggedCompile, writer: tuple[str, str]) -> Iterator[LoggedCompile]:
-        """The compile, unless another rank of the engine has just logged the same: ranks compile in step."""
+        """Yield the compile, unless another rank of the engine has just logged the same: ranks compile in step."""
         engine, process = writer
         key = (engine, compile.kind, compile.frame, compile.shape, compile.reason, compile.compile_id)
         last = self._last.get(key)
@@ -256,7 +256,7 @@ class CompileLog:
 
 
 def _writer_of(line: str) -> tuple[str, str]:
-    """(engine, process) that wrote the line: one engine may be several processes, its ranks."""
+    """Return the (engine, process) that wrote the line: one engine may be several processes, its ranks."""
     if match := _VLLM_PROCESS.search(line):
         return _RANK.sub("", match[1]), f"{match[1]} {match[2]}"
     if match := _SGLANG.search(line):

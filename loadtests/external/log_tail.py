@@ -24,7 +24,7 @@ class LogTail:
         self._rest = b""
 
     def before(self) -> Iterator[str]:
-        """The last lines that were there already, up to 64 MiB of them."""
+        """Yield the last lines that were there already, up to 64 MiB of them."""
         first = max(0, self._begun_at - _MOST_BEFORE)
         with self._path.open("rb") as file:
             file.seek(first)
@@ -32,7 +32,7 @@ class LogTail:
                 yield _text(line)
 
     def lines(self) -> Iterator[str]:
-        """Every whole line that was written since the last call."""
+        """Yield every whole line that was written since the last call."""
         yield from self._whole_lines()
         try:
             there = self._path.stat()
@@ -52,11 +52,11 @@ class LogTail:
         yield from self._whole_lines()
 
     def ended(self) -> str:
-        """Why no line follows: a file has no end."""
+        """Return why no line follows: a file has no end."""
         return ""
 
     def close(self) -> None:
-        """The file is closed."""
+        """Close the file."""
         self._file.close()
 
     def _whole_lines(self) -> Iterator[str]:

@@ -46,7 +46,7 @@ _HTTP_STATUS: Final = {
 
 
 def request_path(options: OpenAiOptions, address: Address) -> str:
-    """The path of the endpoint below the address's own, such as /v1/completions."""
+    """Return the path of the endpoint below the address's own, such as /v1/completions."""
     return address.path + _PATHS[options.endpoint]
 
 
@@ -87,7 +87,7 @@ class EventStream:
         self._started = False
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The data of each event that this piece completes. ValueError when an event grows beyond all bounds."""
+        """Return the data of each event that this piece completes. Raises ValueError for an event of more than 4 MiB."""
         if not piece:
             return []
         if self._skip_lf:
@@ -127,13 +127,13 @@ class EventStream:
         return events
 
     def close(self) -> bytes | None:
-        """The end mark of a stream that stopped right after it, without the empty line; nothing else is made of it."""
+        """Return the end mark of a stream that stopped right after it, without the empty line; else None."""
         tail = [*self._data, self._line.removeprefix(b"data:").strip()] if self._line else self._data
         return DONE if tail and tail[-1].strip() == DONE else None
 
 
 def _as_error(data: bytes) -> bytes:
-    """The data of an event named "error" as a JSON object with the key `error`."""
+    """Return the data of an event named "error" as a JSON object with the key `error`."""
     try:
         content = json.loads(data)
     except (ValueError, RecursionError):
@@ -159,7 +159,7 @@ _NOTHING: Final = Chunk(text=False)
 
 
 def read_event(data: bytes) -> Chunk:
-    """The meaning of one event's data, which is not the end mark. ValueError when it is no JSON object."""
+    """Return the meaning of an event's data, which is not the end mark. Raises ValueError when it is no object."""
     event = json.loads(data)
     if type(event) is not dict:
         raise ValueError(f"an event is no JSON object: {data[:80]!r}")
@@ -217,7 +217,7 @@ def _count(usage: Any, key: str) -> int | None:
 
 
 def http_status_name(code: int) -> str:
-    """The gRPC status that an HTTP status other than 2xx stands for."""
+    """Return the gRPC status that an HTTP status other than 2xx stands for."""
     known = _HTTP_STATUS.get(code)
     if known is not None:
         return known
@@ -227,7 +227,7 @@ def http_status_name(code: int) -> str:
 
 
 def error_in(body: Any) -> tuple[str, str] | None:
-    """(status, message) of an error object inside a stream or in a body; None when it is none."""
+    """Return (status, message) of an error object inside a stream or in a body; None when it is none."""
     if not isinstance(body, dict):
         return None
     error = body.get("error")
@@ -252,7 +252,7 @@ def _http_code(value: Any) -> int | None:
 
 
 def error_of_body(code: int, body: bytes, location: str = "", content_type: str = "") -> tuple[str, str]:
-    """(status, message) of an HTTP answer that is no event stream, whatever its body holds."""
+    """Return (status, message) of an HTTP answer that is no event stream, whatever its body holds."""
     if 300 <= code < 400:
         where = f" to {shortened(location)}" if location else ""
         return http_status_name(code), f"HTTP {code}: the server redirects{where}: give that address"
@@ -270,7 +270,7 @@ def error_of_body(code: int, body: bytes, location: str = "", content_type: str 
 
 
 def context_of(body: bytes, model: str) -> int | None:
-    """The most tokens of a prompt and its answer that the list of models gives for `model`; None where it gives none.
+    """Return the most tokens of a prompt and its answer that the list of models gives for `model`, or None.
 
     The key is vLLM's and SGLang's `max_model_len`, or llama.cpp's `meta.n_ctx`. A server of one model may know it by
     other names than it lists.
@@ -285,6 +285,6 @@ def context_of(body: bytes, model: str) -> int | None:
 
 
 def shortened(text: str) -> str:
-    """On one line and not longer than a record should hold."""
+    """Return `text` on one line and not longer than a record should hold."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return line if len(line) <= _MOST_TEXT else line[: _MOST_TEXT - 1] + "…"
