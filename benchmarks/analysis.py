@@ -13,6 +13,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import resource
 import sys
 import tempfile
 import time
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -125,7 +127,7 @@ def _batch(trial: int, first: int, scheduled: Ints, level: float, rng: np.random
 
 def whole(directory: Path) -> dict[str, Any]:
     """All of `tailgate analyze`: the summary and the reports are in the run directory."""
-    before, began, worked = memory_mb("VmRSS"), time.perf_counter(), time.process_time()
+    before, began, worked = psutil.Process().memory_info().rss, time.perf_counter(), time.process_time()
     summary = analyze(directory)
     judged = time.perf_counter()
     write_summary(summary, directory / "summary.json")
@@ -135,17 +137,9 @@ def whole(directory: Path) -> dict[str, Any]:
         "seconds": ended - began,
         "judge_s": judged - began,
         "cpu_s": time.process_time() - worked,
-        "added_mb": memory_mb("VmHWM") - before,
+        "added_mb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 1e6,
         "verdict": summary["overall"],
     }
-
-
-def memory_mb(key: str) -> float:
-    """VmRSS or VmHWM (its highest so far) of this process, in MB of 10^6 bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * 1024 / 1e6
-    raise RuntimeError(f"/proc/self/status has no {key}: run this on Linux")
 
 
 def alone(directory: Path) -> dict[str, Any]:

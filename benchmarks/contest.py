@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import psutil
 import pyarrow as pa
 
 from analysis.arrays import Ints
@@ -86,14 +87,12 @@ def null_server(folder: Path, tokens_per_s: float, *, core: int | None) -> Itera
 
 
 def cpu_s(pid: int) -> float:
-    """Processor seconds that the living threads of a process have used, from /proc; nan where there is none."""
-    total_ns = 0
+    """Processor seconds that a process has used; nan where it has ended."""
     try:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            total_ns += int((task / "schedstat").read_text().split()[0])
-    except (OSError, IndexError, ValueError):
+        used = psutil.Process(pid).cpu_times()
+    except psutil.NoSuchProcess:
         return float("nan")
-    return total_ns / 1e9
+    return float(used.user + used.system)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -57,6 +56,8 @@ def measure_bandwidth(device: Any, dtype: Any, *, tensor_bytes: int = 0, repeats
     """
     import torch
 
+    from servers.reference import device_times
+
     columns = 8192
     rows = (tensor_bytes or (4 << 30 if device.type == "cuda" else 256 << 20)) // (dtype.itemsize * columns)
     matrix = torch.empty((rows, columns), dtype=dtype, device=device).normal_()
@@ -66,7 +67,7 @@ def measure_bandwidth(device: Any, dtype: Any, *, tensor_bytes: int = 0, repeats
 
     def rate(work: Callable[[], object], moved: int) -> float:
         work()  # the first call picks a kernel
-        return moved / median(_seconds(work, device) for _ in range(repeats))
+        return moved / median(device_times(device, work, 1)[0] for _ in range(repeats))
 
     with torch.no_grad():
         rates = {
@@ -75,18 +76,3 @@ def measure_bandwidth(device: Any, dtype: Any, *, tensor_bytes: int = 0, repeats
             "matvec": rate(lambda: torch.nn.functional.linear(vector, matrix), held),
         }
     return {**rates, "best": max(rates.values())}
-
-
-def _seconds(work: Callable[[], object], device: Any) -> float:
-    import torch
-
-    if device.type == "cuda":
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        work()
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started

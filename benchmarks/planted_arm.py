@@ -14,8 +14,9 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 if TYPE_CHECKING:
     from servers.engine.runner import ModelRunner
@@ -85,8 +86,7 @@ def _weight(runner: ModelRunner, times: float) -> Any:
         return torch.empty(int(more), dtype=torch.uint8, device=runner.device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     # Written to, so that its pages are there; the peak may lie above what is held now.
-    now = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return bytearray(b"\1") * max(0, int(times * peak) - now)
+    return bytearray(b"\1") * max(0, int(times * peak) - psutil.Process().memory_info().rss)
 
 
 # The engine's process, which imports the main module of the front's and has its arguments.
