@@ -210,13 +210,9 @@ class Bench:
 
 def machine(arm: ArmConfig) -> Row:
     """Where it ran: versions, commit, processor, GPUs, and the device that the arm uses."""
-    import torch
+    from servers.engine.placement import product_name, resolve_device
 
-    from servers.engine.placement import resolve_device
-
-    device = resolve_device(arm.model.device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return {"device": name, **describe_environment()}
+    return {"device": product_name(resolve_device(arm.model.device)), **describe_environment()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

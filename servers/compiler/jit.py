@@ -14,38 +14,24 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 from types import CodeType
 from typing import Any
 
 from servers.clock import now_ns
+from servers.rpc.telemetry_pb2 import CompileEvent
 
+_LONGEST_TEXT = 400
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JitCompile:
-    """A kernel that was compiled, or tuned by running its variants against each other, on one thread."""
-
-    compiler: str
-    kernel: str
-    start_ns: int
-    end_ns: int
-    thread: int
-    variant: str = ""
-    place: str = ""  # of the kernel's source: "engine/decode_kernel.py:25 in _decode"
-    cache: str = ""  # hit | miss | empty where unknown
-    tuned: bool = False
-
-
-JitListener = Callable[[JitCompile], object]
+# Is given a kernel that was compiled, or tuned by running its variants against each other, and whether it was tuned.
+Listener = Callable[[CompileEvent, bool], object]
 
 # Compilers are called from code that knows no recorder, so the listeners of this process are kept here.
-_listeners: list[JitListener] = []
+_listeners: list[Listener] = []
 
 
-def listen(listener: JitListener) -> Callable[[], None]:
+def listen(listener: Listener) -> Callable[[], None]:
     """Call `listener` with every compile that `jit_compile` encloses, on the thread that compiled. Returns what ends
     it."""
     _listeners.append(listener)
@@ -62,12 +48,32 @@ def jit_compile(kernel: str, *, variant: str = "", compiler: str = "jit") -> Ite
     try:
         yield
     finally:
-        end_ns, thread = now_ns(), threading.get_ident()
-        compiled = JitCompile(
-            compiler=compiler, kernel=kernel, variant=variant, start_ns=start_ns, end_ns=end_ns, thread=thread
-        )
+        event = _event(compiler, kernel, variant, start_ns=start_ns, end_ns=now_ns())
         for listener in tuple(_listeners):
-            listener(compiled)
+            listener(event, False)
+
+
+def _event(
+    compiler: str,
+    kernel: str,
+    variant: str,
+    *,
+    start_ns: int,
+    end_ns: int,
+    where: str = "",
+    cache: str = "",
+    tuned: bool = False,
+) -> CompileEvent:
+    """Return the event of a kernel, whose source is at the place `where`. Its reason names the compiler, the kernel and
+    what this variant is for: "triton compiled _decode for SPLITS=8, BLOCK_N=64"."""
+    reason = f"{compiler} {'tuned' if tuned else 'compiled'} {kernel}{f' for {variant}' if variant else ''}"
+    frame = where or kernel
+    return CompileEvent(kind="jit", start_ns=start_ns, end_ns=end_ns, frame=frame, reason=cut(reason), cache=cache)
+
+
+def cut(text: str) -> str:
+    """Shorten a text of an event."""
+    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
 
 
 def place(filename: str | None, line: int | None, function: str | None) -> str:
@@ -80,7 +86,7 @@ def place(filename: str | None, line: int | None, function: str | None) -> str:
     return f"{shown}:{line} in {function}"
 
 
-def watch_triton(listener: JitListener) -> Callable[[], None]:
+def watch_triton(listener: Listener) -> Callable[[], None]:
     """Call `listener` with each kernel that Triton compiles or fetches from its disk cache, and each tuning.
 
     Triton's compile listener reports the kernels. Its autotuner reports nothing, so its `run` is wrapped. Returns what
@@ -93,7 +99,7 @@ def watch_triton(listener: JitListener) -> Callable[[], None]:
     def on_compile(**compiled: Any) -> None:
         if earlier is not None:
             earlier(**compiled)
-        listener(_compiled(now_ns(), **compiled))
+        listener(_compiled(now_ns(), **compiled), False)
 
     def tuned(tuner: Any, *args: Any, **options: Any) -> Any:
         known, start_ns = len(tuner.cache), now_ns()
@@ -101,7 +107,7 @@ def watch_triton(listener: JitListener) -> Callable[[], None]:
             return run(tuner, *args, **options)
         finally:
             if len(tuner.cache) > known:
-                listener(_tuned(tuner, start_ns, now_ns()))
+                listener(_tuned(tuner, start_ns, now_ns()), True)
 
     def stop() -> None:
         knobs.listener, autotuner.run = earlier, run
@@ -120,7 +126,7 @@ def _empty():  # type: ignore[no-untyped-def]  # Triton reads the source
     pass
 
 
-def _compiled(end_ns: int, *, src: Any, metadata: Any, times: Any, cache_hit: bool, **_: Any) -> JitCompile:
+def _compiled(end_ns: int, *, src: Any, metadata: Any, times: Any, cache_hit: bool, **_: Any) -> CompileEvent:
     """Read one call of Triton's listener; `times` are microseconds."""
     function = getattr(src, "fn", None)
     name, where = _kernel(function)
@@ -135,31 +141,22 @@ def _compiled(end_ns: int, *, src: Any, metadata: Any, times: Any, cache_hit: bo
     attributes: Mapping[Any, Any] = getattr(src, "attrs", None) or {}
     if divisible := [_argument(key, names) for key, known in attributes.items() if known]:
         variant.append(f"multiples of 16: {' '.join(divisible)}")
-    return JitCompile(
-        compiler="inductor" if is_inductors else "triton",
-        kernel=name or str(getattr(src, "name", "a kernel")),
-        variant=", ".join(variant),
-        place=where,
+    return _event(
+        "inductor" if is_inductors else "triton",
+        name or str(getattr(src, "name", "a kernel")),
+        ", ".join(variant),
         start_ns=end_ns - int(getattr(times, "total", 0)) * 1000,
         end_ns=end_ns,
-        thread=threading.get_ident(),
+        where=where,
         cache="hit" if cache_hit else "miss",
     )
 
 
-def _tuned(tuner: Any, start_ns: int, end_ns: int) -> JitCompile:
+def _tuned(tuner: Any, start_ns: int, end_ns: int) -> CompileEvent:
     """Describe one tuning: every variant of a kernel was run for sizes that it had not met."""
     name, where = _kernel(getattr(tuner, "base_fn", None))
-    return JitCompile(
-        compiler="triton",
-        kernel=name or "a kernel",
-        variant=str(next(reversed(tuner.cache), "")),
-        place=where,
-        start_ns=start_ns,
-        end_ns=end_ns,
-        thread=threading.get_ident(),
-        tuned=True,
-    )
+    variant = str(next(reversed(tuner.cache), ""))
+    return _event("triton", name or "a kernel", variant, start_ns=start_ns, end_ns=end_ns, where=where, tuned=True)
 
 
 def _kernel(function: Any) -> tuple[str, str]:

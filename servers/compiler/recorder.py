@@ -42,7 +42,6 @@ _RECORDING = "CUDAGraphNode.record"
 # What inductor's own kernels are compiled for. It reports the sum of its tunings in a step, not when each was.
 _OF_TORCH = frozenset({"compile", "recompile", "limit_hit", "autotune"})
 _INDUCTORS = "inductor "
-_LONGEST_TEXT = 400
 _MOST_REASONS = 8
 _CACHE_STATE = re.compile(r"(fx_graph|aotautograd)_cache_(hit|miss|bypass)")
 # A symbol among the sizes of a traced graph is quoted, a number is not: {'x': ['s77', 8]}.
@@ -99,8 +98,7 @@ class CompileRecorder:
         self._undo: list[Callable[[], object]] = []
         self._is_read = False
         self._blind_spots: list[str] = []
-        # Of other threads: what each is if its step waited for it.
-        self._elsewhere: deque[tuple[str, dict[str, Any]]] = deque()
+        self._elsewhere: deque[CompileEvent] = deque()  # of other threads: what each is if its step waited for it
         self._drained_ns = 0
 
     def install(self) -> None:
@@ -137,11 +135,12 @@ class CompileRecorder:
             self._events = [event for event in self._events if not event.reason.startswith(_INDUCTORS)]
         is_of_step = self.trigger.started_ns >= self._drained_ns  # not of one that ended before the last call
         while self._elsewhere:
-            kind, details = self._elsewhere.popleft()
-            if is_of_step and details["start_ns"] >= self.trigger.started_ns:
-                self._add(kind, **details)
+            event = self._elsewhere.popleft()
+            if is_of_step and event.start_ns >= self.trigger.started_ns:
+                self._add(event, self.trigger)
             else:
-                self._add("background_compile", trigger=Trigger(phase=self.trigger.phase), **details)
+                event.kind = "background_compile"
+                self._add(event, Trigger(phase=self.trigger.phase))
         self._drained_ns = now_ns()
         events, self._events = self._events, []
         # Numbered here: test compiles and dropped events take no number, so that a gap means a lost event.
@@ -157,7 +156,8 @@ class CompileRecorder:
             self._events[-1].end_ns = end_ns
             return
         if not self._fallback_is_open:
-            self._add("eager_fallback", start_ns, end_ns, reason=RAN_EAGERLY)
+            fallback = CompileEvent(kind="eager_fallback", start_ns=start_ns, end_ns=end_ns, reason=RAN_EAGERLY)
+            self._add(fallback, self.trigger)
         self._fallback_is_open = True
 
     def record_compiled_step(self) -> None:
@@ -166,7 +166,7 @@ class CompileRecorder:
 
     def record_capture(self, start_ns: int, end_ns: int) -> None:
         """Note that the runner captured a CUDA graph of its own, of the running step."""
-        self._add("graph_capture", start_ns, end_ns)
+        self._add(CompileEvent(kind="graph_capture", start_ns=start_ns, end_ns=end_ns), self.trigger)
 
     # --- What torch reports ---
 
@@ -234,7 +234,10 @@ class CompileRecorder:
         elif name == "compilation_metrics_runtime" and metadata[name]["runtime_triton_autotune_time_us"]:
             end_ns, took_us = now_ns(), metadata[name]["runtime_triton_autotune_time_us"]
             if threading.get_ident() == self._thread:
-                self._add("autotune", end_ns - took_us * 1000, end_ns, compile_id=metadata[name]["compile_id"] or "")
+                compile_id = metadata[name]["compile_id"] or ""
+                start_ns = end_ns - took_us * 1000
+                tuning = CompileEvent(kind="autotune", start_ns=start_ns, end_ns=end_ns, compile_id=compile_id)
+                self._add(tuning, self.trigger)
 
     def _compile_of(self, metadata: Mapping[str, Any]) -> _Compile:
         """The compile of this thread that the record belongs to."""
@@ -263,24 +266,25 @@ class CompileRecorder:
             where = (file, line) if file and line else (metrics["co_filename"], metrics["co_firstlineno"])
             text = f"{jit.place(*where, metrics['co_name'])}: the whole frame runs eagerly: {_cause(failure)}"
             compile.breaks.append(text)
-        details: dict[str, Any] = {
-            "start_ns": end_ns - (metrics["end_time_us"] - metrics["start_time_us"]) * 1000,
-            "end_ns": end_ns,
-            "compile_id": metrics["compile_id"] or "",
-            "frame": jit.place(metrics["co_filename"], metrics["co_firstlineno"], metrics["co_name"]),
-            "reason": _joined([metrics["recompile_reason"] or "", *compile.reasons]) or failure,
+        event = CompileEvent(
+            kind=kind,
+            start_ns=end_ns - (metrics["end_time_us"] - metrics["start_time_us"]) * 1000,
+            end_ns=end_ns,
+            compile_id=metrics["compile_id"] or "",
+            frame=jit.place(metrics["co_filename"], metrics["co_firstlineno"], metrics["co_name"]),
+            reason=_joined([metrics["recompile_reason"] or "", *compile.reasons]) or failure,
             # A dynamic graph need not have a guard on a size.
-            "dynamic": _SYMBOLIC_SIZE.search(metrics["graph_node_shapes"] or "") is not None,
+            dynamic=_SYMBOLIC_SIZE.search(metrics["graph_node_shapes"] or "") is not None,
             # The cache of generated code decides where it was asked, as the backend's time goes there. A hit still
             # costs the tracing.
-            "cache": compile.caches.get("fx_graph") or compile.caches.get("aotautograd", ""),
-            "backend_ns": (metrics["aot_autograd_cumulative_compile_time_us"] or 0) * 1000,
-            "breaks": tuple(compile.breaks),
-        }
+            cache=compile.caches.get("fx_graph") or compile.caches.get("aotautograd", ""),
+            backend_ns=(metrics["aot_autograd_cumulative_compile_time_us"] or 0) * 1000,
+            breaks=compile.breaks,
+        )
         if threading.get_ident() != self._thread:
-            self._elsewhere.append((kind, details))
+            self._elsewhere.append(event)
             return
-        self._add(kind, **details)
+        self._add(event, self.trigger)
         self._end()
 
     def _read_recording(self, event: Mapping[str, Any]) -> None:
@@ -291,7 +295,9 @@ class CompileRecorder:
             self._begin("graph_capture", str((event["args"] or {}).get("compile_id") or ""))
         elif (begun := self._under_way) is not None and begun.kind == "graph_capture":
             self._end()
-            self._add("graph_capture", begun.start_ns, now_ns(), compile_id=begun.compile_id)
+            start_ns, compile_id = begun.start_ns, begun.compile_id
+            recording = CompileEvent(kind="graph_capture", start_ns=start_ns, end_ns=now_ns(), compile_id=compile_id)
+            self._add(recording, self.trigger)
 
     def _begin(self, kind: str, compile_id: str) -> None:
         if threading.get_ident() != self._thread:
@@ -314,19 +320,9 @@ class CompileRecorder:
             over.MergeFrom(under_way)  # which its reader may still hold
             self._announce(over)
 
-    def _add(self, kind: str, start_ns: int, end_ns: int, *, trigger: Trigger | None = None, **details: Any) -> None:
-        step = trigger or self.trigger
-        self._events.append(
-            CompileEvent(
-                kind=kind,
-                start_ns=start_ns,
-                end_ns=end_ns,
-                shape=step.shape,
-                batch_id=step.batch_id,
-                phase=step.phase,
-                **details,
-            )
-        )
+    def _add(self, event: CompileEvent, step: Trigger) -> None:
+        event.shape, event.batch_id, event.phase = step.shape, step.batch_id, step.phase
+        self._events.append(event)
 
     # --- What other compilers report ---
 
@@ -348,25 +344,17 @@ class CompileRecorder:
         text = f"triton {version} does not report a test's compile ({problem}): its JIT compiles are not seen"
         self._blind_spots.append(text)
 
-    def _on_kernel(self, compiled: jit.JitCompile) -> None:
-        """Add a kernel that was compiled, unless a compile of torch made it on its way. A tuning replaces those that it
-        compiled."""
-        is_here = compiled.thread == self._thread
-        if is_here and self._under_way is not None and self._under_way.kind == "compile":
+    def _on_kernel(self, event: CompileEvent, tuned: bool) -> None:
+        """Add a kernel that this thread compiled, unless a compile of torch made it on its way. A tuning replaces those
+        that it compiled."""
+        if threading.get_ident() != self._thread:
+            self._elsewhere.append(event)
             return
-        details: dict[str, Any] = {
-            "start_ns": compiled.start_ns,
-            "end_ns": compiled.end_ns,
-            "frame": compiled.place or compiled.kernel,
-            "reason": _variant(compiled),
-            "cache": compiled.cache,
-        }
-        if not is_here:
-            self._elsewhere.append(("jit", details))
+        if self._under_way is not None and self._under_way.kind == "compile":
             return
-        if compiled.tuned:
-            self._events = [event for event in self._events if event.kind != "jit" or event.end_ns <= compiled.start_ns]
-        self._add("jit", **details)
+        if tuned:
+            self._events = [other for other in self._events if other.kind != "jit" or other.end_ns <= event.start_ns]
+        self._add(event, self.trigger)
 
     def _count_skips(self) -> None:
         """Add the CUDA graphs that were not made since the last call."""
@@ -379,7 +367,7 @@ def _cause(text: str) -> str:
     """The first line of the compiler's explanation, with what it was about where the explanation says so."""
     first = text.strip().splitlines()[0].strip() if text.strip() else "no reason given"
     context = _DEBUG_CONTEXT.search(text)
-    return _cut(f"{first} ({context[1].strip()})" if context else first)
+    return jit.cut(f"{first} ({context[1].strip()})" if context else first)
 
 
 def _break(text: str) -> str:
@@ -397,16 +385,6 @@ def _joined(reasons: list[str]) -> str:
     lines = list(dict.fromkeys(" ".join(text.split()) for text in reasons if text))
     more = len(lines) - _MOST_REASONS
     return "\n".join(lines[:_MOST_REASONS] + ([f"and {more} more"] if more > 0 else []))
-
-
-def _variant(item: jit.JitCompile) -> str:
-    """ "triton compiled _decode for SPLITS=8, BLOCK_N=64": who compiled what, and what this variant is for."""
-    done = "tuned" if item.tuned else "compiled"
-    return _cut(f"{item.compiler} {done} {item.kernel}{f' for {item.variant}' if item.variant else ''}")
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
 
 
 @dataclass(slots=True)
