@@ -87,7 +87,7 @@ class EventStream:
         self._started = False
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Return the data of each event that this piece completes. Raises ValueError for an event of more than 4 MiB."""
+        """Return the data of each event that this piece completes. Raises ValueError for one of more than 4 MiB."""
         if not piece:
             return []
         if self._skip_lf:
