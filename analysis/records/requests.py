@@ -117,7 +117,7 @@ class Requests:
 
     def lag_ms(self, rows: Ints | Bools) -> Floats:
         """How much later than scheduled each of `rows` was sent, NaN where unknown."""
-        return np.where(self.scheduled[rows], self.sent_ns.after_ms[rows], math.nan).astype(np.float64)
+        return np.where(self.scheduled[rows], self.sent_ns.after_ms[rows], np.float32(math.nan))
 
     def metric_ms(self, name: str) -> Floats:
         """The latencies called `name`, one of METRICS. NaN where undefined."""

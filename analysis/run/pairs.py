@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.arrays import Bools, Ints
+from analysis.arrays import Bools, Ints, indices
 from analysis.run.run import Run
 from analysis.statistics.quantiles import quantile
 
@@ -57,12 +57,14 @@ def copies_of(run: Run, arm: str, *, allowed_ms: float) -> Copies:
     pair = requests.pair
     arms = [run.of_arm(name) for name in (arm, run.control)]
     present = [_pairs_of(pair, own) for own in arms]
-    rows, copies = in_pairs(pair, *(np.flatnonzero(own) for own in arms))
-    apart_ms = np.zeros(0)
+    rows, copies = in_pairs(pair, *map(indices, arms))
+    apart_ns = np.zeros(0, dtype=np.int64)
     if run.reported_open_loop is not False:  # the copies of a closed loop start when each arm's own user is free
         timed = requests.scheduled & ~requests.broken
         both = timed[rows] & timed[copies]
-        apart_ms = np.abs(requests.start_ns[rows[both]] - requests.start_ns[copies[both]]) / 1e6
+        apart_ns = requests.start_ns[rows[both]]
+        apart_ns -= requests.start_ns[copies[both]]
+        np.abs(apart_ns, out=apart_ns)
     unequal = {"prompt tokens": requests.prompt_tokens, "answer tokens asked for": requests.max_tokens}
     if run.account(arm).external or run.account(run.control).external:
         del unequal["prompt tokens"]  # external servers count with tokenizers of their own
@@ -73,8 +75,8 @@ def copies_of(run: Run, arm: str, *, allowed_ms: float) -> Copies:
         lonely=int((present[0] != present[1]).sum()),
         repeated=int(sum((own & (pair >= 0)).sum() - of_arm.sum() for own, of_arm in zip(arms, present, strict=True))),
         unpaired=int(sum((own & (pair < 0)).sum() for own in arms)),
-        other_instant=int((apart_ms > allowed_ms).sum()),
-        farthest_ms=float(apart_ms.max(initial=0.0)),
+        other_instant=int((apart_ns > allowed_ms * 1e6).sum()),
+        farthest_ms=float(apart_ns.max(initial=0)) / 1e6,
         other_trial=int((requests.trial[rows] != requests.trial[copies]).sum()),
         unequal={what: _unequal(tokens, rows, copies) for what, tokens in unequal.items()},
     )
@@ -118,6 +120,6 @@ def lag_apart(run: Run, arm: str) -> list[tuple[str, float, float]]:
         return []
     at = run.limits.quantile
     return [
-        ("on average", float(own.mean() - base.mean()), matters_ms(run, 0.5)),
+        ("on average", float(own.mean(dtype=np.float64) - base.mean(dtype=np.float64)), matters_ms(run, 0.5)),
         (f"at p{100.0 * at:.10g}", quantile(own, at) - quantile(base, at), matters_ms(run, at)),
     ]

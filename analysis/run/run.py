@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.arrays import Bools, Ints
+from analysis.arrays import Bools, Ints, indices
 from analysis.records.placing import Unplaced, misplaced_requests, place_events
 from analysis.records.plain_values import first_of, mapping, number, rows_of, table
 from analysis.records.plain_values import seconds as seconds_of
@@ -224,12 +224,12 @@ class Run:
 
     def answered(self, arm: str) -> Ints:
         """The rows of the arm's completed answers that are judged: indices of requests, rising."""
-        return np.flatnonzero(self.of_arm(arm) & self.usable & self.requests.ok).astype(np.int32)
+        return indices(self.of_arm(arm) & self.usable & self.requests.ok)
 
     def steady(self, mask: Bools, arms: Sequence[str]) -> Ints:
         """Return the rows in `mask` past the cold start that no compile delayed and that were not in flight while one
         of `arms` compiled: indices of requests, rising."""
-        rows = np.flatnonzero(mask & ~self.cold & ~self.attribution.hit).astype(np.int32)
+        rows = indices(mask & ~self.cold & ~self.attribution.hit)
         for trial in self.trials:
             stalls = [stall_windows(self.events, arm=arm, trial=trial.number) for arm in arms]
             for windows in (windows for windows in stalls if windows.start_ns.size):

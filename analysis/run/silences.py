@@ -133,7 +133,7 @@ def silences_of(server: Server) -> Silences:
 
 
 def _server(requests: Requests, arm: int, trial: int, replica: int, rows: Ints) -> Server:
-    late_ms = np.nan_to_num(requests.lag_ms(rows), copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+    late_ms = np.nan_to_num(requests.lag_ms(rows).astype(np.float64), copy=False, nan=0.0, posinf=0.0, neginf=0.0)
     sent = requests.start_ns[rows] + (np.maximum(late_ms, 0.0, out=late_ms) * 1e6).astype(np.int64)
     del late_ms  # arrays of a long trial take much memory
     order = np.argsort(sent, kind="stable")

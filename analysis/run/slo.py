@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.arrays import Bools, Floats, Ints
+from analysis.arrays import Bools, Floats, Ints, indices
 from analysis.records.requests import Requests
 from analysis.run.gaps import gaps_of
 from analysis.settings.slo_targets import SloTarget
@@ -49,7 +49,7 @@ def units(requests: Requests, mask: Bools, target: SloTarget) -> Units:
     if target.quantile is None:
         return failures(requests, mask)
     missed, counts = misses(requests, target)
-    rows = np.flatnonzero(counts & mask)
+    rows = indices(counts & mask)
     ms = requests.metric_ms(target.metric)[rows]
     ms = np.where(missed[rows] & ~(_beyond(ms, target)), np.inf, ms)
     return Units(missed=missed[rows], row=rows, at_ns=requests.start_ns[rows], ms=ms, limit_ms=target.limit)
@@ -57,7 +57,7 @@ def units(requests: Requests, mask: Bools, target: SloTarget) -> Units:
 
 def failures(requests: Requests, mask: Bools) -> Units:
     """Return the requests in `mask` that completed or failed; those that failed missed. `ms` is their E2E."""
-    rows = np.flatnonzero(mask & (requests.ok | requests.failed))
+    rows = indices(mask & (requests.ok | requests.failed))
     missed = requests.failed[rows]
     ms = np.where(missed, np.inf, requests.e2e_ms[rows])
     return Units(missed=missed, row=rows, at_ns=requests.start_ns[rows], ms=ms, limit_ms=requests.deadline_ms)

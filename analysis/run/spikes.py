@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.arrays import Bools, Floats, Ints
+from analysis.arrays import Bools, Floats, Ints, indices
 from analysis.records.requests import Requests
 from analysis.run.attribution import CAUSES, OTHER, Attribution
 from analysis.run.compile_events import CompileEvent
@@ -90,7 +90,7 @@ def excursions(requests: Requests, attribution: Attribution, *, arm: str, contro
     """
     found = [(np.zeros(0, dtype=np.int64), np.zeros(0))]
     for trial in np.unique(requests.trial).tolist():
-        own, base = (np.flatnonzero((requests.trial == trial) & requests.of_arm(name)) for name in (arm, control))
+        own, base = (indices((requests.trial == trial) & requests.of_arm(name)) for name in (arm, control))
         for rows in (own, base):
             quiet = rows[requests.ok[rows] & (attribution.cause[rows] == OTHER)]
             if (usual := usual_ms(requests, quiet)) is not None:

@@ -130,7 +130,7 @@ def lengths_apart(
     mean = float(base.mean())
     if mean > 0:
         if paired:
-            variance = float((own.astype(np.float64) - base).var()) / own.size
+            variance = float(np.subtract(own, base, dtype=np.int64).var()) / own.size
         else:
             # Of both together: the variance of the side whose few long answers are missing is too small.
             variance = float(np.concatenate((own, base)).var()) * (1.0 / own.size + 1.0 / base.size)
@@ -168,7 +168,7 @@ def _short_answers(names: tuple[str, str], few: Ints, near: Ints, *, unit: str) 
 # What is read from the gaps between tokens.
 GAP_METRICS = frozenset({"tpot", "itl", "max_itl"})
 _MANY_TOKENS = 8
-_AT_ONCE_NS = 1_000_000
+_AT_ONCE_MS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,8 +190,9 @@ def token_times(run: Run, arm: str) -> TokenTimes:
     # A chunk of an external server may hold several tokens, and no fewer than one.
     untimed = times > tokens if run.account(arm).external else times != tokens
     timed = bool((requests.token_times > 0).any())
-    many = (tokens >= _MANY_TOKENS) & (requests.first_ns[rows] > 0)
-    at_once = many & (requests.end_ns[rows] - requests.first_ns[rows] <= _AT_ONCE_NS)
+    first_ms, end_ms = (moments.after_ms[rows] for moments in (requests.first_ns, requests.end_ns))
+    many = (tokens >= _MANY_TOKENS) & ~np.isnan(first_ms)
+    at_once = many & (end_ms - first_ms <= _AT_ONCE_MS)
     return TokenTimes(
         arm=arm,
         answers=int(rows.size),

@@ -62,8 +62,10 @@ def _metrics(run: Run, mask: Bools) -> dict[str, Any]:
     # Failed requests stand in these figures with their deadline.
     table = {name: _described(requests.metric_ms(name)[mask]) for name in METRICS if name in run.metrics}
     if "itl" in run.metrics:
-        gaps = np.repeat(mask & (requests.ok | requests.cut), np.diff(requests.gap_offsets))
-        table["itl"] = _described(requests.gaps_ms[gaps])
+        gaps_ms = requests.gaps_ms
+        if len(gaps_ms):
+            gaps_ms = gaps_ms[np.repeat(mask & (requests.ok | requests.cut), np.diff(requests.gap_offsets))]
+        table["itl"] = _described(gaps_ms)
     return table
 
 
