@@ -12,7 +12,7 @@ from analysis.settings.slo_targets import parse_slo
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table, load_table
 from loadtests.experiments.toml_limits import table_of
-from loadtests.traffic.rate_steps import HIGHEST_RATE
+from loadtests.traffic.arrivals import HIGHEST_RATE
 from servers.complaint import ConfigError
 from servers.fields import read
 

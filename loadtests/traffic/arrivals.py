@@ -21,7 +21,19 @@ from loadtests.traffic.settings import TrafficConfig
 from servers.complaint import ConfigError
 
 MAX_REQUESTS = 20_000_000  # a schedule is held in memory; above this a setting is a slip of the pen
+HIGHEST_RATE = 1e6  # of a saturation search
 _CHUNK = 1 << 22
+
+
+def staircase(low: float, high: float, steps: int) -> tuple[float, ...]:
+    """Return the rates of a saturation search's first trial: `steps` of them with equal ratios between neighbours."""
+    ratio = (high / low) ** (1 / (steps - 1))
+    return tuple(rounded(low * ratio**index) for index in range(steps))
+
+
+def rounded(rate: float) -> float:
+    """Return the rate to four digits: what is sent is what is written."""
+    return float(f"{rate:.4g}")
 
 
 def rate_profile(config: TrafficConfig, levels: Sequence[float] = ()) -> FloatArray:
@@ -40,7 +52,7 @@ def rate_profile(config: TrafficConfig, levels: Sequence[float] = ()) -> FloatAr
 
 
 def renewals(profile: FloatArray, *, burstiness: float = 1.0, rng: np.random.Generator) -> IntArray:
-    """Offsets (ns), possibly none, of a renewal process under the rates of `profile`.
+    """Return offsets (ns), possibly none, of a renewal process under the rates of `profile`.
 
     At a constant rate its gaps have a gamma law of mean 1/rate and coefficient of variation burstiness^-0.5.
     `burstiness` is the shape of that law, as vLLM's benchmark option of that name has it: 1 is a Poisson process, below
@@ -63,7 +75,7 @@ def renewals(profile: FloatArray, *, burstiness: float = 1.0, rng: np.random.Gen
 def replay(
     offsets_ns: IntArray, duration_s: float, *, time_scale: float = 1.0, start_s: float = 0.0
 ) -> tuple[IntArray, slice]:
-    """Offsets (ns) of a trace's requests from `start_s` on, times stretched by `time_scale`, and which rows they are.
+    """Return offsets (ns) of a trace's requests from `start_s` on, stretched by `time_scale`, and which rows they are.
 
     They are cut to `duration_s`. `time_scale` 0.5 is twice as fast, 2 half as fast; `start_s` counts in the trace's own
     time. A trace that ends before the window does is an error: the load would fall silent unnoticed.
@@ -84,7 +96,7 @@ def replay(
 
 
 def rampup_kept(offsets_ns: IntArray, rampup_s: float, *, rng: np.random.Generator) -> BoolArray:
-    """True for requests that stay when the load rises linearly from nothing over the first `rampup_s`.
+    """Return True for requests that stay when the load rises linearly from nothing over the first `rampup_s`.
 
     A request at t < rampup_s stays with probability t / rampup_s; later ones always stay. Shape (n,).
     """
@@ -94,7 +106,7 @@ def rampup_kept(offsets_ns: IntArray, rampup_s: float, *, rng: np.random.Generat
 
 
 def _unit_renewals(total: float, burstiness: float, rng: np.random.Generator) -> FloatArray:
-    """Rising event times in [0, total) of a stationary renewal process with gamma gaps of mean 1. Shape (n,)."""
+    """Return rising event times in [0, total) of a stationary renewal process with gamma gaps of mean 1. Shape (n,)."""
     # Equilibrium law of the first gap: a uniform share of a length-biased gap, and the length-biased
     # Gamma(k) is Gamma(k + 1).
     last = float(rng.random() * rng.standard_gamma(burstiness + 1.0) / burstiness)

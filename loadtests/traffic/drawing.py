@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 from loadtests.traffic import arrivals
 from loadtests.traffic.lengths import FITS, FitName, FloatArray, IntArray, fitted_lengths, scaled
 from loadtests.traffic.prompts import PromptText, load_prompt_text
-from loadtests.traffic.rate_steps import staircase
 from loadtests.traffic.schedule import BLOCKS, EVERY_ARM, SCHEDULE, Schedule
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.traces import BLOCK_TOKENS, Trace, read_trace
@@ -79,7 +78,7 @@ def build_schedule(
         raise ConfigError('traffic.arrivals is "users", who send the requests: use `tailgate ramp` or other arrivals')
     if config.arrivals == "saturation" and not rates:
         low, high = config.step_rates
-        rates = staircase(low, high, config.saturation_steps)
+        rates = arrivals.staircase(low, high, config.saturation_steps)
 
     starts_ns, window = _starts(config, source.trace, rates, rng["arrivals"])
     lengths, trace_rows = _lengths(config, source.trace, window, len(starts_ns), rng["lengths"])

@@ -11,14 +11,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from loadtests.traffic.lengths import IntArray
 from loadtests.traffic.settings import Design
 from servers.complaint import ConfigError
-
-IntArray = npt.NDArray[np.int64]
 
 EVERY_ARM = "*"
 

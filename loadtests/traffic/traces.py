@@ -28,9 +28,8 @@ import pyarrow.csv as arrow_csv
 from pydantic import BaseModel, Field, StrictInt, ValidationError
 
 from analysis.wording import counted
+from loadtests.traffic.lengths import IntArray
 from servers.complaint import ConfigError, one_line
-
-IntArray = npt.NDArray[np.int64]
 
 BLOCK_TOKENS = 512
 

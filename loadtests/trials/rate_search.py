@@ -12,7 +12,12 @@ from analysis.judging.load_steps import Step, steps_of, to_search
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.run.run import Run
-from loadtests.traffic.rate_steps import closer, staircase
+from loadtests.traffic.arrivals import HIGHEST_RATE, rounded, staircase
+
+# How far a bracket that is open on one side is searched further, as a factor.
+_FURTHER = 4.0
+# Steps closer than this are within what one trial differs from the next: the ends of the bracket are tried again.
+_CLOSEST = 1.02
 
 
 def next_rates(arms: Sequence[str], known: Sequence[Step], count: int, *, low: float, high: float) -> tuple[float, ...]:
@@ -22,6 +27,33 @@ def next_rates(arms: Sequence[str], known: Sequence[Step], count: int, *, low: f
     if all(bracket == (None, None) for bracket in brackets):
         return staircase(low, high, count)
     return closer(brackets, count, low=low, high=high)
+
+
+def closer(
+    brackets: Sequence[tuple[float | None, float | None]], steps: int, *, low: float, high: float
+) -> tuple[float, ...]:
+    """Return `steps` rates for the next trial, rising, shared out over the (low, high) brackets of all arms.
+
+    An arm that failed everywhere is searched below the lowest rate tried, one that held everywhere above the highest.
+    Arms whose knees lie in the same bracket share its steps.
+    """
+    spans: set[tuple[float, float]] = set()
+    for passed, failed in brackets:
+        start, end = passed, failed
+        if start is None:
+            start = low if end is None else end / _FURTHER
+        if end is None:
+            end = high if passed is None else min(passed * _FURTHER, HIGHEST_RATE)
+        spans.add((start, end))
+    chosen = sorted(spans)[:steps]
+    rates: list[float] = []
+    for index, (start, end) in enumerate(chosen):
+        share = steps // len(chosen) + (index < steps % len(chosen))
+        if end / start < _CLOSEST ** (share + 1):
+            rates += [start if place % 2 == 0 else end for place in range(share)]
+        else:
+            rates += [start * (end / start) ** ((place + 1) / (share + 1)) for place in range(share)]
+    return tuple(sorted(rounded(rate) for rate in rates))
 
 
 def recorded_steps(run_dir: Path) -> list[Step]:

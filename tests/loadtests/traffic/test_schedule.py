@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from loadtests.traffic import arrivals
 from loadtests.traffic.drawing import build_schedule, read_source, switchback_order
 from loadtests.traffic.lengths import IntArray, fitted_lengths, scaled
-from loadtests.traffic.rate_steps import closer, staircase
 from loadtests.traffic.schedule import SCHEDULE, Schedule
 from loadtests.traffic.settings import TrafficConfig
+from loadtests.trials.rate_search import closer
 from servers.complaint import ConfigError
 from servers.fields import read
 from tests.fakes.processes import refusal
@@ -392,7 +392,7 @@ def test_lengths_of_a_trace_under_other_arrivals_are_its_rows(trace: str) -> Non
 
 @given(low=st.floats(0.1, 100), factor=st.floats(1.1, 1000), steps=st.integers(3, 30))
 def test_a_staircase_rises_in_equal_ratios_from_end_to_end(low: float, factor: float, steps: int) -> None:
-    rates = np.array(staircase(low, low * factor, steps))
+    rates = np.array(arrivals.staircase(low, low * factor, steps))
     assert (len(rates), rates[0], rates[-1]) == (steps, pytest.approx(low, rel=1e-3), pytest.approx(low * factor, 1e-3))
     assert rates[1:] / rates[:-1] == pytest.approx(factor ** (1 / (steps - 1)), rel=5e-3)
 
