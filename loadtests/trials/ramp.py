@@ -14,7 +14,6 @@ from typing import Any
 from analysis.judging.alarms import Alarm, burst_alarms, compile_alarms, death_alarms
 from analysis.judging.gates import FAIL, PASS
 from analysis.judging.ramp import Decision, Standing, decide
-from analysis.records.weight_journal import WeightChange
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.ramp_limits import RampLimits
 from loadtests.experiments.model import Experiment
@@ -170,18 +169,17 @@ class RampControl:
             return
         if self._weights.last is None:
             self._change(trial, "start", f"step {self._step + 1} of {len(self._limits.steps)}")
-        self._tell(trial, splitter)
+        self._sync(trial, splitter)
         assert self._weights.last is not None
         if self._end_ns is not None or self._weights.last.action == "rollback":
             return  # decided once, whether or not the splitter has taken it
         if (alarms := self._candidate.alarms(trial)) or self._is_over(trial):
             why = alarms[0].why if alarms else "the time of the ramp was over before the step was decided"
             self._act(trial, Decision(action="rollback", why=why), cause_ns=alarms[0].at_ns if alarms else None)
-        else:
-            self._watch(trial, splitter)
-            if self._end_ns is None and self._weights.due is None and self._weights.held:
-                self._decide(trial)
-        self._tell(trial, splitter)
+        elif self._weights.due is None and self._weights.held:
+            self._decide(trial)
+        if self._weights.due is not None:
+            self._sync(trial, splitter)
 
     def _is_over(self, trial: Steered) -> bool:
         """Whether the traffic ends in a moment, after which nothing rolls an open step back."""
@@ -234,18 +232,22 @@ class RampControl:
         self._weights.set(weights, action=action, why=why, step=self._step, cause_ns=cause_ns)
         self._candidate.begin(trial)
 
-    def _tell(self, trial: Steered, splitter: Splitter) -> None:
-        """Have the splitter take what is due; one that does not answer is asked again."""
+    def _sync(self, trial: Steered, splitter: Splitter) -> None:
+        """Have the splitter take what is due; one that does not answer is asked again. Weights that others have set
+        stay as they are and end the ramp."""
         status, due = trial.context.status, self._weights.due
         try:
-            change = self._weights.tell(splitter)
+            change = self._weights.poll(splitter)
         except UNANSWERED as error:
-            status.detail = f"the weights are not changed yet: {error}"
+            what = "the splitter does not answer" if due is None else "the weights are not changed yet"
+            status.detail = f"{what}: {error}"
             return
-        if change is None or due is None:
+        if change is None:
             return
-        if change.action != due.action:
-            self._end_by_others(trial, change, f", and {due.action} was not done: {due.why}")
+        if due is None or change.action != due.action:
+            self._end_ns = now_ns()
+            undone = f", and {due.action} was not done: {due.why}" if due is not None else ""
+            status.note(f"ramp: another program set the weights to {in_words(change)}; the ramp ends{undone}")
             return
         self._candidate.begin(trial)
         share = change.weights[self._candidate.name]
@@ -253,20 +255,6 @@ class RampControl:
         status.note(status.detail)
         if change.action == "rollback":
             self._end_ns = now_ns() + _AFTER_NS
-
-    def _watch(self, trial: Steered, splitter: Splitter) -> None:
-        """End the ramp where others have set the weights, which stay as they are."""
-        try:
-            change = self._weights.watch(splitter)
-        except UNANSWERED as error:
-            trial.context.status.detail = f"the splitter does not answer: {error}"
-            return
-        if change is not None:
-            self._end_by_others(trial, change)
-
-    def _end_by_others(self, trial: Steered, change: WeightChange, undone: str = "") -> None:
-        self._end_ns = now_ns()
-        trial.context.status.note(f"ramp: another program set the weights to {in_words(change)}; the ramp ends{undone}")
 
     def _end(self, trial: Steered) -> None:
         """End the load some time after the ramp has ended."""

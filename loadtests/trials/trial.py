@@ -167,7 +167,7 @@ class Trial:
         """Record a change of the splitter's weights that the run did not make."""
         if self._weights is not None and self.splitter is not None:
             with suppress(*UNANSWERED):  # an Envoy that is gone ends the run by other ways
-                if (change := self._weights.watch(self.splitter)) is not None:
+                if (change := self._weights.poll(self.splitter)) is not None:
                     self.context.status.note(f"weights are {in_words(change)} now: {change.why}")
 
     def end_load(self, at_ns: int | None) -> None:

@@ -153,7 +153,7 @@ class Onlooker:
         """Record the weights in force, and renew the evidence."""
         assert trial.splitter is not None
         try:
-            if self._weights.watch(trial.splitter) is not None:
+            if self._weights.poll(trial.splitter) is not None:
                 self._candidate.begin(trial)
         except UNANSWERED as error:
             trial.context.status.detail = f"the splitter does not answer: {error}"

@@ -1,4 +1,4 @@
-"""The weights of a trial's splitter: what splits the requests, and the one controller that sets, watches and records.
+"""The weights of a trial's splitter: what splits the requests, and the one controller that sets and records them.
 
 `tailgate split --admin` talks to Envoy past the run. The judge must know the weights at each moment, or their change
 looks like a fault of the split.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -93,7 +93,7 @@ def splitter_of(users: UsersConfig, arms: Collection[str]) -> Splitter:
 
 
 class WeightController:
-    """Sets the weights of `arms`, watches them, and writes every change to the journal in `run_dir`.
+    """Keeps the weights of `arms` in a splitter and in the journal in `run_dir` the same.
 
     A change is in the journal before the splitter receives it, so that no arm has more than the last line allows, and
     again once the splitter has taken it. What others do to the weights is recorded, with the action `others`, and
@@ -115,26 +115,22 @@ class WeightController:
     ) -> None:
         self._run_dir, self._arms, self._trial = run_dir, tuple(arms), trial
         self._others, self._step = others, step
-        self.last: WeightChange | None = None
+        self.last: WeightChange | None = None  # as recorded
         self.due: WeightChange | None = None  # recorded, and not taken by the splitter yet
-        self._taken: WeightChange | None = None  # the last that the splitter took
         self.held = False  # whether the splitter had the last weights when it was last read
+        self._known: WeightChange | None = None  # what the splitter is known to have had
         self._read_ns = 0
         self._start_s: float | None = None  # of the splitter that was told, on the monotonic clock
         self._unwritten: WeightChange | None = None
         if configured is not None:
             self._read_ns, self.held = now_ns(), True
-            self.last = self._unwritten = WeightChange(
-                at_ns=self._read_ns,
-                weights=configured,
-                why="as configured",
-                trial=trial,
-            )
+            start = WeightChange(at_ns=self._read_ns, weights=configured, why="as configured", trial=trial)
+            self.last = self._known = self._unwritten = start
 
     def set(
         self, weights: Mapping[str, int], *, action: str, why: str, step: int | None, cause_ns: int | None = None
     ) -> None:
-        """Record what the arms are to have; the splitter receives it from `tell`."""
+        """Record what the arms are to have; the splitter receives it at the next `poll`."""
         self.due = WeightChange(
             at_ns=now_ns(),
             weights=weights,
@@ -151,43 +147,39 @@ class WeightController:
         assert self.last is not None
         self._record(replace(self.last, at_ns=now_ns(), action=action, why=why, cause_ns=cause_ns, done_ns=None))
 
-    def tell(self, splitter: Splitter) -> WeightChange | None:
-        """Have the splitter take what is due; return what it has then, None where nothing was due.
+    def poll(self, splitter: Splitter) -> WeightChange | None:
+        """Have the splitter take what is due, or read its weights once a second; return what has changed in it.
 
-        Weights that others have set since the last change stay: they are recorded and returned, and nothing is due any
-        more. Raises one of UNANSWERED.
+        Weights that others have set stay: they are recorded and returned, and nothing is due any more. Weights that a
+        splitter has forgotten because it started anew are due again. Raises one of UNANSWERED.
         """
-        due, taken = self.due, self._taken
-        if due is None:
+        due, known = self.due, self._known
+        if due is None and now_ns() - self._read_ns < _READ_NS:
             return None
-        if taken is not None and (found := self._others_change(splitter, taken, due)) is not None:
-            self.due = None
-            return found
+        if due is None or known is not None:
+            self.held = False
+            if (
+                found := self._others_change(splitter, [item for item in (known, due) if item is not None])
+            ) is not None:
+                self.due, self.held, self._known = None, True, found
+                self._record(found)
+                return found
+        if due is None:
+            if known is not None and not self.held:
+                why = "the splitter has started anew, with the weights of its configuration"
+                self.set(known.weights, action="again", why=why, step=known.step)
+            return None
         self._start_s = time.monotonic() - splitter.up_s()
         splitter.reweight(due.weights)
         self._read_ns = now_ns()
         self.due, self.held = None, True
-        self._taken = replace(due, done_ns=self._read_ns)
-        self._record(self._taken)
-        return self._taken
+        self._known = taken = replace(due, done_ns=self._read_ns)
+        self._record(taken)
+        return taken
 
-    def watch(self, splitter: Splitter) -> WeightChange | None:
-        """Read the weights once a second, and return the change that others made to them since, once it is recorded.
-
-        Weights that a splitter has forgotten because it started anew are due again. Raises one of UNANSWERED.
-        """
-        if self.due is not None or now_ns() - self._read_ns < _READ_NS:
-            return None
-        self.held = False
-        change = self._others_change(splitter, *([] if self.last is None else [self.last]))
-        if change is None and not self.held and self.last is not None:
-            why = "the splitter has started anew, with the weights of its configuration"
-            self.set(self.last.weights, action="again", why=why, step=self.last.step)
-        return change
-
-    def _others_change(self, splitter: Splitter, *own: WeightChange) -> WeightChange | None:
-        """Read the weights, and record and return what others made of them; None where they are those of one of `own`,
-        which `held` says, or where the splitter has started anew."""
+    def _others_change(self, splitter: Splitter, own: Sequence[WeightChange]) -> WeightChange | None:
+        """Read the weights, and return what others made of them; None where they are those of one of `own`, which
+        `held` says, or where the splitter has started anew."""
         before_ns, self._read_ns = self._read_ns, now_ns()
         found, last = splitter.shares(), self.last
         weights = {arm: found.weights.get(arm, 0) for arm in self._arms}
@@ -197,7 +189,7 @@ class WeightController:
             return None
         if own and self._start_s is not None and time.monotonic() - splitter.up_s() > self._start_s + SAME_START_S:
             return None
-        change = WeightChange(
+        return WeightChange(
             # No earlier than the change before it, which was made at its own instant.
             at_ns=self._read_ns if last is None else max(before_ns, (last.done_ns or last.at_ns) + 1),
             weights=weights,
@@ -208,9 +200,6 @@ class WeightController:
             trial=self._trial,
             done_ns=now_ns(),
         )
-        self._record(change)
-        self.held = True
-        return change
 
     def _record(self, change: WeightChange) -> None:
         for line in (self._unwritten, change):

@@ -104,11 +104,11 @@ def test_a_change_by_hand_is_recorded_once_with_the_weights_before(split: Split,
     admin = split.envoy.admin
     splitter = EnvoySplitter(admin, configured=CONFIGURED)
     controller = WeightController(tmp_path, CONFIGURED, trial=2, configured=CONFIGURED)
-    assert controller.watch(splitter) is None
+    assert controller.poll(splitter) is None
     assert read_weights(tmp_path) == ()
     reweight(admin, {"compiled": 9})
-    change = controller.watch(splitter)
-    assert controller.watch(splitter) is None
+    change = controller.poll(splitter)
+    assert controller.poll(splitter) is None
     start, written = read_weights(tmp_path)
     assert written == change
     assert (start.weights, start.shadows, start.action) == (CONFIGURED, {}, "start")
@@ -117,22 +117,21 @@ def test_a_change_by_hand_is_recorded_once_with_the_weights_before(split: Split,
     assert "compiled=1" in written.why
     assert start.at_ns < written.at_ns < (written.done_ns or 0)
     reweight(admin, {}, {"dark": 25})
-    assert in_words(controller.watch(splitter) or start) == "eager=9, compiled=9, dark=0, copies of 25 % to dark"
+    assert in_words(controller.poll(splitter) or start) == "eager=9, compiled=9, dark=0, copies of 25 % to dark"
     split.envoy.stop(grace_s=0)
     with pytest.raises(SplitterError):
-        controller.watch(splitter)
+        controller.poll(splitter)
 
 
 def test_a_change_of_the_run_is_not_one_by_hand(split: Split, tmp_path: Path) -> None:
     splitter = EnvoySplitter(split.envoy.admin)
     controller = WeightController(tmp_path, ("eager", "compiled"))
     controller.set({"eager": 5, "compiled": 5}, action="advance", why="step 2", step=1)
-    assert controller.watch(splitter) is None  # the splitter has not got it yet
-    assert controller.tell(splitter)
-    assert (controller.watch(splitter), controller.held) == (None, True)
+    assert controller.poll(splitter)
+    assert (controller.poll(splitter), controller.held) == (None, True)
     assert [(change.action, change.done_ns is None) for change in read_weights(tmp_path)] == [("advance", False)]
     reweight(split.envoy.admin, {"compiled": 0})
-    assert controller.watch(splitter) == read_weights(tmp_path)[-1]
+    assert controller.poll(splitter) == read_weights(tmp_path)[-1]
 
 
 def test_weights_that_others_move_are_recorded_from_the_first_reading(split: Split, tmp_path: Path) -> None:
@@ -140,7 +139,7 @@ def test_weights_that_others_move_are_recorded_from_the_first_reading(split: Spl
     controller = WeightController(tmp_path, ("eager", "compiled"), others=BY_OTHERS, step=0)
     for compiled in (1, 1, 3):
         reweight(split.envoy.admin, {"compiled": compiled})
-        controller.watch(splitter)
+        controller.poll(splitter)
     found = [(change.action, change.step, change.weights["compiled"]) for change in read_weights(tmp_path)]
     assert found == [(BY_OTHERS, 0, 1), (BY_OTHERS, 0, 3)]
 
