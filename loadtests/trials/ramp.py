@@ -69,9 +69,9 @@ def ramped(experiment: Experiment, *, at_most_s: float | None = None) -> Experim
 class RampRun(Orchestrator):
     """Runs an experiment that `ramped` has made, as one trial."""
 
-    def _steering(self, context: TrialContext) -> Steering | None:
+    def _steering(self, context: TrialContext) -> list[Steering]:
         assert self._judge is not None
-        return RampControl(context.folder.parent, self.experiment, judge=self._judge)
+        return [RampControl(context.folder.parent, self.experiment, judge=self._judge)]
 
 
 class Candidate:
@@ -143,8 +143,6 @@ class RampControl:
 
     Weights that another program sets are recorded, stay as they are, and end the ramp.
     """
-
-    moves_weights = True
 
     def __init__(self, run_dir: Path, experiment: Experiment, *, judge: Judge, step: int = 0) -> None:
         self._limits, self._control, self._judge = experiment.ramp, experiment.control.name, judge

@@ -23,7 +23,7 @@ from loadtests.trials.live_page import LivePage
 from loadtests.trials.preflight import check_experiment
 from loadtests.trials.served_parity import ExpectedAnswers
 from loadtests.trials.status import Status
-from loadtests.trials.steering import Judge, Steering
+from loadtests.trials.steering import EarlyEnding, Judge, Steering, WeightWatch
 from loadtests.trials.trial import Trial
 from loadtests.trials.trial_schedule import TrialSchedules, in_trial
 from servers.complaint import ConfigError, fault, unwritten
@@ -224,13 +224,10 @@ class Orchestrator:
         finally:
             trial.close(hurry=not clean)
 
-    def _steering(self, context: TrialContext) -> Steering | None:
-        """Return what may end a trial early or move its weights; None where nothing does."""
-        if self._judge is None:
-            return None
-        from loadtests.trials.steering import EarlyEnding
-
-        return EarlyEnding(self._judge)
+    def _steering(self, context: TrialContext) -> list[Steering]:
+        """Return what may end a trial early, or watches or moves its weights."""
+        steering: list[Steering] = [WeightWatch(context)] if context.experiment.traffic.design == "split" else []
+        return [*steering, EarlyEnding(self._judge)] if self._judge is not None else steering
 
     def _check(self) -> None:
         if self._interrupted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ from loadtests.page.tails import LinesTail
 from loadtests.trials.context import TrialContext
 from loadtests.trials.processes import child_environment
 from loadtests.trials.telemetry import Collector
-from loadtests.trials.weights import Splitter
+from loadtests.trials.weights import UNANSWERED, Splitter, WeightController, in_words
 from servers.clock import now_ns
 from servers.processes import Child
 
@@ -35,10 +36,7 @@ class Steered(Protocol):
 
 
 class Steering(Protocol):
-    """Is asked many times a second while the traffic flows. One that `moves_weights` also records what others do to
-    them."""
-
-    moves_weights: bool
+    """Is asked many times a second while the traffic flows."""
 
     def poll(self, trial: Steered) -> None:
         """Do what is due now."""
@@ -114,8 +112,6 @@ def harmed(trial: Steered) -> Mapping[str, str]:
 class EarlyEnding:
     """Ends the load of a trial, as a whole or for one arm, once an interim analysis or a count decides it."""
 
-    moves_weights = False
-
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
 
@@ -138,3 +134,19 @@ class EarlyEnding:
             facts.ended = why
             status.note(why)
         trial.end_load(at_ns if why is not None else None)
+
+
+class WeightWatch:
+    """Records changes of the weights that the run did not make, in a trial that leaves them as configured."""
+
+    def __init__(self, context: TrialContext) -> None:
+        weights = {arm.name: arm.weight for arm in context.experiment.arms}
+        self._weights = WeightController(context.folder.parent, weights, trial=context.number, configured=weights)
+
+    def poll(self, trial: Steered) -> None:
+        """Record and note a change."""
+        if trial.splitter is None:
+            return
+        with suppress(*UNANSWERED):  # an Envoy that is gone ends the run by other ways
+            if (change := self._weights.poll(trial.splitter)) is not None:
+                trial.context.status.note(f"weights are {in_words(change)} now: {change.why}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from analysis.records.asked_answers import AFTER, BEFORE
@@ -24,7 +23,7 @@ from loadtests.trials.server_logs import ServerLogs
 from loadtests.trials.status import Load, MetricsPage, ReplicaState
 from loadtests.trials.steering import Steering
 from loadtests.trials.telemetry import Collector
-from loadtests.trials.weights import UNANSWERED, EnvoySplitter, Splitter, WeightController, in_words
+from loadtests.trials.weights import EnvoySplitter, Splitter
 from servers.processes import describe_exit
 from servers.security import server_tls
 from servers.splitter.admin import SplitterError
@@ -47,7 +46,7 @@ class Trial:
         shared_cache: Path,
         arm_command: Sequence[str],
         expected: ExpectedAnswers | None = None,
-        steering: Steering | None = None,
+        steering: Sequence[Steering] = (),
     ) -> None:
         self.context = context
         self._steering = steering
@@ -66,7 +65,6 @@ class Trial:
         self._turns = ProcessorTurns(context)
         self._pressure = Pressure(context, self._monitor)
         self._envoy: Envoy | None = None
-        self._weights: WeightController | None = None
         self.splitter: Splitter | None = None
         self._load: LoadGenerator | None = None
 
@@ -126,10 +124,6 @@ class Trial:
         self._envoy = envoy = Envoy.start(config, log_path=context.logs / "envoy.log", work_dir=context.folder)
         self._monitor.name("splitter", envoy.pid)
         self.splitter = EnvoySplitter(envoy.admin, configured=config.weights)
-        watched = self._steering is None or not self._steering.moves_weights
-        if experiment.traffic.design == "split" and watched:
-            run_dir, number = context.folder.parent, context.number
-            self._weights = WeightController(run_dir, config.weights, trial=number, configured=config.weights)
         if context.metrics:
             page = MetricsPage(address=envoy.admin.address, path=ENVOY_METRICS)
             context.status.pages = {**context.status.pages, "splitter": page}
@@ -157,18 +151,10 @@ class Trial:
             self._watch()
             self._turns.poll()
             self._pressure.poll()
-            self._watch_weights()
-            if self._steering is not None:
-                self._steering.poll(self)
+            for steering in self._steering:
+                steering.poll(self)
             time.sleep(_POLL_S)
         load.read()
-
-    def _watch_weights(self) -> None:
-        """Record a change of the splitter's weights that the run did not make."""
-        if self._weights is not None and self.splitter is not None:
-            with suppress(*UNANSWERED):  # an Envoy that is gone ends the run by other ways
-                if (change := self._weights.poll(self.splitter)) is not None:
-                    self.context.status.note(f"weights are {in_words(change)} now: {change.why}")
 
     def end_load(self, at_ns: int | None) -> None:
         """Send nothing due at the instant or later, nor to an arm of `ended_arms` from its own on."""

@@ -128,18 +128,16 @@ class UsersRamp(Orchestrator):
                 self._provider.close()
             trial.close(hurry=not clean)
 
-    def _steering(self, context: TrialContext) -> Steering:
+    def _steering(self, context: TrialContext) -> list[Steering]:
         assert self._judge is not None
         experiment, run_dir = self.experiment, context.folder.parent
         if self._provider is not None:
-            return Onlooker(run_dir, experiment=experiment, judge=self._judge, provider=self._provider)
-        return RampControl(run_dir, experiment, judge=self._judge, step=self._step)
+            return [Onlooker(run_dir, experiment=experiment, judge=self._judge, provider=self._provider)]
+        return [RampControl(run_dir, experiment, judge=self._judge, step=self._step)]
 
 
 class Onlooker:
     """Records what weights another program gives the arms, moves none, and gives `provider` the evidence."""
-
-    moves_weights = True
 
     def __init__(self, run_dir: Path, *, experiment: Experiment, judge: Judge, provider: ProviderServer) -> None:
         limits, self._gates = experiment.ramp, experiment.gates

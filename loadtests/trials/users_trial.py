@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from loadtests.external.client_security import bearer_token
@@ -33,7 +33,7 @@ class UsersTrial:
     time is over."""
 
     def __init__(
-        self, context: TrialContext, *, observed: Observed, splitter: Splitter | None, steering: Steering
+        self, context: TrialContext, *, observed: Observed, splitter: Splitter | None, steering: Sequence[Steering]
     ) -> None:
         self.context = context
         self.splitter = splitter
@@ -80,7 +80,8 @@ class UsersTrial:
                 raise RunError(self.collector.failure)
             context.status.load = load_of(read_accounts(context.folder).values())
             self._watch()
-            self._steering.poll(self)
+            for steering in self._steering:
+                steering.poll(self)
             time.sleep(_POLL_S)
         facts.duration_s = (now_ns() - facts.start_ns) / 1e9
         self._await_ends(self._observer)

@@ -158,9 +158,8 @@ class WeightController:
             return None
         if due is None or known is not None:
             self.held = False
-            if (
-                found := self._others_change(splitter, [item for item in (known, due) if item is not None])
-            ) is not None:
+            own = [change for change in (known, due) if change is not None]
+            if (found := self._others_change(splitter, own)) is not None:
                 self.due, self.held, self._known = None, True, found
                 self._record(found)
                 return found

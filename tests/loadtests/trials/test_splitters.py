@@ -167,7 +167,7 @@ def test_each_death_of_a_replica_is_recorded_once(
         facts=facts, status=status, folder=tmp_path, logs=tmp_path / "logs", number=1, keep_facts=lambda: None
     )
     observed = Observed(log="", admin="", arms={"new": {"h:1": "new-0"}}, timeout_s=1.0, since_ns=1)
-    trial = UsersTrial(cast(Any, context), observed=observed, splitter=None, steering=cast(Any, None))
+    trial = UsersTrial(cast(Any, context), observed=observed, splitter=None, steering=())
     trial.collector.stop()
     for lost, restart in seen:
         restarts = [restart] if restart else []
