@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from analysis.records.schemas import MACHINES
 from analysis.records.tables import CUT_OFF, RecordError, RecordWriter, read_table
-from loadtests.experiments.model import OwnArm
 from loadtests.monitor.gpus import MUCH_BYTES, device_name, index_of
 from loadtests.monitor.readings import Seen, Unreadable, Watch
 from loadtests.trials.context import TrialContext
@@ -88,14 +87,13 @@ class MonitorProcess:
         if self._child is not None and self._monitor["machines"]:
             self._monitor["arms"] = self._devices_of_arms()
 
-    def name(self, name: str, pid: int, *, arm: str | None = None) -> None:
-        """Sample the process and its descendants under `name`; an arm's replica with its arm."""
-        self._command(Watch(name=name, pid=pid, arm=arm))
+    def name(self, name: str, pid: int | None, *, arm: str | None = None) -> None:
+        """Sample the process and its descendants under `name`; an arm's replica with its arm.
 
-    def name_server(self, name: str, pid: int | None, *, arm: str) -> None:
-        """Sample an external server on this host, if its process is known; else other work cannot be told from it."""
+        From an external server on this host whose process is not known (None), other work cannot be told.
+        """
         if pid is not None:
-            self.name(name, pid, arm=arm)
+            self._command(Watch(name=name, pid=pid, arm=arm))
         elif self._child is not None:
             self._take(Unreadable(host="run", name=name, what="cpu_s", why="its process cannot be seen from here"))
 
@@ -237,7 +235,15 @@ def measure_references(
     children: dict[str, Child] = {}
     try:
         for device, arm in arms.items() if when == "before" else reversed(arms.items()):
-            children[device] = _start_reference(trial, device, arm, when, command)
+            name = f"reference-{when}-{device.replace(':', '-')}"
+            children[device] = Child(
+                name,
+                [*command, "--device", device, "--seconds", f"{seconds:g}"],
+                log_path=trial.logs / f"{name}.log",
+                environment=child_environment() | thread_variables(arm.config),
+                commands=True,
+                parse=messages_of(Ready, Measured),
+            )
         deadline = time.monotonic() + start_timeout_s
         late = f"was not ready after {start_timeout_s:g} s"
         # None measures while another still warms up.
@@ -260,18 +266,6 @@ def measure_references(
             child.kill()
         trial.status.detail = ""
         trial.keep_facts()
-
-
-def _start_reference(trial: TrialContext, device: str, arm: OwnArm, when: When, command: Sequence[str]) -> Child:
-    name = f"reference-{when}-{device.replace(':', '-')}"
-    return Child(
-        name,
-        [*command, "--device", device, "--seconds", f"{trial.experiment.machines.reference_s:g}"],
-        log_path=trial.logs / f"{name}.log",
-        environment=child_environment() | thread_variables(arm.config),
-        commands=True,
-        parse=messages_of(Ready, Measured),
-    )
 
 
 def _answer(trial: TrialContext, child: Child, deadline: float, late: str) -> Ready | Measured | str:

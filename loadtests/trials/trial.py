@@ -79,7 +79,7 @@ class Trial:
         context.write_facts()
         find_external_arms(context, self._schedule.ints("prompt_tokens") + self._schedule.ints("max_tokens"))
         for name, arm, pid in local_servers(context):
-            self._monitor.name_server(name, pid, arm=arm)
+            self._monitor.name(name, pid, arm=arm)
         self._monitor.first_look()
         measure_references(context, "before")
         self._replicas.start()

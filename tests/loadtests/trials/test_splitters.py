@@ -123,17 +123,6 @@ def test_a_change_by_hand_is_recorded_once_with_the_weights_before(split: Split,
         controller.poll(splitter)
 
 
-def test_a_change_of_the_run_is_not_one_by_hand(split: Split, tmp_path: Path) -> None:
-    splitter = EnvoySplitter(split.envoy.admin)
-    controller = WeightController(tmp_path, ("eager", "compiled"))
-    controller.set({"eager": 5, "compiled": 5}, action="advance", why="step 2", step=1)
-    assert controller.poll(splitter)
-    assert (controller.poll(splitter), controller.held) == (None, True)
-    assert [(change.action, change.done_ns is None) for change in read_weights(tmp_path)] == [("advance", False)]
-    reweight(split.envoy.admin, {"compiled": 0})
-    assert controller.poll(splitter) == read_weights(tmp_path)[-1]
-
-
 def test_weights_that_others_move_are_recorded_from_the_first_reading(split: Split, tmp_path: Path) -> None:
     splitter = EnvoySplitter(split.envoy.admin)
     controller = WeightController(tmp_path, ("eager", "compiled"), others=BY_OTHERS, step=0)
