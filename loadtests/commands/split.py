@@ -108,16 +108,12 @@ def _split(config: SplitterConfig, *, as_json: bool) -> int:
     from loadtests.external.grpc_channel import check_replica
 
     stopped: list[int] = []
-    with (
-        TemporaryFolder("tailgate-split-") as scratch,
-        stopping(lambda: stopped.append(1), _note),
-    ):
+    with TemporaryFolder("tailgate-split-") as scratch, stopping(lambda: stopped.append(1), _note):
         log_path = scratch.path / "envoy.log"
         try:
             with Envoy.start(config, log_path=log_path, work_dir=scratch.path) as envoy:
                 admin = envoy.admin.address
-                where = {"port": envoy.port, "target": envoy.target, "admin": admin}
-                stdout.write("", where, as_json=as_json)
+                stdout.write("", {"port": envoy.port, "target": envoy.target, "admin": admin}, as_json=as_json)
                 _note(
                     f"splitting {_shares(config.weights)}{_copies(config.shadows)} on {envoy.target}; Ctrl-C ends; "
                     f"new weights: tailgate split --admin {admin} --weight {_shares(config.weights, ',')}"

@@ -62,13 +62,22 @@ class ProviderServer(Server):
         """Return the address of the judgement for a web metric."""
         return f"http://{joined(str(self.server_address[0]), self.port)}{JUDGEMENT}"
 
-    def judged(self, goal: Goal) -> tuple[Answer, Evidence]:
-        """Return the answer now, and its evidence."""
+    def judged(self, goal: Goal) -> dict[str, Any]:
+        """Return the answer now and what it rests on, as JSON has it."""
         with self._asking:
-            evidence = self.evidence
-            found = answer(evidence, goal, now_ns=now_ns())
+            evidence, at_ns = self.evidence, now_ns()
+            found = answer(evidence, goal, now_ns=at_ns)
             self._tell(goal, found.verdict, found)
-        return found, evidence
+        return {
+            "verdict": found.verdict,
+            "reasons": [one_line(reason) for reason in found.reasons],
+            "candidate": evidence.candidate,
+            "for": goal,
+            "run": evidence.run,
+            "at": datetime.fromtimestamp(at_ns / 1e9, UTC).isoformat(timespec="milliseconds"),
+            "requests": evidence.requests,
+            "interim": evidence.interim,
+        }
 
     def hooked(self, hook: str, canary: tuple[str, str]) -> tuple[bool, Answer]:
         """Return (whether Flagger goes on, why) for a hook of the canary (namespace, name)."""
@@ -128,9 +137,7 @@ class _Handler(Handler):
             known = f"there is GET {JUDGEMENT}, POST {FLAGGER}/<hook> and GET {HEALTH}"
             raise _RefusalError(HTTPStatus.NOT_FOUND, known)
         self._check_token()
-        goal = _goal(query)
-        document = _document(*self.server.judged(goal), goal)
-        self.answer(HTTPStatus.OK, json.dumps(document) + "\n", Content_Type=_JSON)
+        self.answer(HTTPStatus.OK, json.dumps(self.server.judged(_goal(query))) + "\n", Content_Type=_JSON)
 
     def _post(self, path: str, _: str) -> None:
         place, _, hook = path.rpartition("/")
@@ -176,16 +183,3 @@ def _goal(query: str) -> Goal:
     if query and query not in goals:
         raise ConfigError(f'the query is "{query[:80]}": {JUDGEMENT} takes {" or ".join(goals)}')
     return goals[query or "for=promotion"]
-
-
-def _document(found: Answer, evidence: Evidence, goal: Goal) -> dict[str, Any]:
-    return {
-        "verdict": found.verdict,
-        "reasons": [one_line(reason) for reason in found.reasons],
-        "candidate": evidence.candidate,
-        "for": goal,
-        "run": evidence.run,
-        "at": datetime.fromtimestamp(now_ns() / 1e9, UTC).isoformat(timespec="milliseconds"),
-        "requests": evidence.requests,
-        "interim": evidence.interim,
-    }
