@@ -187,19 +187,18 @@ class RampControl:
         return now_ns() >= facts.start_ns + round(facts.duration_s * 1e9) - _LAST_NS
 
     def _decide(self, trial: Steered) -> None:
-        """Act on an interim analysis that is new and was begun in this step."""
-        look, candidate = self._judge.last(), self._candidate
-        if look is None or int(look["number"]) == self._looked:
-            self._decide_unseen(trial)
-            return
-        self._looked, self._looked_ns = int(look["number"]), now_ns()
-        if int(look["at_ns"]) >= candidate.began_ns:  # an older one counts the requests of the step before
-            self._act(trial, decide(candidate.standing(look, step=self._step), self._limits))
+        """Act on an interim analysis that is new and was begun in this step.
 
-    def _decide_unseen(self, trial: Steered) -> None:
-        """End a step without interim analyses by its longest time: nothing about it is sure. The last one, which would
-        be promoted by its time alone, waits."""
-        began_ns, limit_s = self._candidate.began_ns, self._limits.most_step_s
+        A step without interim analyses ends by its longest time: nothing about it is sure. The last step, which would
+        be promoted by its time alone, waits.
+        """
+        look, candidate = self._judge.last(), self._candidate
+        began_ns, limit_s = candidate.began_ns, self._limits.most_step_s
+        if look is not None and int(look["number"]) != self._looked:
+            self._looked, self._looked_ns = int(look["number"]), now_ns()
+            if int(look["at_ns"]) >= began_ns:  # an older one counts the requests of the step before
+                self._act(trial, decide(candidate.standing(look, step=self._step), self._limits))
+            return
         unseen_ns = now_ns() - max(self._looked_ns, began_ns)
         is_last = self._step == len(self._limits.steps) - 1
         if is_last or unseen_ns < _UNSEEN_NS or (now_ns() - began_ns) / 1e9 < limit_s:

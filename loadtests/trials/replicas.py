@@ -123,8 +123,8 @@ class Replicas:
         state, child = self._trial.status.replicas[replica.name], replica.child
         what, see = f'arm "{replica.arm.name}": {replica.name}', f"see {child.log_path}"
         ended = child.poll()  # read first: a replica tells of its failure before it ends
-        if (failure := self._collector.failed_stage.get(replica.name)) is not None:
-            raise StartError(replica.arm.name, f"{what} failed: {failure}: {see}")
+        if state.stage == "failed":
+            raise StartError(replica.arm.name, f"{what} failed: {state.detail}: {see}")
         if ended is not None:
             raise StartError(
                 replica.arm.name, f"{what} ended with {describe_exit(ended)} during start-up: {child.log_tail()}: {see}"

@@ -81,7 +81,6 @@ class Collector:
         self._stopping = threading.Event()
         self._taken = 0
         self.failure: str | None = None
-        self.failed_stage: dict[str, str] = {}
         self.serving_ns: dict[str, int] = {}
         self._restarts: queue.SimpleQueue[Restart] = queue.SimpleQueue()
         self.served_compiles: list[ServedCompile] = []  # while serving, in the order in which they were told
@@ -252,8 +251,6 @@ class Collector:
     def _take_progress(self, follower: _Follower, progress: telemetry_pb2.Progress) -> None:
         replica = follower.replica
         state = self._status.replicas[replica]
-        if progress.stage == "failed":
-            self.failed_stage[replica] = progress.detail
         if progress.stage == "serving":
             self.serving_ns.setdefault(replica, progress.at_ns)
             if 0 < follower.serving_ns < progress.at_ns:
