@@ -20,14 +20,14 @@ EXIT_USAGE = 2
 
 
 def complain(message: str, code: int) -> int:
-    """`message` is on stderr as one line; returns `code`."""
+    """Write `message` to stderr as one line; return `code`."""
     with contextlib.suppress(OSError):  # stderr may be closed or full: the exit code remains
         print(f"tailgate: {one_line(message)}", file=sys.stderr)
     return code
 
 
 def without_verdict(run_dir: Path, ended: Mapping[str, Any], code: int = EXIT_BROKE, *, as_json: bool) -> int:
-    """The JSON line for programs says that the run has no verdict, and how it `ended`; returns `code`."""
+    """Write the JSON line for programs that the run has no verdict, and how it `ended`; return `code`."""
     line = {"verdict": None, "run_dir": str(run_dir), "report": None, "exit_code": code}
     stdout.write("", {**line, **ended}, as_json=as_json)
     return code
@@ -35,7 +35,7 @@ def without_verdict(run_dir: Path, ended: Mapping[str, Any], code: int = EXIT_BR
 
 @contextlib.contextmanager
 def stopping(interrupt: Callable[[], None], note: Callable[[str], None]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM stop in order; a second one kills every child and ends this process at once."""
+    """Have Ctrl-C and SIGTERM stop in order; a second one kills every child and ends this process at once."""
     signals = 0
 
     def handle(number: int, frame: FrameType | None) -> None:

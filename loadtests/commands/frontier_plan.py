@@ -46,7 +46,7 @@ def frontier_plan(source: str | Path, *, settings: Sequence[str] = (), seed: int
 
 
 def asks_for_verdicts(experiment: Experiment) -> bool:
-    """Whether the experiment sets any limit of a gate. What is required of blocks and of the load generator is none."""
+    """Return whether the experiment sets a limit of a gate. What blocks and load generator must keep is none."""
     usual = read(GateLimits, usual_for(experiment.task))
     other = {name: getattr(usual, name) for name in ("block_s", "alpha", "max_generator_lag_ms")}
     return experiment.gates.model_copy(update=other) != usual

@@ -17,7 +17,7 @@ _LONGEST_NAME = 60
 
 
 def join_runs(directories: Sequence[Path], *, out: str = "", accepted: Sequence[str] = ()) -> Path:
-    """A folder that names the runs in `directories`, which are trials of one experiment but for what is `accepted`.
+    """Make a folder that names the runs in `directories`: trials of one experiment but for what is `accepted`.
 
     It is `out`, or the folder itself where one that joins runs is given alone, or else a new one beside the first of
     `directories`, which the same runs have every time. RecordError for runs that may not be joined, ConfigError for an
@@ -39,7 +39,7 @@ def join_runs(directories: Sequence[Path], *, out: str = "", accepted: Sequence[
 
 
 def _identity(documents: Sequence[RecordedRun]) -> str:
-    """Eight digits that the same trials have wherever they lie."""
+    """Return eight digits that the same trials have wherever they lie."""
     trials = [
         f"{run.experiment.get('seed')} {run.starts_ns.get(number) or run.name}"
         for run in documents
@@ -49,7 +49,7 @@ def _identity(documents: Sequence[RecordedRun]) -> str:
 
 
 def check_outside(folder: Path, runs: Sequence[Path]) -> None:
-    """The folder is none of the runs and in none of them. Otherwise ConfigError."""
+    """Raise ConfigError where the folder is one of the runs or in one of them."""
     place = folder.resolve()
     for run in runs:
         if place.is_relative_to(run.resolve()):
@@ -66,12 +66,12 @@ def _check_free(folder: Path, listed: RunList) -> None:
 
 
 def names_results(texts: Sequence[str]) -> bool:
-    """Whether the words of a command line name result files, as NAME=FILE, and no run directories."""
+    """Return whether the words of a command line name result files, as NAME=FILE, and no run directories."""
     return any("=" in text and not Path(text).is_dir() for text in texts)
 
 
 def run_of_results(texts: Sequence[str], *, out: str = "") -> Path:
-    """A run directory made of the files that `texts` name, the arm named first as its control.
+    """Make a run directory of the files that `texts` name, with the arm named first as its control.
 
     It is `out`, or else a folder next to the first file, which is named after the files' contents. ConfigError for
     words that name no file and for a folder that is there already, RecordError for files that are no results.

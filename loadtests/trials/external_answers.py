@@ -200,6 +200,6 @@ def questions(experiment: Experiment, schedule: Schedule, *, contexts: Sequence[
 
 
 def _digest(asking: Asking) -> str:
-    """What tells prompts apart, without the prompt itself."""
+    """Return what tells prompts apart, without the prompt itself."""
     prompt = asking.prompt if isinstance(asking.prompt, str) else list(asking.prompt)
     return hashlib.sha256(json.dumps(prompt).encode()).hexdigest()[:16]

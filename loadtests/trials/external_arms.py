@@ -1,4 +1,4 @@
-"""Waits for the arms that tailgate does not start, and finds their processes where they run on this host."""
+"""Wait for the arms that tailgate does not start, and find their processes where they run on this host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FORWARDERS = ("docker-proxy", "rootlessport")  # they listen for a server in a 
 
 
 def find_external_arms(trial: TrialContext, tokens: IntArray) -> None:
-    """Every replica of every external arm has answered a short request, and has room for what will be sent.
+    """Wait until every replica of every external arm answers a short request and has room for what will be sent.
 
     `tokens` has the length of each request with its answer. Otherwise RunError.
     """

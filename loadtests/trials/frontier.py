@@ -77,12 +77,12 @@ class FrontierSearch(Orchestrator):
 
     @property
     def spent_s(self) -> float:
-        """How long the search has taken."""
+        """Return how long the search has taken."""
         return self._clock() - self._began
 
     @property
     def left_s(self) -> float:
-        """How much of the budget is left."""
+        """Return how much of the budget is left."""
         return self._budget_s - self.spent_s
 
     def run(self) -> RunOutcome:
@@ -148,7 +148,7 @@ class FrontierSearch(Orchestrator):
 
     @property
     def _arms(self) -> tuple[str, ...]:
-        """All arms, the control first."""
+        """Return all arms, the control first."""
         control = self.experiment.control.name
         return (control, *(arm.name for arm in self.experiment.arms if arm.name != control))
 

@@ -129,7 +129,7 @@ class MonitorProcess:
 
     @property
     def pid(self) -> int | None:
-        """The monitor's process id; None without one."""
+        """Return the monitor's process id; None without one."""
         return None if self._child is None else self._child.pid
 
     def _command(self, watch: Watch) -> None:

@@ -15,9 +15,11 @@ Text = tuple[list[int], list[int]]  # what is read, and what is predicted after 
 
 
 def read_texts(experiment: Experiment) -> list[Text]:
-    """Each text, cut in two: its first half is read, as far as a prompt may be long, and what follows is predicted,
-    `parity.tokens` of it at most. Texts that are equal as they are asked are one text: copies tell nothing new. Empty
-    where no file is named. Raises ConfigError, which names the line."""
+    """Return each text cut in two: its first half, as far as a prompt may be long, and what is predicted after it,
+    `parity.tokens` at most. Texts that are equal as they are asked are one: copies tell nothing new.
+
+    Returns none where no file is named. Raises ConfigError, which names the line.
+    """
     if not experiment.parity.texts:
         return []
     path = Path(experiment.parity.texts)
@@ -48,7 +50,7 @@ def read_texts(experiment: Experiment) -> list[Text]:
 
 
 def _ids(line: str) -> list[int]:
-    """The token ids on the line; empty where it is something else."""
+    """Return the token ids on the line; none where it is something else."""
     try:
         ids = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Finds what is sure to fail before anything heavy starts: compiler, GPU, Envoy, ports, model path, output folder."""
+"""Find what is sure to fail before anything heavy starts: compiler, GPU, Envoy, ports, model path, output folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TORCH_S = 120.0
 
 
 def check_experiment(experiment: Experiment) -> None:
-    """This machine has what the experiment needs, as far as can be told without starting it."""
+    """Raise ConfigError where this machine lacks what the experiment needs, as far as can be told before a start."""
     for arm in experiment.own_arms:
         check_arm(arm.config)
     if experiment.parity.full:
@@ -53,7 +53,7 @@ def check_experiment(experiment: Experiment) -> None:
 
 
 def check_arm(config: ArmConfig) -> None:
-    """The arm's device, compiler and model files are there, as far as can be told without torch."""
+    """Raise ConfigError where the arm's device, compiler or model is missing, as far as can be told without torch."""
     device, _, index = config.model.device.partition(":")
     what = f'arm "{config.name}": model.device is "{config.model.device}"'
     if device == "cuda" and not sees_gpu():
@@ -120,7 +120,7 @@ def _check_artifact(config: ArmConfig, device: str) -> None:
 
 
 def check_port(port: int, *, key: str, host: str = "127.0.0.1", remedy: str = "or give 0 for a free port") -> None:
-    """The port is free."""
+    """Raise ConfigError unless the port is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -133,7 +133,7 @@ def check_port(port: int, *, key: str, host: str = "127.0.0.1", remedy: str = "o
 
 
 def check_compiler(arm: str) -> None:
-    """What compiles for the CPU is there: a C++ compiler and Python's header. Otherwise ConfigError."""
+    """Raise ConfigError unless the C++ compiler and Python's header are there, which compile for the CPU."""
     # Inductor writes C++ for the CPU and asks for g++ by name unless CXX says otherwise.
     compiler = os.environ.get("CXX") or ("clang++" if os.uname().sysname == "Darwin" else "g++")
     try:

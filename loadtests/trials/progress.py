@@ -22,7 +22,7 @@ LIVE_EVERY_S = 0.25
 
 
 def plain_line(status: Status, elapsed_s: float) -> str:
-    """The whole status on one line, for logs."""
+    """Return the whole status on one line, for logs."""
     parts = [f"[{_clock(elapsed_s)}]"]
     if status.trials > 1:
         parts.append(f"trial {status.trial}/{status.trials}")
@@ -45,7 +45,7 @@ def plain_line(status: Status, elapsed_s: float) -> str:
 
 
 def live_table(status: Status, elapsed_s: float) -> Group:
-    """The status as a table for a terminal."""
+    """Return the status as a table for a terminal."""
     head = Text.assemble(
         (f"{_clock(elapsed_s)} ", "dim"),
         (f"{status.phase} {status.detail}".rstrip(), "bold"),
@@ -83,7 +83,7 @@ def live_table(status: Status, elapsed_s: float) -> Group:
 
 
 def _table(*left: str, right: Sequence[str]) -> Table:
-    """An empty table whose columns stand at their left and at their right."""
+    """Return an empty table with columns aligned left and right."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in (*left, *right):
         table.add_column(name, justify="left" if name in left else "right")

@@ -33,7 +33,7 @@ _COUNT_NS = 1_000_000_000  # between two counts
 
 
 def ramped(experiment: Experiment, *, at_most_s: float | None = None) -> Experiment:
-    """The experiment as a ramp of its candidate beside its control: split by weights, looked at after every block.
+    """Return the experiment as a ramp of its candidate: split by weights, analysed after every block.
 
     Raises ConfigError where it cannot be one.
     """
@@ -154,7 +154,7 @@ class RampControl:
 
     @property
     def share(self) -> float:
-        """The percentage of the traffic that the candidate has at this step."""
+        """Return the percentage of the traffic that the candidate has at this step."""
         return self._limits.steps[self._step]
 
     def poll(self, trial: Steered) -> None:
@@ -180,7 +180,7 @@ class RampControl:
             self._sync(trial, splitter)
 
     def _is_over(self, trial: Steered) -> bool:
-        """Whether the traffic ends in a moment, after which nothing rolls an open step back."""
+        """Return whether the traffic ends in a moment, after which nothing rolls an open step back."""
         facts = trial.context.facts
         if self._limits.on_inconclusive != "rollback" or facts.start_ns is None:
             return False

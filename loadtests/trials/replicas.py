@@ -48,7 +48,7 @@ class _Replica:
 
     @property
     def alive(self) -> bool:
-        """Whether the process still runs."""
+        """Return whether the process still runs."""
         return not self.dead and self.child.poll() is None
 
 

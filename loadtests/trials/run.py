@@ -1,4 +1,4 @@
-"""Runs an experiment: trial after trial, each from a fresh start, with all records in one directory.
+"""Run an experiment: trial after trial, each from a fresh start, with all records in one directory.
 
 Everything is stopped in order, whatever happens: load generator, telemetry, splitter, arms.
 """

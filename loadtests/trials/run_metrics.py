@@ -66,7 +66,7 @@ class RunCollector(Collector):
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics now."""
+        """Yield the metrics now."""
         yield from _standing(self._status)
         run_dir = self._status.run_dir
         trials = [] if run_dir is None else [read_accounts(folder) for folder in sorted(run_dir.glob("trial-*"))]
@@ -125,14 +125,14 @@ def _load(trials: Sequence[_Accounts]) -> Iterator[Metric]:
 
 
 def _rows(reports: Iterable[Mapping[str, Any]], key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each arm's part of each report; requests whose arm nobody named are those of arm "*"."""
+    """Yield each arm's part of each report; requests whose arm is not known are those of arm "*"."""
     for report in reports:
         for arm, row in mapping(report.get(key)).items():
             yield str(arm), mapping(row)
 
 
 def _histogram(name: str, text: str, reports: Iterable[Mapping[str, Any]], metric: str) -> HistogramMetricFamily:
-    """The histograms of all reports as one for each arm. Of boundaries that differ those of the first count."""
+    """Add up the histograms of all reports for each arm. Of boundaries that differ those of the first count."""
     family = HistogramMetricFamily(name, text, labels=["arm"])
     counts: dict[str, list[int]] = {}
     bounds: dict[str, list[float]] = {}
@@ -151,7 +151,7 @@ def _histogram(name: str, text: str, reports: Iterable[Mapping[str, Any]], metri
 
 
 def _load_processes(trials: Sequence[_Accounts]) -> Iterator[Metric]:
-    """How the load processes themselves did, by their number."""
+    """Yield how the load processes themselves did, by their number."""
     newest = trials[-1] if trials else {}
     for key, (name, text) in _LAGS.items():
         family = Metric(name, text, "summary")  # the type to which the label quantile belongs
@@ -185,7 +185,7 @@ def _at(account: Mapping[str, Any], path: Sequence[str]) -> float:
 
 
 def _pages(pages: Iterable[MetricsPage]) -> Iterable[Metric]:
-    """What replicas and splitter show of themselves; a process that does not answer is left out."""
+    """Return what replicas and splitter show of themselves, without a process that does not answer."""
     families: dict[str, Metric] = {}
     for page in pages:
         with suppress(OSError, http.client.HTTPException, ValueError):

@@ -28,19 +28,19 @@ class UnderWay:
     batch_id: int = -1
 
     def seconds(self, at_ns: int) -> float:
-        """How long it has gone on."""
+        """Return how long it has gone on."""
         return max(0.0, (at_ns - self.start_ns) / 1e9)
 
     def facts(self, at_ns: int) -> dict[str, Any]:
-        """What trial.json says of a compile whose end nobody saw."""
+        """Return what trial.json states of a compile whose end was not seen."""
         return {"start_ns": self.start_ns, "seconds": self.seconds(at_ns), "shape": self.shape}
 
     def text(self, at_ns: int) -> str:
-        """Such as "compiling for 12 s (prefill 2x64)"."""
+        """Return such as "compiling for 12 s (prefill 2x64)"."""
         return f"compiling for {self.seconds(at_ns):.0f} s" + (f" ({self.shape})" if self.shape else "")
 
     def so_far(self, at_ns: int) -> ServedCompile:
-        """The part of it that has passed."""
+        """Return the part of it that has passed."""
         return ServedCompile(
             arm=self.arm,
             replica=self.replica,
@@ -69,7 +69,7 @@ class ReplicaState:
     step_ns: int = 0  # when that ended
 
     def text(self) -> str:
-        """Such as "warm-up 2/5 4x64"."""
+        """Return such as "warm-up 2/5 4x64"."""
         if self.compiling is not None:
             return self.compiling.text(now_ns())
         if self.stage == "warmup":
@@ -107,7 +107,7 @@ class Load:
 
     @property
     def streams(self) -> bool:
-        """Whether answers have first tokens, as far as any answer shows: a vector has none."""
+        """Return whether answers have first tokens, as far as any answer shows: a vector has none."""
         arms = self.arms.values()
         return any(arm.ttft_p50_ms is not None for arm in arms) or all(arm.e2e_p50_ms is None for arm in arms)
 
@@ -141,7 +141,7 @@ class Status:
     pages: Mapping[str, MetricsPage] = field(default_factory=dict)
 
     def note(self, text: str) -> None:
-        """One line for the user that stays on the screen, such as an arm's death."""
+        """Keep a line for the user on the screen, such as an arm's death."""
         self.notes.append(text)
 
 
@@ -173,7 +173,7 @@ def load_of(reports: Collection[dict[str, Any]]) -> Load:
 
 
 def read_workers(folder: Path) -> tuple[int, int] | None:
-    """(load processes connected, expected) while some are awaited, as `workers.json` says; None otherwise."""
+    """Return (load processes connected, expected) while some are awaited, as `workers.json` says; else None."""
     try:
         account = json.loads((folder / "workers.json").read_text(encoding="utf-8"))
         return None if account.get("assigned") else (int(account["connected"]), int(account["expected"]))

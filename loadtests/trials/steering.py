@@ -60,11 +60,11 @@ class Judge:
         self._last: Mapping[str, Any] | None = None
 
     def failure(self) -> str | None:
-        """Why there are no more interim analyses; None while they go on."""
+        """Return why there are no more interim analyses; None while they go on."""
         return None if self._child.poll() is None else f"the interim analyses ended: {self._child.log_tail(2)}"
 
     def last(self) -> Mapping[str, Any] | None:
-        """The last interim analysis; None before the first."""
+        """Return the last interim analysis; None before the first."""
         while rows := self._rows.new():
             self._last = rows[-1]
         return self._last

@@ -1,4 +1,4 @@
-"""Follows the telemetry of every arm replica and appends it to the trial's records, flushed each second."""
+"""Follow the telemetry of every arm replica and append it to the trial's records, flushed each second."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Collector:
         self._flusher.start()
 
     def follow(self, *, arm: str, replica: str, target: str, token: str = "") -> None:
-        """The telemetry of `replica` at host:port `target` is being recorded, from its beginning."""
+        """Record the telemetry of `replica` at host:port `target`, from its beginning."""
         follower = _Follower(arm=arm, replica=replica, channel=arm_channel(target, token=token))
         self._status.replicas.setdefault(replica, ReplicaState())
         follower.thread = threading.Thread(target=self._follow, args=(follower,), name=f"watch-{replica}", daemon=True)
@@ -96,14 +96,14 @@ class Collector:
         follower.thread.start()
 
     def take_logged(self, event: dict[str, Any]) -> None:
-        """The event, a row of `compile_events` that a server's log told of, is being recorded."""
+        """Record the event, a row of `compile_events` from a server's log."""
         state = self._status.replicas.get(event["replica"] or "")
         if state is not None:
             state.compiles += 1
         self._append("compile_events", event)
 
     def snapshot(self, replica: str, *, timeout_s: float = 5.0) -> telemetry_pb2.SnapshotResponse | None:
-        """The replica's counters, memory, versions and configuration now; None when it does not answer."""
+        """Return the replica's counters, memory, versions and configuration now; None when it does not answer."""
         stub = telemetry_pb2_grpc.TelemetryStub(self._followers[replica].channel)  # type: ignore[no-untyped-call]
         try:
             answer: telemetry_pb2.SnapshotResponse = stub.Snapshot(
@@ -115,12 +115,12 @@ class Collector:
 
     @property
     def compiling(self) -> list[UnderWay]:
-        """What replicas that serve compile now, the longest first."""
+        """Return what replicas that serve compile now, the longest first."""
         states = [state.compiling for state in list(self._status.replicas.values())]
         return sorted(filter(None, states), key=lambda compile: compile.start_ns)
 
     def last_compiling(self, replica: str) -> UnderWay | None:
-        """What the replica compiles, or compiled while serving when its telemetry broke off."""
+        """Return what the replica compiles, or compiled while serving when its telemetry broke off."""
         follower = self._followers.get(replica)
         return self._status.replicas[replica].compiling or (follower.cut_short if follower is not None else None)
 
@@ -136,7 +136,7 @@ class Collector:
             yield self._restarts.get()
 
     def settle(self, *, quiet_s: float = 0.5, timeout_s: float = 5.0) -> None:
-        """Nothing new came for `quiet_s`, or `timeout_s` have passed."""
+        """Wait until nothing new came for `quiet_s`, or `timeout_s` have passed."""
         deadline = time.monotonic() + timeout_s
         taken, quiet_since = self._taken, time.monotonic()
         while time.monotonic() < deadline:
@@ -147,7 +147,7 @@ class Collector:
                 return
 
     def stop(self) -> None:
-        """No replica is followed and the files are complete. A second call does nothing."""
+        """End the following and complete the files. A second call does nothing."""
         if self._stopping.is_set():
             return
         self._stopping.set()
@@ -281,7 +281,7 @@ class Collector:
 
 
 def _row(schema: pa.Schema, message: Message, trial: int, follower: _Follower) -> dict[str, Any]:
-    """The columns of `schema`, each from the field of `message` that has its name."""
+    """Return the columns of `schema`, each from the field of `message` that has its name."""
     row: dict[str, Any] = {"trial": trial, "arm": follower.arm, "replica": follower.replica}
     for column in schema:
         if column.name not in row:

@@ -24,7 +24,7 @@ class TrialSchedules:
 
     @classmethod
     def of(cls, experiment: Experiment) -> Self:
-        """Trace and tokenizer are read, and a first schedule was possible. Otherwise ConfigError."""
+        """Read trace and tokenizer, and try a first schedule. Raises ConfigError."""
         source = read_source(
             experiment.traffic,
             model=experiment.counting_model,
@@ -35,7 +35,7 @@ class TrialSchedules:
         return schedules
 
     def draw(self, trial: int, rates: Sequence[float] = ()) -> Schedule:
-        """The schedule of trial number `trial`, for a saturation search at these `rates`."""
+        """Draw the schedule of trial number `trial`, for a saturation search at these `rates`."""
         experiment = self.experiment
         engines = [arm.engine for arm in experiment.own_arms]
         if experiment.external_arms:
@@ -58,7 +58,7 @@ _STREAM = 1001  # apart from the streams of the schedule
 
 
 def devices_of(experiment: Experiment, trial: int) -> dict[str, str]:
-    """The device of each arm that tailgate starts, in trial number `trial` (from 1).
+    """Return the device of each arm that tailgate starts, in trial number `trial` (from 1).
 
     Arms change places with arms on another device of the same kind, so that no device's speed looks like an arm's;
     those that share one device share the next. In each group of as many trials as there are devices every arm has every
@@ -84,7 +84,7 @@ def devices_of(experiment: Experiment, trial: int) -> dict[str, str]:
 
 
 def in_trial(experiment: Experiment, trial: int) -> Experiment:
-    """The experiment with its arms on the devices of trial number `trial`."""
+    """Return the experiment with its arms on the devices of trial number `trial`."""
     devices = devices_of(experiment, trial)
     arms: list[ExperimentArm] = []
     for arm in experiment.arms:
