@@ -182,6 +182,7 @@ def test_an_overload_names_the_rates_of_both_arms() -> None:
         ({"eager": [OVER], "compiled": [CALM]}, []),
         ({"eager": [None], "compiled": [OVER]}, []),
         ({"eager": [OVER, CALM, CALM], "compiled": [OVER, CALM, CALM]}, []),
+        ({"eager": [OVER, OVER, CALM], "compiled": [OVER, OVER, CALM]}, ["compiled"]),
         ({"eager": [OVER, None, CALM], "compiled": [OVER, OVER, CALM]}, ["compiled"]),
         ({"eager": [OVER], "compiled": [OVER], "naive": [CALM]}, ["compiled"]),
         ({"eager": [OVER], "compiled": [OVER], "naive": [OVER]}, ["compiled", "naive"]),
