@@ -9,14 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gevent.event import AsyncResult
-from gevent.threadpool import ThreadPool
-
 from analysis.records.documents import write_document
 from loadtests.generator.clock_offsets import ClockComparison
 from loadtests.generator.histogram import ArmTally, Histogram
 from loadtests.generator.record import RequestRecord
-from loadtests.generator.recorder import CLOSE_WITHIN_S, RequestRecorder
+from loadtests.generator.recorder import CLOSE_WITHIN_S, RequestRecorder, Spool
 from servers.clock import now_ns
 
 
@@ -45,7 +42,7 @@ class LoadLog:
         clock: ClockComparison | None = None,
     ) -> None:
         self._clock = clock
-        self._directory = directory
+        self._path = None if directory is None else directory / f"generator-{worker}.json"
         self._recorder = recorder
         self.worker = worker
         self.planned = planned
@@ -66,8 +63,7 @@ class LoadLog:
         self._arms = defaultdict(ArmTally, {arm: ArmTally() for arm in arms})
         self._cpu_s = time.process_time()
         self._wall_ns = now_ns()
-        self._thread = ThreadPool(1)
-        self._writing: AsyncResult | None = None
+        self._file = self._opened()
 
     def begun(self, arm: str | None) -> None:
         """Count a request that is on its way to `arm` (None: not known yet)."""
@@ -141,46 +137,37 @@ class LoadLog:
             if self._recorder is not None:
                 self._recorder.flush()
         finally:
-            if self._directory is not None or self.on_write is not None:
+            if self._path is not None or self.on_write is not None:
                 self._tell(self.account())
 
     def _tell(self, account: dict[str, Any]) -> None:
         if self.on_write is not None:
             self.on_write(account)
-        if self._directory is not None and (self._writing is None or self._writing.ready()):
-            self._raise_failure()
-            self._writing = self._thread.spawn(_write, self._directory / f"generator-{self.worker}.json", account)
+        self._file.offer(account, 1)
+        if (error := self._file.error) is not None:
+            self._file = self._opened()
+            raise error
 
     def write(self) -> None:
         """Flush the records, and have the file say how things stand now. Waits for a slow disk, but not for ever.
 
         Raises the OSError with which the disk failed.
         """
-        self._wait()
+        self._file.settle(CLOSE_WITHIN_S)
         try:
             self.refresh()
         finally:
-            self._wait()
-        self._raise_failure()
+            self._file.settle(CLOSE_WITHIN_S)
+        if self._file.error is not None:
+            raise self._file.error
 
-    def _wait(self) -> None:
-        if self._writing is not None:
-            self._writing.wait(CLOSE_WITHIN_S)
+    def _opened(self) -> Spool:
+        """Return what replaces the file by one account at a time, and drops those that come meanwhile."""
+        return Spool(self._replace, most_waiting_bytes=1)
 
-    def _raise_failure(self) -> None:
-        error = self._writing.value if self._writing is not None and self._writing.ready() else None
-        if error is not None:
-            self._writing = None
-            raise error
-
-
-def _write(path: Path, account: Mapping[str, Any]) -> OSError | None:
-    """Return why the file could not be written: gevent prints what its threads raise."""
-    try:
-        write_document(path, account)
-    except OSError as error:
-        return error
-    return None
+    def _replace(self, account: dict[str, Any]) -> None:
+        if self._path is not None:
+            write_document(self._path, account)
 
 
 # --- What a load process costs itself ---------------------------------------------------------------------------------
