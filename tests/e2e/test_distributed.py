@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,13 @@ from analysis.records.schemas import MACHINES, REQUESTS
 from analysis.records.tables import read_table
 from analysis.summary.summary import analyze
 from loadtests.traffic.schedule import Schedule
-from loadtests.workers.channel import TOKEN_VARIABLE
+from servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
+from tests.fakes.credentials import start
 from tests.fakes.processes import PATIENCE_S, family, free_port, wait_for
 from tests.fakes.whole_run import ended, records, tailgate
 from tests.loadtests.test_chat import account
 
-ROOT = Path(__file__).resolve().parents[2]
 MS = 1_000_000
-ANCHOR_NS = time.time_ns() - time.monotonic_ns()
 
 EXPERIMENT = """
 name = "hosts"
@@ -53,17 +51,6 @@ reference_s = 0
 """
 
 
-def start(command: list[str], folder: Path, *, shift_ns: int = 0) -> subprocess.Popen[str]:
-    """Start the command with the secret of all hosts; its output goes to `folder`/log."""
-    folder.mkdir(exist_ok=True)
-    given = {**os.environ, TOKEN_VARIABLE: "what all hosts of this test know", "PYTHONPATH": str(ROOT)}
-    given["TAILGATE_CLOCK_ANCHOR_NS"] = str(ANCHOR_NS + shift_ns)
-    with (folder / "log").open("w") as log:
-        return subprocess.Popen(
-            command, cwd=folder, env=given, text=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
-
-
 def trial_of(folder: Path) -> Path:
     found = list(folder.glob("out/*/trial-01"))
     return found[0] if found else folder / "none"
@@ -87,9 +74,13 @@ def test_a_lost_host_is_reported_and_its_flushed_records_are_judged(tmp_path: Pa
     shifts = {"behind": -3_200 * MS, "ahead": 45 * MS}
     port = free_port()
     (tmp_path / "hosts.toml").write_text(EXPERIMENT.format(port=port))
-    run = start(tailgate("run", "hosts.toml", "--out", "out"), tmp_path)
+    clock = {ANCHOR_VARIABLE: str(ANCHOR_NS)}
+    run = start(tmp_path, "run", tailgate("run", "hosts.toml", "--out", "out"), **clock)
     command = tailgate("worker", "--master", f"127.0.0.1:{port}", "--keep", "kept", "--trials", "1")
-    hosts = {name: start(command, tmp_path / name, shift_ns=shift) for name, shift in shifts.items()}
+    hosts = {
+        name: start(tmp_path / name, "worker", command, **{ANCHOR_VARIABLE: str(ANCHOR_NS + shift)})
+        for name, shift in shifts.items()
+    }
     with ended(run, *hosts.values()):
         wait_for(lambda: len(records(trial_of(tmp_path))) > 120 or run.poll() is not None)
         trial = trial_of(tmp_path)
@@ -99,7 +90,7 @@ def test_a_lost_host_is_reported_and_its_flushed_records_are_judged(tmp_path: Pa
         kill_tree(hosts["behind"])
         run.wait(timeout=90)
         assert hosts["ahead"].wait(timeout=PATIENCE_S) == 0
-    output = (tmp_path / "log").read_text()
+    output = (tmp_path / "run.output").read_text()
     line = json.loads(output.splitlines()[-1])
     assert (run.returncode, line["verdict"], line["complete"]) == (3, "INCONCLUSIVE", True), output
 

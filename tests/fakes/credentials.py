@@ -110,7 +110,7 @@ def give(folder: Path, *names: str) -> Certificates:
 
 def start(folder: Path, name: str, command: list[str], **variables: str) -> subprocess.Popen[str]:
     """Start the command with the tokens in its environment; its output goes to `name`.output."""
-    (folder / "tmp").mkdir(exist_ok=True)
+    (folder / "tmp").mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **TOKENS, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp"), **variables}
     output = (folder / f"{name}.output").open("w")
     return subprocess.Popen(
