@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,7 +74,8 @@ def command(
         if not path:
             raise ConfigError(f"{name} is empty: give a run directory")
     check_named({"--limits": limits, "--out": out})
-    of_arm = _arm(arm)
+    if arm is not None and not re.fullmatch("[^=]+(=.+)?", arm):
+        raise ConfigError(f'--arm "{arm}" lacks a name: give NAME or BASELINE=CANDIDATE')
     folder = Path(out) if out else Path(candidate) / FOLDER if Path(candidate).is_dir() else None
     if folder is not None:
         check_makeable(folder)  # before the minutes that reading may take
@@ -82,7 +84,7 @@ def command(
         with tempfile.TemporaryDirectory() as made:
             sides = (("baseline", Path(baseline)), ("candidate", Path(candidate)))
             runs = [made_run(path, Path(made) / side) for side, path in sides]
-            summary = compare_runs(*runs, arm=of_arm, gates=gates, trust_machines=trust_machines)
+            summary = compare_runs(*runs, arm=arm or "", gates=gates, trust_machines=trust_machines)
     except RecordError as error:
         return complain(str(error), EXIT_USAGE)
     except OSError as error:
@@ -97,24 +99,12 @@ def command(
     return _show(summary, None if folder is None else folder / "report.html", as_json=as_json)
 
 
-def _arm(text: str | None) -> str:
-    if text is None:
-        return ""
-    name, mapped, other = text.partition("=")
-    if not name or (mapped and not other):
-        raise ConfigError(f'--arm "{text}" lacks a name: give NAME or BASELINE=CANDIDATE')
-    return text
-
-
 def _show(summary: Mapping[str, Any], report: Path | None, *, as_json: bool) -> int:
     from analysis.compare.comparison import WHAT_DIFFERS
     from analysis.report.terminal import verdict_table
     from analysis.summary.summary import exit_code
 
     code = exit_code(summary)
-    if as_json:
-        stdout.write("", summary, as_json=True)
-        return code
     words = [verdict_table(summary, width=stdout.columns())]
     words += [str(row["reason"]) for row in summary["validity"] if row["check"] == WHAT_DIFFERS.name]
     words += [] if report is None else [f"report: {report}"]
@@ -124,7 +114,7 @@ def _show(summary: Mapping[str, Any], report: Path | None, *, as_json: bool) -> 
         "headline": summary["headline"],
         "report": str(report) if report is not None else None,
     }
-    stdout.write("\n".join(words), line)
+    stdout.write("\n".join(words), summary if as_json else line, as_json=as_json)
     return code
 
 

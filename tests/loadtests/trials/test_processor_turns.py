@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +20,6 @@ SLEEPER = (
     "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); print(child.pid, flush=True); "
     "time.sleep(60)"
 )
-
-
-@pytest.fixture
-def replicas() -> Iterator[dict[str, tuple[int, int]]]:
-    """Two processes, each with a child: (its number, that of the child) by name."""
-    made = [subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    pairs = {}
-    for name, process in zip(("eager-0", "twin-0"), made, strict=True):
-        assert process.stdout is not None
-        pairs[name] = (process.pid, int(process.stdout.readline()))
-    yield pairs
-    for pid in (pid for pair in pairs.values() for pid in pair):
-        os.kill(pid, 9)
-    for process in made:
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
 
 
 TABLE: dict[str, Any] = {
@@ -56,32 +38,40 @@ def bound(pid: int) -> set[int]:
 
 
 def test_replicas_change_processors_after_each_turn_and_have_all_at_the_end(
-    tmp_path: Path, replicas: dict[str, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert processor_sets(range(10), 3) == [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
     assert (processor_sets((4, 7), 2), processor_sets((4, 7), 3)) == ([(4,), (7,)], [])
-    usable, now = sorted(os.sched_getaffinity(0)), 100.0
+    now, places = 100.0, dict[int, tuple[int, ...]]()
     monkeypatch.setattr(processes.time, "monotonic", lambda: now)
-    # On a machine with one processor both sets are that one.
-    sets = processor_sets(usable, 2) or [tuple(usable)] * 2
-    monkeypatch.setattr(processes, "processor_sets", lambda usable, count: sets)
-    first, second = sets
+    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda pid: {3, 5})
+    monkeypatch.setattr(processes, "_bind", lambda pid, processors: places.update({pid: processors}))
     context = trial_context(tmp_path / "trial", TABLE)
     turns = ProcessorTurns(context)
-    turns.start({name: pid for name, (pid, _) in replicas.items()})
+    turns.start({"eager-0": 1, "twin-0": 2})
     seen = []
     for _ in range(3):
-        seen.append([bound(pid) for pair in replicas.values() for pid in pair])
+        seen.append(dict(places))
         now += 0.5
         turns.poll()
-        assert [bound(pid) for pair in replicas.values() for pid in pair] == seen[-1]
+        assert places == seen[-1]
         now += 0.6
         turns.poll()
-    one, other = [set(first)] * 2 + [set(second)] * 2, [set(second)] * 2 + [set(first)] * 2
-    assert seen == [one, other, one]
+    assert seen == [{1: (3,), 2: (5,)}, {1: (5,), 2: (3,)}, {1: (3,), 2: (5,)}]
     turns.stop()
-    assert [bound(pid) for pair in replicas.values() for pid in pair] == [set(usable)] * 4
-    assert context.facts.processor_turns == {"every_s": 1.0, "turns": 4, "sets": [first, second], "error": None}
+    assert places == {1: (3, 5), 2: (3, 5)}
+    assert context.facts.processor_turns == {"every_s": 1.0, "turns": 4, "sets": [(3,), (5,)], "error": None}
+
+
+def test_every_thread_of_a_process_and_of_its_children_is_bound() -> None:
+    first = min(os.sched_getaffinity(0))
+    with subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        processes._bind(process.pid, [first])
+        assert bound(process.pid) == bound(child) == {first}
+        os.kill(child, 9)
+        process.kill()
 
 
 @pytest.mark.parametrize(("usable", "words"), [({0}, "1 processor is too few"), ({0, 1}, "no process could be bound")])

@@ -182,12 +182,6 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_missing_compiler_is_named_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(ConfigError, match="no-such-compiler"):
-        Orchestrator(experiment(), out=tmp_path / "runs").run()
-
-
 def test_what_was_read_of_a_trace_is_said_before_the_start(tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
     rows = [f"2023-11-16 00:00:0{second},70,{answer}\n" for second, answer in ((0, 5), (1, 0), (9, 5))]
