@@ -9,15 +9,7 @@ from typing import Annotated
 
 import typer
 
-from loadtests.commands.options import (
-    ExperimentName,
-    Json,
-    Metrics,
-    Out,
-    Page,
-    Seed,
-    set_option,
-)
+from loadtests.commands import options
 
 BUDGET_MINUTES = 60.0
 DEMO, DEMO_MINUTES = "frontier-demo", 9.0
@@ -37,7 +29,7 @@ def _minutes(text: str) -> float:
 
 def command(
     context: typer.Context,
-    experiment: ExperimentName,
+    experiment: options.ExperimentName,
     budget: Annotated[
         float | None,
         typer.Option(
@@ -46,12 +38,12 @@ def command(
             help=f"How long the search may take. Default: {BUDGET_MINUTES:g}; {DEMO_MINUTES:g} for the demo.",
         ),
     ] = None,
-    settings: Annotated[list[str] | None, set_option("traffic.step_s=20")] = None,
-    out: Out = "runs",
-    seed: Seed = None,
-    page: Page = "127.0.0.1:0",
-    metrics: Metrics = "",
-    as_json: Json = False,
+    settings: Annotated[list[str] | None, options.set_option("traffic.step_s=20")] = None,
+    out: options.Out = "runs",
+    seed: options.Seed = None,
+    page: options.Page = "127.0.0.1:0",
+    metrics: options.Metrics = "",
+    as_json: options.Json = False,
 ) -> int:
     """Find out which policy to ship at which load.
 

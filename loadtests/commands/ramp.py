@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loadtests.commands.options import (
-    AtMost,
-    ExperimentName,
-    Json,
-    Metrics,
-    Out,
-    Page,
-    Seed,
-    TraceFile,
-    set_option,
-)
+from loadtests.commands import options
 
 if TYPE_CHECKING:
     from loadtests.trials.run import Orchestrator
@@ -32,10 +22,10 @@ EXAMPLES = """\
 
 def command(
     context: typer.Context,
-    experiment: ExperimentName,
-    settings: Annotated[list[str] | None, set_option("ramp.step_s=600")] = None,
-    trace: TraceFile = "",
-    out: Out = "runs",
+    experiment: options.ExperimentName,
+    settings: Annotated[list[str] | None, options.set_option("ramp.step_s=600")] = None,
+    trace: options.TraceFile = "",
+    out: options.Out = "runs",
     admin: Annotated[
         str,
         typer.Option(
@@ -51,11 +41,11 @@ def command(
             "token in TAILGATE_PROVIDER_TOKEN is required.",
         ),
     ] = "",
-    seed: Seed = None,
-    at_most: AtMost = None,
-    page: Page = "127.0.0.1:0",
-    metrics: Metrics = "",
-    as_json: Json = False,
+    seed: options.Seed = None,
+    at_most: options.AtMost = None,
+    page: options.Page = "127.0.0.1:0",
+    metrics: options.Metrics = "",
+    as_json: options.Json = False,
 ) -> int:
     """Move traffic to a candidate step by step.
 

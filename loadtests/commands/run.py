@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loadtests.commands.options import (
-    AtMost,
-    ExperimentName,
-    Json,
-    Metrics,
-    Out,
-    Page,
-    Seed,
-    TraceFile,
-    set_option,
-)
+from loadtests.commands import options
 from servers.complaint import ConfigError
 
 if TYPE_CHECKING:
@@ -34,10 +24,10 @@ EXAMPLES = """\
 
 def command(
     context: typer.Context,
-    experiment: ExperimentName,
-    settings: Annotated[list[str] | None, set_option("traffic.rate=4")] = None,
-    trace: TraceFile = "",
-    out: Out = "runs",
+    experiment: options.ExperimentName,
+    settings: Annotated[list[str] | None, options.set_option("traffic.rate=4")] = None,
+    trace: options.TraceFile = "",
+    out: options.Out = "runs",
     until_decided: Annotated[
         bool,
         typer.Option(
@@ -46,11 +36,11 @@ def command(
             "error rate is controlled across these analyses (gates.sequential = true).",
         ),
     ] = False,
-    at_most: AtMost = None,
-    page: Page = "127.0.0.1:0",
-    seed: Seed = None,
-    metrics: Metrics = "",
-    as_json: Json = False,
+    at_most: options.AtMost = None,
+    page: options.Page = "127.0.0.1:0",
+    seed: options.Seed = None,
+    metrics: options.Metrics = "",
+    as_json: options.Json = False,
 ) -> int:
     """Run an experiment and judge it.
 
