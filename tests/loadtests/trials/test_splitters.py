@@ -32,7 +32,7 @@ from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from servers.splitter.kubernetes import grpc_route_manifest, route_weights
 from tests.fakes.kubernetes import FakeCluster, served
 from tests.fakes.processes import PATIENCE_S
-from tests.loadtests.trials.test_ramp_control import Ramp
+from tests.loadtests.trials.test_ramp import Ramp
 from tests.servers.splitter.split import Loop, Split
 
 ROOT = Path(__file__).parents[3]
