@@ -199,7 +199,7 @@ def _first_failure(tree: Path, tests: Sequence[str], left: Sequence[str], timeou
     if not tests:
         return ""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-rfE"]
-    command += ["-p", "no:cacheprovider", "-p", "no:randomly", *tests]
+    command += ["-p", "no:cacheprovider", "-p", "no:randomly", *(f"--deselect={name}" for name in left), *tests]
     environment = {**os.environ, "PYTHONPATH": f"{tree}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
     environment |= {"TAILGATE_TEST_LIMIT_S": "inf"}  # a busy machine is no failure
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
