@@ -17,7 +17,7 @@ from gevent import get_hub
 from loadtests.clients.connection import CLOSED, LOST, Connection
 from loadtests.clients.frames import request_prefix
 from loadtests.clients.grpc_call import GENERATE_PATH, GrpcCall
-from loadtests.clients.tls import TlsError, secure
+from loadtests.clients.tls import TlsError, TlsStream
 from loadtests.external.addresses import parse_target
 from loadtests.external.client_security import OPEN, SecurityConfig, bearer_token, client_context, server_name
 from servers.clock import now_ns
@@ -152,7 +152,8 @@ class InferenceClient:
             if self._tls_context is not None:
                 too_late = TlsError(f"no TLS handshake in {self._connect_timeout_s} s")
                 with gevent.Timeout(self._connect_timeout_s, too_late):
-                    tls = secure(sock, self._tls_context, self._tls_name)
+                    tls = TlsStream(self._tls_context, self._tls_name)
+                    tls.shake_hands(sock)
             sock.setblocking(False)
             connection = Connection(self, sock, tls)
             if not connection.settings_received.wait(self._connect_timeout_s):

@@ -21,13 +21,12 @@ class TlsError(OSError):
 class TlsStream:
     """One connection's TLS, client side. The server must agree on HTTP/2 by ALPN."""
 
-    __slots__ = ("_incoming", "_name", "_outgoing", "_tls", "ended", "ready")
+    __slots__ = ("_incoming", "_name", "_outgoing", "_tls", "ended")
 
     def __init__(self, context: ssl.SSLContext, name: str) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._name = name
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
-        self.ready = False
         self.ended = False  # the peer said that nothing more will come
 
     @property
@@ -35,25 +34,25 @@ class TlsStream:
         """Whether `encrypted` would return something even for no bytes: the answer to a change of keys, or an alert."""
         return bool(self._outgoing.pending)
 
-    def handshake(self, received: bytes) -> bytes:
-        """Return the bytes to send next, after `received`, which is b"" at first; `ready` says when it is done.
-
-        Raises TlsError when the server cannot be trusted, refuses this client, or does not speak HTTP/2.
-        """
-        if received:
-            self._incoming.write(received)
-        try:
-            self._tls.do_handshake()
-        except ssl.SSLWantReadError:
-            return self._outgoing.read()
-        except ssl.SSLError as problem:
-            raise TlsError(explain(problem, self._name)) from None
+    def shake_hands(self, sock: Any) -> None:
+        """Do the handshake over `sock`, which waits. Raises TlsError with the remedy, or another OSError."""
+        while True:
+            try:
+                self._tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                sock.sendall(self._outgoing.read())
+                if not (received := sock.recv(_READ_BYTES)):
+                    raise TlsError(ENDED_HANDSHAKE) from None
+                self._incoming.write(received)
+            except ssl.SSLError as problem:
+                with suppress(OSError):
+                    sock.sendall(self._outgoing.read())  # the alert that tells the server why
+                raise TlsError(explain(problem, self._name)) from None
         agreed = self._tls.selected_alpn_protocol()
-        if agreed != "h2":
-            self._outgoing.read()  # the server must not take the handshake for done
+        if agreed != "h2":  # the server must not take the handshake for done
             raise TlsError(no_http2(agreed))
-        self.ready = True
-        return self._outgoing.read()
+        sock.sendall(self._outgoing.read())
 
     def decrypted(self, received: bytes) -> bytes:
         """Return all plain bytes that are there after `received`; none is left waiting for more to come."""
@@ -77,22 +76,3 @@ class TlsStream:
         if plain:
             self._tls.write(plain)
         return self._outgoing.read()
-
-
-def secure(sock: Any, context: ssl.SSLContext, name: str) -> TlsStream:
-    """Return the TLS of `sock`, whose handshake is over. Raises TlsError with the remedy, or another OSError."""
-    tls = TlsStream(context, name)
-    received = b""
-    while True:
-        try:
-            out = tls.handshake(received)
-        except TlsError:
-            with suppress(OSError):
-                sock.sendall(tls.encrypted(b""))  # the alert that tells the server why
-            raise
-        sock.sendall(out)
-        if tls.ready:
-            return tls
-        received = sock.recv(_READ_BYTES)
-        if not received:
-            raise TlsError(ENDED_HANDSHAKE)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtests.clients.inference import InferenceClient
-from loadtests.clients.tls import TlsError, TlsStream, secure
+from loadtests.clients.tls import TlsError, TlsStream
 from loadtests.external.client_security import OPEN, SecurityConfig, client_context
 from tests.fakes.credentials import Certificates, make_certificates
 from tests.fakes.http2 import Exchange, Peer, RawPeer, Wire, chunk, generate
@@ -43,16 +43,18 @@ def context(
 
 
 class Server:
-    """The other end, also without a socket."""
+    """The other end, which is the socket as well."""
 
     def __init__(self, pem: Certificates) -> None:
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.tls = context(pem).wrap_bio(self.incoming, self.outgoing, server_side=True)
 
-    def shake(self, received: bytes) -> bytes:
+    def sendall(self, received: bytes) -> None:
         self.incoming.write(received)
         with contextlib.suppress(ssl.SSLWantReadError):
             self.tls.do_handshake()
+
+    def recv(self, size: int) -> bytes:
         return self.outgoing.read()
 
     def say(self, plain: bytes) -> bytes:
@@ -64,13 +66,8 @@ class Server:
 def shaken(pem: Certificates) -> tuple[TlsStream, Server]:
     stream = TlsStream(client_context(SecurityConfig(tls_ca=pem.ca)), "localhost")
     server = Server(pem)
-    out = stream.handshake(b"")
-    for _ in range(5):
-        out = server.shake(out)
-        out = stream.handshake(out)
-        if stream.ready:
-            break
-    assert stream.decrypted(server.shake(out)) == b""  # tickets for a later session
+    stream.shake_hands(server)
+    assert stream.decrypted(server.recv(0)) == b""  # tickets for a later session
     return stream, server
 
 
@@ -116,7 +113,7 @@ def test_a_server_that_is_refused_is_told_why(pem: Certificates) -> None:
     server = threading.Thread(target=serve)
     server.start()
     with near, pytest.raises(TlsError, match="is not trusted"):
-        secure(near, client_context(SecurityConfig()), "localhost")
+        TlsStream(client_context(SecurityConfig()), "localhost").shake_hands(near)
     server.join()
     assert "UNKNOWN_CA" in str(told[0].reason)
 
