@@ -7,6 +7,7 @@ docs/decisions/0003-http2-client.md.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from hpack.exceptions import InvalidTableIndex
@@ -16,9 +17,6 @@ from hpack.table import HeaderTable
 LARGEST_TABLE: Final = 4096  # bytes; SETTINGS_HEADER_TABLE_SIZE, whose default this client never changes
 _OVERHEAD: Final = 32  # bytes that RFC 7541, 4.1 adds to each entry's size
 _LARGEST_INTEGER: Final = 2**31 - 1
-
-_NAMES: Final[dict[bytes, str]] = {}
-_MOST_NAMES: Final = 1024
 
 
 class HeaderError(Exception):
@@ -35,7 +33,7 @@ class HeaderDecoder:
         self._largest_list = largest_list  # bytes of all fields of a block, counted as RFC 9113, 6.5.2 says
 
     def decode(self, block: bytes) -> dict[str, str]:
-        """Fields by name, bytes as Latin-1; the values of a name that comes more than once are joined by commas."""
+        """Return the fields by name, bytes as Latin-1; commas join the values of a name that comes more than once."""
         fields: dict[str, str] = {}
         # One decode for the whole block: a slice of a str is cheaper than a slice of bytes and its decode.
         text = block.decode("latin-1")
@@ -91,7 +89,7 @@ class HeaderDecoder:
         return fields
 
     def _literal(self, block: bytes, text: str, position: int, first: int) -> tuple[str, str, int]:
-        """(name, value, where the field ends) of the literal whose first byte, `first`, is at `position`."""
+        """Return (name, value, where the field ends) of the literal whose first byte, `first`, is at `position`."""
         mask = 0x3F if first >= 0x40 else 0x0F
         index = first & mask
         position += 1
@@ -106,7 +104,7 @@ class HeaderDecoder:
 
 
 def _integer(block: bytes, position: int, value: int) -> tuple[int, int]:
-    """The number that goes on at `position` after a full prefix of `value` (RFC 7541, 5.1), and where it ends."""
+    """Return the number that goes on at `position` after a full prefix `value` (RFC 7541, 5.1), and where it ends."""
     shift = 0
     while True:
         byte = block[position]
@@ -120,22 +118,16 @@ def _integer(block: bytes, position: int, value: int) -> tuple[int, int]:
 
 
 def _name(block: bytes, text: str, position: int) -> tuple[str, int]:
-    """The name at `position` and where it ends. The same few names come again and again: coded ones are remembered."""
+    """Return the name at `position` and where it ends."""
     length = block[position]
     if length <= 0x80 or length == 0xFF:
         return _string(block, text, position + 1, length)
     end = position + 1 + (length & 0x7F)
-    coded = block[position + 1 : end]
-    name = _NAMES.get(coded)
-    if name is None:
-        name = _huffman(coded)
-        if len(_NAMES) < _MOST_NAMES:
-            _NAMES[coded] = name
-    return name, end
+    return _coded_name(block[position + 1 : end]), end
 
 
 def _string(block: bytes, text: str, start: int, length: int) -> tuple[str, int]:
-    """The string that starts at `start`, after its first length byte `length`, and where it ends."""
+    """Return the string that starts at `start`, after its first length byte `length`, and where it ends."""
     size = length & 0x7F
     if size == 0x7F:
         size, start = _integer(block, start, size)
@@ -177,3 +169,7 @@ def _huffman(coded: bytes) -> str:
         if state not in _ENDS:
             raise HeaderError("a Huffman-coded string ends inside a code")
         return out
+
+
+# The same few names come again and again.
+_coded_name = lru_cache(maxsize=1024)(_huffman)
