@@ -9,7 +9,7 @@ from pydantic import model_validator
 
 from servers.address import host_port
 from servers.complaint import ConfigError
-from servers.fields import Listed, Settings
+from servers.fields import Listed, Settings, matching
 from servers.splitter.admin import admin_address
 from servers.splitter.envoy_config import split_address
 
@@ -22,13 +22,13 @@ class UsersConfig(Settings):
     arms and where its access log is; `replicas` ("arm=host:port,host:port" each) and `access_log` say otherwise.
 
     With `route`, NAMESPACE/NAME of a Gateway API route of `route_kind`, that one's weights are moved, through the API
-    server that a pod finds or the `kubectl proxy` at `api`. With `moved_by` "others" no weights are moved here: what
-    another program does to them is recorded, and the candidate judged.
+    server that a pod finds or the `kubectl proxy` at `api`. With `provider`, HOST:PORT where other programs ask for the
+    verdict, they move the weights; what they do is recorded, and the candidate judged.
     """
 
     admin: str = ""
     access_log: str = ""
-    route: str = ""
+    route: Annotated[str, matching(r"|[^/]+/[^/]+", "give NAMESPACE/NAME of a route of route_kind")] = ""
     route_kind: RouteKind = "GRPCRoute"
     api: str = ""
     replicas: Annotated[tuple[str, ...], Listed] = ()
@@ -42,9 +42,6 @@ class UsersConfig(Settings):
             host_port(self.api, f'api is "{self.api}": give an address as host:port')
         if self.provider:
             host_port(self.provider, f'provider is "{self.provider}": give HOST:PORT', lowest=0)
-        namespace, slash, name = self.route.partition("/")
-        if self.route and not (namespace and slash and name and "/" not in name):
-            raise ValueError(f'route is "{self.route}": give NAMESPACE/NAME of a {self.route_kind}')
         if self.api and not self.route:
             raise ValueError(f'api is "{self.api}" but users.route is empty: name the route, or remove api')
         if len(self.addresses) < len(self.replicas):

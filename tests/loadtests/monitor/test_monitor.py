@@ -117,17 +117,26 @@ def test_host_and_named_processes_are_sampled_until_the_trial_ends(tmp_path: Pat
 
 
 @pytest.mark.process
-def test_devices_are_sampled_and_a_refused_reading_is_reported_once(tmp_path: Path, driver: None) -> None:
-    context = watched_trial(tmp_path / "trial-01", "auto", "cuda", sample_s=0.05)
+def test_devices_are_sampled_before_and_during_the_trial_and_a_refused_reading_is_reported_once(
+    tmp_path: Path, driver: None
+) -> None:
+    context = watched_trial(tmp_path / "trial-01", "cuda", "cuda:1", sample_s=0.05)
     watch = MonitorProcess(context)
     watch.first_look()
+    facts = json.loads((context.folder / "trial.json").read_text())["monitor"]
     watch.name("eager-0", os.getpid(), arm="eager")
-    sampled(context, "device", 3)
+    sampled(context, "device", 6)
     held = sampled(context, "process", 2)
     watch.stop()
+    assert {name: device["uuid"] for name, device in facts["devices"].items()} == {"cuda:0": "GPU-0", "cuda:1": "GPU-1"}
+    assert facts["arms"] == {"arm0": "cuda:0", "arm1": "cuda:1"}
+    found = [(row["device"], [process["pid"] for process in row["processes"]]) for row in facts["before"]]
+    assert found == [("cuda:0", [1]), ("cuda:1", [])]
+    (note,) = context.status.notes
+    assert all(word in note for word in ("cuda:0 (NVIDIA H200)", "4.0 GiB", "93 %", "pid 1"))
     assert held[-1]["device_memory_bytes"] == 7
-    row = sampled(context, "device")[-1]
-    assert (row["name"], row["foreign_processes"], row["foreign_memory_bytes"]) == ("cuda:0", 1, 4 * GIB)
+    row = next(row for row in sampled(context, "device") if row["name"] == "cuda:0")
+    assert (row["foreign_processes"], row["foreign_memory_bytes"]) == (1, 4 * GIB)
     assert (row["throttle"], row["power_w"]) == ([], None)
     assert context.facts.monitor is not None
     refused = [item for item in context.facts.monitor["unreadable"] if item["name"] == "cuda:0"]
@@ -147,20 +156,6 @@ def test_a_device_without_a_driver_is_reported_and_the_host_is_sampled(tmp_path:
     (device,) = [item for item in context.facts.monitor["unreadable"] if item["what"] == "device"]
     assert device["name"] == "cuda:1"
     assert "Driver Not Loaded" in device["why"]
-
-
-def test_devices_are_sampled_before_the_trial_starts_anything(tmp_path: Path, driver: None) -> None:
-    context = watched_trial(tmp_path / "trial-01", "cuda", "cuda:1")
-    watch = MonitorProcess(context)
-    watch.first_look()
-    facts = json.loads((context.folder / "trial.json").read_text())["monitor"]
-    watch.stop()
-    assert {name: device["uuid"] for name, device in facts["devices"].items()} == {"cuda:0": "GPU-0", "cuda:1": "GPU-1"}
-    assert facts["arms"] == {"arm0": "cuda:0", "arm1": "cuda:1"}
-    found = [(row["device"], [process["pid"] for process in row["processes"]]) for row in facts["before"]]
-    assert found == [("cuda:0", [1]), ("cuda:1", [])]
-    (note,) = context.status.notes
-    assert all(word in note for word in ("cuda:0 (NVIDIA H200)", "4.0 GiB", "93 %", "pid 1"))
 
 
 @pytest.mark.parametrize(
