@@ -8,7 +8,7 @@ itself. Times are servers.clock's, so a parent that passes its anchor on reads o
 A token's emit_ns, and tailgate-end-ns in the trailers, are taken right before the bytes go to the socket: what a client
 stamps later than that is the wire's and the client's own lag. Whatever the client's socket cannot take waits here with
 its old stamp. Flow control is not followed: answers are far smaller than the windows of the clients that are measured.
-Requests are told apart by their message alone and their headers are never decoded, so this server speaks Generate and
+Only the message of a request says what it asks, and headers are never decoded, so this server speaks Generate and
 the health check that a proxy sends, and nothing else.
 """
 

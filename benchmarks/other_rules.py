@@ -1,7 +1,7 @@
 """What the rules of other tools would have said of the kept records of a case, beside what tailgate says.
 
 The same records, arms, metrics and cold start as `tailgate analyze`, latency from the scheduled time as well. A rule
-sees the answers that came, past the cold start, also those that a compile held up. A request that failed, or that had
+sees the answers that came, past the cold start, also those that a compile delayed. A request that failed, or that had
 no end, is in none of them, and no rule knows of compiles. What a rule says is PASS, FAIL or "cannot say".
 
 Kayenta is Spinnaker's canary analysis. Its judge NetflixACAJudge-v1.0 is followed as of Spinnaker's commit f8b98eb [1]:

@@ -2,9 +2,9 @@
 
 PLANTED says what is wrong with it: "decode=1.1" makes every engine step last that much longer, busy on the processor as
 slower code would be; "memory=1.3" has the engine hold that many times its peak, of its card where it has one;
-"stall_s=2,every_s=300" stops it for two seconds in every five minutes, and nobody says why; with "first_s=120" for the
-first time two minutes after its start, as a trial may be shorter than that. Where arms are named, as in
-"slow:decode=1.1;fat:memory=1.3", each has its own, and those that are not named have none.
+"stall_s=2,every_s=300" stops it for two seconds in every five minutes, without a reason in any record; with
+"first_s=120" for the first time two minutes after its start, as a trial may be shorter than that. Where arms are named,
+as in "slow:decode=1.1;fat:memory=1.3", each has its own, and those that are not named have none.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def isolate_compiler(environment: MutableMapping[str, str], folder: str) -> None
     environment["TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO"] = "0"
     if assembler := _torch_assembler():
         # Triton's keys hold the version of its assembler. Torch names its own only when its first compile begins, and
-        # in its workers: what was keyed before that is found by nobody after it, and is compiled anew.
+        # in its workers: what was keyed before that is never found after it, and is compiled anew.
         environment.setdefault("TRITON_PTXAS_PATH", str(assembler))
     if folder:
         folder = os.path.abspath(folder)  # noqa: PTH100 (links stay as they are)

@@ -27,7 +27,7 @@ class Fleet(Weather):
     """Two arms of `replicas` each.
 
     `median_tokens`, `spread`: of prompts, lognormal. `weights`: of the replicas, equal by default. `cached`: share of
-    the requests whose prompt is in a prefix cache but for a tenth, on each replica by its own luck. `new_shapes` of an
+    the requests whose prompt is in a prefix cache but for a tenth, drawn for each replica by itself. `new_shapes` of an
     arm's first-seen shapes are compiled for `compile_s` each, anywhere in the run past its first 30 s; `cliff_tokens`:
     prompts from there on stop the treatment for `cliff_s` in one of three cases, as where memory must be made for them.
     `faster`: how many times faster the control is. With `one_address` the replicas of an arm have one name, as behind a

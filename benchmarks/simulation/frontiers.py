@@ -36,22 +36,22 @@ START_S = {"eager": 5.0, "padded": 40.0, "dynamic": 60.0, "bucketed": 110.0}
 class Kind:
     """How servers waver: their knee from step to step, with every start, and after a step that was missed.
 
-    `spread` and `luck` are standard deviations in log rate. `drag`: by how much the queue of a missed step lowers what
-    is held of the next. `tails`: whether the noise of steps is Student's t of 3 degrees of freedom.
+    `spread` and `start_spread` are standard deviations in log rate. `drag`: by how much the queue of a missed step
+    lowers what is held of the next. `tails`: whether the noise of steps is Student's t of 3 degrees of freedom.
     """
 
     spread: float = 0.05
-    luck: float = 0.01
+    start_spread: float = 0.01
     drag: float = 0.0
     tails: bool = False
 
 
 KINDS = {
     "steady": Kind(),
-    "noisy": Kind(spread=0.15, luck=0.02),
-    "lucky starts": Kind(luck=0.06),
-    "dragging": Kind(spread=0.1, luck=0.02, drag=0.1),
-    "long tails": Kind(spread=0.08, luck=0.02, tails=True),
+    "noisy": Kind(spread=0.15, start_spread=0.02),
+    "lucky starts": Kind(start_spread=0.06),
+    "dragging": Kind(spread=0.1, start_spread=0.02, drag=0.1),
+    "long tails": Kind(spread=0.08, start_spread=0.02, tails=True),
 }
 
 
@@ -98,7 +98,7 @@ def _one_start(
     arm: str, knee: float, rates: tuple[float, ...], kind: Kind, trial: int, rng: np.random.Generator
 ) -> list[Step]:
     noise = rng.standard_t(3.0, len(rates)) if kind.tails else rng.standard_normal(len(rates))
-    limits = math.log(knee) + kind.luck * rng.standard_normal() + kind.spread * noise
+    limits = math.log(knee) + kind.start_spread * rng.standard_normal() + kind.spread * noise
     steps: list[Step] = []
     for rate, limit in zip(rates, limits.tolist(), strict=True):
         dragged = kind.drag if steps and steps[-1].held == "missed" else 0.0

@@ -37,10 +37,10 @@ class Server:
 
     def answer(self, seed: int, prompt: int, time: int) -> AskedAnswer:
         """What it answers to the prompt, asked the first or the second time."""
-        luck = _random(seed, prompt, time, self.name)
+        draws = _random(seed, prompt, time, self.name)
         fault = _random(seed, prompt, self.name, "fault")
         breaks = int(fault.integers(TOKENS)) if fault.random() < self.faulty else TOKENS
-        noise = self.batch * luck.normal(size=(TOKENS, CANDIDATES))
+        noise = self.batch * draws.normal(size=(TOKENS, CANDIDATES))
         # A text is named by where it last left the likeliest one, and how.
         text, place = "", 0
         chosen: list[str] = []
@@ -50,7 +50,7 @@ class Server:
             logits = true + self.kernel * _kernel(self.name, seed, prompt, text) + noise
             best = logits.argmax(axis=1)
             if self.samples:
-                best = (logits + luck.gumbel(size=logits.shape)).argmax(axis=1)
+                best = (logits + draws.gumbel(size=logits.shape)).argmax(axis=1)
             expected = _logits("one", seed, prompt, text).argmax(axis=1)
             end = TOKENS if weights == "broken" else breaks
             left = np.flatnonzero(best[place:end] != expected[place:end])

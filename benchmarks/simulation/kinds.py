@@ -1,7 +1,7 @@
 """Kinds of servers on which a verdict must hold, each with two arms that get the same requests and a known truth.
 
-What differs between arms is a start's luck, a speed that wanders, or the time of a step: never a factor on latencies,
-which no real server has.
+What differs between arms is the speed of a start, a speed that wanders, or the time of a step: never a factor on
+latencies, which no real server has.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Kind(Weather):
     """How both arms serve, in seconds of work and of wall time.
 
     `batching`: "slots" are freed one by one, "static" ones when the whole batch is done. `replicas` share the arm's
-    slots. `wander`: standard deviation of the log speed of each arm by itself, which lasts for `wander_s`. `luck`:
-    that of each start of an arm. `bursts_s`: mean time between bursts, which bring `burst` times the rate for
-    `burst_s`. `trials` of `duration_s` each. `kept`: the share of the treatment's requests that it gets.
+    slots. `wander`: standard deviation of the log speed of each arm by itself, which lasts for `wander_s`.
+    `start_spread`: that of each start of an arm. `bursts_s`: mean time between bursts, which bring `burst` times the
+    rate for `burst_s`. `trials` of `duration_s` each. `kept`: the share of the treatment's requests that it gets.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Kind(Weather):
     jitter: float = 0.08
     wander: float = 0.0
     wander_s: float = 180.0
-    luck: float = 0.0
+    start_spread: float = 0.0
     bursts_s: float = 0.0
     burst_s: float = 30.0
     burst: float = 4.0
@@ -56,7 +56,7 @@ KINDS: Mapping[str, Kind] = {
         Kind(name="drift", wander=0.03, wander_s=180.0),
         Kind(name="static", batching="static", work_s=0.6),
         Kind(name="replicas", replicas=2, cox=0.2),
-        Kind(name="restarts", trials=3, duration_s=400.0, luck=0.03),
+        Kind(name="restarts", trials=3, duration_s=400.0, start_spread=0.03),
         Kind(name="heavy", rate=8.0, cox=0.2),
         Kind(name="split", design="split", cox=0.2),
     )
@@ -109,7 +109,7 @@ def _traffic(kind: Kind, rng: np.random.Generator) -> tuple[Floats, Floats]:
 
 
 def _arm(kind: Kind, times: Floats, work: Floats, shared: Floats, factor: float, rng: np.random.Generator) -> Served:
-    luck = math.log(factor) + kind.luck * rng.standard_normal()
+    speed = math.log(factor) + kind.start_spread * rng.standard_normal()
     wander = lasting_noise(kind, kind.wander, rng, lasting_s=kind.wander_s)
     replica = np.arange(len(times)) % kind.replicas
     start, first, end = np.empty((3, len(times)))
@@ -117,7 +117,7 @@ def _arm(kind: Kind, times: Floats, work: Floats, shared: Floats, factor: float,
     for number in range(kind.replicas):
         own = replica == number
         noise = (shared + wander + lasting_noise(kind, kind.private, rng))[times[own].astype(int)]
-        noise = noise + luck + rng.standard_normal(int(own.sum())) * kind.jitter
+        noise = noise + speed + rng.standard_normal(int(own.sum())) * kind.jitter
         served = serving(times[own], work[own] * np.exp(noise), kind.slots // kind.replicas)
         start[own], first[own], end[own] = served.start_s, served.first_token_s, served.end_s
     return Served(arrival_s=times, start_s=start, first_token_s=first, end_s=end, replica=replica)

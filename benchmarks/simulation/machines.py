@@ -3,7 +3,7 @@
 `python benchmarks/judging.py machines` prints the table.
 
 Each machine has its own speed, and an effect of its own on the log ratio of the two arms. A trial is 240 s of four
-requests a second to each arm, whose blocks share a drift and whose starts have their luck. The p99 of a typical block
+requests a second to each arm, whose blocks share a drift and whose starts differ. The p99 of a typical block
 is judged at a margin of 10 %, as joined runs are, and as if all trials had run on one machine.
 """
 
@@ -26,7 +26,7 @@ from benchmarks.simulation.table import Table
 
 REQUESTS, BLOCKS, BLOCK_S = 960, 8, 30.0
 SPEEDS = (1.0, 2.0, 1.4)
-LUCK, DRIFT, OWN_DRIFT, NOISE = 0.01, 0.15, 0.02, 0.05
+START, DRIFT, OWN_DRIFT, NOISE = 0.01, 0.15, 0.02, 0.05
 # Machines, trials on each, the standard deviation of the log ratio between machines, the true ratio.
 SETTINGS = (
     *((3, 2, between, 1.1) for between in (0.0, 0.03, 0.06)),
@@ -46,9 +46,9 @@ def samples(machines: int, trials: int, *, between: float, ratio: float, seed: i
             shared, own = (spread * rng.standard_normal(BLOCKS)[block] for spread in (DRIFT, OWN_DRIFT))
             work = 0.5 * rng.standard_normal(REQUESTS) + 0.3 * rng.standard_normal(REQUESTS)
             base = 100.0 * SPEEDS[machine % len(SPEEDS)] * np.exp(work + shared)
-            control = base * np.exp(NOISE * rng.standard_normal(REQUESTS) + LUCK * rng.standard_normal())
+            control = base * np.exp(NOISE * rng.standard_normal(REQUESTS) + START * rng.standard_normal())
             slower = ratio * math.exp(effects[machine])
-            arm = base * np.exp(NOISE * rng.standard_normal(REQUESTS) + own + LUCK * rng.standard_normal()) * slower
+            arm = base * np.exp(NOISE * rng.standard_normal(REQUESTS) + own + START * rng.standard_normal()) * slower
             rows.append((arm, control, block))
     joined = np.concatenate([block + place * BLOCKS for place, (_, _, block) in enumerate(rows)])
     trial = np.repeat(np.arange(1, len(rows) + 1), REQUESTS)

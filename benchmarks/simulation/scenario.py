@@ -28,8 +28,8 @@ class Scenario(Weather):
 
     `jitter`: standard deviation of the noise in log work that each request brings by itself. Compiles take `compile_s`
     for each shape that was not met in the warm-up; `collections_s` is the mean time between garbage collections on an
-    arm, `host_stalls` how many times the host stops both arms, `private_stalls` how many times the treatment stands
-    still for no reason of its requests. Prompts are padded to multiples of `step`.
+    arm, `host_stalls` how many times the host stops both arms, `private_stalls` how many times the treatment
+    stalls for no reason of its requests. Prompts are padded to multiples of `step`.
     """
 
     slots: int = 16

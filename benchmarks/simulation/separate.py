@@ -23,7 +23,7 @@ from benchmarks.simulation.table import Table
 QUANTILES = (0.5, 0.99)
 # Starts and hours differ by as much as the gates take for granted.
 _NAMES = ("calm", "jams", "drift", "static", "heavy")
-SEPARATE = {name: replace(KINDS[name], luck=RESTART_SPREAD) for name in _NAMES}
+SEPARATE = {name: replace(KINDS[name], start_spread=RESTART_SPREAD) for name in _NAMES}
 
 
 def runs(kind: Kind, rng: np.random.Generator, metric: str, *, ratio: float) -> tuple[Sample, Sample]:

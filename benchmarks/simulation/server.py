@@ -18,7 +18,7 @@ from analysis.arrays import Bools, Floats, Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """A replica stood still from `start_s` for `seconds`. `request`: the one whose shape had to be compiled, or -1."""
+    """A replica stalled from `start_s` for `seconds`. `request`: the one whose shape had to be compiled, or -1."""
 
     start_s: float
     seconds: float
@@ -77,7 +77,7 @@ def serve(
     """
     count = len(arrival_s)
     own_start, own_end = np.empty(count), np.empty(count)
-    # (real start, own time at it, seconds, request); own time stands still meanwhile
+    # (real start, own time at it, seconds, request); own time stops meanwhile
     pauses: list[tuple[float, float, float, int]] = []
     waiting = sorted(outside)
     coming = 0

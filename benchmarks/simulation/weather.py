@@ -81,5 +81,5 @@ def collections(weather: Weather, mean_s: float, rng: np.random.Generator) -> St
 
 
 def private_stalls(weather: Weather, count: int, rng: np.random.Generator) -> Stalls:
-    """A server stands still for 0.5 to 5 s for no reason of its requests."""
+    """A server stalls for 0.5 to 5 s for no reason of its requests."""
     return stalls(weather, count, 0.5, 5.0, rng)

@@ -73,7 +73,7 @@ def load_backend(policy: CompileConfig) -> None:
 
 def _unusable(policy: CompileConfig, error: BaseException) -> str:
     return (
-        f'compile.backend is "{policy.backend}", which cannot be used ({named(error)}): install or mend the package '
+        f'compile.backend is "{policy.backend}", which cannot be used ({named(error)}): install or repair the package '
         "that announces it, or use one of "
         f"{', '.join(sorted(torch._dynamo.list_backends(exclude_tags=())))}"
     )

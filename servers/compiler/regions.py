@@ -86,7 +86,7 @@ class CompiledRegions:
         writes = self._window.canary if self._window is not None else EagerCanary()
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._window is not None and self._window.positions is None:  # somebody else's call of the model
+            if self._window is not None and self._window.positions is None:  # a call of the model that is no step
                 return module._call_impl(*args, **kwargs)
             self._calls += 1
             self._uncalled.pop(name, None)

@@ -37,7 +37,7 @@ def check_task(model: ModelConfig, config: Any) -> None:
     reads_masks = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     if model.embeds and config.is_encoder_decoder:
         raise ConfigError(f"{what}, an encoder with a decoder, which takes two texts: give an encoder alone")
-    # a model that generates may be told to look both ways
+    # a model that generates may be configured to attend both ways
     looks_back = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not reads_masks
     is_decoder = looks_back or getattr(config, "is_decoder", False)
     if model.embeds and is_decoder and not getattr(config, "use_bidirectional_attention", False):

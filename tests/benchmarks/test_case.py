@@ -258,7 +258,7 @@ def test_kayenta_cannot_compare_two_constants_and_passes_what_is_identical() -> 
 
 
 def test_a_minute_in_which_nothing_ended_is_no_point() -> None:
-    """A server that stands still gives a monitor nothing to see; what ends after the window is not seen either."""
+    """A stalled server gives a monitor nothing to see; what ends after the window is not seen either."""
     stalled = Answers(
         latency_ms=np.array([10.0, 20.0, 100_000.0, 100_000.0]),
         trial=np.ones(4, dtype=np.int64),

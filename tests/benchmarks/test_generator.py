@@ -121,7 +121,7 @@ def test_every_script_starts_from_anywhere_by_its_path(tmp_path: Path) -> None:
 
 
 class Clock:
-    """Time that passes when somebody waits for it, and a millisecond at every look."""
+    """Time that passes while code sleeps, and a millisecond at every reading."""
 
     def __init__(self) -> None:
         self._now_s = 0.0

@@ -241,7 +241,7 @@ RUN = FakeRun(
 def recorded(folder: Path, *, seed: int, day: int, slower: float = 1.0, **changes: Any) -> Any:
     """A run on a day that has 1 % of its own, on a machine that is so much slower and says so, as far as 1 %."""
     rng = np.random.default_rng([seed, day])
-    luck, noise = 0.01 * rng.standard_normal(), 0.01 * rng.standard_normal(3)
+    own, noise = 0.01 * rng.standard_normal(), 0.01 * rng.standard_normal(3)
     signs = {"python_ms": 1.0, "read_gb_per_s": -1.0, "matmul_tflops": -1.0}
     references: Mapping[str, float] = {
         key: value * float(np.exp(signs[key] * np.log(slower) + by))
@@ -252,7 +252,7 @@ def recorded(folder: Path, *, seed: int, day: int, slower: float = 1.0, **change
         arms=(EAGER, replace(ARM, **changes)),
         seed=10 * seed + day,
         day=day,
-        day_ratio=slower * float(np.exp(luck)),
+        day_ratio=slower * float(np.exp(own)),
         machines=referenced(**references),
     )
     return write_run(folder / f"{seed}-{day}", run)

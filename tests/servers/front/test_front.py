@@ -303,7 +303,7 @@ def test_what_is_left_of_a_cancelled_request_is_not_the_retrys(front: Front) -> 
     front.receive([output(7)])
     front.abandon("same", first)
     retry = front.admit(submit())
-    front.receive([output(8), output(9, ends=True)])  # on their way when the engine was told
+    front.receive([output(8), output(9, ends=True)])  # on their way when the cancel reached the engine
     assert (retry.token_ids, retry.finished) == ([], None)
     front.receive([output(cancelled=1), output(5), output(6, ends=True)])
     assert (retry.token_ids, retry.finished is not None) == ([5, 6], True)
