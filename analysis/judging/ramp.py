@@ -1,6 +1,6 @@
 """A ramp: how it went, and what it does next: stay, hold, go on to the next step, roll back, or end.
 
-A step is left upwards only by what is sure, and rolled back from anywhere by harm that is sure. Alarms roll back
+Traffic increases only when the candidate is surely no worse, and a sure harm rolls back from any step. Alarms roll back
 without a decision (`analysis.judging.alarms`).
 """
 

@@ -112,7 +112,7 @@ def _notes(summary: Summary) -> Iterable[tuple[str, str]]:
     if summary.design.pressure:
         yield "Under pressure", summary.design.pressure
     if (ended := summary.interim) is not None:
-        how = "after every block; each verdict errs as often over all analyses as it would in one"
+        how = "after every block; the error rate is controlled over all of them"
         yield "Interim analyses", "; ".join(filter(None, (how, ended)))
     if (ramp := summary.ramp) is not None:
         back = "" if ramp.rollback_s is None else f"; rolled back within {seconds(ramp.rollback_s)}"
