@@ -70,7 +70,7 @@ def test_a_run_with_a_remote_worker_writes_no_secret(tmp_path: Path) -> None:
     # Only what remote hosts must reach is at their address.
     places = {(item.address, "envoy" in item.command.split()[0]) for item in watched.sockets if item.port}
     assert {address for address, is_envoy in places if is_envoy} == {ELSEWHERE}
-    assert {item.address for item in watched.sockets if "--trial" in item.command} == {ELSEWHERE}
+    assert {item.address for item in watched.sockets if "--trial " in item.command} == {ELSEWHERE}
     arms = [item for item in watched.sockets if row_of(item, "the run") == "an arm"]
     assert {item.address for item in arms} == {"127.0.0.1"}
 
@@ -95,7 +95,7 @@ def row_of(found: Listener, otherwise: str = "") -> str:
         ("commands.main import main", "the live page"),
         (str(FAKE_ARM), "an arm"),
         ("tests.fakes.engine", "an arm"),
-        ("--trial", "Locust's master of a run"),
+        ("--trial ", "Locust's master of a run"),
     ):
         if part in command:
             return row
