@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import gevent
 from gevent.event import Event
+from gevent.queue import Queue
 
 from loadtests.clients.route import Endpoint, Route
 from loadtests.traffic.schedule import PlannedRequest, Schedule, planned_requests
@@ -50,10 +51,8 @@ class Preparer:
     ) -> None:
         self._prepare = prepare
         self._on_failure = on_failure
-        self._ready: deque[tuple[int, Prepared]] = deque()
+        self._ready: Queue[Any] = Queue()
         self._ready_bytes = 0
-        self._ended = False
-        self._more = Event()
         self._filled = Event()
         self._room = Event()
         self.greenlet = gevent.spawn(self._run, schedule)
@@ -64,13 +63,7 @@ class Preparer:
 
     def __iter__(self) -> Iterator[tuple[int, Prepared]]:
         """Yield (offset in ns from the start, the copies) in order of time."""
-        while True:
-            while not self._ready:
-                if self._ended:
-                    return
-                self._more.clear()
-                self._more.wait()
-            offset_ns, prepared = self._ready.popleft()
+        for offset_ns, prepared in self._ready:
             self._ready_bytes -= sum(len(copy.body) for copy in prepared)
             yield offset_ns, prepared
             self._room.set()
@@ -80,19 +73,19 @@ class Preparer:
             self._encode(schedule)
         except Exception as error:  # whatever it is, the dispatcher must not wait for ever
             self._on_failure(f"the schedule cannot be encoded: {error}")
-        self._ended = True
+        self._ready.put(StopIteration)  # at which iteration ends
         self._filled.set()
-        self._more.set()
 
     def _encode(self, schedule: Schedule) -> None:
         for count, plan in enumerate(planned_requests(schedule.table, at_once=_ROWS_AT_ONCE), start=1):
-            while self._ready and (plan.offset_ns - self._ready[0][0] > _AHEAD_NS or self._ready_bytes > _AHEAD_BYTES):
+            while self._ready.qsize() and (
+                plan.offset_ns - self._ready.peek_nowait()[0] > _AHEAD_NS or self._ready_bytes > _AHEAD_BYTES
+            ):
                 self._room.clear()
                 self._filled.set()
                 self._room.wait()
             prepared = self._prepare(plan)
-            self._ready.append((plan.offset_ns, prepared))
+            self._ready.put((plan.offset_ns, prepared))
             self._ready_bytes += sum(len(copy.body) for copy in prepared)
-            self._more.set()
             if count % _IN_A_ROW == 0:
                 gevent.sleep(TURN_S)
