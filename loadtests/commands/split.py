@@ -58,10 +58,7 @@ def command(
     ] = None,
     host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
     port: Port = 8080,
-    admin_port: Annotated[
-        int,
-        port_option("Port of Envoy's admin interface on 127.0.0.1; 0: a private Unix socket."),
-    ] = 0,
+    admin_port: Annotated[int, port_option("Envoy's admin interface on 127.0.0.1; 0: a private Unix socket.")] = 0,
     tls_certificate: Annotated[str | None, _file("Serve TLS with this certificate chain (PEM).")] = None,
     tls_key: Annotated[str | None, _file("The key of --tls-certificate (PEM).")] = None,
     request_log: Annotated[
