@@ -19,7 +19,7 @@ _LONGEST_NAME = 60
 def join_runs(directories: Sequence[Path], *, out: str = "", accepted: Sequence[str] = ()) -> Path:
     """Make a folder that names the runs in `directories`: trials of one experiment but for what is `accepted`.
 
-    It is `out`, or the folder itself where one that joins runs is given alone, or else a new one beside the first of
+    It is `out`, or the folder itself where one that joins runs is given alone, or else a new one next to the first of
     `directories`, which the same runs have every time. RecordError for runs that may not be joined, ConfigError for an
     `out` that holds something else.
     """
@@ -31,8 +31,8 @@ def join_runs(directories: Sequence[Path], *, out: str = "", accepted: Sequence[
         folder = directories[0]
     else:
         first = directories[0]
-        beside = first.parent if first.name not in ("", "..") else first.resolve().parent
-        folder = beside / f"joined-{_identity(documents)}"
+        parent = first.parent if first.name not in ("", "..") else first.resolve().parent
+        folder = parent / f"joined-{_identity(documents)}"
     _check_free(folder, listed)
     write_run_list(folder, listed)
     return folder
@@ -91,9 +91,7 @@ def run_of_results(texts: Sequence[str], *, out: str = "") -> Path:
 def _named(text: str) -> Named:
     name, given, file = text.partition("=")
     if not given:
-        raise ConfigError(
-            f'"{text}" names no arm: give each result file as NAME=FILE, and no run directory beside them'
-        )
+        raise ConfigError(f'"{text}" names no arm: give each result file as NAME=FILE, and no run directory with them')
     if not name or len(name) > _LONGEST_NAME or not name.isprintable():
         raise ConfigError(f'"{text}" has no name of an arm in front: give 1 to {_LONGEST_NAME} printable characters')
     if not Path(file).is_file():

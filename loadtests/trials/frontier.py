@@ -68,7 +68,7 @@ class FrontierSearch(Orchestrator):
         self._budget_s = budget_s
         self._gated = gated
         self._starts_s: dict[str, list[float]] = {}  # what the starts of each arm took until now
-        self._around_s: list[float] = []  # what trials took beside their start and their steps
+        self._around_s: list[float] = []  # what trials took in addition to their start and their steps
         self._left: list[Left] = []
         self._turns: list[dict[str, Any]] = []
         self._expected = ExpectedAnswers()

@@ -31,7 +31,7 @@ _OWN_ERROR = re.compile(r"/ERROR/tailgate: (.+)")
 _READ_BYTES = 1 << 20
 _START_S = 120.0
 _STOP_GRACE_S = 15.0
-_DRAIN_S = 5.0  # beside the time limit of the last request
+_DRAIN_S = 5.0  # in addition to the time limit of the last request
 
 
 class LoadGenerator:

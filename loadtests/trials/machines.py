@@ -31,7 +31,7 @@ _FIRST_LOOK_S = 10.0
 _STOP_GRACE_S = 5.0
 _BUSY_PCT = 5
 START_TIMEOUT_S = 120.0  # torch from a cold disk, and a device that others keep busy
-_MEASURE_S = 30.0  # beside ten times what it takes: its repetitions have no fixed length
+_MEASURE_S = 30.0  # in addition to ten times what it takes: its repetitions have no fixed length
 _POLL_S = 0.1
 
 When = Literal["before", "after"]

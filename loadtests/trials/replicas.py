@@ -94,7 +94,7 @@ class Replicas:
 
     def _launch(self, arm: OwnArm, name: str) -> None:
         trials, security = self._trial.experiment.trials, self._trial.experiment.security
-        # Beside the logs: an arm called "generator" must not pass for the account of a load process.
+        # With the logs: an arm called "generator" must not pass for the account of a load process.
         config_path = self._trial.logs / f"{name}.json"
         write_json(config_path, arm.config.to_dict(), indent=2)
         cache = self._cache / name if trials.compile_cache == "fresh" else self._cache

@@ -113,7 +113,7 @@ class Trial:
     def _start_splitter(self) -> dict[str, str]:
         """Return where the load goes: {"*": the splitter}, or each arm's own address when it goes direct.
 
-        Beside an external arm all go direct, so that no arm has a hop more than another.
+        With an external arm all go direct, so that no arm has a hop more than another.
         """
         context, experiment = self.context, self.context.experiment
         targets = self._replicas.targets

@@ -70,12 +70,12 @@ class UsersTrial:
             environment=child_environment(),
             commands=True,
         )
-        context.status.phase = "traffic of users"
+        context.status.phase = "production traffic"
         end_ns = facts.start_ns + int(facts.duration_s * 1e9)
         while now_ns() < (end_ns if self._end_ns is None else self._end_ns):
             context.check()
             if (code := self._observer.poll()) is not None:
-                raise RunError(f"users' requests are not recorded any more: who does it {self._observer.ending(code)}")
+                raise RunError(f"production traffic is no longer recorded: the observer {self._observer.ending(code)}")
             if self.collector.failure is not None:
                 raise RunError(self.collector.failure)
             context.status.load = load_of(read_accounts(context.folder).values())
@@ -110,7 +110,7 @@ class UsersTrial:
             snapshot = self.collector.snapshot(replica, timeout_s=_SNAPSHOT_S)
             if snapshot is None:
                 raise RunError(
-                    f"{replica} at {target} does not tell its telemetry within {_SNAPSHOT_S:g} s: is it a tailgate "
+                    f"{replica} at {target} reports no telemetry within {_SNAPSHOT_S:g} s: is it a tailgate "
                     "server that serves, and is security.token_env what it asks for?"
                 )
             self._first[replica] = snapshot
@@ -154,7 +154,7 @@ class UsersTrial:
         while observer.poll() is None and time.monotonic() < deadline:
             self.context.check()
             status.load = load_of(read_accounts(self.context.folder).values())
-            status.detail = "what is under way is waited for"
+            status.detail = "waiting for requests under way"
             time.sleep(_POLL_S)
 
     def _end_records(self) -> None:
