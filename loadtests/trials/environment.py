@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import platform
-import shutil
 import subprocess
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -66,19 +65,13 @@ def _versions() -> dict[str, str]:
 
 
 def _git_commit() -> str | None:
+    """Return the commit of this checkout, with "+changes" where tracked files differ; None outside of one."""
     root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists() or shutil.which("git") is None:
+    if not (root / ".git").exists():
         return None
-    commit = _output(["git", "-C", str(root), "rev-parse", "HEAD"])
-    if not commit:
-        return None
-    changed = _output(["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"])
-    return commit.strip() + ("+changes" if changed and changed.strip() else "")
-
-
-def _output(command: list[str]) -> str | None:
+    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None
     except (OSError, subprocess.SubprocessError):
         return None
 
