@@ -197,13 +197,6 @@ def test_refused_connection_is_a_status_and_heals_when_the_server_comes() -> Non
     client.close()
 
 
-def test_server_that_speaks_no_http2_is_named_as_such() -> None:
-    with RawPeer(lambda link: link.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as peer:
-        call = ask(peer)
-    assert call.status == "UNAVAILABLE"
-    assert "HTTP/1.1" in call.error
-
-
 @pytest.mark.parametrize("connections", [1, 2])
 def test_stream_limit_is_respected(connections: int) -> None:
     def answer(exchange: Exchange) -> None:

@@ -65,11 +65,11 @@ def config(kind: Any, *addresses: str, **settings: Any) -> ExternalArm:
     return kinds[kind](kind=kind, address=addresses, **{**known, **settings})
 
 
-def ask(address: str, model: str, options: OipOptions, tokens: int = 5) -> Call:
+def ask(address: str, model: str, options: OipOptions) -> Call:
     client = oip_client(config("oip", address, oip=options), address)
     prompt: Any = [5, 6, 7] if options.prompt == "token_ids" else "tell me"
     done: list[Call] = []
-    asking = Asking(prompt=prompt, max_tokens=tokens, whole_length=True, seed=1)
+    asking = Asking(prompt=prompt, max_tokens=5, whole_length=True, seed=1)
     body = infer_request(options, model, asking, "1-1")
     call = client.start(body, timeout_s=10, on_done=done.append)
     assert call.wait(PATIENCE_S)
@@ -86,24 +86,15 @@ def test_streamed_text_has_a_time_for_each_piece(address: str) -> None:
     assert call.end_ns >= call.token_ns[-1]
 
 
-def test_streamed_token_ids_are_counted(address: str) -> None:
-    call = ask(address, "ids", IDS, tokens=7)
-    assert (call.status, call.error, call.output_tokens) == ("OK", "", 7)
-
-
-def test_error_inside_the_stream_ends_the_call(address: str) -> None:
-    call = ask(address, "broken", OipOptions())
-    assert (call.status, call.error, call.output_tokens) == ("INTERNAL", "CUDA error: out of memory", 1)
-
-
-def test_request_without_a_streaming_server_is_unimplemented(address: str) -> None:
-    # ModelStreamInfer of the stubs is there; a service that is not answers UNIMPLEMENTED through the trailers.
-    client = oip_client(config("oip", address), address)
-    client.header_prefix = client.header_prefix.replace(b"ModelStreamInfer", b"ModelStreamOther")
-    call = client.start(b"", timeout_s=10)
-    assert call.wait(PATIENCE_S)
-    client.close()
-    assert call.status == "UNIMPLEMENTED"
+@pytest.mark.parametrize(
+    ("model", "options", "expected"),
+    [("ids", IDS, ("OK", "", 5)), ("broken", OipOptions(), ("INTERNAL", "CUDA error: out of memory", 1))],
+)
+def test_token_ids_are_counted_and_an_error_inside_the_stream_ends_the_call(
+    model: str, options: OipOptions, expected: tuple[str, str, int], address: str
+) -> None:
+    call = ask(address, model, options)
+    assert (call.status, call.error, call.output_tokens) == expected
 
 
 def response(name: str, datatype: str, shape: int = 1) -> ModelInferResponse:

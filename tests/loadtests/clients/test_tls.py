@@ -164,6 +164,8 @@ def test_plain_and_secure_are_told_apart_from_both_sides(pem: Certificates) -> N
         assert "TLS: use https://" in refused(peer.target.removeprefix("https://"))
     with RawPeer(lambda link: link.send(b"\x15\x03\x01\x00\x02\x02\x46" + bytes(9))) as raw:
         assert "the server speaks TLS: use https://" in refused(raw.target)
+    with RawPeer(lambda link: link.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as raw:
+        assert "does not speak plaintext HTTP/2 (it answered b'HTTP/1.1" in refused(raw.target)
 
     def plain(link: Wire) -> None:
         link.sock.recv(1_000)

@@ -117,10 +117,15 @@ def oip(**options: Any) -> dict[str, Any]:
         (oip(prompt="token_ids"), "vocab_size is missing"),
         ({"name": "a b"}, 'arms[1].name is "a b"'),
         ({"name": "eager"}, "the name of arms"),
-        (
-            {"telemetry": {"log_command": "kubectl logs"}},
-            'arms.vllm.telemetry.log_command is "kubectl logs": give a list',
-        ),
+        ({"telemetry": "a.log"}, 'arms.vllm.telemetry is "a.log": give a table'),
+        ({"telemetry": {"logs": "a"}}, "arms.vllm.telemetry.logs is unknown: did you mean log?"),
+        ({"telemetry": {"log": ["a", "a"]}}, "arms.vllm.telemetry.log names one file twice"),
+        ({"telemetry": {"log": ["a", "b", "c"]}}, "telemetry.log has 3 and address 1: give one for each"),
+        ({"telemetry": {"log": "a", "log_command": ["tail"]}}, "telemetry.log and log_command are both set"),
+        ({"telemetry": {"log": ""}}, "telemetry.log is empty"),
+        ({"telemetry": {"log_command": "tail -F x"}}, 'telemetry.log_command is "tail -F x": give a list'),
+        ({"telemetry": {"log_command": [""]}}, "telemetry.log_command is empty"),
+        ({"telemetry": {"log_command": ["tail", 3]}}, 'telemetry.log_command[0] is "tail": give a list'),
     ],
 )
 def test_setting_that_makes_no_sense_is_refused(change: dict[str, Any], says: str) -> None:
@@ -160,8 +165,14 @@ def test_what_an_arm_names_is_looked_for_before_the_run(tmp_path: Path, monkeypa
         check(token_env="VLLM_TOKEN")
     with pytest.raises(ConfigError, match=r'arms.vllm.openai.tokenizer is ".*nowhere", no folder'):
         check(openai={"tokenizer": str(tmp_path / "nowhere")})
+    log = tmp_path / "vllm.log"
+    with pytest.raises(ConfigError, match=r'arms.vllm: telemetry.log ".*vllm.log" is no file: give the one'):
+        check(telemetry={"log": str(log)})
+    with pytest.raises(ConfigError, match=r'arms.vllm: telemetry.log_command "no-such-program" is no program here'):
+        check(telemetry={"log_command": ["no-such-program"]})
     monkeypatch.setenv("VLLM_TOKEN", "abc")
-    check(token_env="VLLM_TOKEN", openai={"tokenizer": str(tmp_path)})
+    log.touch()
+    check(token_env="VLLM_TOKEN", openai={"tokenizer": str(tmp_path)}, telemetry={"log": str(log)})
 
 
 @pytest.mark.parametrize("kind", [OpenAiArm, OipArm, OpenAiOptions, OipOptions, TelemetryConfig])

@@ -1,56 +1,12 @@
-"""Where an external arm tells of itself: what may be written, and what is refused."""
+"""Compiles as servers log them, and when their lines were written."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from loadtests.experiments.model import Experiment
 from loadtests.external.compile_lines import CompileLog, LineClock, LoggedCompile
-from servers.complaint import ConfigError
-from tests.fakes.processes import refusal
-from tests.fakes.whole_run import experiment
-
-VLLM = {"name": "vllm", "kind": "openai", "model_name": "llama", "address": ["http://a:1/v1", "http://b:1/v1"]}
-
-
-def watched(telemetry: Any) -> Experiment:
-    arms = [{"name": "eager", "preset": "eager", "control": True}, {**VLLM, "telemetry": telemetry}]
-    return experiment(compare_models=True, arms=arms)
-
-
-@pytest.mark.parametrize(
-    ("telemetry", "says"),
-    [
-        ("a.log", 'telemetry is "a.log": give a table'),
-        ({"logs": "a"}, "telemetry.logs is unknown: did you mean log?"),
-        ({"log": ["a", "a"]}, "telemetry.log names one file twice"),
-        ({"log": ["a", "b", "c"]}, "telemetry.log has 3 and address 2: give one for each"),
-        ({"log": "a", "log_command": ["tail"]}, "log and log_command are both set"),
-        ({"log": ""}, "telemetry.log is empty"),
-        ({"log_command": "tail -F x"}, 'telemetry.log_command is "tail -F x": give a list'),
-        ({"log_command": [""]}, "telemetry.log_command is empty"),
-        ({"log_command": ["tail", 3]}, 'telemetry.log_command[0] is "tail": give a list'),
-    ],
-)
-def test_unusable_telemetry_says_what_to_write(telemetry: Any, says: str) -> None:
-    said = refusal(ConfigError, watched, telemetry)
-    assert said.startswith("arms.vllm.telemetry")
-    assert says in said
-
-
-def test_a_log_that_is_not_there_ends_the_run_before_it_begins(tmp_path: Path) -> None:
-    arm = watched({"log": str(tmp_path / "vllm.log")}).external_arms[0]
-    assert 'vllm.log" is no file: give the one' in refusal(ConfigError, arm.check, "arms.vllm")
-    (tmp_path / "vllm.log").touch()
-    arm.check("arms.vllm")
-    missing = watched({"log_command": ["no-such-program"]}).external_arms[0]
-    said = refusal(ConfigError, missing.check, "arms.vllm")
-    assert 'arms.vllm: telemetry.log_command "no-such-program" is no program here' in said
-
 
 SECOND = 10**9
 AT = 1_764_100_000 * SECOND
