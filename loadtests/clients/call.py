@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gevent import get_hub
-from gevent.event import Event
 
 from loadtests.external.client_security import without_token
 from servers.clock import now_ns
@@ -24,7 +23,6 @@ class Call:
     """
 
     __slots__ = (
-        "_ended",
         "_on_done",
         "_timer",
         "deadline_ns",
@@ -56,18 +54,12 @@ class Call:
         self.tag = tag
         self.deadline_ns = 0  # 0: none
         self._on_done = on_done
-        self._ended: Event | None = None
         self._timer: Any = None
         if timeout_s is not None:
             self.deadline_ns = self.start_ns + int(timeout_s * 1e9)
             self._timer = get_hub().loop.timer(max(0.0, timeout_s))
             # From now on, not from when the loop last woke: a busy loop would end calls early.
             self._timer.start(self._on_deadline, update=True)
-
-    @property
-    def done(self) -> bool:
-        """Whether the call has ended."""
-        return bool(self.status)
 
     @property
     def output_tokens(self) -> int:
@@ -97,18 +89,9 @@ class Call:
             self._timer.close()
             self._timer = None
         self._release()
-        if self._ended is not None:
-            self._ended.set()
         on_done, self._on_done = self._on_done, None
         if on_done is not None:
             on_done(self)
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of the call and return whether it came within `timeout_s`."""
-        if not self.status:
-            self._ended = self._ended or Event()
-            self._ended.wait(timeout_s)
-        return bool(self.status)
 
     def _withdraw(self) -> None:
         """Tell the server that this call is cancelled."""

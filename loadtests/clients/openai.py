@@ -89,7 +89,6 @@ class OpenAiClient:
         self._refused_until_ns = 0
         self._refusal = ""
         self._closed = False
-        self.opened = 0  # connections so far
 
     def start(
         self,
@@ -192,7 +191,6 @@ class OpenAiClient:
                 why = explain(problem, self._tls_name) if isinstance(problem, ssl.SSLError) else problem
                 raise OSError(f"cannot connect to {self.target}: {why}") from None
             raise
-        self.opened += 1
         return sock
 
     def _exchange(self, call: OpenAiCall, sock: Any, reused: bool) -> bool:

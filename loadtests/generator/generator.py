@@ -260,7 +260,7 @@ class Generator:
         call = endpoint.client.start(
             copy.body, headers=copy.headers, timeout_s=self._config.timeout_s, on_done=self._on_done, tag=copy
         )
-        if not call.done:
+        if not call.status:
             self._inflight.add(call)
 
     def _on_done(self, call: Call) -> None:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import gevent
 import h2.config
@@ -19,6 +19,7 @@ import h2.events
 import h2.exceptions
 import h2.settings
 
+from loadtests.clients.call import Call
 from loadtests.clients.frames import literal
 from loadtests.clients.grpc_call import GrpcCall
 from loadtests.clients.inference import InferenceClient
@@ -26,6 +27,7 @@ from servers.rpc.inference_pb2 import GenerateChunk, GenerateRequest
 from tests.fakes.http_servers import Listening
 from tests.fakes.processes import wait_for
 
+C = TypeVar("C", bound=Call)
 OK_TRAILERS = (("grpc-status", "0"),)
 
 
@@ -250,6 +252,11 @@ class RawPeer(Listening):
 
 
 until = partial(wait_for, sleep=gevent.sleep, every_s=0.001)  # greenlets run meanwhile
+
+
+def finished(call: C) -> C:
+    until(lambda: call.status)
+    return call
 
 
 class KeepingCall(GrpcCall):

@@ -24,6 +24,7 @@ from tests.fakes.http2 import (
     RawPeer,
     Wire,
     chunk,
+    finished,
     frame,
     generate,
     grpc_message,
@@ -33,7 +34,7 @@ from tests.fakes.http2 import (
 )
 from tests.fakes.inference import Behaviour, serve
 from tests.fakes.processes import PATIENCE_S
-from tests.loadtests.clients.test_connection import ask, finished, request
+from tests.loadtests.clients.test_connection import ask, request
 
 WHOLE = wire.END_HEADERS
 LAST = wire.END_HEADERS | wire.END_STREAM

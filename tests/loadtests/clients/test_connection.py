@@ -36,18 +36,12 @@ from loadtests.external.addresses import parse_target
 from servers.complaint import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
 from tests.fakes import http2 as wire
-from tests.fakes.http2 import Exchange, Peer, RawPeer, chunk, frame, generate, keeping_client, until
+from tests.fakes.http2 import Exchange, Peer, RawPeer, chunk, finished, frame, generate, keeping_client, until
 from tests.fakes.inference import Behaviour, serve
-from tests.fakes.processes import PATIENCE_S
 
 
 def request() -> GenerateRequest:
     return GenerateRequest(request_id="r", text="hello", max_tokens=3)
-
-
-def finished(call: Any) -> Any:
-    assert call.wait(PATIENCE_S), "the call did not end"
-    return call
 
 
 def ask(peer: Peer | RawPeer, timeout_s: float | None = None, **settings: Any) -> Call:

@@ -32,10 +32,9 @@ from servers.fields import read
 from servers.rpc.inference_pb2 import EmbedResponse, GenerateRequest
 from servers.rpc.oip_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from tests.fakes import triton
-from tests.fakes.http2 import grpc_message
+from tests.fakes.http2 import finished, grpc_message
 from tests.fakes.http_servers import DONE, HttpPeer, answer, said, scripted, usage
 from tests.fakes.inference import Behaviour, serve
-from tests.fakes.processes import PATIENCE_S
 from tests.loadtests.generator.test_generator import schedule
 
 MS = 1_000_000
@@ -71,8 +70,7 @@ def ask(address: str, model: str, options: OipOptions) -> Call:
     done: list[Call] = []
     asking = Asking(prompt=prompt, max_tokens=5, whole_length=True, seed=1)
     body = infer_request(options, model, asking, "1-1")
-    call = client.start(body, timeout_s=10, on_done=done.append)
-    assert call.wait(PATIENCE_S)
+    call = finished(client.start(body, timeout_s=10, on_done=done.append))
     client.close()
     assert done == [call]
     return call

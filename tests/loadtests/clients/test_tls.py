@@ -17,9 +17,9 @@ from loadtests.clients.inference import InferenceClient
 from loadtests.clients.tls import TlsError, TlsStream
 from loadtests.external.client_security import OPEN, SecurityConfig, client_context
 from tests.fakes.credentials import Certificates, make_certificates
-from tests.fakes.http2 import Exchange, Peer, RawPeer, Wire, chunk, generate
+from tests.fakes.http2 import Exchange, Peer, RawPeer, Wire, chunk, finished, generate
 from tests.fakes.processes import PATIENCE_S
-from tests.loadtests.clients.test_connection import finished, request
+from tests.loadtests.clients.test_connection import request
 
 
 @pytest.fixture(scope="module")
