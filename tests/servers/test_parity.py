@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,13 +63,11 @@ def answers(
 ) -> tuple[Answers, parity.Plan]:
     """What the arm says, by the way that the measuring process goes. Without a plan it makes one, as the control."""
     reset_compiler()
-    recorder = CompileRecorder()
-    recorder.install()
-    try:
-        runner = ModelRunner(arm, recorder)
-        runner.load()
-        runner.warm_up(quiet)
-        assert not [event for event in recorder.drain() if event.phase == "serving"]
+    with ExitStack() as stack:
+        stack.callback(reset_compiler)
+        runner = stack.enter_context(in_process.warm_runner(arm, quiet))
+        assert isinstance(runner, ModelRunner)
+        assert not [event for event in runner.recorder.drain() if event.phase == "serving"]
         if fault is not None:
             fault(runner)
         plan_of = plan or parity.make_plan(
@@ -85,12 +84,7 @@ def answers(
         parity.forced_logits(runner, plan_of, logits, quiet)
         if plan_of.late_places:
             free = [*free, logits[sum(plan_of.counts) :].argmax(axis=1).tolist()]
-        if arm.compile.enabled and fault is None:
-            assert not {"compile", "recompile", "limit_hit"} & {event.kind for event in recorder.drain()}
         return Answers(name=arm.name, tokens=free, logits=logits), plan_of
-    finally:
-        recorder.remove()
-        reset_compiler()
 
 
 def loaded(arm: ArmConfig) -> ModelRunner:
