@@ -75,7 +75,6 @@ class Engine:
         self._pending: LaunchedStep | None = None
         self._last_end_ns = 0
         self._stalls: deque[tuple[int, int]] = deque(maxlen=256)
-        self._cancelled: list[str] = []
 
     @property
     def idle(self) -> bool:
@@ -86,8 +85,8 @@ class Engine:
         """Step until a Shutdown arrives. Each turn yields what it produced; without work it waits for arrivals."""
         rest_s = 0.0
         while self._take_arrivals(rest_s):
-            ended, cancelled = self.expire(now_ns()), self.take_cancelled()
-            output = [StepOutput(emit_ns=now_ns(), finished=ended, cancelled=cancelled)] if ended or cancelled else []
+            ended = self.expire(now_ns())
+            output = [StepOutput(emit_ns=now_ns(), finished=ended)] if ended else []
             outputs, events = self.advance()
             yield [*output, *events, *outputs]
             rest_s = 0.0
@@ -105,7 +104,6 @@ class Engine:
                     self.submit(message)
                 elif isinstance(message, Cancel):
                     self.release(message.request_id)
-                    self._cancelled.append(message.request_id)
                 else:
                     self._is_closed = True
                 message = self.arrivals.get_nowait()
@@ -126,11 +124,6 @@ class Engine:
         move = self.scheduler.release(request_id)
         if move is not None:
             self.runner.move(move)
-
-    def take_cancelled(self) -> list[str]:
-        """Return the requests that were cancelled since the last call."""
-        cancelled, self._cancelled = self._cancelled, []
-        return cancelled
 
     def expire(self, at_ns: int) -> list[Finished]:
         """End every request whose deadline has passed."""
@@ -231,7 +224,7 @@ class Engine:
                 # arrivals of this step were already charged for the stalls that submit() knew: not this one
                 job.timing.compile_stall_ns += max(0, end_ns - max(start_ns, job.recv_ns))
         for event in events:
-            event.request_ids.extend(job.request_id for job in self._held(batch, event.end_ns))
+            event.request_ids.extend(job.name for job in self._held(batch, event.end_ns))
         return events
 
     def _held(self, batch: Sequence[Job], end_ns: int) -> list[Job]:

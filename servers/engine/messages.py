@@ -13,7 +13,10 @@ from servers.rpc.telemetry_pb2 import StepRecord
 
 @dataclass(slots=True, kw_only=True)
 class Submit:
-    """A checked request for the engine. Times are ns since the epoch."""
+    """A checked request for the engine. Times are ns since the epoch.
+
+    Its `request_id` is the engine's own, unlike that of any other request; its client calls it by its `name`.
+    """
 
     request_id: str
     prompt: list[int]
@@ -23,6 +26,7 @@ class Submit:
     ignore_eos: bool = False
     temperature: float = 0.0
     seed: int = 0
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +73,11 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """What one step produced: (request id, token) pairs, the requests that ended, and the step itself.
-
-    cancelled: the requests that the engine has forgotten as a Cancel asked; no earlier output of theirs follows.
-    """
+    """What one step produced: (request id, token) pairs, the requests that ended, and the step itself."""
 
     emit_ns: int
     tokens: list[tuple[str, int]] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
-    cancelled: list[str] = field(default_factory=list)
     step: StepRecord | None = None
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 import grpc
@@ -88,9 +88,10 @@ class Watcher:
 
 
 class Answer:
-    """The growing answer to one request: tokens as they come, then how it ended."""
+    """The growing answer to the request that its client calls `name`: tokens as they come, then how it ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        self.name = name
         self.token_ids: list[int] = []
         self.emit_ns: list[int] = []
         self.finished: Finished | None = None
@@ -151,8 +152,9 @@ class Front:
         self._logs: dict[type, deque[TelemetryEvent]] = {kind: deque(maxlen=most) for kind, most in _RETAINED.items()}
         self._send = send
         self._answers: dict[str, Answer] = {}
-        # How many cancels of an id the engine has not confirmed. Until then its outputs belong to an earlier request.
-        self._cancelling: Counter[str] = Counter()
+        self._names: set[str] = set()  # of requests in flight
+        # A client may use a name again: what the engine still says of an earlier request has that one's own id.
+        self._ids = itertools.count()
 
     @property
     def in_flight(self) -> int:
@@ -175,26 +177,32 @@ class Front:
                 f"{self.in_flight} requests are in flight; the limit is {limit} (slots + max_queue): "
                 "send slower or raise max_queue",
             )
-        if submit.request_id in self._answers:
+        if submit.name in self._names:
             raise RefusedError(
                 grpc.StatusCode.INVALID_ARGUMENT,
-                f'request_id "{submit.request_id}" is already in flight: use a new id for each request',
+                f'request_id "{submit.name}" is already in flight: use a new id for each request',
             )
         answer = self.take(submit)
         self.metrics.in_flight.set(self.in_flight)
         return answer
 
     def take(self, submit: Submit) -> Answer:
-        """Pass a request on to the engine without checks or counts."""
-        answer = self._answers[submit.request_id] = Answer()
+        """Pass a request on to the engine, under an id of its own, without checks or counts."""
+        submit.request_id = f"{next(self._ids)}"
+        answer = self._answers[submit.request_id] = Answer(submit.name)
+        self._names.add(submit.name)
         self._send(submit)
         return answer
 
-    def abandon(self, request_id: str, answer: Answer) -> None:
-        """Free the slot of a request whose client needs no more, unless a later request has its id by now."""
-        if self._answers.get(request_id) is answer:
-            del self._answers[request_id]
-            self._cancelling[request_id] += 1
+    def _forget(self, request_id: str) -> Answer | None:
+        answer = self._answers.pop(request_id, None)
+        if answer is not None:
+            self._names.discard(answer.name)
+        return answer
+
+    def abandon(self, request_id: str) -> None:
+        """Free the slot of a request whose client needs no more, if it has not ended."""
+        if self._forget(request_id) is not None:
             self.metrics.in_flight.set(self.in_flight)
             self._send(Cancel(request_id=request_id))
 
@@ -242,18 +250,12 @@ class Front:
     def _take_output(self, output: StepOutput) -> None:
         if not self._is_on_trial:
             self.metrics.tokens.inc(len(output.tokens))
-        for request_id in output.cancelled:
-            self._cancelling[request_id] -= 1
-            if self._cancelling[request_id] <= 0:
-                del self._cancelling[request_id]
         for request_id, token_id in output.tokens:
             answer = self._answers.get(request_id)
-            if answer is not None and request_id not in self._cancelling:
+            if answer is not None:
                 answer.add(token_id, output.emit_ns)
         for finished in output.finished:
-            if finished.request_id in self._cancelling:
-                continue
-            answer = self._answers.pop(finished.request_id, None)
+            answer = self._forget(finished.request_id)
             if answer is not None:
                 answer.finish(finished)
         self.metrics.in_flight.set(self.in_flight)
@@ -270,6 +272,7 @@ class Front:
         for request_id, answer in self._answers.items():
             answer.finish(Finished(request_id=request_id, status="UNAVAILABLE", message=self.failure))
         self._answers.clear()
+        self._names.clear()
 
     def publish(self, event: TelemetryEvent) -> None:
         """Retain the event and queue it for each watcher of its kind."""

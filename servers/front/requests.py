@@ -57,7 +57,8 @@ async def check_request(
         )
     _check_sizes(request, arm.engine)
     submit = Submit(
-        request_id=request.request_id or uuid.uuid4().hex,
+        request_id="",  # the front gives it one
+        name=request.request_id or uuid.uuid4().hex,
         prompt=await _tokens_of(request, arm.engine, tokenizer, vocab),
         max_tokens=0,
         recv_ns=recv_ns,

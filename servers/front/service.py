@@ -86,7 +86,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 await context.abort(grpc.StatusCode[status], one_line(answer.finished.message))
         finally:
             front.metrics.requests(status=status).inc()
-            front.abandon(submit.request_id, answer)
+            front.abandon(submit.request_id)
 
     def _trail(
         self, context: grpc.aio.ServicerContext[Any, Any], answer: Answer, prompt_tokens: int, recv_ns: int
