@@ -28,7 +28,6 @@ class Call:
         "deadline_ns",
         "end_ns",
         "error",
-        "first_token_ns",
         "initial_metadata",
         "sent_ns",
         "start_ns",
@@ -43,7 +42,6 @@ class Call:
         self, *, timeout_s: float | None = None, on_done: Callable[[Any], None] | None = None, tag: Any = None
     ) -> None:
         self.start_ns = self.sent_ns = now_ns()
-        self.first_token_ns: int | None = None
         self.end_ns = 0
         self.token_ns = array("q")
         self.status = ""
@@ -62,14 +60,17 @@ class Call:
             self._timer.start(self._on_deadline, update=True)
 
     @property
+    def first_token_ns(self) -> int | None:
+        """When the first token came; None before."""
+        return self.token_ns[0] if self.token_ns else None
+
+    @property
     def output_tokens(self) -> int:
         """The number of tokens received so far."""
         return len(self.token_ns)
 
     def add_tokens(self, count: int, at_ns: int) -> None:
         """Record that `count` more tokens came at `at_ns`."""
-        if self.first_token_ns is None:
-            self.first_token_ns = at_ns
         self.token_ns.extend([at_ns] * count)
 
     def cancel(self, status: str = "CANCELLED", error: str = "cancelled by the client") -> None:

@@ -24,7 +24,6 @@ GENERATE_PATH: Final = f"/{INFERENCE_SERVICE}/Generate"
 EMBED_PATH: Final = f"/{INFERENCE_SERVICE}/Embed"
 LARGEST_MESSAGE: Final = 4 * 1024 * 1024
 _UINT32 = struct.Struct(">I")
-_NEVER: Final = 1 << 62
 
 _STATUS: Final = {str(code): name for code, name in enumerate(STATUS_NAMES)}
 # Codes not listed are INTERNAL and UNKNOWN.
@@ -98,8 +97,6 @@ class GrpcCall(Call):
     def on_data(self, payload: bytes, at_ns: int) -> None:
         """Take the payload of a DATA frame that was read at `at_ns`."""
         if self._partial is not None:
-            if self._needed == _NEVER:
-                return
             self._partial += payload
             if len(self._partial) < self._needed:
                 return
@@ -131,10 +128,8 @@ class GrpcCall(Call):
         if not count:
             return None
         if count == 1:
-            if self.first_token_ns is None:
-                self.first_token_ns = at_ns
             self.token_ns.append(at_ns)
-        elif self.first_token_ns is None or len(chunk.emit_ns) != count:
+        elif not self.token_ns or len(chunk.emit_ns) != count:
             self.add_tokens(count, at_ns)
         else:
             last, earliest = chunk.emit_ns[-1], self._last_chunk_ns
@@ -187,9 +182,8 @@ class GrpcCall(Call):
     def _refuse(self, flag: int, length: int, at_ns: int) -> None:
         """Refuse bytes that cannot be a message: a proxy's page, a compressed message or one that is too large."""
         if self._http_status != "200":
-            self._needed = _NEVER  # the body of an error page says nothing: the status decides at the end
-            self._partial = bytearray(1)
-            return
+            self.on_end(at_ns)  # the body of an error page says nothing
+            return self._withdraw()
         kind = self.initial_metadata.get("content-type", "application/grpc")
         if not kind.startswith("application/grpc"):
             self.fail(f'the answer is "{kind}" and not gRPC: is the target a gRPC server?', at_ns)
@@ -208,7 +202,7 @@ class GrpcCall(Call):
 
 
 class EmbedCall(GrpcCall):
-    """One Embed call. It has an end and no tokens: `first_token_ns` stays None and `token_ns` empty.
+    """One Embed call. It has an end and no tokens: `token_ns` stays empty.
 
     An end with OK and no vector, or with a second one, is INTERNAL. `input_tokens` is what the server says that it
     read, 0 before the answer. The vector itself is not kept: the load does not look at it, and parity asks by itself.
