@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from loadtests.commands.arm_flags import Arm, CacheDir, Model, all_settings, become, inspected_arm
-from loadtests.commands.options import Json, OptionalExperiment, file_name, set_option
+from loadtests.commands.options import Json, OptionalExperiment, file_name, set_option, whole
 from servers import stdout
 from servers.complaint import ConfigError
 
@@ -33,7 +33,7 @@ def command(
         typer.Option(metavar="TRACE", parser=file_name, help="Say what each compile policy makes of this trace."),
     ] = None,
     max_prompt_tokens: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="With --trace: leave longer prompts out.")
+        int | None, typer.Option(metavar="N", parser=whole(1, 10**9), help="With --trace: leave longer prompts out.")
     ] = None,
     as_json: Json = False,
 ) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,18 @@ def check_words(words: list[str]) -> None:
             raise ConfigError(f"{word[:40]!r} holds a NUL character: remove it")
         if len(word) > MOST_CHARACTERS:
             raise ConfigError(f"{word[:40]!r}... has {len(word)} characters; the limit is {MOST_CHARACTERS}")
+
+
+def whole(low: int, high: int, what: str = "number") -> Callable[[str | int], int]:
+    """Return a parser of whole numbers from `low` to `high`. It also gets the default."""
+
+    def parse(text: str | int) -> int:
+        digits = str(text).removeprefix("-")
+        if digits.isascii() and digits.isdecimal() and len(digits) <= 20 and low <= int(text) <= high:
+            return int(text)
+        raise typer.BadParameter(f"{text!r} is no {what}: give a whole number from {low} to {high}")
+
+    return parse
 
 
 def file_name(text: str) -> str:
@@ -67,7 +80,7 @@ OptionalExperiment = Annotated[str, typer.Argument(metavar="[EXPERIMENT]", help=
 Out = Annotated[str, typer.Option(metavar="DIR", help="Folder for run directories.", parser=file_name)]
 Seed = Annotated[
     int | None,
-    typer.Option(metavar="N", min=0, max=LARGEST_SEED, help="Replaces the experiment's seed."),
+    typer.Option(metavar="N", parser=whole(0, LARGEST_SEED, "seed"), help="Replaces the experiment's seed."),
 ]
 TraceFile = Annotated[
     str, typer.Option("--trace", metavar="FILE", help="Replay times and lengths of this trace.", parser=file_name)
@@ -111,7 +124,7 @@ WholeJson = Annotated[bool, typer.Option("--json", help="Print summary.json on o
 
 def port_option(text: str) -> Any:
     """Return the option of a port, with `text` as its help."""
-    return typer.Option(metavar="PORT", min=0, max=65535, help=text)
+    return typer.Option(metavar="PORT", parser=whole(0, 65535, "port"), help=text)
 
 
 Port = Annotated[int, port_option("Port to listen on; 0 takes a free one.")]

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from loadtests.commands.options import file_name
+from loadtests.commands.options import file_name, whole
 from loadtests.workers.channel import TOKEN_VARIABLE, channel_token
 from servers.address import host_port
 from servers.complaint import ConfigError
@@ -41,7 +41,7 @@ def command(
     ] = "tailgate-worker",
     trials: Annotated[
         int,
-        typer.Option(metavar="N", min=0, help="End after N trials; 0: never."),
+        typer.Option(metavar="N", parser=whole(0, 10**6), help="End after N trials; 0: never."),
     ] = 0,
 ) -> int:
     """Generate load from this host for a run on another one.

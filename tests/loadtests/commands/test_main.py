@@ -75,7 +75,7 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         (["foretell"], "No such command 'foretell'"),
         (["run"], "Missing argument 'EXPERIMENT': see `tailgate run --help`"),
         (["run", "none.toml"], 'experiment "none.toml" does not exist'),
-        (["run", "demo", "--seed", "x"], "Invalid value for '--seed': Input should be a valid integer"),
+        (["run", "demo", "--seed", "x"], "'--seed': 'x' is no seed: give a whole number from 0"),
         (["run", "demo", "--set", "traffic.rate"], "is not KEY=VALUE"),
         (["run", "demo", "--set", "traffic.rate=fast"], 'traffic.rate is "fast": give a number'),
         (["run", "demo", "--set", "traffic.speed=1"], "traffic.speed is unknown"),
@@ -86,7 +86,7 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         (["serve", "--preset", "fast"], 'preset is "fast": use'),
         (
             ["serve", "--preset", "eager", "--port", "70000"],
-            "'--port': Input should be less than or equal to 65535",
+            "is no port: give a whole number from 0 to 65535",
         ),
         (["serve", "--preset", "eager", "--set", "model.device=tpu"], 'model.device is "tpu"'),
         (["serve", "--preset", "eager", "--set", "model.dtype=int4"], 'model.dtype is "int4"'),
