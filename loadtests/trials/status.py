@@ -25,7 +25,6 @@ class UnderWay:
     kind: str
     start_ns: int
     shape: str = ""
-    batch_id: int = -1
 
     def seconds(self, at_ns: int) -> float:
         """Return how long it has gone on."""

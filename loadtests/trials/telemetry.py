@@ -231,7 +231,7 @@ class Collector:
     def _take_under_way(self, follower: _Follower, compile: telemetry_pb2.CompileUnderWay) -> None:
         follower.cut_short = None
         is_served = compile.phase != "warmup" and not compile.end_ns
-        columns = {name: getattr(compile, name) for name in ("kind", "start_ns", "shape", "batch_id")}
+        columns = {name: getattr(compile, name) for name in ("kind", "start_ns", "shape")}
         self._status.replicas[follower.replica].compiling = (
             UnderWay(arm=follower.arm, replica=follower.replica, **columns) if is_served else None
         )

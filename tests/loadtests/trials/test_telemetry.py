@@ -159,7 +159,7 @@ class LiveTelemetry(telemetry_pb2_grpc.TelemetryServicer):
         yield from iter(self.events.get, None)
 
 
-NOW = UnderWay(arm="naive", replica="naive-0", kind="compile", start_ns=5, shape="2x64", batch_id=7)
+NOW = UnderWay(arm="naive", replica="naive-0", kind="compile", start_ns=5, shape="2x64")
 
 
 @pytest.mark.parametrize("over", [{"end_ns": 9}, {"phase": "warmup"}], ids=["its end", "one of the warm-up"])
