@@ -146,8 +146,13 @@ def typed(kind: bytes) -> bytes:
     return head + part("one", "stop") + DONE
 
 
-def test_an_answer_ends_with_its_finish_reason_where_nothing_follows() -> None:
-    call = outcome(hanging(threading.Event(), STREAM_HEAD + chunked(ONE, part(" two", "stop"))))
+@pytest.mark.parametrize("secure", [False, True])
+def test_an_answer_ends_with_its_finish_reason_where_nothing_follows(secure: bool, tmp_path: Path) -> None:
+    files = make_certificates(tmp_path)
+    script = hanging(threading.Event(), STREAM_HEAD + chunked(ONE, part(" two", "stop")))
+    with HttpPeer(script, tls=context(files, protocols=()) if secure else None) as peer:
+        with client_of(peer.address, **({"tls_ca": files.ca} if secure else {})) as client:
+            call = ask(client)
     assert (call.status, len(call.token_ns)) == ("OK", 2)
     assert call.end_ns == call.token_ns[-1]
 
