@@ -149,10 +149,10 @@ def typed(kind: bytes) -> bytes:
 @pytest.mark.parametrize("secure", [False, True])
 def test_an_answer_ends_with_its_finish_reason_where_nothing_follows(secure: bool, tmp_path: Path) -> None:
     files = make_certificates(tmp_path)
+    tls, trusting = (context(files, protocols=()), {"tls_ca": files.ca}) if secure else (None, {})
     script = hanging(threading.Event(), STREAM_HEAD + chunked(ONE, part(" two", "stop")))
-    with HttpPeer(script, tls=context(files, protocols=()) if secure else None) as peer:
-        with client_of(peer.address, **({"tls_ca": files.ca} if secure else {})) as client:
-            call = ask(client)
+    with HttpPeer(script, tls=tls) as peer, client_of(peer.address, **trusting) as client:
+        call = ask(client)
     assert (call.status, len(call.token_ns)) == ("OK", 2)
     assert call.end_ns == call.token_ns[-1]
 
