@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +139,7 @@ class _Files:
     def tables(self, path: Path, stem: str) -> Iterator[pa.Table]:
         """Yield the rows of the file of the table `stem`, some megabytes at a time. Raises RecordError."""
         problems: list[str] = []
-        schema = JUDGED_REQUESTS if stem == "requests" else TABLES[stem]
-        yield from tables_in(path, schema, problems, required=REQUIRED[stem])
+        yield from tables_in(path, TABLES[stem], problems, required=REQUIRED[stem])
         for problem in problems:
             self.add(path, problem)
 
@@ -243,13 +244,17 @@ def _requests(
     alone = opened[0][0] if not opened[0][0].place else None
     builder = ColumnBuilder(sessions=alone is None or design_of(alone.experiment, alone.infos) != MIRRORED)
     generators: list[dict[str, Any]] = []
+    read = groupby(read_ahead(_request_tables(opened)), key=itemgetter(0))
     for run, files in opened:
         for number, info, folder in zip(run.numbers, run.infos, run.folders, strict=True):
             trial = {"trial": run.trials[number]}
             accounts = {path.stem: account | trial for path, account in files.all(folder, "generator-*.json")}
             for path in table_files(folder, "requests"):
                 before, nameless, foreign = builder.rows, 0, 0
-                for rows in read_ahead(files.tables(path, "requests")):
+                for _, rows in next(read)[1]:
+                    if isinstance(rows, str):
+                        files.add(path, rows)
+                        continue
                     nameless += rows.column("trial").null_count
                     foreign += pc.sum(pc.not_equal(rows.column("trial"), number)).as_py() or 0
                     builder.add(run.with_own_names(rows, number))
@@ -263,6 +268,17 @@ def _requests(
             builder.end_trial(named)
             generators += accounts.values()
     return builder.columns(), generators
+
+
+def _request_tables(opened: Sequence[tuple[RecordedRun, _Files]]) -> Iterator[tuple[Path, pa.Table | str]]:
+    """Yield the requests of all files, each with its path, and what is wrong with a file after its rows."""
+    for run, _ in opened:
+        for path in (path for folder in run.folders for path in table_files(folder, "requests")):
+            problems: list[str] = []
+            yield path, JUDGED_REQUESTS.empty_table()
+            for rows in tables_in(path, JUDGED_REQUESTS, problems, required=REQUIRED["requests"]):
+                yield path, rows
+            yield from ((path, problem) for problem in problems)
 
 
 def _named_requests(events: pa.Table | None) -> set[str]:

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,6 +33,7 @@ END_LINE_BYTES = len(b"\nrows 000000000000 crc32 00000000\n")
 _LARGEST_INT = 9.2e18
 _ROWS_AT_ONCE = 1 << 16  # of Parquet
 _BYTES_AT_ONCE = 1 << 24
+T = TypeVar("T")
 _LONGEST, _HEAD = 1000, 700  # characters of an error
 
 
@@ -196,13 +197,13 @@ def tables_in(
         raise RecordError(f"{path.name} cannot be read ({one_line(error)}): give the file again") from error
 
 
-def read_ahead(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Yield the tables, each of which another processor reads while the one before it is used."""
+def read_ahead(items: Iterator[T]) -> Iterator[T]:
+    """Yield the items, each of which another processor reads while the one before it is used."""
     with ThreadPoolExecutor(1) as reader:
-        coming = reader.submit(next, tables, None)
-        while (table := coming.result()) is not None:
-            coming = reader.submit(next, tables, None)
-            yield table
+        coming = reader.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = reader.submit(next, items, None)
+            yield item
 
 
 def _arrow_tables(path: Path, schema: pa.Schema, problems: list[str]) -> Iterator[pa.Table]:

@@ -90,6 +90,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     with ThreadPoolExecutor(1) as other_processor:
         over_time = other_processor.submit(_over_time, run)
         arms = [arm_row(run, arm, judgement) for arm in run.arms]
+        distribution = _distribution(run)
     return {
         "schema": SCHEMA,
         "name": str(run.records.experiment.get("name") or run_id),
@@ -111,6 +112,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "design": _design(run),
         "events": _events(run),
         **over_time.result(),
+        "distribution": distribution,
         "interim": _interim(run),
         "ramp": None if ramp is None else asdict(ramp),
         "weights": _weights(run),
@@ -127,7 +129,6 @@ def _over_time(run: Run) -> dict[str, Any]:
     return {
         "spikes": [_spike_row(run, spike) for spike in spikes],
         "series": _latency_series(run),
-        "distribution": _distribution(run),
     }
 
 
