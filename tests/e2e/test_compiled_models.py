@@ -262,7 +262,9 @@ def test_a_step_record_holds_what_was_encoded_and_whether_by_compiled_code(
     preset: str, recorder: CompileRecorder
 ) -> None:
     runner = warm(arm_of(preset), recorder)
-    finished, steps = served(runner, recorder, [4, 9, 40, 1, 2, 7, 8])
+    answers = served(runner, [4, 9, 40, 1, 2, 7, 8])
+    steps = [output.step for output in answers.outputs if output.step is not None]
+    finished = [answers.ended[str(number)] for number in range(7)]
     assert [(step.kind, step.batch, step.tokens) for step in steps] == [("encode", 5, 56), ("encode", 2, 15)]
     assert {step.compiled for step in steps} == {preset != "eager"}
     assert [(item.status, item.reason, len(item.vector)) for item in finished] == [("OK", "embedded", 512)] * 7
