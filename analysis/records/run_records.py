@@ -26,7 +26,7 @@ from analysis.wording import counted
 
 MIRRORED = "mirrored"
 
-_BYTES_A_BYTE = 1.2  # of requests in a file, at the peak of an analysis (benchmarks/analysis.py)
+_BYTES_A_BYTE = 0.8  # of requests in a file, at the peak of an analysis (benchmarks/analysis.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
