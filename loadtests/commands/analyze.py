@@ -59,8 +59,8 @@ def command(
     """
     from analysis.records.joining import joins_runs
     from analysis.records.tables import RecordError
-    from loadtests.commands.judged_run import judge_run
     from loadtests.commands.made_folder import join_runs, names_results, run_of_results
+    from loadtests.commands.verdict import judge_run
     from loadtests.experiments.files import check_writable
 
     check_named({"--out": out})

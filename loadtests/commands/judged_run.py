@@ -1,25 +1,19 @@
-"""An experiment run with its live page and metrics, and a run directory judged: `run`, `ramp`, `frontier`, `analyze`.
-
-What judges is imported after the traffic: nothing of it is needed before, and SciPy alone takes half a second.
-"""
+"""An experiment that runs with its live page and metrics and is judged: `run`, `ramp` and `frontier`."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
-from loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain, stopping, without_verdict
+from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
 from loadtests.commands.parity import show_parity
+from loadtests.commands.verdict import judge_run
 from loadtests.trials.environment import has_requests
 from loadtests.trials.live_page import LivePage, page_address
 from loadtests.trials.progress import Display
 from loadtests.trials.run import Orchestrator
 from loadtests.trials.status import Status
-from servers import stdout
-from servers.complaint import fault, unwritten
 
 
 def run_and_judge(orchestrator: Orchestrator, *, page: str, metrics: str, as_json: bool) -> int:
@@ -66,64 +60,3 @@ def _run(orchestrator: Orchestrator, status: Status, ended: dict[str, Any], *, a
     status.phase = "judging"
     print(f"judging {outcome.run_dir}", file=sys.stderr)
     return judge_run(outcome.run_dir, ended, as_json=as_json, broke=not outcome.complete)
-
-
-def judge_run(
-    run_dir: Path,
-    ended: dict[str, Any],
-    *,
-    as_json: bool,
-    whole: bool = False,
-    broke: bool = False,
-    slo: Sequence[str] = (),
-) -> int:
-    """Write the summary and reports into the run directory, and the verdict or the answer of a search to stdout.
-
-    As JSON it is the `whole` summary or its outcome. Returns the exit code.
-    """
-    from analysis.records.tables import RecordError
-    from analysis.report import write_reports
-    from analysis.report.terminal import verdict_table
-    from analysis.summary.summary import analyze, exit_code, write_summary
-
-    def unjudged(message: str, code: int) -> int:
-        """Complain that there is no verdict. After a run, programs still get their line."""
-        complain(message, code)
-        return without_verdict(run_dir, {"error": message, **ended}, code, as_json=as_json) if ended else code
-
-    try:
-        summary = analyze(run_dir, slo=slo)
-        write_summary(summary, run_dir / "summary.json")
-        write_reports(summary, run_dir)
-    except RecordError as error:
-        return unjudged(str(error), EXIT_BROKE if ended else EXIT_USAGE)
-    except OSError as error:
-        return unjudged(f"{unwritten(error)}, then tailgate analyze {run_dir}: the records are kept", EXIT_BROKE)
-    except KeyboardInterrupt:
-        return unjudged(f"interrupted: the records are kept: tailgate analyze {run_dir}", EXIT_BROKE)
-    except Exception as error:
-        return unjudged(fault(error, run_dir), EXIT_BROKE)
-    code = EXIT_BROKE if broke else exit_code(summary)
-    if whole:
-        stdout.write("", summary, as_json=True)
-        return code
-    report = run_dir / "report.html"
-    line = {
-        "verdict": summary["overall"],
-        "run_dir": str(run_dir),
-        **({"runs": len(joined["runs"])} if (joined := summary.get("joined")) else {}),
-        "report": str(report),
-        "exit_code": code,
-        "headline": summary.get("headline"),
-        "arms": {arm["name"]: arm["verdict"] for arm in summary.get("arms", []) if not arm.get("control")},
-        "needed_s": (summary.get("advice") or {}).get("needed_s"),
-        **ended,
-    }
-    if frontier := summary.get("frontier"):
-        if not frontier["gated"]:
-            line = {key: value for key, value in line.items() if key not in ("headline", "arms", "needed_s")}
-            line["verdict"] = None
-        line |= {"answer": frontier["answer"]}
-    text = verdict_table(summary, width=stdout.columns())
-    stdout.write(f"{text}\nreport: {report}", line, as_json=as_json)
-    return code

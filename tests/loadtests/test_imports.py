@@ -15,6 +15,8 @@ _JUDGING = {"scipy", "jinja2", "analysis.judging.gates", "analysis.report"}
 _RECORDS = {"numpy", "pyarrow"}
 
 FORBIDDEN = {
+    # `tailgate analyze` judges a recorded run: it starts nothing.
+    "loadtests.commands.verdict": _TORCH | _LOAD | _JUDGING | {"grpc", "asyncio", "loadtests.trials"},
     # The orchestrator judges too, and imports what it needs for that once the traffic is over.
     "loadtests.commands.judged_run": _TORCH | _LOAD | _JUDGING | {"prometheus_client", "huggingface_hub"},
     "loadtests.monitor.__main__": _TORCH | _LOAD | _JUDGING | _RECORDS | {"grpc", "pydantic"},
