@@ -13,7 +13,7 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parent
 # `make test` runs these folders; `make test-all` runs the others too.
 DEFAULT = ("analysis", "golden", "loadtests", "servers")
-LIMIT_S = float(os.environ.get("TAILGATE_TEST_LIMIT_S", 2))
+LIMIT_S = float(os.environ.get("TAILGATE_TEST_LIMIT_S", 4))
 
 # Hypothesis fails no example by its duration: the machine may be busy.
 settings.register_profile("busy machine", deadline=None)
