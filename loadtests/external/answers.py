@@ -14,7 +14,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -248,9 +248,8 @@ def wait_ready(
         # In a thread of its own, so that the user can end the run while it waits for the server.
         answer: Future[Probe] = Future()
         threading.Thread(target=_probe, args=(answer, config, address, left_s), daemon=True).start()
-        while not answer.done():
+        while not wait([answer], _POLL_S).done:
             check()
-            time.sleep(_POLL_S / 2)
         try:
             return answer.result()
         except FailedError as error:

@@ -73,25 +73,27 @@ _TRITON = re.compile(r"Triton (?:kernel )?JIT compilation during inference: .+?(
 
 
 class LineClock:
-    """The clock of one log, whose zone and error are unknown: what it differs by is learnt from the lines that came
-    soonest. A line without a time was written when it arrived."""
+    """The clock of one log, whose zone and error are unknown. Its offset is that of the lines that arrived soonest.
+
+    A line without a time counts as written when it arrived.
+    """
 
     def __init__(self) -> None:
         self._offset_ns: int | None = None
         self._before_ns: int | None = None  # the time of the line before, as it has it
 
     def learn(self, line: str, arrived_ns: int) -> None:
-        """Learn what the line tells of the clock, for lines that are taken up later."""
-        if (told := _time_of(line[:_HEAD], arrived_ns)) is not None:
-            delay_ns = arrived_ns - told[0]
+        """Update the offset by a line that is read later."""
+        if (stamp := _time_of(line[:_HEAD], arrived_ns)) is not None:
+            delay_ns = arrived_ns - stamp[0]
             self._offset_ns = delay_ns if self._offset_ns is None else min(delay_ns, self._offset_ns)
 
     def moment(self, line: str, arrived_ns: int) -> int:
-        """Return when the line was written: as it arrived, unless by its own time it came late."""
-        told = _time_of(line[:_HEAD], arrived_ns)
-        if told is None:
+        """Return when the line was written: its arrival, unless its own time shows that it arrived late."""
+        stamp = _time_of(line[:_HEAD], arrived_ns)
+        if stamp is None:
             return arrived_ns
-        at_ns, step_ns = told
+        at_ns, step_ns = stamp
         if self._before_ns is not None and at_ns < self._before_ns - _SET_BACK_NS:
             self._offset_ns = None
         self._before_ns = at_ns

@@ -205,16 +205,16 @@ class Master:
                     self._ended(load)
 
     def _watch_end(self) -> None:
-        """Tell every load process when the load is to end before its time, as soon as end.json says so."""
-        path, told = self._folder / END_FILE, ""
+        """Send the time in end.json, at which the load ends early, to every load process when the file changes."""
+        path, sent = self._folder / END_FILE, ""
         while self._running:
             gevent.sleep(_END_EVERY_S)
             try:
                 text = path.read_text(encoding="utf-8")
             except OSError:
                 continue
-            if text != told:
-                told = text
+            if text != sent:
+                sent = text
                 self._runner.send_message(END, json.loads(text))
 
     def _fail(self, why: str) -> None:
