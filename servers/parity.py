@@ -209,7 +209,10 @@ def served_vectors(
     """
     vectors: list[bytes] = []
     for batch in batches:
-        ended = ask(runner, requests_of([texts[text] for text in batch], [0] * len(batch))).ended
+        try:
+            ended = ask(runner, requests_of([texts[text] for text in batch], [0] * len(batch))).ended
+        except UnforeseenShapeError as error:
+            raise UnforeseenShapeError(f"texts {', '.join(map(str, batch))} in one batch: {error}") from None
         for place in range(len(batch)):
             finished = ended[str(place)]
             if finished.timing.batch_size != len(batch):
@@ -218,7 +221,9 @@ def served_vectors(
         report("embedding", len(vectors), len(rows_of(batches)))
     width = max(map(len, vectors)) // 4
     unknown = np.full(width, np.nan, dtype=np.float32).tobytes()
-    return np.frombuffer(b"".join(vector or unknown for vector in vectors), dtype=np.float32).reshape(-1, width)
+    return np.frombuffer(b"".join(vector or unknown for vector in vectors), dtype=np.float32).reshape(
+        len(vectors), width
+    )
 
 
 def arm_facts(runner: ModelRunner | EncoderRunner, weights: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from analysis.interim.journal import Watch
 
 _NICE = 10
 _EVERY_S = 2.0  # between looks for new records
-_REST = 2.0  # times as long as an analysis took: never more than a third of one processor
+_REST = 2.0  # times the processor time that an analysis took: leaves the load most of a processor
 
 
 def main() -> int:
@@ -31,7 +31,7 @@ def main() -> int:
     watch = Watch(options.run_dir)
     failures = 0
     while not stopped.wait(_EVERY_S):
-        began = time.monotonic()
+        began = time.process_time()
         try:
             row = watch.analyse(time.time_ns())
             failures = 0
@@ -41,7 +41,7 @@ def main() -> int:
             stopped.wait(min(60.0, 2.0**failures))
             continue
         if row is not None:
-            stopped.wait(_REST * (time.monotonic() - began))
+            stopped.wait(_REST * (time.process_time() - began))
     return 0
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.arrays import Ints
+from analysis.arrays import Bools, Ints
 from analysis.judging.paths import Path, exchange_of, with_evidence
 from analysis.run.gaps import gaps_of
 from analysis.run.pairs import in_pairs
@@ -172,16 +172,19 @@ def steady_rows(run: Run, arm: str) -> Rows:
     return Rows(treatment=treatment, control=control, paired=paired, uneven=uneven)
 
 
-def drawn(
-    treatment: Ints, control: Ints, *, paired: bool, rng: np.random.Generator, most: int = MOST_REQUESTS
-) -> tuple[Ints, Ints]:
-    """Return about `most` rows of the arm that has more, where it has more than that, and the same share of the other.
-    `paired`: row i of one is the copy of row i of the other, and both go together."""
-    share = most / max(1, len(treatment), len(control))
-    if share >= 1.0:
+def drawn(treatment: Ints, control: Ints, *, paired: bool, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """Return about MOST_REQUESTS rows of an arm that has more, and all rows of one that has not.
+
+    `paired`: row i of one is the copy of row i of the other, and both are drawn or neither.
+    """
+
+    def kept(rows: Ints) -> Bools:
+        return np.asarray(rng.random(len(rows), dtype=np.float32) * len(rows) < MOST_REQUESTS)
+
+    if max(len(treatment), len(control)) <= MOST_REQUESTS:
         return treatment, control
-    kept = rng.random(len(treatment), dtype=np.float32) < share
-    return treatment[kept], control[kept if paired else rng.random(len(control), dtype=np.float32) < share]
+    own = kept(treatment)
+    return treatment[own], control[own if paired else kept(control)]
 
 
 def samples_of(run: Run, metric: str, rows: Rows, *, segments: int = 1) -> tuple[Sample, Sample]:

@@ -243,42 +243,44 @@ def _requests(
     # Nothing is counted in sessions where every arm got every request.
     alone = opened[0][0] if not opened[0][0].place else None
     builder = ColumnBuilder(sessions=alone is None or design_of(alone.experiment, alone.infos) != MIRRORED)
-    generators: list[dict[str, Any]] = []
-    read = groupby(read_ahead(_request_tables(opened)), key=itemgetter(0))
+    # All accounts are read before any request. An account vouches for the requests up to its `settled_ns`: if it were
+    # newer than the requests, the slowest of them would be missing (see analysis/interim/journal.py).
+    trials: list[tuple[RecordedRun, _Files, int, bool, dict[str, dict[str, Any]], list[Path]]] = []
     for run, files in opened:
         for number, info, folder in zip(run.numbers, run.infos, run.folders, strict=True):
             trial = {"trial": run.trials[number]}
             accounts = {path.stem: account | trial for path, account in files.all(folder, "generator-*.json")}
-            for path in table_files(folder, "requests"):
-                before, nameless, foreign = builder.rows, 0, 0
-                for _, rows in next(read)[1]:
-                    if isinstance(rows, str):
-                        files.add(path, rows)
-                        continue
-                    nameless += rows.column("trial").null_count
-                    foreign += pc.sum(pc.not_equal(rows.column("trial"), number)).as_py() or 0
-                    builder.add(run.with_own_names(rows, number))
-                process = path.name.partition(".")[0].replace("requests-", "generator-")
-                if process in accounts:
-                    accounts[process]["rows"] = builder.rows - before
-                if nameless and info is not None:  # bare tables need not name their trial
-                    files.add(path, f"has {counted(nameless, 'request')} without a trial")
-                if foreign and len(run.folders) > 1:  # their ids are compared with those of this trial alone
-                    files.add(path, f"has {counted(foreign, 'request')} of another trial")
-            builder.end_trial(named)
-            generators += accounts.values()
-    return builder.columns(), generators
+            trials.append((run, files, number, info is not None, accounts, table_files(folder, "requests")))
+    read = groupby(read_ahead(_request_tables([path for *_, paths in trials for path in paths])), key=itemgetter(0))
+    for run, files, number, has_info, accounts, paths in trials:
+        for path in paths:
+            before, nameless, foreign = builder.rows, 0, 0
+            for _, rows in next(read)[1]:
+                if isinstance(rows, str):
+                    files.add(path, rows)
+                    continue
+                nameless += rows.column("trial").null_count
+                foreign += pc.sum(pc.not_equal(rows.column("trial"), number)).as_py() or 0
+                builder.add(run.with_own_names(rows, number))
+            process = path.name.partition(".")[0].replace("requests-", "generator-")
+            if process in accounts:
+                accounts[process]["rows"] = builder.rows - before
+            if nameless and has_info:  # bare tables need not name their trial
+                files.add(path, f"has {counted(nameless, 'request')} without a trial")
+            if foreign and len(run.folders) > 1:  # their ids are compared with those of this trial alone
+                files.add(path, f"has {counted(foreign, 'request')} of another trial")
+        builder.end_trial(named)
+    return builder.columns(), [account for *_, accounts, _ in trials for account in accounts.values()]
 
 
-def _request_tables(opened: Sequence[tuple[RecordedRun, _Files]]) -> Iterator[tuple[Path, pa.Table | str]]:
+def _request_tables(paths: Sequence[Path]) -> Iterator[tuple[Path, pa.Table | str]]:
     """Yield the requests of all files, each with its path, and what is wrong with a file after its rows."""
-    for run, _ in opened:
-        for path in (path for folder in run.folders for path in table_files(folder, "requests")):
-            problems: list[str] = []
-            yield path, JUDGED_REQUESTS.empty_table()
-            for rows in tables_in(path, JUDGED_REQUESTS, problems, required=REQUIRED["requests"]):
-                yield path, rows
-            yield from ((path, problem) for problem in problems)
+    for path in paths:
+        problems: list[str] = []
+        yield path, JUDGED_REQUESTS.empty_table()
+        for rows in tables_in(path, JUDGED_REQUESTS, problems, required=REQUIRED["requests"]):
+            yield path, rows
+        yield from ((path, problem) for problem in problems)
 
 
 def _named_requests(events: pa.Table | None) -> set[str]:

@@ -66,7 +66,7 @@ def binomial_test(count: int, total: int, share: float) -> float:
 
 
 def _reach(total: int, share: float) -> float:
-    """Return how far from the mean of `total` draws the counts lie that matter: beyond it lies less than 1e-300."""
+    """Return how far from the mean of `total` draws the counts lie that matter: beyond it lies less than 1e-100."""
     return 40.0 * math.sqrt(total * share * (1.0 - share)) + 40.0
 
 

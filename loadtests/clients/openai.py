@@ -26,9 +26,11 @@ from loadtests.external.client_security import bearer_token, client_context, exp
 from loadtests.external.openai_wire import (
     DONE,
     LARGEST_ERROR,
+    MEDIA_HEADERS,
     EventStream,
     error_of_body,
     is_event_stream,
+    media_type,
     read_event,
     request_path,
     shortened,
@@ -323,7 +325,8 @@ class OpenAiCall(Call):
                 self.finish("UNAVAILABLE", "the server closed the connection without an answer", at_ns)
             return
         if self._is_stream is None:
-            self._is_stream = response.get_code() == 200 and is_event_stream(response.header("content-type"))
+            kind = media_type(*map(response.header, MEDIA_HEADERS))
+            self._is_stream = response.get_code() == 200 and is_event_stream(kind)
         pieces, response.pieces = response.pieces, []
         if self._is_stream:
             for piece in pieces:
@@ -388,7 +391,7 @@ class OpenAiCall(Call):
             return
         code = self.response.get_code()
         if not self._is_stream:
-            location, kind = map(self.response.header, ("location", "content-type"))
+            location, kind = self.response.header("location"), media_type(*map(self.response.header, MEDIA_HEADERS))
             self.finish(*error_of_body(code, self._body, location, kind), at_ns)
         elif self.ended_ns or self._events.close() == DONE:
             self._end_stream(at_ns)

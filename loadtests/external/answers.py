@@ -112,7 +112,7 @@ def _openai(config: ExternalArm, address: str, asking: Asking, left_s: Callable[
     where = parse_address(address, config.kind)
     body = openai_wire.request_body(options, config.model_name, asking)
     with _requested(config, address, "POST", openai_wire.request_path(options, where), left_s(), body) as reply:
-        kind = reply.getheader("content-type") or ""
+        kind = openai_wire.media_type(*(reply.getheader(name) or "" for name in openai_wire.MEDIA_HEADERS))
         if reply.status != 200 or not openai_wire.is_event_stream(kind):
             said, location = reply.read(openai_wire.LARGEST_ERROR), reply.getheader("location") or ""
             status, message = openai_wire.error_of_body(reply.status, said, location, kind)

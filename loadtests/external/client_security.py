@@ -93,6 +93,7 @@ def client_context(
     else:
         context.load_default_certs()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_flags = ssl.create_default_context().verify_flags
     context.set_alpn_protocols(list(protocols))
     if security.tls_certificate:
         load_pair(context, security.tls_certificate, security.tls_key)

@@ -64,8 +64,16 @@ def request_body(options: OpenAiOptions, model: str, asking: Asking) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()
 
 
+MEDIA_HEADERS = ("content-type", "content-encoding")
+
+
+def media_type(content_type: str, encoding: str) -> str:
+    """Return the Content-Type, after the Content-Encoding where there is one."""
+    return content_type if encoding.lower() in ("", "identity") else f"{encoding}-compressed {content_type}"
+
+
 def is_event_stream(content_type: str) -> bool:
-    """Whether a Content-Type names server-sent events. Media types have no case."""
+    """Return whether a media type names plain server-sent events. Media types have no case."""
     return content_type.partition(";")[0].strip().lower() == "text/event-stream"
 
 

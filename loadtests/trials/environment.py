@@ -79,10 +79,11 @@ def _git_commit() -> str | None:
 def new_run_dir(out: Path, name: str) -> Path:
     """Make and return a new directory `<time>-<name>` under `out`."""
     stamp = datetime.now(tz=UTC).strftime("%Y%m%dT%H%M%SZ")
+    out.mkdir(parents=True, exist_ok=True)
     for attempt in itertools.count(1):
         path = out / (f"{stamp}-{name}" if attempt == 1 else f"{stamp}-{name}-{attempt}")
         with suppress(FileExistsError):
-            path.mkdir(parents=True)
+            path.mkdir()
             break
     return path
 

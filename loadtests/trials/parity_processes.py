@@ -223,7 +223,7 @@ class ParityRun:
                 name=arm,
                 tokens=_read(work / arm / "answers.json"),
                 logits=np.load(work / arm / "logits.npy", mmap_mode="r"),
-                texts=_logits(work / arm / "texts.npy"),
+                texts=_matrix(work / arm / "texts.npy"),
             )
             for arm in arms
         ]
@@ -231,7 +231,7 @@ class ParityRun:
         outcome = judge(
             answers[0],
             answers[1:],
-            _logits(work / REFERENCE / "logits.npy"),
+            np.load(work / REFERENCE / "logits.npy", mmap_mode="r") if self.experiment.parity.reference else None,
             dtype=dtype,
             prompts=[len(prompt) for prompt in (*plan["prompts"], *late)],
             seed=self.experiment.seed,
@@ -250,7 +250,7 @@ class ParityRun:
         outcome = judge_vectors(
             arms[0],
             vectors,
-            _logits(work / REFERENCE / "vectors.npy"),
+            np.load(work / REFERENCE / "vectors.npy", mmap_mode="r") if self.experiment.parity.reference else None,
             rows=TextRows(texts=texts, batches=batches, lengths=lengths),
             dtype=dtype,
             least=self.experiment.parity.min_cosine or None,
@@ -270,12 +270,12 @@ class ParityRun:
         return replace(
             accuracy,
             lengths=_read(work / TEXTS)["counts"],
-            reference=_logits(work / REFERENCE / "texts.npy"),
+            reference=_matrix(work / REFERENCE / "texts.npy"),
             source=Path(settings.texts).name,
         )
 
 
-def _logits(path: Path) -> Any:
+def _matrix(path: Path) -> Any:
     """Return the matrix in the file, read a page at a time; None where there is no file."""
     return np.load(path, mmap_mode="r") if path.exists() else None
 

@@ -143,7 +143,7 @@ class Master:
     def _on_done(self, load: _Load, data: dict[str, Any]) -> None:
         if data["error"]:
             self._fail(data["error"])
-        if data["missing"]:
+        if data.get("missing"):  # a worker of another version does not say
             self._mark_lost(load, data["missing"])
         self._ended(load)
 

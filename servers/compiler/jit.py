@@ -48,9 +48,8 @@ def jit_compile(kernel: str, *, variant: str = "", compiler: str = "jit") -> Ite
     try:
         yield
     finally:
-        event = _event(compiler, kernel, variant, start_ns=start_ns, end_ns=now_ns())
         for listener in tuple(_listeners):
-            listener(event, False)
+            listener(_event(compiler, str(kernel), variant, start_ns=start_ns, end_ns=now_ns()), False)
 
 
 def _event(

@@ -8,7 +8,9 @@ The recorder joins a record to the running step, which triggered it: the device 
 compiles on another thread delays no step and is a `background_compile`, unless it began and ended within one step: then
 that step may have waited for it.
 
-`install` checks that the stream reports a test compile. Where it does not, `blind_spots` says what is not seen.
+`install` checks that the stream reports a test compile. Where it does not, or a record cannot be read, torch's public
+counter of frames shows after each step whether it compiled. Such an event covers the whole step, and `blind_spots` says
+what is not seen. Alarms and interim analyses rely on these events.
 """
 
 from __future__ import annotations
@@ -36,9 +38,12 @@ from servers.complaint import named
 from servers.rpc.telemetry_pb2 import CompileEvent, CompileUnderWay
 
 RAN_EAGERLY = "a step of a compiled arm ran eagerly: no compiled code fits its shape any more"
+COUNTED = "counted, not seen: torch's stream of compile events is not read, so the time is that of the whole step"
 
 _STREAM = "torch.__trace"
 _RECORDING = "CUDAGraphNode.record"
+_FRAMES = ("frames", "total")
+_SKIPS = ("inductor", "cudagraph_skips")
 # What inductor's own kernels are compiled for. It reports the sum of its tunings in a step, not when each was.
 _OF_TORCH = frozenset({"compile", "recompile", "limit_hit", "autotune"})
 _INDUCTORS = "inductor "
@@ -92,7 +97,7 @@ class CompileRecorder:
         self._events: list[CompileEvent] = []
         self._ids = itertools.count()
         self.cudagraph_skips = 0  # graphs of which no CUDA graph was made since the installation
-        self._skips = 0  # torch's running count of them at the last comparison
+        self._counts: dict[str, int] = {}  # torch's running counts at the last comparison
         self._fallback_is_open = False
         self._thread = 0
         self._undo: list[Callable[[], object]] = []
@@ -104,14 +109,14 @@ class CompileRecorder:
     def install(self) -> None:
         """Listen to the compilers that report a test compile. What happened before is not recorded."""
         self._thread = threading.get_ident()
-        self._count_skips()
-        self.cudagraph_skips = 0
+        self._fresh(*_SKIPS)
         self._read_torch()
         if importlib.util.find_spec("triton") is not None:
             self._read_triton()
         self._events.clear()
         self._elsewhere.clear()
         self._compiles.clear()
+        self._fresh(*_FRAMES)
         self._undo.append(jit.listen(self._on_kernel))
         if self._blind_spots:
             self._publish(self.blind_spots)
@@ -130,7 +135,10 @@ class CompileRecorder:
         """Return the events since the last call, oldest first; to be called after each step. What ran on other threads
         comes last, without a step unless it began and ended within the one that has just run."""
         self._end()  # nothing is under way after a step
-        self._count_skips()
+        self.cudagraph_skips += self._fresh(*_SKIPS)
+        if not self._is_read and self._fresh(*_FRAMES):
+            start_ns = self.trigger.started_ns
+            self._add(CompileEvent(kind="compile", start_ns=start_ns, end_ns=now_ns(), reason=COUNTED), self.trigger)
         if any(event.kind in _OF_TORCH for event in self._events):
             self._events = [event for event in self._events if not event.reason.startswith(_INDUCTORS)]
         is_of_step = self.trigger.started_ns >= self._drained_ns  # not of one that ended before the last call
@@ -197,8 +205,8 @@ class CompileRecorder:
             return
         what = problem or f"{len(begun)} beginnings and ends, {len(self._events)} compiles"
         self._blind_spots.append(
-            f"torch {torch.__version__} does not report a test's compile and recompile ({what}): its compiles are not "
-            "seen"
+            f"torch {torch.__version__} does not report a test's compile and recompile ({what}): compiles are counted "
+            "by its public counter alone"
         )
         self._is_read = False
         self.remove()
@@ -214,7 +222,7 @@ class CompileRecorder:
             if self._is_read:
                 self._read(record.metadata, record.payload)  # type: ignore[attr-defined]
         except Exception as error:  # the compiler would fail with it
-            self._is_read = False
+            self._is_read = False  # `drain` counts from here on, this compile included
             self._blind_spots.append(f"a record of torch {torch.__version__} cannot be read ({named(error)})")
             self._publish(self.blind_spots)
         return True
@@ -356,11 +364,11 @@ class CompileRecorder:
             self._events = [other for other in self._events if other.kind != "jit" or other.end_ns <= event.start_ns]
         self._add(event, self.trigger)
 
-    def _count_skips(self) -> None:
-        """Add the CUDA graphs that were not made since the last call."""
-        count = int(torch._dynamo.utils.counters["inductor"]["cudagraph_skips"])
-        before, self._skips = self._skips, count
-        self.cudagraph_skips += count - before if count >= before else count  # the compiler was reset in between
+    def _fresh(self, group: str, name: str) -> int:
+        """Return how far one of torch's public counters has moved since the last call."""
+        count = int(torch._dynamo.utils.counters[group][name])
+        before, self._counts[name] = self._counts.get(name, 0), count
+        return count - before if count >= before else count  # the compiler was reset in between
 
 
 def _cause(text: str) -> str:

@@ -20,6 +20,7 @@ from analysis.judging.comparisons import compared, samples_of, steady_rows
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.judgement import judge
 from analysis.judging.ramp import Standing, decide
+from analysis.records import run_records
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.records.weight_journal import JOURNAL as WEIGHTS
@@ -48,16 +49,17 @@ def long_run(written: Path, tmp_path: Path) -> Path:
     return shutil.copytree(written, tmp_path / "run")
 
 
-def until(directory: Path, seconds: float | None, *, processes: int = 1) -> Path:
-    """Make the run one that goes on and of whose traffic `seconds` have settled."""
-    path = directory / "trial-01" / "trial.json"
+def until(directory: Path, seconds: float | None, *, processes: int = 1, trial: int = 1) -> Path:
+    """Make the run one that goes on and of whose traffic `seconds` have settled, in this trial."""
+    folder = directory / f"trial-{trial:02d}"
+    path = folder / "trial.json"
     info = json.loads(path.read_text())
     info.pop("crc32", None)
     path.write_text(json.dumps({**info, "complete": False, "load_processes": processes}))
     for worker in range(processes):
         settled_ns = None if seconds is None else info["start_ns"] + int(seconds * 1e9)
         account = {"worker": worker, "settled_ns": settled_ns, "complete": False}
-        (directory / "trial-01" / f"generator-{worker}.json").write_text(json.dumps(account))
+        (folder / f"generator-{worker}.json").write_text(json.dumps(account))
     return directory
 
 
@@ -242,6 +244,22 @@ def test_a_block_is_settled_once_it_is_for_every_load_process(long_run: Path) ->
     assert settled(read_run(directory)) is None
     path.unlink()
     assert settled(read_run(directory)) is None
+
+
+def test_accounts_are_read_before_the_requests_of_any_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = write_run(tmp_path / "run", replace(LONG, trials=2, duration_s=120))
+    until(directory, 60, trial=2)
+    tables_in = run_records.tables_in
+
+    def reading(path: Path, *rest: Any, **more: Any) -> Any:
+        if path.name.startswith("requests"):  # meanwhile the load process goes on
+            until(directory, 120, trial=2)
+        return tables_in(path, *rest, **more)
+
+    monkeypatch.setattr(run_records, "tables_in", reading)
+    records = settled(read_run(directory))
+    assert records is not None
+    assert records.trials[1]["duration_s"] == 60
 
 
 def test_requests_of_blocks_that_are_not_settled_are_left_out(long_run: Path) -> None:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from analysis.judging import comparisons as comparisons_module
 from analysis.judging.comparisons import QUANTILES, blocks_at, compared, comparisons, drawn, samples_of, steady_rows
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
@@ -98,15 +99,25 @@ class TestSteadyTraffic:
         mine, theirs = samples(run, "compiled", "tpot")
         assert len(mine) == len(theirs) < len(samples(run, "compiled", "e2e")[0])
 
-    @pytest.mark.parametrize(("most", "paired"), [(10_000, True), (10_000, False), (100_000, True)])
-    def test_the_same_share_of_each_arm_is_drawn(self, most, paired):
-        rows = np.arange(40_000)
-        copies = rows + 50_000 if paired else np.arange(80_000)
-        mine, theirs = drawn(rows, copies, paired=paired, rng=np.random.default_rng(1), most=most)
-        largest = max(len(mine), len(theirs))
-        assert largest == pytest.approx(min(most, len(copies)), rel=0.05)
-        assert len(mine) / len(rows) == pytest.approx(len(theirs) / len(copies), rel=0.05)
-        assert not paired or np.array_equal(mine + 50_000, theirs)
+    def test_of_many_requests_some_are_drawn_from_the_whole_run_with_their_copies(self, tmp_path, monkeypatch):
+        run = run_of(tmp_path)
+        every = steady_rows(run, "compiled")
+        monkeypatch.setattr(comparisons_module, "MOST_REQUESTS", len(every.treatment) // 4)
+        rows = steady_rows(run, "compiled")
+        assert rows.paired
+        assert np.array_equal(run.requests.pair[rows.treatment], run.requests.pair[rows.control])
+        assert len(np.unique(rows.treatment)) == len(rows.treatment) == pytest.approx(len(every.treatment) / 4, rel=0.3)
+        starts = run.requests.start_ns
+        early = starts[rows.treatment] < np.median(starts[every.treatment])
+        assert early.mean() == pytest.approx(0.5, abs=0.15)
+
+    def test_an_arm_with_few_requests_keeps_them_all(self, monkeypatch):
+        monkeypatch.setattr(comparisons_module, "MOST_REQUESTS", 10_000)
+        few, many = np.arange(8_000), np.arange(10_000, 90_000)
+        mine, theirs = drawn(few, many, paired=False, rng=np.random.default_rng(1))
+        assert len(mine) == 8_000
+        assert len(theirs) == pytest.approx(10_000, rel=0.05)
+        assert theirs.mean() == pytest.approx(many.mean(), rel=0.05)
 
 
 class TestTokenGaps:

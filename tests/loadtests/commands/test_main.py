@@ -268,7 +268,7 @@ def test_what_cannot_be_inspected_is_one_line(
 
 
 @pytest.mark.process
-def test_a_shape_that_cannot_be_check_replica_before_anything_is_loaded() -> None:
+def test_a_shape_that_cannot_be_read_is_refused_before_anything_is_loaded() -> None:
     with pytest.raises(ConfigError):
         inspected_arm("", "eager", ["engine.slots=0"])
     command = [sys.executable, "-m", "loadtests.commands.main", "inspect", "--arm", "eager", "--shapes", "prefill 9"]

@@ -318,14 +318,16 @@ def test_token_ids_are_sent_where_the_arm_takes_them() -> None:
         (plain("400 No", b'{"detail": "prompt must be a string."}'), "must be a string.*openai.prompt"),
         (plain("308 Moved", b"", "Location: http://b/v1"), "redirects to http://b/v1"),
         (plain("200 OK", b'{"choices": []}', "Content-Type: application/json"), "Content-Type application/json.*proxy"),
+        (plain("200 OK", b"x", "Content-Type: text/event-stream", "Content-Encoding: gzip"), "gzip"),
         (plain("200 OK", b"data: {}"), "no Content-Type and not text/event-stream: data"),
         (answer(event({"error": {"message": "out of memory"}})), "out of memory"),
         (answer(said("a")), "without a finish_reason"),
     ],
 )
 def test_answer_that_waiting_will_not_change_ends_the_wait(reply: bytes, says: str) -> None:
-    with HttpPeer(server(reply)) as peer, pytest.raises(FailedError, match=says):
+    with HttpPeer(server(reply)) as peer, pytest.raises(FailedError, match=says) as caught:
         probe(openai(peer.address))
+    assert not caught.value.not_yet
 
 
 def test_server_that_loads_its_model_is_waited_for() -> None:
@@ -363,8 +365,9 @@ def test_certificate_is_checked(tmp_path: Path) -> None:
             (SecurityConfig(), "not trusted.*tls_ca"),
             (SecurityConfig(tls_ca=files.ca), "is for another name.*tls_server_name"),
         ):
-            with pytest.raises(FailedError, match=says):
+            with pytest.raises(FailedError, match=says) as caught:
                 probe(openai(peer.address, **dict(security)))
+            assert not caught.value.not_yet
 
 
 def test_inference_server_answers_as_the_load_will_ask(address: str) -> None:
@@ -387,15 +390,19 @@ def test_inference_server_answers_as_the_load_will_ask(address: str) -> None:
 def test_inference_server_that_cannot_be_used_says_why(
     address: str, model: str, options: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(FailedError, match=says):
+    with pytest.raises(FailedError, match=says) as caught:
         probe(oip(address, model, **options))
+    assert not caught.value.not_yet
 
 
 def test_model_that_loads_is_waited_for(address: str) -> None:
-    with pytest.raises(FailedError, match='model "loading" is not ready'):
-        probe(oip(address, "loading"), timeout_s=0.2)
-    with pytest.raises(FailedError, match="UNAVAILABLE"):
-        probe(oip("grpc://127.0.0.1:1", "text"), timeout_s=0.2)
+    for config, says in (
+        (oip(address, "loading"), 'model "loading" is not ready'),
+        (oip("grpc://127.0.0.1:1", "text"), "UNAVAILABLE"),
+    ):
+        with pytest.raises(FailedError, match=says) as caught:
+            probe(config, timeout_s=0.2)
+        assert caught.value.not_yet
 
 
 def test_extra_tables_and_lists_are_sent_as_they_are() -> None:

@@ -36,8 +36,8 @@ from servers.complaint import ConfigError
 from tests.fakes.processes import wait_for
 from tests.fakes.simulated import GreedyServer, serving
 from tests.fakes.whole_run import external_trial, trial_context
-from tests.loadtests.external.test_telemetry import GRAPH, IN_DETAIL, MONITOR, ONCE, RECOMPILE, VERBOSE
-from tests.loadtests.external.test_telemetry import TRITON_LINE as TRITON
+from tests.loadtests.external.test_compile_lines import GRAPH, IN_DETAIL, MONITOR, ONCE, RECOMPILE, VERBOSE
+from tests.loadtests.external.test_compile_lines import TRITON_LINE as TRITON
 
 SECRET = "s3cret-of-the-server"
 THREE = {"prompts": 3, "tokens": 3}

@@ -21,7 +21,7 @@ from torch._guards import CompileId
 import servers
 from servers.clock import now_ns
 from servers.compiler import recorder as recorder_module
-from servers.compiler.recorder import CompileRecorder, EagerCanary, Trigger
+from servers.compiler.recorder import COUNTED, CompileRecorder, EagerCanary, Trigger
 from servers.rpc.telemetry_pb2 import CompileEvent, CompileUnderWay
 
 _OPTIONS = inductor.save_config_portable()  # as torch brings them: this module is imported before any arm compiles
@@ -97,6 +97,7 @@ def test_a_compile_is_announced_before_and_after_it(
     assert [(item.kind, item.compile_id, item.start_ns) for item in announced[1:]] == [
         ("compile", "1/0", begun.start_ns)
     ]
+    assert place_of(announced[1]) == AT_SERVING
     assert begun.start_ns < announced[1].end_ns <= now_ns()
     function(torch.ones(3))
     assert len(announced) == 2, "a step without a compile announces nothing"
@@ -326,7 +327,27 @@ def test_a_record_that_cannot_be_read_is_a_blind_spot_and_the_compile_goes_on(
     (text,) = recorder.blind_spots
     assert "cannot be read (AttributeError: no such interface)" in text
     assert published[-1] == (text,)
+    assert [(event.kind, event.reason) for event in recorder.drain()] == [("compile", COUNTED)]
+
+
+def test_compiles_of_a_torch_that_is_not_read_are_counted_and_cover_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "_STREAM", "torch.other")
+    torch._dynamo.reset()
+    recorder = CompileRecorder()
+    recorder.install()
+    step = compiled(square, dynamic=False)
+    step(torch.ones(3))
+    recorder.trigger = serving()
+    recorder.drain()
+    started_ns = recorder.trigger.started_ns
+    step(torch.ones(4))
+    (event,) = recorder.drain()
+    assert (event.kind, event.reason) == ("compile", COUNTED)
+    assert place_of(event) == AT_SERVING
+    assert event.start_ns == started_ns < event.end_ns
+    step(torch.ones(4))
     assert recorder.drain() == []
+    recorder.remove()
 
 
 def test_the_test_compile_leaves_no_event_and_no_graph(published: list[tuple[str, ...]]) -> None:

@@ -55,6 +55,7 @@ def test_the_last_row_moves_into_a_freed_one() -> None:
     assert scheduler.release("a") == Move(source=2, target=0, positions=4)
     assert [(item.request_id, item.row) for item in active(scheduler)] == [("c", 0), ("b", 1)]
     assert scheduler.release("b") is None
+    assert scheduler.release("b") is None, "a cancellation may come after the end"
 
 
 def test_deadlines_cover_queued_and_active_requests() -> None:
