@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -35,7 +36,6 @@ from servers.rpc.inference_pb2 import GenerateRequest
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from tests.fakes.inference import Behaviour, serve
-from tests.fakes.processes import free_port
 from tests.fakes.request_rows import piped, row_of
 
 MS = 1_000_000
@@ -101,9 +101,11 @@ def targets() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def closed() -> str:
-    """An address at which nothing listens."""
-    return f"127.0.0.1:{free_port()}"
+def closed() -> Iterator[str]:
+    """Yield an address that refuses connections: its port is bound, so no server of the test can get it."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{bound.getsockname()[1]}"
 
 
 def test_mirrored_copies_start_together_and_records_join_client_and_server(targets: dict[str, str]) -> None:
