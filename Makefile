@@ -76,8 +76,8 @@ gallery: $(VENV)/installed
 
 # docs/schema/*.json from the models in analysis/summary/model.py and loadtests/experiments/model.py.
 schema: $(VENV)/installed
-	$(BIN)/python -m analysis.summary.model docs/schema/summary-2.schema.json
-	$(BIN)/python -m loadtests.experiments.model docs/schema/experiment.schema.json
+	$(BIN)/python -m tailgate.analysis.summary.model docs/schema/summary-2.schema.json
+	$(BIN)/python -m tailgate.loadtests.experiments.model docs/schema/experiment.schema.json
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
@@ -90,7 +90,7 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 
 proto: $(VENV)/installed-dev
-	$(BIN)/python -m servers.rpc.generate
+	$(BIN)/python -m tailgate.servers.rpc.generate
 
 clean:
 	rm -rf $(VENV) $(VENV)-vllm build *.egg-info
@@ -100,7 +100,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: pyproject.toml constraints.txt $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[serve,load]'
 	@touch $@
 
 $(VENV)/installed-dev: pyproject.toml constraints.txt $(VENV)/bin/python

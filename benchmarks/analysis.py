@@ -29,12 +29,12 @@ import pyarrow.compute as pc
 # First, since this file has the name of the package beside it.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.arrays import Ints
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordWriter
-from analysis.report import write_reports
-from analysis.summary.summary import analyze, write_summary
 from benchmarks.simulation.records import EPOCH_NS, request_table
+from tailgate.analysis.arrays import Ints
+from tailgate.analysis.records.schemas import REQUESTS
+from tailgate.analysis.records.tables import RecordWriter
+from tailgate.analysis.report import write_reports
+from tailgate.analysis.summary.summary import analyze, write_summary
 
 METRIC = "e2e"
 SECONDS = 3600  # of a trial

@@ -10,12 +10,12 @@ import gevent
 import numpy as np
 
 from benchmarks.simulation.records import request_table, token_lists, write_requests
-from loadtests.clients.call import Call
-from loadtests.clients.inference import InferenceClient
-from loadtests.generator.trial_config import TrialConfig
-from loadtests.traffic.schedule import Schedule
-from servers.clock import now_ns
-from servers.rpc.inference_pb2 import GenerateRequest
+from tailgate.loadtests.clients.call import Call
+from tailgate.loadtests.clients.inference import InferenceClient
+from tailgate.loadtests.generator.trial_config import TrialConfig
+from tailgate.loadtests.traffic.schedule import Schedule
+from tailgate.servers.clock import now_ns
+from tailgate.servers.rpc.inference_pb2 import GenerateRequest
 
 
 def drive(folder: Path) -> None:

@@ -31,18 +31,18 @@ import pyarrow.parquet as pq
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.records.joining import RunList, listed_runs, read_run_list, write_run_list
-from analysis.records.plain_values import rows_of
-from analysis.records.run_records import check_runs, table_files, trial_folders
-from analysis.records.schemas import TABLES
-from analysis.records.tables import NOT_AS_WRITTEN, RecordError, read_table
-from analysis.summary.summary import analyze
-from analysis.wording import counted
 from benchmarks.kept import pack, unpack
 from benchmarks.other_rules import markdown, other_verdicts
 from benchmarks.planted_arm import VARIABLE
-from loadtests.commands.main import main as tailgate
-from loadtests.experiments.reading import load, to_table
+from tailgate.analysis.records.joining import RunList, listed_runs, read_run_list, write_run_list
+from tailgate.analysis.records.plain_values import rows_of
+from tailgate.analysis.records.run_records import check_runs, table_files, trial_folders
+from tailgate.analysis.records.schemas import TABLES
+from tailgate.analysis.records.tables import NOT_AS_WRITTEN, RecordError, read_table
+from tailgate.analysis.summary.summary import analyze
+from tailgate.analysis.wording import counted
+from tailgate.loadtests.commands.main import main as tailgate
+from tailgate.loadtests.experiments.reading import load, to_table
 
 PLANTED_ARM = (sys.executable, "-m", "benchmarks.planted_arm")
 # What is planted in the arms of this name.
@@ -55,7 +55,7 @@ PLANTED = {
 }
 CASES = Path(__file__).parent / "results" / "case"
 OTHERS = CASES / "others.json"
-_EXPERIMENTS = Path(str(files("loadtests.experiments")))
+_EXPERIMENTS = Path(str(files("tailgate.loadtests.experiments")))
 _TABLES = ("requests", "compile_events", "machines")
 _DOCUMENTS = (
     *("experiment.toml", "environment.json", "parity.json", "frontier.json"),
@@ -112,7 +112,7 @@ def deviations(run_dir: Path, accepted: Sequence[str] = ()) -> list[str]:
     or tables of them."""
     run = tomllib.loads((run_dir / "experiment.toml").read_text(encoding="utf-8"))
     name = str(run.get("name"))
-    if not (files("loadtests.experiments") / f"{name}.toml").is_file():
+    if not (files("tailgate.loadtests.experiments") / f"{name}.toml").is_file():
         return [] if "name" in accepted else [f'name is "{name}", which no registered experiment has']
     own, registered = dict(_flat(run)), dict(_flat(to_table(load(name))))
     found = []

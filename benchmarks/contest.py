@@ -16,17 +16,17 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
-from analysis.arrays import Ints
-from analysis.records.request_columns import integers
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import read_table
-from loadtests.generator.trial_config import TrialConfig
-from loadtests.traffic.schedule import SCHEDULE, Schedule
-from loadtests.trials.load import locust_command
-from servers.clock import anchored_environment, now_ns
-from servers.processes import Child
-from servers.splitter.envoy import Envoy
-from servers.splitter.envoy_config import ArmTarget, SplitterConfig
+from tailgate.analysis.arrays import Ints
+from tailgate.analysis.records.request_columns import integers
+from tailgate.analysis.records.schemas import REQUESTS
+from tailgate.analysis.records.tables import read_table
+from tailgate.loadtests.generator.trial_config import TrialConfig
+from tailgate.loadtests.traffic.schedule import SCHEDULE, Schedule
+from tailgate.loadtests.trials.load import locust_command
+from tailgate.servers.clock import anchored_environment, now_ns
+from tailgate.servers.processes import Child
+from tailgate.servers.splitter.envoy import Envoy
+from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
 
 # Children find the packages here where nothing is installed.
 ROOT: Final = Path(__file__).resolve().parent.parent

@@ -30,17 +30,17 @@ if not __package__:  # as a script: the repository is importable
 from benchmarks.command import count, end_in_order, finish, parser_of, several
 from benchmarks.floor import StepBytes, measure_bandwidth, step_bytes
 from benchmarks.ledger import Ledger, Row, spread
-from loadtests.commands.arm_flags import all_settings, preset_arm
-from loadtests.trials.environment import describe_environment
-from servers.complaint import ConfigError
-from servers.config import ArmConfig
-from servers.engine.messages import StepOutput
-from servers.presets import PRESETS
-from servers.program import isolate_compiler
+from tailgate.loadtests.commands.arm_flags import all_settings, preset_arm
+from tailgate.loadtests.trials.environment import describe_environment
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import ArmConfig
+from tailgate.servers.engine.messages import StepOutput
+from tailgate.servers.presets import PRESETS
+from tailgate.servers.program import isolate_compiler
 
 if TYPE_CHECKING:  # torch is imported once the compiler's cache is chosen
-    from servers.engine.in_process import Answers
-    from servers.engine.runner import ModelRunner
+    from tailgate.servers.engine.in_process import Answers
+    from tailgate.servers.engine.runner import ModelRunner
 
 LIMITS = ("engine.slots=32", "engine.max_prompt_tokens=1024", "engine.max_new_tokens=256")
 FIRST_TOKEN_ID = 3  # ids below are padding, start and end of text in the common vocabularies
@@ -197,7 +197,7 @@ class Bench:
 
     def _answered(self, prompts: Sequence[list[int]], new_tokens: int) -> tuple[int, Answers]:
         """(start, answers) of `prompts` at once. Raises MeasurementError for a compile event."""
-        from servers.engine.in_process import ask, requests_of
+        from tailgate.servers.engine.in_process import ask, requests_of
 
         self.runner.recorder.drain()
         requests = requests_of(prompts, [new_tokens] * len(prompts))
@@ -210,7 +210,7 @@ class Bench:
 
 def machine(arm: ArmConfig) -> Row:
     """Where it ran: versions, commit, processor, GPUs, and the device that the arm uses."""
-    from servers.engine.placement import product_name, resolve_device
+    from tailgate.servers.engine.placement import product_name, resolve_device
 
     return {"device": product_name(resolve_device(arm.model.device)), **describe_environment()}
 
@@ -227,8 +227,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="tailgate-bench-cache-", ignore_cleanup_errors=True) as scratch:
         # before torch is imported, which reads it once
         isolate_compiler(os.environ, options.cache_dir or scratch)
-        from servers.engine.in_process import warm_runner
-        from servers.engine.runner import ModelRunner
+        from tailgate.servers.engine.in_process import warm_runner
+        from tailgate.servers.engine.runner import ModelRunner
 
         with warm_runner(arm, lambda *at: ledger.note("{}: warm-up {} of {}: {}".format(arm.name, *at))) as runner:
             assert isinstance(runner, ModelRunner)

@@ -35,7 +35,7 @@ def step_bytes(model: Any) -> StepBytes:
 
     Of an input embedding that is not the output matrix too, a step reads one row a token: it does not count.
     """
-    from servers.engine.quantisation import stored_bytes, weight_bytes  # brings torch along
+    from tailgate.servers.engine.quantisation import stored_bytes, weight_bytes  # brings torch along
 
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -56,7 +56,7 @@ def measure_bandwidth(device: Any, dtype: Any, *, tensor_bytes: int = 0, repeats
     """
     import torch
 
-    from servers.reference import device_times
+    from tailgate.servers.reference import device_times
 
     columns = 8192
     rows = (tensor_bytes or (4 << 30 if device.type == "cuda" else 256 << 20)) // (dtype.itemsize * columns)

@@ -21,10 +21,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.report.html import html_report
-from analysis.summary.summary import analyze
 from benchmarks.case import archive_of, verdict_file
 from benchmarks.kept import ROOT, unpack
+from tailgate.analysis.report.html import html_report
+from tailgate.analysis.summary.summary import analyze
 
 GALLERY = ROOT / "docs" / "gallery"
 RAMPS = ROOT / "benchmarks" / "results" / "h100-users-ramp"

@@ -30,7 +30,7 @@ if not __package__:  # as a script: the repository is importable
 from benchmarks.command import count, end_in_order, finish, parser_of
 from benchmarks.contest import Work, run
 from benchmarks.ledger import Ledger, Row, paired_ratio, spread
-from loadtests.trials.environment import describe_environment
+from tailgate.loadtests.trials.environment import describe_environment
 
 # The work of each section, and who is measured beside "bare".
 SECTIONS: Final = {

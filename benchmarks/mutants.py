@@ -42,7 +42,7 @@ PACKAGES = (
     "servers/splitter",
 )
 DEFAULT = tuple(f"tests/{name}" for name in ("analysis", "golden", "loadtests", "servers"))  # of `make test`
-COPIED = ("analysis", "benchmarks", "deploy", "docs", "loadtests", "proto", "servers", "tests")
+COPIED = ("analysis", "benchmarks", "deploy", "docs", "loadtests", "proto", "servers", "tailgate", "tests")
 _COMPARISONS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -230,7 +230,7 @@ def copy_of(root: Path, folder: Path) -> Path:
     for name in COPIED:
         ignore = shutil.ignore_patterns("__pycache__", "*.tar.xz", "*.png")
         if (root / name).exists():
-            shutil.copytree(root / name, folder / name, ignore=ignore)
+            shutil.copytree(root / name, folder / name, ignore=ignore, symlinks=True)
     for path in root.iterdir():
         if path.is_file():
             shutil.copyfile(path, folder / path.name)

@@ -28,10 +28,10 @@ from typing import Final
 
 import numpy as np
 
-from loadtests.clients import frames
-from loadtests.clients.frames import DATA, END_HEADERS, END_STREAM, HEAD, HEADERS, UINT32, frame
-from servers.clock import now_ns
-from servers.rpc.inference_pb2 import GenerateRequest
+from tailgate.loadtests.clients import frames
+from tailgate.loadtests.clients.frames import DATA, END_HEADERS, END_STREAM, HEAD, HEADERS, UINT32, frame
+from tailgate.servers.clock import now_ns
+from tailgate.servers.rpc.inference_pb2 import GenerateRequest
 
 TICK_NS: Final = 1_000_000
 _READ_BYTES: Final = 262_144

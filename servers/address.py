@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from servers.complaint import ConfigError
+from tailgate.servers.complaint import ConfigError
 
 FREE_PORT = "free"  # where 0 means none
 

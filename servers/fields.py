@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from servers.complaint import ConfigError
+from tailgate.servers.complaint import ConfigError
 
 _USABLE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

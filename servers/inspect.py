@@ -1,8 +1,8 @@
 """Which shapes of an arm find their graph ready.
 
-`python -m servers.inspect --config ARM.json --shapes "prefill 1x128, decode 8@512"` loads and warms the arm as it would
-be served, runs each shape as a step of the engine, and prints what the compiler did. No port is opened and no traffic
-is needed. Exit codes: 0 no shape makes the compiler run, 99 some do, 2 cannot be configured so.
+`python -m tailgate.servers.inspect --config ARM.json --shapes "prefill 1x128, decode 8@512"` loads and warms the arm as
+a server would, runs each shape as a step of the engine, and prints what the compiler did. It opens no port and needs no
+traffic. Exit codes: 0 no shape makes the compiler run, 99 some do, 2 cannot be configured so.
 """
 
 from __future__ import annotations
@@ -18,17 +18,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from servers import stdout
-from servers.clock import now_ns
-from servers.complaint import ConfigError, named
-from servers.config import ArmConfig
-from servers.engine.shapes import WARMUP_CALLS, StepShape, warmup_plan
-from servers.program import compile_cache, exit_code, isolate_compiler, log_to_stderr, on_its_card_alone, read_arm
-from servers.rpc.telemetry_pb2 import CompileEvent
+from tailgate.servers import stdout
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import ConfigError, named
+from tailgate.servers.config import ArmConfig
+from tailgate.servers.engine.shapes import WARMUP_CALLS, StepShape, warmup_plan
+from tailgate.servers.program import (
+    compile_cache,
+    exit_code,
+    isolate_compiler,
+    log_to_stderr,
+    on_its_card_alone,
+    read_arm,
+)
+from tailgate.servers.rpc.telemetry_pb2 import CompileEvent
 
 if TYPE_CHECKING:
-    from servers.engine.encoder import EncoderRunner
-    from servers.engine.runner import ModelRunner
+    from tailgate.servers.engine.encoder import EncoderRunner
+    from tailgate.servers.engine.runner import ModelRunner
 
 EXIT_COMPILES = 99
 NOTATION = (
@@ -169,7 +176,7 @@ def inspect_arm(arm: ArmConfig, shapes: Sequence[StepShape], *, report: Callable
     A shape that compiles changes the outcome of later ones, as it does while serving. `report` gets progress lines.
     """
     report(f"loading {arm.model.id}")
-    from servers.engine.in_process import warm_runner
+    from tailgate.servers.engine.in_process import warm_runner
 
     planned = warmup_plan(arm)
     visits: list[Visit] = []
@@ -197,8 +204,8 @@ def _visit(
     events go to the end of `events`."""
     import torch
 
-    from servers.compiler.policy import UnforeseenShapeError
-    from servers.engine.step_runner import filling_step
+    from tailgate.servers.compiler.policy import UnforeseenShapeError
+    from tailgate.servers.engine.step_runner import filling_step
 
     step = filling_step(shape, runner.vocab_size, torch.Generator().manual_seed(0))
     padded = runner.shape_of(step)
@@ -301,7 +308,9 @@ def _seconds(value: float) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m servers.inspect", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tailgate.servers.inspect", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--config", required=True, help="the arm as JSON (ArmConfig.to_dict())")
     parser.add_argument("--shapes", default="", help=f"shapes to run, separated by commas: {NOTATION[6:]}")
     parser.add_argument("--cache-dir", default="", help="keep compiled code here (default: nowhere)")

@@ -1,4 +1,4 @@
-"""Measure what one arm answers to a plan, and what float64 would answer: `python -m servers.parity arm | reference`.
+"""Measure what one arm answers to a plan, and what float64 would: `python -m tailgate.servers.parity arm | reference`.
 
 Each runs in a process of its own, started by loadtests/trials/parity_processes.py: compile caches belong to code
 objects, and two models may not fit one device. Prints one JSON line for each stage; results are files in --out. Nothing
@@ -25,20 +25,20 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from servers.compiler.policy import UnforeseenShapeError
-from servers.compiler.recorder import CompileRecorder
-from servers.complaint import ConfigError
-from servers.config import ArmConfig, ModelConfig, Pooling
-from servers.engine.encoder import EncoderRunner, EncodeStep
-from servers.engine.in_process import ask, requests_of
-from servers.engine.model import load_model
-from servers.engine.quantisation import weight_bytes
-from servers.engine.runner import ModelRunner, runner_for
-from servers.engine.scheduler import Job
-from servers.engine.shapes import late_contexts, prompt_borders
-from servers.fields import Listed, Settings, read
-from servers.processes import Loaded, Refused, Stage, say
-from servers.program import log_to_stderr, on_its_card_alone, read_arm
+from tailgate.servers.compiler.policy import UnforeseenShapeError
+from tailgate.servers.compiler.recorder import CompileRecorder
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import ArmConfig, ModelConfig, Pooling
+from tailgate.servers.engine.encoder import EncoderRunner, EncodeStep
+from tailgate.servers.engine.in_process import ask, requests_of
+from tailgate.servers.engine.model import load_model
+from tailgate.servers.engine.quantisation import weight_bytes
+from tailgate.servers.engine.runner import ModelRunner, runner_for
+from tailgate.servers.engine.scheduler import Job
+from tailgate.servers.engine.shapes import late_contexts, prompt_borders
+from tailgate.servers.fields import Listed, Settings, read
+from tailgate.servers.processes import Loaded, Refused, Stage, say
+from tailgate.servers.program import log_to_stderr, on_its_card_alone, read_arm
 
 log = logging.getLogger("tailgate.parity")
 
@@ -443,7 +443,9 @@ def _report(stage: str, done: int, total: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0 done, 2 cannot be configured so, 1 broke."""
-    parser = argparse.ArgumentParser(prog="python -m servers.parity", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tailgate.servers.parity", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("what", choices=("arm", "reference"))
     parser.add_argument(
         "--config", required=True, help="the arm as JSON (ArmConfig.to_dict()); the control's for reference"

@@ -1,4 +1,4 @@
-"""Compile an arm once and leave its code in a file: `python -m servers.precompile --config ARM.json --out FILE`.
+"""Compile an arm and write its code to a file: `python -m tailgate.servers.precompile --config ARM.json --out FILE`.
 
 The arm is loaded and warmed as it would be served, in a compile cache of its own. A start with `compile.artifact` set
 to the file compiles none of its graphs again. Exit codes: 0 written, 2 cannot be configured so, 1 it broke.
@@ -13,14 +13,23 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from servers import stdout
-from servers.config import ArmConfig
-from servers.program import compile_cache, exit_code, isolate_compiler, log_to_stderr, on_its_card_alone, read_arm
+from tailgate.servers import stdout
+from tailgate.servers.config import ArmConfig
+from tailgate.servers.program import (
+    compile_cache,
+    exit_code,
+    isolate_compiler,
+    log_to_stderr,
+    on_its_card_alone,
+    read_arm,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m servers.precompile", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tailgate.servers.precompile", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--config", required=True, help="the arm as JSON (ArmConfig.to_dict())")
     parser.add_argument("--out", required=True, help="where the file is written")
     parser.add_argument("--json", action="store_true", help="print one JSON object alone")
@@ -33,8 +42,8 @@ def _precompile(arm: ArmConfig, path: str, *, as_json: bool) -> int:
     arm = on_its_card_alone(arm.replace(compile=arm.compile.replace(artifact="")), os.environ)
     with compile_cache("") as folder:
         isolate_compiler(os.environ, folder)
-        from servers.compiler import artifacts
-        from servers.engine.in_process import warm_runner
+        from tailgate.servers.compiler import artifacts
+        from tailgate.servers.engine.in_process import warm_runner
 
         artifacts.compile_portably()
         with warm_runner(arm, lambda *at: print("{}/{}: {}".format(*at), file=sys.stderr, flush=True)) as runner:

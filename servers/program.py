@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from servers.complaint import ConfigError, fault, one_line
-from servers.config import ArmConfig
-from servers.processes import TemporaryFolder
+from tailgate.servers.complaint import ConfigError, fault, one_line
+from tailgate.servers.config import ArmConfig
+from tailgate.servers.processes import TemporaryFolder
 
 
 def read_arm(path: str) -> ArmConfig:

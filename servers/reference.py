@@ -1,4 +1,4 @@
-"""Measure how fast a device and its host are: `python -m servers.reference --device cuda:0`.
+"""Measure how fast a device and its host are: `python -m tailgate.servers.reference --device cuda:0`.
 
 The work never changes; loadtests/trials/machines.py has it done before and after each trial. Four parts tell a slow
 card from a slow host: a matrix product (the device computes), a read of memory (the device loads), many small launches
@@ -20,10 +20,10 @@ from statistics import median
 
 import torch
 
-from servers.clock import now_ns
-from servers.complaint import named, one_line
-from servers.engine.placement import device_name, resolve_device
-from servers.processes import Measured, Ready, say
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import named, one_line
+from tailgate.servers.engine.placement import device_name, resolve_device
+from tailgate.servers.processes import Measured, Ready, say
 
 LAUNCHES = 2000
 ROUNDS = 5  # the parts take turns, so that a disturbance of a moment hits a fifth of each
@@ -157,7 +157,7 @@ def _begin() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print one JSON line when it can measure, and one with what it measured or why it did not."""
-    parser = argparse.ArgumentParser(prog="python -m servers.reference", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tailgate.servers.reference", description=__doc__)
     parser.add_argument("--device", required=True, help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--seconds", type=float, default=2.0)
     options = parser.parse_args(arguments)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from servers.complaint import ConfigError
+from tailgate.servers.complaint import ConfigError
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # What RFC 6750, 2.1 calls b64token, the only thing that may stand behind "Bearer".

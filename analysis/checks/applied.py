@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from analysis.checks.check import Check
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from tailgate.analysis.checks.check import Check
+from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 
 # What goodput rests on is what objectives rest on, and memory needs what counts of errors need.
 _RESTS_ON = {"goodput": "slo", "memory": "error"}

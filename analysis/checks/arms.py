@@ -6,13 +6,13 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from analysis.checks.check import ALL_KINDS, PARITY, Check, Evidence, Rule
-from analysis.judging.gates import PASS
-from analysis.judging.gates.parity import judge_answers
-from analysis.records.plain_values import mapping
-from analysis.run.run import Run
-from analysis.run.work import WORK_APART, TokenTimes, Work, gates_on_gaps, token_times, work_of
-from analysis.wording import listed
+from tailgate.analysis.checks.check import ALL_KINDS, PARITY, Check, Evidence, Rule
+from tailgate.analysis.judging.gates import PASS
+from tailgate.analysis.judging.gates.parity import judge_answers
+from tailgate.analysis.records.plain_values import mapping
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.work import WORK_APART, TokenTimes, Work, gates_on_gaps, token_times, work_of
+from tailgate.analysis.wording import listed
 
 _AT_ONCE_APART = 0.05
 _SURE = 3.29  # standard errors of a difference of shares: p = 0.001, two-sided

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.judging.comparisons import Comparisons
-from analysis.run.client_stalls import ArmStalls
-from analysis.run.machine_records import MachineRecords
-from analysis.run.run import Run
+from tailgate.analysis.judging.comparisons import Comparisons
+from tailgate.analysis.run.client_stalls import ArmStalls
+from tailgate.analysis.run.machine_records import MachineRecords
+from tailgate.analysis.run.run import Run
 
 # Kinds of gates.
 ESTIMATES = ("noninferiority", "slo")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from analysis.checks.check import ALL_KINDS, ESTIMATES, Check, Evidence, Rule
-from analysis.checks.generator import known_accounts, lost_processes
-from analysis.records.plain_values import mapping, number, text_of
-from analysis.run.run import Run
-from analysis.wording import counted
+from tailgate.analysis.checks.check import ALL_KINDS, ESTIMATES, Check, Evidence, Rule
+from tailgate.analysis.checks.generator import known_accounts, lost_processes
+from tailgate.analysis.records.plain_values import mapping, number, text_of
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.wording import counted
 
 _MISSING_SLACK = 2  # requests that may be under way when recorders stop
 _MISSING_SHARE = 0.001

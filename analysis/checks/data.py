@@ -7,18 +7,18 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from analysis.checks.check import TAIL, TOO_SHORT, Check, Evidence, Rule
-from analysis.judging.comparisons import blocks_at
-from analysis.judging.gates import FAIL, PASS
-from analysis.judging.gates.latency import noninferiority_name
-from analysis.judging.gates.objectives import held_to
-from analysis.run.run import Run
-from analysis.run.slo import failures, judge_share, units
-from analysis.settings.metrics import quantile_label
-from analysis.statistics.compare import Comparison
-from analysis.statistics.machines import disagreement
-from analysis.statistics.planning import TAIL_REQUESTS
-from analysis.wording import counted
+from tailgate.analysis.checks.check import TAIL, TOO_SHORT, Check, Evidence, Rule
+from tailgate.analysis.judging.comparisons import blocks_at
+from tailgate.analysis.judging.gates import FAIL, PASS
+from tailgate.analysis.judging.gates.latency import noninferiority_name
+from tailgate.analysis.judging.gates.objectives import held_to
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.slo import failures, judge_share, units
+from tailgate.analysis.settings.metrics import quantile_label
+from tailgate.analysis.statistics.compare import Comparison
+from tailgate.analysis.statistics.machines import disagreement
+from tailgate.analysis.statistics.planning import TAIL_REQUESTS
+from tailgate.analysis.wording import counted
 
 # Limits are widened for drift. What lasts so long that neighbours are nearly the same has shown too little of itself.
 _MOST_CORRELATION = 0.7

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from analysis.checks.check import ALL_KINDS, ESTIMATES, Check, Evidence, Rule
-from analysis.records.plain_values import mapping, number
-from analysis.run.pairs import lag_apart
-from analysis.run.run import Run
-from analysis.statistics.quantiles import quantile
-from analysis.wording import counted
+from tailgate.analysis.checks.check import ALL_KINDS, ESTIMATES, Check, Evidence, Rule
+from tailgate.analysis.records.plain_values import mapping, number
+from tailgate.analysis.run.pairs import lag_apart
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.statistics.quantiles import quantile
+from tailgate.analysis.wording import counted
 
 BUSY_SHARE = 0.05  # of the time that a core may be used up: hiccups of a second happen
 BUSY_SECONDS = 2.0

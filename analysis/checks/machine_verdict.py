@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from analysis.checks.check import MACHINES, Check
-from analysis.records.schemas import RUN_HOST
-from analysis.run.machine_records import FIGURES, LEAST_SAMPLED, MachineRecords
-from analysis.wording import percent
+from tailgate.analysis.checks.check import MACHINES, Check
+from tailgate.analysis.records.schemas import RUN_HOST
+from tailgate.analysis.run.machine_records import FIGURES, LEAST_SAMPLED, MachineRecords
+from tailgate.analysis.wording import percent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,18 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
-from analysis.checks.check import ESTIMATES, MACHINES, Check, Evidence, Rule
-from analysis.records.schemas import RUN_HOST
-from analysis.run.machine_records import CARD_FIGURES, POWER_CAP, THROTTLES, WORK, Device, MachineRecords, Speed
-from analysis.wording import counted, digits, percent, sentence
+from tailgate.analysis.checks.check import ESTIMATES, MACHINES, Check, Evidence, Rule
+from tailgate.analysis.records.schemas import RUN_HOST
+from tailgate.analysis.run.machine_records import (
+    CARD_FIGURES,
+    POWER_CAP,
+    THROTTLES,
+    WORK,
+    Device,
+    MachineRecords,
+    Speed,
+)
+from tailgate.analysis.wording import counted, digits, percent, sentence
 
 # By how much more than its machine's speed an arm's latency can change, in logarithms. What waits in a queue at half
 # its load waits longer by 2 + ρ / (1 - ρ) = 3 times as much (M/M/1, Kleinrock 1975, section 3.2); what does not wait

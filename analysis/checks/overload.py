@@ -12,10 +12,10 @@ from statistics import fmean
 
 import numpy as np
 
-from analysis.arrays import Bools, Floats, Ints
-from analysis.checks.check import OVERLOADED, Check, Evidence, Rule
-from analysis.run.run import Run
-from analysis.wording import counted, digits, listed
+from tailgate.analysis.arrays import Bools, Floats, Ints
+from tailgate.analysis.checks.check import OVERLOADED, Check, Evidence, Rule
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.wording import counted, digits, listed
 
 WINDOWS = 8  # the first is left out: it fills the server
 FEWEST = 10  # the fewest requests in a window that count

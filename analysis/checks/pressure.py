@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from analysis.checks.check import Check, Evidence, Rule
-from analysis.records.plain_values import mapping, number
-from analysis.wording import counted, digits
+from tailgate.analysis.checks.check import Check, Evidence, Rule
+from tailgate.analysis.records.plain_values import mapping, number
+from tailgate.analysis.wording import counted, digits
 
 _LEAST_SHARE = 0.95  # of the time that was asked for
 _START_S = 5.0  # that a neighbour may take to be there

@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import groupby
 
-from analysis.checks.arms import ANSWERS, COMPARABLE, EQUAL_WORK, TOKEN_STREAM
-from analysis.checks.check import Check, Evidence, Rule
-from analysis.checks.complete import ALIVE, DAMAGED, MISSING
-from analysis.checks.data import AUTOCORRELATION, BLOCKS, CUT, HETEROGENEITY, TAIL_SIZE
-from analysis.checks.generator import GENERATOR
-from analysis.checks.machines import FOREIGN, HOST, SETTINGS, SPEED, THROTTLED
-from analysis.checks.overload import OVERLOAD
-from analysis.checks.pressure import PRESSURE
-from analysis.checks.telemetry import BLIND, COMPILED, TELEMETRY, UNKNOWN_STALLS
-from analysis.checks.traffic import CONTROL_ERRORS, INTERFERENCE, OPEN_LOOP, PAIRS, SAMPLE_RATIO, SCHEDULES
-from analysis.judging.comparisons import Comparisons
-from analysis.judging.load_steps import is_search
-from analysis.run.client_stalls import ArmStalls
-from analysis.run.machine_records import MachineRecords
-from analysis.run.run import Run
+from tailgate.analysis.checks.arms import ANSWERS, COMPARABLE, EQUAL_WORK, TOKEN_STREAM
+from tailgate.analysis.checks.check import Check, Evidence, Rule
+from tailgate.analysis.checks.complete import ALIVE, DAMAGED, MISSING
+from tailgate.analysis.checks.data import AUTOCORRELATION, BLOCKS, CUT, HETEROGENEITY, TAIL_SIZE
+from tailgate.analysis.checks.generator import GENERATOR
+from tailgate.analysis.checks.machines import FOREIGN, HOST, SETTINGS, SPEED, THROTTLED
+from tailgate.analysis.checks.overload import OVERLOAD
+from tailgate.analysis.checks.pressure import PRESSURE
+from tailgate.analysis.checks.telemetry import BLIND, COMPILED, TELEMETRY, UNKNOWN_STALLS
+from tailgate.analysis.checks.traffic import CONTROL_ERRORS, INTERFERENCE, OPEN_LOOP, PAIRS, SAMPLE_RATIO, SCHEDULES
+from tailgate.analysis.judging.comparisons import Comparisons
+from tailgate.analysis.judging.load_steps import is_search
+from tailgate.analysis.run.client_stalls import ArmStalls
+from tailgate.analysis.run.machine_records import MachineRecords
+from tailgate.analysis.run.run import Run
 
 # Rules of one check follow each other. Of two with one rank, the first gives the reason of an open verdict.
 RULES: tuple[Rule, ...] = (

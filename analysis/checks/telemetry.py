@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from analysis.arrays import Ints
-from analysis.checks.check import ESTIMATES, Check, Evidence, Rule
-from analysis.checks.complete import into_compile
-from analysis.judging.gates.compiles import COMPILE_GATES, may_compile, replica_minutes, stall_values
-from analysis.records.plain_values import mapping, number
-from analysis.run.client_stalls import UNKNOWN, ArmStalls, compile_windows, is_explained
-from analysis.run.run import Run
-from analysis.run.startup import CompiledSteps, blind_spots, compiled_steps
-from analysis.run.trials import Trial
-from analysis.wording import counted, digits
+from tailgate.analysis.arrays import Ints
+from tailgate.analysis.checks.check import ESTIMATES, Check, Evidence, Rule
+from tailgate.analysis.checks.complete import into_compile
+from tailgate.analysis.judging.gates.compiles import COMPILE_GATES, may_compile, replica_minutes, stall_values
+from tailgate.analysis.records.plain_values import mapping, number
+from tailgate.analysis.run.client_stalls import UNKNOWN, ArmStalls, compile_windows, is_explained
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.startup import CompiledSteps, blind_spots, compiled_steps
+from tailgate.analysis.run.trials import Trial
+from tailgate.analysis.wording import counted, digits
 
 _SLACK_NS = 50_000_000  # by which clocks may differ, and what a request's own account may exceed the events'
 _SLACK_SHARE = 0.1

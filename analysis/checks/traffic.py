@@ -7,17 +7,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from analysis.arrays import Bools, Floats
-from analysis.checks.check import ESTIMATES, Check, Evidence, Rule
-from analysis.checks.complete import allowed_missing, is_recorded_whole
-from analysis.judging.ramp import ramp_of
-from analysis.run.attribution import OTHER
-from analysis.run.compile_events import windows_of
-from analysis.run.pairs import Copies, copies_of, matters_ms
-from analysis.run.run import Run
-from analysis.run.spikes import expected_ms, usual_ms
-from analysis.run.trials import SECOND
-from analysis.statistics.distributions import binomial_test
+from tailgate.analysis.arrays import Bools, Floats
+from tailgate.analysis.checks.check import ESTIMATES, Check, Evidence, Rule
+from tailgate.analysis.checks.complete import allowed_missing, is_recorded_whole
+from tailgate.analysis.judging.ramp import ramp_of
+from tailgate.analysis.run.attribution import OTHER
+from tailgate.analysis.run.compile_events import windows_of
+from tailgate.analysis.run.pairs import Copies, copies_of, matters_ms
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.spikes import expected_ms, usual_ms
+from tailgate.analysis.run.trials import SECOND
+from tailgate.analysis.statistics.distributions import binomial_test
 
 _ON_ITS_WAY_NS = 250_000_000  # the longest way of a request to the splitter, which chooses its arm
 _RATIO_ALPHA = 0.001  # a sample-ratio alarm is a bug report: rare by chance

@@ -16,22 +16,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.checks.check import TAIL, Check, Rule
-from analysis.checks.machines import SPEED
-from analysis.imports.vllm import DESIGN, write_run
-from analysis.judging.gates import FAIL, PASS
-from analysis.judging.judgement import judge
-from analysis.records.joining import RecordedRun, flat, joins_runs, settings_of, shown
-from analysis.records.plain_values import mapping, rows_of, table
-from analysis.records.request_columns import RequestColumns, is_named
-from analysis.records.run_records import RunRecords, read_together, table_files
-from analysis.records.tables import RecordError
-from analysis.run.arm_account import replica_names
-from analysis.run.client_stalls import with_lengths
-from analysis.run.machine_records import HOST_FIGURES, WORK, speeds_of
-from analysis.run.run import Run
-from analysis.run.trials import devices_of, takes_part
-from analysis.summary.summary import summary_of
+from tailgate.analysis.checks.check import TAIL, Check, Rule
+from tailgate.analysis.checks.machines import SPEED
+from tailgate.analysis.imports.vllm import DESIGN, write_run
+from tailgate.analysis.judging.gates import FAIL, PASS
+from tailgate.analysis.judging.judgement import judge
+from tailgate.analysis.records.joining import RecordedRun, flat, joins_runs, settings_of, shown
+from tailgate.analysis.records.plain_values import mapping, rows_of, table
+from tailgate.analysis.records.request_columns import RequestColumns, is_named
+from tailgate.analysis.records.run_records import RunRecords, read_together, table_files
+from tailgate.analysis.records.tables import RecordError
+from tailgate.analysis.run.arm_account import replica_names
+from tailgate.analysis.run.client_stalls import with_lengths
+from tailgate.analysis.run.machine_records import HOST_FIGURES, WORK, speeds_of
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.trials import devices_of, takes_part
+from tailgate.analysis.summary.summary import summary_of
 
 BASELINE, CANDIDATE = "baseline", "candidate"
 _RESULT_ARM = "server"  # the arm of another tool's result file

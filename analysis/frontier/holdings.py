@@ -17,9 +17,9 @@ import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from analysis.judging.load_steps import FEWEST_STARTS, Holding, Step, holding_of, profiles_of
-from analysis.statistics.compare import holm
-from analysis.statistics.knees import p_not_higher
+from tailgate.analysis.judging.load_steps import FEWEST_STARTS, Holding, Step, holding_of, profiles_of
+from tailgate.analysis.statistics.compare import holm
+from tailgate.analysis.statistics.knees import p_not_higher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

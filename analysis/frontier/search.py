@@ -19,9 +19,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.frontier.holdings import Frontier
-from analysis.judging.load_steps import FEWEST_STARTS, Holding
-from analysis.wording import digits, duration_text
+from tailgate.analysis.frontier.holdings import Frontier
+from tailgate.analysis.judging.load_steps import FEWEST_STARTS, Holding
+from tailgate.analysis.wording import digits, duration_text
 
 FEWEST_STEPS = 3  # of a start: one surely held, one near the knee, one missed
 _MOST_ROUNDS = 8

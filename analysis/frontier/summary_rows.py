@@ -11,18 +11,18 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from analysis.checks.applied import blocking
-from analysis.checks.check import MACHINES, Check
-from analysis.frontier.holdings import Frontier, frontier_of
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
-from analysis.judging.judgement import Judgement
-from analysis.judging.load_steps import FEWEST_STARTS, Holding, is_search, latency_target, steps_of
-from analysis.records.plain_values import mapping, number, rows_of
-from analysis.run.run import Run
-from analysis.run.startup import startup_row
-from analysis.settings.metrics import gate_label
-from analysis.settings.ramp_limits import Rollout
-from analysis.wording import digits, listed
+from tailgate.analysis.checks.applied import blocking
+from tailgate.analysis.checks.check import MACHINES, Check
+from tailgate.analysis.frontier.holdings import Frontier, frontier_of
+from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
+from tailgate.analysis.judging.judgement import Judgement
+from tailgate.analysis.judging.load_steps import FEWEST_STARTS, Holding, is_search, latency_target, steps_of
+from tailgate.analysis.records.plain_values import mapping, number, rows_of
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.startup import startup_row
+from tailgate.analysis.settings.metrics import gate_label
+from tailgate.analysis.settings.ramp_limits import Rollout
+from tailgate.analysis.wording import digits, listed
 
 
 def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:

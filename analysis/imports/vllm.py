@@ -22,10 +22,10 @@ import pyarrow.parquet
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from analysis.records.documents import parse_json, write_json
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordError, one_line
-from analysis.wording import counted
+from tailgate.analysis.records.documents import parse_json, write_json
+from tailgate.analysis.records.schemas import REQUESTS
+from tailgate.analysis.records.tables import RecordError, one_line
+from tailgate.analysis.wording import counted
 
 TOOL = "vLLM bench serve"
 DESIGN = "separate"

@@ -1,4 +1,4 @@
-"""Analyse a run directory after every block, until SIGTERM: `python -m analysis.interim RUN_DIR`.
+"""Analyse a run directory after every block, until SIGTERM: `python -m tailgate.analysis.interim RUN_DIR`.
 
 A process of its own, at low priority, so that judging takes no time from the load.
 """
@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from analysis.interim.journal import Watch
+from tailgate.analysis.interim.journal import Watch
 
 _NICE = 10
 _EVERY_S = 2.0  # between looks for new records
@@ -22,7 +22,7 @@ _REST = 2.0  # times the processor time that an analysis took: leaves the load m
 
 def main() -> int:
     """Run until SIGTERM; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m analysis.interim")
+    parser = argparse.ArgumentParser(prog="python -m tailgate.analysis.interim")
     parser.add_argument("run_dir", type=Path)
     options = parser.parse_args()
     os.nice(_NICE)

@@ -13,18 +13,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.arrays import Bools, Ints
-from analysis.interim import JOURNAL
-from analysis.interim.outlook import Interim, analyse
-from analysis.judging.gates import Gate
-from analysis.records.documents import content_of, read_rows
-from analysis.records.plain_values import number
-from analysis.records.run_records import RunRecords, read_run, trial_folders
-from analysis.records.tables import RecordError
-from analysis.run.client_stalls import with_lengths
-from analysis.run.run import Run
-from analysis.run.trials import SECOND
-from analysis.settings.metrics import gate_label
+from tailgate.analysis.arrays import Bools, Ints
+from tailgate.analysis.interim import JOURNAL
+from tailgate.analysis.interim.outlook import Interim, analyse
+from tailgate.analysis.judging.gates import Gate
+from tailgate.analysis.records.documents import content_of, read_rows
+from tailgate.analysis.records.plain_values import number
+from tailgate.analysis.records.run_records import RunRecords, read_run, trial_folders
+from tailgate.analysis.records.tables import RecordError
+from tailgate.analysis.run.client_stalls import with_lengths
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.trials import SECOND
+from tailgate.analysis.settings.metrics import gate_label
 
 _OF_CHECKS = ("check", "arm", "ok", "reason", "remedy")
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analysis.checks.check import Check
-from analysis.checks.traffic import SAMPLE_RATIO
-from analysis.judging.comparisons import step_comparisons
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.judgement import judge
-from analysis.judging.ramp import ramp_of
-from analysis.judging.verdict import KIND_ORDER
-from analysis.run.run import Run
+from tailgate.analysis.checks.check import Check
+from tailgate.analysis.checks.traffic import SAMPLE_RATIO
+from tailgate.analysis.judging.comparisons import step_comparisons
+from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from tailgate.analysis.judging.judgement import judge
+from tailgate.analysis.judging.ramp import ramp_of
+from tailgate.analysis.judging.verdict import KIND_ORDER
+from tailgate.analysis.run.run import Run
 
 _ASKED_LATER = ("parity",)
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.records.plain_values import text_of
-from analysis.run.compile_events import RECOMPILE_KINDS
-from analysis.wording import counted
+from tailgate.analysis.records.plain_values import text_of
+from tailgate.analysis.run.compile_events import RECOMPILE_KINDS
+from tailgate.analysis.wording import counted
 
 _SAME_START_S = 0.1  # by which the starts of one compile may differ, under way and in its event
 _BURST_REQUESTS, _BURST_SHARE = 5, 0.2  # of failed requests, and of those that ended meanwhile

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.arrays import Bools, Ints
-from analysis.judging.paths import Path, exchange_of, with_evidence
-from analysis.run.gaps import gaps_of
-from analysis.run.pairs import in_pairs
-from analysis.run.run import Run
-from analysis.run.startup import start_spread
-from analysis.run.trials import Machines, block_numbers
-from analysis.settings.metrics import JUDGED_METRICS
-from analysis.statistics.compare import (
+from tailgate.analysis.arrays import Bools, Ints
+from tailgate.analysis.judging.paths import Path, exchange_of, with_evidence
+from tailgate.analysis.run.gaps import gaps_of
+from tailgate.analysis.run.pairs import in_pairs
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.startup import start_spread
+from tailgate.analysis.run.trials import Machines, block_numbers
+from tailgate.analysis.settings.metrics import JUDGED_METRICS
+from tailgate.analysis.statistics.compare import (
     Comparison,
     Sample,
     as_many,
@@ -27,8 +27,8 @@ from analysis.statistics.compare import (
     limits_text,
     seen_text,
 )
-from analysis.statistics.sequential import SEGMENTS
-from analysis.statistics.unpaired import compare_separate
+from tailgate.analysis.statistics.sequential import SEGMENTS
+from tailgate.analysis.statistics.unpaired import compare_separate
 
 STEP_QUANTILES = (0.5, 0.9)  # that a step of a ramp is left by: few requests say little of a tail
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)

@@ -6,22 +6,22 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from analysis.checks.applied import apply_checks
-from analysis.checks.check import Check
-from analysis.checks.machine_verdict import MachineVerdict, machine_verdict
-from analysis.checks.table import checks_of_run
-from analysis.judging.comparisons import Comparisons, comparisons
-from analysis.judging.gates import Gate
-from analysis.judging.gates.compiles import CompileFacts, compile_facts, compile_gates, eager_gates
-from analysis.judging.gates.latency import latency_gate, with_needed
-from analysis.judging.gates.memory import Peaks, memory_gates, memory_of
-from analysis.judging.gates.objectives import death_gates, error_gates, objective_gate, refused_gates
-from analysis.judging.gates.parity import parity_gates
-from analysis.judging.load_steps import goodput_gate, holding_of, is_search, steps_of
-from analysis.judging.ramp import ramp_gate, ramp_of
-from analysis.judging.verdict import Advice, advise, combined, headline
-from analysis.run.client_stalls import ArmStalls, client_stalls
-from analysis.run.run import Run
+from tailgate.analysis.checks.applied import apply_checks
+from tailgate.analysis.checks.check import Check
+from tailgate.analysis.checks.machine_verdict import MachineVerdict, machine_verdict
+from tailgate.analysis.checks.table import checks_of_run
+from tailgate.analysis.judging.comparisons import Comparisons, comparisons
+from tailgate.analysis.judging.gates import Gate
+from tailgate.analysis.judging.gates.compiles import CompileFacts, compile_facts, compile_gates, eager_gates
+from tailgate.analysis.judging.gates.latency import latency_gate, with_needed
+from tailgate.analysis.judging.gates.memory import Peaks, memory_gates, memory_of
+from tailgate.analysis.judging.gates.objectives import death_gates, error_gates, objective_gate, refused_gates
+from tailgate.analysis.judging.gates.parity import parity_gates
+from tailgate.analysis.judging.load_steps import goodput_gate, holding_of, is_search, steps_of
+from tailgate.analysis.judging.ramp import ramp_gate, ramp_of
+from tailgate.analysis.judging.verdict import Advice, advise, combined, headline
+from tailgate.analysis.run.client_stalls import ArmStalls, client_stalls
+from tailgate.analysis.run.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

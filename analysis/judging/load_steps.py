@@ -14,18 +14,18 @@ from typing import Literal
 
 import numpy as np
 
-from analysis.arrays import Bools
-from analysis.checks.complete import allowed_missing
-from analysis.checks.generator import dropped_faults, known_accounts, late_faults
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.records.plain_values import mapping, number, rows_of
-from analysis.run.run import Run
-from analysis.run.slo import meets_all, units
-from analysis.run.trials import SECOND, Trial
-from analysis.settings.slo_targets import SloTarget
-from analysis.statistics.knees import KneeProfile, knee_grid, knee_profile
-from analysis.statistics.quantiles import ordered_interval, quantile
-from analysis.wording import counted, digits
+from tailgate.analysis.arrays import Bools
+from tailgate.analysis.checks.complete import allowed_missing
+from tailgate.analysis.checks.generator import dropped_faults, known_accounts, late_faults
+from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from tailgate.analysis.records.plain_values import mapping, number, rows_of
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.slo import meets_all, units
+from tailgate.analysis.run.trials import SECOND, Trial
+from tailgate.analysis.settings.slo_targets import SloTarget
+from tailgate.analysis.statistics.knees import KneeProfile, knee_grid, knee_profile
+from tailgate.analysis.statistics.quantiles import ordered_interval, quantile
+from tailgate.analysis.wording import counted, digits
 
 Held = Literal["held", "missed", "undecided"]
 

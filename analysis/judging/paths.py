@@ -12,21 +12,29 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.arrays import Bools, Floats, Ints
-from analysis.run.run import Run
-from analysis.run.slo import ShareResult, Units
-from analysis.run.startup import start_spread
-from analysis.settings.gate_limits import MIN_BLOCKS
-from analysis.statistics.compare import Comparison, Sample, limits_text, seen_text
-from analysis.statistics.sequential import APART, FEWEST_GROUPS, SEGMENTS, Evidence, Exchange, Outcome, groups_for
-from analysis.statistics.share_evidence import (
+from tailgate.analysis.arrays import Bools, Floats, Ints
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.slo import ShareResult, Units
+from tailgate.analysis.run.startup import start_spread
+from tailgate.analysis.settings.gate_limits import MIN_BLOCKS
+from tailgate.analysis.statistics.compare import Comparison, Sample, limits_text, seen_text
+from tailgate.analysis.statistics.sequential import (
+    APART,
+    FEWEST_GROUPS,
+    SEGMENTS,
+    Evidence,
+    Exchange,
+    Outcome,
+    groups_for,
+)
+from tailgate.analysis.statistics.share_evidence import (
     BLOCKS_FOR_PASS,
     FEWEST_BLOCKS,
     share_evidence,
     share_limits,
     tail_effects,
 )
-from analysis.wording import counted
+from tailgate.analysis.wording import counted
 
 GROUP_BLOCKS = 2
 # Of 800 runs at the margin in jams, 7.3 % pass at twice alpha and 6.0 % at alpha, which takes equal arms 10 % longer.

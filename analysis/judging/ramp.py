@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from analysis.checks.generator import unfinished_requests
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.records.plain_values import table
-from analysis.records.weight_journal import BY_HAND, WeightChange
-from analysis.run.run import Run
-from analysis.settings.ramp_limits import RampLimits
-from analysis.wording import counted
+from tailgate.analysis.checks.generator import unfinished_requests
+from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from tailgate.analysis.records.plain_values import table
+from tailgate.analysis.records.weight_journal import BY_HAND, WeightChange
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.settings.ramp_limits import RampLimits
+from tailgate.analysis.wording import counted
 
 OUTCOMES = {"promoted": PASS, "rollback": FAIL, "hold": INCONCLUSIVE}
 _WORDS = {"rollback": "was rolled back", "hold": "was held"}

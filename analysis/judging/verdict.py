@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.checks.applied import blocking
-from analysis.checks.check import OVERLOADED, Check
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.settings.metrics import gate_label
-from analysis.wording import duration_text
+from tailgate.analysis.checks.applied import blocking
+from tailgate.analysis.checks.check import OVERLOADED, Check
+from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from tailgate.analysis.settings.metrics import gate_label
+from tailgate.analysis.wording import duration_text
 
 # In the order in which failures are reported: what others may follow from comes first.
 _KINDS = ("parity", "recompile", "error", "noninferiority", "goodput", "slo", "memory", "ramp")

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.arrays import Floats, Ints
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
-from analysis.parity.measures import (
+from tailgate.analysis.arrays import Floats, Ints
+from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
+from tailgate.analysis.parity.measures import (
     EPSILON,
     ERROR_LIMIT,
     LEAST_REQUESTS,
@@ -29,8 +29,8 @@ from analysis.parity.measures import (
     p99,
     ratio_interval,
 )
-from analysis.parity.outcome import Finding, Parity, concluded, estimated, held_to
-from analysis.wording import counted
+from tailgate.analysis.parity.outcome import Finding, Parity, concluded, estimated, held_to
+from tailgate.analysis.wording import counted
 
 WORST_LIMIT = 2.0 * ERROR_LIMIT  # a single position has no interval
 KL_LIMIT = ERROR_LIMIT**2  # a divergence grows with the square of the error

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.arrays import Bools, Floats, Ints
+from tailgate.analysis.arrays import Bools, Floats, Ints
 
 Matrix = npt.NDArray[Any]  # [positions, vocabulary], may be memory-mapped
 Statistic = Callable[[Floats], float]

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
-from analysis.judging.verdict import combined
+from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
+from tailgate.analysis.judging.verdict import combined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.arrays import Floats
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
-from analysis.parity.measures import Matrix
-from analysis.parity.outcome import Finding, Parity, concluded
-from analysis.wording import counted
+from tailgate.analysis.arrays import Floats
+from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
+from tailgate.analysis.parity.measures import Matrix
+from tailgate.analysis.parity.outcome import Finding, Parity, concluded
+from tailgate.analysis.wording import counted
 
 # The least cosine that is the same direction. Half of the dtype's digits may be lost on the way through the layers, and
 # a cosine falls by half of the error's square.

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, Field, ValidationError
 
-from analysis.records.documents import read_document, write_document
-from analysis.records.plain_values import first_of, mapping, number, rows_of, table
-from analysis.records.schemas import RUN_HOST
-from analysis.records.tables import RecordError
+from tailgate.analysis.records.documents import read_document, write_document
+from tailgate.analysis.records.plain_values import first_of, mapping, number, rows_of, table
+from tailgate.analysis.records.schemas import RUN_HOST
+from tailgate.analysis.records.tables import RecordError
 
 RUN_LIST = "runs.json"
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.records.request_columns import RequestColumns
-from analysis.records.requests import Requests
-from analysis.records.schemas import EVENT_KINDS
-from analysis.wording import counted
+from tailgate.analysis.records.request_columns import RequestColumns
+from tailgate.analysis.records.requests import Requests
+from tailgate.analysis.records.schemas import EVENT_KINDS
+from tailgate.analysis.wording import counted
 
 EVENT_PHASES = frozenset({"warmup", "serving"})
 REQUEST_PHASES = frozenset({"rampup", "measure"})

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from analysis.records.tables import RecordError
+from tailgate.analysis.records.tables import RecordError
 
 # C0 and C1 controls, illegal in XML 1.0 and able to drive a terminal, and marks that turn the direction of text, which
 # can make one name look like another. Tab and newline stay.

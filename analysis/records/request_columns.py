@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.arrays import Bools, Floats, Ints
-from analysis.records.schemas import JUDGED_REQUESTS
+from tailgate.analysis.arrays import Bools, Floats, Ints
+from tailgate.analysis.records.schemas import JUDGED_REQUESTS
 
 Hashes = npt.NDArray[np.uint64]
 

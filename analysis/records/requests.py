@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis.arrays import Bools, Floats, Ints
-from analysis.records.request_columns import (
+from tailgate.analysis.arrays import Bools, Floats, Ints
+from tailgate.analysis.records.request_columns import (
     ERROR,
     SCHEDULED,
     WRONG,
@@ -23,8 +23,8 @@ from analysis.records.request_columns import (
     is_named,
     slim,
 )
-from analysis.records.tables import RecordError
-from analysis.wording import counted
+from tailgate.analysis.records.tables import RecordError
+from tailgate.analysis.wording import counted
 
 METRICS = ("ttft", "e2e", "tpot", "max_itl")
 

@@ -13,16 +13,16 @@ import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.records import joining
-from analysis.records.asked_answers import PATTERN as ANSWERS
-from analysis.records.documents import read_document, read_toml
-from analysis.records.joining import RecordedRun, RunList, read_run_list
-from analysis.records.plain_values import first_of, table
-from analysis.records.request_columns import ColumnBuilder, RequestColumns
-from analysis.records.schemas import JUDGED_REQUESTS, REQUIRED, TABLES
-from analysis.records.tables import RecordError, one_line, read_ahead, tables_in
-from analysis.records.weight_journal import JOURNAL, WeightChange, read_journal
-from analysis.wording import counted
+from tailgate.analysis.records import joining
+from tailgate.analysis.records.asked_answers import PATTERN as ANSWERS
+from tailgate.analysis.records.documents import read_document, read_toml
+from tailgate.analysis.records.joining import RecordedRun, RunList, read_run_list
+from tailgate.analysis.records.plain_values import first_of, table
+from tailgate.analysis.records.request_columns import ColumnBuilder, RequestColumns
+from tailgate.analysis.records.schemas import JUDGED_REQUESTS, REQUIRED, TABLES
+from tailgate.analysis.records.tables import RecordError, one_line, read_ahead, tables_in
+from tailgate.analysis.records.weight_journal import JOURNAL, WeightChange, read_journal
+from tailgate.analysis.wording import counted
 
 MIRRORED = "mirrored"
 

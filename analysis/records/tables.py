@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
-from analysis.records.documents import parse_lines
-from analysis.wording import counted
+from tailgate.analysis.records.documents import parse_lines
+from tailgate.analysis.wording import counted
 
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 CUT_OFF = "is cut off at its end"

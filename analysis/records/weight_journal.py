@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from analysis.records.documents import read_rows
+from tailgate.analysis.records.documents import read_rows
 
 JOURNAL = "weights.jsonl"
 BY_HAND = "set by hand"  # the action of a change that the run did not make

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.report.html import html_report
-from analysis.report.rendering import junit_xml, markdown_report
-from analysis.report.terminal import verdict_table
+from tailgate.analysis.report.html import html_report
+from tailgate.analysis.report.rendering import junit_xml, markdown_report
+from tailgate.analysis.report.terminal import verdict_table
 
 __all__ = ["html_report", "junit_xml", "markdown_report", "verdict_table", "write_reports"]
 

@@ -7,11 +7,22 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.judging.gates import FAIL
-from analysis.report.values import DASH, count, interval, milliseconds, percent, quantity, rate, seconds, span, text
-from analysis.settings.metrics import quantile_label
-from analysis.summary.model import Arm, Check, Frontier, Gate, Summary
-from analysis.wording import counted
+from tailgate.analysis.judging.gates import FAIL
+from tailgate.analysis.report.values import (
+    DASH,
+    count,
+    interval,
+    milliseconds,
+    percent,
+    quantity,
+    rate,
+    seconds,
+    span,
+    text,
+)
+from tailgate.analysis.settings.metrics import quantile_label
+from tailgate.analysis.summary.model import Arm, Check, Frontier, Gate, Summary
+from tailgate.analysis.wording import counted
 
 ORDER = ("FAIL", "INCONCLUSIVE", "PASS")
 MORE_IS_BETTER = ("goodput", "parity")

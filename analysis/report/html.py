@@ -12,11 +12,11 @@ from typing import Any
 from markupsafe import Markup
 from pydantic_core import to_json
 
-from analysis.records.schemas import EVENT_KINDS
-from analysis.report.brief import DEFINITION, MORE_IS_BETTER, ORDER, ArmBrief, brief_of
-from analysis.report.rendering import environment, template_text
-from analysis.settings.metrics import EMBED
-from analysis.summary.model import Bins, Frontier, Gate, Histogram, Summary
+from tailgate.analysis.records.schemas import EVENT_KINDS
+from tailgate.analysis.report.brief import DEFINITION, MORE_IS_BETTER, ORDER, ArmBrief, brief_of
+from tailgate.analysis.report.rendering import environment, template_text
+from tailgate.analysis.settings.metrics import EMBED
+from tailgate.analysis.summary.model import Bins, Frontier, Gate, Histogram, Summary
 
 SCRIPTS = (
     "plot.js",

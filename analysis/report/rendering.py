@@ -16,12 +16,12 @@ from typing import Any
 from jinja2 import ChainableUndefined, Environment, FunctionLoader, select_autoescape
 from markupsafe import Markup
 
-from analysis.records.schemas import EVENT_KINDS
-from analysis.report import brief, values
-from analysis.report.values import DASH, text
-from analysis.settings.metrics import gate_label
-from analysis.summary.model import Summary
-from analysis.wording import counted
+from tailgate.analysis.records.schemas import EVENT_KINDS
+from tailgate.analysis.report import brief, values
+from tailgate.analysis.report.values import DASH, text
+from tailgate.analysis.settings.metrics import gate_label
+from tailgate.analysis.summary.model import Summary
+from tailgate.analysis.wording import counted
 
 _PUNCTUATION = re.compile(r"([\\`*_\[\]<>|~])")
 _ZERO_WIDTH_SPACE = "\u200b"
@@ -69,7 +69,7 @@ def environment() -> Environment:
 
 def template_text(name: str) -> str:
     """A file of the templates folder, also when the package is not unpacked."""
-    return files("analysis.report").joinpath("templates", name).read_text(encoding="utf-8")
+    return files("tailgate.analysis.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 # --- Markup -----------------------------------------------------------------------------------------------------------

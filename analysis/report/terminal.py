@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from analysis.report.brief import DEFINITION, Brief, brief_of, limit_of, sentence_of, value_of
-from analysis.report.values import count, rate, seconds
-from analysis.summary.model import Summary
+from tailgate.analysis.report.brief import DEFINITION, Brief, brief_of, limit_of, sentence_of, value_of
+from tailgate.analysis.report.values import count, rate, seconds
+from tailgate.analysis.summary.model import Summary
 
 _CHIPS = {
     "PASS": ("✔ PASS", "bold green"),

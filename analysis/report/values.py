@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import TypeGuard
 
-from analysis.wording import bytes_text, digits
+from tailgate.analysis.wording import bytes_text, digits
 
 DASH = "–"
 

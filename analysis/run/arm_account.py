@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from analysis.records.plain_values import mapping, number, rows_of
-from analysis.run.trials import Trial, takes_part
+from tailgate.analysis.records.plain_values import mapping, number, rows_of
+from tailgate.analysis.run.trials import Trial, takes_part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

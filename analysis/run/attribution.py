@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from analysis.arrays import Bools, Floats, Ints
-from analysis.records.request_columns import hashes
-from analysis.records.requests import Requests
-from analysis.run.compile_events import CompileEvent, Windows, windows_of
+from tailgate.analysis.arrays import Bools, Floats, Ints
+from tailgate.analysis.records.request_columns import hashes
+from tailgate.analysis.records.requests import Requests
+from tailgate.analysis.run.compile_events import CompileEvent, Windows, windows_of
 
 CAUSES = ("other", "in the backlog of a compile", "during a compile")
 OTHER, _BACKLOG, _DURING = range(3)

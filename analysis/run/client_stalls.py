@@ -8,12 +8,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.arrays import Bools, Floats, Ints
-from analysis.records.requests import Requests
-from analysis.run.attribution import attribute
-from analysis.run.compile_events import BACKGROUND, CompileEvent, Windows, windows_of
-from analysis.run.run import Run
-from analysis.run.silences import FLOOR_NS, TOGETHER_NS, Server, Silences, partial_stalls, servers_of, silences_of
+from tailgate.analysis.arrays import Bools, Floats, Ints
+from tailgate.analysis.records.requests import Requests
+from tailgate.analysis.run.attribution import attribute
+from tailgate.analysis.run.compile_events import BACKGROUND, CompileEvent, Windows, windows_of
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.silences import (
+    FLOOR_NS,
+    TOGETHER_NS,
+    Server,
+    Silences,
+    partial_stalls,
+    servers_of,
+    silences_of,
+)
 
 HOST, WORK, PART, UNKNOWN = "host", "work", "part", "unknown"
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from analysis.arrays import Bools, Floats, Ints
-from analysis.records.requests import Requests
+from tailgate.analysis.arrays import Bools, Floats, Ints
+from tailgate.analysis.records.requests import Requests
 
 # Work on another thread or in another process: other code serves meanwhile.
 BACKGROUND = "background_compile"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from analysis.arrays import Bools, Ints
-from analysis.records.requests import Requests
+from tailgate.analysis.arrays import Bools, Ints
+from tailgate.analysis.records.requests import Requests
 
 _CHUNK = 1 << 17  # requests
 

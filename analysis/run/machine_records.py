@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.arrays import Bools, Floats, Ints
-from analysis.records.plain_values import mapping, number, rows_of, text_of
-from analysis.records.plain_values import seconds as seconds_of
-from analysis.records.schemas import RUN_HOST
-from analysis.run.run import Run
-from analysis.run.trials import SECOND, Trial, described, devices_of, identity_of
+from tailgate.analysis.arrays import Bools, Floats, Ints
+from tailgate.analysis.records.plain_values import mapping, number, rows_of, text_of
+from tailgate.analysis.records.plain_values import seconds as seconds_of
+from tailgate.analysis.records.schemas import RUN_HOST
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.trials import SECOND, Trial, described, devices_of, identity_of
 
 # NVML's reasons why a clock is not higher that hold a busy card back. An idle card, and a clock that was asked for, do
 # not: gpu_idle, applications_clocks_setting, display_clock_setting.

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.arrays import Bools, Ints, indices
-from analysis.run.run import Run
-from analysis.statistics.quantiles import quantile
+from tailgate.analysis.arrays import Bools, Ints, indices
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.statistics.quantiles import quantile
 
 # What a difference in how the load was sent may take: a share of the margin, and what no load process keeps to.
 _OF_MARGIN = 0.2

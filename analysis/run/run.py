@@ -13,21 +13,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.arrays import Bools, Ints, indices
-from analysis.records.placing import Unplaced, misplaced_requests, place_events
-from analysis.records.plain_values import first_of, mapping, number, rows_of, table
-from analysis.records.plain_values import seconds as seconds_of
-from analysis.records.request_columns import ColumnBuilder, slim
-from analysis.records.requests import Requests, requests_of
-from analysis.records.run_records import MIRRORED, RunRecords, design_of
-from analysis.records.tables import RecordError
-from analysis.run.arm_account import ArmAccount, replica_names
-from analysis.run.attribution import Attribution, attribute
-from analysis.run.compile_events import CompileEvent, compile_events, stall_windows
-from analysis.run.trials import SECOND, Machines, Trial, block_numbers, planned_ends, trials_of
-from analysis.settings.gate_limits import GateLimits, usual_for
-from analysis.settings.metrics import EMBED, EMBED_METRICS, JUDGED_METRICS, task_of
-from analysis.settings.slo_targets import SloTarget, parse_slo
+from tailgate.analysis.arrays import Bools, Ints, indices
+from tailgate.analysis.records.placing import Unplaced, misplaced_requests, place_events
+from tailgate.analysis.records.plain_values import first_of, mapping, number, rows_of, table
+from tailgate.analysis.records.plain_values import seconds as seconds_of
+from tailgate.analysis.records.request_columns import ColumnBuilder, slim
+from tailgate.analysis.records.requests import Requests, requests_of
+from tailgate.analysis.records.run_records import MIRRORED, RunRecords, design_of
+from tailgate.analysis.records.tables import RecordError
+from tailgate.analysis.run.arm_account import ArmAccount, replica_names
+from tailgate.analysis.run.attribution import Attribution, attribute
+from tailgate.analysis.run.compile_events import CompileEvent, compile_events, stall_windows
+from tailgate.analysis.run.trials import SECOND, Machines, Trial, block_numbers, planned_ends, trials_of
+from tailgate.analysis.settings.gate_limits import GateLimits, usual_for
+from tailgate.analysis.settings.metrics import EMBED, EMBED_METRICS, JUDGED_METRICS, task_of
+from tailgate.analysis.settings.slo_targets import SloTarget, parse_slo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

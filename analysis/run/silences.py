@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from analysis.arrays import Bools, Floats, Ints
-from analysis.records.requests import Requests
-from analysis.run.compile_events import Windows, windows_of
-from analysis.run.gaps import gaps_of
-from analysis.statistics.quantiles import quantile
+from tailgate.analysis.arrays import Bools, Floats, Ints
+from tailgate.analysis.records.requests import Requests
+from tailgate.analysis.run.compile_events import Windows, windows_of
+from tailgate.analysis.run.gaps import gaps_of
+from tailgate.analysis.statistics.quantiles import quantile
 
 FLOOR_NS = 250_000_000  # a shorter silence may be a garbage collection or a delay of the network
 TOGETHER_NS = 5_000_000  # signs this close together came out of one step

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.arrays import Bools, Floats, Ints, indices
-from analysis.records.requests import Requests
-from analysis.run.gaps import gaps_of
-from analysis.settings.slo_targets import SloTarget
-from analysis.statistics.distributions import beta_quantile
-from analysis.statistics.quantiles import quantile
-from analysis.statistics.share_evidence import BLOCKS_FOR_PASS, bunching, design_effect_of, is_far
+from tailgate.analysis.arrays import Bools, Floats, Ints, indices
+from tailgate.analysis.records.requests import Requests
+from tailgate.analysis.run.gaps import gaps_of
+from tailgate.analysis.settings.slo_targets import SloTarget
+from tailgate.analysis.statistics.distributions import beta_quantile
+from tailgate.analysis.statistics.quantiles import quantile
+from tailgate.analysis.statistics.share_evidence import BLOCKS_FOR_PASS, bunching, design_effect_of, is_far
 
 _FEWEST_FOR_FAIL = 3  # one or two bad requests may be chance
 

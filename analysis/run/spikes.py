@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.arrays import Bools, Floats, Ints, indices
-from analysis.records.requests import Requests
-from analysis.run.attribution import CAUSES, OTHER, Attribution
-from analysis.run.compile_events import CompileEvent
-from analysis.statistics.quantiles import quantile, quantiles
+from tailgate.analysis.arrays import Bools, Floats, Ints, indices
+from tailgate.analysis.records.requests import Requests
+from tailgate.analysis.run.attribution import CAUSES, OTHER, Attribution
+from tailgate.analysis.run.compile_events import CompileEvent
+from tailgate.analysis.statistics.quantiles import quantile, quantiles
 
 _FEWEST_QUIET = 8
 _MERGE_NS = 1_000_000_000

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.records.plain_values import mapping, number
-from analysis.run.compile_events import held_s
-from analysis.run.run import Run
+from tailgate.analysis.records.plain_values import mapping, number
+from tailgate.analysis.run.compile_events import held_s
+from tailgate.analysis.run.run import Run
 
 # The first word of an item names its part. Every other item is a shape that was warmed.
 _BEFORE = ("process", "import")

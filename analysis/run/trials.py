@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from analysis.arrays import Ints
-from analysis.records.joining import RecordedRun
-from analysis.records.plain_values import mapping, number, rows_of, text_of
-from analysis.records.plain_values import seconds as seconds_of
-from analysis.records.requests import Requests
-from analysis.records.schemas import RUN_HOST
+from tailgate.analysis.arrays import Ints
+from tailgate.analysis.records.joining import RecordedRun
+from tailgate.analysis.records.plain_values import mapping, number, rows_of, text_of
+from tailgate.analysis.records.plain_values import seconds as seconds_of
+from tailgate.analysis.records.requests import Requests
+from tailgate.analysis.records.schemas import RUN_HOST
 
 SECOND = 1_000_000_000
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.arrays import Ints
-from analysis.records.plain_values import mapping
-from analysis.run.pairs import in_pairs
-from analysis.run.run import Run
-from analysis.statistics.distributions import hypergeometric_sf
-from analysis.wording import counted
+from tailgate.analysis.arrays import Ints
+from tailgate.analysis.records.plain_values import mapping
+from tailgate.analysis.run.pairs import in_pairs
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.statistics.distributions import hypergeometric_sf
+from tailgate.analysis.wording import counted
 
 WORK_APART = 0.05  # of mean lengths; a template's few tokens stay below, another tokenizer does not
 _SURELY_APART = 0.01  # of mean lengths, where chance is excluded

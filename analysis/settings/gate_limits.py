@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from analysis.records.tables import RecordError
-from analysis.settings.metrics import EMBED, EMBED_METRICS, JUDGED_METRICS
+from tailgate.analysis.records.tables import RecordError
+from tailgate.analysis.settings.metrics import EMBED, EMBED_METRICS, JUDGED_METRICS
 
 # Of a list as TOML has it; its items stay strict.
 Listed = Field(strict=False)

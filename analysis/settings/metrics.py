@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from analysis.records.requests import METRICS
-from analysis.records.tables import RecordError
+from tailgate.analysis.records.requests import METRICS
+from tailgate.analysis.records.tables import RecordError
 
 # ITL pools the gaps of all requests, so that a share of it is one of gaps; the others have one value a request.
 JUDGED_METRICS: Final = (*METRICS, "itl")

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from analysis.settings.gate_limits import Listed, Settings
+from tailgate.analysis.settings.gate_limits import Listed, Settings
 
 
 class RampLimits(Settings):

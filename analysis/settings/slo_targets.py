@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.records.tables import RecordError
-from analysis.settings.metrics import JUDGED_METRICS
+from tailgate.analysis.records.tables import RecordError
+from tailgate.analysis.settings.metrics import JUDGED_METRICS
 
 _KEY = re.compile(rf"p([1-9]\d?)(?:_(\d+))?_({'|'.join(JUDGED_METRICS)})_ms")
 

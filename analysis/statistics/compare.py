@@ -18,15 +18,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.arrays import Bools, Floats, Ints
-from analysis.settings.gate_limits import RESTART_SPREAD
-from analysis.settings.metrics import quantile_label
-from analysis.statistics.dependence import FEWEST_GROUPS, Dependence, dependence_of, groups_of
-from analysis.statistics.distributions import t_quantile
-from analysis.statistics.machines import Part, error_over_trials, lasting_reach
-from analysis.statistics.quantiles import quantiles
-from analysis.statistics.slow_counts import SortedGroups
-from analysis.statistics.windows import (
+from tailgate.analysis.arrays import Bools, Floats, Ints
+from tailgate.analysis.settings.gate_limits import RESTART_SPREAD
+from tailgate.analysis.settings.metrics import quantile_label
+from tailgate.analysis.statistics.dependence import FEWEST_GROUPS, Dependence, dependence_of, groups_of
+from tailgate.analysis.statistics.distributions import t_quantile
+from tailgate.analysis.statistics.machines import Part, error_over_trials, lasting_reach
+from tailgate.analysis.statistics.quantiles import quantiles
+from tailgate.analysis.statistics.slow_counts import SortedGroups
+from tailgate.analysis.statistics.windows import (
     Limits,
     Windows,
     ratios_by_group,
@@ -35,7 +35,7 @@ from analysis.statistics.windows import (
     typical_ratio,
     window_limits,
 )
-from analysis.wording import counted
+from tailgate.analysis.wording import counted
 
 TRIALS_FOR_T_TEST = 6
 _ALIKE = "no block differs from the others"

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.arrays import Floats, Ints
-from analysis.statistics.distributions import t_quantile
-from analysis.statistics.machines import Part, between_machines, summed
+from tailgate.analysis.arrays import Floats, Ints
+from tailgate.analysis.statistics.distributions import t_quantile
+from tailgate.analysis.statistics.machines import Part, between_machines, summed
 
 FEWEST_GROUPS = 8
 MOST_GROUPS = 10

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from analysis.arrays import Floats
-from analysis.statistics.distributions import f_quantile, t_sf
+from tailgate.analysis.arrays import Floats
+from tailgate.analysis.statistics.distributions import f_quantile, t_sf
 
 # In log rate. No server is taken to be steadier than 3 % from step to step.
 _SPREADS = np.geomspace(0.03, 0.4, 7)

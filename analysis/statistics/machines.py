@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.arrays import Floats, Ints
-from analysis.statistics.distributions import chi_square_sf, f_quantile, t_quantile
+from tailgate.analysis.arrays import Floats, Ints
+from tailgate.analysis.statistics.distributions import chi_square_sf, f_quantile, t_quantile
 
 _LASTING_GROUPS = 3  # fewer say too little of how they scatter, and more are too short for what lasts
 

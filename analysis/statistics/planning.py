@@ -11,10 +11,10 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
-from analysis.settings.gate_limits import GateLimits
-from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
-from analysis.statistics.dependence import group_count
-from analysis.statistics.distributions import normal_quantile, t_quantile
+from tailgate.analysis.settings.gate_limits import GateLimits
+from tailgate.analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
+from tailgate.analysis.statistics.dependence import group_count
+from tailgate.analysis.statistics.distributions import normal_quantile, t_quantile
 
 POWER = 0.80
 LONGEST_S = 7 * 24 * 3600.0  # no plan is longer

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from analysis.arrays import Floats, Ints
-from analysis.statistics.distributions import binomial_quantile
+from tailgate.analysis.arrays import Floats, Ints
+from tailgate.analysis.statistics.distributions import binomial_quantile
 
 
 def quantile(values: npt.ArrayLike, q: float) -> float:

@@ -21,11 +21,11 @@ from typing import Literal
 
 import numpy as np
 
-from analysis.arrays import Bools, Floats, Ints
-from analysis.settings.gate_limits import RESTART_SPREAD
-from analysis.statistics.compare import Sample, in_shared_blocks
-from analysis.statistics.dependence import restart_variance
-from analysis.statistics.slow_counts import SortedGroups, slow_counts
+from tailgate.analysis.arrays import Bools, Floats, Ints
+from tailgate.analysis.settings.gate_limits import RESTART_SPREAD
+from tailgate.analysis.statistics.compare import Sample, in_shared_blocks
+from tailgate.analysis.statistics.dependence import restart_variance
+from tailgate.analysis.statistics.slow_counts import SortedGroups, slow_counts
 
 FEWEST_GROUPS = 5  # before, nothing is known of how groups resemble each other
 APART = 1.2

@@ -20,8 +20,8 @@ import math
 
 import numpy as np
 
-from analysis.arrays import Bools, Floats, Ints
-from analysis.statistics.sequential import Evidence, mixed
+from tailgate.analysis.arrays import Bools, Floats, Ints
+from tailgate.analysis.statistics.sequential import Evidence, mixed
 
 FEWEST_BLOCKS = 4  # of a PASS at any interim analysis, where the slowest request is far below the limit
 FEWEST_FOR_FAIL = 3  # blocks with a miss: the misses of one or two blocks may have one cause

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from analysis.arrays import Floats, Ints
+from tailgate.analysis.arrays import Floats, Ints
 
 # Log odds ratios of being slow.
 _ODDS = np.array([0.15, 0.3, 0.6, 1.0, 1.6, 2.4])

@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.arrays import Bools, Floats, Ints
-from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison, Sample, with_limits
-from analysis.statistics.dependence import PRIOR_DEGREES, cosine_variance
-from analysis.statistics.distributions import normal_quantile
-from analysis.statistics.machines import Part, summed
-from analysis.statistics.quantiles import ordered_interval, quantile
-from analysis.statistics.windows import Limits, student_limits
+from tailgate.analysis.arrays import Bools, Floats, Ints
+from tailgate.analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison, Sample, with_limits
+from tailgate.analysis.statistics.dependence import PRIOR_DEGREES, cosine_variance
+from tailgate.analysis.statistics.distributions import normal_quantile
+from tailgate.analysis.statistics.machines import Part, summed
+from tailgate.analysis.statistics.quantiles import ordered_interval, quantile
+from tailgate.analysis.statistics.windows import Limits, student_limits
 
 _FEWEST_ALONE = 3  # trials that say how much they differ where nothing else does
 _CONFIDENCE = 0.95

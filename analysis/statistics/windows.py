@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.arrays import Floats, Ints
-from analysis.statistics.dependence import Dependence
-from analysis.statistics.distributions import t_cdf, t_quantile, t_sf
-from analysis.statistics.machines import Part
-from analysis.statistics.slow_counts import SortedGroups, slow_counts
+from tailgate.analysis.arrays import Floats, Ints
+from tailgate.analysis.statistics.dependence import Dependence
+from tailgate.analysis.statistics.distributions import t_cdf, t_quantile, t_sf
+from tailgate.analysis.statistics.machines import Part
+from tailgate.analysis.statistics.slow_counts import SortedGroups, slow_counts
 
 FARTHEST = math.log(1000.0)  # a limit beyond this ratio is no limit
 ENOUGH = 2.0  # requests of both arms beyond a window's quantile, where its group has as many

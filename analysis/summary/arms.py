@@ -9,16 +9,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.arrays import Bools
-from analysis.judging.gates.compiles import CompileFacts
-from analysis.judging.judgement import Judgement
-from analysis.records.requests import METRICS
-from analysis.run.client_stalls import HOST, PART, UNKNOWN, WORK, ArmStalls, Stall, is_explained
-from analysis.run.compile_events import BACKGROUND, JIT, held_s
-from analysis.run.run import Run
-from analysis.run.slo import meets_all
-from analysis.run.startup import compiled_steps, most_eager, startup_row
-from analysis.statistics.quantiles import quantiles
+from tailgate.analysis.arrays import Bools
+from tailgate.analysis.judging.gates.compiles import CompileFacts
+from tailgate.analysis.judging.judgement import Judgement
+from tailgate.analysis.records.requests import METRICS
+from tailgate.analysis.run.client_stalls import HOST, PART, UNKNOWN, WORK, ArmStalls, Stall, is_explained
+from tailgate.analysis.run.compile_events import BACKGROUND, JIT, held_s
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.slo import meets_all
+from tailgate.analysis.run.startup import compiled_steps, most_eager, startup_row
+from tailgate.analysis.statistics.quantiles import quantiles
 
 
 def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:

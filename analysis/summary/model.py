@@ -1,7 +1,7 @@
 """The document summary.json as models: what they declare is written, and its JSON Schema is generated from them.
 
 Names end in their unit: _s, _ms, _pct, _rps, _bytes. Null stands for what is not known, never for zero. Run
-`python -m analysis.summary.model PATH` to write the schema.
+`python -m tailgate.analysis.summary.model PATH` to write the schema.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic.json_schema import GenerateJsonSchema
 
-from analysis.checks.machine_verdict import MachineVerdict
-from analysis.judging.load_steps import Step
-from analysis.judging.verdict import Advice
-from analysis.records.plain_values import CONTROL
-from analysis.settings.metrics import EMBED, EMBED_METRICS, METRIC_NAMES, gate_label
+from tailgate.analysis.checks.machine_verdict import MachineVerdict
+from tailgate.analysis.judging.load_steps import Step
+from tailgate.analysis.judging.verdict import Advice
+from tailgate.analysis.records.plain_values import CONTROL
+from tailgate.analysis.settings.metrics import EMBED, EMBED_METRICS, METRIC_NAMES, gate_label
 
 SCHEMA: Final = 2
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]

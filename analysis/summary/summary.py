@@ -16,28 +16,28 @@ from typing import Any
 
 import numpy as np
 
-from analysis.checks.check import Check
-from analysis.checks.pressure import in_words
-from analysis.frontier.summary_rows import summary_rows as frontier_rows
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.gates.latency import noninferiority_name
-from analysis.judging.judgement import Judgement, judge
-from analysis.judging.ramp import ramp_of
-from analysis.records.documents import write_json
-from analysis.records.joining import RecordedRun, flat
-from analysis.records.plain_values import mapping, number
-from analysis.records.run_records import RunRecords, read_run
-from analysis.run.client_stalls import with_lengths
-from analysis.run.run import Run
-from analysis.run.spikes import Spike, find_spikes
-from analysis.run.trials import SECOND
-from analysis.settings.metrics import EMBED, EMBED_METRICS
-from analysis.settings.slo_targets import merged
-from analysis.statistics.compare import Comparison
-from analysis.statistics.quantiles import ordered_interval, quantiles, quantiles_of_groups
-from analysis.statistics.share_evidence import design_effect_of
-from analysis.summary.arms import arm_row
-from analysis.summary.model import SCHEMA, Summary
+from tailgate.analysis.checks.check import Check
+from tailgate.analysis.checks.pressure import in_words
+from tailgate.analysis.frontier.summary_rows import summary_rows as frontier_rows
+from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from tailgate.analysis.judging.gates.latency import noninferiority_name
+from tailgate.analysis.judging.judgement import Judgement, judge
+from tailgate.analysis.judging.ramp import ramp_of
+from tailgate.analysis.records.documents import write_json
+from tailgate.analysis.records.joining import RecordedRun, flat
+from tailgate.analysis.records.plain_values import mapping, number
+from tailgate.analysis.records.run_records import RunRecords, read_run
+from tailgate.analysis.run.client_stalls import with_lengths
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.spikes import Spike, find_spikes
+from tailgate.analysis.run.trials import SECOND
+from tailgate.analysis.settings.metrics import EMBED, EMBED_METRICS
+from tailgate.analysis.settings.slo_targets import merged
+from tailgate.analysis.statistics.compare import Comparison
+from tailgate.analysis.statistics.quantiles import ordered_interval, quantiles, quantiles_of_groups
+from tailgate.analysis.statistics.share_evidence import design_effect_of
+from tailgate.analysis.summary.arms import arm_row
+from tailgate.analysis.summary.model import SCHEMA, Summary
 
 EXIT_CODES = {PASS: 0, INCONCLUSIVE: 3, FAIL: 99}
 

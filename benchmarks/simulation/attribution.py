@@ -13,13 +13,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from analysis.arrays import Bools, Floats, Ints
-from analysis.records.request_columns import RequestColumns
-from analysis.records.run_records import RunRecords
-from analysis.records.schemas import COMPILE_EVENTS
-from analysis.run.attribution import CAUSES, OTHER
-from analysis.run.run import Run
-from analysis.run.spikes import Spike, excursions, find_spikes
 from benchmarks.simulation.engine import Engine, serve_behind_splitter
 from benchmarks.simulation.records import NETWORK_S, request_table, to_ns
 from benchmarks.simulation.server import Served, serve
@@ -32,6 +25,13 @@ from benchmarks.simulation.weather import (
     private_stalls,
     stalls,
 )
+from tailgate.analysis.arrays import Bools, Floats, Ints
+from tailgate.analysis.records.request_columns import RequestColumns
+from tailgate.analysis.records.run_records import RunRecords
+from tailgate.analysis.records.schemas import COMPILE_EVENTS
+from tailgate.analysis.run.attribution import CAUSES, OTHER
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.spikes import Spike, excursions, find_spikes
 
 ARM, CONTROL = "compiled", "eager"
 TOKEN_S = 0.02

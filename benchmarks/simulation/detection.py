@@ -13,19 +13,19 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from analysis.arrays import Floats
-from analysis.judging.gates import PASS
-from analysis.judging.gates.compiles import client_gates, may_compile
-from analysis.records.request_columns import RequestColumns
-from analysis.records.requests import Requests, requests_of
-from analysis.run.client_stalls import HOST, PART, ArmStalls, client_stalls
-from analysis.settings.gate_limits import GateLimits
 from benchmarks.simulation.engine import Engine
 from benchmarks.simulation.fleet import Fleet, fleet, replica_table
 from benchmarks.simulation.records import EPOCH_NS, NETWORK_S, request_table, to_ns, token_lists
 from benchmarks.simulation.scenario import Run, Scenario, run
 from benchmarks.simulation.server import Pause, Served
 from benchmarks.simulation.table import Table
+from tailgate.analysis.arrays import Floats
+from tailgate.analysis.judging.gates import PASS
+from tailgate.analysis.judging.gates.compiles import client_gates, may_compile
+from tailgate.analysis.records.request_columns import RequestColumns
+from tailgate.analysis.records.requests import Requests, requests_of
+from tailgate.analysis.run.client_stalls import HOST, PART, ArmStalls, client_stalls
+from tailgate.analysis.settings.gate_limits import GateLimits
 
 TREATMENT, CONTROL = "compiled", "eager"
 TOKEN_S = 0.02  # the made-up server's time for a token

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from analysis.arrays import Bools, Floats, Ints
 from benchmarks.simulation.server import Pause, Served
 from benchmarks.simulation.weather import Stalls
+from tailgate.analysis.arrays import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from analysis.arrays import Floats, Ints
 from benchmarks.simulation.engine import Engine, Stepped, serve_in_steps
 from benchmarks.simulation.records import NETWORK_S, request_table, to_ns, token_lists
 from benchmarks.simulation.scenario import first_of_new_shapes
@@ -20,6 +19,7 @@ from benchmarks.simulation.weather import (
     lasting_noise,
     private_stalls,
 )
+from tailgate.analysis.arrays import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,12 +14,12 @@ from functools import partial
 
 import numpy as np
 
-from analysis.arrays import Floats
-from analysis.frontier.holdings import Frontier, frontier_of
-from analysis.frontier.search import Budget, Left, Turn, first_turns, next_round
-from analysis.judging.load_steps import Step, holding_of
 from benchmarks.simulation.table import Table
-from loadtests.trials.rate_search import next_rates
+from tailgate.analysis.arrays import Floats
+from tailgate.analysis.frontier.holdings import Frontier, frontier_of
+from tailgate.analysis.frontier.search import Budget, Left, Turn, first_turns, next_round
+from tailgate.analysis.judging.load_steps import Step, holding_of
+from tailgate.loadtests.trials.rate_search import next_rates
 
 ALPHA = 0.05
 LOW, HIGH = 2.0, 64.0  # of the staircase

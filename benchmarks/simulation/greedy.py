@@ -13,10 +13,10 @@ from functools import cache, partial
 
 import numpy as np
 
-from analysis.arrays import Floats
-from analysis.judging.gates.greedy import GreedyParity, judge_greedy
-from analysis.records.asked_answers import AskedAnswer, Twice
 from benchmarks.simulation.table import Table
+from tailgate.analysis.arrays import Floats
+from tailgate.analysis.judging.gates.greedy import GreedyParity, judge_greedy
+from tailgate.analysis.records.asked_answers import AskedAnswer, Twice
 
 ALPHA = 0.05
 PROMPTS, TOKENS = 48, 24

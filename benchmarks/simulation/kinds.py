@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.arrays import Floats
-from analysis.statistics.compare import Sample
 from benchmarks.simulation.scenario import joined, sample
 from benchmarks.simulation.server import Served, serve
 from benchmarks.simulation.weather import BLOCK_S, Weather, answers, arrivals, lasting_noise
+from tailgate.analysis.arrays import Floats
+from tailgate.analysis.statistics.compare import Sample
 
 PREFILL_SHARE = 0.1
 

@@ -16,13 +16,13 @@ from functools import partial
 
 import numpy as np
 
-from analysis.arrays import Floats, Ints
-from analysis.checks.data import heterogeneity
-from analysis.judging.comparisons import leveled
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
-from analysis.run.trials import Machines
-from analysis.statistics.compare import Comparison, Sample, compare, decide
 from benchmarks.simulation.table import Table
+from tailgate.analysis.arrays import Floats, Ints
+from tailgate.analysis.checks.data import heterogeneity
+from tailgate.analysis.judging.comparisons import leveled
+from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
+from tailgate.analysis.run.trials import Machines
+from tailgate.analysis.statistics.compare import Comparison, Sample, compare, decide
 
 REQUESTS, BLOCKS, BLOCK_S = 960, 8, 30.0
 SPEEDS = (1.0, 2.0, 1.4)

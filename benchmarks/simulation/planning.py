@@ -11,14 +11,14 @@ from functools import partial
 
 import numpy as np
 
-from analysis.settings.gate_limits import GateLimits
-from analysis.statistics.compare import Comparison, compare
-from analysis.statistics.planning import comparison_needed, power_of_each
 from benchmarks.simulation.kinds import KINDS, Kind
 from benchmarks.simulation.promises import gated
 from benchmarks.simulation.scenario import Scenario, run, sample
 from benchmarks.simulation.table import Table
 from benchmarks.simulation.weather import BLOCK_S
+from tailgate.analysis.settings.gate_limits import GateLimits
+from tailgate.analysis.statistics.compare import Comparison, compare
+from tailgate.analysis.statistics.planning import comparison_needed, power_of_each
 
 PILOT_S = 600.0
 MIN_BLOCKS = 20

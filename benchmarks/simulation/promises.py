@@ -13,12 +13,12 @@ from functools import partial
 import numpy as np
 from scipy import stats
 
-from analysis.arrays import Floats
-from analysis.checks.data import autocorrelation
-from analysis.statistics.compare import Comparison, as_many, compare, decide
 from benchmarks.simulation.kinds import KINDS, Kind, pair, samples, trial
 from benchmarks.simulation.scenario import sample
 from benchmarks.simulation.table import Table
+from tailgate.analysis.arrays import Floats
+from tailgate.analysis.checks.data import autocorrelation
+from tailgate.analysis.statistics.compare import Comparison, as_many, compare, decide
 
 MARGIN, ALPHA = 0.10, 0.05
 METRICS = ("ttft", "e2e")

@@ -12,17 +12,17 @@ from functools import partial
 
 import numpy as np
 
-from analysis.arrays import Floats
-from analysis.judging.ramp import Standing, decide
-from analysis.settings.ramp_limits import RampLimits
-from analysis.statistics.compare import Sample
-from analysis.statistics.sequential import Evidence, groups_for
 from benchmarks.simulation.kinds import Kind, on_slots
 from benchmarks.simulation.promises import ALPHA, MARGIN
 from benchmarks.simulation.scenario import sample
 from benchmarks.simulation.server import Served
 from benchmarks.simulation.table import Table
 from benchmarks.simulation.weather import BLOCK_S, answers, arrivals, lasting_noise
+from tailgate.analysis.arrays import Floats
+from tailgate.analysis.judging.ramp import Standing, decide
+from tailgate.analysis.settings.ramp_limits import RampLimits
+from tailgate.analysis.statistics.compare import Sample
+from tailgate.analysis.statistics.sequential import Evidence, groups_for
 
 LIMITS = RampLimits()
 _LOOK_S = 60.0

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from analysis.arrays import Ints
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordWriter
+from tailgate.analysis.arrays import Ints
+from tailgate.analysis.records.schemas import REQUESTS
+from tailgate.analysis.records.tables import RecordWriter
 
 EPOCH_NS = 1_700_000_000_000_000_000
 NETWORK_S = 0.002  # the mean way through the network, to the server and back

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.arrays import Bools, Floats, Ints
-from analysis.statistics.compare import Sample
 from benchmarks.simulation.server import Served, serve
 from benchmarks.simulation.weather import (
     BLOCK_S,
@@ -20,6 +18,8 @@ from benchmarks.simulation.weather import (
     lasting_noise,
     private_stalls,
 )
+from tailgate.analysis.arrays import Bools, Floats, Ints
+from tailgate.analysis.statistics.compare import Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

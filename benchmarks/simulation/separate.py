@@ -11,14 +11,14 @@ from functools import partial
 
 import numpy as np
 
-from analysis.arrays import Floats
-from analysis.settings.gate_limits import DAY_SPREAD, RESTART_SPREAD
-from analysis.statistics.compare import Comparison, Sample, decide
-from analysis.statistics.unpaired import compare_separate
-from analysis.wording import counted
 from benchmarks.simulation.kinds import KINDS, Kind, pair, samples
 from benchmarks.simulation.promises import ALPHA, MARGIN, METRICS, covers
 from benchmarks.simulation.table import Table
+from tailgate.analysis.arrays import Floats
+from tailgate.analysis.settings.gate_limits import DAY_SPREAD, RESTART_SPREAD
+from tailgate.analysis.statistics.compare import Comparison, Sample, decide
+from tailgate.analysis.statistics.unpaired import compare_separate
+from tailgate.analysis.wording import counted
 
 QUANTILES = (0.5, 0.99)
 # Starts and hours differ by as much as the gates take for granted.

@@ -13,16 +13,16 @@ from statistics import median
 
 import numpy as np
 
-from analysis.arrays import Floats
-from analysis.judging.paths import AGREEING, Decided, first_decided
-from analysis.run.slo import judge_share
-from analysis.statistics.compare import Sample, compare
-from analysis.statistics.sequential import APART, SEGMENTS, Evidence, Exchange, Outcome, groups_for
-from analysis.statistics.share_evidence import FEWEST_BLOCKS, share_evidence, tail_effects
 from benchmarks.simulation.kinds import KINDS, Kind, pair, samples
 from benchmarks.simulation.promises import ALPHA, AT_MARGIN, MARGIN
 from benchmarks.simulation.table import Table
 from benchmarks.simulation.weather import BLOCK_S
+from tailgate.analysis.arrays import Floats
+from tailgate.analysis.judging.paths import AGREEING, Decided, first_decided
+from tailgate.analysis.run.slo import judge_share
+from tailgate.analysis.statistics.compare import Sample, compare
+from tailgate.analysis.statistics.sequential import APART, SEGMENTS, Evidence, Exchange, Outcome, groups_for
+from tailgate.analysis.statistics.share_evidence import FEWEST_BLOCKS, share_evidence, tail_effects
 
 LONGEST_S = 2400.0
 MINUTE_S = 60.0

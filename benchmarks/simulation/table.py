@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from analysis.arrays import Floats
+from tailgate.analysis.arrays import Floats
 
 T = TypeVar("T")
 

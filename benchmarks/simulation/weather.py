@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from analysis.arrays import Floats
+from tailgate.analysis.arrays import Floats
 
 BLOCK_S = 30.0
 ANSWERS_SIGMA = 0.86  # standard deviation of the log lengths of answers in conversations

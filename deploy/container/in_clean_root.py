@@ -130,11 +130,12 @@ class Root:
 
     def _copy(self, value: str) -> None:
         *sources, target = shlex.split(value)
-        into = self.path / f"{self.folder}/{target}".lstrip("/")
+        into = self.path / str(Path(self.folder) / target).lstrip("/")
+        (into if target.endswith("/") else into.parent).mkdir(parents=True, exist_ok=True)
         for source in sources:
             path = PROJECT / source
             if path.is_dir():
-                shutil.copytree(path, into, ignore=LEFT_OUT, dirs_exist_ok=True)
+                shutil.copytree(path, into, ignore=LEFT_OUT, dirs_exist_ok=True, symlinks=True)
             else:
                 shutil.copy(path, into / path.name if target.endswith(("/", ".")) else into)
 

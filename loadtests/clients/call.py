@@ -8,9 +8,9 @@ from typing import Any
 
 from gevent import get_hub
 
-from loadtests.external.client_security import without_token
-from servers.clock import now_ns
-from servers.complaint import one_line
+from tailgate.loadtests.external.client_security import without_token
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import one_line
 
 
 class Call:

@@ -16,8 +16,8 @@ import gevent.socket
 from gevent import get_hub
 from gevent.event import Event
 
-from loadtests.clients import frames
-from loadtests.clients.frames import (
+from tailgate.loadtests.clients import frames
+from tailgate.loadtests.clients.frames import (
     DATA,
     DEFAULT_FRAME,
     END_STREAM,
@@ -28,14 +28,14 @@ from loadtests.clients.frames import (
     frame,
     grpc_timeout,
 )
-from loadtests.clients.grpc_call import RESET_STATUS, GrpcCall
-from loadtests.clients.headers import HeaderDecoder, HeaderError
-from loadtests.clients.outgoing import Outgoing, Uploads
-from loadtests.clients.tls import TlsError, TlsStream
-from servers.clock import now_ns
+from tailgate.loadtests.clients.grpc_call import RESET_STATUS, GrpcCall
+from tailgate.loadtests.clients.headers import HeaderDecoder, HeaderError
+from tailgate.loadtests.clients.outgoing import Outgoing, Uploads
+from tailgate.loadtests.clients.tls import TlsError, TlsStream
+from tailgate.servers.clock import now_ns
 
 if TYPE_CHECKING:
-    from loadtests.clients.inference import InferenceClient
+    from tailgate.loadtests.clients.inference import InferenceClient
 
 READ_BYTES: Final = 262_144
 _LARGEST_HEADER_BLOCK: Final = 256 * 1024

@@ -7,16 +7,16 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from loadtests.clients.grpc_call import GrpcCall
-from loadtests.clients.inference import InferenceClient
-from loadtests.clients.openai import OpenAiClient
-from loadtests.clients.route import Client, Endpoint, Route
-from loadtests.external.arms import ExternalArm, OipOptions, OpenAiOptions
-from loadtests.external.asking import Asking, prompt_of, prompt_source
-from loadtests.external.oip_wire import METHOD, infer_request, read_response
-from loadtests.external.openai_wire import request_body
-from loadtests.traffic.prompts import PromptSource
-from loadtests.traffic.schedule import PlannedRequest
+from tailgate.loadtests.clients.grpc_call import GrpcCall
+from tailgate.loadtests.clients.inference import InferenceClient
+from tailgate.loadtests.clients.openai import OpenAiClient
+from tailgate.loadtests.clients.route import Client, Endpoint, Route
+from tailgate.loadtests.external.arms import ExternalArm, OipOptions, OpenAiOptions
+from tailgate.loadtests.external.asking import Asking, prompt_of, prompt_source
+from tailgate.loadtests.external.oip_wire import METHOD, infer_request, read_response
+from tailgate.loadtests.external.openai_wire import request_body
+from tailgate.loadtests.traffic.prompts import PromptSource
+from tailgate.loadtests.traffic.schedule import PlannedRequest
 
 
 def external_route(arm: str, config: ExternalArm, *, traffic: PromptSource, ignore_eos: bool) -> Route:

@@ -12,13 +12,13 @@ from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
 
-from loadtests.clients import frames
-from loadtests.clients.call import Call
-from servers.metadata import INFERENCE_SERVICE, STATUS_NAMES
-from servers.rpc.inference_pb2 import EmbedResponse, GenerateChunk
+from tailgate.loadtests.clients import frames
+from tailgate.loadtests.clients.call import Call
+from tailgate.servers.metadata import INFERENCE_SERVICE, STATUS_NAMES
+from tailgate.servers.rpc.inference_pb2 import EmbedResponse, GenerateChunk
 
 if TYPE_CHECKING:
-    from loadtests.clients.connection import Connection
+    from tailgate.loadtests.clients.connection import Connection
 
 GENERATE_PATH: Final = f"/{INFERENCE_SERVICE}/Generate"
 EMBED_PATH: Final = f"/{INFERENCE_SERVICE}/Embed"

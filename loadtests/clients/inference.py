@@ -14,13 +14,13 @@ import gevent
 import gevent.socket
 from gevent import get_hub
 
-from loadtests.clients.connection import CLOSED, LOST, Connection
-from loadtests.clients.frames import request_prefix
-from loadtests.clients.grpc_call import GENERATE_PATH, GrpcCall
-from loadtests.clients.tls import TlsError, TlsStream
-from loadtests.external.addresses import parse_target
-from loadtests.external.client_security import OPEN, SecurityConfig, bearer_token, client_context, server_name
-from servers.clock import now_ns
+from tailgate.loadtests.clients.connection import CLOSED, LOST, Connection
+from tailgate.loadtests.clients.frames import request_prefix
+from tailgate.loadtests.clients.grpc_call import GENERATE_PATH, GrpcCall
+from tailgate.loadtests.clients.tls import TlsError, TlsStream
+from tailgate.loadtests.external.addresses import parse_target
+from tailgate.loadtests.external.client_security import OPEN, SecurityConfig, bearer_token, client_context, server_name
+from tailgate.servers.clock import now_ns
 
 
 class InferenceClient:

@@ -19,11 +19,11 @@ import gevent.socket
 import gevent.ssl
 from geventhttpclient.response import HTTPParseError, HTTPResponse
 
-from loadtests.clients.call import Call
-from loadtests.external.addresses import parse_address
-from loadtests.external.arms import ExternalArm, OpenAiOptions
-from loadtests.external.client_security import bearer_token, client_context, explain, server_name
-from loadtests.external.openai_wire import (
+from tailgate.loadtests.clients.call import Call
+from tailgate.loadtests.external.addresses import parse_address
+from tailgate.loadtests.external.arms import ExternalArm, OpenAiOptions
+from tailgate.loadtests.external.client_security import bearer_token, client_context, explain, server_name
+from tailgate.loadtests.external.openai_wire import (
     DONE,
     LARGEST_ERROR,
     MEDIA_HEADERS,
@@ -35,8 +35,8 @@ from loadtests.external.openai_wire import (
     request_path,
     shortened,
 )
-from servers.clock import now_ns
-from servers.metadata import trailing_key
+from tailgate.servers.clock import now_ns
+from tailgate.servers.metadata import trailing_key
 
 _LARGEST_HEADERS: Final = 256 * 1024
 _READ_BYTES: Final = 65_536

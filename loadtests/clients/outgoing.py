@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 import gevent
 import gevent.socket
 
-from loadtests.clients import frames
-from loadtests.clients.frames import DATA, END_HEADERS, END_STREAM, HEADERS, ProtocolError, frame
-from loadtests.clients.grpc_call import GrpcCall
-from loadtests.clients.tls import TlsStream
+from tailgate.loadtests.clients import frames
+from tailgate.loadtests.clients.frames import DATA, END_HEADERS, END_STREAM, HEADERS, ProtocolError, frame
+from tailgate.loadtests.clients.grpc_call import GrpcCall
+from tailgate.loadtests.clients.tls import TlsStream
 
 if TYPE_CHECKING:
-    from loadtests.clients.connection import Connection
+    from tailgate.loadtests.clients.connection import Connection
 
 _MOST_PENDING: Final = 32  # writes that share one call to the kernel: about a quarter of a millisecond of requests
 MOST_WAITING: Final = 1 << 20  # writes behind what the kernel does not take: 100 MB of small ones

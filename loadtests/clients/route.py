@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from loadtests.clients.call import Call
-from loadtests.clients.frames import literal
-from loadtests.traffic.schedule import PlannedRequest
-from servers.clock import now_ns
-from servers.config import Task
-from servers.metadata import ARM_HEADER, SESSION_HEADER
-from servers.rpc.inference_pb2 import EmbedRequest, GenerateRequest, Sampling
+from tailgate.loadtests.clients.call import Call
+from tailgate.loadtests.clients.frames import literal
+from tailgate.loadtests.traffic.schedule import PlannedRequest
+from tailgate.servers.clock import now_ns
+from tailgate.servers.config import Task
+from tailgate.servers.metadata import ARM_HEADER, SESSION_HEADER
+from tailgate.servers.rpc.inference_pb2 import EmbedRequest, GenerateRequest, Sampling
 
 _AVOIDED_NS = 1_000_000_000
 

@@ -9,7 +9,7 @@ import ssl
 from contextlib import suppress
 from typing import Any, Final
 
-from loadtests.external.client_security import ENDED_HANDSHAKE, explain, no_http2
+from tailgate.loadtests.external.client_security import ENDED_HANDSHAKE, explain, no_http2
 
 _READ_BYTES: Final = 65_536
 

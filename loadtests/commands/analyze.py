@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from loadtests.commands.exits import EXIT_BROKE, complain
-from loadtests.commands.options import AllowDifferent, Slo, WholeJson, file_name, run_directory, split_keys
-from servers.complaint import ConfigError
-from servers.security import check_named
+from tailgate.loadtests.commands.exits import EXIT_BROKE, complain
+from tailgate.loadtests.commands.options import AllowDifferent, Slo, WholeJson, file_name, run_directory, split_keys
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.security import check_named
 
 EXAMPLES = """\
   tailgate analyze runs/20260101T120000Z-canary
@@ -57,11 +57,11 @@ def command(
 
     Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable.
     """
-    from analysis.records.joining import joins_runs
-    from analysis.records.tables import RecordError
-    from loadtests.commands.made_folder import join_runs, names_results, run_of_results
-    from loadtests.commands.verdict import judge_run
-    from loadtests.experiments.files import check_writable
+    from tailgate.analysis.records.joining import joins_runs
+    from tailgate.analysis.records.tables import RecordError
+    from tailgate.loadtests.commands.made_folder import join_runs, names_results, run_of_results
+    from tailgate.loadtests.commands.verdict import judge_run
+    from tailgate.loadtests.experiments.files import check_writable
 
     check_named({"--out": out})
     accepted = split_keys(allow_different)

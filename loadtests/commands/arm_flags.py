@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from loadtests.commands.options import file_name
-from servers.complaint import ConfigError
-from servers.presets import PRESETS
+from tailgate.loadtests.commands.options import file_name
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.presets import PRESETS
 
 if TYPE_CHECKING:
-    from servers.config import ArmConfig
+    from tailgate.servers.config import ArmConfig
 
 Model = Annotated[
     str | None,
@@ -43,10 +43,10 @@ def all_settings(settings: Sequence[str] | None, model: str | None) -> list[str]
 
 def preset_arm(preset: str, *, name: str = "", settings: Sequence[str] = ()) -> ArmConfig:
     """Return the arm that a preset and settings describe. Raises ConfigError."""
-    from loadtests.experiments.reading import parse_setting, set_path
-    from loadtests.experiments.toml_limits import check_values
-    from servers.config import ArmConfig, over, with_preset
-    from servers.fields import read
+    from tailgate.loadtests.experiments.reading import parse_setting, set_path
+    from tailgate.loadtests.experiments.toml_limits import check_values
+    from tailgate.servers.config import ArmConfig, over, with_preset
+    from tailgate.servers.fields import read
 
     changes: dict[str, Any] = {}
     for setting in settings:
@@ -62,8 +62,8 @@ def inspected_arm(experiment: str, name: str, settings: Sequence[str]) -> ArmCon
     """Return an arm of an experiment or, without one, of a preset. Raises ConfigError."""
     if not experiment:
         return preset_arm(name, settings=settings)
-    from loadtests.experiments.model import OwnArm
-    from loadtests.experiments.reading import load
+    from tailgate.loadtests.experiments.model import OwnArm
+    from tailgate.loadtests.experiments.reading import load
 
     loaded = load(experiment, settings=settings, needs_traffic=False)
     arm = next((arm for arm in loaded.arms if arm.name == name), None)
@@ -77,7 +77,7 @@ def inspected_arm(experiment: str, name: str, settings: Sequence[str]) -> ArmCon
 
 def become(module: str, arm: ArmConfig, cache_dir: str, extra: Sequence[str]) -> NoReturn:
     """Replace this process by `python -m module` for the arm."""
-    from loadtests.trials.processes import thread_variables
+    from tailgate.loadtests.trials.processes import thread_variables
 
     # The new program reads its configuration from a file without a name, and nothing is left behind. A pipe would take
     # 64 KiB and then wait for a reader that is not there yet.

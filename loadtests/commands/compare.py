@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from loadtests.commands.exits import EXIT_USAGE, complain
-from loadtests.commands.options import WholeJson, file_name
-from servers import stdout
-from servers.complaint import ConfigError
-from servers.security import check_named
+from tailgate.loadtests.commands.exits import EXIT_USAGE, complain
+from tailgate.loadtests.commands.options import WholeJson, file_name
+from tailgate.servers import stdout
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.security import check_named
 
 FOLDER = "compare"  # of the reports, in the candidate's run directory
 EXAMPLES = """\
@@ -64,11 +64,11 @@ def command(
 
     Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable or not comparable.
     """
-    from analysis.compare.comparison import compare_runs, made_run
-    from analysis.records.tables import RecordError
-    from analysis.report import write_reports
-    from analysis.summary.summary import write_summary
-    from loadtests.experiments.files import check_makeable
+    from tailgate.analysis.compare.comparison import compare_runs, made_run
+    from tailgate.analysis.records.tables import RecordError
+    from tailgate.analysis.report import write_reports
+    from tailgate.analysis.summary.summary import write_summary
+    from tailgate.loadtests.experiments.files import check_makeable
 
     for name, path in (("BASELINE", baseline), ("CANDIDATE", candidate)):
         if not path:
@@ -100,9 +100,9 @@ def command(
 
 
 def _show(summary: Mapping[str, Any], report: Path | None, *, as_json: bool) -> int:
-    from analysis.compare.comparison import WHAT_DIFFERS
-    from analysis.report.terminal import verdict_table
-    from analysis.summary.summary import exit_code
+    from tailgate.analysis.compare.comparison import WHAT_DIFFERS
+    from tailgate.analysis.report.terminal import verdict_table
+    from tailgate.analysis.summary.summary import exit_code
 
     code = exit_code(summary)
     words = [verdict_table(summary, width=stdout.columns())]
@@ -120,9 +120,9 @@ def _show(summary: Mapping[str, Any], report: Path | None, *, as_json: bool) -> 
 
 def read_gates(path: Path) -> Mapping[str, Any]:
     """Return the [gates] table of the file. Raises ConfigError for one that cannot be used."""
-    from analysis.settings.gate_limits import GateLimits
-    from loadtests.experiments.toml_limits import parse_toml, read_toml, table_of
-    from servers.fields import read
+    from tailgate.analysis.settings.gate_limits import GateLimits
+    from tailgate.loadtests.experiments.toml_limits import parse_toml, read_toml, table_of
+    from tailgate.servers.fields import read
 
     table = parse_toml(read_toml(path), str(path))
     for key in table:

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from servers import stdout
-from servers.complaint import one_line
-from servers.processes import kill_children
+from tailgate.servers import stdout
+from tailgate.servers.complaint import one_line
+from tailgate.servers.processes import kill_children
 
 EXIT_BROKE = 1
 EXIT_USAGE = 2

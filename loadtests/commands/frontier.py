@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from loadtests.commands import options
+from tailgate.loadtests.commands import options
 
 BUDGET_MINUTES = 60.0
 DEMO, DEMO_MINUTES = "frontier-demo", 9.0
@@ -54,10 +54,10 @@ def command(
     Exit codes: 0 it ended with an answer; where the experiment sets [gates], those of `run` (0 PASS, 3 INCONCLUSIVE, 99
     FAIL); 2 bad usage or configuration; 1 it broke or was interrupted.
     """
-    from loadtests.commands.frontier_plan import asks_for_verdicts, frontier_plan
-    from loadtests.commands.judged_run import run_and_judge
-    from loadtests.trials.frontier import FrontierSearch, check_budget
-    from loadtests.trials.run import ARM_COMMAND
+    from tailgate.loadtests.commands.frontier_plan import asks_for_verdicts, frontier_plan
+    from tailgate.loadtests.commands.judged_run import run_and_judge
+    from tailgate.loadtests.trials.frontier import FrontierSearch, check_budget
+    from tailgate.loadtests.trials.run import ARM_COMMAND
 
     began = time.monotonic()
     demo = experiment == "demo"

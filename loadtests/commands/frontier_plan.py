@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.judging.load_steps import requests_to_see
-from analysis.settings.gate_limits import GateLimits, usual_for
-from analysis.settings.slo_targets import parse_slo
-from loadtests.experiments.model import Experiment
-from loadtests.experiments.reading import from_table, load_table
-from loadtests.experiments.toml_limits import table_of
-from loadtests.traffic.arrivals import HIGHEST_RATE
-from servers.complaint import ConfigError
-from servers.fields import read
+from tailgate.analysis.judging.load_steps import requests_to_see
+from tailgate.analysis.settings.gate_limits import GateLimits, usual_for
+from tailgate.analysis.settings.slo_targets import parse_slo
+from tailgate.loadtests.experiments.model import Experiment
+from tailgate.loadtests.experiments.reading import from_table, load_table
+from tailgate.loadtests.experiments.toml_limits import table_of
+from tailgate.loadtests.traffic.arrivals import HIGHEST_RATE
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.fields import read
 
 _STEPS, _STEP_S, _LONGEST_STEP_S = 8, 30.0, 300.0
 _BELOW, _ABOVE = 4.0, 8.0  # times the rate of an experiment that names one

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from loadtests.commands.arm_flags import Arm, CacheDir, Model, all_settings, become, inspected_arm
-from loadtests.commands.options import Json, OptionalExperiment, file_name, set_option, whole
-from servers import stdout
-from servers.complaint import ConfigError
+from tailgate.loadtests.commands.arm_flags import Arm, CacheDir, Model, all_settings, become, inspected_arm
+from tailgate.loadtests.commands.options import Json, OptionalExperiment, file_name, set_option, whole
+from tailgate.servers import stdout
+from tailgate.servers.complaint import ConfigError
 
 EXAMPLES = """\
   tailgate inspect demo --arm compiled-naive
@@ -55,8 +55,8 @@ def command(
     if trace is not None:
         _check_alone({"EXPERIMENT": experiment, "--arm": arm, "--shapes": shapes, "--cache-dir": cache_dir})
         _check_alone({"--set": settings, "--model": model})
-        from loadtests.commands.trace_forecast import forecast, forecast_text
-        from loadtests.traffic.traces import read_trace
+        from tailgate.loadtests.commands.trace_forecast import forecast, forecast_text
+        from tailgate.loadtests.traffic.traces import read_trace
 
         figures = forecast(read_trace(trace, blocks=False), max_prompt_tokens or 0)
         stdout.write(forecast_text(figures), figures, as_json=as_json)
@@ -65,11 +65,11 @@ def command(
         raise ConfigError("no arm is given: name one with --arm, or a trace with --trace")
     if max_prompt_tokens is not None:
         raise ConfigError("--max-prompt-tokens belongs to --trace: for an arm give --set engine.max_prompt_tokens=N")
-    from loadtests.trials.preflight import check_arm
+    from tailgate.loadtests.trials.preflight import check_arm
 
     inspected = inspected_arm(experiment, arm, all_settings(settings, model))
     check_arm(inspected)
-    become("servers.inspect", inspected, cache_dir, ["--shapes", shapes, *(["--json"] * as_json)])
+    become("tailgate.servers.inspect", inspected, cache_dir, ["--shapes", shapes, *(["--json"] * as_json)])
 
 
 def _check_alone(given: dict[str, object]) -> None:

@@ -6,14 +6,14 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
-from loadtests.commands.parity import show_parity
-from loadtests.commands.verdict import judge_run
-from loadtests.trials.environment import has_requests
-from loadtests.trials.live_page import LivePage, page_address
-from loadtests.trials.progress import Display
-from loadtests.trials.run import Orchestrator
-from loadtests.trials.status import Status
+from tailgate.loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
+from tailgate.loadtests.commands.parity import show_parity
+from tailgate.loadtests.commands.verdict import judge_run
+from tailgate.loadtests.trials.environment import has_requests
+from tailgate.loadtests.trials.live_page import LivePage, page_address
+from tailgate.loadtests.trials.progress import Display
+from tailgate.loadtests.trials.run import Orchestrator
+from tailgate.loadtests.trials.status import Status
 
 
 def run_and_judge(orchestrator: Orchestrator, *, page: str, metrics: str, as_json: bool) -> int:
@@ -37,7 +37,7 @@ def run_and_judge(orchestrator: Orchestrator, *, page: str, metrics: str, as_jso
 def _exporting(status: Status, metrics: str) -> AbstractContextManager[object]:
     if not metrics:
         return nullcontext()
-    from loadtests.trials.run_metrics import exporting
+    from tailgate.loadtests.trials.run_metrics import exporting
 
     return exporting(status, metrics)
 

@@ -8,10 +8,10 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.imports.vllm import Named, checksums, write_run
-from analysis.records.joining import RecordedRun, RunList, joins_runs, listed_runs, write_run_list
-from analysis.records.run_records import check_runs
-from servers.complaint import ConfigError
+from tailgate.analysis.imports.vllm import Named, checksums, write_run
+from tailgate.analysis.records.joining import RecordedRun, RunList, joins_runs, listed_runs, write_run_list
+from tailgate.analysis.records.run_records import check_runs
+from tailgate.servers.complaint import ConfigError
 
 _LONGEST_NAME = 60
 

@@ -18,11 +18,12 @@ from typing import Annotated
 
 import typer
 
-from loadtests.commands import (
+from tailgate.loadtests.commands import (
     analyze,
     compare,
     frontier,
     inspect,
+    locust,
     parity,
     precompile,
     ramp,
@@ -31,9 +32,9 @@ from loadtests.commands import (
     split,
     worker,
 )
-from loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain
-from loadtests.commands.options import check_words
-from servers.complaint import ConfigError, fault
+from tailgate.loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain
+from tailgate.loadtests.commands.options import check_words
+from tailgate.servers.complaint import ConfigError, fault, not_installed
 
 COMMANDS = {
     "run": run,
@@ -44,6 +45,7 @@ COMMANDS = {
     "serve": serve,
     "precompile": precompile,
     "split": split,
+    "locust": locust,
     "worker": worker,
     "analyze": analyze,
     "compare": compare,
@@ -74,7 +76,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for _name, _module in COMMANDS.items():
-    app.command(_name, epilog=_epilog(_module.EXAMPLES))(_module.command)
+    _settings = getattr(_module, "SETTINGS", None)
+    app.command(_name, epilog=_epilog(_module.EXAMPLES), context_settings=_settings)(_module.command)
 
 
 def _show_version(asked: bool) -> None:
@@ -115,6 +118,10 @@ def main(arguments: Sequence[str] | None = None, *, arm_command: Sequence[str] |
         return complain("interrupted", EXIT_BROKE)
     except typer.TyperException as error:
         return complain(usage_error(error), EXIT_USAGE)
+    except ModuleNotFoundError as error:
+        if missing := not_installed(error.name or ""):
+            return complain(missing, EXIT_USAGE)
+        return complain(fault(error), EXIT_BROKE)
     except BrokenPipeError:
         # The reader of stdout is gone (`tailgate ... | head`): nothing more can be shown.
         _leave_stdout()

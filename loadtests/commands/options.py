@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from loadtests.experiments.files import builtin_names
-from loadtests.experiments.toml_limits import check_path
-from servers.complaint import ConfigError, span_s
+from tailgate.loadtests.experiments.files import builtin_names
+from tailgate.loadtests.experiments.toml_limits import check_path
+from tailgate.servers.complaint import ConfigError, span_s
 
 MOST_CHARACTERS = 1 << 16
 LARGEST_SEED = 2**63 - 1

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from analysis.wording import counted
-from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
-from loadtests.commands.options import ExperimentName, Json, Out, Seed, set_option
-from servers import stdout
+from tailgate.analysis.wording import counted
+from tailgate.loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
+from tailgate.loadtests.commands.options import ExperimentName, Json, Out, Seed, set_option
+from tailgate.servers import stdout
 
 EXAMPLES = """\
   tailgate parity demo
@@ -38,13 +38,13 @@ def command(
     Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the measurement broke or was
     interrupted.
     """
-    from loadtests.experiments.files import check_writable
-    from loadtests.experiments.reading import load
-    from loadtests.trials.context import RunError
-    from loadtests.trials.environment import new_run_dir
-    from loadtests.trials.parity_processes import ParityRun, check_measurable
-    from loadtests.trials.progress import Display
-    from loadtests.trials.status import Status
+    from tailgate.loadtests.experiments.files import check_writable
+    from tailgate.loadtests.experiments.reading import load
+    from tailgate.loadtests.trials.context import RunError
+    from tailgate.loadtests.trials.environment import new_run_dir
+    from tailgate.loadtests.trials.parity_processes import ParityRun, check_measurable
+    from tailgate.loadtests.trials.progress import Display
+    from tailgate.loadtests.trials.status import Status
 
     loaded = load(experiment, settings=settings or (), seed=seed, needs_traffic=False)
     texts = check_measurable(loaded)
@@ -92,7 +92,7 @@ def show_parity(outcome: Mapping[str, Any], folder: Path, *, as_json: bool) -> i
 
 def parity_table(document: Mapping[str, Any]) -> str:
     """Return the outcome for a terminal: a heading, a line for each distance of each arm, and why an arm fails."""
-    from analysis.report.values import count, figure
+    from tailgate.analysis.report.values import count, figure
 
     if "width" in document:
         size = f"{count(document['rows'])} vectors of {counted(document['texts'], 'text')}, alone and in batches"

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loadtests.commands.arm_flags import Arm, Model, all_settings, become, inspected_arm
-from loadtests.commands.options import Json, OptionalExperiment, file_name, set_option
-from servers.complaint import ConfigError
+from tailgate.loadtests.commands.arm_flags import Arm, Model, all_settings, become, inspected_arm
+from tailgate.loadtests.commands.options import Json, OptionalExperiment, file_name, set_option
+from tailgate.servers.complaint import ConfigError
 
 if TYPE_CHECKING:
-    from servers.config import ArmConfig
+    from tailgate.servers.config import ArmConfig
 
 EXAMPLES = """\
   tailgate precompile --arm compiled-bucketed --model random:llama-3.2-1b --out bucketed.compiled
@@ -42,13 +42,13 @@ def command(
 
     Exit codes: 0 written, 2 bad usage or configuration, 1 it broke or was interrupted.
     """
-    from loadtests.experiments.files import check_writable
-    from loadtests.trials.preflight import check_arm
+    from tailgate.loadtests.experiments.files import check_writable
+    from tailgate.loadtests.trials.preflight import check_arm
 
     compiled, path = precompiled_arm(inspected_arm(experiment, arm, all_settings(settings, model)), out)
     check_arm(compiled)
     check_writable(Path(path).parent)
-    become("servers.precompile", compiled, "", ["--out", path, *(["--json"] * as_json)])
+    become("tailgate.servers.precompile", compiled, "", ["--out", path, *(["--json"] * as_json)])
 
 
 def precompiled_arm(arm: ArmConfig, out: str) -> tuple[ArmConfig, str]:

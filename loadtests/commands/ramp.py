@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loadtests.commands import options
+from tailgate.loadtests.commands import options
 
 if TYPE_CHECKING:
-    from loadtests.trials.run import Orchestrator
+    from tailgate.loadtests.trials.run import Orchestrator
 
 EXAMPLES = """\
   tailgate ramp canary.toml
@@ -62,13 +62,13 @@ def command(
     Exit codes: 0 promoted and every gate passed, 3 held or open, 99 rolled back, 2 bad usage or configuration, 1
     the run broke or was interrupted.
     """
-    from loadtests.commands.judged_run import run_and_judge
-    from loadtests.experiments.reading import from_table, load_table
-    from loadtests.experiments.toml_limits import table_of
-    from loadtests.experiments.users import of_users
-    from loadtests.trials.ramp import RampRun, ramped
-    from loadtests.trials.run import ARM_COMMAND
-    from loadtests.trials.users_ramp import UsersRamp
+    from tailgate.loadtests.commands.judged_run import run_and_judge
+    from tailgate.loadtests.experiments.reading import from_table, load_table
+    from tailgate.loadtests.experiments.toml_limits import table_of
+    from tailgate.loadtests.experiments.users import of_users
+    from tailgate.loadtests.trials.ramp import RampRun, ramped
+    from tailgate.loadtests.trials.run import ARM_COMMAND
+    from tailgate.loadtests.trials.users_ramp import UsersRamp
 
     changes = [*(settings or ()), *(["ramp.load=none", f"users.admin={admin}"] if admin else [])]
     changes += ["ramp.load=none", f"users.provider={provider}"] if provider else []

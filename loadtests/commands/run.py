@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loadtests.commands import options
-from servers.complaint import ConfigError
+from tailgate.loadtests.commands import options
+from tailgate.servers.complaint import ConfigError
 
 if TYPE_CHECKING:
-    from loadtests.experiments.model import Experiment
+    from tailgate.loadtests.experiments.model import Experiment
 
 EXAMPLES = """\
   tailgate run demo
@@ -49,9 +49,9 @@ def command(
 
     Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run broke or was interrupted.
     """
-    from loadtests.commands.judged_run import run_and_judge
-    from loadtests.experiments.reading import load
-    from loadtests.trials.run import ARM_COMMAND, Orchestrator
+    from tailgate.loadtests.commands.judged_run import run_and_judge
+    from tailgate.loadtests.experiments.reading import load
+    from tailgate.loadtests.trials.run import ARM_COMMAND, Orchestrator
 
     loaded = load(experiment, settings=settings or (), trace=trace, seed=seed)
     if until_decided:

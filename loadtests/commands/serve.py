@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from loadtests.commands.arm_flags import CacheDir, Model, all_settings, become, preset_arm
-from loadtests.commands.options import Json, Port, port_option, set_option
-from servers.complaint import ConfigError
-from servers.presets import PRESETS
-from servers.security import check_named, token_from_variable
+from tailgate.loadtests.commands.arm_flags import CacheDir, Model, all_settings, become, preset_arm
+from tailgate.loadtests.commands.options import Json, Port, port_option, set_option
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.presets import PRESETS
+from tailgate.servers.security import check_named, token_from_variable
 
 EXAMPLES = """\
   tailgate serve --preset eager --port 50051
@@ -49,7 +49,7 @@ def command(
     port and pid when the port listens; health turns SERVING when the arm is warm and has answered a request of its
     own. SIGTERM or Ctrl-C drains: new requests are refused, running ones finish, and it exits with 0.
     """
-    from loadtests.trials.preflight import check_arm, check_port
+    from tailgate.loadtests.trials.preflight import check_arm, check_port
 
     arm = preset_arm(preset, name=name, settings=all_settings(settings, model))
     check_arm(arm)
@@ -68,4 +68,4 @@ def command(
         extra += ["--token-env", token_env]
     if as_json:
         extra.append("--json")
-    become("servers.front.serve", arm, cache_dir, extra)
+    become("tailgate.servers.front.serve", arm, cache_dir, extra)

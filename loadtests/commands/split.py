@@ -13,17 +13,17 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from loadtests.commands.exits import EXIT_BROKE, complain, stopping
-from loadtests.commands.options import Json, Port, file_name, port_option
-from servers import stdout
-from servers.complaint import ConfigError
-from servers.processes import TemporaryFolder, log_tail
-from servers.security import check_named, server_tls
-from servers.splitter.admin import Admin, SplitterError, admin_address, reweight
-from servers.splitter.bootstrap import bootstrap
-from servers.splitter.envoy import Envoy
-from servers.splitter.envoy_config import ArmTarget, SplitterConfig
-from servers.splitter.kubernetes import grpc_route_manifest
+from tailgate.loadtests.commands.exits import EXIT_BROKE, complain, stopping
+from tailgate.loadtests.commands.options import Json, Port, file_name, port_option
+from tailgate.servers import stdout
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.processes import TemporaryFolder, log_tail
+from tailgate.servers.security import check_named, server_tls
+from tailgate.servers.splitter.admin import Admin, SplitterError, admin_address, reweight
+from tailgate.servers.splitter.bootstrap import bootstrap
+from tailgate.servers.splitter.envoy import Envoy
+from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
+from tailgate.servers.splitter.kubernetes import grpc_route_manifest
 
 EXAMPLES = """\
   tailgate split --arm eager=127.0.0.1:50051 --arm compiled-padded=127.0.0.1:50052,127.0.0.1:50053 \
@@ -92,7 +92,7 @@ def command(
         document = bootstrap(config) if print_config == "envoy" else grpc_route_manifest(config)
         print(json.dumps(document, indent=2))
         return 0
-    from loadtests.trials.preflight import check_port
+    from tailgate.loadtests.trials.preflight import check_port
 
     for flag, host, port in (("--port", config.host, config.port), ("--admin-port", "127.0.0.1", config.admin_port)):
         if port:
@@ -102,7 +102,7 @@ def command(
 
 def _split(config: SplitterConfig, *, as_json: bool) -> int:
     """Run Envoy until it is stopped or dies; return the exit code."""
-    from loadtests.external.grpc_channel import check_replica
+    from tailgate.loadtests.external.grpc_channel import check_replica
 
     stopped: list[int] = []
     with TemporaryFolder("tailgate-split-") as scratch, stopping(lambda: stopped.append(1), _note):

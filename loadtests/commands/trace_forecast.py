@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from analysis.arrays import Ints
-from analysis.wording import counted
-from loadtests.traffic.traces import Trace
-from servers.complaint import ConfigError
-from servers.config import default_lengths
-from servers.stdout import aligned
+from tailgate.analysis.arrays import Ints
+from tailgate.analysis.wording import counted
+from tailgate.loadtests.traffic.traces import Trace
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import default_lengths
+from tailgate.servers.stdout import aligned
 
 RECOMPILE_LIMIT = 8  # torch's default: lengths beyond it run eagerly
 BUCKETS = 8  # of the best ladder

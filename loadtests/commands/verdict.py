@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain, without_verdict
-from servers import stdout
-from servers.complaint import fault, unwritten
+from tailgate.loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain, without_verdict
+from tailgate.servers import stdout
+from tailgate.servers.complaint import fault, unwritten
 
 
 def judge_run(
@@ -27,10 +27,10 @@ def judge_run(
 
     As JSON it is the `whole` summary or its outcome. Returns the exit code.
     """
-    from analysis.records.tables import RecordError
-    from analysis.report import write_reports
-    from analysis.report.terminal import verdict_table
-    from analysis.summary.summary import analyze, exit_code, write_summary
+    from tailgate.analysis.records.tables import RecordError
+    from tailgate.analysis.report import write_reports
+    from tailgate.analysis.report.terminal import verdict_table
+    from tailgate.analysis.summary.summary import analyze, exit_code, write_summary
 
     def unjudged(message: str, code: int) -> int:
         """Complain that there is no verdict. After a run, programs still get their line."""

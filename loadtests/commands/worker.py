@@ -16,11 +16,11 @@ from typing import Annotated
 
 import typer
 
-from loadtests.commands.options import file_name, whole
-from loadtests.workers.channel import TOKEN_VARIABLE, channel_token
-from servers.address import host_port
-from servers.complaint import ConfigError
-from servers.processes import Child
+from tailgate.loadtests.commands.options import file_name, whole
+from tailgate.loadtests.workers.channel import TOKEN_VARIABLE, channel_token
+from tailgate.servers.address import host_port
+from tailgate.servers.complaint import ConfigError, check_installed
+from tailgate.servers.processes import Child
 
 EXAMPLES = """\
   tailgate worker --master 10.0.0.5:5557
@@ -60,6 +60,7 @@ def work(host: str, port: int, *, keep: Path, trials: int) -> int:
 
     Records stay in `keep`.
     """
+    check_installed("locust")
     channel_token("tailgate worker")
     # A container's first process gets SIGTERM from its engine, and has no default that would end it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from analysis.settings.metrics import check_defined
-from analysis.settings.slo_targets import parse_slo
-from analysis.wording import counted
-from loadtests.traffic.lengths import workloads_of
-from servers.complaint import ConfigError
-from servers.fields import as_toml
+from tailgate.analysis.settings.metrics import check_defined
+from tailgate.analysis.settings.slo_targets import parse_slo
+from tailgate.analysis.wording import counted
+from tailgate.loadtests.traffic.lengths import workloads_of
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.fields import as_toml
 
 if TYPE_CHECKING:
-    from loadtests.experiments.model import Experiment, ExperimentArm
+    from tailgate.loadtests.experiments.model import Experiment, ExperimentArm
 
 MAX_ARMS = 26
 MOST_ASKED_TOKENS = 32_768

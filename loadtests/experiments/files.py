@@ -7,11 +7,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from loadtests.experiments.toml_limits import expanded
-from servers.complaint import ConfigError
+from tailgate.loadtests.experiments.toml_limits import expanded
+from tailgate.servers.complaint import ConfigError
 
 FILE_KEYS = ("tls_ca", "tls_certificate", "tls_key")
-_BUILTIN = resources.files("loadtests") / "experiments"
+_BUILTIN = resources.files("tailgate.loadtests") / "experiments"
 
 
 def builtin_names() -> list[str]:

@@ -1,5 +1,5 @@
 """An experiment: arms, traffic, trials, SLOs and gates. An instance is valid: each setting is in its range, and all fit
-together. `python -m loadtests.experiments.model FILE` writes the JSON Schema of its TOML file, for editors."""
+together. `python -m tailgate.loadtests.experiments.model FILE` writes the JSON Schema of its TOML file, for editors."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, PrivateAttr, model_validator
 from pydantic.json_schema import GenerateJsonSchema
 
-from analysis.settings.gate_limits import GateLimits
-from analysis.settings.ramp_limits import RampLimits, Rollout
-from loadtests.experiments.checks import check_whole
-from loadtests.experiments.users import UsersConfig
-from loadtests.external.arms import EXTERNAL_KEYS, OipArm, OpenAiArm
-from loadtests.external.client_security import OPEN, SecurityConfig, TlsPair
-from loadtests.traffic.settings import TrafficConfig
-from servers.config import ArmConfig, EngineConfig, ModelConfig, Name, Task
-from servers.fields import Listed, Settings
-from servers.presets import Preset
+from tailgate.analysis.settings.gate_limits import GateLimits
+from tailgate.analysis.settings.ramp_limits import RampLimits, Rollout
+from tailgate.loadtests.experiments.checks import check_whole
+from tailgate.loadtests.experiments.users import UsersConfig
+from tailgate.loadtests.external.arms import EXTERNAL_KEYS, OipArm, OpenAiArm
+from tailgate.loadtests.external.client_security import OPEN, SecurityConfig, TlsPair
+from tailgate.loadtests.traffic.settings import TrafficConfig
+from tailgate.servers.config import ArmConfig, EngineConfig, ModelConfig, Name, Task
+from tailgate.servers.fields import Listed, Settings
+from tailgate.servers.presets import Preset
 
 
 class OwnArm(ArmConfig):

@@ -12,17 +12,17 @@ from typing import Any
 
 import tomli_w
 
-from analysis.records.documents import DEEPEST
-from analysis.settings.gate_limits import usual_for
-from analysis.wording import counted
-from loadtests.experiments.files import FILE_KEYS, builtin_names, builtin_text, resolve_files, resolved
-from loadtests.experiments.model import Experiment
-from loadtests.experiments.toml_limits import check_values, parse_toml, read_toml, table_of
-from loadtests.traffic.settings import TrafficConfig
-from loadtests.traffic.traces import KNOWN
-from servers.complaint import ConfigError
-from servers.config import over, with_preset
-from servers.fields import read
+from tailgate.analysis.records.documents import DEEPEST
+from tailgate.analysis.settings.gate_limits import usual_for
+from tailgate.analysis.wording import counted
+from tailgate.loadtests.experiments.files import FILE_KEYS, builtin_names, builtin_text, resolve_files, resolved
+from tailgate.loadtests.experiments.model import Experiment
+from tailgate.loadtests.experiments.toml_limits import check_values, parse_toml, read_toml, table_of
+from tailgate.loadtests.traffic.settings import TrafficConfig
+from tailgate.loadtests.traffic.traces import KNOWN
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import over, with_preset
+from tailgate.servers.fields import read
 
 
 def load(source: str | Path, **changes: Any) -> Experiment:

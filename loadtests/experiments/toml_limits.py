@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.records import documents
-from analysis.records.documents import DEEPEST
-from servers.complaint import ConfigError
+from tailgate.analysis.records import documents
+from tailgate.analysis.records.documents import DEEPEST
+from tailgate.servers.complaint import ConfigError
 
 LARGEST_BYTES = 1 << 20
 _WHOLE = 1 << 63

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import model_validator
 
-from servers.address import host_port
-from servers.complaint import ConfigError
-from servers.fields import Listed, Settings, matching
-from servers.splitter.admin import admin_address
-from servers.splitter.envoy_config import split_address
+from tailgate.servers.address import host_port
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.fields import Listed, Settings, matching
+from tailgate.servers.splitter.admin import admin_address
+from tailgate.servers.splitter.envoy_config import split_address
 
 RouteKind = Literal["GRPCRoute", "HTTPRoute"]
 _KEPT = ("block_s", "timeout_s")  # of the traffic: the rest describes what is not sent

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from servers.address import host_port, joined
-from servers.complaint import ConfigError
+from tailgate.servers.address import host_port, joined
+from tailgate.servers.complaint import ConfigError
 
 Kind = Literal["openai", "oip"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

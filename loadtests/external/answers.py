@@ -21,15 +21,21 @@ from typing import Any, Final
 
 import grpc
 
-from loadtests.external import oip_wire, openai_wire
-from loadtests.external.addresses import parse_address
-from loadtests.external.arms import ExternalArm, OipOptions, OpenAiOptions
-from loadtests.external.asking import Asking
-from loadtests.external.client_security import bearer_token, client_context, explain, server_name, without_token
-from loadtests.external.grpc_channel import open_channel
-from loadtests.external.openai_wire import shortened
-from servers.complaint import ConfigError
-from servers.rpc import oip_pb2, oip_pb2_grpc
+from tailgate.loadtests.external import oip_wire, openai_wire
+from tailgate.loadtests.external.addresses import parse_address
+from tailgate.loadtests.external.arms import ExternalArm, OipOptions, OpenAiOptions
+from tailgate.loadtests.external.asking import Asking
+from tailgate.loadtests.external.client_security import (
+    bearer_token,
+    client_context,
+    explain,
+    server_name,
+    without_token,
+)
+from tailgate.loadtests.external.grpc_channel import open_channel
+from tailgate.loadtests.external.openai_wire import shortened
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.rpc import oip_pb2, oip_pb2_grpc
 
 LARGEST: Final = 1_000_000  # characters of an answer, each of which goes into a record
 

@@ -14,11 +14,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from loadtests.external.addresses import KINDS, Kind, parse_address
-from loadtests.external.client_security import SecurityConfig
-from servers.complaint import ConfigError
-from servers.config import Name
-from servers.fields import Listed, Settings
+from tailgate.loadtests.external.addresses import KINDS, Kind, parse_address
+from tailgate.loadtests.external.client_security import SecurityConfig
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import Name
+from tailgate.servers.fields import Listed, Settings
 
 # Body fields that make servers answer with exactly as many tokens as the request says.
 LengthField = Literal["ignore_eos", "min_tokens"]

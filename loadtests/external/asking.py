@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from loadtests.external.arms import ExternalArm, OipOptions, OpenAiOptions
-from loadtests.traffic.prompts import PromptSource, PromptText, load_prompt_text
-from loadtests.traffic.schedule import PlannedRequest
+from tailgate.loadtests.external.arms import ExternalArm, OipOptions, OpenAiOptions
+from tailgate.loadtests.traffic.prompts import PromptSource, PromptText, load_prompt_text
+from tailgate.loadtests.traffic.schedule import PlannedRequest
 
 # One token each in the common byte-pair vocabularies, with a space before and mostly without; where the server's
 # tokenizer is not at hand, prompts made of them have about the planned length.

@@ -11,9 +11,9 @@ from typing import Final, Self
 
 from pydantic import model_validator
 
-from servers.complaint import ConfigError
-from servers.fields import Settings
-from servers.security import check_authority, check_variable, load_pair, token_from_variable
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.fields import Settings
+from tailgate.servers.security import check_authority, check_variable, load_pair, token_from_variable
 
 # The error numbers of OpenSSL's certificate check that have a remedy of their own (x509_vfy.h).
 _EXPIRED: Final = 10

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import grpc
 
-from loadtests.external.addresses import Address, parse_target
-from loadtests.external.client_security import OPEN, SecurityConfig, client_context
-from servers.complaint import ConfigError
-from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
+from tailgate.loadtests.external.addresses import Address, parse_target
+from tailgate.loadtests.external.client_security import OPEN, SecurityConfig, client_context
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 
 _ASKING_S = 5.0
 

@@ -9,9 +9,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from loadtests.external.arms import OipOptions
-from loadtests.external.asking import Asking
-from servers.rpc.oip_pb2 import InferTensorContents, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
+from tailgate.loadtests.external.arms import OipOptions
+from tailgate.loadtests.external.asking import Asking
+from tailgate.servers.rpc.oip_pb2 import (
+    InferTensorContents,
+    ModelInferRequest,
+    ModelInferResponse,
+    ModelStreamInferResponse,
+)
 
 METHOD: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
 

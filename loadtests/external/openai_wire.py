@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from typing import Any, Final, NamedTuple
 
-from loadtests.external.addresses import Address
-from loadtests.external.arms import OpenAiOptions
-from loadtests.external.asking import Asking
+from tailgate.loadtests.external.addresses import Address
+from tailgate.loadtests.external.arms import OpenAiOptions
+from tailgate.loadtests.external.asking import Asking
 
 DONE: Final = b"[DONE]"
 LARGEST_EVENT: Final = 4 * 1024 * 1024

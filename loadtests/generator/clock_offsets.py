@@ -13,7 +13,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from servers.clock import ANCHOR_NS, now_ns
+from tailgate.servers.clock import ANCHOR_NS, now_ns
 
 # Quartz in servers is off by some 20 parts per million and moves with temperature; NTP corrects at up to 500.
 DRIFT_PPM = 50

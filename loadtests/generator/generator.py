@@ -15,21 +15,21 @@ from functools import partial
 import gevent
 from gevent.event import Event
 
-from loadtests.clients.call import Call
-from loadtests.clients.external_arms import external_route
-from loadtests.clients.grpc_call import EMBED_PATH, EmbedCall
-from loadtests.clients.inference import InferenceClient
-from loadtests.clients.route import Client, Encode, Endpoint, OwnEncoder, Route
-from loadtests.generator.histogram import Histogram
-from loadtests.generator.load_log import LoadLog
-from loadtests.generator.precise_sleep import sleep_until
-from loadtests.generator.preparer import TURN_S, Prepared, Preparer, RequestCopy
-from loadtests.generator.record import RequestRecord, record_of
-from loadtests.generator.trial_config import TrialConfig
-from loadtests.traffic.prompts import PromptSource
-from loadtests.traffic.schedule import EVERY_ARM, PlannedRequest, Schedule
-from servers.clock import now_ns
-from servers.complaint import ConfigError, unwritten
+from tailgate.loadtests.clients.call import Call
+from tailgate.loadtests.clients.external_arms import external_route
+from tailgate.loadtests.clients.grpc_call import EMBED_PATH, EmbedCall
+from tailgate.loadtests.clients.inference import InferenceClient
+from tailgate.loadtests.clients.route import Client, Encode, Endpoint, OwnEncoder, Route
+from tailgate.loadtests.generator.histogram import Histogram
+from tailgate.loadtests.generator.load_log import LoadLog
+from tailgate.loadtests.generator.precise_sleep import sleep_until
+from tailgate.loadtests.generator.preparer import TURN_S, Prepared, Preparer, RequestCopy
+from tailgate.loadtests.generator.record import RequestRecord, record_of
+from tailgate.loadtests.generator.trial_config import TrialConfig
+from tailgate.loadtests.traffic.prompts import PromptSource
+from tailgate.loadtests.traffic.schedule import EVERY_ARM, PlannedRequest, Schedule
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import ConfigError, unwritten
 
 _IN_A_ROW = 16  # requests started late or booked before others take their turn: some 0.3 ms
 _HEARTBEAT_S = 0.02

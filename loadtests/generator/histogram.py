@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from loadtests.generator.record import RequestRecord
+from tailgate.loadtests.generator.record import RequestRecord
 
 Counts = npt.NDArray[np.int64]
 

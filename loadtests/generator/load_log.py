@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.records.documents import write_document
-from loadtests.generator.clock_offsets import ClockComparison
-from loadtests.generator.histogram import ArmTally, Histogram
-from loadtests.generator.record import RequestRecord
-from loadtests.generator.recorder import CLOSE_WITHIN_S, RequestRecorder, Spool
-from servers.clock import now_ns
+from tailgate.analysis.records.documents import write_document
+from tailgate.loadtests.generator.clock_offsets import ClockComparison
+from tailgate.loadtests.generator.histogram import ArmTally, Histogram
+from tailgate.loadtests.generator.record import RequestRecord
+from tailgate.loadtests.generator.recorder import CLOSE_WITHIN_S, RequestRecorder, Spool
+from tailgate.servers.clock import now_ns
 
 
 class LoadLog:

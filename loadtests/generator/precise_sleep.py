@@ -18,7 +18,7 @@ from typing import Any
 import gevent
 from gevent.hub import get_hub
 
-from servers.clock import now_ns
+from tailgate.servers.clock import now_ns
 
 _COARSE_NS = 1_500_000
 # Setting the kernel's timer takes some ten microseconds. Whoever is due again and again after less than this would lose

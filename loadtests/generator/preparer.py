@@ -10,8 +10,8 @@ import gevent
 from gevent.event import Event
 from gevent.queue import Queue
 
-from loadtests.clients.route import Endpoint, Route
-from loadtests.traffic.schedule import PlannedRequest, Schedule, planned_requests
+from tailgate.loadtests.clients.route import Endpoint, Route
+from tailgate.loadtests.traffic.schedule import PlannedRequest, Schedule, planned_requests
 
 _AHEAD_NS = 5_000_000_000
 _AHEAD_BYTES = 64 * 1024 * 1024

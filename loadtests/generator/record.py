@@ -10,12 +10,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import column_of
-from loadtests.clients.call import Call
-from loadtests.clients.grpc_call import EmbedCall
-from loadtests.generator.preparer import RequestCopy
-from servers.metadata import ARM_HEADER, trailing_key, whole_number
+from tailgate.analysis.records.schemas import REQUESTS
+from tailgate.analysis.records.tables import column_of
+from tailgate.loadtests.clients.call import Call
+from tailgate.loadtests.clients.grpc_call import EmbedCall
+from tailgate.loadtests.generator.preparer import RequestCopy
+from tailgate.servers.metadata import ARM_HEADER, trailing_key, whole_number
 
 
 class RequestRecord(NamedTuple):

@@ -21,11 +21,11 @@ import gevent
 from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordWriter
-from loadtests.generator.clock_offsets import ClockComparison
-from loadtests.generator.record import RequestRecord, request_batch
-from servers.complaint import ConfigError
+from tailgate.analysis.records.schemas import REQUESTS
+from tailgate.analysis.records.tables import RecordWriter
+from tailgate.loadtests.generator.clock_offsets import ClockComparison
+from tailgate.loadtests.generator.record import RequestRecord, request_batch
+from tailgate.servers.complaint import ConfigError
 
 MOST_WAITING_BYTES = 64 << 20  # some 20 s of records at 10,000 requests/s
 CLOSE_WITHIN_S = 10.0

@@ -12,14 +12,14 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from analysis.records.documents import write_document, write_json
-from loadtests.external.addresses import parse_target
-from loadtests.external.arms import AnyExternalArm
-from loadtests.external.client_security import OPEN, SecurityConfig
-from loadtests.traffic.prompts import PromptKind
-from servers.complaint import ConfigError
-from servers.config import Task
-from servers.fields import Listed, Settings, read
+from tailgate.analysis.records.documents import write_document, write_json
+from tailgate.loadtests.external.addresses import parse_target
+from tailgate.loadtests.external.arms import AnyExternalArm
+from tailgate.loadtests.external.client_security import OPEN, SecurityConfig
+from tailgate.loadtests.traffic.prompts import PromptKind
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import Task
+from tailgate.servers.fields import Listed, Settings, read
 
 END_FILE = "end.json"
 

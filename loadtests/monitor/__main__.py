@@ -1,6 +1,6 @@
 """Samples one host, its GPUs and the run's processes into a table, until stdin closes or SIGTERM comes.
 
-    python -P -m loadtests.monitor --out machines.arrow --trial 1 --sample-s 1 --devices cuda:0 cuda:1
+    python -P -m tailgate.loadtests.monitor --out machines.arrow --trial 1 --sample-s 1 --devices cuda:0 cuda:1
 
 Reads messages `Watch` on stdin. Says `Seen` first, read before the run starts anything, and `Unreadable` once for
 each value that cannot be read.
@@ -20,12 +20,12 @@ from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from loadtests.monitor.gpus import Card, Gpus, index_of, visible_cards
-from loadtests.monitor.host import Host, machine_identity, shown_gpus
-from loadtests.monitor.processes import Processes
-from loadtests.monitor.readings import Readings, Seen, Watch, reason
-from servers.clock import now_ns
-from servers.processes import say
+from tailgate.loadtests.monitor.gpus import Card, Gpus, index_of, visible_cards
+from tailgate.loadtests.monitor.host import Host, machine_identity, shown_gpus
+from tailgate.loadtests.monitor.processes import Processes
+from tailgate.loadtests.monitor.readings import Readings, Seen, Watch, reason
+from tailgate.servers.clock import now_ns
+from tailgate.servers.processes import say
 
 _FLUSH_S = 0.9  # with a sample each second, each is flushed
 _BUSY_PCT = 5
@@ -57,8 +57,8 @@ def main() -> int:
     machine = {"machine": machine_identity(gpu.uuid for gpu in shown_gpus()), **host.facts()}
     say(Seen(machines={options.host: machine}, devices=gpus.facts(), before=before))
     # Only now: this takes longer than all of the above, for which the arms wait.
-    from analysis.records.schemas import MACHINES
-    from analysis.records.tables import RecordWriter
+    from tailgate.analysis.records.schemas import MACHINES
+    from tailgate.analysis.records.tables import RecordWriter
 
     flushed_s = 0.0
     with RecordWriter(options.out, MACHINES) as writer:

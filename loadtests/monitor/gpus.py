@@ -10,9 +10,9 @@ from typing import Any
 
 import psutil
 
-from analysis.wording import counted
-from loadtests.monitor.processes import Processes
-from loadtests.monitor.readings import Probes, Readings
+from tailgate.analysis.wording import counted
+from tailgate.loadtests.monitor.processes import Processes
+from tailgate.loadtests.monitor.readings import Probes, Readings
 
 _PROC = Path("/proc")
 _FIRST_NAMESPACE = "pid:[4026531836]"  # of processes, which every Linux starts with

@@ -17,8 +17,8 @@ from typing import Any
 
 import psutil
 
-from loadtests.generator.clock_offsets import host_identity
-from loadtests.monitor.readings import Probes
+from tailgate.loadtests.generator.clock_offsets import host_identity
+from tailgate.loadtests.monitor.readings import Probes
 
 _MACHINE_ID = Path("/etc/machine-id")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from loadtests.monitor.readings import Readings, Watch, reason
+from tailgate.loadtests.monitor.readings import Readings, Watch, reason
 
 _SEARCH_SHARE = 0.0005  # of a processor, for the search for descendants
 _SEARCH_EVERY_S = 2.0  # at least

@@ -10,8 +10,8 @@ from importlib.resources import files
 from jinja2 import Environment, FunctionLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from analysis.records.schemas import EVENT_KINDS
-from analysis.settings.metrics import METRIC_NAMES
+from tailgate.analysis.records.schemas import EVENT_KINDS
+from tailgate.analysis.settings.metrics import METRIC_NAMES
 
 _STYLES = ("report.css", "page.css")
 _SCRIPTS = ("plot.js", "state.js", "curves.js", "tiles.js", "sections.js", "page.js")
@@ -19,8 +19,8 @@ _SCRIPTS = ("plot.js", "state.js", "curves.js", "tiles.js", "sections.js", "page
 
 def template_text(name: str) -> str:
     """A template of the page, or else of the report. The report's package is not imported: that takes a second."""
-    own = files("loadtests.page").joinpath("templates", name)
-    source = own if own.is_file() else files("analysis").joinpath("report", "templates", name)
+    own = files("tailgate.loadtests.page").joinpath("templates", name)
+    source = own if own.is_file() else files("tailgate.analysis").joinpath("report", "templates", name)
     return source.read_text(encoding="utf-8")
 
 

@@ -11,8 +11,8 @@ from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from loadtests.page.serving import Handler, Server
-from loadtests.page.updates import REPORT, Updates
+from tailgate.loadtests.page.serving import Handler, Server
+from tailgate.loadtests.page.updates import REPORT, Updates
 
 _EVERY_S = 1.0
 _MOST_BROWSERS = 16  # each has the directory read
@@ -33,7 +33,7 @@ class PageServer(Server):
     @cached_property
     def page(self) -> tuple[bytes, str]:
         """(the page, its Content-Security-Policy)."""
-        from loadtests.page.document import page  # Jinja2 is imported for the first browser
+        from tailgate.loadtests.page.document import page  # Jinja2 is imported for the first browser
 
         return page()
 

@@ -15,7 +15,7 @@ from ipaddress import ip_address
 from socketserver import TCPServer
 from typing import Any
 
-from servers.complaint import ConfigError
+from tailgate.servers.complaint import ConfigError
 
 FEWEST_CHARACTERS = 16
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis.records.documents import parse_json
+from tailgate.analysis.records.documents import parse_json
 
 _LINES_AT_ONCE = 4 << 20  # bytes, more than any line of a run has
 _BATCHES_AT_ONCE = 64 << 20

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from analysis.records.documents import content_of
-from analysis.records.plain_values import CONTROL, mapping, number, rows_of
-from loadtests.page.tails import LinesTail, TableTail
+from tailgate.analysis.records.documents import content_of
+from tailgate.analysis.records.plain_values import CONTROL, mapping, number, rows_of
+from tailgate.loadtests.page.tails import LinesTail, TableTail
 
 REPORT = "report.html"
 _STATUS = "status.json"

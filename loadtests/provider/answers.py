@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
+from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 
 Goal = Literal["step", "promotion"]
 GOALS: Final[tuple[Goal, ...]] = ("step", "promotion")

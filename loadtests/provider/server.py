@@ -12,14 +12,14 @@ from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from analysis.records.documents import parse_json
-from analysis.records.plain_values import mapping
-from loadtests.page.serving import Handler, Server, is_loopback, token_in
-from loadtests.provider import TOKEN_VARIABLE
-from loadtests.provider.answers import GOALS, HOOKS, Answer, Evidence, Goal, answer, hook_answer
-from servers.address import host_port, joined
-from servers.clock import now_ns
-from servers.complaint import ConfigError, fault, one_line
+from tailgate.analysis.records.documents import parse_json
+from tailgate.analysis.records.plain_values import mapping
+from tailgate.loadtests.page.serving import Handler, Server, is_loopback, token_in
+from tailgate.loadtests.provider import TOKEN_VARIABLE
+from tailgate.loadtests.provider.answers import GOALS, HOOKS, Answer, Evidence, Goal, answer, hook_answer
+from tailgate.servers.address import host_port, joined
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import ConfigError, fault, one_line
 
 JUDGEMENT, FLAGGER, HEALTH = "/v1/judgement", "/v1/flagger", "/healthz"
 _LARGEST_BODY: Final = 64 << 10

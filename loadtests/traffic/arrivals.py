@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loadtests.traffic.lengths import BoolArray, FloatArray, IntArray
-from loadtests.traffic.settings import TrafficConfig
-from servers.complaint import ConfigError
+from tailgate.loadtests.traffic.lengths import BoolArray, FloatArray, IntArray
+from tailgate.loadtests.traffic.settings import TrafficConfig
+from tailgate.servers.complaint import ConfigError
 
 MAX_REQUESTS = 20_000_000  # a schedule is held in memory; above this a setting is a slip of the pen
 HIGHEST_RATE = 1e6  # of a saturation search

@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from loadtests.traffic import arrivals
-from loadtests.traffic.lengths import FITS, FitName, FloatArray, IntArray, fitted_lengths, scaled
-from loadtests.traffic.prompts import PromptText, load_prompt_text
-from loadtests.traffic.schedule import BLOCKS, EVERY_ARM, SCHEDULE, Schedule
-from loadtests.traffic.settings import TrafficConfig
-from loadtests.traffic.traces import BLOCK_TOKENS, Trace, read_trace
-from servers.complaint import ConfigError
+from tailgate.loadtests.traffic import arrivals
+from tailgate.loadtests.traffic.lengths import FITS, FitName, FloatArray, IntArray, fitted_lengths, scaled
+from tailgate.loadtests.traffic.prompts import PromptText, load_prompt_text
+from tailgate.loadtests.traffic.schedule import BLOCKS, EVERY_ARM, SCHEDULE, Schedule
+from tailgate.loadtests.traffic.settings import TrafficConfig
+from tailgate.loadtests.traffic.traces import BLOCK_TOKENS, Trace, read_trace
+from tailgate.servers.complaint import ConfigError
 
 # The streams of randomness, each seeded with its place here: drawing more from one never shifts another.
 _STREAMS = ("arrivals", "lengths", "prompts", "assignment", "rampup", "blocks")

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from servers.complaint import ConfigError
-from servers.config import Task
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import Task
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from servers.complaint import ConfigError
+from tailgate.servers.complaint import ConfigError
 
 if TYPE_CHECKING:
-    from loadtests.traffic.schedule import PlannedRequest
+    from tailgate.loadtests.traffic.schedule import PlannedRequest
 
 Encode = Callable[[str], list[int]]
 PromptKind = Literal["ids", "text"]

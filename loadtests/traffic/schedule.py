@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from loadtests.traffic.lengths import IntArray
-from loadtests.traffic.settings import Design
-from servers.complaint import ConfigError
+from tailgate.loadtests.traffic.lengths import IntArray
+from tailgate.loadtests.traffic.settings import Design
+from tailgate.servers.complaint import ConfigError
 
 EVERY_ARM = "*"
 

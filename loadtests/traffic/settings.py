@@ -11,9 +11,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from loadtests.traffic.prompts import PromptKind
-from servers.address import host_port
-from servers.fields import Listed, Settings, as_toml
+from tailgate.loadtests.traffic.prompts import PromptKind
+from tailgate.servers.address import host_port
+from tailgate.servers.fields import Listed, Settings, as_toml
 
 Design = Literal["mirrored", "split", "switchback"]
 Arrivals = Literal["poisson", "gamma", "trace", "piecewise", "saturation", "users"]

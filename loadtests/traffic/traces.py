@@ -27,9 +27,9 @@ import pyarrow as pa
 import pyarrow.csv as arrow_csv
 from pydantic import BaseModel, Field, StrictInt, ValidationError
 
-from analysis.wording import counted
-from loadtests.traffic.lengths import IntArray
-from servers.complaint import ConfigError, one_line
+from tailgate.analysis.wording import counted
+from tailgate.loadtests.traffic.lengths import IntArray
+from tailgate.servers.complaint import ConfigError, one_line
 
 BLOCK_TOKENS = 512
 

@@ -9,12 +9,12 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from analysis.records.documents import parse_json
-from analysis.records.plain_values import mapping
-from loadtests.experiments.checks import same_kind_of_device
-from servers.complaint import ConfigError
-from servers.metadata import INFERENCE_SERVICE
-from servers.rpc.telemetry_pb2 import SnapshotResponse
+from tailgate.analysis.records.documents import parse_json
+from tailgate.analysis.records.plain_values import mapping
+from tailgate.loadtests.experiments.checks import same_kind_of_device
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.metadata import INFERENCE_SERVICE
+from tailgate.servers.rpc.telemetry_pb2 import SnapshotResponse
 
 CHANNEL_OPTIONS = (
     # A proxy from the environment must not stand between this process and an arm on loopback.

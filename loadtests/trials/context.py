@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from analysis.records.documents import write_document
-from loadtests.experiments.model import Experiment, ExperimentArm, OwnArm
-from loadtests.traffic.schedule import Schedule
-from loadtests.trials.status import Status
+from tailgate.analysis.records.documents import write_document
+from tailgate.loadtests.experiments.model import Experiment, ExperimentArm, OwnArm
+from tailgate.loadtests.traffic.schedule import Schedule
+from tailgate.loadtests.trials.status import Status
 
 
 class RunError(RuntimeError):

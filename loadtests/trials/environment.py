@@ -14,10 +14,10 @@ from typing import Any
 
 import psutil
 
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordError, read_table
-from loadtests.monitor.host import cpu_model, machine_identity, shown_gpus
-from servers import clock
+from tailgate.analysis.records.schemas import REQUESTS
+from tailgate.analysis.records.tables import RecordError, read_table
+from tailgate.loadtests.monitor.host import cpu_model, machine_identity, shown_gpus
+from tailgate.servers import clock
 
 _PACKAGES = (
     *("tailgate", "torch", "torchao", "triton", "transformers", "grpcio", "protobuf"),

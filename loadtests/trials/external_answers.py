@@ -19,15 +19,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from analysis.records.asked_answers import PATTERN
-from analysis.records.documents import write_document
-from loadtests.experiments.model import Experiment
-from loadtests.external.answers import Answer, ask
-from loadtests.external.arms import ExternalArm
-from loadtests.external.asking import Asking, prompt_of, prompt_source
-from loadtests.traffic.prompts import PromptSource
-from loadtests.traffic.schedule import PlannedRequest, Schedule, planned_requests
-from loadtests.trials.context import TrialContext
+from tailgate.analysis.records.asked_answers import PATTERN
+from tailgate.analysis.records.documents import write_document
+from tailgate.loadtests.experiments.model import Experiment
+from tailgate.loadtests.external.answers import Answer, ask
+from tailgate.loadtests.external.arms import ExternalArm
+from tailgate.loadtests.external.asking import Asking, prompt_of, prompt_source
+from tailgate.loadtests.traffic.prompts import PromptSource
+from tailgate.loadtests.traffic.schedule import PlannedRequest, Schedule, planned_requests
+from tailgate.loadtests.trials.context import TrialContext
 
 PROMPTS: Final = 48  # with none that departs, fewer than 1 answer in 16 can be another one, with 95 % confidence
 AT_ONCE: Final = 8

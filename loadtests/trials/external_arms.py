@@ -9,13 +9,13 @@ from ipaddress import ip_address
 
 import psutil
 
-from analysis.wording import counted
-from loadtests.external.addresses import Address, parse_address
-from loadtests.external.answers import FailedError, Probe, wait_ready
-from loadtests.external.arms import ExternalArm
-from loadtests.traffic.lengths import IntArray
-from loadtests.trials.context import RunError, TrialContext
-from servers.clock import now_ns
+from tailgate.analysis.wording import counted
+from tailgate.loadtests.external.addresses import Address, parse_address
+from tailgate.loadtests.external.answers import FailedError, Probe, wait_ready
+from tailgate.loadtests.external.arms import ExternalArm
+from tailgate.loadtests.traffic.lengths import IntArray
+from tailgate.loadtests.trials.context import RunError, TrialContext
+from tailgate.servers.clock import now_ns
 
 _ANY = {"0.0.0.0", "::"}  # a server on all of the host's addresses
 _FORWARDERS = ("docker-proxy", "rootlessport")  # they listen for a server in a container, which does the work

@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from analysis.frontier.holdings import Frontier, frontier_of
-from analysis.frontier.search import (
+from tailgate.analysis.frontier.holdings import Frontier, frontier_of
+from tailgate.analysis.frontier.search import (
     FEWEST_STEPS,
     Budget,
     Left,
@@ -26,18 +26,18 @@ from analysis.frontier.search import (
     least_s,
     next_round,
 )
-from analysis.judging.load_steps import Step
-from analysis.records.documents import write_document
-from loadtests.experiments.model import Experiment
-from loadtests.trials.context import BudgetSpentError, RunError, StartError, TrialContext
-from loadtests.trials.environment import has_requests
-from loadtests.trials.rate_search import next_rates, recorded_steps
-from loadtests.trials.run import ARM_COMMAND, Orchestrator, RunOutcome
-from loadtests.trials.served_parity import ExpectedAnswers
-from loadtests.trials.status import Status
-from loadtests.trials.trial_schedule import in_trial
-from servers.clock import now_ns
-from servers.complaint import ConfigError
+from tailgate.analysis.judging.load_steps import Step
+from tailgate.analysis.records.documents import write_document
+from tailgate.loadtests.experiments.model import Experiment
+from tailgate.loadtests.trials.context import BudgetSpentError, RunError, StartError, TrialContext
+from tailgate.loadtests.trials.environment import has_requests
+from tailgate.loadtests.trials.rate_search import next_rates, recorded_steps
+from tailgate.loadtests.trials.run import ARM_COMMAND, Orchestrator, RunOutcome
+from tailgate.loadtests.trials.served_parity import ExpectedAnswers
+from tailgate.loadtests.trials.status import Status
+from tailgate.loadtests.trials.trial_schedule import in_trial
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import ConfigError
 
 SCHEMA = 1
 # Until a start was seen, in seconds.

@@ -15,13 +15,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from analysis.records.documents import write_document
-from loadtests.page.server import PageServer
-from loadtests.page.serving import is_loopback
-from loadtests.trials.status import Status
-from servers.address import host_port, joined
-from servers.clock import now_ns
-from servers.complaint import ConfigError
+from tailgate.analysis.records.documents import write_document
+from tailgate.loadtests.page.server import PageServer
+from tailgate.loadtests.page.serving import is_loopback
+from tailgate.loadtests.trials.status import Status
+from tailgate.servers.address import host_port, joined
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import ConfigError
 
 _EVERY_S = 1.0
 _LAST_WAIT_S = 3.0

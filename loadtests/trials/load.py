@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from analysis.settings.slo_targets import parse_slo
-from analysis.wording import counted
-from loadtests.experiments.model import Experiment
-from loadtests.generator.trial_config import TrialConfig, write_end
-from loadtests.traffic.prompts import PromptSource
-from loadtests.traffic.settings import TrafficConfig
-from loadtests.trials.context import RunError, TrialContext
-from loadtests.trials.processes import child_environment
-from loadtests.trials.status import load_of, read_accounts, read_workers
-from loadtests.workers.channel import TOKEN_VARIABLE, channel_token
-from servers.processes import Child, describe_exit, log_tail
+from tailgate.analysis.settings.slo_targets import parse_slo
+from tailgate.analysis.wording import counted
+from tailgate.loadtests.experiments.model import Experiment
+from tailgate.loadtests.generator.trial_config import TrialConfig, write_end
+from tailgate.loadtests.traffic.prompts import PromptSource
+from tailgate.loadtests.traffic.settings import TrafficConfig
+from tailgate.loadtests.trials.context import RunError, TrialContext
+from tailgate.loadtests.trials.processes import child_environment
+from tailgate.loadtests.trials.status import load_of, read_accounts, read_workers
+from tailgate.loadtests.workers.channel import TOKEN_VARIABLE, channel_token
+from tailgate.servers.processes import Child, describe_exit, log_tail
 
 # -P: a directory called `locust` where the user stands must not be imported instead.
 _LOCUST_COMMAND = (sys.executable, "-P", "-m", "locust")

@@ -14,19 +14,19 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Literal
 
-from analysis.records.schemas import MACHINES
-from analysis.records.tables import CUT_OFF, RecordError, RecordWriter, read_table
-from loadtests.monitor.gpus import MUCH_BYTES, device_name, index_of
-from loadtests.monitor.readings import Seen, Unreadable, Watch
-from loadtests.trials.context import TrialContext
-from loadtests.trials.processes import child_environment, thread_variables
-from loadtests.trials.status import read_accounts
-from servers.clock import now_ns
-from servers.processes import Child, Measured, Ready, messages_of
+from tailgate.analysis.records.schemas import MACHINES
+from tailgate.analysis.records.tables import CUT_OFF, RecordError, RecordWriter, read_table
+from tailgate.loadtests.monitor.gpus import MUCH_BYTES, device_name, index_of
+from tailgate.loadtests.monitor.readings import Seen, Unreadable, Watch
+from tailgate.loadtests.trials.context import TrialContext
+from tailgate.loadtests.trials.processes import child_environment, thread_variables
+from tailgate.loadtests.trials.status import read_accounts
+from tailgate.servers.clock import now_ns
+from tailgate.servers.processes import Child, Measured, Ready, messages_of
 
 # -P: a directory called `loadtests` where the user stands must not be imported instead.
-_MONITOR = (sys.executable, "-P", "-m", "loadtests.monitor")
-REFERENCE_COMMAND = (sys.executable, "-P", "-m", "servers.reference")
+_MONITOR = (sys.executable, "-P", "-m", "tailgate.loadtests.monitor")
+REFERENCE_COMMAND = (sys.executable, "-P", "-m", "tailgate.servers.reference")
 _FIRST_LOOK_S = 10.0
 _STOP_GRACE_S = 5.0
 _BUSY_PCT = 5

@@ -18,24 +18,24 @@ from typing import Any
 
 import numpy as np
 
-from analysis.parity.judge import Accuracy, Answers, judge
-from analysis.parity.measures import EPSILON
-from analysis.parity.outcome import Parity
-from analysis.parity.vectors import TextRows, judge_vectors
-from analysis.records.documents import with_checksum, write_json
-from analysis.summary.summary import EXIT_CODES
-from loadtests.experiments.checks import check_parity
-from loadtests.experiments.model import Experiment, OwnArm
-from loadtests.trials.context import RunError
-from loadtests.trials.parity_texts import read_texts
-from loadtests.trials.preflight import check_arm
-from loadtests.trials.processes import child_environment, thread_variables
-from loadtests.trials.status import ReplicaState, Status
-from servers.complaint import ConfigError
-from servers.processes import Child, Loaded, Refused, Stage, messages_of
-from servers.program import isolate_compiler
+from tailgate.analysis.parity.judge import Accuracy, Answers, judge
+from tailgate.analysis.parity.measures import EPSILON
+from tailgate.analysis.parity.outcome import Parity
+from tailgate.analysis.parity.vectors import TextRows, judge_vectors
+from tailgate.analysis.records.documents import with_checksum, write_json
+from tailgate.analysis.summary.summary import EXIT_CODES
+from tailgate.loadtests.experiments.checks import check_parity
+from tailgate.loadtests.experiments.model import Experiment, OwnArm
+from tailgate.loadtests.trials.context import RunError
+from tailgate.loadtests.trials.parity_texts import read_texts
+from tailgate.loadtests.trials.preflight import check_arm
+from tailgate.loadtests.trials.processes import child_environment, thread_variables
+from tailgate.loadtests.trials.status import ReplicaState, Status
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.processes import Child, Loaded, Refused, Stage, messages_of
+from tailgate.servers.program import isolate_compiler
 
-PARITY_COMMAND = (sys.executable, "-P", "-m", "servers.parity")
+PARITY_COMMAND = (sys.executable, "-P", "-m", "tailgate.servers.parity")
 REFERENCE = "float64 reference"  # with a space: no arm can be called so
 TEXTS = "given texts.json"  # likewise
 SCHEMA = 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from loadtests.experiments.model import Experiment
-from servers.complaint import ConfigError
+from tailgate.loadtests.experiments.model import Experiment
+from tailgate.servers.complaint import ConfigError
 
 MOST_TEXTS = 4096
 _MOST_BYTES = 256 << 20

@@ -13,18 +13,18 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from analysis.wording import counted
-from loadtests.experiments.model import Experiment
-from loadtests.experiments.toml_limits import expanded
-from loadtests.monitor.host import shown_gpus
-from loadtests.traffic.prompts import check_hub
-from loadtests.trials.environment import count_gpus, sees_gpu
-from loadtests.trials.parity_texts import read_texts
-from loadtests.workers.channel import channel_token
-from servers.complaint import ConfigError
-from servers.config import ArmConfig, check_quantisation
-from servers.security import server_tls
-from servers.splitter.envoy import envoy_path
+from tailgate.analysis.wording import counted
+from tailgate.loadtests.experiments.model import Experiment
+from tailgate.loadtests.experiments.toml_limits import expanded
+from tailgate.loadtests.monitor.host import shown_gpus
+from tailgate.loadtests.traffic.prompts import check_hub
+from tailgate.loadtests.trials.environment import count_gpus, sees_gpu
+from tailgate.loadtests.trials.parity_texts import read_texts
+from tailgate.loadtests.workers.channel import channel_token
+from tailgate.servers.complaint import ConfigError, check_installed
+from tailgate.servers.config import ArmConfig, check_quantisation
+from tailgate.servers.security import server_tls
+from tailgate.servers.splitter.envoy import envoy_path
 
 _TORCH_S = 120.0
 
@@ -54,6 +54,7 @@ def check_experiment(experiment: Experiment) -> None:
 
 def check_arm(config: ArmConfig) -> None:
     """Raise ConfigError where the arm's device, compiler or model is missing, as far as can be told without torch."""
+    check_installed("torch")
     device, _, index = config.model.device.partition(":")
     what = f'arm "{config.name}": model.device is "{config.model.device}"'
     if device == "cuda" and not sees_gpu():
@@ -95,9 +96,9 @@ def _check_model(config: ArmConfig) -> None:
 
 _QUESTION = """
 import json, sys
-from servers.compiler import artifacts
-from servers.complaint import ConfigError
-from servers.config import ArmConfig
+from tailgate.servers.compiler import artifacts
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import ArmConfig
 try:
     artifacts.read(ArmConfig.from_dict(json.loads(sys.argv[1])), sys.argv[2])
 except ConfigError as error:

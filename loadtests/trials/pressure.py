@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from loadtests.monitor.gpus import device_name
-from loadtests.trials.context import RunError, TrialContext
-from loadtests.trials.machines import MonitorProcess
-from loadtests.trials.processes import child_environment
-from servers.clock import now_ns
-from servers.processes import Child, messages_of, say
+from tailgate.loadtests.monitor.gpus import device_name
+from tailgate.loadtests.trials.context import RunError, TrialContext
+from tailgate.loadtests.trials.machines import MonitorProcess
+from tailgate.loadtests.trials.processes import child_environment
+from tailgate.servers.clock import now_ns
+from tailgate.servers.processes import Child, messages_of, say
 
-NEIGHBOUR_COMMAND = (sys.executable, "-P", "-m", "loadtests.trials.pressure")
+NEIGHBOUR_COMMAND = (sys.executable, "-P", "-m", "tailgate.loadtests.trials.pressure")
 _START_S = 60.0
 _POLL_S = 0.05
 

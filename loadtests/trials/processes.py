@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 
 import psutil
 
-from analysis.wording import counted
-from loadtests.provider import TOKEN_VARIABLE as PROVIDER_TOKEN_VARIABLE
-from loadtests.trials.context import TrialContext
-from loadtests.workers.channel import TOKEN_VARIABLE
-from servers.clock import anchored_environment
-from servers.config import ArmConfig
+from tailgate.analysis.wording import counted
+from tailgate.loadtests.provider import TOKEN_VARIABLE as PROVIDER_TOKEN_VARIABLE
+from tailgate.loadtests.trials.context import TrialContext
+from tailgate.loadtests.workers.channel import TOKEN_VARIABLE
+from tailgate.servers.clock import anchored_environment
+from tailgate.servers.config import ArmConfig
 
 
 def child_environment() -> dict[str, str]:

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from loadtests.trials.status import Status
+from tailgate.loadtests.trials.status import Status
 
 PLAIN_EVERY_S = 5.0
 LIVE_EVERY_S = 0.25

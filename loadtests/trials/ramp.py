@@ -11,18 +11,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.judging.alarms import Alarm, burst_alarms, compile_alarms, death_alarms
-from analysis.judging.gates import FAIL, PASS
-from analysis.judging.ramp import Decision, Standing, decide
-from analysis.settings.gate_limits import GateLimits
-from analysis.settings.ramp_limits import RampLimits
-from loadtests.experiments.model import Experiment
-from loadtests.trials.context import TrialContext
-from loadtests.trials.run import Orchestrator
-from loadtests.trials.steering import END_DELAY_NS, Judge, Steered, Steering
-from loadtests.trials.weights import UNANSWERED, Splitter, WeightController, in_words
-from servers.clock import now_ns
-from servers.complaint import ConfigError
+from tailgate.analysis.judging.alarms import Alarm, burst_alarms, compile_alarms, death_alarms
+from tailgate.analysis.judging.gates import FAIL, PASS
+from tailgate.analysis.judging.ramp import Decision, Standing, decide
+from tailgate.analysis.settings.gate_limits import GateLimits
+from tailgate.analysis.settings.ramp_limits import RampLimits
+from tailgate.loadtests.experiments.model import Experiment
+from tailgate.loadtests.trials.context import TrialContext
+from tailgate.loadtests.trials.run import Orchestrator
+from tailgate.loadtests.trials.steering import END_DELAY_NS, Judge, Steered, Steering
+from tailgate.loadtests.trials.weights import UNANSWERED, Splitter, WeightController, in_words
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import ConfigError
 
 WHOLE = 10_000  # the sum of all weights, so that a step may have two decimals
 _AFTER_NS = 10_000_000_000  # of traffic that goes on after a rollback, to show that the control serves it

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.judging.load_steps import Step, steps_of, to_search
-from analysis.records.run_records import read_run
-from analysis.records.tables import RecordError
-from analysis.run.run import Run
-from loadtests.traffic.arrivals import HIGHEST_RATE, rounded, staircase
+from tailgate.analysis.judging.load_steps import Step, steps_of, to_search
+from tailgate.analysis.records.run_records import read_run
+from tailgate.analysis.records.tables import RecordError
+from tailgate.analysis.run.run import Run
+from tailgate.loadtests.traffic.arrivals import HIGHEST_RATE, rounded, staircase
 
 # How far a bracket that is open on one side is searched further, as a factor.
 _FURTHER = 4.0

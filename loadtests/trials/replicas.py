@@ -12,20 +12,20 @@ import grpc
 import numpy as np
 from pydantic import TypeAdapter
 
-from analysis.records.documents import write_json
-from loadtests.experiments.model import OwnArm
-from loadtests.external.client_security import bearer_token
-from loadtests.trials.channels import arm_channel, check_alike, check_name, final_account, is_serving, start_up
-from loadtests.trials.context import RunError, StartError, TrialContext
-from loadtests.trials.machines import MonitorProcess
-from loadtests.trials.processes import child_environment, thread_variables
-from loadtests.trials.served_parity import TIMEOUT_S, Answers, Question, ask
-from loadtests.trials.status import MetricsPage
-from loadtests.trials.telemetry import Collector
-from servers.address import FREE_PORT
-from servers.clock import now_ns
-from servers.processes import Child, Listening, describe_exit
-from servers.rpc.telemetry_pb2 import SnapshotResponse
+from tailgate.analysis.records.documents import write_json
+from tailgate.loadtests.experiments.model import OwnArm
+from tailgate.loadtests.external.client_security import bearer_token
+from tailgate.loadtests.trials.channels import arm_channel, check_alike, check_name, final_account, is_serving, start_up
+from tailgate.loadtests.trials.context import RunError, StartError, TrialContext
+from tailgate.loadtests.trials.machines import MonitorProcess
+from tailgate.loadtests.trials.processes import child_environment, thread_variables
+from tailgate.loadtests.trials.served_parity import TIMEOUT_S, Answers, Question, ask
+from tailgate.loadtests.trials.status import MetricsPage
+from tailgate.loadtests.trials.telemetry import Collector
+from tailgate.servers.address import FREE_PORT
+from tailgate.servers.clock import now_ns
+from tailgate.servers.processes import Child, Listening, describe_exit
+from tailgate.servers.rpc.telemetry_pb2 import SnapshotResponse
 
 _POLL_S = 0.1
 _STOP_GRACE_S = 10.0

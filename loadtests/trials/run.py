@@ -12,25 +12,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from analysis.records.documents import toml_with_checksum, write_document
-from loadtests.experiments.files import check_writable
-from loadtests.experiments.model import Experiment
-from loadtests.experiments.reading import to_toml
-from loadtests.traffic.schedule import Schedule
-from loadtests.trials.context import RunError, StopRequestedError, TrialContext, TrialFacts
-from loadtests.trials.environment import describe_environment, new_run_dir
-from loadtests.trials.live_page import LivePage
-from loadtests.trials.preflight import check_experiment
-from loadtests.trials.served_parity import ExpectedAnswers
-from loadtests.trials.status import Status
-from loadtests.trials.steering import EarlyEnding, Judge, Steering, WeightWatch
-from loadtests.trials.trial import Trial
-from loadtests.trials.trial_schedule import TrialSchedules, in_trial
-from servers.complaint import ConfigError, fault, unwritten
-from servers.splitter.admin import SplitterError
+from tailgate.analysis.records.documents import toml_with_checksum, write_document
+from tailgate.loadtests.experiments.files import check_writable
+from tailgate.loadtests.experiments.model import Experiment
+from tailgate.loadtests.experiments.reading import to_toml
+from tailgate.loadtests.traffic.schedule import Schedule
+from tailgate.loadtests.trials.context import RunError, StopRequestedError, TrialContext, TrialFacts
+from tailgate.loadtests.trials.environment import describe_environment, new_run_dir
+from tailgate.loadtests.trials.live_page import LivePage
+from tailgate.loadtests.trials.preflight import check_experiment
+from tailgate.loadtests.trials.served_parity import ExpectedAnswers
+from tailgate.loadtests.trials.status import Status
+from tailgate.loadtests.trials.steering import EarlyEnding, Judge, Steering, WeightWatch
+from tailgate.loadtests.trials.trial import Trial
+from tailgate.loadtests.trials.trial_schedule import TrialSchedules, in_trial
+from tailgate.servers.complaint import ConfigError, fault, unwritten
+from tailgate.servers.splitter.admin import SplitterError
 
 # -P: a directory called `servers` where the user stands must not be imported instead.
-ARM_COMMAND = (sys.executable, "-P", "-m", "servers.front.serve")
+ARM_COMMAND = (sys.executable, "-P", "-m", "tailgate.servers.front.serve")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ class Orchestrator:
         return "" if gone is None else f"{gone} was removed while the run went on: run again, and leave it where it is"
 
     def _measure_parity(self, run_dir: Path) -> dict[str, Any]:
-        from loadtests.trials.parity_processes import PARITY_COMMAND, ParityRun
+        from tailgate.loadtests.trials.parity_processes import PARITY_COMMAND, ParityRun
 
         outcome = ParityRun(
             self.experiment,
@@ -186,7 +186,7 @@ class Orchestrator:
 
     def _next_rates(self, run_dir: Path) -> tuple[float, ...]:
         """Return the rates at which a saturation search goes on."""
-        from loadtests.trials.rate_search import next_rates, recorded_steps
+        from tailgate.loadtests.trials.rate_search import next_rates, recorded_steps
 
         traffic, arms = self.experiment.traffic, [arm.name for arm in self.experiment.arms]
         low, high = traffic.step_rates

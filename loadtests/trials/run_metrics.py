@@ -20,11 +20,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from analysis.records.plain_values import mapping, number
-from loadtests.trials.status import MetricsPage, Status, read_accounts
-from servers.address import host_port
-from servers.complaint import ConfigError
-from servers.splitter.admin import Admin
+from tailgate.analysis.records.plain_values import mapping, number
+from tailgate.loadtests.trials.status import MetricsPage, Status, read_accounts
+from tailgate.servers.address import host_port
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.splitter.admin import Admin
 
 HISTOGRAMS: Final = {
     "ttft": ("tailgate_load_time_to_first_token_seconds", "From the scheduled start to the first token."),

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import grpc
 import numpy as np
 
-from loadtests.experiments.model import Experiment
-from servers.rpc import inference_pb2, inference_pb2_grpc
+from tailgate.loadtests.experiments.model import Experiment
+from tailgate.servers.rpc import inference_pb2, inference_pb2_grpc
 
 PROMPTS = 6
 TOKENS = 16

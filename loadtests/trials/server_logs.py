@@ -11,15 +11,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from loadtests.external.arms import ExternalArm
-from loadtests.external.compile_lines import CompileLog, LoggedCompile
-from loadtests.external.log_tail import LogTail
-from loadtests.external.openai_wire import shortened
-from loadtests.trials.context import RunError, TrialContext
-from loadtests.trials.processes import child_environment
-from loadtests.trials.telemetry import Collector
-from servers.clock import now_ns
-from servers.processes import Child, describe_exit
+from tailgate.loadtests.external.arms import ExternalArm
+from tailgate.loadtests.external.compile_lines import CompileLog, LoggedCompile
+from tailgate.loadtests.external.log_tail import LogTail
+from tailgate.loadtests.external.openai_wire import shortened
+from tailgate.loadtests.trials.context import RunError, TrialContext
+from tailgate.loadtests.trials.processes import child_environment
+from tailgate.loadtests.trials.telemetry import Collector
+from tailgate.servers.clock import now_ns
+from tailgate.servers.processes import Child, describe_exit
 
 _POLL_S = 0.1
 _LAST_WORDS_S = 1.0  # for lines that are on their way when the load has ended

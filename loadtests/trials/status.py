@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analysis.judging.alarms import ServedCompile
-from servers.clock import now_ns
+from tailgate.analysis.judging.alarms import ServedCompile
+from tailgate.servers.clock import now_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

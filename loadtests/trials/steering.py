@@ -9,15 +9,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from analysis.interim import JOURNAL
-from analysis.judging.alarms import compile_alarms, death_alarms
-from loadtests.page.tails import LinesTail
-from loadtests.trials.context import TrialContext
-from loadtests.trials.processes import child_environment
-from loadtests.trials.telemetry import Collector
-from loadtests.trials.weights import UNANSWERED, Splitter, WeightController, in_words
-from servers.clock import now_ns
-from servers.processes import Child
+from tailgate.analysis.interim import JOURNAL
+from tailgate.analysis.judging.alarms import compile_alarms, death_alarms
+from tailgate.loadtests.page.tails import LinesTail
+from tailgate.loadtests.trials.context import TrialContext
+from tailgate.loadtests.trials.processes import child_environment
+from tailgate.loadtests.trials.telemetry import Collector
+from tailgate.loadtests.trials.weights import UNANSWERED, Splitter, WeightController, in_words
+from tailgate.servers.clock import now_ns
+from tailgate.servers.processes import Child
 
 
 class Steered(Protocol):
@@ -42,7 +42,7 @@ class Steering(Protocol):
         """Do what is due now."""
 
 
-_COMMAND = (sys.executable, "-P", "-m", "analysis.interim")
+_COMMAND = (sys.executable, "-P", "-m", "tailgate.analysis.interim")
 _GRACE_S = 2.0
 
 
@@ -80,7 +80,7 @@ END_DELAY_NS = 1_000_000_000  # so that every load process knows of it in time
 def early_end(look: Mapping[str, Any], ended: Collection[str] = ()) -> tuple[str | None, dict[str, str]]:
     """Return why a line of interim.jsonl ends the trial, None where it goes on; and else the arms that get no more,
     each with the reason. `ended` are those that have ended already."""
-    from analysis.judging.gates import FAIL  # here: with it comes SciPy, which only a sequential run needs
+    from tailgate.analysis.judging.gates import FAIL  # here: with it comes SciPy, which only a sequential run needs
 
     outlooks = {arm: row for arm, row in look["arms"].items() if isinstance(row, Mapping)}
     decided = {arm: row["decision"] for arm, row in outlooks.items() if row["decision"] is not None}

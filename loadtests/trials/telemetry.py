@@ -15,13 +15,13 @@ import grpc
 import pyarrow as pa
 from google.protobuf.message import Message
 
-from analysis.judging.alarms import ServedCompile
-from analysis.records.schemas import COMPILE_EVENTS, MACHINES, STEPS
-from analysis.records.tables import RecordWriter
-from loadtests.trials.channels import arm_channel
-from loadtests.trials.status import ReplicaState, Status, UnderWay
-from servers.complaint import named, unwritten
-from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
+from tailgate.analysis.judging.alarms import ServedCompile
+from tailgate.analysis.records.schemas import COMPILE_EVENTS, MACHINES, STEPS
+from tailgate.analysis.records.tables import RecordWriter
+from tailgate.loadtests.trials.channels import arm_channel
+from tailgate.loadtests.trials.status import ReplicaState, Status, UnderWay
+from tailgate.servers.complaint import named, unwritten
+from tailgate.servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 
 log = logging.getLogger("tailgate.telemetry")
 

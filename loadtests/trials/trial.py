@@ -7,28 +7,28 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from analysis.records.asked_answers import AFTER, BEFORE
-from loadtests.experiments.model import Experiment
-from loadtests.traffic.schedule import Schedule
-from loadtests.trials.context import RunError, TrialContext
-from loadtests.trials.external_answers import ExternalAnswers
-from loadtests.trials.external_arms import find_external_arms, local_servers
-from loadtests.trials.load import LoadGenerator
-from loadtests.trials.machines import MonitorProcess, measure_references
-from loadtests.trials.pressure import Pressure
-from loadtests.trials.processes import ProcessorTurns
-from loadtests.trials.replicas import Replicas
-from loadtests.trials.served_parity import ExpectedAnswers, compared, questions
-from loadtests.trials.server_logs import ServerLogs
-from loadtests.trials.status import Load, MetricsPage, ReplicaState
-from loadtests.trials.steering import Steering
-from loadtests.trials.telemetry import Collector
-from loadtests.trials.weights import EnvoySplitter, Splitter
-from servers.processes import describe_exit
-from servers.security import server_tls
-from servers.splitter.admin import SplitterError
-from servers.splitter.envoy import Envoy
-from servers.splitter.envoy_config import ArmTarget, SplitterConfig
+from tailgate.analysis.records.asked_answers import AFTER, BEFORE
+from tailgate.loadtests.experiments.model import Experiment
+from tailgate.loadtests.traffic.schedule import Schedule
+from tailgate.loadtests.trials.context import RunError, TrialContext
+from tailgate.loadtests.trials.external_answers import ExternalAnswers
+from tailgate.loadtests.trials.external_arms import find_external_arms, local_servers
+from tailgate.loadtests.trials.load import LoadGenerator
+from tailgate.loadtests.trials.machines import MonitorProcess, measure_references
+from tailgate.loadtests.trials.pressure import Pressure
+from tailgate.loadtests.trials.processes import ProcessorTurns
+from tailgate.loadtests.trials.replicas import Replicas
+from tailgate.loadtests.trials.served_parity import ExpectedAnswers, compared, questions
+from tailgate.loadtests.trials.server_logs import ServerLogs
+from tailgate.loadtests.trials.status import Load, MetricsPage, ReplicaState
+from tailgate.loadtests.trials.steering import Steering
+from tailgate.loadtests.trials.telemetry import Collector
+from tailgate.loadtests.trials.weights import EnvoySplitter, Splitter
+from tailgate.servers.processes import describe_exit
+from tailgate.servers.security import server_tls
+from tailgate.servers.splitter.admin import SplitterError
+from tailgate.servers.splitter.envoy import Envoy
+from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
 
 _POLL_S = 0.1
 _ENVOY_READY_S = 30.0
@@ -222,7 +222,7 @@ class Trial:
             expected.keep(first, answers)
         dtype, least = next(iter(snapshots.values())).dtype, None
         if experiment.task == "embed":
-            from analysis.parity.vectors import LEAST_COSINE
+            from tailgate.analysis.parity.vectors import LEAST_COSINE
 
             least = experiment.parity.min_cosine or LEAST_COSINE[dtype]
         known = None if expected is None else expected.answers

@@ -9,10 +9,10 @@ from typing import Self
 
 import numpy as np
 
-from loadtests.experiments.model import Experiment, ExperimentArm, OwnArm
-from loadtests.monitor.gpus import device_name
-from loadtests.traffic.drawing import Source, build_schedule, read_source
-from loadtests.traffic.schedule import Schedule
+from tailgate.loadtests.experiments.model import Experiment, ExperimentArm, OwnArm
+from tailgate.loadtests.monitor.gpus import device_name
+from tailgate.loadtests.traffic.drawing import Source, build_schedule, read_source
+from tailgate.loadtests.traffic.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

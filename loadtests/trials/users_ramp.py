@@ -10,23 +10,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from analysis.judging.ramp import Standing, lacks
-from analysis.records.weight_journal import BY_OTHERS
-from analysis.settings.ramp_limits import RampLimits
-from loadtests.experiments.files import check_writable
-from loadtests.experiments.model import Experiment
-from loadtests.provider.answers import GOALS, Evidence
-from loadtests.provider.server import ProviderServer
-from loadtests.trials.context import TrialContext
-from loadtests.trials.ramp import Candidate, RampControl
-from loadtests.trials.run import Orchestrator
-from loadtests.trials.steering import Judge, Steered, Steering
-from loadtests.trials.users_trial import UsersTrial
-from loadtests.trials.weights import UNANSWERED, Splitter, WeightController, splitter_of
-from loadtests.users import Observed
-from servers.clock import now_ns
-from servers.complaint import ConfigError
-from servers.splitter.admin import Admin, SplitterError, configured_shares, live_shares, log_path, replica_addresses
+from tailgate.analysis.judging.ramp import Standing, lacks
+from tailgate.analysis.records.weight_journal import BY_OTHERS
+from tailgate.analysis.settings.ramp_limits import RampLimits
+from tailgate.loadtests.experiments.files import check_writable
+from tailgate.loadtests.experiments.model import Experiment
+from tailgate.loadtests.provider.answers import GOALS, Evidence
+from tailgate.loadtests.provider.server import ProviderServer
+from tailgate.loadtests.trials.context import TrialContext
+from tailgate.loadtests.trials.ramp import Candidate, RampControl
+from tailgate.loadtests.trials.run import Orchestrator
+from tailgate.loadtests.trials.steering import Judge, Steered, Steering
+from tailgate.loadtests.trials.users_trial import UsersTrial
+from tailgate.loadtests.trials.weights import UNANSWERED, Splitter, WeightController, splitter_of
+from tailgate.loadtests.users import Observed
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.splitter.admin import (
+    Admin,
+    SplitterError,
+    configured_shares,
+    live_shares,
+    log_path,
+    replica_addresses,
+)
 
 # The last interim analysis says nothing of now once it is older than four blocks, and a minute.
 _STALE_S: Final = 60.0

@@ -8,21 +8,21 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from loadtests.external.client_security import bearer_token
-from loadtests.trials.channels import check_alike, configuration, final_account, start_up
-from loadtests.trials.context import RunError, TrialContext
-from loadtests.trials.processes import child_environment
-from loadtests.trials.status import Load, ReplicaState, load_of, read_accounts
-from loadtests.trials.steering import Steering
-from loadtests.trials.telemetry import Collector
-from loadtests.trials.trial import take_all
-from loadtests.trials.weights import Splitter
-from loadtests.users import OBSERVED, Observed
-from servers.clock import now_ns
-from servers.processes import Child
-from servers.rpc.telemetry_pb2 import SnapshotResponse
+from tailgate.loadtests.external.client_security import bearer_token
+from tailgate.loadtests.trials.channels import check_alike, configuration, final_account, start_up
+from tailgate.loadtests.trials.context import RunError, TrialContext
+from tailgate.loadtests.trials.processes import child_environment
+from tailgate.loadtests.trials.status import Load, ReplicaState, load_of, read_accounts
+from tailgate.loadtests.trials.steering import Steering
+from tailgate.loadtests.trials.telemetry import Collector
+from tailgate.loadtests.trials.trial import take_all
+from tailgate.loadtests.trials.weights import Splitter
+from tailgate.loadtests.users import OBSERVED, Observed
+from tailgate.servers.clock import now_ns
+from tailgate.servers.processes import Child
+from tailgate.servers.rpc.telemetry_pb2 import SnapshotResponse
 
-_COMMAND = (sys.executable, "-P", "-m", "loadtests.users")
+_COMMAND = (sys.executable, "-P", "-m", "tailgate.loadtests.users")
 _POLL_S = 0.1
 _STOP_GRACE_S = 10.0
 _SNAPSHOT_S = 10.0

@@ -13,12 +13,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from analysis.records.weight_journal import BY_HAND, WeightChange, append
-from loadtests.experiments.users import UsersConfig
-from servers.clock import now_ns
-from servers.complaint import ConfigError
-from servers.splitter.admin import SAME_START_S, Admin, Shares, SplitterError, live_shares, reweight, started_s_ago
-from servers.splitter.kubernetes import Gateway
+from tailgate.analysis.records.weight_journal import BY_HAND, WeightChange, append
+from tailgate.loadtests.experiments.users import UsersConfig
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.splitter.admin import (
+    SAME_START_S,
+    Admin,
+    Shares,
+    SplitterError,
+    live_shares,
+    reweight,
+    started_s_ago,
+)
+from tailgate.servers.splitter.kubernetes import Gateway
 
 # No alarm is seen while a route is waited for, and a rollback is to take 2 s at most.
 _IN_FORCE_S, _ASK_S = 1.0, 0.2

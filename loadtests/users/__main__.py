@@ -1,4 +1,4 @@
-"""Writes down users' requests until it is stopped: `python -m loadtests.users TRIAL_DIR`, which holds observed.json.
+"""Record production requests until stopped: `python -m tailgate.loadtests.users TRIAL_DIR`, which holds observed.json.
 
 A line on stdin ends it in order: what comes from then on is not written down, and what is under way is waited for.
 
@@ -15,9 +15,9 @@ import threading
 import time
 from pathlib import Path
 
-from loadtests.users import OBSERVED, Observed
-from loadtests.users.observer import Observer
-from servers.complaint import unwritten
+from tailgate.loadtests.users import OBSERVED, Observed
+from tailgate.loadtests.users.observer import Observer
+from tailgate.servers.complaint import unwritten
 
 EVERY_S = 0.5
 _LAST_S = 1.5  # by then the splitter has written what had ended when the end was asked for
@@ -25,7 +25,7 @@ _LAST_S = 1.5  # by then the splitter has written what had ended when the end wa
 
 def main() -> int:
     """Until SIGTERM, or until all has ended that came before a line on stdin; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m loadtests.users")
+    parser = argparse.ArgumentParser(prog="python -m tailgate.loadtests.users")
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()
     stopped = threading.Event()

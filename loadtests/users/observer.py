@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from analysis.records.documents import write_document
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordWriter
-from loadtests.external.log_tail import LogTail
-from loadtests.generator.histogram import ArmTally
-from loadtests.generator.record import SERVED_COLUMNS, RequestRecord, request_batch
-from loadtests.users import Observed
-from servers.splitter.admin import SAME_START_S, Admin, SplitterError, ended_requests
-from servers.splitter.request_log import LoggedRequest, parse_line
+from tailgate.analysis.records.documents import write_document
+from tailgate.analysis.records.schemas import REQUESTS
+from tailgate.analysis.records.tables import RecordWriter
+from tailgate.loadtests.external.log_tail import LogTail
+from tailgate.loadtests.generator.histogram import ArmTally
+from tailgate.loadtests.generator.record import SERVED_COLUMNS, RequestRecord, request_batch
+from tailgate.loadtests.users import Observed
+from tailgate.servers.splitter.admin import SAME_START_S, Admin, SplitterError, ended_requests
+from tailgate.servers.splitter.request_log import LoggedRequest, parse_line
 
 _REQUESTS, _ACCOUNT = "requests-0.arrow", "generator-0.json"
 # The figures of a replica whose columns have other names, or that are no columns.

@@ -10,19 +10,19 @@ from locust import User, task
 from locust.env import Environment
 from locust.exception import StopUser
 
-from loadtests.external.addresses import parse_target
-from loadtests.external.client_security import SecurityConfig
-from loadtests.generator.generator import Generator
-from loadtests.generator.precise_sleep import sleep_until
-from loadtests.generator.preparer import Prepared
-from loadtests.generator.trial_config import TrialConfig
-from loadtests.traffic.lengths import FitName, fitted_lengths, scaled, workloads_of
-from loadtests.traffic.schedule import PlannedRequest
-from loadtests.workers.load_process import LoadProcess
-from servers.clock import now_ns
-from servers.complaint import ConfigError
-from servers.config import Task
-from servers.fields import read
+from tailgate.loadtests.external.addresses import parse_target
+from tailgate.loadtests.external.client_security import SecurityConfig
+from tailgate.loadtests.generator.generator import Generator
+from tailgate.loadtests.generator.precise_sleep import sleep_until
+from tailgate.loadtests.generator.preparer import Prepared
+from tailgate.loadtests.generator.trial_config import TrialConfig
+from tailgate.loadtests.traffic.lengths import FitName, fitted_lengths, scaled, workloads_of
+from tailgate.loadtests.traffic.schedule import PlannedRequest
+from tailgate.loadtests.workers.load_process import LoadProcess
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import Task
+from tailgate.servers.fields import read
 
 _LOOPBACK = "127.0.0.1"
 _GAPS_AT_ONCE = 256

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from servers.complaint import ConfigError
+from tailgate.servers.complaint import ConfigError
 
 # Master to worker: its part of the trial; the start; the instant from which nothing is sent, to all arms or some; stop.
 ASSIGN, START, END, STOP = (f"tailgate_{name}" for name in ("assign", "start", "end", "stop"))

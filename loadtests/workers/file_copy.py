@@ -17,8 +17,8 @@ import gevent
 from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
-from loadtests.generator.recorder import Spool, made
-from servers.complaint import ConfigError
+from tailgate.loadtests.generator.recorder import Spool, made
+from tailgate.servers.complaint import ConfigError
 
 PIECE_BYTES = 1 << 20
 RESEND_AFTER_S = 5.0

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from loadtests.monitor.readings import Seen, Unreadable, Watch
-from servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
-from servers.processes import Child, describe_exit, messages_of
+from tailgate.loadtests.monitor.readings import Seen, Unreadable, Watch
+from tailgate.servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
+from tailgate.servers.processes import Child, describe_exit, messages_of
 
-_MONITOR = (sys.executable, "-P", "-m", "loadtests.monitor")
+_MONITOR = (sys.executable, "-P", "-m", "tailgate.loadtests.monitor")
 _STOP_WITHIN_S = 5.0
 
 

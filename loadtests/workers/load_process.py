@@ -13,14 +13,14 @@ from typing import Any, Final, Self
 
 from locust.env import Environment
 
-from loadtests.generator.clock_offsets import ClockComparison
-from loadtests.generator.generator import Generator
-from loadtests.generator.load_log import LoadLog
-from loadtests.generator.record import RequestRecord
-from loadtests.generator.recorder import RequestRecorder, record_file
-from loadtests.generator.trial_config import TrialConfig
-from servers.complaint import unwritten
-from servers.config import Task
+from tailgate.loadtests.generator.clock_offsets import ClockComparison
+from tailgate.loadtests.generator.generator import Generator
+from tailgate.loadtests.generator.load_log import LoadLog
+from tailgate.loadtests.generator.record import RequestRecord
+from tailgate.loadtests.generator.recorder import RequestRecorder, record_file
+from tailgate.loadtests.generator.trial_config import TrialConfig
+from tailgate.servers.complaint import unwritten
+from tailgate.servers.config import Task
 
 logger = logging.getLogger("tailgate")
 

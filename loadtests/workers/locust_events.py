@@ -21,16 +21,16 @@ from locust.rpc import zmqrpc
 from locust.runners import LocalRunner, MasterRunner, WorkerRunner
 from zmq.utils import z85
 
-from loadtests.generator.trial_config import TrialConfig
-from loadtests.traffic.schedule import Schedule
-from loadtests.workers.by_hand import add_arguments, hand_config
-from loadtests.workers.channel import TOKEN_VARIABLE, channel_token
-from loadtests.workers.load_process import LoadProcess, end_with_parent
-from loadtests.workers.master import Master
-from loadtests.workers.worker import Worker
-from servers.clock import now_ns
-from servers.complaint import ConfigError
-from servers.config import Task
+from tailgate.loadtests.generator.trial_config import TrialConfig
+from tailgate.loadtests.traffic.schedule import Schedule
+from tailgate.loadtests.workers.by_hand import add_arguments, hand_config
+from tailgate.loadtests.workers.channel import TOKEN_VARIABLE, channel_token
+from tailgate.loadtests.workers.load_process import LoadProcess, end_with_parent
+from tailgate.loadtests.workers.master import Master
+from tailgate.loadtests.workers.worker import Worker
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import Task
 
 logger = logging.getLogger("tailgate")
 

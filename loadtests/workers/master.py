@@ -18,14 +18,26 @@ from locust.env import Environment
 from locust.exception import RPCError
 from locust.runners import STATE_MISSING, MasterRunner
 
-from analysis.records.documents import write_document
-from loadtests.generator.clock_offsets import clock_identity, host_identity
-from loadtests.generator.trial_config import END_FILE, TrialConfig
-from loadtests.traffic.schedule import Schedule
-from loadtests.workers.channel import ACCOUNT, ASSIGN, CLOCK, DONE, END, FILE, HAVE, PROTOCOL, READY, START, STOP
-from loadtests.workers.file_copy import FileReceiver
-from servers.clock import now_ns
-from servers.complaint import ConfigError, unwritten
+from tailgate.analysis.records.documents import write_document
+from tailgate.loadtests.generator.clock_offsets import clock_identity, host_identity
+from tailgate.loadtests.generator.trial_config import END_FILE, TrialConfig
+from tailgate.loadtests.traffic.schedule import Schedule
+from tailgate.loadtests.workers.channel import (
+    ACCOUNT,
+    ASSIGN,
+    CLOCK,
+    DONE,
+    END,
+    FILE,
+    HAVE,
+    PROTOCOL,
+    READY,
+    START,
+    STOP,
+)
+from tailgate.loadtests.workers.file_copy import FileReceiver
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import ConfigError, unwritten
 
 logger = logging.getLogger("tailgate")
 

@@ -18,16 +18,28 @@ from gevent.event import Event
 from locust.env import Environment
 from locust.exception import RPCError
 
-from loadtests.generator.clock_offsets import ClockComparison, Exchange, clock_identity, host_identity
-from loadtests.generator.trial_config import TrialConfig
-from loadtests.traffic.schedule import Schedule
-from loadtests.workers.channel import ACCOUNT, ASSIGN, CLOCK, DONE, END, FILE, HAVE, PROTOCOL, READY, START, STOP
-from loadtests.workers.file_copy import FileSender, new_folder
-from loadtests.workers.host_watch import HostWatch
-from loadtests.workers.load_process import LoadProcess
-from servers.clock import now_ns
-from servers.complaint import ConfigError
-from servers.fields import read
+from tailgate.loadtests.generator.clock_offsets import ClockComparison, Exchange, clock_identity, host_identity
+from tailgate.loadtests.generator.trial_config import TrialConfig
+from tailgate.loadtests.traffic.schedule import Schedule
+from tailgate.loadtests.workers.channel import (
+    ACCOUNT,
+    ASSIGN,
+    CLOCK,
+    DONE,
+    END,
+    FILE,
+    HAVE,
+    PROTOCOL,
+    READY,
+    START,
+    STOP,
+)
+from tailgate.loadtests.workers.file_copy import FileSender, new_folder
+from tailgate.loadtests.workers.host_watch import HostWatch
+from tailgate.loadtests.workers.load_process import LoadProcess
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.fields import read
 
 logger = logging.getLogger("tailgate")
 

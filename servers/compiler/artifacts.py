@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import torch._inductor.config as inductor
 
-from servers.complaint import ConfigError
-from servers.config import ArmConfig
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import ArmConfig
 
 _FORMAT = b"tailgate compiled code 2\n"
 _REMEDY = "write it anew with `tailgate precompile`"

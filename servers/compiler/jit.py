@@ -2,7 +2,7 @@
 
 `watch_triton` reports Triton's. Any other compiler is reported by the code that calls it:
 
-    from servers.compiler.jit import jit_compile
+    from tailgate.servers.compiler.jit import jit_compile
 
     with jit_compile("attention_sm90", variant="head_dim=128, bf16", compiler="cute"):
         kernel = cute.compile(...)
@@ -19,8 +19,8 @@ from pathlib import PurePath
 from types import CodeType
 from typing import Any
 
-from servers.clock import now_ns
-from servers.rpc.telemetry_pb2 import CompileEvent
+from tailgate.servers.clock import now_ns
+from tailgate.servers.rpc.telemetry_pb2 import CompileEvent
 
 _LONGEST_TEXT = 400
 

@@ -17,10 +17,10 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 # A graph has a condition that the compiler cannot show to hold within the promised bounds, whether it does or not.
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError as UnprovenBounds
 
-from servers.compiler import products
-from servers.compiler.products import join_linears, scale_products, store_single_rows
-from servers.complaint import ConfigError, named
-from servers.config import GRAPH_TREE_MODES, CompileConfig
+from tailgate.servers.compiler import products
+from tailgate.servers.compiler.products import join_linears, scale_products, store_single_rows
+from tailgate.servers.complaint import ConfigError, named
+from tailgate.servers.config import GRAPH_TREE_MODES, CompileConfig
 
 __all__ = ["UnprovenBounds"]
 

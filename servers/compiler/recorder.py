@@ -32,10 +32,10 @@ from typing import Any
 import torch
 import torch._dynamo
 
-from servers.clock import now_ns
-from servers.compiler import jit
-from servers.complaint import named
-from servers.rpc.telemetry_pb2 import CompileEvent, CompileUnderWay
+from tailgate.servers.clock import now_ns
+from tailgate.servers.compiler import jit
+from tailgate.servers.complaint import named
+from tailgate.servers.rpc.telemetry_pb2 import CompileEvent, CompileUnderWay
 
 RAN_EAGERLY = "a step of a compiled arm ran eagerly: no compiled code fits its shape any more"
 COUNTED = "counted, not seen: torch's stream of compile events is not read, so the time is that of the whole step"

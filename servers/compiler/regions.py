@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from servers.compiler.policy import compile_step
-from servers.compiler.recorder import EagerCanary
-from servers.complaint import ConfigError
-from servers.config import CompileConfig
+from tailgate.servers.compiler.policy import compile_step
+from tailgate.servers.compiler.recorder import EagerCanary
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import CompileConfig
 
 _MOST_SHOWN = 8
 

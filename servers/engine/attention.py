@@ -24,7 +24,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from servers.engine.kv_cache import Window
+from tailgate.servers.engine.kv_cache import Window
 
 # As transformers knows them: of models that generate, and of encoders, which run `sdpa` with a mask in every step.
 NAME = "tailgate_sdpa"
@@ -80,7 +80,7 @@ def _decode_in_kernel(
     window: Window,
     scale: float | None,
 ) -> torch.Tensor:
-    from servers.engine import decode_kernel
+    from tailgate.servers.engine import decode_kernel
 
     assert window.memory is not None
     assert window.positions is not None
@@ -162,7 +162,7 @@ def is_ours(model: Any) -> bool:
 def prepare(device: torch.device) -> None:
     """What the kernels keep between calls exists, so that no graph capture allocates it."""
     if device.type == "cuda":
-        from servers.engine.decode_kernel import arrivals, partials
+        from tailgate.servers.engine.decode_kernel import arrivals, partials
 
         arrivals(device)
         partials(device)
@@ -172,7 +172,7 @@ def contexts_to_warm(model: Any, device: torch.device, limit: int) -> list[int]:
     """Contexts up to `limit` that a decode step must have run, so that no kernel of ours is compiled while serving."""
     if device.type != "cuda" or not is_ours(model):
         return []
-    from servers.engine.decode_kernel import contexts_of_variants
+    from tailgate.servers.engine.decode_kernel import contexts_of_variants
 
     return contexts_of_variants(limit)
 

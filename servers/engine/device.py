@@ -25,14 +25,14 @@ from typing import Any
 
 import psutil
 
-from servers.clock import now_ns
-from servers.complaint import ConfigError, named
-from servers.config import ArmConfig
-from servers.engine.engine import Arrivals, Engine
-from servers.engine.messages import BlindSpots, Shutdown
-from servers.engine.scheduler import scheduler_for
-from servers.program import isolate_compiler, log_to_stderr
-from servers.rpc.telemetry_pb2 import CompileUnderWay, MemoryReading, Progress, SnapshotResponse
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import ConfigError, named
+from tailgate.servers.config import ArmConfig
+from tailgate.servers.engine.engine import Arrivals, Engine
+from tailgate.servers.engine.messages import BlindSpots, Shutdown
+from tailgate.servers.engine.scheduler import scheduler_for
+from tailgate.servers.program import isolate_compiler, log_to_stderr
+from tailgate.servers.rpc.telemetry_pb2 import CompileUnderWay, MemoryReading, Progress, SnapshotResponse
 
 log = logging.getLogger("tailgate.device")
 
@@ -110,8 +110,8 @@ def _start(arm: ArmConfig, arrivals: Arrivals, outbox: Outbox) -> tuple[Engine, 
     """Return a warm engine and its device."""
     entered_ns = now_ns()
     outbox.put(Progress(at_ns=entered_ns, stage="load", detail=arm.model.id))
-    from servers.compiler.recorder import CompileRecorder
-    from servers.engine.runner import runner_for
+    from tailgate.servers.compiler.recorder import CompileRecorder
+    from tailgate.servers.engine.runner import runner_for
 
     imported_ns = now_ns()
     recorder = CompileRecorder(

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from servers.compiler.recorder import EagerCanary
-from servers.config import Pooling, check_positions
-from servers.engine.model import readable_tokens
-from servers.engine.scheduler import Step
-from servers.engine.shapes import Kind, StepShape
-from servers.engine.step_runner import StepRunner, Tensors
+from tailgate.servers.compiler.recorder import EagerCanary
+from tailgate.servers.config import Pooling, check_positions
+from tailgate.servers.engine.model import readable_tokens
+from tailgate.servers.engine.scheduler import Step
+from tailgate.servers.engine.shapes import Kind, StepShape
+from tailgate.servers.engine.step_runner import StepRunner, Tensors
 
 _NO_LENGTH = 0.5  # a vector shorter than this was not normalised: it is zero
 

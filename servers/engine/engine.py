@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any, Protocol
 
-from servers.clock import now_ns
-from servers.complaint import named
-from servers.config import STALLING_KINDS
-from servers.engine.messages import Cancel, Finished, Shutdown, StepOutput, Submit
-from servers.engine.scheduler import Batcher, Job, LaunchedStep, Move, Scheduler, Step
-from servers.rpc.telemetry_pb2 import CompileEvent, StepRecord
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import named
+from tailgate.servers.config import STALLING_KINDS
+from tailgate.servers.engine.messages import Cancel, Finished, Shutdown, StepOutput, Submit
+from tailgate.servers.engine.scheduler import Batcher, Job, LaunchedStep, Move, Scheduler, Step
+from tailgate.servers.rpc.telemetry_pb2 import CompileEvent, StepRecord
 
 log = logging.getLogger("tailgate.engine")
 

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from servers.clock import now_ns
-from servers.compiler.policy import UnforeseenShapeError
-from servers.compiler.recorder import CompileRecorder
-from servers.config import ArmConfig
-from servers.engine.encoder import EncoderRunner
-from servers.engine.engine import REFUSED, Engine
-from servers.engine.messages import Finished, StepOutput, Submit
-from servers.engine.runner import ModelRunner, runner_for
-from servers.engine.scheduler import scheduler_for
-from servers.rpc.telemetry_pb2 import CompileEvent
+from tailgate.servers.clock import now_ns
+from tailgate.servers.compiler.policy import UnforeseenShapeError
+from tailgate.servers.compiler.recorder import CompileRecorder
+from tailgate.servers.config import ArmConfig
+from tailgate.servers.engine.encoder import EncoderRunner
+from tailgate.servers.engine.engine import REFUSED, Engine
+from tailgate.servers.engine.messages import Finished, StepOutput, Submit
+from tailgate.servers.engine.runner import ModelRunner, runner_for
+from tailgate.servers.engine.scheduler import scheduler_for
+from tailgate.servers.rpc.telemetry_pb2 import CompileEvent
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import torch
 from transformers.cache_utils import Cache, StaticLayer
 
-from servers.compiler.policy import fix_address
-from servers.compiler.recorder import EagerCanary
+from tailgate.servers.compiler.policy import fix_address
+from tailgate.servers.compiler.recorder import EagerCanary
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from servers.rpc.telemetry_pb2 import StepRecord
+from tailgate.servers.rpc.telemetry_pb2 import StepRecord
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,12 +10,12 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from servers.complaint import ConfigError
-from servers.config import ModelConfig
-from servers.engine import attention
-from servers.engine.placement import resolve_device, resolve_dtype
-from servers.engine.quantisation import is_quantised, quantise
-from servers.presets import BOS_ID, EOS_ID, PAD_ID, RANDOM_PRESETS
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import ModelConfig
+from tailgate.servers.engine import attention
+from tailgate.servers.engine.placement import resolve_device, resolve_dtype
+from tailgate.servers.engine.quantisation import is_quantised, quantise
+from tailgate.servers.presets import BOS_ID, EOS_ID, PAD_ID, RANDOM_PRESETS
 
 
 def model_config(model: ModelConfig) -> PreTrainedConfig:

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from servers.complaint import ConfigError
+from tailgate.servers.complaint import ConfigError
 
 
 def resolve_device(name: str) -> torch.device:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from servers.complaint import ConfigError
-from servers.config import ModelConfig, check_quantisation
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import ModelConfig, check_quantisation
 
 GROUP = 128  # weights along a row that share a scale, in int4
 

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from servers.compiler.recorder import CompileRecorder, Trigger
-from servers.config import GRAPH_TREE_MODES, ArmConfig
-from servers.engine import attention, sampling
-from servers.engine.encoder import EncoderRunner
-from servers.engine.kv_cache import SlotCache
-from servers.engine.model import eos_ids
-from servers.engine.scheduler import Job, Move, Step
-from servers.engine.shapes import Kind, StepShape
-from servers.engine.step_runner import StepRunner, Tensors, filling_step
-from servers.engine.steps import DecodeStep, ExtendStep, PrefillStep, gather_last
+from tailgate.servers.compiler.recorder import CompileRecorder, Trigger
+from tailgate.servers.config import GRAPH_TREE_MODES, ArmConfig
+from tailgate.servers.engine import attention, sampling
+from tailgate.servers.engine.encoder import EncoderRunner
+from tailgate.servers.engine.kv_cache import SlotCache
+from tailgate.servers.engine.model import eos_ids
+from tailgate.servers.engine.scheduler import Job, Move, Step
+from tailgate.servers.engine.shapes import Kind, StepShape
+from tailgate.servers.engine.step_runner import StepRunner, Tensors, filling_step
+from tailgate.servers.engine.steps import DecodeStep, ExtendStep, PrefillStep, gather_last
 
 # The next tokens [B] from logits [B, vocab], their argmax [B], the jobs, and the row of each job.
 Choose = Callable[[torch.Tensor, torch.Tensor, Sequence[Job], Sequence[int]], torch.Tensor]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from servers.engine.scheduler import Job
+from tailgate.servers.engine.scheduler import Job
 
 _PARTS = 64
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
 
-from servers.config import ArmConfig, EngineConfig
-from servers.engine.messages import Submit, Timing
-from servers.engine.shapes import Kind, StepShape
+from tailgate.servers.config import ArmConfig, EngineConfig
+from tailgate.servers.engine.messages import Submit, Timing
+from tailgate.servers.engine.shapes import Kind, StepShape
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-from servers.complaint import ConfigError
-from servers.config import ArmConfig, EngineConfig, ShapeConfig, doubling, prefill_lengths, prompt_contexts
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import ArmConfig, EngineConfig, ShapeConfig, doubling, prefill_lengths, prompt_contexts
 
 # Beginnings of prompts, later chunks of prompts, or one token a row; whole texts for an encoder.
 Kind = Literal["prefill", "extend", "decode", "encode"]

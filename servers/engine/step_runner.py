@@ -18,19 +18,19 @@ from typing import Any
 
 import torch
 
-from servers.clock import now_ns
-from servers.compiler import artifacts
-from servers.compiler import policy as compiler_policy
-from servers.compiler.recorder import CompileRecorder, EagerCanary, Trigger
-from servers.compiler.regions import CompiledRegions, select_regions
-from servers.complaint import ConfigError
-from servers.config import ArmConfig
-from servers.engine.kv_cache import SlotCache
-from servers.engine.model import join_weights, load_model
-from servers.engine.placement import product_name, resolve_device
-from servers.engine.quantisation import weight_bytes
-from servers.engine.scheduler import Job, LaunchedStep, Step
-from servers.engine.shapes import WARMUP_CALLS, Kind, StepShape, policy_of, warmup_plan
+from tailgate.servers.clock import now_ns
+from tailgate.servers.compiler import artifacts
+from tailgate.servers.compiler import policy as compiler_policy
+from tailgate.servers.compiler.recorder import CompileRecorder, EagerCanary, Trigger
+from tailgate.servers.compiler.regions import CompiledRegions, select_regions
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import ArmConfig
+from tailgate.servers.engine.kv_cache import SlotCache
+from tailgate.servers.engine.model import join_weights, load_model
+from tailgate.servers.engine.placement import product_name, resolve_device
+from tailgate.servers.engine.quantisation import weight_bytes
+from tailgate.servers.engine.scheduler import Job, LaunchedStep, Step
+from tailgate.servers.engine.shapes import WARMUP_CALLS, Kind, StepShape, policy_of, warmup_plan
 
 log = logging.getLogger("tailgate.runner")
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from servers.engine import attention, sampling
-from servers.engine.kv_cache import SlotCache, Window
+from tailgate.servers.engine import attention, sampling
+from tailgate.servers.engine.kv_cache import SlotCache, Window
 
 _ALIGNED = 8  # elements, 16 bytes of the smallest dtype
 

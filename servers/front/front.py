@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator
 
 import grpc
 
-from servers.clock import now_ns
-from servers.config import ArmConfig
-from servers.engine.messages import BlindSpots, Cancel, Finished, StepOutput, Submit
-from servers.front.metrics import FrontMetrics
-from servers.front.requests import RefusedError
-from servers.front.tokenizer import Tokenizer
-from servers.rpc.telemetry_pb2 import (
+from tailgate.servers.clock import now_ns
+from tailgate.servers.config import ArmConfig
+from tailgate.servers.engine.messages import BlindSpots, Cancel, Finished, StepOutput, Submit
+from tailgate.servers.front.metrics import FrontMetrics
+from tailgate.servers.front.requests import RefusedError
+from tailgate.servers.front.tokenizer import Tokenizer
+from tailgate.servers.rpc.telemetry_pb2 import (
     CompileEvent,
     CompileUnderWay,
     MemoryReading,

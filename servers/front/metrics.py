@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from servers.rpc.telemetry_pb2 import CompileEvent, MemoryReading
+from tailgate.servers.rpc.telemetry_pb2 import CompileEvent, MemoryReading
 
 M = TypeVar("M", Counter, Gauge)
 

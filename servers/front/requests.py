@@ -11,10 +11,10 @@ import uuid
 
 import grpc
 
-from servers.config import ArmConfig, EngineConfig
-from servers.engine.messages import Submit
-from servers.front.tokenizer import Tokenizer
-from servers.rpc import inference_pb2
+from tailgate.servers.config import ArmConfig, EngineConfig
+from tailgate.servers.engine.messages import Submit
+from tailgate.servers.front.tokenizer import Tokenizer
+from tailgate.servers.rpc import inference_pb2
 
 ID_CHARACTERS = 256
 

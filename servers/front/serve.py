@@ -1,4 +1,4 @@
-"""Serve one arm replica: `python -m servers.front.serve --config ARM.json --port 50051`.
+"""Serve one arm replica: `python -m tailgate.servers.front.serve --config ARM.json --port 50051`.
 
 Prints one JSON line {"port": …, "pid": …} once the port listens, with a "metrics_port" where metrics are served; health
 turns SERVING when the engine is warm and has answered a request.
@@ -27,23 +27,23 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
-from servers import stdout
-from servers.address import FREE_PORT, joined
-from servers.clock import anchored_environment, now_ns
-from servers.complaint import ConfigError, named
-from servers.config import ArmConfig
-from servers.engine.device import serve_engine
-from servers.engine.messages import Shutdown
-from servers.front.front import Front
-from servers.front.metrics import FrontMetrics
-from servers.front.requests import METADATA_BYTES, message_bytes
-from servers.front.service import InferenceService, try_out
-from servers.front.telemetry import TelemetryService
-from servers.front.tokenizer import load_tokenizer
-from servers.metadata import INFERENCE_SERVICE
-from servers.program import compile_cache, exit_code, log_to_stderr, on_its_card_alone, read_arm
-from servers.rpc import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
-from servers.security import check_named, is_bearer, token_from_variable
+from tailgate.servers import stdout
+from tailgate.servers.address import FREE_PORT, joined
+from tailgate.servers.clock import anchored_environment, now_ns
+from tailgate.servers.complaint import ConfigError, named
+from tailgate.servers.config import ArmConfig
+from tailgate.servers.engine.device import serve_engine
+from tailgate.servers.engine.messages import Shutdown
+from tailgate.servers.front.front import Front
+from tailgate.servers.front.metrics import FrontMetrics
+from tailgate.servers.front.requests import METADATA_BYTES, message_bytes
+from tailgate.servers.front.service import InferenceService, try_out
+from tailgate.servers.front.telemetry import TelemetryService
+from tailgate.servers.front.tokenizer import load_tokenizer
+from tailgate.servers.metadata import INFERENCE_SERVICE
+from tailgate.servers.program import compile_cache, exit_code, log_to_stderr, on_its_card_alone, read_arm
+from tailgate.servers.rpc import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from tailgate.servers.security import check_named, is_bearer, token_from_variable
 
 log = logging.getLogger("tailgate.serve")
 
@@ -242,7 +242,7 @@ def _metrics_port(text: str) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m servers.front.serve", description="Serve one arm replica over gRPC."
+        prog="python -m tailgate.servers.front.serve", description="Serve one arm replica over gRPC."
     )
     parser.add_argument("--config", required=True, help="the arm as JSON (ArmConfig.to_dict())")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")

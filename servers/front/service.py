@@ -12,15 +12,15 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from servers.clock import now_ns
-from servers.complaint import one_line
-from servers.config import ArmConfig
-from servers.engine.messages import Submit, Timing
-from servers.engine.shapes import first_prompt
-from servers.front.front import Answer, Front
-from servers.front.requests import RefusedError, Request, check_request
-from servers.metadata import trailing_key
-from servers.rpc import inference_pb2, inference_pb2_grpc
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import one_line
+from tailgate.servers.config import ArmConfig
+from tailgate.servers.engine.messages import Submit, Timing
+from tailgate.servers.engine.shapes import first_prompt
+from tailgate.servers.front.front import Answer, Front
+from tailgate.servers.front.requests import RefusedError, Request, check_request
+from tailgate.servers.metadata import trailing_key
+from tailgate.servers.rpc import inference_pb2, inference_pb2_grpc
 
 _REASONS = {"length": inference_pb2.FINISH_REASON_LENGTH, "stop": inference_pb2.FINISH_REASON_STOP}
 _TIMING = tuple(item.name for item in dataclasses.fields(Timing))

@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from servers.front.front import MOST_WAITING, Front, TelemetryEvent
-from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
-from servers.rpc.telemetry_pb2 import CompileEvent, CompileUnderWay, MemoryReading, Progress, StepRecord
+from tailgate.servers.front.front import MOST_WAITING, Front, TelemetryEvent
+from tailgate.servers.rpc import telemetry_pb2, telemetry_pb2_grpc
+from tailgate.servers.rpc.telemetry_pb2 import CompileEvent, CompileUnderWay, MemoryReading, Progress, StepRecord
 
 # A message costs as much as fifty step records, and delays the tokens that are streamed meanwhile: steps are gathered
 # for a while, and a replay of what is retained pauses between messages.

@@ -6,8 +6,8 @@ import codecs
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from servers.complaint import ConfigError
-from servers.presets import BOS_ID, BYTE_OFFSET
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.presets import BOS_ID, BYTE_OFFSET
 
 
 class TextStream(Protocol):

@@ -1,4 +1,4 @@
-"""Regenerate the committed gRPC stubs: `python -m servers.rpc.generate [OUT_DIR]`.
+"""Regenerate the committed gRPC stubs: `python -m tailgate.servers.rpc.generate [OUT_DIR]`.
 
 Needs the grpcio-tools version that constraints.txt pins. It is old on purpose: generated code refuses to run on a
 grpcio or protobuf older than its generator, so the pin is what sets the floors in pyproject.toml
@@ -29,9 +29,10 @@ def generate(out_dir: Path) -> list[Path]:
             raise SystemExit("protoc failed")
         written = []
         for source in sorted(path for path in Path(scratch).rglob("*_pb2*") if path.is_file()):
-            # protoc imports by proto package; our stubs live in servers.rpc, where pickle finds their classes too
-            text = re.sub(r"from (?:tailgate\.v1|inference) import", "from servers.rpc import", source.read_text())
-            text = re.sub(r"'(?:tailgate\.v1|inference)\.(\w+_pb2)'", r"'servers.rpc.\1'", text)
+            # protoc imports by proto package; our stubs live in tailgate.servers.rpc, where pickle finds their classes
+            text = source.read_text()
+            text = re.sub(r"from (?:tailgate\.v1|inference) import", "from tailgate.servers.rpc import", text)
+            text = re.sub(r"'(?:tailgate\.v1|inference)\.(\w+_pb2)'", r"'tailgate.servers.rpc.\1'", text)
             target = out_dir / source.name
             target.write_text(text)
             written.append(target)

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from servers.rpc import oip_pb2 as inference_dot_oip__pb2
+from tailgate.servers.rpc import oip_pb2 as inference_dot_oip__pb2
 
 GRPC_GENERATED_VERSION = '1.72.2'
 GRPC_VERSION = grpc.__version__

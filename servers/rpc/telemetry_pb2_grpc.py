@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from servers.rpc import telemetry_pb2 as tailgate_dot_v1_dot_telemetry__pb2
+from tailgate.servers.rpc import telemetry_pb2 as tailgate_dot_v1_dot_telemetry__pb2
 
 GRPC_GENERATED_VERSION = '1.72.2'
 GRPC_VERSION = grpc.__version__

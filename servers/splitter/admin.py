@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from servers.address import host_port, joined
-from servers.complaint import ConfigError
-from servers.splitter.bootstrap import LISTENER, SHADOW_KEYS, WEIGHT_KEYS
-from servers.splitter.envoy_config import check_shadow, check_weight, fraction
+from tailgate.servers.address import host_port, joined
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.splitter.bootstrap import LISTENER, SHADOW_KEYS, WEIGHT_KEYS
+from tailgate.servers.splitter.envoy_config import check_shadow, check_weight, fraction
 
 LARGEST_BYTES: Final = 64 << 20  # of an answer
 # Envoy states its age in whole seconds: two readings of one start are closer than this.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from servers.metadata import ARM_HEADER, INFERENCE_SERVICE, SESSION_HEADER
-from servers.security import ServerTls
-from servers.splitter.envoy_config import ArmTarget, SplitterConfig, fraction, is_ip, split_address, stat_name
-from servers.splitter.request_log import log_format
+from tailgate.servers.metadata import ARM_HEADER, INFERENCE_SERVICE, SESSION_HEADER
+from tailgate.servers.security import ServerTls
+from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig, fraction, is_ip, split_address, stat_name
+from tailgate.servers.splitter.request_log import log_format
 
 LISTENER = "tailgate"
 # The runtime keys under which Envoy takes new weights and new shares of copies while it runs, one for each arm.

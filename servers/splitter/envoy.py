@@ -15,13 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from servers.address import joined
-from servers.complaint import ConfigError
-from servers.processes import Child, TemporaryFolder
-from servers.splitter.admin import Admin, SplitterError
-from servers.splitter.bootstrap import LISTENER, bootstrap
-from servers.splitter.envoy_config import SplitterConfig
-from servers.splitter.request_log import FLUSH_MS
+from tailgate.servers.address import joined
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.processes import Child, TemporaryFolder
+from tailgate.servers.splitter.admin import Admin, SplitterError
+from tailgate.servers.splitter.bootstrap import LISTENER, bootstrap
+from tailgate.servers.splitter.envoy_config import SplitterConfig
+from tailgate.servers.splitter.request_log import FLUSH_MS
 
 _GRACE_S = 5.0  # between SIGTERM and SIGKILL
 

@@ -6,10 +6,10 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Any
 
-from servers.address import host_port
-from servers.complaint import ConfigError
-from servers.presets import check_name
-from servers.security import ServerTls
+from tailgate.servers.address import host_port
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.presets import check_name
+from tailgate.servers.security import ServerTls
 
 MAX_WEIGHT = 1_000_000
 

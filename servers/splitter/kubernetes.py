@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from servers.complaint import ConfigError
-from servers.metadata import ARM_HEADER
-from servers.splitter.admin import SplitterError
-from servers.splitter.envoy_config import SplitterConfig, check_weight, fraction
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.metadata import ARM_HEADER
+from tailgate.servers.splitter.admin import SplitterError
+from tailgate.servers.splitter.envoy_config import SplitterConfig, check_weight, fraction
 
 GROUP: Final = "gateway.networking.k8s.io"
 _PORT: Final = 50051  # of every Service

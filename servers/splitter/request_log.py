@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from servers.metadata import (
+from tailgate.servers.metadata import (
     ARM_HEADER,
     INFERENCE_SERVICE,
     SESSION_HEADER,

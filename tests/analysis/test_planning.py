@@ -9,17 +9,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from analysis.judging.gates.latency import latency_gate
-from analysis.run.slo import judge_share
-from analysis.settings.gate_limits import GateLimits
-from analysis.statistics.planning import (
+from benchmarks.simulation.planning import planned
+from benchmarks.simulation.scenario import Scenario
+from tailgate.analysis.judging.gates.latency import latency_gate
+from tailgate.analysis.run.slo import judge_share
+from tailgate.analysis.settings.gate_limits import GateLimits
+from tailgate.analysis.statistics.planning import (
     Noise,
     comparison_needed,
     requests_for_share,
     share_needed_s,
 )
-from benchmarks.simulation.planning import planned
-from benchmarks.simulation.scenario import Scenario
 from tests.fakes.runs import comparison, share
 
 SEEN = comparison(spread=0.08, requests=4000)

@@ -14,9 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
-from analysis.arrays import Floats
-from analysis.records.run_records import read_run
-from analysis.report.html import html_report
 from benchmarks.case import OTHERS, archive_of, archives, deviations, judged_cases, keep, main, verdict_file, verdict_of
 from benchmarks.gallery import GALLERY, HEIGHT, PAGES, WIDTH, alone, kept, pictures, summary_of
 from benchmarks.kept import pack, unpack
@@ -34,7 +31,10 @@ from benchmarks.other_rules import (
     threshold,
 )
 from benchmarks.planted_arm import planted_in
-from loadtests.experiments.reading import load, to_toml
+from tailgate.analysis.arrays import Floats
+from tailgate.analysis.records.run_records import read_run
+from tailgate.analysis.report.html import html_report
+from tailgate.loadtests.experiments.reading import load, to_toml
 from tests.fakes.runs import FakeRun, write_run
 
 KEPT = archives()

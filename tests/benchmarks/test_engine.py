@@ -10,10 +10,10 @@ import pytest
 from benchmarks.engine import MeasurementError, main, steady_decode
 from benchmarks.floor import StepBytes, measure_bandwidth, step_bytes
 from benchmarks.ledger import paired_ratio
-from servers.config import ModelConfig
-from servers.engine.messages import StepOutput
-from servers.engine.model import load_model
-from servers.rpc.telemetry_pb2 import StepRecord
+from tailgate.servers.config import ModelConfig
+from tailgate.servers.engine.messages import StepOutput
+from tailgate.servers.engine.model import load_model
+from tailgate.servers.rpc.telemetry_pb2 import StepRecord
 from tests.servers.compiler.test_recorder import reset_compiler
 
 LIMITS = ("engine.slots=4", "engine.max_prompt_tokens=16", "engine.max_new_tokens=48", "engine.threads=1")

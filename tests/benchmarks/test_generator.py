@@ -19,11 +19,11 @@ from benchmarks.contest import ROOT, ContestError, Emitted, Work, null_server, o
 from benchmarks.null_server import Pace
 from benchmarks.planted_arm import plant, planted_in
 from benchmarks.simulation.records import request_table
-from servers.clock import now_ns
-from servers.engine.engine import Engine
-from servers.engine.runner import ModelRunner
-from servers.rpc import inference_pb2_grpc
-from servers.rpc.inference_pb2 import GenerateRequest
+from tailgate.servers.clock import now_ns
+from tailgate.servers.engine.engine import Engine
+from tailgate.servers.engine.runner import ModelRunner
+from tailgate.servers.rpc import inference_pb2_grpc
+from tailgate.servers.rpc.inference_pb2 import GenerateRequest
 
 
 @pytest.mark.parametrize("contestant", ["bare", "tailgate", "envoy"])

@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
-from analysis.report.html import html_report
-from loadtests.experiments.reading import to_toml
-from loadtests.page.server import PageServer
+from tailgate.analysis.report.html import html_report
+from tailgate.loadtests.experiments.reading import to_toml
+from tailgate.loadtests.page.server import PageServer
 from tests.fakes.live_runs import WatchedRun
 from tests.fakes.processes import PATIENCE_S
 from tests.fakes.screens import Browser, Tab
 from tests.fakes.whole_run import environment, experiment, tailgate
 from tests.loadtests.page.conftest import Serve
 
-STATE = (("analysis.report", "plot.js"), ("loadtests.page", "state.js"))
+STATE = (("tailgate.analysis.report", "plot.js"), ("tailgate.loadtests.page", "state.js"))
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "demo" / "summary.json"
 HOSTILE = "</script><img src=x onerror=\"document.title='pwned'\"><b>bold</b>\"'`&amp;"
 LONG = "an-arm-whose-name-has-as-many-characters-as-a-name-may-have-here"
@@ -40,7 +40,7 @@ MakeRun = Callable[..., WatchedRun]
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run writes only when its test does: that is no silence."""
-    monkeypatch.setattr("loadtests.page.updates._LONGEST_SILENCE_S", 3600.0)
+    monkeypatch.setattr("tailgate.loadtests.page.updates._LONGEST_SILENCE_S", 3600.0)
 
 
 @pytest.fixture
@@ -175,11 +175,11 @@ def test_a_silent_run_is_not_shown_as_live(run: WatchedRun, open_page: Open) -> 
 def test_a_page_that_is_not_answered_says_so_and_recovers(
     run: WatchedRun, browser: Browser, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loadtests.page.server._MOST_BROWSERS", 0)
+    monkeypatch.setattr("tailgate.loadtests.page.server._MOST_BROWSERS", 0)
     tab = browser.open(address(serve(run.folder)))
     tab.wait_for_text("h1", "No connection")
     assert tab.text(".link") == "no connection"
-    monkeypatch.setattr("loadtests.page.server._MOST_BROWSERS", 1)
+    monkeypatch.setattr("tailgate.loadtests.page.server._MOST_BROWSERS", 1)
     tab.wait_for_text("h1", "Under load")
     assert tab.text(".link") == "live"
 
@@ -286,7 +286,7 @@ def test_a_page_ends_as_its_run_did(
 
 
 def test_a_killed_run_leaves_what_was_known_without_a_connection(run: WatchedRun, browser: Browser) -> None:
-    code = "import sys, pathlib, time; from loadtests.page.server import PageServer as P; "
+    code = "import sys, pathlib, time; from tailgate.loadtests.page.server import PageServer as P; "
     code += "p = P(pathlib.Path(sys.argv[1]), '127.0.0.1', 0); p.open(); "
     code += "print(f'http://127.0.0.1:{p.port}/', flush=True); time.sleep(600)"
     command = [sys.executable, "-c", code, str(run.folder)]

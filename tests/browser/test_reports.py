@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from analysis.report.html import html_report
-from analysis.summary.summary import analyze
+from tailgate.analysis.report.html import html_report
+from tailgate.analysis.summary.summary import analyze
 from tests.analysis.judging.test_load_steps import write_search
 from tests.fakes.screens import Browser, Tab
 

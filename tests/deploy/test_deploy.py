@@ -21,7 +21,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.container.in_clean_root import Root, instructions
-from loadtests.trials.trial import ENVOY_METRICS
+from tailgate.loadtests.trials.trial import ENVOY_METRICS
 from tests.fakes.command_line import parsed
 from tests.fakes.processes import free_port
 from tests.fakes.whole_run import environment
@@ -49,7 +49,10 @@ def test_the_image_runs_tailgate_and_not_as_root() -> None:
 def test_everything_is_installed_within_the_constraints() -> None:
     installs = re.findall(r"pip install [^&]+", " && ".join(values("RUN")))
     assert len(installs) == 2
-    assert all("-c constraints.txt" in install for install in installs)
+    assert [("-c /src/constraints.txt" in install, "--no-deps" in install) for install in installs] == [
+        (True, False),
+        (False, True),
+    ]
     assert not any("--index-url" in install or "://" in install for install in installs)
 
 
@@ -105,7 +108,7 @@ def test_the_steps_end_with_a_tailgate_that_runs(clean_root: Path) -> None:
             root.take(step)
     root.folder = values("WORKDIR")[0]
     root.run(["tailgate", "run", "demo", "--help"])
-    root.run(["/bin/sh", "-c", "test $(id -u) = 10001 && touch runs/written && ! touch analysis/written 2>/dev/null"])
+    root.run(["/bin/sh", "-c", "test $(id -u) = 10001 && touch runs/written && ! touch written 2>/dev/null"])
     include = "$(python -c 'import sysconfig; print(sysconfig.get_path(\"include\"))')"
     root.run(["/bin/sh", "-c", f"g++ --version && test -f {include}/Python.h"])
     for command in commands_of_manifests():
@@ -272,7 +275,7 @@ def test_the_configuration_scrapes_the_default_address() -> None:
 def test_every_metric_of_the_dashboard_is_on_the_page_of_a_real_run(tmp_path: Path) -> None:
     (tmp_path / "shown.toml").write_text(SHOWN)
     port = free_port()
-    command = [sys.executable, "-m", "loadtests.commands.main", "run", "shown.toml"]
+    command = [sys.executable, "-m", "tailgate.loadtests.commands.main", "run", "shown.toml"]
     command += ["--metrics", f"127.0.0.1:{port}"]
     shown: dict[str, set[str]] = {}  # the arms of each metric
     with subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL) as run:
@@ -304,7 +307,12 @@ def installed(source: str, folder: Path) -> int:
 
 @pytest.mark.parametrize(
     ("source", "code"),
-    [("tailgate", 2), ("", 2), ("./vendor/tailgate", 0), ("git+https://host/org/tailgate@0e45b0b0", 0)],
+    [
+        ("tailgate", 2),
+        ("", 2),
+        ("./vendor/tailgate[load]", 0),
+        ("tailgate[load] @ git+https://host/t@0e45b0b0", 0),
+    ],
 )
 def test_a_bare_name_is_refused(source: str, code: int, tmp_path: Path) -> None:
     assert installed(source, tmp_path) == code

@@ -10,16 +10,16 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from analysis.summary.summary import EXIT_CODES
-from loadtests.experiments.reading import from_table, load, load_table
-from loadtests.experiments.toml_limits import table_of
-from loadtests.experiments.users import of_users
-from loadtests.provider import TOKEN_VARIABLE
-from loadtests.provider.answers import HOOKS
-from loadtests.provider.server import FLAGGER, HEALTH, JUDGEMENT
-from loadtests.trials.ramp import ramped
-from servers.config import EngineConfig
-from servers.metadata import INFERENCE_SERVICE
+from tailgate.analysis.summary.summary import EXIT_CODES
+from tailgate.loadtests.experiments.reading import from_table, load, load_table
+from tailgate.loadtests.experiments.toml_limits import table_of
+from tailgate.loadtests.experiments.users import of_users
+from tailgate.loadtests.provider import TOKEN_VARIABLE
+from tailgate.loadtests.provider.answers import HOOKS
+from tailgate.loadtests.provider.server import FLAGGER, HEALTH, JUDGEMENT
+from tailgate.loadtests.trials.ramp import ramped
+from tailgate.servers.config import EngineConfig
+from tailgate.servers.metadata import INFERENCE_SERVICE
 from tests.fakes.command_line import parsed
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -60,7 +60,7 @@ PODS = {
 SERVERS = [
     name
     for name, pod in PODS.items()
-    if {"serve", "servers.front.serve"} & {*pod["containers"][0]["command"], *pod["containers"][0]["args"]}
+    if {"serve", "tailgate.servers.front.serve"} & {*pod["containers"][0]["command"], *pod["containers"][0]["args"]}
 ]
 
 

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import typer
 
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import read_table
 from benchmarks.case import archive_of
 from benchmarks.kept import unpack
-from loadtests.commands.main import main as tailgate
-from servers.complaint import ConfigError
+from tailgate.analysis.records.schemas import REQUESTS
+from tailgate.analysis.records.tables import read_table
+from tailgate.loadtests.commands.main import main as tailgate
+from tailgate.servers.complaint import ConfigError
 from tests.docs.commands import FIRST, ROOT, SECOND, Documented, commands, documented
 from tests.fakes import results
 from tests.fakes.command_line import parsed
@@ -386,7 +386,7 @@ class Followed:
 
     @staticmethod
     def program(line: list[str]) -> list[str]:
-        module = {"tailgate": "loadtests.commands.main", "locust": "locust"}[line[0]]
+        module = {"tailgate": "tailgate.loadtests.commands.main", "locust": "locust"}[line[0]]
         return [sys.executable, "-m", module, *line[1:]]
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from servers.compiler import policy as compiler_policy
-from servers.compiler.recorder import CompileRecorder
-from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
-from servers.engine import sampling
-from servers.engine.quantisation import weight_bytes
-from servers.engine.scheduler import Job
+from tailgate.servers.compiler import policy as compiler_policy
+from tailgate.servers.compiler.recorder import CompileRecorder
+from tailgate.servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
+from tailgate.servers.engine import sampling
+from tailgate.servers.engine.quantisation import weight_bytes
+from tailgate.servers.engine.scheduler import Job
 from tests.servers.engine.test_encoder import (
     arm_of,
     assert_as_plain,
@@ -119,7 +119,9 @@ def test_warming_kernels_compiles_no_graph(recorder: CompileRecorder, monkeypatc
     torch._dynamo.reset()
     recorder.remove()
     recorder.install()  # a reset drops compile callbacks
-    monkeypatch.setattr("servers.engine.attention.contexts_to_warm", lambda model, device, limit: [1, 3, limit])
+    monkeypatch.setattr(
+        "tailgate.servers.engine.attention.contexts_to_warm", lambda model, device, limit: [1, 3, limit]
+    )
     runner = runner_for(arm, recorder)
     assert [event.shape for event in recorder.drain()] == without
     assert runner.startup_ns["decode kernels"] > 0

@@ -12,15 +12,15 @@ from torch import _inductor as inductor
 from torch import nn
 from torch._inductor.utils import run_and_get_code
 
-from servers.compiler.policy import compile_step, configure_compiler
-from servers.compiler.recorder import CompileRecorder
-from servers.complaint import ConfigError
-from servers.config import ArmConfig, CompileConfig, EngineConfig, ShapeConfig
-from servers.engine import step_runner
-from servers.engine.model import join_weights
-from servers.engine.runner import ModelRunner
-from servers.inspect import EXIT_COMPILES, parse_shapes, unplanned_shapes
-from servers.rpc.telemetry_pb2 import CompileEvent
+from tailgate.servers.compiler.policy import compile_step, configure_compiler
+from tailgate.servers.compiler.recorder import CompileRecorder
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import ArmConfig, CompileConfig, EngineConfig, ShapeConfig
+from tailgate.servers.engine import step_runner
+from tailgate.servers.engine.model import join_weights
+from tailgate.servers.engine.runner import ModelRunner
+from tailgate.servers.inspect import EXIT_COMPILES, parse_shapes, unplanned_shapes
+from tailgate.servers.rpc.telemetry_pb2 import CompileEvent
 from tests.servers.compiler.test_policy import Gated, distance, in_float8
 from tests.servers.compiler.test_recorder import Function, announced, compiled, published, recorder, reset_compiler
 from tests.servers.test_artifact import ARM, shipped, tailgate, written

@@ -12,11 +12,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from analysis.records.schemas import MACHINES, REQUESTS
-from analysis.records.tables import read_table
-from analysis.summary.summary import analyze
-from loadtests.traffic.schedule import Schedule
-from servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
+from tailgate.analysis.records.schemas import MACHINES, REQUESTS
+from tailgate.analysis.records.tables import read_table
+from tailgate.analysis.summary.summary import analyze
+from tailgate.loadtests.traffic.schedule import Schedule
+from tailgate.servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
 from tests.fakes.credentials import start
 from tests.fakes.processes import PATIENCE_S, family, free_port, wait_for
 from tests.fakes.whole_run import ended, records, tailgate

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from analysis.records.schemas import COMPILE_EVENTS
-from analysis.records.tables import read_table
-from analysis.records.weight_journal import BY_OTHERS, read_weights
 from benchmarks.simulation.greedy import Server
+from tailgate.analysis.records.schemas import COMPILE_EVENTS
+from tailgate.analysis.records.tables import read_table
+from tailgate.analysis.records.weight_journal import BY_OTHERS, read_weights
 from tests.external.server_process import answers, running
 from tests.fakes.http_servers import CompilingServer, serving
 from tests.fakes.hub_model import make

@@ -14,13 +14,13 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from analysis.records.schemas import COMPILE_EVENTS, STEPS
-from analysis.records.tables import read_table
-from loadtests.commands.main import main
-from loadtests.trials.parity_processes import ParityRun
-from servers.clock import now_ns
-from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig
-from servers.rpc import inference_pb2, telemetry_pb2
+from tailgate.analysis.records.schemas import COMPILE_EVENTS, STEPS
+from tailgate.analysis.records.tables import read_table
+from tailgate.loadtests.commands.main import main
+from tailgate.loadtests.trials.parity_processes import ParityRun
+from tailgate.servers.clock import now_ns
+from tailgate.servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig
+from tailgate.servers.rpc import inference_pb2, telemetry_pb2
 from tests.fakes.processes import PATIENCE_S, wait_for
 from tests.fakes.whole_run import console_script, experiment, last_line, requests, summary_of
 from tests.servers.front.replica import (

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from analysis.summary.summary import analyze
-from loadtests.trials import replicas
-from loadtests.trials.frontier import FrontierSearch
-from loadtests.trials.status import Status
+from tailgate.analysis.summary.summary import analyze
+from tailgate.loadtests.trials import replicas
+from tailgate.loadtests.trials.frontier import FrontierSearch
+from tailgate.loadtests.trials.status import Status
 from tests.fakes.credentials import start
 from tests.fakes.processes import command_of, family, wait_for
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
@@ -146,7 +146,7 @@ def test_a_search_in_turns_records_one_arm_a_trial_and_compares_their_answers(tm
 
 NAIVE = FakeArm(name="naive", compiles=[Compile(at_s=5 + 10 * step, seconds=3 + step) for step in range(3)])
 SUMMARIZE = (
-    "import sys; from pathlib import Path; from analysis.summary.summary import analyze, write_summary; "
+    "import sys; from pathlib import Path; from tailgate.analysis.summary.summary import analyze, write_summary; "
     "write_summary(analyze(Path(sys.argv[1])), Path(sys.argv[2]))"
 )
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from servers.config import ArmConfig
+from tailgate.servers.config import ArmConfig
 from tests.fakes.credentials import TLS, Watched, give, search, start
 from tests.fakes.processes import PATIENCE_S, Listener, family, free_port, listeners, unix_names
 from tests.fakes.whole_run import FAKE_ARM, ROOT, ended, requests, tailgate
@@ -49,7 +49,7 @@ def start_run(folder: Path, *arguments: str, duration_s: float, host: str, port:
 
 
 def worker(folder: Path, master: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "loadtests.commands.main", "worker", "--master", master]
+    command = [sys.executable, "-m", "tailgate.loadtests.commands.main", "worker", "--master", master]
     return start(folder, "worker", [*command, "--keep", "kept", "--trials", "1"])
 
 
@@ -189,7 +189,7 @@ def test_commands_by_hand_listen_on_loopback(tmp_path: Path) -> None:
             ("127.0.0.1", where[name]) for name in ("port", "metrics_port")
         }
 
-    split = ["-m", "loadtests.commands.main", "split", "--arm", "eager=127.0.0.1:1", "--port", "0"]
+    split = ["-m", "tailgate.loadtests.commands.main", "split", "--arm", "eager=127.0.0.1:1", "--port", "0"]
     with started(tmp_path, *split) as process:
         where = said(process, tmp_path)
         assert unix_names(process.pid) == {where["admin"]}

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from analysis.checks.table import RULES
+from tailgate.analysis.checks.table import RULES
 from tests.fakes.processes import free_port, wait_for
 from tests.fakes.whole_run import console_script, last_line, requests
 

@@ -1,6 +1,6 @@
 """An arm without a model: real gRPC, real telemetry, paced tokens and scripted compile events.
 
-Takes the command line of `python -m servers.front.serve`, and flags of its own that script faults.
+Takes the command line of `python -m tailgate.servers.front.serve`, and flags of its own that script faults.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from prometheus_client import start_http_server
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # a run starts this file by its path
 
-from servers.clock import now_ns
-from servers.config import ArmConfig
-from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
-from servers.security import is_bearer
+from tailgate.servers.clock import now_ns
+from tailgate.servers.config import ArmConfig
+from tailgate.servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from tailgate.servers.security import is_bearer
 from tests.fakes.grpc_servers import SERVICE, add_inference, trailers
 
 __all__ = ["SERVICE", "Arm", "FirstStep", "main"]

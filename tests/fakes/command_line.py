@@ -6,8 +6,8 @@ from typing import Any
 
 import typer
 
-from loadtests.commands.main import app, usage_error
-from servers.complaint import ConfigError
+from tailgate.loadtests.commands.main import app, usage_error
+from tailgate.servers.complaint import ConfigError
 
 GROUP: Any = typer.main.get_command(app)
 

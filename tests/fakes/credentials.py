@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import trustme
 
-from loadtests.workers.channel import TOKEN_VARIABLE as CHANNEL_VARIABLE
+from tailgate.loadtests.workers.channel import TOKEN_VARIABLE as CHANNEL_VARIABLE
 from tests.fakes.processes import Listener, command_of, family, listeners
 from tests.fakes.whole_run import ROOT
 

@@ -2,7 +2,7 @@
 
 HOW is `answers` (every answer comes whole; one of more than 1,000 tokens stands still after its first), `fails` (every
 request ends with INTERNAL), `short` (every answer lacks its last token) or `mute` (nothing comes). What follows is the
-command line of `python -m servers.front.serve`. For tests of the front alone: a real engine takes seconds to import.
+command line of `python -m tailgate.servers.front.serve`. For tests of the front alone.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import sys
 from functools import partial
 from multiprocessing.connection import Connection
 
-from servers.clock import now_ns
-from servers.engine.messages import Finished, Shutdown, StepOutput, Submit
-from servers.front import serve
-from servers.rpc.telemetry_pb2 import SnapshotResponse
+from tailgate.servers.clock import now_ns
+from tailgate.servers.engine.messages import Finished, Shutdown, StepOutput, Submit
+from tailgate.servers.front import serve
+from tailgate.servers.rpc.telemetry_pb2 import SnapshotResponse
 
 
 def serve_engine(connection: Connection, table: dict[str, object], cache_dir: str, *, how: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from servers.rpc import inference_pb2_grpc
+from tailgate.servers.rpc import inference_pb2_grpc
 from tests.fakes.processes import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]

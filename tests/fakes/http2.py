@@ -19,11 +19,11 @@ import h2.events
 import h2.exceptions
 import h2.settings
 
-from loadtests.clients.call import Call
-from loadtests.clients.frames import literal
-from loadtests.clients.grpc_call import GrpcCall
-from loadtests.clients.inference import InferenceClient
-from servers.rpc.inference_pb2 import GenerateChunk, GenerateRequest
+from tailgate.loadtests.clients.call import Call
+from tailgate.loadtests.clients.frames import literal
+from tailgate.loadtests.clients.grpc_call import GrpcCall
+from tailgate.loadtests.clients.inference import InferenceClient
+from tailgate.servers.rpc.inference_pb2 import GenerateChunk, GenerateRequest
 from tests.fakes.http_servers import Listening
 from tests.fakes.processes import wait_for
 

@@ -22,9 +22,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from servers.clock import now_ns
-from servers.front.serve import TokenCheck
-from servers.rpc import inference_pb2, inference_pb2_grpc
+from tailgate.servers.clock import now_ns
+from tailgate.servers.front.serve import TokenCheck
+from tailgate.servers.rpc import inference_pb2, inference_pb2_grpc
 from tests.fakes.grpc_servers import add_inference, spawned, trailers
 
 REASON = "as you asked: \u2713 100 %"

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analysis.records.documents import write_document, write_json
-from analysis.records.schemas import COMPILE_EVENTS, MACHINES
-from analysis.records.tables import RecordWriter
-from analysis.settings.metrics import gate_label
+from tailgate.analysis.records.documents import write_document, write_json
+from tailgate.analysis.records.schemas import COMPILE_EVENTS, MACHINES
+from tailgate.analysis.records.tables import RecordWriter
+from tailgate.analysis.settings.metrics import gate_label
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "demo" / "summary.json"
 SECOND = 1_000_000_000

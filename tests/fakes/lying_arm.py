@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 
 import grpc
 
-from servers.clock import now_ns
-from servers.rpc import inference_pb2, telemetry_pb2
+from tailgate.servers.clock import now_ns
+from tailgate.servers.rpc import inference_pb2, telemetry_pb2
 from tests.fakes.arm import Arm, FirstStep, main
 
 Lie = Literal[

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis.records.schemas import MACHINES
-from analysis.records.tables import RecordWriter
-from analysis.run.machine_records import HOST_FIGURES
+from tailgate.analysis.records.schemas import MACHINES
+from tailgate.analysis.records.tables import RecordWriter
+from tailgate.analysis.run.machine_records import HOST_FIGURES
 from tests.fakes.request_rows import append_rows
 
 SECOND = 1_000_000_000

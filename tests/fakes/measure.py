@@ -1,4 +1,4 @@
-"""A measurement without a model: takes the command line of `python -m servers.parity` and scripts what it finds.
+"""Measure nothing: take the command line of `python -m tailgate.servers.parity` and script the result.
 
 Logits are a reference of the prompt and the token's index with noise of each arm's own; flags plant faults.
 """
@@ -17,7 +17,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # a run starts this file by its path
 
-from servers.processes import Loaded, Refused, Stage, say
+from tailgate.servers.processes import Loaded, Refused, Stage, say
 
 VOCABULARY = 50
 TOKENS = 8

@@ -22,10 +22,10 @@ from typing import Any
 
 import grpc
 
-from loadtests.experiments.reading import load
-from servers.metadata import SESSION_HEADER
-from servers.rpc import inference_pb2, inference_pb2_grpc
-from servers.splitter.admin import Admin, live_shares
+from tailgate.loadtests.experiments.reading import load
+from tailgate.servers.metadata import SESSION_HEADER
+from tailgate.servers.rpc import inference_pb2, inference_pb2_grpc
+from tailgate.servers.splitter.admin import Admin, live_shares
 from tests.fakes.grpc_servers import spawned
 from tests.fakes.processes import free_port
 from tests.fakes.whole_run import command, environment
@@ -71,7 +71,7 @@ class Production:
             for place, arm in enumerate(self.arms):
                 words += ["--arm", f"{arm}=127.0.0.1:{self.ports[arm]}", "--weight", f"{arm}={int(place == 0)}"]
             words += ["--port", "0", "--admin-port", str(self.ports["admin"])]
-            _, self.ports["split"] = stack.enter_context(spawned("loadtests.commands.main", *words))
+            _, self.ports["split"] = stack.enter_context(spawned("tailgate.loadtests.commands.main", *words))
             sender = threading.Thread(target=self._send, daemon=True)
             stack.callback(sender.join, 10)
             stack.callback(self._stopped.set)
@@ -96,7 +96,7 @@ class Production:
 
     def ramp(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "loadtests.commands.main", "ramp", *arguments, "--json"],
+            [sys.executable, "-m", "tailgate.loadtests.commands.main", "ramp", *arguments, "--json"],
             cwd=self.folder,
             env=environment(),
             stdout=subprocess.PIPE,
@@ -105,7 +105,7 @@ class Production:
         )
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return command([sys.executable, "-m", "loadtests.commands.main", *arguments], self.folder)
+        return command([sys.executable, "-m", "tailgate.loadtests.commands.main", *arguments], self.folder)
 
     def _send(self) -> None:
         rng = random.Random(5)

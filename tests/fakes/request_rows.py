@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.records.request_columns import RequestColumns
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import END_LINE_BYTES, RecordWriter, read_end, read_table
-from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
-from loadtests.generator.recorder import Spool
+from tailgate.analysis.records.request_columns import RequestColumns
+from tailgate.analysis.records.schemas import REQUESTS
+from tailgate.analysis.records.tables import END_LINE_BYTES, RecordWriter, read_end, read_table
+from tailgate.loadtests.generator.record import SERVED_COLUMNS, RequestRecord
+from tailgate.loadtests.generator.recorder import Spool
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S

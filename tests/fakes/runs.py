@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from analysis.checks.check import ESTIMATES, Check
-from analysis.checks.table import RULES
-from analysis.judging.gates import Gate
-from analysis.records.documents import toml_with_checksum, write_document
-from analysis.records.schemas import COMPILE_EVENTS, REQUESTS, STEPS
-from analysis.records.tables import RecordWriter
-from analysis.run.slo import ShareResult
-from analysis.statistics.compare import Comparison
+from tailgate.analysis.checks.check import ESTIMATES, Check
+from tailgate.analysis.checks.table import RULES
+from tailgate.analysis.judging.gates import Gate
+from tailgate.analysis.records.documents import toml_with_checksum, write_document
+from tailgate.analysis.records.schemas import COMPILE_EVENTS, REQUESTS, STEPS
+from tailgate.analysis.records.tables import RecordWriter
+from tailgate.analysis.run.slo import ShareResult
+from tailgate.analysis.statistics.compare import Comparison
 from tests.fakes.machines import FakeMachines
 
 EPOCH_NS = 1_700_000_000_000_000_000

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.records.schemas import COMPILE_EVENTS
-from analysis.records.tables import RecordWriter
 from benchmarks.simulation.detection import CONTROL, TREATMENT, arm_table
 from benchmarks.simulation.greedy import Server
 from benchmarks.simulation.records import write_requests
 from benchmarks.simulation.scenario import Run
+from tailgate.analysis.records.schemas import COMPILE_EVENTS
+from tailgate.analysis.records.tables import RecordWriter
 from tests.fakes.http_servers import DONE, Request, answer, event, plain, serving, usage
 
 __all__ = ["GreedyServer", "serving"]

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import read_table
-from loadtests.experiments.model import Experiment
-from loadtests.experiments.reading import from_table
-from loadtests.trials.context import TrialContext, TrialFacts
-from loadtests.trials.live_page import LivePage
-from loadtests.trials.run import Orchestrator, RunOutcome
-from loadtests.trials.status import ReplicaState, Status
-from loadtests.trials.trial_schedule import TrialSchedules
+from tailgate.analysis.records.schemas import REQUESTS
+from tailgate.analysis.records.tables import read_table
+from tailgate.loadtests.experiments.model import Experiment
+from tailgate.loadtests.experiments.reading import from_table
+from tailgate.loadtests.trials.context import TrialContext, TrialFacts
+from tailgate.loadtests.trials.live_page import LivePage
+from tailgate.loadtests.trials.run import Orchestrator, RunOutcome
+from tailgate.loadtests.trials.status import ReplicaState, Status
+from tailgate.loadtests.trials.trial_schedule import TrialSchedules
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
@@ -62,7 +62,7 @@ def run(
 def tailgate(*arguments: str, flags: tuple[str, ...] = ()) -> list[str]:
     """Return the command line that starts fake arms with `flags`."""
     code = (
-        "import sys; from loadtests.commands.main import main; "
+        "import sys; from tailgate.loadtests.commands.main import main; "
         f"sys.exit(main({list(arguments)!r}, arm_command={[sys.executable, str(FAKE_ARM), *flags]!r}))"
     )
     return [sys.executable, "-c", code]
@@ -86,7 +86,7 @@ def with_fake_arms(arguments: list[str], folder: Path, *flags: str) -> subproces
 def console_script(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the installed command to its end."""
     script = Path(sys.executable).with_name("tailgate")
-    start = [str(script)] if script.exists() else [sys.executable, "-m", "loadtests.commands.main"]
+    start = [str(script)] if script.exists() else [sys.executable, "-m", "tailgate.loadtests.commands.main"]
     return command([*start, *arguments], folder)
 
 

@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordError, read_table
-from servers.clock import now_ns
+from tailgate.analysis.records.schemas import REQUESTS
+from tailgate.analysis.records.tables import RecordError, read_table
+from tailgate.servers.clock import now_ns
 from tests.fakes.processes import Listener, listeners
 from tests.faults import plan as arrangement
 from tests.faults import promises

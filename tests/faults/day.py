@@ -197,7 +197,7 @@ def misses(seen: Mapping[str, Any], *, memory: bool) -> list[str]:
         found.append(f"the run ended with {seen['exit_code']}, complete: {seen['complete']}")
     if seen["requests"] != seen["planned"]:
         found.append(f"{seen['requests']} of {seen['planned']} requests are in the summary")
-    allowed = {"tailgate run": PAGE_BYTES, "analysis.interim": INTERIM_BYTES * sum(seen["requests"].values())}
+    allowed = {"tailgate run": PAGE_BYTES, "tailgate.analysis.interim": INTERIM_BYTES * sum(seen["requests"].values())}
     for name, figures in seen["processes"].items():
         if None in figures.values():
             continue  # it was not there all the time

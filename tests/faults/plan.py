@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from servers.clock import anchored_environment
+from tailgate.servers.clock import anchored_environment
 from tests.fakes.http_servers import CompilingServer, serving
 from tests.fakes.processes import free_port
 from tests.faults import machine, network, processes, storage
@@ -261,12 +261,12 @@ def companions(plan: Plan, mark: str, setup: Setup) -> Iterator[list[str]]:
 def command(setup: Setup, words: list[str]) -> list[str]:
     """Return the command line of the run, with fake arms in place of real ones."""
     arm = setup.arm_command or [sys.executable, str(FAKES / "arm.py")]
-    code = f"import sys; from loadtests.commands.main import main; sys.exit(main({words!r}, arm_command="
+    code = f"import sys; from tailgate.loadtests.commands.main import main; sys.exit(main({words!r}, arm_command="
     return [sys.executable, "-c", f"{code}{[*arm, *setup.arm_flags]!r}))"]
 
 
 def tailgate(*words: str) -> list[str]:
-    return [sys.executable, "-m", "loadtests.commands.main", *words]
+    return [sys.executable, "-m", "tailgate.loadtests.commands.main", *words]
 
 
 @contextlib.contextmanager

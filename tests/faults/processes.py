@@ -17,8 +17,8 @@ from tests.faults.fault import ARMS, CANDIDATE, CONTROL, Fault, Kind, Live, Mome
 MARK = "TAILGATE_FAULTS_MARK"
 _CONTROL = "eager"  # the control's name in every plan
 _MODULES = {
-    "-m loadtests.monitor": "watcher",
-    "-m loadtests.commands.main worker": "remote worker",
+    "-m tailgate.loadtests.monitor": "watcher",
+    "-m tailgate.loadtests.commands.main worker": "remote worker",
     "tests.faults.plan": "server",
 }
 
@@ -67,7 +67,7 @@ def role(process: Process, every: Mapping[int, Process], orchestrator: int) -> s
         return "envoy"
     if "-m locust" in command:
         return "worker" if parent in ("load", "worker", "remote worker") else "load"
-    if "-m analysis.interim" in command:
+    if "-m tailgate.analysis.interim" in command:
         return "judge"
     return next((name for module, name in _MODULES.items() if module in command), "")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from analysis.summary.model import Summary
+from tailgate.analysis.summary.model import Summary
 from tests.faults.fault import CANDIDATE, CONTROL, Moment
 from tests.faults.plan import SECRETS, Plan
 

@@ -20,7 +20,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from servers.processes import launched
+from tailgate.servers.processes import launched
 
 VARIABLE = "TAILGATE_FAULTS_RELAYS"
 PIECE = 1 << 14

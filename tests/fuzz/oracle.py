@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from servers.complaint import LONGEST
+from tailgate.servers.complaint import LONGEST
 
 MOST_S = 2.0  # of the processor, for one input
 _STUCK_S = 60.0

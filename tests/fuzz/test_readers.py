@@ -18,21 +18,27 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from analysis.interim import JOURNAL as LOOKS
-from analysis.interim.journal import read_interim
-from analysis.records.documents import read_document, read_toml, toml_with_checksum, with_checksum, write_document
-from analysis.records.joining import RUN_LIST, read_run_list
-from analysis.records.request_columns import RequestColumns
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordError, read_table
-from analysis.records.weight_journal import JOURNAL as WEIGHTS
-from analysis.records.weight_journal import WeightChange, read_weights
-from analysis.records.weight_journal import append as append_weights
-from analysis.summary.summary import analyze
-from loadtests.experiments.files import builtin_names, builtin_text
-from loadtests.experiments.reading import load
-from loadtests.traffic.traces import read_trace
-from servers.complaint import ConfigError
+from tailgate.analysis.interim import JOURNAL as LOOKS
+from tailgate.analysis.interim.journal import read_interim
+from tailgate.analysis.records.documents import (
+    read_document,
+    read_toml,
+    toml_with_checksum,
+    with_checksum,
+    write_document,
+)
+from tailgate.analysis.records.joining import RUN_LIST, read_run_list
+from tailgate.analysis.records.request_columns import RequestColumns
+from tailgate.analysis.records.schemas import REQUESTS
+from tailgate.analysis.records.tables import RecordError, read_table
+from tailgate.analysis.records.weight_journal import JOURNAL as WEIGHTS
+from tailgate.analysis.records.weight_journal import WeightChange, read_weights
+from tailgate.analysis.records.weight_journal import append as append_weights
+from tailgate.analysis.summary.summary import analyze
+from tailgate.loadtests.experiments.files import builtin_names, builtin_text
+from tailgate.loadtests.experiments.reading import load
+from tailgate.loadtests.traffic.traces import read_trace
+from tailgate.servers.complaint import ConfigError
 from tests.fakes.request_rows import row, table_of, write_rows
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 from tests.fuzz.oracle import Reader, examine

@@ -17,27 +17,27 @@ import gevent.socket
 from google.protobuf.message import DecodeError
 from hpack import Encoder
 
-from loadtests.clients.call import Call
-from loadtests.clients.connection import Connection
-from loadtests.clients.external_arms import OipCall
-from loadtests.clients.frames import ProtocolError
-from loadtests.clients.grpc_call import EmbedCall, GrpcCall
-from loadtests.clients.headers import HeaderDecoder, HeaderError
-from loadtests.clients.inference import InferenceClient
-from loadtests.clients.openai import OpenAiCall
-from loadtests.external.arms import OipOptions
-from loadtests.generator.record import record_of, request_batch
-from loadtests.trials.status import ReplicaState, Status
-from loadtests.trials.telemetry import Collector, _Follower
-from loadtests.users import Observed
-from loadtests.users.observer import Observer
-from servers.clock import now_ns
-from servers.complaint import LONGEST
-from servers.metadata import STATUS_NAMES, trailing_key
-from servers.rpc import telemetry_pb2
-from servers.rpc.inference_pb2 import EmbedResponse
-from servers.rpc.oip_pb2 import ModelInferResponse, ModelStreamInferResponse
-from servers.splitter.request_log import FIGURES
+from tailgate.loadtests.clients.call import Call
+from tailgate.loadtests.clients.connection import Connection
+from tailgate.loadtests.clients.external_arms import OipCall
+from tailgate.loadtests.clients.frames import ProtocolError
+from tailgate.loadtests.clients.grpc_call import EmbedCall, GrpcCall
+from tailgate.loadtests.clients.headers import HeaderDecoder, HeaderError
+from tailgate.loadtests.clients.inference import InferenceClient
+from tailgate.loadtests.clients.openai import OpenAiCall
+from tailgate.loadtests.external.arms import OipOptions
+from tailgate.loadtests.generator.record import record_of, request_batch
+from tailgate.loadtests.trials.status import ReplicaState, Status
+from tailgate.loadtests.trials.telemetry import Collector, _Follower
+from tailgate.loadtests.users import Observed
+from tailgate.loadtests.users.observer import Observer
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import LONGEST
+from tailgate.servers.metadata import STATUS_NAMES, trailing_key
+from tailgate.servers.rpc import telemetry_pb2
+from tailgate.servers.rpc.inference_pb2 import EmbedResponse
+from tailgate.servers.rpc.oip_pb2 import ModelInferResponse, ModelStreamInferResponse
+from tailgate.servers.splitter.request_log import FIGURES
 from tests.fakes import http2
 from tests.fakes.http2 import chunk, frame, grpc_message
 from tests.fuzz.oracle import Reader, pieces

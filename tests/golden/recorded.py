@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from analysis.summary.summary import analyze
+from tailgate.analysis.summary.summary import analyze
 from tests.fakes.runs import Compile, FakeArm, FakeRun, Startup, write_run
 
 GOLDEN = Path(__file__).parent
@@ -132,7 +132,7 @@ def encoded(summary: dict[str, Any]) -> str:
 
 def main() -> None:
     """All golden files are as today's code writes them."""
-    from analysis.report.rendering import junit_xml, markdown_report
+    from tailgate.analysis.report.rendering import junit_xml, markdown_report
 
     for name in RUNS:
         folder = GOLDEN / name

@@ -16,21 +16,21 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from servers.compiler.policy import compile_step, configure_compiler
-from servers.compiler.recorder import CompileRecorder, Trigger
-from servers.complaint import ConfigError
-from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
-from servers.engine import attention
-from servers.engine.device import read_memory
-from servers.engine.kv_cache import Window
-from servers.engine.model import join_weights
-from servers.engine.quantisation import is_quantised, stored_bytes
-from servers.engine.runner import ModelRunner
-from servers.engine.scheduler import Job
-from servers.engine.step_runner import CapturedStep
-from servers.presets import RANDOM_PRESETS
-from servers.reference import measure
-from servers.rpc.telemetry_pb2 import CompileEvent
+from tailgate.servers.compiler.policy import compile_step, configure_compiler
+from tailgate.servers.compiler.recorder import CompileRecorder, Trigger
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
+from tailgate.servers.engine import attention
+from tailgate.servers.engine.device import read_memory
+from tailgate.servers.engine.kv_cache import Window
+from tailgate.servers.engine.model import join_weights
+from tailgate.servers.engine.quantisation import is_quantised, stored_bytes
+from tailgate.servers.engine.runner import ModelRunner
+from tailgate.servers.engine.scheduler import Job
+from tailgate.servers.engine.step_runner import CapturedStep
+from tailgate.servers.presets import RANDOM_PRESETS
+from tailgate.servers.reference import measure
+from tailgate.servers.rpc.telemetry_pb2 import CompileEvent
 from tests.servers.compiler.test_policy import Gated, distance
 from tests.servers.compiler.test_recorder import reset_compiler
 from tests.servers.engine.test_runner import (
@@ -195,7 +195,7 @@ def test_long_contexts_are_split_and_stay_quiet(preset: str, dtype: str, recorde
 @pytest.mark.parametrize("batch", [1, 2, 3, 5, 8, 16, 17, 31, 32, 64])
 @pytest.mark.parametrize(("kv_heads", "groups", "head_dim"), [(8, 4, 128), (2, 7, 96), (4, 1, 256)])
 def test_the_decode_kernel_agrees_with_float64(batch: int, kv_heads: int, groups: int, head_dim: int) -> None:
-    from servers.engine import decode_kernel
+    from tailgate.servers.engine import decode_kernel
 
     limit = 700
     generator = torch.Generator("cuda").manual_seed(batch)
@@ -313,7 +313,7 @@ SMALL_ARM = [
 
 def output_of(*words: str) -> dict[str, Any]:
     """Return the JSON that `tailgate` prints."""
-    command = [sys.executable, "-m", "loadtests.commands.main", *words]
+    command = [sys.executable, "-m", "tailgate.loadtests.commands.main", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     line: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -379,7 +379,7 @@ def test_a_tuning_is_one_event_for_each_key(recorder: CompileRecorder) -> None:
 
 
 def test_a_decode_kernel_that_no_warm_up_compiled_is_an_event_under_traffic(recorder: CompileRecorder) -> None:
-    from servers.engine import decode_kernel
+    from tailgate.servers.engine import decode_kernel
 
     engine = EngineConfig(slots=3, max_prompt_tokens=700, max_new_tokens=12, prefill_chunk=256)
     arm = ArmConfig.from_preset("eager", model=ModelConfig(device="cuda", dtype="bfloat16"), engine=engine)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from servers.compiler.recorder import CompileRecorder
-from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
-from servers.engine.encoder import EncoderRunner
-from servers.engine.model import load_model
-from servers.engine.scheduler import Job, Step
+from tailgate.servers.compiler.recorder import CompileRecorder
+from tailgate.servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
+from tailgate.servers.engine.encoder import EncoderRunner
+from tailgate.servers.engine.model import load_model
+from tailgate.servers.engine.scheduler import Job, Step
 from tests.servers.engine.test_encoder import batches, cosine, job, recorder, served, vectors_of, warm
 
 __all__ = ["recorder"]

@@ -10,11 +10,11 @@ from unittest.mock import Mock, patch
 
 import pytest
 
-from loadtests.generator.trial_config import TrialConfig
-from loadtests.traffic.drawing import Source, build_schedule
-from loadtests.traffic.schedule import Schedule
-from loadtests.traffic.settings import TrafficConfig
-from servers.config import Task
+from tailgate.loadtests.generator.trial_config import TrialConfig
+from tailgate.loadtests.traffic.drawing import Source, build_schedule
+from tailgate.loadtests.traffic.schedule import Schedule
+from tailgate.loadtests.traffic.settings import TrafficConfig
+from tailgate.servers.config import Task
 from tests.fakes.inference import Behaviour, serve
 from tests.fakes.processes import free_port
 from tests.fakes.whole_run import records, run_locust
@@ -23,7 +23,7 @@ from tests.fakes.whole_run import records, run_locust
 with patch.dict(os.environ, {"LOCUST_SKIP_MONKEY_PATCH": "1"}):
     from locust.argument_parser import get_empty_argument_parser
 
-    from loadtests.workers.by_hand import add_arguments, hand_config
+    from tailgate.loadtests.workers.by_hand import add_arguments, hand_config
 
 CHAT = "loadtests/chat.py"
 

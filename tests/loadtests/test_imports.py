@@ -11,24 +11,24 @@ import pytest
 ROOT = Path(__file__).parents[2]
 _TORCH = {"torch", "transformers", "pandas"}
 _LOAD = {"locust", "gevent"}
-_JUDGING = {"scipy", "jinja2", "analysis.judging.gates", "analysis.report"}
+_JUDGING = {"scipy", "jinja2", "tailgate.analysis.judging.gates", "tailgate.analysis.report"}
 _RECORDS = {"numpy", "pyarrow"}
 
 FORBIDDEN = {
     # `tailgate analyze` judges a recorded run: it starts nothing.
-    "loadtests.commands.verdict": _TORCH | _LOAD | _JUDGING | {"grpc", "asyncio", "loadtests.trials"},
+    "tailgate.loadtests.commands.verdict": _TORCH | _LOAD | _JUDGING | {"grpc", "asyncio", "tailgate.loadtests.trials"},
     # The orchestrator judges too, and imports what it needs for that once the traffic is over.
-    "loadtests.commands.judged_run": _TORCH | _LOAD | _JUDGING | {"prometheus_client", "huggingface_hub"},
-    "loadtests.monitor.__main__": _TORCH | _LOAD | _JUDGING | _RECORDS | {"grpc", "pydantic"},
-    "loadtests.page.updates": _TORCH | _LOAD | _JUDGING | {"grpc"},
-    "analysis.interim.__main__": _TORCH | _LOAD | {"jinja2", "analysis.report", "grpc"},
-    "loadtests.users.__main__": _TORCH | _JUDGING | {"locust", "grpc"},
+    "tailgate.loadtests.commands.judged_run": _TORCH | _LOAD | _JUDGING | {"prometheus_client", "huggingface_hub"},
+    "tailgate.loadtests.monitor.__main__": _TORCH | _LOAD | _JUDGING | _RECORDS | {"grpc", "pydantic"},
+    "tailgate.loadtests.page.updates": _TORCH | _LOAD | _JUDGING | {"grpc"},
+    "tailgate.analysis.interim.__main__": _TORCH | _LOAD | {"jinja2", "tailgate.analysis.report", "grpc"},
+    "tailgate.loadtests.users.__main__": _TORCH | _JUDGING | {"locust", "grpc"},
     # Locust brings jinja2.
-    "loadtests.chat": _TORCH | (_JUDGING - {"jinja2"}) | {"grpc"},
+    "tailgate.loadtests.chat": _TORCH | (_JUDGING - {"jinja2"}) | {"grpc"},
     # What writes a trial's configuration is not patched by gevent.
-    "loadtests.generator.trial_config": _TORCH | _LOAD,
+    "tailgate.loadtests.generator.trial_config": _TORCH | _LOAD,
     # The front of a replica; torch is imported by the engine process that it starts.
-    "servers.front.serve": _TORCH | _LOAD | _JUDGING | _RECORDS | {"loadtests", "analysis"},
+    "tailgate.servers.front.serve": _TORCH | _LOAD | _JUDGING | _RECORDS | {"loadtests", "analysis"},
 }
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from servers.compiler import artifacts
-from servers.config import ArmConfig, EngineConfig
+from tailgate.servers.compiler import artifacts
+from tailgate.servers.config import ArmConfig, EngineConfig
 from tests.servers.test_config import refusal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,7 +95,7 @@ ARM = ("--arm", "compiled-padded", *(word for setting in SETTINGS for word in ("
 
 def tailgate(*words: str, code: int | None = 0, **environment: str) -> Any:
     """What `tailgate` says as JSON, or its stderr where it is to refuse. Any exit code will do where it is None."""
-    command = [sys.executable, "-m", "loadtests.commands.main", *words]
+    command = [sys.executable, "-m", "tailgate.loadtests.commands.main", *words]
     ended = subprocess.run(
         command, capture_output=True, text=True, cwd=ROOT, timeout=500, check=False, env={**os.environ, **environment}
     )

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servers.complaint import LONGEST, ConfigError, fault, one_line, span_s, unwritten
-from servers.config import (
+from tailgate.servers.complaint import LONGEST, ConfigError, fault, one_line, span_s, unwritten
+from tailgate.servers.config import (
     ArmConfig,
     CompileConfig,
     EngineConfig,
@@ -22,9 +22,9 @@ from servers.config import (
     check_quantisation,
     with_preset,
 )
-from servers.engine.shapes import StepShape, shape_policy
-from servers.fields import read
-from servers.presets import PRESETS
+from tailgate.servers.engine.shapes import StepShape, shape_policy
+from tailgate.servers.fields import read
+from tailgate.servers.presets import PRESETS
 
 BERT = {"id": "random:bert-tiny", "task": "embed"}
 

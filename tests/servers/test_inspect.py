@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from servers.compiler import recorder
-from servers.compiler.jit import jit_compile
-from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig
-from servers.engine.runner import ModelRunner
-from servers.engine.scheduler import Step
-from servers.engine.shapes import StepShape
-from servers.engine.steps import Outputs
-from servers.inspect import EXIT_COMPILES, Inspection, inspect_arm, parse_shapes, text_of, unplanned_shapes
+from tailgate.servers.compiler import recorder
+from tailgate.servers.compiler.jit import jit_compile
+from tailgate.servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig
+from tailgate.servers.engine.runner import ModelRunner
+from tailgate.servers.engine.scheduler import Step
+from tailgate.servers.engine.shapes import StepShape
+from tailgate.servers.engine.steps import Outputs
+from tailgate.servers.inspect import EXIT_COMPILES, Inspection, inspect_arm, parse_shapes, text_of, unplanned_shapes
 from tests.servers.compiler.test_recorder import reset_compiler
 from tests.servers.test_config import refusal
 

@@ -14,20 +14,20 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.parity.judge import Accuracy, Answers, judge
-from analysis.parity.outcome import Parity
-from analysis.parity.vectors import TextRows, judge_vectors
-from servers import parity
-from servers.compiler.policy import UnforeseenShapeError
-from servers.compiler.recorder import CompileRecorder
-from servers.complaint import ConfigError
-from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
-from servers.engine import in_process
-from servers.engine.encoder import EncoderRunner
-from servers.engine.engine import Engine
-from servers.engine.runner import ModelRunner
-from servers.engine.scheduler import Move
-from servers.engine.shapes import prompt_borders
+from tailgate.analysis.parity.judge import Accuracy, Answers, judge
+from tailgate.analysis.parity.outcome import Parity
+from tailgate.analysis.parity.vectors import TextRows, judge_vectors
+from tailgate.servers import parity
+from tailgate.servers.compiler.policy import UnforeseenShapeError
+from tailgate.servers.compiler.recorder import CompileRecorder
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
+from tailgate.servers.engine import in_process
+from tailgate.servers.engine.encoder import EncoderRunner
+from tailgate.servers.engine.engine import Engine
+from tailgate.servers.engine.runner import ModelRunner
+from tailgate.servers.engine.scheduler import Move
+from tailgate.servers.engine.shapes import prompt_borders
 from tests.servers.compiler.test_recorder import reset_compiler
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12, threads=1)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from servers.processes import Child, TemporaryFolder, describe_exit, log_tail, messages_of
+from tailgate.servers.processes import Child, TemporaryFolder, describe_exit, log_tail, messages_of
 from tests.fakes.processes import PATIENCE_S, wait_for
 
 pytestmark = pytest.mark.process
@@ -30,7 +30,7 @@ class Done:
 SPEAKER = """
 import sys
 from dataclasses import dataclass
-from servers.processes import say
+from tailgate.servers.processes import say
 @dataclass
 class Done:
     count: int
@@ -90,8 +90,8 @@ def test_a_stopped_child_takes_its_whole_group_along(tmp_path: Path) -> None:
 PARENT = """
 import sys, threading
 from pathlib import Path
-from loadtests.commands.exits import stopping
-from servers.processes import Child
+from tailgate.loadtests.commands.exits import stopping
+from tailgate.servers.processes import Child
 with stopping(lambda: None, print):
     child = Child("family", [sys.executable, "-c", sys.argv[1]], log_path=Path(sys.argv[2]), parse=int)
     (inner,), _ = child.hear(100)
@@ -141,7 +141,7 @@ def test_a_temporary_folder_is_private_and_can_be_removed(tmp_path: Path, monkey
 
 MAKER = """
 import time
-from servers.processes import TemporaryFolder
+from tailgate.servers.processes import TemporaryFolder
 folder = TemporaryFolder("of-this-test-")
 print(folder.path, flush=True)
 time.sleep(600)

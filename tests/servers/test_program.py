@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-import servers.rpc
-from servers import stdout
-from servers.address import host_port, joined
-from servers.complaint import ConfigError
-from servers.config import ArmConfig, ModelConfig
-from servers.metadata import whole_number
-from servers.program import isolate_compiler, on_its_card_alone
-from servers.rpc.generate import PACKAGE, generate
-from servers.security import ServerTls, check_named, is_bearer, server_tls, token_from_variable
+import tailgate.servers.rpc
+from tailgate.servers import stdout
+from tailgate.servers.address import host_port, joined
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import ArmConfig, ModelConfig
+from tailgate.servers.metadata import whole_number
+from tailgate.servers.program import isolate_compiler, on_its_card_alone
+from tailgate.servers.rpc.generate import PACKAGE, generate
+from tailgate.servers.security import ServerTls, check_named, is_bearer, server_tls, token_from_variable
 from tests.fakes.credentials import Certificates, make_certificates
 from tests.servers.test_config import refusal
 
@@ -165,7 +165,7 @@ def test_committed_stubs_are_those_of_the_pinned_generator(tmp_path: Path) -> No
     for fresh in generate(tmp_path):
         committed = PACKAGE / fresh.name
         assert committed.read_text() == fresh.read_text(), f"{fresh.name} is stale: run make proto"
-    project = (Path(servers.rpc.__file__).parents[2] / "pyproject.toml").read_text()
+    project = (Path(tailgate.servers.rpc.__file__).resolve().parents[2] / "pyproject.toml").read_text()
     for stub, pattern, requirement in (
         ("inference_pb2_grpc.py", r"GRPC_GENERATED_VERSION = '([\d.]+)'", "grpcio"),
         ("inference_pb2.py", r"# Protobuf Python Version: (\d+\.\d+)", "protobuf"),

@@ -13,14 +13,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.checks.traffic import sample_ratio
-from analysis.compare.comparison import compare_runs
-from analysis.parity.measures import LEAST_TEXTS, mean_interval
-from analysis.run.slo import judge_share
-from analysis.statistics.compare import Sample, decide
-from analysis.statistics.machines import error_over_trials, lasting_reach
-from analysis.statistics.quantiles import ordered_interval
-from analysis.statistics.unpaired import compare_separate
 from benchmarks.simulation import kinds
 from benchmarks.simulation.frontiers import BUDGET, EQUAL, FIFTHS, KINDS, inside, promise, search
 from benchmarks.simulation.greedy import BF16, TOKENS, Server
@@ -28,6 +20,14 @@ from benchmarks.simulation.machines import BLOCKS, REQUESTS, samples, verdicts
 from benchmarks.simulation.promises import outcome
 from benchmarks.simulation.sequential import met_by_all_but, objective_errors
 from benchmarks.simulation.table import Table
+from tailgate.analysis.checks.traffic import sample_ratio
+from tailgate.analysis.compare.comparison import compare_runs
+from tailgate.analysis.parity.measures import LEAST_TEXTS, mean_interval
+from tailgate.analysis.run.slo import judge_share
+from tailgate.analysis.statistics.compare import Sample, decide
+from tailgate.analysis.statistics.machines import error_over_trials, lasting_reach
+from tailgate.analysis.statistics.quantiles import ordered_interval
+from tailgate.analysis.statistics.unpaired import compare_separate
 from tests.analysis.judging.test_comparisons import sample as latencies
 from tests.analysis.judging.test_external import judged_answers
 from tests.analysis.statistics import test_quantiles, test_sequential

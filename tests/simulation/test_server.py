@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.arrays import Bools
 from benchmarks.simulation.attribution import CASES, Judged, judge, live, share
 from benchmarks.simulation.engine import Engine, serve_behind_splitter
 from benchmarks.simulation.scenario import Scenario, run
 from benchmarks.simulation.server import Served, serve
 from benchmarks.simulation.weather import arrivals
+from tailgate.analysis.arrays import Bools
 
 
 def ones(*values: float) -> np.ndarray:

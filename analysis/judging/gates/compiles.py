@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, count_gate
-from analysis.run.client_stalls import PART, UNKNOWN, ArmStalls, Stall
-from analysis.run.compile_events import RECOMPILE_KINDS, held_s
-from analysis.run.run import Run
-from analysis.run.startup import CompiledSteps, compiled_steps, most_eager
-from analysis.settings.gate_limits import GateLimits
-from analysis.wording import counted, digits, percent
+from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, count_gate
+from tailgate.analysis.run.client_stalls import PART, UNKNOWN, ArmStalls, Stall
+from tailgate.analysis.run.compile_events import RECOMPILE_KINDS, held_s
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.startup import CompiledSteps, compiled_steps, most_eager
+from tailgate.analysis.settings.gate_limits import GateLimits
+from tailgate.analysis.wording import counted, digits, percent
 
 # Name, unit, limit, reason, and reason where the value is 0.
 COMPILE_GATES = (

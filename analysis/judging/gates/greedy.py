@@ -15,12 +15,12 @@ from itertools import zip_longest
 from statistics import median
 from typing import Any, Final
 
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.records.asked_answers import AFTER, BEFORE, AskedAnswer, Twice, answers_in
-from analysis.records.plain_values import mapping, number
-from analysis.run.run import Run
-from analysis.statistics.distributions import beta_quantile
-from analysis.wording import counted, digits, percent
+from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from tailgate.analysis.records.asked_answers import AFTER, BEFORE, AskedAnswer, Twice, answers_in
+from tailgate.analysis.records.plain_values import mapping, number
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.statistics.distributions import beta_quantile
+from tailgate.analysis.wording import counted, digits, percent
 
 CONFIDENCE: Final = 0.95
 MOST_HIDDEN: Final = 0.1  # of all prompts, that may get another answer beyond the allowed share without being seen

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from analysis.checks.applied import blocking
-from analysis.checks.check import Check
-from analysis.judging.gates import INCONCLUSIVE, Gate
-from analysis.judging.paths import Path
-from analysis.run.run import Run
-from analysis.statistics.compare import Comparison
-from analysis.statistics.planning import (
+from tailgate.analysis.checks.applied import blocking
+from tailgate.analysis.checks.check import Check
+from tailgate.analysis.judging.gates import INCONCLUSIVE, Gate
+from tailgate.analysis.judging.paths import Path
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.statistics.compare import Comparison
+from tailgate.analysis.statistics.planning import (
     LONGEST_S,
     MOST_STARTS,
     comparison_needed,

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.arrays import Floats
-from analysis.judging.gates import INCONCLUSIVE, Gate, status
-from analysis.run.machine_records import Rows, Samples
-from analysis.run.run import Run
-from analysis.run.trials import Trial, devices_of
-from analysis.statistics.distributions import t_quantile
-from analysis.wording import bytes_text, counted
+from tailgate.analysis.arrays import Floats
+from tailgate.analysis.judging.gates import INCONCLUSIVE, Gate, status
+from tailgate.analysis.run.machine_records import Rows, Samples
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.trials import Trial, devices_of
+from tailgate.analysis.statistics.distributions import t_quantile
+from tailgate.analysis.wording import bytes_text, counted
 
 # The standard deviation of the log ratio of two peaks over fresh starts, which counts as four starts.
 _SPREAD = 0.01

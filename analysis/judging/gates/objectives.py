@@ -9,18 +9,18 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from analysis.arrays import Bools, Ints
-from analysis.judging.comparisons import blocks_at
-from analysis.judging.gates import INCONCLUSIVE, Gate, count_gate
-from analysis.judging.gates.latency import whole_s
-from analysis.judging.paths import share_path, share_tests
-from analysis.records.plain_values import mapping
-from analysis.run.run import Run
-from analysis.run.slo import ShareResult, Units, failures, judge_share, observed, units
-from analysis.settings.metrics import METRIC_NAMES
-from analysis.settings.slo_targets import SloTarget
-from analysis.statistics.planning import share_needed_s
-from analysis.wording import counted, percent
+from tailgate.analysis.arrays import Bools, Ints
+from tailgate.analysis.judging.comparisons import blocks_at
+from tailgate.analysis.judging.gates import INCONCLUSIVE, Gate, count_gate
+from tailgate.analysis.judging.gates.latency import whole_s
+from tailgate.analysis.judging.paths import share_path, share_tests
+from tailgate.analysis.records.plain_values import mapping
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.slo import ShareResult, Units, failures, judge_share, observed, units
+from tailgate.analysis.settings.metrics import METRIC_NAMES
+from tailgate.analysis.settings.slo_targets import SloTarget
+from tailgate.analysis.statistics.planning import share_needed_s
+from tailgate.analysis.wording import counted, percent
 
 # --- Objectives and errors --------------------------------------------------------------------------------------------
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.gates.greedy import greedy_gate
-from analysis.records.plain_values import mapping, rows_of
-from analysis.run.run import Run
+from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from tailgate.analysis.judging.gates.greedy import greedy_gate
+from tailgate.analysis.records.plain_values import mapping, rows_of
+from tailgate.analysis.run.run import Run
 
 _ORDER = (FAIL, INCONCLUSIVE, PASS)
 

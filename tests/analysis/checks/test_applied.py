@@ -12,18 +12,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis.checks.applied import apply_checks
-from analysis.checks.check import ALL_KINDS, ESTIMATES, PARITY
-from analysis.checks.machines import HOST
-from analysis.checks.table import checks_of_run
-from analysis.judging.comparisons import Comparisons
-from analysis.judging.judgement import judge
-from analysis.records.run_records import read_run
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import read_table
-from analysis.run.client_stalls import client_stalls
-from analysis.run.run import Run
-from analysis.run.work import lengths_apart
+from tailgate.analysis.checks.applied import apply_checks
+from tailgate.analysis.checks.check import ALL_KINDS, ESTIMATES, PARITY
+from tailgate.analysis.checks.machines import HOST
+from tailgate.analysis.checks.table import checks_of_run
+from tailgate.analysis.judging.comparisons import Comparisons
+from tailgate.analysis.judging.judgement import judge
+from tailgate.analysis.records.run_records import read_run
+from tailgate.analysis.records.schemas import REQUESTS
+from tailgate.analysis.records.tables import read_table
+from tailgate.analysis.run.client_stalls import client_stalls
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.work import lengths_apart
 from tests.fakes.machines import tell
 from tests.fakes.request_rows import columns_of, write_rows
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, check, gate, write_run

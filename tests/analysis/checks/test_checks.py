@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from analysis.checks import arms, complete, data, pressure, traffic
-from analysis.checks.applied import apply_checks
-from analysis.checks.generator import dropped_faults, late_faults, lost_processes
-from analysis.checks.machines import LEVER, SPEED, Disturbance, rows_of_rule
-from analysis.checks.table import RULES
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
-from analysis.judging.judgement import judge
-from analysis.records.run_records import read_run
-from analysis.run.run import Run
-from analysis.run.work import TokenTimes, Work
+from tailgate.analysis.checks import arms, complete, data, pressure, traffic
+from tailgate.analysis.checks.applied import apply_checks
+from tailgate.analysis.checks.generator import dropped_faults, late_faults, lost_processes
+from tailgate.analysis.checks.machines import LEVER, SPEED, Disturbance, rows_of_rule
+from tailgate.analysis.checks.table import RULES
+from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
+from tailgate.analysis.judging.judgement import judge
+from tailgate.analysis.records.run_records import read_run
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.work import TokenTimes, Work
 from tests.fakes.machines import tell
 from tests.fakes.runs import SECOND, FakeRun, comparison, gate, write_run
 

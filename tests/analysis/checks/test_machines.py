@@ -12,15 +12,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from analysis.checks.check import Evidence
-from analysis.checks.machine_verdict import machine_verdict
-from analysis.checks.machines import HOST, LEVER, SPEED
-from analysis.checks.table import RULES
-from analysis.judging.comparisons import Comparisons
-from analysis.records.run_records import read_run
-from analysis.run.machine_records import MachineRecords
-from analysis.run.run import Run
-from analysis.settings.gate_limits import GateLimits
+from tailgate.analysis.checks.check import Evidence
+from tailgate.analysis.checks.machine_verdict import machine_verdict
+from tailgate.analysis.checks.machines import HOST, LEVER, SPEED
+from tailgate.analysis.checks.table import RULES
+from tailgate.analysis.judging.comparisons import Comparisons
+from tailgate.analysis.records.run_records import read_run
+from tailgate.analysis.run.machine_records import MachineRecords
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.settings.gate_limits import GateLimits
 from tests.fakes.machines import FakeMachines, Trouble
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
 

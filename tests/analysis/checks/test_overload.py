@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.arrays import Floats
-from analysis.checks.overload import Load, load_of, overload
-from analysis.checks.traffic import interference, slowdown_during
-from analysis.judging.judgement import Judgement, judge
-from analysis.records.run_records import read_run
-from analysis.run.run import Run
 from benchmarks.simulation.scenario import Scenario, run
 from benchmarks.simulation.server import Served
+from tailgate.analysis.arrays import Floats
+from tailgate.analysis.checks.overload import Load, load_of, overload
+from tailgate.analysis.checks.traffic import interference, slowdown_during
+from tailgate.analysis.judging.judgement import Judgement, judge
+from tailgate.analysis.records.run_records import read_run
+from tailgate.analysis.run.run import Run
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.checks.table import checks_of_run
-from analysis.checks.telemetry import UNKNOWN_STALLS, unknown_stalls
-from analysis.judging.comparisons import Comparisons
-from analysis.judging.gates.compiles import may_compile
-from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
-from analysis.records.tables import RecordWriter, read_table
-from analysis.run.client_stalls import PART, UNKNOWN, WORK, Stall, client_stalls
-from analysis.run.run import Run
-from analysis.summary.summary import analyze, read_run
+from tailgate.analysis.checks.table import checks_of_run
+from tailgate.analysis.checks.telemetry import UNKNOWN_STALLS, unknown_stalls
+from tailgate.analysis.judging.comparisons import Comparisons
+from tailgate.analysis.judging.gates.compiles import may_compile
+from tailgate.analysis.records.schemas import COMPILE_EVENTS, REQUESTS
+from tailgate.analysis.records.tables import RecordWriter, read_table
+from tailgate.analysis.run.client_stalls import PART, UNKNOWN, WORK, Stall, client_stalls
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.summary.summary import analyze, read_run
 from tests.fakes.machines import tell
 from tests.fakes.request_rows import write_rows
 from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
@@ -326,7 +326,7 @@ def test_a_search_for_load_has_no_check_of_unknown_stalls(tmp_path, monkeypatch)
     stopped(directory, 100)
     run = Run.of(read_run(directory))
     for searched in (False, True):
-        monkeypatch.setattr("analysis.checks.table.is_search", lambda run, searched=searched: searched)
+        monkeypatch.setattr("tailgate.analysis.checks.table.is_search", lambda run, searched=searched: searched)
         checks, _ = checks_of_run(run, Comparisons(), client_stalls(run.requests, run.arms))
         asked = {check.check for check in checks}
         assert (CHECK in asked) is not searched

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from analysis.compare.comparison import chosen_arms, compare_runs, made_run, read_pair
-from analysis.records.joining import RecordedRun, listed_runs, write_run_list
-from analysis.records.tables import RecordError
+from tailgate.analysis.compare.comparison import chosen_arms, compare_runs, made_run, read_pair
+from tailgate.analysis.records.joining import RecordedRun, listed_runs, write_run_list
+from tailgate.analysis.records.tables import RecordError
 from tests.fakes.machines import FakeMachines, referenced, sample
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.frontier.holdings import Frontier, Order, frontier_of
-from analysis.frontier.search import (
+from tailgate.analysis.frontier.holdings import Frontier, Order, frontier_of
+from tailgate.analysis.frontier.search import (
     FEWEST_STEPS,
     Budget,
     Left,
@@ -21,11 +21,11 @@ from analysis.frontier.search import (
     fitted,
     next_round,
 )
-from analysis.frontier.summary_rows import error_of, gpus_for_the_load, still_open, to_ship
-from analysis.judging.load_steps import Held, Holding, Step, holding_of, steps_of
-from analysis.records.run_records import read_run
-from analysis.run.run import Run
-from analysis.settings.ramp_limits import Rollout
+from tailgate.analysis.frontier.summary_rows import error_of, gpus_for_the_load, still_open, to_ship
+from tailgate.analysis.judging.load_steps import Held, Holding, Step, holding_of, steps_of
+from tailgate.analysis.records.run_records import read_run
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.settings.ramp_limits import Rollout
 from tests.analysis.judging.test_load_steps import write_search
 
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.imports import vllm
-from analysis.imports.vllm import read_result, write_run
-from analysis.records.run_records import read_run
-from analysis.records.tables import RecordError
-from analysis.run.run import Run
+from tailgate.analysis.imports import vllm
+from tailgate.analysis.imports.vllm import read_result, write_run
+from tailgate.analysis.records.run_records import read_run
+from tailgate.analysis.records.tables import RecordError
+from tailgate.analysis.run.run import Run
 from tests.fakes import results
 from tests.fakes.processes import refusal
 from tests.fakes.results import Sent, in_turn, traffic, write

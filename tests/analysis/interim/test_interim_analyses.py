@@ -11,25 +11,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.interim import JOURNAL
-from analysis.interim.journal import Watch, append, read_interim, row_of, settled
-from analysis.interim.outlook import analyse, outlook_of
-from analysis.judging import paths
-from analysis.judging.alarms import Alarm, ServedCompile, burst_alarms, compile_alarms, death_alarms
-from analysis.judging.comparisons import compared, samples_of, steady_rows
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.judgement import judge
-from analysis.judging.ramp import Standing, decide
-from analysis.records import run_records
-from analysis.records.run_records import read_run
-from analysis.records.tables import RecordError
-from analysis.records.weight_journal import JOURNAL as WEIGHTS
-from analysis.records.weight_journal import WeightChange, read_weights
-from analysis.records.weight_journal import append as append_weights
-from analysis.run.run import Run
-from analysis.settings.ramp_limits import RampLimits
-from analysis.statistics.compare import Sample
-from analysis.statistics.sequential import SEGMENTS, Exchange, groups_for
+from tailgate.analysis.interim import JOURNAL
+from tailgate.analysis.interim.journal import Watch, append, read_interim, row_of, settled
+from tailgate.analysis.interim.outlook import analyse, outlook_of
+from tailgate.analysis.judging import paths
+from tailgate.analysis.judging.alarms import Alarm, ServedCompile, burst_alarms, compile_alarms, death_alarms
+from tailgate.analysis.judging.comparisons import compared, samples_of, steady_rows
+from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from tailgate.analysis.judging.judgement import judge
+from tailgate.analysis.judging.ramp import Standing, decide
+from tailgate.analysis.records import run_records
+from tailgate.analysis.records.run_records import read_run
+from tailgate.analysis.records.tables import RecordError
+from tailgate.analysis.records.weight_journal import JOURNAL as WEIGHTS
+from tailgate.analysis.records.weight_journal import WeightChange, read_weights
+from tailgate.analysis.records.weight_journal import append as append_weights
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.settings.ramp_limits import RampLimits
+from tailgate.analysis.statistics.compare import Sample
+from tailgate.analysis.statistics.sequential import SEGMENTS, Exchange, groups_for
 from tests.fakes.machines import GIB, FakeMachines, Trouble, sample
 from tests.fakes.processes import refusal
 from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run

@@ -7,16 +7,24 @@ import math
 import numpy as np
 import pytest
 
-from analysis.judging import comparisons as comparisons_module
-from analysis.judging.comparisons import QUANTILES, blocks_at, compared, comparisons, drawn, samples_of, steady_rows
-from analysis.records.run_records import read_run
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import read_table
-from analysis.run.run import Run
-from analysis.run.trials import SECOND
-from analysis.settings.metrics import JUDGED_METRICS
-from analysis.statistics.compare import Comparison, Sample, decide
-from analysis.statistics.unpaired import compare_separate
+from tailgate.analysis.judging import comparisons as comparisons_module
+from tailgate.analysis.judging.comparisons import (
+    QUANTILES,
+    blocks_at,
+    compared,
+    comparisons,
+    drawn,
+    samples_of,
+    steady_rows,
+)
+from tailgate.analysis.records.run_records import read_run
+from tailgate.analysis.records.schemas import REQUESTS
+from tailgate.analysis.records.tables import read_table
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.trials import SECOND
+from tailgate.analysis.settings.metrics import JUDGED_METRICS
+from tailgate.analysis.statistics.compare import Comparison, Sample, decide
+from tailgate.analysis.statistics.unpaired import compare_separate
 from tests.fakes.request_rows import write_rows
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 

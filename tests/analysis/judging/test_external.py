@@ -12,25 +12,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.judging.gates.compiles import client_gates
-from analysis.judging.gates.greedy import (
+from benchmarks.simulation.detection import CONTROL, TREATMENT
+from benchmarks.simulation.greedy import BF16, EXACT, Server
+from benchmarks.simulation.scenario import Scenario, run
+from tailgate.analysis.judging.gates.compiles import client_gates
+from tailgate.analysis.judging.gates.greedy import (
     GreedyParity,
     first_difference,
     gate_of,
     judge_asked,
     judge_greedy,
 )
-from analysis.records.asked_answers import AskedAnswer, Twice
-from analysis.records.run_records import read_run
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import read_table
-from analysis.run.client_stalls import UNKNOWN, ArmStalls, Stall, client_stalls
-from analysis.run.run import Run
-from analysis.settings.gate_limits import GateLimits
-from analysis.summary.summary import analyze
-from benchmarks.simulation.detection import CONTROL, TREATMENT
-from benchmarks.simulation.greedy import BF16, EXACT, Server
-from benchmarks.simulation.scenario import Scenario, run
+from tailgate.analysis.records.asked_answers import AskedAnswer, Twice
+from tailgate.analysis.records.run_records import read_run
+from tailgate.analysis.records.schemas import REQUESTS
+from tailgate.analysis.records.tables import read_table
+from tailgate.analysis.run.client_stalls import UNKNOWN, ArmStalls, Stall, client_stalls
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.settings.gate_limits import GateLimits
+from tailgate.analysis.summary.summary import analyze
 from tests.fakes.simulated import write_external, write_logged
 
 SECOND = 10**9

@@ -12,15 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis.checks.telemetry import compiled_code
-from analysis.judging.gates import Gate, status
-from analysis.judging.gates.compiles import CompileFacts, eager_gate, reported_gates
-from analysis.judging.gates.memory import ratio_limits
-from analysis.judging.judgement import Judgement, judge
-from analysis.records.run_records import read_run
-from analysis.run.run import Run
-from analysis.run.startup import CompiledSteps, most_eager
-from analysis.settings.gate_limits import GateLimits
+from tailgate.analysis.checks.telemetry import compiled_code
+from tailgate.analysis.judging.gates import Gate, status
+from tailgate.analysis.judging.gates.compiles import CompileFacts, eager_gate, reported_gates
+from tailgate.analysis.judging.gates.memory import ratio_limits
+from tailgate.analysis.judging.judgement import Judgement, judge
+from tailgate.analysis.records.run_records import read_run
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.startup import CompiledSteps, most_eager
+from tailgate.analysis.settings.gate_limits import GateLimits
 from tests.fakes.machines import GIB, sample, tell
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
 

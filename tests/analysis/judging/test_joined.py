@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from analysis.judging.comparisons import comparisons
-from analysis.judging.judgement import Judgement, judge
-from analysis.records.joining import listed_runs, write_run_list
-from analysis.records.run_records import check_runs, read_run
-from analysis.records.schemas import COMPILE_EVENTS
-from analysis.run.run import Run
-from analysis.summary.summary import analyze
+from tailgate.analysis.judging.comparisons import comparisons
+from tailgate.analysis.judging.judgement import Judgement, judge
+from tailgate.analysis.records.joining import listed_runs, write_run_list
+from tailgate.analysis.records.run_records import check_runs, read_run
+from tailgate.analysis.records.schemas import COMPILE_EVENTS
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.summary.summary import analyze
 from tests.fakes.request_rows import append_rows
 from tests.fakes.runs import DAYS_APART, EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 

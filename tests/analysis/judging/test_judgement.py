@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from analysis.judging.judgement import judge
-from analysis.records.run_records import read_run
-from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
-from analysis.records.tables import read_table
-from analysis.run.run import Run
+from tailgate.analysis.judging.judgement import judge
+from tailgate.analysis.records.run_records import read_run
+from tailgate.analysis.records.schemas import COMPILE_EVENTS, REQUESTS
+from tailgate.analysis.records.tables import read_table
+from tailgate.analysis.run.run import Run
 from tests.fakes.machines import tell
 from tests.fakes.request_rows import append_rows, write_rows
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
-from analysis.judging.load_steps import Held, Holding, Step, goodput_gate, holding_of, steps_of, to_search
-from analysis.records.run_records import read_run
-from analysis.run.run import Run
-from analysis.summary.summary import analyze
-from loadtests.trials.rate_search import next_rates
+from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
+from tailgate.analysis.judging.load_steps import Held, Holding, Step, goodput_gate, holding_of, steps_of, to_search
+from tailgate.analysis.records.run_records import read_run
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.summary.summary import analyze
+from tailgate.loadtests.trials.rate_search import next_rates
 from tests.fakes.request_rows import row as request_row
 from tests.fakes.request_rows import write_rows
 

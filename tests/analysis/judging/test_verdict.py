@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from analysis.judging.gates import Gate
-from analysis.judging.verdict import advise, combined, headline
-from analysis.wording import digits
+from tailgate.analysis.judging.gates import Gate
+from tailgate.analysis.judging.verdict import advise, combined, headline
+from tailgate.analysis.wording import digits
 from tests.fakes.runs import check, gate
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.arrays import Floats
-from analysis.judging.gates.parity import judge_answers, parity_gate
-from analysis.parity.judge import (
+from tailgate.analysis.arrays import Floats
+from tailgate.analysis.judging.gates.parity import judge_answers, parity_gate
+from tailgate.analysis.parity.judge import (
     KL_LIMIT,
     POSITION_LIMIT,
     PROMPT_LIMIT,
@@ -22,9 +22,9 @@ from analysis.parity.judge import (
     judge,
     judge_evenness,
 )
-from analysis.parity.measures import ERROR_LIMIT, measure, ratio_interval
-from analysis.parity.outcome import Parity
-from analysis.parity.vectors import LEAST_COSINE, TextRows, cosines, judge_vectors
+from tailgate.analysis.parity.measures import ERROR_LIMIT, measure, ratio_interval
+from tailgate.analysis.parity.outcome import Parity
+from tailgate.analysis.parity.vectors import LEAST_COSINE, TextRows, cosines, judge_vectors
 
 REQUESTS, TOKENS, VOCABULARY = 12, 10, 400
 NOISE = 0.02

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from analysis.parity.judge import Accuracy, Answers, judge, judge_kl
-from analysis.parity.measures import LEAST_TEXTS, mean_interval, measure
+from tailgate.analysis.parity.judge import Accuracy, Answers, judge, judge_kl
+from tailgate.analysis.parity.measures import LEAST_TEXTS, mean_interval, measure
 
 TEXTS, TOKENS, VOCABULARY = 48, 6, 50
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.records.documents import write_document
-from analysis.records.joining import joined_search, listed_runs, names_of, write_run_list
-from analysis.records.run_records import check_runs, read_run
-from analysis.records.schemas import COMPILE_EVENTS, MACHINES
-from analysis.records.tables import RecordError, RecordWriter
-from analysis.run.run import Run
+from tailgate.analysis.records.documents import write_document
+from tailgate.analysis.records.joining import joined_search, listed_runs, names_of, write_run_list
+from tailgate.analysis.records.run_records import check_runs, read_run
+from tailgate.analysis.records.schemas import COMPILE_EVENTS, MACHINES
+from tailgate.analysis.records.tables import RecordError, RecordWriter
+from tailgate.analysis.run.run import Run
 from tests.fakes.processes import refusal
 from tests.fakes.request_rows import append_rows
 from tests.fakes.runs import DAYS_APART, EAGER, Compile, FakeArm, FakeRun, write_run

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.records import request_columns
-from analysis.records import requests as requests_module
-from analysis.records.asked_answers import AFTER, BEFORE, answers_in
-from analysis.records.placing import misplaced_requests
-from analysis.records.request_columns import ColumnBuilder, first_rows
-from analysis.records.requests import requests_of
-from analysis.records.run_records import read_run
-from analysis.records.tables import RecordError
-from analysis.records.weight_journal import JOURNAL, WeightChange, append, read_journal, read_weights
-from analysis.summary.summary import analyze
+from tailgate.analysis.records import request_columns
+from tailgate.analysis.records import requests as requests_module
+from tailgate.analysis.records.asked_answers import AFTER, BEFORE, answers_in
+from tailgate.analysis.records.placing import misplaced_requests
+from tailgate.analysis.records.request_columns import ColumnBuilder, first_rows
+from tailgate.analysis.records.requests import requests_of
+from tailgate.analysis.records.run_records import read_run
+from tailgate.analysis.records.tables import RecordError
+from tailgate.analysis.records.weight_journal import JOURNAL, WeightChange, append, read_journal, read_weights
+from tailgate.analysis.summary.summary import analyze
 from tests.fakes.request_rows import T0, S, columns_of, row, table_of, write_rows
 from tests.fakes.runs import FakeRun, write_run
 

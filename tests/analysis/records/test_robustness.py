@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from analysis.records.plain_values import number
-from analysis.records.run_records import read_run
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordError, RecordWriter, read_table
-from analysis.summary.summary import analyze, write_summary
-from loadtests.commands.main import main
+from tailgate.analysis.records.plain_values import number
+from tailgate.analysis.records.run_records import read_run
+from tailgate.analysis.records.schemas import REQUESTS
+from tailgate.analysis.records.tables import RecordError, RecordWriter, read_table
+from tailgate.analysis.summary.summary import analyze, write_summary
+from tailgate.loadtests.commands.main import main
 from tests.fakes.runs import FakeRun, write_run
 
 # Limits that a run of a few minutes can meet.

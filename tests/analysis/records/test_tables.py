@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.records.documents import (
+from tailgate.analysis.records.documents import (
     parse_json,
     read_document,
     read_rows,
@@ -20,8 +20,8 @@ from analysis.records.documents import (
     toml_with_checksum,
     write_document,
 )
-from analysis.records.schemas import REQUESTS, REQUIRED
-from analysis.records.tables import CUT_OFF, NOT_AS_WRITTEN, RecordError, RecordWriter, read_end, read_table
+from tailgate.analysis.records.schemas import REQUESTS, REQUIRED
+from tailgate.analysis.records.tables import CUT_OFF, NOT_AS_WRITTEN, RecordError, RecordWriter, read_end, read_table
 from tests.fakes.request_rows import T0, row, table_of, unstate, write_rows
 
 

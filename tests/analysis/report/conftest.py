@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from analysis.summary.model import Summary
+from tailgate.analysis.summary.model import Summary
 from tests.golden.recorded import golden
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

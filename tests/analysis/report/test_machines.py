@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from analysis.report import html_report, markdown_report, verdict_table
-from analysis.summary.summary import analyze
+from tailgate.analysis.report import html_report, markdown_report, verdict_table
+from tailgate.analysis.summary.summary import analyze
 from tests.analysis.report.conftest import HOSTILE
 from tests.fakes.machines import GIB, FakeMachines, Trouble, sample, tell
 from tests.fakes.runs import FakeRun, write_run

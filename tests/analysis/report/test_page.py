@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from analysis.report.brief import brief_of
-from analysis.report.html import SCRIPTS, bundle, chart_data, content_policy, html_report, script_json
-from analysis.report.rendering import template_text
-from analysis.summary.model import Summary as Model
+from tailgate.analysis.report.brief import brief_of
+from tailgate.analysis.report.html import SCRIPTS, bundle, chart_data, content_policy, html_report, script_json
+from tailgate.analysis.report.rendering import template_text
+from tailgate.analysis.summary.model import Summary as Model
 
 Summary = dict[str, Any]
 Reader = Callable[[str], Any]

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from analysis.records.documents import write_document
-from analysis.report import html_report, markdown_report, verdict_table
-from analysis.report.values import rate
-from analysis.summary.summary import analyze
+from tailgate.analysis.records.documents import write_document
+from tailgate.analysis.report import html_report, markdown_report, verdict_table
+from tailgate.analysis.report.values import rate
+from tailgate.analysis.summary.summary import analyze
 from tests.analysis.checks.test_telemetry import stopped
 from tests.analysis.judging.test_load_steps import write_search
 

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from analysis.report import values, verdict_table, write_reports
-from analysis.report.brief import brief_of, sentence_of
-from analysis.report.rendering import code, junit_xml, markdown_report, prose
-from analysis.settings.metrics import gate_label
-from analysis.summary.model import Summary as Model
-from analysis.summary.model import plain
-from analysis.wording import counted
+from tailgate.analysis.report import values, verdict_table, write_reports
+from tailgate.analysis.report.brief import brief_of, sentence_of
+from tailgate.analysis.report.rendering import code, junit_xml, markdown_report, prose
+from tailgate.analysis.settings.metrics import gate_label
+from tailgate.analysis.summary.model import Summary as Model
+from tailgate.analysis.summary.model import plain
+from tailgate.analysis.wording import counted
 from tests.golden.recorded import GOLDEN, RUNS, encoded, golden, summary_of
 
 Summary = dict[str, Any]

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.records.requests import Requests, requests_of
-from analysis.run.client_stalls import HOST, UNKNOWN, WORK, ArmStalls, Stall, client_stalls, is_explained
-from analysis.run.compile_events import CompileEvent
-from analysis.run.silences import partial_stalls, servers_of, silences_of
+from tailgate.analysis.records.requests import Requests, requests_of
+from tailgate.analysis.run.client_stalls import HOST, UNKNOWN, WORK, ArmStalls, Stall, client_stalls, is_explained
+from tailgate.analysis.run.compile_events import CompileEvent
+from tailgate.analysis.run.silences import partial_stalls, servers_of, silences_of
 from tests.fakes.request_rows import columns_of
 
 S = 1_000_000_000

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from analysis.records.run_records import read_run
-from analysis.records.schemas import MACHINES
-from analysis.run.machine_records import MachineRecords, speeds_of
-from analysis.run.run import Run
+from tailgate.analysis.records.run_records import read_run
+from tailgate.analysis.records.schemas import MACHINES
+from tailgate.analysis.run.machine_records import MachineRecords, speeds_of
+from tailgate.analysis.run.run import Run
 from tests.fakes.machines import FakeMachines
 from tests.fakes.runs import FakeRun, start_of, write_run
 

@@ -4,9 +4,9 @@ from functools import partial
 
 import numpy as np
 
-from analysis.judging.gates.memory import memory_of, shared_figure
-from analysis.records.run_records import read_run
-from analysis.run.run import Run
+from tailgate.analysis.judging.gates.memory import memory_of, shared_figure
+from tailgate.analysis.records.run_records import read_run
+from tailgate.analysis.run.run import Run
 from tests.fakes.machines import GIB, sample, tell
 from tests.fakes.runs import FakeRun, write_run
 

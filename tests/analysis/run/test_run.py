@@ -10,16 +10,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.checks.traffic import sample_ratio, weight_stretches
-from analysis.judging.judgement import judge
-from analysis.records.joining import listed_runs, write_run_list
-from analysis.records.run_records import read_run
-from analysis.records.tables import RecordError
-from analysis.records.weight_journal import BY_HAND, WeightChange, append
-from analysis.run.compile_events import stall_windows
-from analysis.run.run import Run
-from analysis.run.trials import Machines, Trial
-from analysis.summary.summary import analyze
+from tailgate.analysis.checks.traffic import sample_ratio, weight_stretches
+from tailgate.analysis.judging.judgement import judge
+from tailgate.analysis.records.joining import listed_runs, write_run_list
+from tailgate.analysis.records.run_records import read_run
+from tailgate.analysis.records.tables import RecordError
+from tailgate.analysis.records.weight_journal import BY_HAND, WeightChange, append
+from tailgate.analysis.run.compile_events import stall_windows
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.trials import Machines, Trial
+from tailgate.analysis.summary.summary import analyze
 from tests.fakes.runs import DAYS_APART, EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
 NAIVE = FakeArm(name="naive", compiles=[Compile(at_s=40, seconds=3), Compile(at_s=60, seconds=5)])

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.records.requests import requests_of
-from analysis.run.gaps import gaps_of
-from analysis.run.slo import judge_share, meets_all, misses, observed, units
-from analysis.settings.slo_targets import parse_slo
+from tailgate.analysis.records.requests import requests_of
+from tailgate.analysis.run.gaps import gaps_of
+from tailgate.analysis.run.slo import judge_share, meets_all, misses, observed, units
+from tailgate.analysis.settings.slo_targets import parse_slo
 from tests.fakes.request_rows import columns_of
 
 MS = 1_000_000

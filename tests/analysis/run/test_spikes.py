@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.records.requests import requests_of
-from analysis.records.schemas import COMPILE_EVENTS
-from analysis.run.attribution import CAUSES, attribute
-from analysis.run.compile_events import compile_events, windows_of
-from analysis.run.spikes import find_spikes
+from tailgate.analysis.records.requests import requests_of
+from tailgate.analysis.records.schemas import COMPILE_EVENTS
+from tailgate.analysis.run.attribution import CAUSES, attribute
+from tailgate.analysis.run.compile_events import compile_events, windows_of
+from tailgate.analysis.run.spikes import find_spikes
 from tests.fakes.request_rows import columns_of
 
 S = 1_000_000_000

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.records.run_records import read_run
-from analysis.records.schemas import COMPILE_EVENTS
-from analysis.records.tables import RecordWriter
-from analysis.run.run import Run
-from analysis.run.startup import searching_starts, start_spread, startup_row
-from analysis.statistics.unpaired import quantile_error
-from analysis.summary.summary import analyze
+from tailgate.analysis.records.run_records import read_run
+from tailgate.analysis.records.schemas import COMPILE_EVENTS
+from tailgate.analysis.records.tables import RecordWriter
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.run.startup import searching_starts, start_spread, startup_row
+from tailgate.analysis.statistics.unpaired import quantile_error
+from tailgate.analysis.summary.summary import analyze
 from tests.fakes.machines import tell
 from tests.fakes.runs import SECOND, FakeArm, FakeRun, start_of, write_run
 

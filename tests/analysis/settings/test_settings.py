@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from analysis.records.tables import RecordError
-from analysis.settings.gate_limits import GateLimits
-from analysis.settings.ramp_limits import RampLimits, Rollout
-from analysis.settings.slo_targets import merged, parse_slo
+from tailgate.analysis.records.tables import RecordError
+from tailgate.analysis.settings.gate_limits import GateLimits
+from tailgate.analysis.settings.ramp_limits import RampLimits, Rollout
+from tailgate.analysis.settings.slo_targets import merged, parse_slo
 from tests.fakes.processes import refusal
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from analysis.arrays import Floats
-from analysis.statistics.compare import Comparison, Sample, as_many, compare, decide, holm
-from analysis.statistics.slow_counts import SlowCounts, SortedGroups, slow_counts
+from tailgate.analysis.arrays import Floats
+from tailgate.analysis.statistics.compare import Comparison, Sample, as_many, compare, decide, holm
+from tailgate.analysis.statistics.slow_counts import SlowCounts, SortedGroups, slow_counts
 
 
 def drifting(rng, blocks, *, spread=0.2, rho=0.7):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from analysis.statistics import distributions
+from tailgate.analysis.statistics import distributions
 
 P = st.floats(1e-6, 1.0 - 1e-6)
 DEGREES = st.floats(0.5, 1e4)

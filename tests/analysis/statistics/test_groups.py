@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from analysis.statistics.dependence import (
+from tailgate.analysis.statistics.dependence import (
     FEWEST_GROUPS,
     MOST_GROUPS,
     Dependence,
@@ -19,8 +19,15 @@ from analysis.statistics.dependence import (
     group_count,
     groups_of,
 )
-from analysis.statistics.machines import Part, between_machines, disagreement, error_over_trials, lasting_reach, summed
-from analysis.statistics.unpaired import Level, difference, level_of
+from tailgate.analysis.statistics.machines import (
+    Part,
+    between_machines,
+    disagreement,
+    error_over_trials,
+    lasting_reach,
+    summed,
+)
+from tailgate.analysis.statistics.unpaired import Level, difference, level_of
 
 
 def drifting(rng, size, *, rho):

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.statistics.dependence import Dependence, groups_of
-from analysis.statistics.knees import KneeProfile, knee_grid, knee_profile, p_not_higher
-from analysis.statistics.quantiles import ordered_interval, quantile, quantiles, quantiles_of_groups
-from analysis.statistics.slow_counts import SortedGroups
-from analysis.statistics.windows import Windows, typical_ratio, window_limits
+from tailgate.analysis.statistics.dependence import Dependence, groups_of
+from tailgate.analysis.statistics.knees import KneeProfile, knee_grid, knee_profile, p_not_higher
+from tailgate.analysis.statistics.quantiles import ordered_interval, quantile, quantiles, quantiles_of_groups
+from tailgate.analysis.statistics.slow_counts import SortedGroups
+from tailgate.analysis.statistics.windows import Windows, typical_ratio, window_limits
 
 positive = st.floats(min_value=0.01, max_value=1e6)
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.arrays import Ints
-from analysis.statistics import sequential
-from analysis.statistics.compare import Sample
-from analysis.statistics.sequential import FEWEST_GROUPS, Evidence, Groups, groups_for
-from analysis.statistics.share_evidence import (
+from tailgate.analysis.arrays import Ints
+from tailgate.analysis.statistics import sequential
+from tailgate.analysis.statistics.compare import Sample
+from tailgate.analysis.statistics.sequential import FEWEST_GROUPS, Evidence, Groups, groups_for
+from tailgate.analysis.statistics.share_evidence import (
     design_effect_of,
     share_evidence,
     share_limits,

@@ -11,21 +11,21 @@ import pyarrow.parquet as pq
 import pytest
 from jsonschema import Draft202012Validator
 
-from analysis.judging.judgement import judge
-from analysis.records.documents import write_document
-from analysis.records.run_records import read_run
-from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
-from analysis.records.tables import RecordError, read_table
-from analysis.report.html import html_report
-from analysis.report.rendering import markdown_report
-from analysis.report.terminal import verdict_table
-from analysis.run.run import Run
-from analysis.summary.model import SCHEMA, Summary, json_schema
-from analysis.summary.summary import analyze, exit_code
 from benchmarks.simulation.detection import TREATMENT
 from benchmarks.simulation.records import write_requests
 from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.scenario import run as simulated
+from tailgate.analysis.judging.judgement import judge
+from tailgate.analysis.records.documents import write_document
+from tailgate.analysis.records.run_records import read_run
+from tailgate.analysis.records.schemas import COMPILE_EVENTS, REQUESTS
+from tailgate.analysis.records.tables import RecordError, read_table
+from tailgate.analysis.report.html import html_report
+from tailgate.analysis.report.rendering import markdown_report
+from tailgate.analysis.report.terminal import verdict_table
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.summary.model import SCHEMA, Summary, json_schema
+from tailgate.analysis.summary.summary import analyze, exit_code
 from tests.fakes.machines import FakeMachines, Trouble, tell
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 from tests.fakes.simulated import write_external

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from loadtests.clients.call import Call
-from loadtests.clients.inference import InferenceClient
-from loadtests.external.client_security import SecurityConfig
-from servers.rpc.inference_pb2 import GenerateRequest
-from servers.security import ServerTls
-from servers.splitter.envoy import Envoy
-from servers.splitter.envoy_config import ArmTarget, SplitterConfig
+from tailgate.loadtests.clients.call import Call
+from tailgate.loadtests.clients.inference import InferenceClient
+from tailgate.loadtests.external.client_security import SecurityConfig
+from tailgate.servers.rpc.inference_pb2 import GenerateRequest
+from tailgate.servers.security import ServerTls
+from tailgate.servers.splitter.envoy import Envoy
+from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from tests.fakes import http2 as wire
 from tests.fakes.credentials import Certificates, make_certificates
 from tests.fakes.http2 import (

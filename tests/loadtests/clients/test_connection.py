@@ -24,17 +24,17 @@ from gevent import get_hub
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtests.clients import outgoing
-from loadtests.clients.call import Call
-from loadtests.clients.connection import Connection
-from loadtests.clients.frames import literal
-from loadtests.clients.grpc_call import GrpcCall
-from loadtests.clients.headers import HeaderDecoder, HeaderError
-from loadtests.clients.inference import InferenceClient
-from loadtests.clients.outgoing import Outgoing
-from loadtests.external.addresses import parse_target
-from servers.complaint import ConfigError
-from servers.rpc.inference_pb2 import GenerateRequest
+from tailgate.loadtests.clients import outgoing
+from tailgate.loadtests.clients.call import Call
+from tailgate.loadtests.clients.connection import Connection
+from tailgate.loadtests.clients.frames import literal
+from tailgate.loadtests.clients.grpc_call import GrpcCall
+from tailgate.loadtests.clients.headers import HeaderDecoder, HeaderError
+from tailgate.loadtests.clients.inference import InferenceClient
+from tailgate.loadtests.clients.outgoing import Outgoing
+from tailgate.loadtests.external.addresses import parse_target
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.rpc.inference_pb2 import GenerateRequest
 from tests.fakes import http2 as wire
 from tests.fakes.http2 import Exchange, Peer, RawPeer, chunk, finished, frame, generate, keeping_client, until
 from tests.fakes.inference import Behaviour, serve

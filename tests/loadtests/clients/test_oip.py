@@ -13,24 +13,24 @@ from unittest.mock import Mock
 import gevent
 import pytest
 
-from loadtests.clients.call import Call
-from loadtests.clients.external_arms import external_route, oip_client
-from loadtests.clients.grpc_call import EmbedCall
-from loadtests.clients.route import Endpoint, OwnEncoder, Route
-from loadtests.external.arms import ExternalArm, OipArm, OipOptions, OpenAiArm, OpenAiOptions
-from loadtests.external.asking import Asking
-from loadtests.external.oip_wire import infer_request, read_response
-from loadtests.generator.generator import Generator
-from loadtests.generator.load_log import LoadLog
-from loadtests.generator.record import RequestRecord
-from loadtests.generator.trial_config import TrialConfig
-from loadtests.traffic.prompts import PromptSource, prompt_words, token_ids
-from loadtests.traffic.schedule import PlannedRequest
-from servers.clock import now_ns
-from servers.complaint import ConfigError
-from servers.fields import read
-from servers.rpc.inference_pb2 import EmbedResponse, GenerateRequest
-from servers.rpc.oip_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
+from tailgate.loadtests.clients.call import Call
+from tailgate.loadtests.clients.external_arms import external_route, oip_client
+from tailgate.loadtests.clients.grpc_call import EmbedCall
+from tailgate.loadtests.clients.route import Endpoint, OwnEncoder, Route
+from tailgate.loadtests.external.arms import ExternalArm, OipArm, OipOptions, OpenAiArm, OpenAiOptions
+from tailgate.loadtests.external.asking import Asking
+from tailgate.loadtests.external.oip_wire import infer_request, read_response
+from tailgate.loadtests.generator.generator import Generator
+from tailgate.loadtests.generator.load_log import LoadLog
+from tailgate.loadtests.generator.record import RequestRecord
+from tailgate.loadtests.generator.trial_config import TrialConfig
+from tailgate.loadtests.traffic.prompts import PromptSource, prompt_words, token_ids
+from tailgate.loadtests.traffic.schedule import PlannedRequest
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.fields import read
+from tailgate.servers.rpc.inference_pb2 import EmbedResponse, GenerateRequest
+from tailgate.servers.rpc.oip_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from tests.fakes import triton
 from tests.fakes.http2 import finished, grpc_message
 from tests.fakes.http_servers import DONE, HttpPeer, answer, said, scripted, usage

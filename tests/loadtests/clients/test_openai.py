@@ -12,11 +12,11 @@ from typing import Any
 import gevent
 import pytest
 
-from loadtests.clients.openai import OpenAiCall, OpenAiClient
-from loadtests.external.arms import OpenAiArm
-from loadtests.external.client_security import SecurityConfig
-from servers.clock import now_ns
-from servers.complaint import ConfigError
+from tailgate.loadtests.clients.openai import OpenAiCall, OpenAiClient
+from tailgate.loadtests.external.arms import OpenAiArm
+from tailgate.loadtests.external.client_security import SecurityConfig
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import ConfigError
 from tests.fakes.credentials import make_certificates
 from tests.fakes.http2 import finished, until
 from tests.fakes.http_servers import (

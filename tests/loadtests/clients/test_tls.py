@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtests.clients.inference import InferenceClient
-from loadtests.clients.tls import TlsError, TlsStream
-from loadtests.external.client_security import OPEN, SecurityConfig, client_context
+from tailgate.loadtests.clients.inference import InferenceClient
+from tailgate.loadtests.clients.tls import TlsError, TlsStream
+from tailgate.loadtests.external.client_security import OPEN, SecurityConfig, client_context
 from tests.fakes.credentials import Certificates, make_certificates
 from tests.fakes.http2 import Exchange, Peer, RawPeer, Wire, chunk, finished, generate
 from tests.fakes.processes import PATIENCE_S

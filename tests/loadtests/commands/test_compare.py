@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from analysis.summary.model import Summary
+from tailgate.analysis.summary.model import Summary
 from tests.fakes import results
 from tests.fakes.machines import referenced
 from tests.fakes.results import Sent, in_turn, traffic, write
@@ -166,7 +166,7 @@ def test_runs_are_judged_as_one_in_a_folder_beside_the_first(runs, tmp_path, cap
 
 def test_a_run_that_cannot_be_written_is_refused_before_it_is_judged(runs, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    monkeypatch.setattr("loadtests.commands.verdict.judge_run", lambda *_, **__: pytest.fail("it was judged"))
+    monkeypatch.setattr("tailgate.loadtests.commands.verdict.judge_run", lambda *_, **__: pytest.fail("it was judged"))
     assert f'--out "{runs[0]}" is not writable: give a folder that is' in refused(capsys, "analyze", runs[0])
 
 

@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 
 import pytest
 
-from loadtests.commands.main import main
-from loadtests.trials.run import Orchestrator, RunOutcome
-from servers.complaint import LONGEST
-from servers.splitter.admin import SplitterError
-from servers.splitter.envoy import Envoy
+from tailgate.loadtests.commands.main import main
+from tailgate.loadtests.trials.run import Orchestrator, RunOutcome
+from tailgate.servers.complaint import LONGEST
+from tailgate.servers.splitter.admin import SplitterError
+from tailgate.servers.splitter.envoy import Envoy
 from tests.fakes.command_line import GROUP
 from tests.fakes.runs import FakeRun, write_run
 
@@ -71,6 +71,7 @@ BASE: dict[str, tuple[str, ...]] = {
     "serve": ("--preset", "eager", "--port", "0"),
     "precompile": ("--arm", "compiled-padded", "--out", "OUT"),
     "split": ("--arm", "eager=127.0.0.1:50051", "--arm", "dark=127.0.0.1:50052", "--shadow", "dark=5%"),
+    "locust": ("chat",),
     "worker": ("--master", "127.0.0.1:5557", "--keep", "OUT"),
     "analyze": ("RUN",),
     "compare": ("EARLIER", "RUN"),
@@ -117,9 +118,10 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(Orchestrator, "run", outcome)
     monkeypatch.setattr(Envoy, "start", refused)
     monkeypatch.setattr(os, "execve", stopped)
-    monkeypatch.setattr("loadtests.commands.worker._wait_for", stopped)
-    monkeypatch.setattr("analysis.compare.comparison.compare_runs", stopped)
-    monkeypatch.setattr("loadtests.trials.parity_processes.ParityRun.run", stopped)
+    monkeypatch.setattr("os.execv", stopped)
+    monkeypatch.setattr("tailgate.loadtests.commands.worker._wait_for", stopped)
+    monkeypatch.setattr("tailgate.analysis.compare.comparison.compare_runs", stopped)
+    monkeypatch.setattr("tailgate.loadtests.trials.parity_processes.ParityRun.run", stopped)
 
 
 def run(arguments: list[str]) -> int:

@@ -18,12 +18,12 @@ from typing import Any
 import grpc
 import pytest
 
-from loadtests.commands.arm_flags import all_settings, inspected_arm, preset_arm
-from loadtests.commands.main import COMMANDS, main
-from loadtests.external.grpc_channel import check_replica
-from servers.complaint import ConfigError
-from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
-from servers.stdout import aligned
+from tailgate.loadtests.commands.arm_flags import all_settings, inspected_arm, preset_arm
+from tailgate.loadtests.commands.main import COMMANDS, main
+from tailgate.loadtests.external.grpc_channel import check_replica
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.rpc import telemetry_pb2, telemetry_pb2_grpc
+from tailgate.servers.stdout import aligned
 from tests.fakes.command_line import GROUP, parsed
 from tests.fakes.processes import command_of, family, refusal
 
@@ -51,7 +51,7 @@ def told(capsys: pytest.CaptureFixture[str], command: str, *arguments: object) -
 @pytest.mark.process
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from loadtests.commands.main import COMMANDS, main\n"
+        "import sys; from tailgate.loadtests.commands.main import COMMANDS, main\n"
         "main(['--help']); assert 'pydantic' not in sys.modules\n"
         "for arguments in (['foretell'], *([name, '--help'] for name in COMMANDS)): main(arguments)\n"
         "heavy = {'numpy', 'pyarrow', 'grpc', 'scipy', 'torch', 'locust'} & {*sys.modules}\n"
@@ -182,7 +182,7 @@ def test_a_fault_of_a_run_keeps_and_judges_what_was_recorded(
     def fail(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("loadtests.trials.trial.Trial.run", fail)
+    monkeypatch.setattr("tailgate.loadtests.trials.trial.Trial.run", fail)
     assert main(["run", "demo", "--out", str(tmp_path)]) == 1
     told = capsys.readouterr()
     (path,) = tmp_path.glob("*/traceback-*.txt")
@@ -195,7 +195,7 @@ def test_a_fault_of_a_run_keeps_and_judges_what_was_recorded(
 @pytest.mark.parametrize("stream", ["/dev/full", "closed"])
 def test_a_stdout_that_takes_nothing_is_told_in_one_line(stream: str) -> None:
     arguments = ["split", "--arm", "eager=127.0.0.1:1", "--print-config", "envoy"]
-    command = [sys.executable, "-m", "loadtests.commands.main", *arguments]
+    command = [sys.executable, "-m", "tailgate.loadtests.commands.main", *arguments]
     redirect = ">&-" if stream == "closed" else f"> {stream}"
     done = subprocess.run(
         ["sh", "-c", f"{' '.join(command)} {redirect}"],
@@ -230,7 +230,7 @@ def test_after_kill_9_neither_envoy_nor_a_temporary_file_is_left(tmp_path: Path)
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     split = subprocess.Popen(
-        [sys.executable, "-m", "loadtests.commands.main", "split", "--arm", "eager=127.0.0.1:1", "--json"],
+        [sys.executable, "-m", "tailgate.loadtests.commands.main", "split", "--arm", "eager=127.0.0.1:1", "--json"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
         stdout=subprocess.PIPE,
@@ -271,7 +271,16 @@ def test_what_cannot_be_inspected_is_one_line(
 def test_a_shape_that_cannot_be_read_is_refused_before_anything_is_loaded() -> None:
     with pytest.raises(ConfigError):
         inspected_arm("", "eager", ["engine.slots=0"])
-    command = [sys.executable, "-m", "loadtests.commands.main", "inspect", "--arm", "eager", "--shapes", "prefill 9"]
+    command = [
+        sys.executable,
+        "-m",
+        "tailgate.loadtests.commands.main",
+        "inspect",
+        "--arm",
+        "eager",
+        "--shapes",
+        "prefill 9",
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.splitlines() == [ended.stderr.strip()]
@@ -285,14 +294,14 @@ ROWS = [
 ]
 
 
-def test_every_command_but_a_worker_answers_programs() -> None:
+def test_every_command_but_the_load_processes_answers_programs() -> None:
     answers = {name for name, one in GROUP.commands.items() if any("--json" in item.opts for item in one.params)}
-    assert set(GROUP.commands) - answers == {"worker"}
+    assert set(GROUP.commands) - answers == {"locust", "worker"}
 
 
 @pytest.mark.parametrize("columns", [60, 100])
 def test_a_table_fits_and_keeps_every_word(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("servers.stdout.columns", lambda piped: columns)
+    monkeypatch.setattr("tailgate.servers.stdout.columns", lambda piped: columns)
     lines = aligned(ROWS, left=2)
     assert max(map(len, lines)) <= columns
     shown = "".join(lines)

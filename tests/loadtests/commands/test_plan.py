@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.commands.frontier_plan import asks_for_verdicts, frontier_plan
-from servers.complaint import ConfigError
+from tailgate.loadtests.commands.frontier_plan import asks_for_verdicts, frontier_plan
+from tailgate.servers.complaint import ConfigError
 from tests.fakes.processes import refusal
 
 TWO = """

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtests.commands import trace_forecast
-from loadtests.commands.main import main
-from loadtests.commands.trace_forecast import best_ladder, forecast, forecast_text
-from loadtests.traffic.traces import Trace, read_trace
-from servers.complaint import ConfigError
+from tailgate.loadtests.commands import trace_forecast
+from tailgate.loadtests.commands.main import main
+from tailgate.loadtests.commands.trace_forecast import best_ladder, forecast, forecast_text
+from tailgate.loadtests.traffic.traces import Trace, read_trace
+from tailgate.servers.complaint import ConfigError
 from tests.loadtests.commands.test_main import refused
 
 LENGTHS = [5, 9, 5, 300, 9, 40, 41, 5, 300, 12]

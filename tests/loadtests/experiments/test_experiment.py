@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.checks.table import RULES
-from analysis.settings.gate_limits import GateLimits
-from analysis.summary.summary import analyze
-from loadtests.experiments.files import builtin_names
-from loadtests.experiments.model import Experiment
-from loadtests.experiments.reading import from_table, load, load_table, set_path, to_table, to_toml
-from loadtests.experiments.users import of_users
-from servers.complaint import ConfigError
+from tailgate.analysis.checks.table import RULES
+from tailgate.analysis.settings.gate_limits import GateLimits
+from tailgate.analysis.summary.summary import analyze
+from tailgate.loadtests.experiments.files import builtin_names
+from tailgate.loadtests.experiments.model import Experiment
+from tailgate.loadtests.experiments.reading import from_table, load, load_table, set_path, to_table, to_toml
+from tailgate.loadtests.experiments.users import of_users
+from tailgate.servers.complaint import ConfigError
 from tests.fakes.runs import FakeArm, FakeRun, write_run
 
 MINIMAL = """

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from analysis.records.documents import DEEPEST
-from loadtests.commands.main import main
-from loadtests.experiments.reading import load, parse_setting, to_table
-from loadtests.experiments.toml_limits import check_path, expanded
-from loadtests.trials.preflight import check_compiler
-from servers.complaint import LONGEST, ConfigError
+from tailgate.analysis.records.documents import DEEPEST
+from tailgate.loadtests.commands.main import main
+from tailgate.loadtests.experiments.reading import load, parse_setting, to_table
+from tailgate.loadtests.experiments.toml_limits import check_path, expanded
+from tailgate.loadtests.trials.preflight import check_compiler
+from tailgate.servers.complaint import LONGEST, ConfigError
 
 DEEP = ".".join("a" * 50_000)
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from loadtests.experiments.reading import from_table, load
-from loadtests.experiments.users import UsersConfig
-from loadtests.trials.preflight import check_experiment
-from servers.complaint import ConfigError
-from servers.fields import read
+from tailgate.loadtests.experiments.reading import from_table, load
+from tailgate.loadtests.experiments.users import UsersConfig
+from tailgate.loadtests.trials.preflight import check_experiment
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.fields import read
 from tests.fakes.credentials import make_certificates
 from tests.fakes.processes import refusal
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from loadtests.experiments.files import builtin_names, builtin_text
-from loadtests.experiments.model import json_schema
+from tailgate.loadtests.experiments.files import builtin_names, builtin_text
+from tailgate.loadtests.experiments.model import json_schema
 
 SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "schema" / "experiment.schema.json"
 VALIDATOR = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8")))

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from loadtests.experiments.model import Experiment
-from loadtests.experiments.reading import from_table, to_table
-from loadtests.external.addresses import Address, parse_address
-from loadtests.external.arms import OipArm, OipOptions, OpenAiArm, OpenAiOptions, TelemetryConfig
-from loadtests.external.client_security import SecurityConfig, bearer_token, server_name
-from servers.complaint import ConfigError
-from servers.fields import Settings
+from tailgate.loadtests.experiments.model import Experiment
+from tailgate.loadtests.experiments.reading import from_table, to_table
+from tailgate.loadtests.external.addresses import Address, parse_address
+from tailgate.loadtests.external.arms import OipArm, OipOptions, OpenAiArm, OpenAiOptions, TelemetryConfig
+from tailgate.loadtests.external.client_security import SecurityConfig, bearer_token, server_name
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.fields import Settings
 from tests.fakes.credentials import make_certificates
 from tests.fakes.processes import refusal
 

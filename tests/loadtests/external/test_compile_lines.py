@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from loadtests.external.compile_lines import CompileLog, LineClock, LoggedCompile
+from tailgate.loadtests.external.compile_lines import CompileLog, LineClock, LoggedCompile
 
 SECOND = 10**9
 AT = 1_764_100_000 * SECOND

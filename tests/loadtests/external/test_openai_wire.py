@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtests.external.addresses import parse_address
-from loadtests.external.answers import Answer, FailedError, Probe, ask, wait_ready
-from loadtests.external.arms import ExternalArm, OipArm, OipOptions, OpenAiArm, OpenAiOptions
-from loadtests.external.asking import Asking
-from loadtests.external.client_security import SecurityConfig
-from loadtests.external.openai_wire import (
+from tailgate.loadtests.external.addresses import parse_address
+from tailgate.loadtests.external.answers import Answer, FailedError, Probe, ask, wait_ready
+from tailgate.loadtests.external.arms import ExternalArm, OipArm, OipOptions, OpenAiArm, OpenAiOptions
+from tailgate.loadtests.external.asking import Asking
+from tailgate.loadtests.external.client_security import SecurityConfig
+from tailgate.loadtests.external.openai_wire import (
     LARGEST_EVENT,
     EventStream,
     context_of,
@@ -28,7 +28,7 @@ from loadtests.external.openai_wire import (
     request_body,
     request_path,
 )
-from servers.fields import read
+from tailgate.servers.fields import read
 from tests.fakes import triton
 from tests.fakes.credentials import make_certificates
 from tests.fakes.http_servers import DONE, HttpPeer, Request, answer, event, plain, said, usage

@@ -17,24 +17,24 @@ import gevent
 import pyarrow as pa
 import pytest
 
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import read_table
-from loadtests.generator import generator as generators
-from loadtests.generator import precise_sleep
-from loadtests.generator.generator import Generator
-from loadtests.generator.load_log import LoadLog
-from loadtests.generator.precise_sleep import sleep_until
-from loadtests.generator.preparer import Preparer
-from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
-from loadtests.generator.recorder import RequestRecorder, record_file
-from loadtests.generator.trial_config import TrialConfig
-from loadtests.traffic.prompts import prompt_words, token_ids
-from loadtests.traffic.schedule import SCHEDULE, Schedule, planned_requests
-from servers.clock import now_ns
-from servers.complaint import ConfigError
-from servers.rpc.inference_pb2 import GenerateRequest
-from servers.splitter.envoy import Envoy
-from servers.splitter.envoy_config import ArmTarget, SplitterConfig
+from tailgate.analysis.records.schemas import REQUESTS
+from tailgate.analysis.records.tables import read_table
+from tailgate.loadtests.generator import generator as generators
+from tailgate.loadtests.generator import precise_sleep
+from tailgate.loadtests.generator.generator import Generator
+from tailgate.loadtests.generator.load_log import LoadLog
+from tailgate.loadtests.generator.precise_sleep import sleep_until
+from tailgate.loadtests.generator.preparer import Preparer
+from tailgate.loadtests.generator.record import SERVED_COLUMNS, RequestRecord
+from tailgate.loadtests.generator.recorder import RequestRecorder, record_file
+from tailgate.loadtests.generator.trial_config import TrialConfig
+from tailgate.loadtests.traffic.prompts import prompt_words, token_ids
+from tailgate.loadtests.traffic.schedule import SCHEDULE, Schedule, planned_requests
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.rpc.inference_pb2 import GenerateRequest
+from tailgate.servers.splitter.envoy import Envoy
+from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from tests.fakes.inference import Behaviour, serve
 from tests.fakes.request_rows import piped, row_of
 

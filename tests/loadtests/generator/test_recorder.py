@@ -21,20 +21,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import read_end, read_table
-from loadtests.clients.grpc_call import EmbedCall, GrpcCall
-from loadtests.external.arms import OpenAiArm, OpenAiOptions
-from loadtests.external.client_security import SecurityConfig
-from loadtests.generator import load_log as accounts
-from loadtests.generator.histogram import BOUNDS_S, ArmTally, Histogram
-from loadtests.generator.load_log import GarbageWindow, LoadLog
-from loadtests.generator.record import SERVED_COLUMNS, RequestRecord, record_of, request_batch
-from loadtests.generator.recorder import RequestRecorder, record_file
-from loadtests.generator.trial_config import TrialConfig
-from servers.clock import now_ns
-from servers.complaint import ConfigError
-from servers.metadata import ARM_HEADER, trailing_key
+from tailgate.analysis.records.schemas import REQUESTS
+from tailgate.analysis.records.tables import read_end, read_table
+from tailgate.loadtests.clients.grpc_call import EmbedCall, GrpcCall
+from tailgate.loadtests.external.arms import OpenAiArm, OpenAiOptions
+from tailgate.loadtests.external.client_security import SecurityConfig
+from tailgate.loadtests.generator import load_log as accounts
+from tailgate.loadtests.generator.histogram import BOUNDS_S, ArmTally, Histogram
+from tailgate.loadtests.generator.load_log import GarbageWindow, LoadLog
+from tailgate.loadtests.generator.record import SERVED_COLUMNS, RequestRecord, record_of, request_batch
+from tailgate.loadtests.generator.recorder import RequestRecorder, record_file
+from tailgate.loadtests.generator.trial_config import TrialConfig
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.metadata import ARM_HEADER, trailing_key
 from tests.fakes.request_rows import MS, piped, record, row_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -82,7 +82,7 @@ def test_records_survive_kill_9(tmp_path: Path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
-from loadtests.generator.recorder import RequestRecorder, record_file
+from tailgate.loadtests.generator.recorder import RequestRecorder, record_file
 from tests.fakes.request_rows import record
 recorder = RequestRecorder(record_file(Path({str(path)!r})))
 for number in range(1000):

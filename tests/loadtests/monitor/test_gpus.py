@@ -11,11 +11,11 @@ import psutil
 import pynvml
 import pytest
 
-from loadtests.monitor import host
-from loadtests.monitor.gpus import REASONS, Gpus, index_of, visible_cards
-from loadtests.monitor.host import machine_identity
-from loadtests.monitor.processes import Processes
-from loadtests.monitor.readings import Readings, Unreadable
+from tailgate.loadtests.monitor import host
+from tailgate.loadtests.monitor.gpus import REASONS, Gpus, index_of, visible_cards
+from tailgate.loadtests.monitor.host import machine_identity
+from tailgate.loadtests.monitor.processes import Processes
+from tailgate.loadtests.monitor.readings import Readings, Unreadable
 from tests.fakes.machines import GIB, FakeCard, FakeNvml
 
 RUN, OWN, CHILD, OTHER, UNKNOWN = 100, 101, 102, 900, 950

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtests.monitor.host import Host
-from loadtests.monitor.processes import Processes
-from loadtests.monitor.readings import Probes, Readings, Unreadable, Watch
+from tailgate.loadtests.monitor.host import Host
+from tailgate.loadtests.monitor.processes import Processes
+from tailgate.loadtests.monitor.readings import Probes, Readings, Unreadable, Watch
 
 # A process with a thread and a child of that thread; both tell their pids and end with their stdin.
 FAMILY = """

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from analysis.records.schemas import MACHINES
-from analysis.records.tables import read_table
-from loadtests.trials import machines
-from loadtests.trials.context import StopRequestedError, TrialContext, TrialFacts
-from loadtests.trials.machines import MonitorProcess, When, measure_references, not_idle
-from servers import processes
+from tailgate.analysis.records.schemas import MACHINES
+from tailgate.analysis.records.tables import read_table
+from tailgate.loadtests.trials import machines
+from tailgate.loadtests.trials.context import StopRequestedError, TrialContext, TrialFacts
+from tailgate.loadtests.trials.machines import MonitorProcess, When, measure_references, not_idle
+from tailgate.servers import processes
 from tests.fakes.processes import wait_for
 from tests.fakes.whole_run import trial_context
 
@@ -290,7 +290,7 @@ print(json.dumps({"Measured": {"at_ns": 5, "values": values}}), flush=True)
 SLOW_TO_COME_UP = "import time; time.sleep(0.3 * (__import__('sys').argv[2] == 'cuda:1'));" + MEASURES
 REFUSES = """
 import time
-from servers.processes import Measured, say
+from tailgate.servers.processes import Measured, say
 say(Measured(at_ns=time.time_ns(), values={}, error="CUDA-capable device(s) is/are busy or unavailable"))
 """
 DIES = "import os, sys; print('the driver fell off', file=sys.stderr, flush=True); os._exit(7)"

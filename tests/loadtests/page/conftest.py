@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.page.server import PageServer
+from tailgate.loadtests.page.server import PageServer
 
 Serve = Callable[..., PageServer]
 

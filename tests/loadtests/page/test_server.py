@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.page.server import PageServer
-from loadtests.page.serving import Handler, Server, token_in
-from servers.complaint import ConfigError
+from tailgate.loadtests.page.server import PageServer
+from tailgate.loadtests.page.serving import Handler, Server, token_in
+from tailgate.servers.complaint import ConfigError
 from tests.fakes.live_runs import WatchedRun
 from tests.loadtests.page.conftest import Serve
 
@@ -129,8 +129,8 @@ def test_what_is_no_address_is_answered_and_complains_of_nothing(
 
 
 def test_a_browser_that_stops_reading_is_let_go(run: WatchedRun, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtests.page.server._Handler.timeout", 0.2)
-    monkeypatch.setattr("loadtests.page.server._EVERY_S", 0.01)
+    monkeypatch.setattr("tailgate.loadtests.page.server._Handler.timeout", 0.2)
+    monkeypatch.setattr("tailgate.loadtests.page.server._EVERY_S", 0.01)
     server = serve(run.folder)
     run.notes = ["x" * 2000] * 60
     with socket.create_connection(("127.0.0.1", server.port)) as stuck:
@@ -185,7 +185,7 @@ def test_the_page_runs_its_own_script_alone_and_is_not_framed(run: WatchedRun, s
 def test_more_connections_than_the_limit_are_closed(
     run: WatchedRun, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loadtests.page.serving._MOST_CONNECTIONS", 4)
+    monkeypatch.setattr("tailgate.loadtests.page.serving._MOST_CONNECTIONS", 4)
     server = serve(run.folder)
     with ExitStack() as crowd:
         for _ in range(4):

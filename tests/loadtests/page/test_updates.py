@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from analysis.records.documents import write_document
-from analysis.records.tables import RecordWriter
-from loadtests.page import tails
-from loadtests.page.tails import LinesTail, TableTail
-from loadtests.page.updates import Updates
+from tailgate.analysis.records.documents import write_document
+from tailgate.analysis.records.tables import RecordWriter
+from tailgate.loadtests.page import tails
+from tailgate.loadtests.page.tails import LinesTail, TableTail
+from tailgate.loadtests.page.updates import Updates
 from tests.fakes.live_runs import WatchedRun
 
 

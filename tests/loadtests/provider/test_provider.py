@@ -12,20 +12,20 @@ from typing import Any, cast
 
 import pytest
 
-from analysis.judging.alarms import ServedCompile
-from analysis.settings.gate_limits import GateLimits
-from analysis.settings.ramp_limits import RampLimits
-from loadtests.experiments.model import Experiment
-from loadtests.provider import TOKEN_VARIABLE
-from loadtests.provider import server as serving
-from loadtests.provider.answers import GOALS, HOOKS, Answer, Goal, answer
-from loadtests.provider.server import FLAGGER, JUDGEMENT, ProviderServer
-from loadtests.trials import ramp, users_ramp, weights
-from loadtests.trials.status import ArmLoad
-from loadtests.trials.steering import Judge, Steered
-from loadtests.trials.users_ramp import Onlooker
-from servers.complaint import ConfigError
-from servers.splitter.admin import Shares, SplitterError
+from tailgate.analysis.judging.alarms import ServedCompile
+from tailgate.analysis.settings.gate_limits import GateLimits
+from tailgate.analysis.settings.ramp_limits import RampLimits
+from tailgate.loadtests.experiments.model import Experiment
+from tailgate.loadtests.provider import TOKEN_VARIABLE
+from tailgate.loadtests.provider import server as serving
+from tailgate.loadtests.provider.answers import GOALS, HOOKS, Answer, Goal, answer
+from tailgate.loadtests.provider.server import FLAGGER, JUDGEMENT, ProviderServer
+from tailgate.loadtests.trials import ramp, users_ramp, weights
+from tailgate.loadtests.trials.status import ArmLoad
+from tailgate.loadtests.trials.steering import Judge, Steered
+from tailgate.loadtests.trials.users_ramp import Onlooker
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.splitter.admin import Shares, SplitterError
 from tests.fakes.kubernetes import asked
 from tests.fakes.processes import refusal
 

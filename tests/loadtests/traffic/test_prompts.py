@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from loadtests.external.arms import OpenAiArm, OpenAiOptions
-from loadtests.external.asking import prompt_source
-from loadtests.traffic.drawing import build_schedule, read_source
-from loadtests.traffic.prompts import PromptSource, load_prompt_text, prompt_words, token_ids
-from loadtests.traffic.schedule import BLOCKS, SCHEDULE, PlannedRequest, Schedule, planned_requests
-from loadtests.traffic.settings import TrafficConfig
-from servers.complaint import ConfigError
-from servers.front.tokenizer import ModelTokenizer
+from tailgate.loadtests.external.arms import OpenAiArm, OpenAiOptions
+from tailgate.loadtests.external.asking import prompt_source
+from tailgate.loadtests.traffic.drawing import build_schedule, read_source
+from tailgate.loadtests.traffic.prompts import PromptSource, load_prompt_text, prompt_words, token_ids
+from tailgate.loadtests.traffic.schedule import BLOCKS, SCHEDULE, PlannedRequest, Schedule, planned_requests
+from tailgate.loadtests.traffic.settings import TrafficConfig
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.front.tokenizer import ModelTokenizer
 from tests.fakes.processes import refusal
 
 WORDS = (

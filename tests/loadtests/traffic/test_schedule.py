@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtests.traffic import arrivals
-from loadtests.traffic.drawing import build_schedule, read_source, switchback_order
-from loadtests.traffic.lengths import IntArray, fitted_lengths, scaled
-from loadtests.traffic.schedule import SCHEDULE, Schedule
-from loadtests.traffic.settings import TrafficConfig
-from loadtests.trials.rate_search import closer
-from servers.complaint import ConfigError
-from servers.fields import read
+from tailgate.loadtests.traffic import arrivals
+from tailgate.loadtests.traffic.drawing import build_schedule, read_source, switchback_order
+from tailgate.loadtests.traffic.lengths import IntArray, fitted_lengths, scaled
+from tailgate.loadtests.traffic.schedule import SCHEDULE, Schedule
+from tailgate.loadtests.traffic.settings import TrafficConfig
+from tailgate.loadtests.trials.rate_search import closer
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.fields import read
 from tests.fakes.processes import refusal
 
 SECOND = 1_000_000_000

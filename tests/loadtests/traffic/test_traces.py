@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtests.traffic.traces import Trace, read_trace
-from servers.complaint import ConfigError
+from tailgate.loadtests.traffic.traces import Trace, read_trace
+from tailgate.servers.complaint import ConfigError
 from tests.fakes.processes import refusal
 
 PUBLISHED = Path(__file__).parents[3] / ".." / "shared" / "traces"

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from analysis.records.run_records import read_run
-from analysis.records.schemas import COMPILE_EVENTS, STEPS
-from analysis.records.tables import read_table
-from analysis.summary.summary import analyze
-from loadtests.experiments.reading import from_table
+from tailgate.analysis.records.run_records import read_run
+from tailgate.analysis.records.schemas import COMPILE_EVENTS, STEPS
+from tailgate.analysis.records.tables import read_table
+from tailgate.analysis.summary.summary import analyze
+from tailgate.loadtests.experiments.reading import from_table
 from tests.fakes.credentials import TLS, Certificates, Watched, give, search, start
 from tests.fakes.processes import command_of
 from tests.fakes.whole_run import ended, requests, summary_of, tailgate, trial_facts

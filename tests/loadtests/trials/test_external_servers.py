@@ -17,22 +17,22 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from analysis.records.asked_answers import answers_in
-from analysis.records.schemas import COMPILE_EVENTS
-from analysis.records.tables import read_table
 from benchmarks.simulation.greedy import Server
-from loadtests.experiments.reading import from_table
-from loadtests.external.compile_lines import CompileLog
-from loadtests.external.log_tail import LogTail
-from loadtests.trials import external_answers
-from loadtests.trials.context import StopRequestedError, TrialContext
-from loadtests.trials.external_answers import PROMPTS, ExternalAnswers, asked_arms, questions
-from loadtests.trials.external_arms import local_servers
-from loadtests.trials.server_logs import ServerLogs
-from loadtests.trials.telemetry import Collector
-from loadtests.trials.trial_schedule import TrialSchedules
-from servers.clock import now_ns
-from servers.complaint import ConfigError
+from tailgate.analysis.records.asked_answers import answers_in
+from tailgate.analysis.records.schemas import COMPILE_EVENTS
+from tailgate.analysis.records.tables import read_table
+from tailgate.loadtests.experiments.reading import from_table
+from tailgate.loadtests.external.compile_lines import CompileLog
+from tailgate.loadtests.external.log_tail import LogTail
+from tailgate.loadtests.trials import external_answers
+from tailgate.loadtests.trials.context import StopRequestedError, TrialContext
+from tailgate.loadtests.trials.external_answers import PROMPTS, ExternalAnswers, asked_arms, questions
+from tailgate.loadtests.trials.external_arms import local_servers
+from tailgate.loadtests.trials.server_logs import ServerLogs
+from tailgate.loadtests.trials.telemetry import Collector
+from tailgate.loadtests.trials.trial_schedule import TrialSchedules
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import ConfigError
 from tests.fakes.processes import wait_for
 from tests.fakes.simulated import GreedyServer, serving
 from tests.fakes.whole_run import external_trial, trial_context

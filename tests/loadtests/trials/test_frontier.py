@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from analysis.frontier.search import Turn
-from analysis.records.documents import write_document
-from analysis.records.run_records import read_run
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordWriter
-from analysis.run.run import Run
-from analysis.summary.summary import analyze
-from loadtests.experiments.model import Experiment
-from loadtests.traffic.schedule import Schedule, planned_requests
-from loadtests.trials import frontier as searching
-from loadtests.trials.context import RunError, StartError, StopRequestedError, TrialContext
-from loadtests.trials.run import Orchestrator, RunOutcome
-from loadtests.trials.served_parity import ExpectedAnswers
-from servers.clock import now_ns
-from servers.complaint import ConfigError
+from tailgate.analysis.frontier.search import Turn
+from tailgate.analysis.records.documents import write_document
+from tailgate.analysis.records.run_records import read_run
+from tailgate.analysis.records.schemas import REQUESTS
+from tailgate.analysis.records.tables import RecordWriter
+from tailgate.analysis.run.run import Run
+from tailgate.analysis.summary.summary import analyze
+from tailgate.loadtests.experiments.model import Experiment
+from tailgate.loadtests.traffic.schedule import Schedule, planned_requests
+from tailgate.loadtests.trials import frontier as searching
+from tailgate.loadtests.trials.context import RunError, StartError, StopRequestedError, TrialContext
+from tailgate.loadtests.trials.run import Orchestrator, RunOutcome
+from tailgate.loadtests.trials.served_parity import ExpectedAnswers
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import ConfigError
 from tests.fakes.processes import refusal
 from tests.fakes.whole_run import experiment as small
 

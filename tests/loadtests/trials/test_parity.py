@@ -14,21 +14,21 @@ from typing import Any
 import grpc
 import pytest
 
-from analysis.records.documents import read_document
-from analysis.summary.summary import EXIT_CODES
-from loadtests.commands.main import main
-from loadtests.commands.parity import parity_table
-from loadtests.experiments.model import Experiment
-from loadtests.trials import parity_processes, served_parity
-from loadtests.trials.context import RunError
-from loadtests.trials.parity_processes import ParityRun
-from loadtests.trials.parity_texts import Text, read_texts
-from loadtests.trials.run import Orchestrator
-from loadtests.trials.status import Status
-from servers.complaint import ConfigError
-from servers.config import ArmConfig
-from servers.processes import Child
-from servers.rpc import inference_pb2_grpc
+from tailgate.analysis.records.documents import read_document
+from tailgate.analysis.summary.summary import EXIT_CODES
+from tailgate.loadtests.commands.main import main
+from tailgate.loadtests.commands.parity import parity_table
+from tailgate.loadtests.experiments.model import Experiment
+from tailgate.loadtests.trials import parity_processes, served_parity
+from tailgate.loadtests.trials.context import RunError
+from tailgate.loadtests.trials.parity_processes import ParityRun
+from tailgate.loadtests.trials.parity_texts import Text, read_texts
+from tailgate.loadtests.trials.run import Orchestrator
+from tailgate.loadtests.trials.status import Status
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import ArmConfig
+from tailgate.servers.processes import Child
+from tailgate.servers.rpc import inference_pb2_grpc
 from tests.fakes import measure
 from tests.fakes.arm import Arm
 from tests.fakes.processes import refusal
@@ -222,7 +222,7 @@ def test_a_measurement_that_cannot_work_is_refused_and_leaves_no_folder(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("loadtests.trials.preflight.sees_gpu", lambda: False)
+    monkeypatch.setattr("tailgate.loadtests.trials.preflight.sees_gpu", lambda: False)
     flags = [flag for setting in settings for flag in ("--set", setting)]
     assert main(["parity", "demo", *flags, "--out", str(tmp_path / "out")]) == 2
     out, err = capsys.readouterr()

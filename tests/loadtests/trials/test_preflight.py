@@ -11,12 +11,12 @@ from threading import Thread
 import pytest
 from huggingface_hub import constants
 
-from loadtests.monitor.host import Gpu
-from loadtests.traffic import prompts
-from loadtests.trials import environment, preflight
-from loadtests.trials.preflight import check_arm
-from servers.complaint import ConfigError
-from servers.config import ArmConfig, CompileConfig, ModelConfig
+from tailgate.loadtests.monitor.host import Gpu
+from tailgate.loadtests.traffic import prompts
+from tailgate.loadtests.trials import environment, preflight
+from tailgate.loadtests.trials.preflight import check_arm
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import ArmConfig, CompileConfig, ModelConfig
 from tests.fakes.processes import refusal
 
 

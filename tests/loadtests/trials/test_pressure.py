@@ -14,11 +14,11 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from analysis.checks.check import Evidence
-from analysis.checks.pressure import PRESSURE, in_words
-from loadtests.trials.context import RunError, TrialContext
-from loadtests.trials.pressure import NEIGHBOUR_COMMAND, Pressure
-from servers.clock import now_ns
+from tailgate.analysis.checks.check import Evidence
+from tailgate.analysis.checks.pressure import PRESSURE, in_words
+from tailgate.loadtests.trials.context import RunError, TrialContext
+from tailgate.loadtests.trials.pressure import NEIGHBOUR_COMMAND, Pressure
+from tailgate.servers.clock import now_ns
 from tests.fakes.processes import wait_for
 from tests.fakes.whole_run import trial_context
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from loadtests.trials import processes
-from loadtests.trials.processes import ProcessorTurns, processor_sets
+from tailgate.loadtests.trials import processes
+from tailgate.loadtests.trials.processes import ProcessorTurns, processor_sets
 from tests.fakes.whole_run import trial_context
 
 # A thread and a child of its own, so that both are seen to be bound.

@@ -11,13 +11,13 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
-from analysis.records.documents import content_of
-from loadtests.generator.load_log import LoadLog
-from loadtests.trials import live_page
-from loadtests.trials.live_page import LivePage, page_address
-from loadtests.trials.progress import Display, plain_line
-from loadtests.trials.run_metrics import RunCollector, exporting
-from loadtests.trials.status import (
+from tailgate.analysis.records.documents import content_of
+from tailgate.loadtests.generator.load_log import LoadLog
+from tailgate.loadtests.trials import live_page
+from tailgate.loadtests.trials.live_page import LivePage, page_address
+from tailgate.loadtests.trials.progress import Display, plain_line
+from tailgate.loadtests.trials.run_metrics import RunCollector, exporting
+from tailgate.loadtests.trials.status import (
     ArmLoad,
     Load,
     MetricsPage,
@@ -27,9 +27,9 @@ from loadtests.trials.status import (
     load_of,
     read_accounts,
 )
-from servers.clock import now_ns
-from servers.complaint import ConfigError
-from servers.front.metrics import FrontMetrics
+from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.front.metrics import FrontMetrics
 from tests.fakes.request_rows import MS, record
 
 
@@ -49,7 +49,7 @@ def test_load_of_several_processes_is_added_up(tmp_path: Path) -> None:
 
 
 def test_a_line_shows_requests_quantiles_and_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtests.trials.status.now_ns", lambda: 13 * 10**9)
+    monkeypatch.setattr("tailgate.loadtests.trials.status.now_ns", lambda: 13 * 10**9)
     arms = {"eager": ArmLoad(finished=5, ttft_p50_ms=9.26, ttft_p99_ms=250.4, e2e_p99_ms=12_345.0)}
     status = Status(phase="traffic", detail="3 of 9 s", planned=40, load=Load(finished=5, failed=1, arms=arms))
     compiling = UnderWay(arm="naive", replica="naive-0", kind="compile", start_ns=10**9, shape="2x64")

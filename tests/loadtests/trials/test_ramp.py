@@ -10,19 +10,19 @@ from typing import Any, cast
 
 import pytest
 
-from analysis.judging.alarms import ServedCompile, compile_alarms
-from analysis.records.weight_journal import BY_HAND, read_weights
-from analysis.settings.gate_limits import GateLimits
-from analysis.settings.ramp_limits import RampLimits
-from loadtests.experiments.model import Experiment
-from loadtests.trials import ramp as ramping
-from loadtests.trials import weights
-from loadtests.trials.ramp import RampControl
-from loadtests.trials.status import UnderWay
-from loadtests.trials.steering import EarlyEnding, Judge, Steered, early_end
-from loadtests.trials.users_ramp import step_of
-from servers.complaint import ConfigError
-from servers.splitter.admin import Shares, SplitterError
+from tailgate.analysis.judging.alarms import ServedCompile, compile_alarms
+from tailgate.analysis.records.weight_journal import BY_HAND, read_weights
+from tailgate.analysis.settings.gate_limits import GateLimits
+from tailgate.analysis.settings.ramp_limits import RampLimits
+from tailgate.loadtests.experiments.model import Experiment
+from tailgate.loadtests.trials import ramp as ramping
+from tailgate.loadtests.trials import weights
+from tailgate.loadtests.trials.ramp import RampControl
+from tailgate.loadtests.trials.status import UnderWay
+from tailgate.loadtests.trials.steering import EarlyEnding, Judge, Steered, early_end
+from tailgate.loadtests.trials.users_ramp import step_of
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.splitter.admin import Shares, SplitterError
 from tests.fakes.processes import refusal
 
 START_NS = 10**18 + 10**12

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from analysis.records.schemas import STEPS
-from analysis.records.tables import read_table
-from analysis.summary.summary import analyze
-from loadtests.experiments.reading import from_table, to_table
-from loadtests.trials.live_page import LivePage
-from loadtests.trials.run import Orchestrator
-from loadtests.trials.run_metrics import exporting
-from loadtests.trials.status import Status
-from servers.complaint import ConfigError
+from tailgate.analysis.records.schemas import STEPS
+from tailgate.analysis.records.tables import read_table
+from tailgate.analysis.summary.summary import analyze
+from tailgate.loadtests.experiments.reading import from_table, to_table
+from tailgate.loadtests.trials.live_page import LivePage
+from tailgate.loadtests.trials.run import Orchestrator
+from tailgate.loadtests.trials.run_metrics import exporting
+from tailgate.loadtests.trials.status import Status
+from tailgate.servers.complaint import ConfigError
 from tests.fakes.http_servers import DONE, HttpPeer, Request, answer, plain, said, scripted, usage
 from tests.fakes.processes import wait_for
 from tests.fakes.whole_run import (

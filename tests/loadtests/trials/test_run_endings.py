@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from analysis.summary.summary import analyze
-from loadtests.commands.main import main
-from loadtests.experiments.reading import to_toml
-from loadtests.trials.run import Orchestrator
-from servers.complaint import ConfigError
+from tailgate.analysis.summary.summary import analyze
+from tailgate.loadtests.commands.main import main
+from tailgate.loadtests.experiments.reading import to_toml
+from tailgate.loadtests.trials.run import Orchestrator
+from tailgate.servers.complaint import ConfigError
 from tests.fakes.credentials import TLS, Watched, give, search, start
 from tests.fakes.processes import PATIENCE_S, command_of, family, wait_for
 from tests.fakes.whole_run import (

@@ -12,13 +12,13 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from analysis.records.weight_journal import BY_HAND, BY_OTHERS, read_weights
-from loadtests.experiments.users import UsersConfig
-from loadtests.trials import weights
-from loadtests.trials.status import ReplicaState
-from loadtests.trials.telemetry import Restart
-from loadtests.trials.users_trial import UsersTrial
-from loadtests.trials.weights import (
+from tailgate.analysis.records.weight_journal import BY_HAND, BY_OTHERS, read_weights
+from tailgate.loadtests.experiments.users import UsersConfig
+from tailgate.loadtests.trials import weights
+from tailgate.loadtests.trials.status import ReplicaState
+from tailgate.loadtests.trials.telemetry import Restart
+from tailgate.loadtests.trials.users_trial import UsersTrial
+from tailgate.loadtests.trials.weights import (
     EnvoySplitter,
     RouteSplitter,
     Splitter,
@@ -26,10 +26,10 @@ from loadtests.trials.weights import (
     in_words,
     splitter_of,
 )
-from loadtests.users import Observed
-from servers.splitter.admin import SplitterError, reweight
-from servers.splitter.envoy_config import ArmTarget, SplitterConfig
-from servers.splitter.kubernetes import grpc_route_manifest, route_weights
+from tailgate.loadtests.users import Observed
+from tailgate.servers.splitter.admin import SplitterError, reweight
+from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
+from tailgate.servers.splitter.kubernetes import grpc_route_manifest, route_weights
 from tests.fakes.kubernetes import FakeCluster, served
 from tests.fakes.processes import PATIENCE_S
 from tests.loadtests.trials.test_ramp import Ramp

@@ -15,15 +15,15 @@ import pyarrow as pa
 import pytest
 from google.protobuf.message import Message
 
-from analysis.records.schemas import COMPILE_EVENTS, MACHINES, STEPS
-from analysis.records.tables import read_table
-from loadtests.trials import telemetry as collecting
-from loadtests.trials.channels import check_alike, check_name, start_up
-from loadtests.trials.status import Status, UnderWay
-from loadtests.trials.telemetry import Collector, Restart
-from servers.complaint import ConfigError
-from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
-from servers.rpc.telemetry_pb2 import SnapshotResponse
+from tailgate.analysis.records.schemas import COMPILE_EVENTS, MACHINES, STEPS
+from tailgate.analysis.records.tables import read_table
+from tailgate.loadtests.trials import telemetry as collecting
+from tailgate.loadtests.trials.channels import check_alike, check_name, start_up
+from tailgate.loadtests.trials.status import Status, UnderWay
+from tailgate.loadtests.trials.telemetry import Collector, Restart
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.rpc import telemetry_pb2, telemetry_pb2_grpc
+from tailgate.servers.rpc.telemetry_pb2 import SnapshotResponse
 from tests.fakes.processes import refusal, wait_for
 
 

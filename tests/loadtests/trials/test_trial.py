@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from loadtests.experiments.model import Experiment
-from loadtests.experiments.reading import from_table
-from loadtests.trials.load import trial_config, why_it_ended
-from loadtests.trials.machines import MonitorProcess
-from loadtests.trials.processes import child_environment
-from loadtests.trials.replicas import Replicas
-from loadtests.trials.telemetry import Collector
-from loadtests.trials.trial import Trial, take_all
-from loadtests.trials.trial_schedule import TrialSchedules, devices_of, in_trial
-from servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
+from tailgate.loadtests.experiments.model import Experiment
+from tailgate.loadtests.experiments.reading import from_table
+from tailgate.loadtests.trials.load import trial_config, why_it_ended
+from tailgate.loadtests.trials.machines import MonitorProcess
+from tailgate.loadtests.trials.processes import child_environment
+from tailgate.loadtests.trials.replicas import Replicas
+from tailgate.loadtests.trials.telemetry import Collector
+from tailgate.loadtests.trials.trial import Trial, take_all
+from tailgate.loadtests.trials.trial_schedule import TrialSchedules, devices_of, in_trial
+from tailgate.servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
 from tests.fakes.whole_run import trial_context
 
 

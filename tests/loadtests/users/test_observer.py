@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from analysis.records.documents import content_of
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import read_table
-from loadtests.users import Observed
-from loadtests.users import observer as observers
-from loadtests.users.observer import Observer, UnderWay
+from tailgate.analysis.records.documents import content_of
+from tailgate.analysis.records.schemas import REQUESTS
+from tailgate.analysis.records.tables import read_table
+from tailgate.loadtests.users import Observed
+from tailgate.loadtests.users import observer as observers
+from tailgate.loadtests.users.observer import Observer, UnderWay
 
 S, MS = 1_000_000_000, 1_000_000
 SINCE = 1_800_000_000 * S

@@ -26,24 +26,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.records.schemas import MACHINES, REQUESTS
-from analysis.records.tables import read_table
-from loadtests.commands.main import main
-from loadtests.generator import clock_offsets
-from loadtests.generator.clock_offsets import ClockComparison, Exchange, clock_identity, host_identity
-from loadtests.generator.recorder import RequestRecorder, record_file
-from loadtests.generator.trial_config import TrialConfig, write_end
-from loadtests.traffic.drawing import Source, build_schedule
-from loadtests.traffic.schedule import Schedule
-from loadtests.traffic.settings import TrafficConfig
-from loadtests.trials.load import load_environment, locust_command
-from loadtests.trials.processes import child_environment
-from loadtests.workers import channel as messages
-from loadtests.workers import host_watch
-from loadtests.workers.channel import TOKEN_VARIABLE
-from loadtests.workers.file_copy import FileReceiver, FileSender, new_folder
-from loadtests.workers.host_watch import HostWatch
-from servers.clock import ANCHOR_NS, now_ns
+from tailgate.analysis.records.schemas import MACHINES, REQUESTS
+from tailgate.analysis.records.tables import read_table
+from tailgate.loadtests.commands.main import main
+from tailgate.loadtests.generator import clock_offsets
+from tailgate.loadtests.generator.clock_offsets import ClockComparison, Exchange, clock_identity, host_identity
+from tailgate.loadtests.generator.recorder import RequestRecorder, record_file
+from tailgate.loadtests.generator.trial_config import TrialConfig, write_end
+from tailgate.loadtests.traffic.drawing import Source, build_schedule
+from tailgate.loadtests.traffic.schedule import Schedule
+from tailgate.loadtests.traffic.settings import TrafficConfig
+from tailgate.loadtests.trials.load import load_environment, locust_command
+from tailgate.loadtests.trials.processes import child_environment
+from tailgate.loadtests.workers import channel as messages
+from tailgate.loadtests.workers import host_watch
+from tailgate.loadtests.workers.channel import TOKEN_VARIABLE
+from tailgate.loadtests.workers.file_copy import FileReceiver, FileSender, new_folder
+from tailgate.loadtests.workers.host_watch import HostWatch
+from tailgate.servers.clock import ANCHOR_NS, now_ns
 from tests.fakes.processes import PATIENCE_S, command_of, family, free_port, wait_for
 from tests.fakes.request_rows import record, row_of
 
@@ -55,12 +55,12 @@ with patch.dict(os.environ, {"LOCUST_SKIP_MONKEY_PATCH": "1"}):
     from locust.rpc.zmqrpc import BaseSocket
     from locust.runners import STATE_MISSING, MasterRunner
 
-    from loadtests.workers import master as masters
-    from loadtests.workers import worker as workers
-    from loadtests.workers.by_hand import OpenLoopUser
-    from loadtests.workers.load_process import LoadProcess
-    from loadtests.workers.locust_events import close_channel, keep_channel
-    from loadtests.workers.worker import Worker
+    from tailgate.loadtests.workers import master as masters
+    from tailgate.loadtests.workers import worker as workers
+    from tailgate.loadtests.workers.by_hand import OpenLoopUser
+    from tailgate.loadtests.workers.load_process import LoadProcess
+    from tailgate.loadtests.workers.locust_events import close_channel, keep_channel
+    from tailgate.loadtests.workers.worker import Worker
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRET = "0123456789abcdef"
@@ -92,7 +92,7 @@ def test_bad_usage_is_one_line_and_exit_code_2_before_anything_starts(
 # `tailgate worker` at a master; the third argument, if any, stands in for Locust.
 WORKS = """
 import sys
-from loadtests.commands import main, worker
+from tailgate.loadtests.commands import main, worker
 if len(sys.argv) > 3:
     worker._LOCUST = (sys.executable, "-c", sys.argv[3], "--")
 sys.exit(main.main(["worker", "--master", sys.argv[1], "--keep", sys.argv[2]]))

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch._dynamo import utils
 
-from servers.clock import now_ns
-from servers.compiler import jit
-from servers.compiler.recorder import CompileRecorder, Trigger
+from tailgate.servers.clock import now_ns
+from tailgate.servers.compiler import jit
+from tailgate.servers.compiler.recorder import CompileRecorder, Trigger
 from tests.fakes import kernels as triton_jit
 from tests.servers.compiler.test_recorder import (
     AT_SERVING,

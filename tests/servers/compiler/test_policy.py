@@ -17,14 +17,14 @@ from torchao import quantization
 from torchao.float8.inference import Float8MMConfig
 from torchao.quantization.quantize_.workflows import QuantizeTensorToFloat8Kwargs
 
-from servers.compiler import artifacts, policy, products, regions
-from servers.compiler.policy import graph_changes, load_backend
-from servers.compiler.products import join_linears, scale_products, scaled_product, store_single_rows
-from servers.compiler.recorder import EagerCanary
-from servers.compiler.regions import select_regions
-from servers.complaint import ConfigError
-from servers.config import CompileConfig
-from servers.engine.model import join_weights
+from tailgate.servers.compiler import artifacts, policy, products, regions
+from tailgate.servers.compiler.policy import graph_changes, load_backend
+from tailgate.servers.compiler.products import join_linears, scale_products, scaled_product, store_single_rows
+from tailgate.servers.compiler.recorder import EagerCanary
+from tailgate.servers.compiler.regions import select_regions
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import CompileConfig
+from tailgate.servers.engine.model import join_weights
 from tests.servers.compiler.test_recorder import reset_compiler
 from tests.servers.test_config import refusal
 

@@ -18,11 +18,11 @@ import torch._inductor.output_code
 from torch._dynamo.utils import dynamo_timed
 from torch._guards import CompileId
 
-import servers
-from servers.clock import now_ns
-from servers.compiler import recorder as recorder_module
-from servers.compiler.recorder import COUNTED, CompileRecorder, EagerCanary, Trigger
-from servers.rpc.telemetry_pb2 import CompileEvent, CompileUnderWay
+import tailgate.servers
+from tailgate.servers.clock import now_ns
+from tailgate.servers.compiler import recorder as recorder_module
+from tailgate.servers.compiler.recorder import COUNTED, CompileRecorder, EagerCanary, Trigger
+from tailgate.servers.rpc.telemetry_pb2 import CompileEvent, CompileUnderWay
 
 _OPTIONS = inductor.save_config_portable()  # as torch brings them: this module is imported before any arm compiles
 Function = Callable[..., torch.Tensor]
@@ -402,7 +402,7 @@ PRIVATE = ("torch._dynamo", "torch._inductor", "torch._guards", "torch.fx.experi
 
 
 def test_only_the_compiler_package_reads_what_is_private_to_torch() -> None:
-    folder = Path(str(servers.__file__)).parent
+    folder = Path(str(tailgate.servers.__file__)).parent
     for path in folder.rglob("*.py"):
         if path.parent.name == "compiler":
             continue

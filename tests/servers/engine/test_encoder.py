@@ -11,17 +11,17 @@ import torch
 from torch import nn
 from transformers import AutoModel, RobertaConfig
 
-from servers.compiler.policy import UnforeseenShapeError
-from servers.compiler.recorder import CompileRecorder
-from servers.complaint import ConfigError
-from servers.config import ArmConfig, EngineConfig, ModelConfig, ShapeConfig
-from servers.engine import step_runner
-from servers.engine.encoder import EncoderRunner, pooled
-from servers.engine.in_process import Answers, ask, requests_of
-from servers.engine.model import check_task, load_model, readable_tokens
-from servers.engine.runner import runner_for
-from servers.engine.scheduler import Job, Step
-from servers.engine.shapes import prompt_borders
+from tailgate.servers.compiler.policy import UnforeseenShapeError
+from tailgate.servers.compiler.recorder import CompileRecorder
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import ArmConfig, EngineConfig, ModelConfig, ShapeConfig
+from tailgate.servers.engine import step_runner
+from tailgate.servers.engine.encoder import EncoderRunner, pooled
+from tailgate.servers.engine.in_process import Answers, ask, requests_of
+from tailgate.servers.engine.model import check_task, load_model, readable_tokens
+from tailgate.servers.engine.runner import runner_for
+from tailgate.servers.engine.scheduler import Job, Step
+from tailgate.servers.engine.shapes import prompt_borders
 from tests.servers.engine.test_runner import compiling, recorder
 from tests.servers.test_config import refusal
 

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from servers.clock import now_ns
-from servers.config import EngineConfig
-from servers.engine import engine as engine_module
-from servers.engine.device import Outbox, itemised, process_started_ns
-from servers.engine.engine import Engine
-from servers.engine.messages import Cancel, StepOutput, Submit
-from servers.engine.placement import device_name, product_name, resolve_device
-from servers.engine.scheduler import LaunchedStep, Move, Scheduler, Step
-from servers.engine.shapes import StepShape
-from servers.engine.step_runner import uncollected
-from servers.rpc.telemetry_pb2 import CompileEvent
+from tailgate.servers.clock import now_ns
+from tailgate.servers.config import EngineConfig
+from tailgate.servers.engine import engine as engine_module
+from tailgate.servers.engine.device import Outbox, itemised, process_started_ns
+from tailgate.servers.engine.engine import Engine
+from tailgate.servers.engine.messages import Cancel, StepOutput, Submit
+from tailgate.servers.engine.placement import device_name, product_name, resolve_device
+from tailgate.servers.engine.scheduler import LaunchedStep, Move, Scheduler, Step
+from tailgate.servers.engine.shapes import StepShape
+from tailgate.servers.engine.step_runner import uncollected
+from tailgate.servers.rpc.telemetry_pb2 import CompileEvent
 from tests.servers.test_config import refusal
 
 

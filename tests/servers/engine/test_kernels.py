@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers.integrations.sdpa_attention import repeat_kv
 
-from servers.engine import attention, sampling
-from servers.engine.attention import grouped_attention
-from servers.engine.kv_cache import SlotCache
-from servers.engine.scheduler import Job
+from tailgate.servers.engine import attention, sampling
+from tailgate.servers.engine.attention import grouped_attention
+from tailgate.servers.engine.kv_cache import SlotCache
+from tailgate.servers.engine.scheduler import Job
 
 
 class Module(torch.nn.Module):

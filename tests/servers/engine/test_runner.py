@@ -10,17 +10,17 @@ import torch
 import torchao.quantization
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from servers.compiler.recorder import CompileRecorder
-from servers.complaint import ConfigError
-from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
-from servers.engine import attention, step_runner
-from servers.engine.model import load_model
-from servers.engine.quantisation import is_quantised, quantise
-from servers.engine.runner import ModelRunner
-from servers.engine.scheduler import Job, Scheduler, Step
-from servers.engine.shapes import StepShape
-from servers.engine.step_runner import filling_step
-from servers.front.service import first_request
+from tailgate.servers.compiler.recorder import CompileRecorder
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
+from tailgate.servers.engine import attention, step_runner
+from tailgate.servers.engine.model import load_model
+from tailgate.servers.engine.quantisation import is_quantised, quantise
+from tailgate.servers.engine.runner import ModelRunner
+from tailgate.servers.engine.scheduler import Job, Scheduler, Step
+from tailgate.servers.engine.shapes import StepShape
+from tailgate.servers.engine.step_runner import filling_step
+from tailgate.servers.front.service import first_request
 from tests.fakes.kernels import varlen_flash
 from tests.servers.compiler.test_recorder import reset_compiler
 from tests.servers.test_config import refusal

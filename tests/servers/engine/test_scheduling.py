@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servers.config import EngineConfig
-from servers.engine.scheduler import Batcher, Job, Move, Scheduler
+from tailgate.servers.config import EngineConfig
+from tailgate.servers.engine.scheduler import Batcher, Job, Move, Scheduler
 
 MS = 1_000_000
 

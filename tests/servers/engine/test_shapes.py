@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.complaint import ConfigError
-from servers.config import ArmConfig, CompileConfig, EngineConfig, ShapeConfig, default_lengths, doubling
-from servers.engine.shapes import (
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import ArmConfig, CompileConfig, EngineConfig, ShapeConfig, default_lengths, doubling
+from tailgate.servers.engine.shapes import (
     Buckets,
     ShapePolicy,
     StepShape,
@@ -21,8 +21,8 @@ from servers.engine.shapes import (
     shape_policy,
     warmup_plan,
 )
-from servers.fields import read
-from servers.presets import PRESETS
+from tailgate.servers.fields import read
+from tailgate.servers.presets import PRESETS
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
 TEXTS = EngineConfig(slots=6, max_prompt_tokens=100)

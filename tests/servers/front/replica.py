@@ -18,11 +18,11 @@ import pytest
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from servers.clock import now_ns
-from servers.config import ArmConfig, EngineConfig, ModelConfig
-from servers.engine.model import load_model
-from servers.front.tokenizer import ByteTokenizer
-from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from tailgate.servers.clock import now_ns
+from tailgate.servers.config import ArmConfig, EngineConfig, ModelConfig
+from tailgate.servers.engine.model import load_model
+from tailgate.servers.front.tokenizer import ByteTokenizer
+from tailgate.servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from tests.fakes.processes import PATIENCE_S, wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -108,7 +108,9 @@ def end(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
-def start(folder: Path, arm: ArmConfig, *arguments: str, module: tuple[str, ...] = ("servers.front.serve",)) -> Replica:
+def start(
+    folder: Path, arm: ArmConfig, *arguments: str, module: tuple[str, ...] = ("tailgate.servers.front.serve",)
+) -> Replica:
     config, log = folder / f"{arm.name}.json", folder / f"{arm.name}.log"
     config.write_text(json.dumps(arm.to_dict()))
     started_ns = now_ns()

@@ -18,17 +18,17 @@ from prometheus_client import generate_latest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from servers.config import ArmConfig, CompileConfig
-from servers.engine.messages import BlindSpots, Cancel, Finished, StepOutput, Submit
-from servers.front.front import Front, TelemetryEvent, Watcher
-from servers.front.metrics import FrontMetrics
-from servers.front.requests import RefusedError
-from servers.front.serve import EnginePipe
-from servers.front.service import embed_response
-from servers.front.telemetry import TelemetryService, telemetry_events
-from servers.front.tokenizer import ByteTokenizer, ModelStream, load_tokenizer
-from servers.rpc import inference_pb2, telemetry_pb2
-from servers.rpc.telemetry_pb2 import (
+from tailgate.servers.config import ArmConfig, CompileConfig
+from tailgate.servers.engine.messages import BlindSpots, Cancel, Finished, StepOutput, Submit
+from tailgate.servers.front.front import Front, TelemetryEvent, Watcher
+from tailgate.servers.front.metrics import FrontMetrics
+from tailgate.servers.front.requests import RefusedError
+from tailgate.servers.front.serve import EnginePipe
+from tailgate.servers.front.service import embed_response
+from tailgate.servers.front.telemetry import TelemetryService, telemetry_events
+from tailgate.servers.front.tokenizer import ByteTokenizer, ModelStream, load_tokenizer
+from tailgate.servers.rpc import inference_pb2, telemetry_pb2
+from tailgate.servers.rpc.telemetry_pb2 import (
     CompileEvent,
     CompileUnderWay,
     MemoryReading,

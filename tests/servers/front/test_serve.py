@@ -18,15 +18,15 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from loadtests.commands import main as tailgate
-from servers.clock import now_ns
-from servers.config import ArmConfig, EngineConfig, ModelConfig
-from servers.engine.messages import Finished, StepOutput, Submit
-from servers.front import serve
-from servers.front.front import Front
-from servers.front.metrics import FrontMetrics
-from servers.front.tokenizer import ByteTokenizer
-from servers.rpc import inference_pb2, telemetry_pb2
+from tailgate.loadtests.commands import main as tailgate
+from tailgate.servers.clock import now_ns
+from tailgate.servers.config import ArmConfig, EngineConfig, ModelConfig
+from tailgate.servers.engine.messages import Finished, StepOutput, Submit
+from tailgate.servers.front import serve
+from tailgate.servers.front.front import Front
+from tailgate.servers.front.metrics import FrontMetrics
+from tailgate.servers.front.tokenizer import ByteTokenizer
+from tailgate.servers.rpc import inference_pb2, telemetry_pb2
 from tests.fakes.processes import PATIENCE_S, listeners, unix_names, wait_for
 from tests.servers.front.replica import (
     ENCODER,

@@ -15,11 +15,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from servers.address import host_port
-from servers.metadata import ARM_HEADER, INFERENCE_SERVICE, SESSION_HEADER
-from servers.rpc import inference_pb2, inference_pb2_grpc
-from servers.splitter.envoy import Envoy
-from servers.splitter.envoy_config import ArmTarget, SplitterConfig, stat_name
+from tailgate.servers.address import host_port
+from tailgate.servers.metadata import ARM_HEADER, INFERENCE_SERVICE, SESSION_HEADER
+from tailgate.servers.rpc import inference_pb2, inference_pb2_grpc
+from tailgate.servers.splitter.envoy import Envoy
+from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig, stat_name
 from tests.fakes.processes import PATIENCE_S, wait_for
 from tests.faults.relay import Relay, Weather
 

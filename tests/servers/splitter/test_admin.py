@@ -13,8 +13,8 @@ from typing import Any
 import grpc
 import pytest
 
-from servers.metadata import STATUS_NAMES
-from servers.splitter.admin import (
+from tailgate.servers.metadata import STATUS_NAMES
+from tailgate.servers.splitter.admin import (
     SAME_START_S,
     Admin,
     Shares,
@@ -27,7 +27,7 @@ from servers.splitter.admin import (
     reweight,
     started_s_ago,
 )
-from servers.splitter.request_log import LoggedRequest, parse_line
+from tailgate.servers.splitter.request_log import LoggedRequest, parse_line
 from tests.fakes.processes import PATIENCE_S, wait_for
 from tests.servers.splitter.split import (
     Build,

@@ -13,13 +13,13 @@ from typing import Any
 import grpc
 import pytest
 
-from loadtests.commands.split import split_config
-from servers.complaint import ConfigError
-from servers.rpc import inference_pb2, inference_pb2_grpc
-from servers.security import ServerTls
-from servers.splitter.bootstrap import bootstrap
-from servers.splitter.envoy import Envoy, envoy_path
-from servers.splitter.envoy_config import ArmTarget, SplitterConfig
+from tailgate.loadtests.commands.split import split_config
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.rpc import inference_pb2, inference_pb2_grpc
+from tailgate.servers.security import ServerTls
+from tailgate.servers.splitter.bootstrap import bootstrap
+from tailgate.servers.splitter.envoy import Envoy, envoy_path
+from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from tests.fakes.command_line import parsed
 from tests.fakes.credentials import Certificates, make_certificates
 from tests.fakes.inference import Behaviour, serve
@@ -104,7 +104,7 @@ def test_envoy_accepts_the_written_bootstrap(tmp_path: Path) -> None:
 
 
 def test_a_printed_configuration_names_files_and_holds_no_secret(pem: Certificates) -> None:
-    command = [sys.executable, "-m", "loadtests.commands.main", "split", "--arm", "eager=10.0.0.7:50051"]
+    command = [sys.executable, "-m", "tailgate.loadtests.commands.main", "split", "--arm", "eager=10.0.0.7:50051"]
     command += ["--tls-certificate", pem.certificate, "--tls-key", pem.key, "--print-config", "envoy"]
     environment = {**os.environ, "TAILGATE_TOKEN": SECRET}
     out = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout

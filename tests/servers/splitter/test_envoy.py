@@ -20,11 +20,11 @@ from typing import Any
 import grpc
 import pytest
 
-from servers.complaint import ConfigError
-from servers.metadata import ARM_HEADER, SESSION_HEADER
-from servers.splitter.admin import SplitterError, started_s_ago
-from servers.splitter.envoy import Envoy, envoy_path
-from servers.splitter.envoy_config import ArmTarget, SplitterConfig
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.metadata import ARM_HEADER, SESSION_HEADER
+from tailgate.servers.splitter.admin import SplitterError, started_s_ago
+from tailgate.servers.splitter.envoy import Envoy, envoy_path
+from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from tests.fakes.processes import PATIENCE_S, wait_for
 from tests.servers.splitter.split import (
     NOT_SERVING,

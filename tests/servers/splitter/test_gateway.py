@@ -11,11 +11,11 @@ import pytest
 import yaml
 from kubernetes.config import incluster_config
 
-from servers.complaint import ConfigError
-from servers.config import ArmConfig
-from servers.splitter.admin import SplitterError
-from servers.splitter.envoy_config import ArmTarget, SplitterConfig
-from servers.splitter.kubernetes import (
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import ArmConfig
+from tailgate.servers.splitter.admin import SplitterError
+from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
+from tailgate.servers.splitter.kubernetes import (
     Gateway,
     arm_weights,
     grpc_route_manifest,

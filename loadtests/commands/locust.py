@@ -1,0 +1,41 @@
+"""`tailgate locust`: Locust with one of tailgate's locustfiles, wherever tailgate is installed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tailgate.servers.complaint import check_installed
+
+EXAMPLES = """\
+  tailgate locust chat --host localhost:8080
+  tailgate locust embed --host localhost:50051 --headless -u 4 -r 4 -t 60s
+  tailgate locust chat --list"""
+
+# All that follows the locustfile is Locust's, --help too.
+SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+class Locustfile(StrEnum):
+    """The locustfiles that the package brings."""
+
+    chat = "chat"
+    embed = "embed"
+
+
+def command(
+    context: typer.Context,
+    locustfile: Annotated[Locustfile, typer.Argument(help="Traffic of generating models, or of encoders.")],
+) -> None:
+    """Generate load with Locust by hand.
+
+    Runs `locust -f loadtests/chat.py` or `loadtests/embed.py` of the installed package with the options that follow.
+    """
+    check_installed("locust")
+    path = Path(__file__).resolve().parents[1] / f"{locustfile.value}.py"
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "locust", "-f", str(path), *context.args])
