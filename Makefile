@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-rest test-weights test-external test-gpu fuzz faults day bench bench-load bench-judging gallery schema check format proto clean
+.PHONY: demo test test-all test-rest test-weights test-external test-gpu fuzz faults day bench bench-load bench-judging gallery reference check format proto clean
 
 # FAIL (99) is what the demo is expected to find: its naive arm recompiles.
 demo: $(VENV)/installed
@@ -74,10 +74,9 @@ bench-judging: $(VENV)/installed-dev
 gallery: $(VENV)/installed
 	$(BIN)/python benchmarks/gallery.py $(ARGS)
 
-# docs/schema/*.json from the models in analysis/summary/model.py and loadtests/experiments/model.py.
-schema: $(VENV)/installed
-	$(BIN)/python -m tailgate.analysis.summary.model docs/schema/summary-2.schema.json
-	$(BIN)/python -m tailgate.loadtests.experiments.model docs/schema/experiment.schema.json
+# docs/reference and docs/schema from the code.
+reference: $(VENV)/installed
+	$(BIN)/python docs/generate.py
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

@@ -93,21 +93,28 @@ Ladder = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Listed, AfterValidat
 
 
 class ModelConfig(Settings):
-    """Which transformer is served and how it is held. Equal for all arms of a comparable experiment, but for how the
-    weights of its blocks are quantised.
-
-    Its `task` is to generate text, or to embed it: then `pooling` makes one vector of those of its tokens. An `id`
-    "package:NAME/FOLDER" is a folder within an installed Python package, and reads as that folder from then on.
-    """
+    """Which transformer is served, and how its weights are held. Comparable arms have the same model, except for the
+    device's number and `quantisation`."""
 
     id: Annotated[str, AfterValidator(_found)] = "random:tiny"
+    """A Hugging Face id, the path of a folder, `package:NAME/FOLDER` for a folder in an installed Python package, or
+    `random:NAME` for a known shape with random weights, such as `random:llama-3.2-1b`."""
     dtype: Literal["auto", Dtype] = "auto"
+    """Number format of weights and activations. `auto` is `bfloat16` on a GPU and `float32` on a CPU."""
     device: Annotated[str, matching(r"auto|cpu|cuda(:[0-9]{1,3})?", "use auto, cpu, cuda or cuda:N")] = "auto"
+    """`cpu`, `cuda` or `cuda:N`. `auto` takes a GPU if there is one."""
     attention: Literal["sdpa", "eager"] = "sdpa"
+    """`sdpa` groups heads and chooses a kernel by device and shape; `eager` is the implementation of transformers."""
     seed: int = 0
+    """Seed of random weights."""
     task: Task = "generate"
+    """`generate` answers prompts with tokens, `embed` answers texts with vectors of unit length. Equal for all arms."""
     pooling: Pooling = "mean"
+    """How an encoder makes one vector for a text: the mean over its tokens, or the vector of the first token
+    (`cls`)."""
     quantisation: Quantisation = "none"
+    """Holds the linear layers of the blocks in fewer bits (`pip install 'tailgate[quantisation]'`). One arm alone may
+    have it, in `[arms.model]`."""
 
     @property
     def embeds(self) -> bool:
@@ -148,24 +155,28 @@ def check_quantisation(model: ModelConfig, *, on_gpu: bool, capability: tuple[in
 
 
 class EngineConfig(Settings):
-    """Limits of the batching engine. Equal for all arms of a comparable experiment.
-
-    A prefill step takes `prefill_batch` prompts and at most `prefill_chunk` tokens of each (0: whole prompts); while
-    prompts wait, a decode step runs between two prefill steps. So a running answer waits for one of them at most.
-
-    An encoder takes up to `slots` texts of `max_prompt_tokens` in a step. A batch waits at most `max_wait_ms` for
-    company, 0 not at all.
-    """
+    """Limits of the batching engine. Comparable arms have the same limits. While prompts wait, prefill and decode steps
+    take turns, so a running answer waits for at most one prefill step."""
 
     slots: int = Field(default=8, ge=1, le=4096)
+    """Requests that run at once: the rows of the KV cache, and the largest batch."""
     max_queue: int = Field(default=128, ge=0, le=1_000_000)
+    """Requests that may wait. Further requests are refused with RESOURCE_EXHAUSTED."""
     max_prompt_tokens: int = Field(default=256, ge=1, le=1_000_000)
+    """Longest prompt, or text of an encoder, in tokens. Servers refuse longer ones, and the load cuts its prompts to
+    it, also for external arms."""
     max_new_tokens: int = Field(default=128, ge=1, le=1_000_000)
+    """Longest answer in tokens, also for external arms."""
     prefill_batch: int = Field(default=1, ge=1)
+    """Prompts in one prefill step, at most `engine.slots`."""
     prefill_chunk: int = Field(default=0, ge=0, le=1_000_000)
+    """Tokens of one prompt that a prefill step takes at most. 0 takes whole prompts."""
     max_wait_ms: float = Field(default=0.0, ge=0, le=60_000)
+    """Longest time in ms that a batch of texts waits for more texts. Encoders only."""
     drain_grace_s: float = Field(default=30.0, ge=0, le=3600)
+    """Time in s that running requests have to finish after SIGTERM."""
     threads: int = Field(default=0, ge=0, le=1024)
+    """CPU threads of each arm process. 0 leaves the default of torch."""
 
     @model_validator(mode="after")
     def _batch_fits(self) -> Self:
@@ -190,16 +201,22 @@ class EngineConfig(Settings):
 
 
 class ShapeConfig(Settings):
-    """Which tensor shapes the batcher may produce. Empty ladders are filled from the engine's limits.
-
-    `min_size` is the smallest batch and prompt length that an exact policy runs; smaller ones are padded up to it.
-    """
+    """Which tensor shapes the batcher may produce. The preset sets these keys; a key that is given here replaces its
+    value."""
 
     kind: ShapeKind = "exact"
+    """`exact` runs the true size, `pad` pads everything to the largest size, `buckets` rounds up to the next bucket."""
     batch_ladder: Ladder = ()
+    """Buckets for the rows of a batch, rising to at least `engine.slots`. With `buckets` only. Default: 1, 2, 4 …
+    `engine.slots`."""
     length_ladder: Ladder = ()
+    """Buckets for the tokens of a prompt or chunk, rising to at least the longest. With `buckets` only. Default: 32, 64
+    … the longest."""
     context_ladder: Ladder = ()
+    """Buckets for the positions that a step attends to, rising to at least `engine.max_prompt_tokens` +
+    `engine.max_new_tokens`. With `buckets` only. Default: one bucket."""
     min_size: int = Field(default=1, ge=1, le=64)
+    """Smallest batch and prompt length that `exact` runs. Smaller ones are padded to it."""
 
     @model_validator(mode="after")
     def _ladders_are_of_buckets(self) -> Self:
@@ -210,32 +227,46 @@ class ShapeConfig(Settings):
 
 
 class CompileConfig(Settings):
-    """What torch.compile is asked for. `enabled = false` is plain eager, and leaves out all else but `warmup`.
-
-    `backend` is one that torch knows or an installed package announces. `regions` are the modules to compile by name,
-    where it is not the whole model; `regional` is the repeated block. `capture` records one CUDA graph for every
-    planned shape, instead of the graph trees of `mode`. Once warm, a shape that no graph fits compiles, and is refused
-    where the policy is `strict`. `join_projections` multiplies projections of the
-    same input (query, key and value; gate and up) as one matrix; `options` are inductor's own, by name; other backends
-    read neither. `artifact` is a file that `tailgate precompile` wrote, whose compiled code a start begins with.
-    `mark_dynamic` promises that dimensions vary from 2 or `shapes.min_size` to the engine's limits.
-    """
+    """What torch.compile is asked for. The preset sets these keys; a key that is given here replaces its value. A key
+    without an effect is refused."""
 
     enabled: bool = False
+    """Compile the model. false is plain eager, and leaves only `warmup`."""
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
+    """`mode` of torch.compile. `reduce-overhead` and `max-autotune` record CUDA graphs of their own."""
     dynamic: bool | None = None
+    """`dynamic` of torch.compile. Default: torch decides."""
     fullgraph: bool = False
+    """Make a graph break an error."""
     backend: str = "inductor"
+    """A backend that torch knows, or that an installed package announces under `torch_dynamo_backends`. Only `inductor`
+    takes `mode`, `options`, `join_projections` and `artifact`."""
     regional: bool = False
+    """Compile the repeated block once for all layers, instead of the whole model."""
     regions: Annotated[tuple[str, ...], Listed] = ()
+    """Qualified names of modules to compile, each by itself, instead of the whole model: `["model.layers.0.mlp",
+    "lm_head"]`."""
     recompile_limit: int = Field(default=0, ge=0, le=100_000)
+    """Graphs of one function before torch gives up and runs it eagerly. 0 is the limit of torch, or what the planned
+    shapes need if that is more."""
     mark_dynamic: bool = False
+    """Mark the dimensions that vary, from 2 (or `shapes.min_size`) to the limits of the engine."""
     capture: bool = False
+    """Record one CUDA graph for each planned shape in the warm-up, and replay it by size. Needs `shapes.kind` `pad` or
+    `buckets`, `warmup = "shapes"` and a mode without CUDA graphs. Has no effect on a CPU."""
     strict: bool = False
+    """Once warm, refuse requests whose step no graph fits (FAILED_PRECONDITION), instead of compiling."""
     join_projections: bool = False
+    """Multiply query, key and value, and gate and up, as one matrix each."""
     warmup: Literal["shapes", "lengths", "minimal"] = "shapes"
+    """`shapes` runs every planned shape, `lengths` prompts of many lengths, `minimal` one short request, like a
+    deployment without a warm-up plan."""
     options: Annotated[Mapping[str, bool | int | float | str], BeforeValidator(_by_dotted_name)] = {}
+    """Options of inductor by name (`torch._inductor.config`), merged with those of the preset. false turns an option of
+    the preset off."""
     artifact: str = ""
+    """File of compiled code from `tailgate precompile`, with which a start begins. Relative to the experiment's file.
+    Torch unpickles it: load only what you trust."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -276,11 +307,17 @@ class ArmConfig(Settings):
     weights alone."""
 
     name: Name = "eager"
+    """Name of the arm in records and reports. Default: the preset."""
     preset: Preset = "eager"
+    """Shape and compile policy of the arm."""
     model: ModelConfig = ModelConfig()
+    """Keys of `[model]` in which this arm differs. Needs `compare_models`, except for `device` and `quantisation`."""
     engine: EngineConfig = EngineConfig()
+    """Keys of `[engine]` in which this arm differs. Needs `compare_models`."""
     shapes: ShapeConfig = ShapeConfig()
+    """Shape policy, over the preset's."""
     compile: CompileConfig = CompileConfig()
+    """Compile policy, over the preset's."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -400,6 +437,19 @@ def prompt_contexts(shapes: ShapeConfig, engine: EngineConfig) -> tuple[int, ...
 _FROM_TWO = {"kind": "exact", "min_size": 2}
 _DYNAMIC = {"enabled": True, "dynamic": True, "fullgraph": True, "mark_dynamic": True}
 
+# What each is for.
+PRESET_MEANINGS: Mapping[Preset, str] = {
+    "eager": "Nothing is compiled or padded; the usual control.",
+    "eager-padded": "The shapes of `compiled-padded` without compiling: what padding alone costs.",
+    "compiled-padded": "One shape for prefill, one for decode and one for later chunks. Never compiles under traffic.",
+    "compiled-bucketed": "Every size rounds up to a bucket, and each bucket has a CUDA graph. Never compiles under "
+    "traffic.",
+    "compiled-dynamic": "One graph with marked dimensions. Never compiles under traffic within its bounds.",
+    "compiled-strict": "As `compiled-dynamic`, but what no graph fits is refused instead of compiled.",
+    "compiled-naive": "The defaults of torch.compile, warmed by one short request. Compiles at new batch sizes and "
+    "lengths, half a minute or more each on a GPU.",
+}
+
 # The shapes and the compile policy of each.
 _POLICIES: Mapping[Preset, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "eager": ({}, {}),
@@ -423,7 +473,6 @@ _POLICIES: Mapping[Preset, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
         },
     ),
     "compiled-dynamic": (_FROM_TWO, _DYNAMIC),
-    # As compiled-dynamic, but what no graph fits is refused instead of compiled.
     "compiled-strict": (_FROM_TWO, {**_DYNAMIC, "strict": True}),
     "compiled-naive": ({}, {"enabled": True, "warmup": "minimal"}),
 }

@@ -21,6 +21,9 @@ Listed = Field(strict=False)
 class Settings(BaseModel):
     """A table of settings. `read` makes one of what a user wrote; a direct construction raises ValidationError.
 
+    The docstrings of a table and of its keys are what the reference and the JSON Schema say to users. One that ends
+    with `DEFAULT` states the default that a user gets where the model has another.
+
     A validator's message begins with the key that it is about, seen from the table: "port is 80 but ...". That of a
     field alone begins behind the key: 'is "a b": ...'. `elsewhere` holds the remedy for keys that another table has.
     """
@@ -32,6 +35,7 @@ class Settings(BaseModel):
         allow_inf_nan=False,
         hide_input_in_errors=True,
         protected_namespaces=(),
+        use_attribute_docstrings=True,
     )
     elsewhere: ClassVar[Mapping[str, str]] = {}
 
@@ -54,6 +58,8 @@ class Settings(BaseModel):
         return self.model_dump(mode="json")
 
 
+# Begins the end of a docstring that states another default than the model has.
+DEFAULT = "Default: "
 S = TypeVar("S", bound=BaseModel)
 
 

@@ -12,7 +12,7 @@ from tailgate.analysis.judging.gates.parity import judge_answers
 from tailgate.analysis.records.plain_values import mapping
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.work import WORK_APART, TokenTimes, Work, gates_on_gaps, token_times, work_of
-from tailgate.analysis.wording import listed
+from tailgate.analysis.wording import listed, percent
 
 _AT_ONCE_APART = 0.05
 _SURE = 3.29  # standard errors of a difference of shares: p = 0.001, two-sided
@@ -67,6 +67,8 @@ def comparable(arm: str, differences: Sequence[str] | None, *, intended: bool, e
 
 COMPARABLE = Rule(
     name="comparable",
+    sees="Arms differ in settings of `model` or `engine` other than `quantisation`. Of an external arm nothing is "
+    "known.",
     find=_comparable,
     says="A difference between the arms cannot be attributed to the compiler: {}.",
     remedy="Make these settings equal, or set compare_models = true if that is the question.",
@@ -98,6 +100,8 @@ def _apart(one: float, other: float) -> float:
 
 EQUAL_WORK = Rule(
     name="equal work",
+    sees=f"Prompts or answers differ in mean length by more than {percent(WORK_APART)}; or, beyond chance (p < 0.001), "
+    "answers by 1 %, or the share of short ones by 0.5 %; or an answer of forced length has another length.",
     find=_equal_work,
     says="The arms did different work: {}.",
     remedy="Make prompts and answers of one length (traffic.ignore_eos; for an external arm token ids or its "
@@ -133,6 +137,8 @@ def token_stream(own: TokenTimes, control: TokenTimes, *, judged: bool) -> Check
 
 TOKEN_STREAM = Rule(
     name="token stream",
+    sees=f"Answers of one arm come in one piece more often (by {percent(_AT_ONCE_APART)}, beyond chance), or tokens "
+    "lack times, and a gate or objective rests on token gaps.",
     find=_token_stream,
     says="Gaps between tokens do not compare: {}.",
     remedy="Let both servers stream token by token, or judge by TTFT and E2E alone.",
@@ -150,6 +156,7 @@ def _answers(seen: Evidence) -> Iterable[Check]:
 
 ANSWERS = Rule(
     name="answers",
+    sees="The control's own replicas gave different answers in float32, or one gave none.",
     find=_answers,
     remedy="Find out why the control's replicas differ, then run again.",
     opens=(*ALL_KINDS, PARITY),

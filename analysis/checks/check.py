@@ -38,6 +38,7 @@ class Rule:
     """One entry of the table. Rules of one name are parts of one check, each with its own remedy and gates."""
 
     name: str
+    sees: str  # what it fails on, for the reference
     find: Callable[[Evidence], Iterable[Check]]  # nothing where the rule does not apply
     says: str = "{}."  # the sentence around the faults
     remedy: str = ""  # empty where a longer run is the answer

@@ -9,7 +9,7 @@ from tailgate.analysis.checks.check import ALL_KINDS, ESTIMATES, Check, Evidence
 from tailgate.analysis.checks.generator import known_accounts, lost_processes
 from tailgate.analysis.records.plain_values import mapping, number, text_of
 from tailgate.analysis.run.run import Run
-from tailgate.analysis.wording import counted
+from tailgate.analysis.wording import counted, percent
 
 _MISSING_SLACK = 2  # requests that may be under way when recorders stop
 _MISSING_SHARE = 0.001
@@ -50,6 +50,8 @@ def is_recorded_whole(run: Run) -> bool:
 
 DAMAGED = Rule(
     name="complete",
+    sees="A file is cut off or damaged, a row is repeated, times are missing or run backwards, a request names an "
+    "unknown arm, trial or phase, or all requests of an arm lack `request_id`, `sent_ns` or `output_tokens`.",
     find=_damaged,
     says="The records are damaged: {}.",
     remedy="Run again; see the logs of the arms and of the disk.",
@@ -125,6 +127,8 @@ def allowed_missing(expected: int) -> int:
 
 MISSING = Rule(
     name="complete",
+    sees="A trial was stopped or is missing, a load process was lost or cut off, or an arm lacks requests that were "
+    f"planned or that the other arm has (more than {_MISSING_SLACK}, and {percent(_MISSING_SHARE)}).",
     find=_missing,
     says="Records are missing: {}.",
     remedy="Run again, and let the run end by itself; the logs of the arms and logs/locust.log say what went wrong.",
@@ -164,6 +168,8 @@ def into_compile(facts: object) -> str:
 
 ALIVE = Rule(
     name="alive",
+    sees="The arm died, or a replica had stopped serving when the traffic ended. A control that died opens the "
+    "estimates of every arm.",
     find=_alive,
     remedy="See the logs of the arm.",
     opens=ALL_KINDS,

@@ -49,6 +49,7 @@ def _blocks(seen: Evidence) -> Iterable[Check]:
 
 BLOCKS = Rule(
     name="blocks",
+    sees="Fewer than `gates.min_blocks` steady blocks; for objectives, fewer blocks in the run.",
     find=_blocks,
     rank=TOO_SHORT,
     fixed_by_length=True,
@@ -68,6 +69,7 @@ def _tail(seen: Evidence) -> Iterable[Check]:
 
 TAIL_SIZE = Rule(
     name="tail",
+    sees=f"Fewer than {TAIL_REQUESTS:g} requests lie beyond the quantile.",
     find=_tail,
     opens=("noninferiority",),
     rank=TAIL,
@@ -91,6 +93,7 @@ def _cut(seen: Evidence) -> Iterable[Check]:
 
 CUT = Rule(
     name="cut requests",
+    sees="More requests were cut off by the end than lie beyond the quantile.",
     find=_cut,
     remedy="Let the run drain before it ends, or run longer.",
     opens=("noninferiority", "slo"),
@@ -120,6 +123,7 @@ def autocorrelation(arm: str, comparisons: Sequence[Comparison]) -> Iterable[Che
 
 AUTOCORRELATION = Rule(
     name="block autocorrelation",
+    sees=f"Neighbouring groups of blocks correlate by more than {_MOST_CORRELATION:g}, as predicted from blocks.",
     find=_autocorrelation,
     remedy="Run longer, so that stretches get longer, or run six trials or more.",
     opens=("noninferiority",),
@@ -166,6 +170,8 @@ def heterogeneity(
 
 HETEROGENEITY = Rule(
     name="heterogeneity",
+    sees="One machine of joined runs contradicts what all of them decide, beyond chance (Cochran's Q). It opens the "
+    "gates that are contradicted.",
     find=_heterogeneity,
     says="The machines disagree: {}.",
     remedy="Find out in what the machines differ (the section on the runs shows each), or judge each by itself.",

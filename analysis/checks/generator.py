@@ -58,6 +58,9 @@ def _lag_ms(run: Run) -> float | None:
 
 GENERATOR = Rule(
     name="load generator",
+    sees="p99 of the lag is above `gates.max_generator_lag_ms` or unknown; a load process dropped records (which "
+    "opens all gates), read late, used up its core or has an unknown clock; production requests are missing; or one "
+    "arm's requests were sent later than the other's by more than a fifth of the margin.",
     find=_generator,
     says="The load generator fell short: {}.",
     remedy="Give the load generator its own cores or more workers (traffic.workers) near the master and a faster disk, "

@@ -134,6 +134,8 @@ def _is_shared(seen: Evidence) -> bool:
 
 FOREIGN: Rule = Rule(
     name="other work",
+    sees=f"Other processes were on an arm's device for over {percent(_MOST_SHARE)} of a trial. On the control's "
+    "device it opens the gates of every arm.",
     find=lambda seen: rows_of_rule(FOREIGN, seen.run.arms, foreign_work(seen)),
     remedy="Stop what else runs on the card (`nvidia-smi` lists it), or use another one.",
     opens=(*ESTIMATES, "memory"),  # others' memory on a card looks like the arm's
@@ -142,6 +144,8 @@ FOREIGN: Rule = Rule(
 )
 HOST: Rule = Rule(
     name="other work",
+    sees="The hypervisor took over `gates.max_steal_pct` of a host, other work over `gates.max_other_cpu_pct`, or "
+    f"tasks waited for memory for over {percent(_MOST_SHARE)} of the time.",
     find=lambda seen: rows_of_rule(HOST, seen.run.arms, host_work(seen)),
     remedy="Stop other work on the host and give the run its own processors and memory, use one that shares no "
     "processor with other virtual machines, or raise gates.max_steal_pct or gates.max_other_cpu_pct.",
@@ -251,6 +255,8 @@ def _capped_clocks(pairs: Pairs) -> Gaps:
 
 THROTTLED: Rule = Rule(
     name="throttling",
+    sees=f"Heat, a power brake or sync boost held an arm's device back for over {percent(_MOST_SHARE)} of a trial. On "
+    "the control's device it opens the gates of every arm.",
     find=lambda seen: rows_of_rule(THROTTLED, seen.run.arms, throttling(seen)),
     remedy="Cool the card or lower and lock its clock below what it cannot hold, and run again.",
     slows=True,
@@ -258,6 +264,8 @@ THROTTLED: Rule = Rule(
 )
 SETTINGS: Rule = Rule(
     name="throttling",
+    sees="The power limit or clock of the arm's device differs from the control's by more than "
+    "`gates.max_machine_drift`.",
     find=lambda seen: rows_of_rule(SETTINGS, seen.run.arms, settings(seen)),
     remedy="Give all cards one power limit and one clock that they hold (`nvidia-smi -pl`, `-lgc`), or swap them over "
     "an even number of trials (trials.swap_devices).",
@@ -346,6 +354,8 @@ def _apart(seen: Evidence) -> Iterator[Disturbance]:
 
 SPEED: Rule = Rule(
     name="machine speed",
+    sees="By the reference, a device or host changed by more than `gates.max_machine_drift` around or between "
+    "trials, or differs between the arms. From six trials on a ratio may still be decided.",
     find=lambda seen: rows_of_rule(SPEED, seen.run.arms, speed(seen)),
     remedy="Let the machine settle, lock the clocks of its cards, if any, and run again with nothing else on the host, "
     "on cards of one speed or swapped over an even number of trials (trials.swap_devices). A ratio to the control is "

@@ -151,7 +151,10 @@ def overload(loads: Mapping[str, Sequence[Load | None]], control: str) -> Iterab
 # that is missed stays missed.
 OVERLOAD = Rule(
     name="overload",
+    sees="The control and the arm were offered more than they can serve, in at least half of the trials. A missed "
+    "objective stays missed.",
     find=_overload,
+    remedy='Lower the rate, or search for what the arms hold (traffic.arrivals = "saturation").',
     opens=("noninferiority", "slo"),
     keeps=("recompile", "error", "slo"),
     rank=OVERLOADED,

@@ -66,6 +66,7 @@ def _faults(table: Mapping[str, Any], info: Mapping[str, Any]) -> Iterator[str]:
 
 PRESSURE = Rule(
     name="pressure",
+    sees="What `[pressure]` asks for was not on, or not for the time that it asks.",
     find=_pressure,
     says="The machines were not under the pressure that the experiment asks for: {}.",
     remedy="See neighbour.log in the trial's folder, lower what [pressure] asks for, and run again.",

@@ -16,7 +16,13 @@ import numpy as np
 from tailgate.analysis.arrays import Ints
 from tailgate.analysis.checks.check import ESTIMATES, Check, Evidence, Rule
 from tailgate.analysis.checks.complete import into_compile
-from tailgate.analysis.judging.gates.compiles import COMPILE_GATES, may_compile, replica_minutes, stall_values
+from tailgate.analysis.judging.gates.compiles import (
+    COMPILE_GATES,
+    SHORTEST_COMPILE_S,
+    may_compile,
+    replica_minutes,
+    stall_values,
+)
 from tailgate.analysis.records.plain_values import mapping, number
 from tailgate.analysis.run.client_stalls import UNKNOWN, ArmStalls, compile_windows, is_explained
 from tailgate.analysis.run.run import Run
@@ -163,9 +169,13 @@ def _steps(run: Run, arm: str) -> Iterable[Check]:
 
 TELEMETRY = Rule(
     name="telemetry",
+    sees="A compile event cannot be placed, events or steps are fewer than the replicas counted, a replica reported "
+    "no count, or a reported compile delay has no event; where the count is not known, a stall of unknown cause of "
+    f"{SHORTEST_COMPILE_S:g} s or more. Missing steps open *eager steps* alone.",
     find=_telemetry,
     says="Telemetry is missing: {}.",
     remedy="Run again; see the logs of the arm and of the disk.",
+    opens=(*ESTIMATES, "recompile"),
     by_step=True,
 )
 
@@ -181,6 +191,7 @@ def _blind(seen: Evidence) -> Iterable[Check]:
 
 BLIND = Rule(
     name="telemetry",
+    sees="torch or Triton did not report a test compile at the start of a replica.",
     find=_blind,
     says="The arm does not see all that its compilers do: {}.",
     remedy="Use a version of torch and Triton that docs/arms.md names, or a tailgate that reads this one.",
@@ -226,6 +237,8 @@ def unknown_stalls(run: Run, seen: ArmStalls) -> Check:
 
 UNKNOWN_STALLS = Rule(
     name="stalls of unknown cause",
+    sees="Stalls that clients saw and nothing explains exceed a limit of *longest stall*, *stall per minute* or "
+    "*requests hit*, and open that gate. A single stall opens *longest stall* alone.",
     find=_unknown,
     remedy="See what the arm and its host did then: logs, the allocator, first loads of kernels. If users may wait "
     "that long, raise gates.max_stall_s.",
@@ -259,6 +272,7 @@ def compiled_code(arm: str, counts: Sequence[CompiledSteps], *, control: bool) -
 
 COMPILED = Rule(
     name="compiled code",
+    sees="An arm asks for compiling, and a replica or a kind of step ran no compiled code.",
     find=_compiled,
     says="An arm asks for compiling, and ran no compiled code: {}.",
     remedy="See the graph breaks of the arm with tailgate inspect, or call it eager.",

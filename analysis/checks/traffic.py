@@ -47,6 +47,7 @@ def _open_loop(seen: Evidence) -> Iterable[Check]:
 
 OPEN_LOOP = Rule(
     name="open loop",
+    sees="The load waited for the server, or the records do not say whether it did.",
     find=_open_loop,
     says="It is not known when requests were due: {}.",
     remedy="Send requests by a schedule or a rate, with no limit on requests under way, record scheduled_ns, and say "
@@ -69,6 +70,7 @@ def _schedules(seen: Evidence) -> Iterable[Check]:
 
 SCHEDULES = Rule(
     name="schedules",
+    sees="Trials of joined runs drove one schedule. It opens nothing of mirrored traffic.",
     find=_schedules,
     says="Trials drove the same schedule, of one seed, and say less than trials with one each: {}.",
     remedy="Give each run another seed (tailgate run --seed N).",
@@ -132,6 +134,8 @@ def sample_ratio(
 
 SAMPLE_RATIO = Rule(
     name="sample ratio",
+    sees="The splitter's shares of sessions are off in a stretch of its weights (exact binomial tests, p < "
+    f"{_RATIO_ALPHA:g} over all; of a ramp p < {_RAMP_ALPHA:.5f}).",
     find=_sample_ratio,
     remedy="Look for requests that one arm loses or that a client pins to an arm, and check the splitter's weights.",
     opens=(*ESTIMATES, "error"),
@@ -168,6 +172,8 @@ def copies(found: Copies, allowed_ms: float) -> Check:
 
 PAIRS = Rule(
     name="pairs",
+    sees="Copies of requests are missing (more than 2, and 0.1 %) or repeated, name no pair, or differ in time, "
+    "prompt or length.",
     find=_pairs,
     says="Requests are not copies of the control's: {}.",
     remedy="Send each planned request to every arm at once, and record pair_id and scheduled_ns as they were.",
@@ -187,6 +193,7 @@ def _control_errors(seen: Evidence) -> Iterable[Check]:
 
 CONTROL_ERRORS = Rule(
     name="control errors",
+    sees="The control fails more than `gates.max_error_pct`. A FAIL of errors does not survive it.",
     find=_control_errors,
     remedy="Find out why the control fails, then run again.",
     opens=(*ESTIMATES, "error"),
@@ -214,6 +221,8 @@ def interference(slowdown: float | None, p_value: float | None) -> Iterable[Chec
 
 INTERFERENCE = Rule(
     name="interference",
+    sees=f"The control takes over {_SLOWDOWN_LIMIT:.2f} times as long while other arms compile, more than in the "
+    "same windows at other times.",
     find=_interference,
     remedy="Give each arm its own cores or host, or judge those that compile while serving in a run of their own.",
 )

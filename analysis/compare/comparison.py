@@ -268,7 +268,12 @@ def _info(info: Mapping[str, Any], side: _Side) -> dict[str, Any]:
 _NOISE = 0.01  # of a log reference, by which two runs of one machine may differ
 _DRIFT = 0.05  # from here on a queue may have grown by more than the machine was slower
 
-WHAT_DIFFERS = Rule(name="what differs", find=lambda seen: (), opens=())
+WHAT_DIFFERS = Rule(
+    name="what differs",
+    sees="Nothing: it lists what the two runs of `tailgate compare` differ in.",
+    find=lambda seen: (),
+    opens=(),
+)
 
 
 def compare_runs(

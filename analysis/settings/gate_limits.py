@@ -20,7 +20,9 @@ Listed = Field(strict=False)
 class Settings(BaseModel):
     """The table `table` of an experiment. A validator's message begins with the key that it is about."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
     table: ClassVar[str]
 
     @classmethod
@@ -46,41 +48,63 @@ MIN_BLOCKS = 18  # twenty less the two that a cold start may take
 
 
 class GateLimits(Settings):
-    """What an arm must hold to replace the control."""
+    """What an arm must hold to replace the control, and what a run must hold to be judged."""
 
     table: ClassVar[str] = "gates"
 
-    # Compiles while serving.
-    max_recompiles: int = Field(default=0, ge=0, le=1_000_000)  # per arm and trial
-    max_stall_s: float = Field(default=1.0, ge=0.0, le=86_400.0)  # the longest that compiles delay one request
+    max_recompiles: int = Field(default=0, ge=0, le=1_000_000)
+    """Compiles while serving, for each arm and trial."""
+    max_stall_s: float = Field(default=1.0, ge=0.0, le=86_400.0)
+    """Longest time in s that compiles delay one request."""
     max_stall_s_per_min: float = Field(default=0.5, ge=0.0, le=60.0)
+    """Seconds of each minute that a replica compiles while serving."""
     max_requests_hit_pct: float = Field(default=1.0, ge=0.0, le=100.0)
-    margin: float = Field(default=0.10, ge=0.0, le=10.0)  # by which a quantile may exceed the control's
-    margins: Mapping[str, Annotated[float, Field(ge=0.0, le=10.0)]] = {}  # by metric, where it is not `margin`
+    """Percentage of requests that a compile delays."""
+    margin: float = Field(default=0.10, ge=0.0, le=10.0)
+    """Share by which a latency quantile may exceed the control's."""
+    margins: Mapping[str, Annotated[float, Field(ge=0.0, le=10.0)]] = {}
+    """Margin of single metrics: `{ e2e = 0.2 }`."""
     metrics: Annotated[tuple[str, ...], Listed, Field(min_length=1)] = ("ttft", "e2e")
+    """Metrics that gate, of `ttft`, `e2e`, `tpot`, `max_itl`, `itl`; all are reported. Default: `["ttft", "e2e"]`, or
+    `["e2e"]` for encoders, which have no other."""
     quantiles: Annotated[tuple[Annotated[float, Field(ge=0.5, le=0.9999)], ...], Listed, Field(min_length=1)] = (0.99,)
+    """Quantiles that gate."""
     alpha: float = Field(default=0.05, ge=0.0001, le=0.5)
+    """Error rate of a comparison."""
     max_error_pct: float = Field(default=0.5, ge=0.001, le=100.0)  # no finite run shows that none fails
-    # Of an arm that compiles: steps that ran as plain Python, and requests whose shape it refused.
+    """Percentage of requests that fail."""
     max_eager_steps_pct: float = Field(default=1.0, ge=0.0, le=100.0)
+    """Percentage of the steps of a compiled arm that run eagerly, of the kind of step with the largest share."""
     max_refused_pct: float = Field(default=0.0, ge=0.0, le=100.0)
-    max_memory_ratio: float | None = Field(default=None, ge=0.0, le=1000.0)  # of a replica's peak to the control's
-    cold_s: float = Field(default=30.0, ge=0.0, le=86_400.0)  # after the first request, left out of comparisons
+    """Percentage of requests that a strict arm refuses because no graph fits."""
+    max_memory_ratio: float | None = Field(default=None, ge=0.0, le=1000.0)
+    """Peak memory of a replica as a multiple of the control's. Without it memory is reported and does not gate."""
+    cold_s: float = Field(default=30.0, ge=0.0, le=86_400.0)
+    """Time in s after the first request of a trial that latency comparisons leave out."""
     min_blocks: int = Field(default=MIN_BLOCKS, ge=2, le=100_000)
+    """Blocks that a verdict on a latency needs."""
     max_generator_lag_ms: float = Field(default=50.0, ge=0.0, le=60_000.0)
-    # Of the references: from before a trial to after it, over trials, between the arms' devices.
+    """p99 of the load generator's own lag in ms. Above it the run is not judged."""
     max_machine_drift: float = Field(default=0.05, ge=0.001, le=0.9)
-    # Of the processors' time of a host during a trial: taken by the hypervisor, and by work that is not of the run.
+    """Share by which the slower speed of a device or host may fall short of the faster: around a trial, between trials,
+    and between the arms' devices."""
     # Pauses of the whole host for 2 % of the time set the p99 TTFT of both arms, which hides what they differ by.
     max_steal_pct: float = Field(default=1.0, ge=0.0, le=100.0)
+    """Percentage of a host's processor time that the hypervisor may take during a trial."""
     max_other_cpu_pct: float = Field(default=10.0, ge=0.0, le=100.0)
-    sequential: bool = False  # gates are decided by interim analyses, and the run ends when all are
-    # Standard deviations of log latency that equal arms may differ by, over starts, over compiles that search for
-    # kernels by timing them, and over days where arms had separate runs. Each counts as four starts, or days.
+    """Percentage of a host's processor time that other processes may take during a trial."""
+    sequential: bool = False
+    """Decide gates by interim analyses, and end the run when every arm is decided. `--until-decided` sets it."""
     restart_spread: float = Field(default=RESTART_SPREAD, ge=0.0, le=1.0)
+    """Assumed standard deviation of log latency between fresh starts of one arm. It counts as four starts beside the
+    run's own."""
     tuning_spread: float = Field(default=TUNING_SPREAD, ge=0.0, le=1.0)
+    """Assumed standard deviation of log latency, in addition, between compiles that tune kernels by timing them. 0
+    assumes equal results."""
     day_spread: float = Field(default=DAY_SPREAD, ge=0.0, le=1.0)
-    block_s: float = Field(default=30.0, ge=0.1, le=86_400.0)  # in an experiment, by default the traffic's
+    """Assumed standard deviation of log latency between days, where arms had separate runs. It counts as four days."""
+    block_s: float = Field(default=30.0, ge=0.1, le=86_400.0)
+    """Length of a block in s. Default: `traffic.block_s`."""
 
     @model_validator(mode="after")
     def _names_fit(self) -> Self:

@@ -10,25 +10,29 @@ from tailgate.analysis.settings.gate_limits import Listed, Settings
 
 
 class RampLimits(Settings):
-    """`steps` are percent of the traffic. A step lasts `step_s` at least, and what is still open after `most_step_s`
-    holds it there or rolls it back, as `on_inconclusive` says.
-
-    A step below the last is left once the candidate is surely at most `step_margin` slower at the median and at p90,
-    and had `least_requests`. An alarm rolls back whenever it comes: a death, a compile of `stall_limit_s` or longer,
-    more recompiles than the gates allow, a burst of errors. With `load` "none" the traffic is that of users.
-    """
+    """How `tailgate ramp` moves traffic to the candidate: when it increases, and when it goes back."""
 
     table: ClassVar[str] = "ramp"
 
     load: Literal["experiment", "none"] = "experiment"
-    candidate: str = ""  # empty: the only arm other than the control
+    """`experiment` sends the traffic of the experiment. `none` uses production traffic, and `[users]` says where it
+    flows."""
+    candidate: str = ""
+    """Arm that traffic moves to. Default: the only arm beside the control."""
     steps: Annotated[tuple[Annotated[float, Field(ge=0.01, le=100.0)], ...], Listed] = (1.0, 5.0, 25.0, 50.0, 100.0)
+    """Percent of the traffic, rising to 100."""
     step_s: float = Field(default=300.0, ge=1.0, le=86_400.0)
+    """Least duration of a step in s."""
     most_step_s: float = Field(default=1800.0, ge=1.0, le=604_800.0)
+    """Longest duration of a step in s. Gates that are still open then are inconclusive."""
     step_margin: float = Field(default=0.25, ge=0.0, le=10.0)
+    """Share by which the candidate may be slower at p50 and p90. Traffic increases only when it is surely within."""
     least_requests: int = Field(default=30, ge=0, le=1_000_000)
+    """Requests of the candidate that a step needs."""
     stall_limit_s: float = Field(default=1.0, ge=0.0, le=86_400.0)
+    """Length in s from which a compile while serving is an alarm."""
     on_inconclusive: Literal["hold", "rollback"] = "hold"
+    """What an inconclusive step does: stay at its share, or go back to 0 %."""
 
     @model_validator(mode="after")
     def _steps_rise(self) -> Self:
@@ -45,9 +49,11 @@ class RampLimits(Settings):
 
 
 class Rollout(Settings):
-    """`load_rps` is the load over all replicas, None for any; `gpus_per_replica` is what one server process takes."""
+    """The load that a rollout must carry, for the number of GPUs that each arm needs."""
 
     table: ClassVar[str] = "rollout"
 
     load_rps: float | None = Field(default=None, ge=1e-6, le=1e9)
+    """Requests/s over all replicas: a search for load says how many GPUs each arm needs for it."""
     gpus_per_replica: int = Field(default=1, ge=1, le=4096)
+    """GPUs that one server process takes."""

@@ -9,12 +9,34 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from tailgate.analysis.records.tables import RecordError
 from tailgate.analysis.settings.metrics import JUDGED_METRICS
 
 _KEY = re.compile(rf"p([1-9]\d?)(?:_(\d+))?_({'|'.join(JUDGED_METRICS)})_ms")
+
+# The table's JSON Schema.
+SLO_SCHEMA: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "error_pct": {
+            "type": "number",
+            "minimum": 0,
+            "maximum": 100,
+            "description": "Percentage of requests that fail.",
+        }
+    },
+    "patternProperties": {
+        f"^{_KEY.pattern}$": {
+            "type": "number",
+            "exclusiveMinimum": 0,
+            "description": "Limit in ms of a quantile of a metric, such as `p99_ttft_ms` or `p99_9_itl_ms`: Q is 1 to "
+            f"99_99…, METRIC one of {', '.join(JUDGED_METRICS)}.",
+        }
+    },
+    "additionalProperties": False,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

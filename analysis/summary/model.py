@@ -1,16 +1,13 @@
 """The document summary.json as models: what they declare is written, and its JSON Schema is generated from them.
 
-Names end in their unit: _s, _ms, _pct, _rps, _bytes. Null stands for what is not known, never for zero. Run
-`python -m tailgate.analysis.summary.model PATH` to write the schema.
+Names end in their unit: _s, _ms, _pct, _rps, _bytes. Null stands for what is not known, never for zero.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 import numpy as np
@@ -483,7 +480,3 @@ class _Untitled(GenerateJsonSchema):
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(json_schema(), encoding="utf-8")

@@ -30,7 +30,9 @@ class Locustfile(StrEnum):
 
 def command(
     context: typer.Context,
-    locustfile: Annotated[Locustfile, typer.Argument(help="Traffic of generating models, or of encoders.")],
+    locustfile: Annotated[
+        Locustfile, typer.Argument(metavar="LOCUSTFILE", help="chat for models that generate, embed for encoders.")
+    ],
 ) -> None:
     """Generate load with Locust by hand.
 

@@ -1,40 +1,44 @@
 """An experiment: arms, traffic, trials, SLOs and gates. An instance is valid: each setting is in its range, and all fit
-together. `python -m tailgate.loadtests.experiments.model FILE` writes the JSON Schema of its TOML file, for editors."""
+together."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, WithJsonSchema, model_validator
 from pydantic.json_schema import GenerateJsonSchema
 
 from tailgate.analysis.settings.gate_limits import GateLimits
 from tailgate.analysis.settings.ramp_limits import RampLimits, Rollout
+from tailgate.analysis.settings.slo_targets import SLO_SCHEMA
 from tailgate.loadtests.experiments.checks import check_whole
 from tailgate.loadtests.experiments.users import UsersConfig
 from tailgate.loadtests.external.arms import EXTERNAL_KEYS, OipArm, OpenAiArm
 from tailgate.loadtests.external.client_security import OPEN, SecurityConfig, TlsPair
 from tailgate.loadtests.traffic.settings import TrafficConfig
 from tailgate.servers.config import ArmConfig, EngineConfig, ModelConfig, Name, Task
-from tailgate.servers.fields import Listed, Settings
+from tailgate.servers.fields import DEFAULT, Listed, Settings
 from tailgate.servers.presets import Preset
 
 
 class OwnArm(ArmConfig):
-    """An arm that tailgate starts, and its part in the experiment."""
+    """A managed arm: tailgate starts it. Its policy, control, weight and replicas."""
 
     elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
         EXTERNAL_KEYS, 'is for a server that already runs: add kind = "openai" or "oip"'
     )
     kind: Literal["tailgate"] = "tailgate"
+    """An arm that tailgate starts. Default: `tailgate`."""
     preset: Preset
+    """Shape and compile policy of the arm."""
     control: bool = False
+    """The arm that the others are compared with. Exactly one arm has it."""
     weight: int = Field(default=1, ge=0, le=1_000_000)
+    """Share of the traffic with `traffic.design = "split"`."""
     replicas: int = Field(default=1, ge=1, le=256)
+    """Server processes of the arm. Equal for all managed arms when the traffic is mirrored."""
 
     @property
     def replica_names(self) -> tuple[str, ...]:
@@ -51,30 +55,32 @@ ExperimentArm = OwnArm | OpenAiArm | OipArm
 
 
 class TrialsConfig(Settings):
-    """How often the experiment is repeated from a fresh start, and how its arms are started.
-
-    `starting_at_once` arms load and warm up at the same time: 1 gives start-up times that nothing disturbed.
-    With `swap_devices` arms on devices of one kind (cuda:0, cuda:1) change places from trial to trial.
-    With `compile_cache = "fresh"` every replica of every trial compiles from nothing; "shared" keeps one disk cache in
-    the output folder for all arms, trials and runs.
-    """
+    """How often the experiment is repeated from a fresh start, and how its arms are started."""
 
     count: int = Field(default=1, ge=1, le=1000)
+    """Trials, each after a fresh start of every arm."""
     starting_at_once: int = Field(default=1, ge=1, le=1024)
+    """Arms that load and warm up at the same time. 1 gives undisturbed start-up times."""
     ready_timeout_s: float = Field(default=900.0, ge=1, le=86_400)
+    """Time in s that a server has to load and warm up."""
     swap_devices: bool = True
+    """Arms on devices of one kind (`cuda:0`, `cuda:1`) swap devices after each trial."""
     compile_cache: Literal["fresh", "shared"] = "fresh"
+    """`fresh` compiles everything in every start, except what `compile.artifact` holds. `shared` keeps one disk cache
+    in the output folder for all arms, trials and runs."""
 
 
 class SplitterSettings(TlsPair):
-    """The splitter's own settings; its arms and weights come from the experiment. Port 0 takes a free port.
-
-    With a certificate the load goes to it by TLS; the arms behind it are on loopback and stay plaintext.
-    """
+    """The splitter's own settings. Its arms and weights come from the experiment. The arms behind it are on loopback,
+    in plaintext."""
 
     port: int = Field(default=0, ge=0, le=65535)
+    """Port that the load goes to. 0 takes a free one."""
     admin_port: int = Field(default=0, ge=0, le=65535)
+    """Port of Envoy's admin interface on 127.0.0.1, open to every process of this machine. 0 is a Unix socket that only
+    your user may open."""
     workers: int = Field(default=2, ge=1, le=1024)
+    """Threads of Envoy."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -84,45 +90,46 @@ class SplitterSettings(TlsPair):
 
 
 class ParityConfig(Settings):
-    """How it is made sure that arms compute the same.
-
-    `served`: after the traffic of each trial every replica answers the same few prompts. `full`: before the first trial
-    every arm is measured as `tailgate parity` does, against a float64 `reference`; a failure ends the run. `prompts` 0
-    takes half as many again as the engine has slots, from 16 to 64, or as there are lengths at which shapes change,
-    and 64 where an arm is quantised differently from the control; answers have `tokens` tokens at most.
-    Such an arm is judged by its KL divergence, `max_kl` nats a token, on `texts`, a file of token ids; without it on
-    the control's answers. Encoders are judged by the cosine of every vector, `min_cosine` at least; 0 takes what the
-    dtype allows.
-
-    External arms whose control is external too are `served` by `prompts` of the traffic (0: 48) with answers of
-    `tokens`, before the load and after it; a share of `max_different` may be other than the control's.
-    """
+    """How a run checks that its arms compute the same."""
 
     served: bool = True
+    """After the traffic of each trial every replica answers the same few prompts. External arms are asked before the
+    load and after it, if the control is external too."""
     full: bool = False
+    """Measure every arm before the first trial, as `tailgate parity` does. A FAIL ends the run."""
     reference: bool = True
+    """Compare with float64, which takes four times the memory of bfloat16. Without it, lower precision stays
+    INCONCLUSIVE."""
     prompts: int = Field(default=0, ge=0, le=4096)
+    """Prompts that arms answer. 0 is half as many again as `engine.slots`, from 16 to 64; more where shapes change at
+    more lengths; 64 with a quantised arm; 48 for external arms."""
     tokens: int = Field(default=24, ge=1, le=4096)
+    """Longest answer in tokens, at most `engine.max_new_tokens`."""
     texts: str = ""
+    """File with a list of token ids on each line, by which quantised arms are judged. Needed for them, except with
+    random weights."""
     max_kl: float = Field(default=0.02, ge=1e-9, le=100)
+    """Highest mean KL divergence of a quantised arm from the reference, in nats a token."""
     min_cosine: float = Field(default=0.0, ge=0, le=1)
+    """Lowest cosine of an encoder's vectors with the control's, before and after the traffic. 0 is 0.9999 in float32
+    and 0.999 in lower precision."""
     max_different: float = Field(default=0.0, ge=0, le=0.9)
+    """Share of greedy answers of an external arm that may differ from the control's."""
 
 
 LEAST_SAMPLE_S = 0.05
 
 
 class MachinesConfig(Settings):
-    """How the machines are watched. Each host is sampled every `sample_s`, and before and after each trial a reference
-    of `reference_s` measures each device and the host. 0 leaves either out. While traffic flows replicas change
-    processors every `processor_turn_s`, or never: 0.
-
-    A sample takes the watcher some ms: with less than `LEAST_SAMPLE_S` between them it would do little else.
-    """
+    """How the machines of a run are watched and measured."""
 
     sample_s: float = Field(default=1.0, ge=0, le=60)
+    """Time in s between samples of hosts, devices and processes, 0.05 at least. 0 takes none."""
     reference_s: float = Field(default=2.0, ge=0, le=60)
+    """Time in s of the fixed work on each device before and after a trial, which tells a slow machine from a slow arm.
+    0 leaves it out."""
     processor_turn_s: float = Field(default=0.0, ge=0, le=600)
+    """Time in s after which replicas change processors while traffic flows. 0 is never."""
 
     @model_validator(mode="after")
     def _samples_are_apart(self) -> Self:
@@ -135,13 +142,16 @@ class MachinesConfig(Settings):
 
 
 class PressureConfig(Settings):
-    """What one more process does to the machines of all arms alike from `start_s` to `end_s` of the traffic (0: to its
-    end). `gpu_gib` are held on each GPU of an arm, and `processors` are kept busy; 0 leaves either out."""
+    """A neighbour process that weighs on the machines of all arms alike while traffic flows."""
 
     gpu_gib: float = Field(default=0.0, ge=0, le=1024)
+    """GiB that it holds on each GPU of an arm."""
     processors: int = Field(default=0, ge=0, le=1024)
+    """Processors of this host that it keeps busy."""
     start_s: float = Field(default=0.0, ge=0, le=1e7)
+    """When it begins, in s of the traffic."""
     end_s: float = Field(default=0.0, ge=0, le=1e7)
+    """When it ends, in s of the traffic. 0 is the end of the traffic."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -164,24 +174,42 @@ class PressureConfig(Settings):
 class Experiment(Settings):
     """Arms, traffic, trials and what is judged. Exactly one arm is the control."""
 
-    name: Name  # it names the run's folder
+    name: Name
+    """Name of the experiment. It names the run's directory."""
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    """Seed of all randomness: arrivals, lengths, prompts, the order of arms."""
     compare_models: bool = False
+    """Allow arms that differ in `model` or `engine`, and external arms: the question is then about whole servers."""
     model: ModelConfig = ModelConfig()
+    """Which transformer is served."""
     engine: EngineConfig = EngineConfig()
+    """Limits of the batching engine."""
     arms: Annotated[tuple[Annotated[ExperimentArm, Field(discriminator="kind")], ...], Listed] = ()
+    """What is compared: 2 to 26 arms, of which exactly one is the control."""
     traffic: TrafficConfig
+    """Which traffic one trial sends."""
     trials: TrialsConfig = TrialsConfig()
-    slo: Mapping[str, Any] = {}  # as written: see analysis.settings.slo_targets
+    """How often the experiment is repeated."""
+    slo: Annotated[Mapping[str, Any], WithJsonSchema(dict(SLO_SCHEMA))] = {}
+    """Objectives of every arm, and what a search for load counts as held."""
     gates: GateLimits = GateLimits()
+    """What an arm must hold to replace the control."""
     ramp: RampLimits = RampLimits()
+    """How `tailgate ramp` moves traffic to the candidate."""
     rollout: Rollout = Rollout()
+    """Load that the rollout must carry."""
     users: UsersConfig = UsersConfig()
+    """Where production traffic flows, for a ramp that sends none."""
     splitter: SplitterSettings = SplitterSettings()
+    """Ports, threads and TLS of the splitter."""
     parity: ParityConfig = ParityConfig()
+    """Whether the arms compute the same, and how that is judged."""
     machines: MachinesConfig = MachinesConfig()
+    """How the machines are watched."""
     pressure: PressureConfig = PressureConfig()
+    """A neighbour process on the machines of all arms."""
     security: SecurityConfig = OPEN
+    """TLS and token of the load."""
     _whole: Experiment | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
@@ -237,19 +265,32 @@ class Experiment(Settings):
 # --- JSON Schema ------------------------------------------------------------------------------------------------------
 
 
-class _Untitled(GenerateJsonSchema):
-    """Without titles of fields, which repeat their names."""
+class _Plain(GenerateJsonSchema):
+    """Without titles of fields, which repeat their names, and without whole tables as defaults."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
+    def default_schema(self, schema: Any) -> Any:
+        is_table = isinstance(schema.get("default"), BaseModel)
+        return self.generate_inner(schema["schema"]) if is_table else super().default_schema(schema)
+
 
 def json_schema() -> str:
     """Return the schema of what a file may hold. Whether all of it fits together, `tailgate run` says."""
-    schema = Experiment.model_json_schema(mode="validation", schema_generator=_Untitled)
+    schema = Experiment.model_json_schema(mode="validation", schema_generator=_Plain)
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "urn:tailgate:schema:experiment"}
-    return json.dumps(head | schema, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(_described(head | schema), indent=1, ensure_ascii=False) + "\n"
 
 
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(json_schema(), encoding="utf-8")
+def _described(node: Any) -> Any:
+    """Return the schema with each description on one line, and no default where a description states another one."""
+    if isinstance(node, list):
+        return [_described(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    text = node.get("description")
+    if not isinstance(text, str):
+        return {key: _described(value) for key, value in node.items()}
+    kept = {key: _described(value) for key, value in node.items() if key != "default" or DEFAULT not in text}
+    return kept | {"description": " ".join(text.split())}

@@ -18,21 +18,22 @@ _KEPT = ("block_s", "timeout_s")  # of the traffic: the rest describes what is n
 
 
 class UsersConfig(Settings):
-    """`admin` is the admin address of a running `tailgate split`, host:port or a path. It tells the replicas of both
-    arms and where its access log is; `replicas` ("arm=host:port,host:port" each) and `access_log` say otherwise.
-
-    With `route`, NAMESPACE/NAME of a Gateway API route of `route_kind`, that one's weights are moved, through the API
-    server that a pod finds or the `kubectl proxy` at `api`. With `provider`, HOST:PORT where other programs ask for the
-    verdict, they move the weights; what they do is recorded, and the candidate judged.
-    """
+    """Where production traffic flows, for `ramp.load = "none"`: a running `tailgate split`, or a route of a gateway."""
 
     admin: str = ""
+    """Admin address of the `tailgate split` that production traffic passes: HOST:PORT, or the path of its socket."""
     access_log: str = ""
+    """Request log of the splitter or gateway. Default: as the splitter reports."""
     route: Annotated[str, matching(r"|[^/]+/[^/]+", "give NAMESPACE/NAME of a route of route_kind")] = ""
+    """NAMESPACE/NAME of a Gateway API route whose weights are moved instead (`pip install 'tailgate[kubernetes]'`)."""
     route_kind: RouteKind = "GRPCRoute"
+    """Kind of that route. Flagger makes an HTTPRoute."""
     api: str = ""
+    """HOST:PORT of a `kubectl proxy`. Default: the API server that a pod finds."""
     replicas: Annotated[tuple[str, ...], Listed] = ()
+    """Replicas of each arm, as `"arm=host:port,host:port"`. Default: as the splitter reports."""
     provider: str = ""
+    """HOST:PORT where the run answers Argo Rollouts or Flagger, which then move the weights."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -29,9 +29,15 @@ class _Options(Settings):
     """What either protocol lets a request say of its prompt and its answer."""
 
     prompt: Literal["text", "token_ids"] = "text"
+    """`text` sends words. `token_ids` sends exactly the planned tokens, which the completions of vLLM and SGLang take,
+    and INT32 tensors of OIP models such as TensorRT-LLM's; needs `vocab_size`."""
     tokenizer: str = ""
+    """The model's folder or hub id. Texts then have exactly the planned number of tokens, the chat template included;
+    without it about as many."""
     length_fields: Annotated[tuple[LengthField, ...], Listed] = ()
+    """Fields that stop the server from ending an answer early. Sent if `traffic.ignore_eos` is true."""
     extra: Mapping[str, Any] = {}
+    """Added unchanged to every request, tables and lists included."""
 
     @model_validator(mode="after")
     def _can_be_written(self) -> Self:
@@ -47,17 +53,13 @@ class _Options(Settings):
 
 
 class OpenAiOptions(_Options):
-    """How requests to an OpenAI-compatible server are written.
-
-    `prompt` "token_ids" sends numbers, exactly as many as planned; vLLM's and SGLang's completions take them. "text"
-    sends words; with `tokenizer` (the model's folder or hub id) exactly as many tokens as planned, the chat template
-    included, without it about as many. `length_fields` are the body fields by which the server does not end an answer
-    early: ignore_eos, min_tokens, or none. `usage` asks for a token count at the end of each stream, with
-    each chunk (vLLM can), or not at all. `extra` is added to every request's body as it is, tables and lists included.
-    """
+    """How requests to an OpenAI-compatible server are written. They are greedy (`temperature` 0) and streamed."""
 
     endpoint: Literal["completions", "chat"] = "completions"
+    """API that is called. `chat` takes texts only."""
     usage: Literal["end", "each", "off"] = "end"
+    """When the server counts tokens: at the `end` of a stream (`stream_options.include_usage`), with `each` chunk
+    (`continuous_usage_stats`, which vLLM knows), or never (`off`)."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -73,19 +75,23 @@ class OpenAiOptions(_Options):
 
 
 class OipOptions(_Options):
-    """Which tensors of an Open Inference Protocol model carry what. The defaults are those of Triton's vLLM backend.
-
-    Names that are empty are not sent. `parameters_tensor` takes JSON with max_tokens, `length_fields` and `extra`.
-    `batched` puts a batch dimension of 1 before every shape. `prompt` "token_ids" sends INT32, as TensorRT-LLM takes.
-    """
+    """Which tensors of an Open Inference Protocol model carry what. The defaults are those of Triton's vLLM backend. A
+    tensor with an empty name is not sent."""
 
     prompt_tensor: str = "text_input"
+    """The prompt: BYTES, or INT32 for token ids."""
     prompt_length_tensor: str = ""
+    """The number of token ids (INT32)."""
     max_tokens_tensor: str = ""
+    """The length of the answer (INT32)."""
     stream_tensor: str = "stream"
+    """Whether to stream (BOOL)."""
     parameters_tensor: str = "sampling_parameters"
+    """JSON (BYTES) with `max_tokens`, `length_fields` and `extra`."""
     output_tensor: str = "text_output"
+    """The answer: BYTES, one piece of text a response; or integers, which are counted as tokens."""
     batched: bool = False
+    """Put a batch dimension of 1 before every shape."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -116,18 +122,18 @@ def _commands(value: Any) -> Any:
 
 
 class TelemetryConfig(Settings):
-    """Of each kind none, one for the whole arm, or one for each of its addresses, in their order.
-
-    `log` are files on this host; `log_command` are programs that print new lines of the log on stdout for as long as
-    they run.
-    """
+    """The server's log, from which its compiles are read: none, one for the whole arm, or one for each address in their
+    order."""
 
     log: Annotated[tuple[str, ...], BeforeValidator(_as_list, json_schema_input_type=str | list[str]), Listed] = ()
+    """Log file on this host."""
     log_command: Annotated[
         tuple[Annotated[tuple[str, ...], Listed], ...],
         BeforeValidator(_commands, json_schema_input_type=list[str] | list[list[str]]),
         Listed,
     ] = ()
+    """A program that prints the lines of the log on stdout while it runs: `["kubectl", "logs", "-f", "pod/vllm-0"]`. It
+    runs with your permissions."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -159,7 +165,8 @@ class TelemetryConfig(Settings):
 
 
 class ExternalArm(SecurityConfig):
-    """One external arm. Each `address` is a replica. `vocab_size` bounds the token ids of prompts."""
+    """A server that already runs. It has no `preset`, `shapes`, `compile`, `model`, `engine`, `replicas` or
+    `weight`."""
 
     elsewhere: ClassVar[Mapping[str, str]] = {
         "replicas": "has no meaning for an external arm: list the replicas in address",
@@ -169,16 +176,24 @@ class ExternalArm(SecurityConfig):
         ),
     }
     name: Name
+    """Name of the arm in records and reports."""
     kind: Kind
+    """`openai`: OpenAI-compatible HTTP with streaming. `oip`: Open Inference Protocol over gRPC."""
     control: bool = False
+    """The arm that the others are compared with. Exactly one arm has it."""
     address: Annotated[
         tuple[str, ...],
         BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
         Field(strict=False, min_length=1),
     ]
+    """`http://host:port/v1`, `https://…`, or `grpc://host:port`, `grpcs://…` for `oip`. A list of addresses is a list
+    of replicas."""
     model_name: str
+    """The model's name at the server."""
     vocab_size: int = Field(default=0, ge=0)
+    """Size of the model's vocabulary, which bounds the token ids of prompts."""
     telemetry: TelemetryConfig = TelemetryConfig()
+    """The server's log."""
     weight: ClassVar[int] = 1
 
     @model_validator(mode="after")
@@ -237,14 +252,18 @@ class OpenAiArm(ExternalArm):
     """A server with the OpenAI-compatible HTTP API."""
 
     kind: Literal["openai"]
+    """OpenAI-compatible HTTP with streaming: vLLM, SGLang, TGI, transformers and others."""
     openai: OpenAiOptions = OpenAiOptions()
+    """How requests are written."""
 
 
 class OipArm(ExternalArm):
     """A server with the Open Inference Protocol."""
 
     kind: Literal["oip"]
+    """Open Inference Protocol over gRPC, as Triton streams it."""
     oip: OipOptions = OipOptions()
+    """Which tensors carry what."""
 
 
 AnyExternalArm = Annotated[OpenAiArm | OipArm, Field(discriminator="kind")]

@@ -26,7 +26,9 @@ class TlsPair(Settings):
     """A certificate to show and its key (PEM files), or neither."""
 
     tls_certificate: str = ""
+    """Certificate chain to show (PEM file). Relative to the experiment's file. Needs `tls_key`."""
     tls_key: str = ""
+    """Key of `tls_certificate` (PEM file)."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -37,16 +39,14 @@ class TlsPair(Settings):
 
 
 class SecurityConfig(TlsPair):
-    """How clients trust and prove: `[security]` of an experiment, "security" in generator.json, --tls-* and --token-*.
-
-    `tls_ca` is a PEM file with the authorities that may sign servers; empty means the system's. `tls_server_name` is
-    the name that the server's certificate must carry when it is not the host that is dialled. `tls_certificate` and
-    `tls_key` are for servers that ask who the client is. The bearer token is in the environment variable `token_env`.
-    """
+    """How clients trust servers and prove who they are. Files and variables are named; no secret is written here."""
 
     tls_ca: str = ""
+    """PEM file of the authorities that may sign the server's certificate. Default: those of the system."""
     tls_server_name: str = ""
+    """Name that the server's certificate must carry. Default: the host of the address."""
     token_env: str = ""
+    """Environment variable that holds the bearer token."""
 
     @model_validator(mode="after")
     def _security_fits(self) -> Self:

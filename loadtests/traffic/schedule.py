@@ -14,31 +14,30 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailgate.analysis.records.schemas import Columns
 from tailgate.loadtests.traffic.lengths import IntArray
 from tailgate.loadtests.traffic.settings import Design
 from tailgate.servers.complaint import ConfigError
 
 EVERY_ARM = "*"
 
-SCHEDULE = pa.schema(
-    [
-        ("index", pa.int64()),
-        ("offset_ns", pa.int64()),  # from the start of the trial
-        ("session_id", pa.string()),
-        ("prompt_tokens", pa.int32()),
-        ("max_tokens", pa.int32()),
-        ("prompt_seed", pa.int64()),  # names the token sequence, and seeds sampling
-        ("arm", pa.string()),  # null: the splitter chooses, or copies; "*": a copy to every arm; a name: pinned
-        ("phase", pa.string()),  # rampup | measure
-    ]
+_SCHEDULE: Columns = (
+    ("index", pa.int64(), "Number of the request in its trial, from 0."),
+    ("offset_ns", pa.int64(), "When it is due, from the start of the trial."),
+    ("session_id", pa.string(), "Session of a split."),
+    ("prompt_tokens", pa.int32(), "Tokens of the prompt."),
+    ("max_tokens", pa.int32(), "Tokens of the answer."),
+    ("prompt_seed", pa.int64(), "Names the token sequence, and seeds sampling."),
+    ("arm", pa.string(), "A name: pinned to that arm; `*`: a copy to every arm; null: the splitter chooses."),
+    ("phase", pa.string(), "`rampup` or `measure`."),
 )
-# Of a trace whose prompts share blocks.
-BLOCKS = pa.schema(
-    [
-        ("blocks", pa.list_(pa.int64())),  # a seed for each leading block, equal where prompts share the block
-        ("block_tokens", pa.float64()),
-    ]
+_BLOCKS: Columns = (
+    ("blocks", pa.list_(pa.int64()), "A seed for each leading block; equal where prompts share the block."),
+    ("block_tokens", pa.float64(), "Tokens of a block."),
 )
+SCHEDULE = pa.schema([(name, kind) for name, kind, _ in _SCHEDULE])
+BLOCKS = pa.schema([(name, kind) for name, kind, _ in _BLOCKS])  # of a trace whose prompts share blocks
+MEANINGS = {name: text for name, _, text in (*_SCHEDULE, *_BLOCKS)}
 _METADATA_KEY = b"tailgate.schedule"
 
 

@@ -35,46 +35,69 @@ Rate = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class TrafficConfig(Settings):
-    """Which traffic one trial sends. Settings that contradict each other, or would have no effect, are refused.
-
-    `rate` is in requests/s: to each arm when mirrored, in all when split or switchback. It is 0 (not given) when the
-    times come from `rates` or a trace. A trial lasts `duration_s`; its first `rampup_s` carry a load that rises from
-    nothing and are marked "rampup". `rates` is [[start_s, rate], ...] for piecewise, and [lowest, highest] for a
-    saturation search, whose steps last `step_s` each. `length_scales` is [[start_s, factor], ...]: lengths are those of
-    the workload times `length_scale` times the factor of the time at which a request is due. Where arrivals are those
-    of "users", nothing is sent.
-    """
+    """Which traffic one trial sends. Settings that contradict each other, or would have no effect, are refused."""
 
     design: Design = "mirrored"
+    """How arms share the traffic: `mirrored` sends each request to every arm, `split` chooses an arm by weight,
+    `switchback` lets arms take turns of `traffic.block_s`."""
     duration_s: float = Field(default=60.0, ge=0.001, le=1e7)
+    """Length of a trial in s, ramp-up included."""
     rampup_s: float = Field(default=0.0, ge=0, le=1e7)
+    """First seconds of a trial, in which the load rises linearly from zero. They are not judged. With a switchback a
+    multiple of `traffic.block_s`."""
     arrivals: Arrivals = "poisson"
+    """When requests start: a constant rate (`poisson`, `gamma`), a rate that changes (`piecewise`), the times of a
+    trace, or steps of rising load (`saturation`). `users` sends nothing; `ramp.load = "none"` sets it."""
     rate: Annotated[Rate, UsedWith("arrivals", ("poisson", "gamma"))] = 0.0
+    """Requests/s: to each arm when mirrored, in all when split or switchback. Default: required for these arrivals."""
     burstiness: Annotated[float, Field(ge=0.001, le=1e6), UsedWith("arrivals", ("gamma", *_LISTED))] = 1.0
+    """1 is a Poisson process, below 1 comes in bursts, above 1 is more even."""
     rates: Annotated[
         tuple[Rate | Annotated[tuple[float, float], Listed], ...], Listed, UsedWith("arrivals", _LISTED)
     ] = ()
+    """For `piecewise` `[[0, 2], [60, 8]]`: start in s, requests/s. For `saturation` `[1, 32]`: lowest and highest
+    requests/s."""
     step_s: Annotated[float, Field(ge=0.001, le=1e7), UsedWith("arrivals", ("saturation",))] = 30.0
+    """Length of a step in s. `duration_s` less `rampup_s` is a whole number of steps, 3 or more."""
     settle_s: Annotated[float, Field(ge=0, le=1e7), UsedWith("arrivals", ("saturation",))] = 10.0
+    """Time in s at the start of each step that is not judged."""
     workload: Workload = "conversation"
+    """Lengths of prompts and answers: `conversation` (chat), `sentences` (texts for encoders), or those of the trace.
+    Default: `conversation`, or `sentences` for encoders."""
     length_scale: float = Field(default=1.0, ge=1e-6, le=1e6)
+    """Factor on every length. Lengths are rounded and at least one token. 0.1 suits a small model on a CPU."""
     length_scales: Annotated[
         tuple[Annotated[tuple[float, float], Listed], ...],
         Listed,
         UsedWith("arrivals", ("poisson", "gamma", "piecewise")),
     ] = ()
+    """Further factors on all lengths, each from its start in s on: `[[0, 0.2], [240, 1]]`."""
     trace: str = ""
+    """Path of a trace (CSV or JSON Lines), for `arrivals = "trace"` or `workload = "trace"`."""
     prompts: PromptKind = "ids"
+    """What a prompt is made of: random token ids, or text of exactly the planned number of tokens."""
     tokenizer: str = ""
+    """Model folder or hub id whose tokenizer counts the tokens of a text. Default: the control's `model.id`."""
     trace_start_s: Annotated[float, Field(ge=0, le=1e9), UsedWith("arrivals", ("trace",))] = 0.0
+    """Second of the trace at which the replay starts."""
     time_scale: Annotated[float, Field(ge=1e-6, le=1e6), UsedWith("arrivals", ("trace",))] = 1.0
+    """Factor on the times of the trace: 0.5 replays twice as fast, 2 half as fast."""
     timeout_s: float = Field(default=60.0, ge=0.001, le=1e6)
+    """Time in s after which a request has failed."""
     ignore_eos: bool = True
+    """Answers have exactly the planned length. With false they may end earlier."""
     direct: Annotated[bool, UsedWith("design", ("mirrored", "switchback"))] = False
+    """Clients connect to the arms without the splitter. Always so if an arm is external."""
     workers: int = Field(default=1, ge=0, le=1024)
+    """Load-generating processes of this host."""
     remote_workers: int = Field(default=0, ge=0, le=1024)
+    """Load-generating processes on other hosts, started there with `tailgate worker`. `workers` may then be 0. All
+    hosts need the same secret in `TAILGATE_CHANNEL_TOKEN`."""
     master_bind: str = ""
+    """Address of this host for remote workers, as HOST:PORT. The splitter listens on it too. Default: required with
+    `remote_workers`."""
     block_s: float = Field(default=30.0, ge=0.001, le=1e7)
+    """Length of a block in s: the unit of the statistics, and the turn of a switchback."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -114,7 +114,12 @@ def _load(trials: Sequence[_Accounts]) -> Iterator[Metric]:
         failed = number(row.get("failed")) or 0.0
         ended[arm, "failed"] += failed
         ended[arm, "ok"] += (number(row.get("n")) or 0.0) - failed
-    yield _filled(CounterMetricFamily("tailgate_load_requests", "Requests ended.", labels=["arm", "outcome"]), ended)
+    yield _filled(
+        CounterMetricFamily(
+            "tailgate_load_requests", "Requests ended, each copy by itself.", labels=["arm", "outcome"]
+        ),
+        ended,
+    )
     under_way: defaultdict[tuple[str, ...], float] = defaultdict(float)
     for arm, row in _rows(trials[-1].values() if trials else (), "arms"):
         under_way[arm,] += number(row.get("inflight")) or 0.0

@@ -139,14 +139,6 @@ def test_what_cannot_be_tested_has_no_row():
     assert list(data.autocorrelation("a", [comparison(autocorrelation=None)])) == []
 
 
-def test_the_page_on_the_method_has_a_row_for_each_rule_in_the_order_of_the_table():
-    page = (Path(__file__).parents[3] / "docs" / "method.md").read_text()
-    rows = page.partition("| check | sees | opens | remedy |")[2].partition("\n\n")[0].splitlines()[2:]
-    named = [row.split("|")[1].strip() for row in rows]
-    groups = [(name, len(list(rules))) for name, rules in groupby(RULES, lambda rule: rule.name)]
-    assert named == [cell for name, rules in groups for cell in (name, *[""] * (rules - 1))]
-
-
 def test_rules_of_one_check_follow_each_other_and_rank_alike():
     groups = [name for name, _ in groupby(RULES, lambda rule: rule.name)]
     assert len(groups) == len(set(groups))

@@ -175,7 +175,7 @@ def test_without_telemetry_only_waits_that_a_server_reported_are_known(compiles,
 
 def test_the_published_schema_is_that_of_the_models_and_holds_the_golden_summaries():
     published = FOLDER / f"summary-{SCHEMA}.schema.json"
-    assert published.read_text(encoding="utf-8") == json_schema(), "run `make schema`"
+    assert published.read_text(encoding="utf-8") == json_schema(), "run `make reference`"
     assert [path.name for path in FOLDER.glob("summary-*.json")] == [published.name]
     schema = json.loads(json_schema())
     Draft202012Validator.check_schema(schema)

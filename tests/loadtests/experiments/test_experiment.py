@@ -179,18 +179,6 @@ def test_a_trace_replaces_arrivals_and_lengths_but_keeps_the_scale(tmp_path: Pat
         load(write(tmp_path, MINIMAL), trace=str(tmp_path / "none.csv"))
 
 
-def test_every_setting_is_documented() -> None:
-    docs = Path(__file__).resolve().parents[3] / "docs"
-    text = (docs / "quickstart.md").read_text()
-    demo = load("demo")
-    tables = {name: getattr(demo, name) for name in ("trials", "gates", "splitter", "parity")}
-    tables |= {name: getattr(demo.arms[1].config, name) for name in ("model", "engine", "shapes", "compile")}
-    keys = {f"{name}.{key}" for name, table in tables.items() for key in type(table).model_fields}
-    assert sorted(key for key in keys if f"`{key}`" not in text) == []
-    traffic = (docs / "traffic.md").read_text()
-    assert sorted(key for key in type(demo.traffic).model_fields if f"| `{key}` |" not in traffic) == []
-
-
 def test_a_hub_tokenizer_of_a_file_is_not_a_folder_of_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

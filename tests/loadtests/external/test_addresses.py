@@ -10,10 +10,8 @@ import pytest
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.experiments.reading import from_table, to_table
 from tailgate.loadtests.external.addresses import Address, parse_address
-from tailgate.loadtests.external.arms import OipArm, OipOptions, OpenAiArm, OpenAiOptions, TelemetryConfig
 from tailgate.loadtests.external.client_security import SecurityConfig, bearer_token, server_name
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.fields import Settings
 from tests.fakes.credentials import make_certificates
 from tests.fakes.processes import refusal
 
@@ -173,14 +171,6 @@ def test_what_an_arm_names_is_looked_for_before_the_run(tmp_path: Path, monkeypa
     monkeypatch.setenv("VLLM_TOKEN", "abc")
     log.touch()
     check(token_env="VLLM_TOKEN", openai={"tokenizer": str(tmp_path)}, telemetry={"log": str(log)})
-
-
-@pytest.mark.parametrize("kind", [OpenAiArm, OipArm, OpenAiOptions, OipOptions, TelemetryConfig])
-def test_every_setting_of_an_external_arm_is_documented(kind: type[Settings]) -> None:
-    text = (Path(__file__).resolve().parents[3] / "docs" / "external-arms.md").read_text()
-    inside = {table: f"[arms.{table}]" for table in ("openai", "oip", "telemetry")}
-    keys = kind.model_fields.keys() - {"name", "control"}
-    assert [key for key in keys if f"`{inside.get(key, key)}`" not in text] == []
 
 
 def test_the_name_to_check_is_the_configured_one_or_the_host() -> None:

@@ -192,11 +192,6 @@ def test_shares_of_the_workers_make_the_whole() -> None:
         schedule.share(3, 3)
 
 
-def test_every_traffic_key_is_documented() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "traffic.md").read_text(encoding="utf-8")
-    assert [key for key in TrafficConfig.model_fields if f"`{key}`" not in page] == []
-
-
 SEARCH = {"arrivals": "saturation", "rates": [1.0, 2.0], "duration_s": 90}
 
 

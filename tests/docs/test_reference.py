@@ -1,0 +1,98 @@
+"""The reference is current and complete, and the schema of experiments takes what `tailgate run` takes."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from docs.generate import DOCS, pages
+from tailgate.analysis.judging.gates import QUESTIONS
+from tailgate.analysis.judging.verdict import KIND_ORDER
+from tailgate.loadtests.experiments.files import builtin_names, builtin_text
+
+PAGES = pages()
+SCHEMA = json.loads(PAGES["schema/experiment.schema.json"])
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+_BLOCK = re.compile(r"^```toml\n(.*?)^```$", re.M | re.S)
+# What makes an arm of a table that an example shows by itself.
+_EXTERNAL = {"name": "server", "address": "x:1", "model_name": "m"}
+
+
+def wrong(table: dict[str, Any]) -> list[str]:
+    return [error.message for error in VALIDATOR.iter_errors(table)]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_committed_page_is_what_the_code_says(name: str) -> None:
+    assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name], "run `make reference`"
+
+
+def test_no_page_is_left_that_nothing_writes() -> None:
+    assert {f"reference/{path.name}" for path in (DOCS / "reference").iterdir()} <= PAGES.keys()
+
+
+def test_every_key_is_described() -> None:
+    tables = {"Experiment": SCHEMA, **SCHEMA["$defs"]}
+    keys = {f"{table}.{key}": value for table, part in tables.items() for key, value in part["properties"].items()}
+    assert [key for key, value in keys.items() if not value.get("description")] == []
+
+
+def test_every_kind_of_gate_has_its_question() -> None:
+    assert {item.kind for item in QUESTIONS} == KIND_ORDER.keys()
+    golden = json.loads((DOCS.parent / "tests/golden/demo/summary.json").read_text(encoding="utf-8"))
+    for gate in golden["gates"]:
+        assert any(gate["gate"].startswith(item.gate) for item in QUESTIONS), gate["gate"]
+
+
+@pytest.mark.parametrize("name", builtin_names())
+def test_a_built_in_experiment_is_valid(name: str) -> None:
+    assert wrong(tomllib.loads(builtin_text(name))) == []
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("**/*.md")), ids=lambda path: str(path.relative_to(DOCS)))
+def test_examples_on_a_page_are_valid(page: Path) -> None:
+    for block in _BLOCK.findall(page.read_text(encoding="utf-8")):
+        table = {"name": "example", "traffic": {"rate": 1.0}, **tomllib.loads(block)}
+        if isinstance(arm := table.get("arms"), dict):
+            kind = next((key for key in ("openai", "oip") if key in arm), None)
+            table["arms"] = [{**arm, **({"preset": "eager"} if kind is None else {**_EXTERNAL, "kind": kind})}]
+        assert wrong(table) == [], block
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("duration_s", "duration"),
+        ('preset = "eager"', 'preset = "fast"'),
+        ("rate = ", 'rate = "x" # '),
+        ("p99_", "p0_"),
+    ],
+)
+def test_a_wrong_key_or_value_is_not_valid(old: str, new: str) -> None:
+    text = builtin_text("demo").replace(old, new)
+    assert text != builtin_text("demo")
+    assert wrong(tomllib.loads(text))
+
+
+def test_links_to_a_section_of_the_reference_lead_to_one() -> None:
+    headings = {
+        name.rpartition("/")[2]: {
+            re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-")
+            for line in text.splitlines()
+            if line.startswith("#")
+        }
+        for name, text in PAGES.items()
+        if name.endswith(".md")
+    }
+    links = [
+        (page.name, target, section)
+        for page in DOCS.glob("**/*.md")
+        for target, section in re.findall(r"reference/([\w-]+\.md)(?:#([\w-]+))?\)", page.read_text(encoding="utf-8"))
+    ]
+    assert [link for link in links if link[1] not in headings or link[2] not in ("", *headings[link[1]])] == []
