@@ -13,35 +13,35 @@ def _plain(number: float | None) -> str:
 
 
 def counted(number: float | None, noun: str, show: Callable[[Any], str] = _plain) -> str:
-    """The count with its noun: "1 stall", "3 stalls". `show` writes the number, and what it shows as 1 is one."""
+    """Return the count with its noun: "1 stall", "3 stalls". `show` formats the number; if it shows "1", it is one."""
     shown = show(number)
     return f"{shown} {noun if shown == '1' else _plural(noun)}"
 
 
 def _plural(noun: str) -> str:
-    """The noun of several, by the rules that the nouns of reports follow: runs, days, entries, processes."""
+    """Return the plural, by the rules that the nouns of reports follow: runs, days, entries, processes."""
     if re.search(r"[^aeiou]y$", noun):
         return f"{noun[:-1]}ies"
     return f"{noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def listed(words: Sequence[str]) -> str:
-    """The words as a list: "a", "a and b", "a, b and c"."""
+    """Join the words as a list: "a", "a and b", "a, b and c"."""
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def digits(value: float, most: int = 3) -> str:
-    """The number to `most` digits, and no power of ten where it is large: "0.0123", "119", "4,203"."""
+    """Format the number to `most` digits, without a power of ten if large: "0.0123", "119", "4,203"."""
     return f"{value:.{most}g}" if abs(value) < 10**most - 0.5 else f"{value:,.0f}"
 
 
 def percent(share: float) -> str:
-    """The share in percent, three digits: "0.123 %"."""
+    """Format the share in percent, three digits: "0.123 %"."""
     return f"{digits(100.0 * share)} %"
 
 
 def bytes_text(size: float) -> str:
-    """The size in the unit a reader thinks in: "604 MiB", "15.2 GiB"."""
+    """Format the size in a readable unit: "604 MiB", "15.2 GiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1000:
             return f"{size:.3g} {unit}"
@@ -50,13 +50,13 @@ def bytes_text(size: float) -> str:
 
 
 def sentence(faults: Sequence[str]) -> str:
-    """The faults as one sentence without its full stop. A device's name at its start (cuda:0) stays as it is."""
+    """Join the faults into one sentence without its full stop. A device's name at its start (cuda:0) stays as it is."""
     text = "; ".join(faults)
     return text if ":" in text.partition(" ")[0] else text[:1].upper() + text[1:]
 
 
 def duration_text(seconds: float) -> str:
-    """The length in the unit a reader thinks in: "90 seconds", "20 minutes", "3.5 hours"."""
+    """Format the length in a readable unit: "90 seconds", "20 minutes", "3.5 hours"."""
     if seconds < 180:
         return counted(round(seconds), "second")
     if seconds < 2 * 3600:

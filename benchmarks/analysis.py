@@ -26,7 +26,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# First, since this file has the name of the package beside it.
+# First, since this file has the name of the package next to it.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.simulation.records import EPOCH_NS, request_table
@@ -86,7 +86,7 @@ def _write_trial(directory: Path, number: int, pairs: int, rng: np.random.Genera
 
 
 def _batch(trial: int, first: int, scheduled: Ints, level: float, rng: np.random.Generator) -> pa.RecordBatch:
-    """The requests of one second on both arms."""
+    """Return the requests of one second on both arms."""
     count, prefix = len(scheduled), str(trial)
     output = np.clip(rng.lognormal(5.019, 0.859, count), 1, 2000).astype(np.int32)
     prompt = rng.integers(16, 4096, count).astype(np.int32)
@@ -125,7 +125,7 @@ def _batch(trial: int, first: int, scheduled: Ints, level: float, rng: np.random
 
 
 def whole(directory: Path) -> dict[str, Any]:
-    """All of `tailgate analyze`: the summary and the reports are in the run directory."""
+    """Measure all of `tailgate analyze`, including the summary and the reports in the run directory."""
     before, began, worked = psutil.Process().memory_info().rss, time.perf_counter(), time.process_time()
     summary = analyze(directory)
     judged = time.perf_counter()

@@ -108,8 +108,7 @@ def _keep_table(path: Path, target: Path, *, token_gaps: bool) -> None:
 
 
 def deviations(run_dir: Path, accepted: Sequence[str] = ()) -> list[str]:
-    """In what the run's experiment differs from the registered one of its name, each in words, but for `accepted` keys
-    or tables of them."""
+    """Return how the run's experiment differs from the registered one of its name, except `accepted` keys or tables."""
     run = tomllib.loads((run_dir / "experiment.toml").read_text(encoding="utf-8"))
     name = str(run.get("name"))
     if not (files("tailgate.loadtests.experiments") / f"{name}.toml").is_file():
@@ -140,7 +139,7 @@ def _shown(value: Any) -> str:
 
 
 def plant(case: str, more: Sequence[str]) -> int:
-    """The case has run with the fault in each arm that is named after one; the exit code of `tailgate run`."""
+    """Run the case with the fault in each arm that is named after one; return the exit code of `tailgate run`."""
     arms = [arm["name"] for arm in tomllib.loads((_EXPERIMENTS / f"{case}.toml").read_text(encoding="utf-8"))["arms"]]
     os.environ[VARIABLE] = ";".join(f"{arm}:{PLANTED[arm]}" for arm in arms if arm in PLANTED)
     return tailgate(["run", case, *more], arm_command=PLANTED_ARM)
@@ -186,7 +185,7 @@ def _short(gate: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The cases are kept and judged as asked."""
+    """Keep and judge the cases."""
     parser = argparse.ArgumentParser(prog="case.py", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     keeping = commands.add_parser("keep")

@@ -40,7 +40,7 @@ class ContestError(RuntimeError):
 
 
 def cores() -> tuple[int | None, int | None]:
-    """The last usable core for the server, the first for the load; nothing where there is one or no choice."""
+    """Return the last usable core for the server and the first for the load, or None each without a choice."""
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return (usable[-1], usable[0]) if len(usable) >= 2 else (None, None)
 
@@ -49,7 +49,7 @@ def cores() -> tuple[int | None, int | None]:
 def child(
     name: str, command: Sequence[str], *, folder: Path, core: int | None, speaks: bool = False
 ) -> Iterator[Child]:
-    """A process on `core`, with this one's clock and packages; it ends with the block."""
+    """Run a process on `core`, with this one's clock and packages, until the block ends."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": path, **anchored_environment()}
     parse = json.loads if speaks else None
@@ -72,11 +72,12 @@ def child(
 
 @contextmanager
 def null_server(folder: Path, tokens_per_s: float, *, core: int | None) -> Iterator[str]:
-    """The address of benchmarks.null_server in a process of its own; afterwards its account is in the folder."""
+    """Yield the address of benchmarks.null_server in a process of its own, which then writes its account to the
+    folder."""
     command = [sys.executable, "-m", "benchmarks.null_server"]
     command += ["--report", str(folder / "server.npz"), "--tokens-per-s", str(tokens_per_s)]
     with child("null-server", command, folder=folder, core=core, speaks=True) as server:
-        while not (heard := server.hear(1.0))[0]:
+        while not (heard := server.receive(1.0))[0]:
             if heard[1] is not None:
                 raise ContestError(f"the null server {server.ending(heard[1])}")
         answer: Any = heard[0][0]
@@ -87,7 +88,7 @@ def null_server(folder: Path, tokens_per_s: float, *, core: int | None) -> Itera
 
 
 def cpu_s(pid: int) -> float:
-    """Processor seconds that a process has used; nan where it has ended."""
+    """Return the processor seconds of a process; nan if it has ended."""
     try:
         used = psutil.Process(pid).cpu_times()
     except psutil.NoSuchProcess:
@@ -214,7 +215,7 @@ class Emitted:
             )
 
     def of(self, name: str) -> Ints:
-        """When the tokens of the stream were sent; 0 for one that was not."""
+        """Return when the tokens of the stream were sent; 0 for one that was not."""
         first, tokens = self.streams[name]
         wanted = first + np.arange(tokens) * self.phases
         place = np.searchsorted(self.ticks, wanted).clip(max=len(self.ticks) - 1)
@@ -255,10 +256,10 @@ def stream_figures(requests: pa.Table, sent: Emitted, window: Window) -> dict[st
 
 
 def own_error(requests: pa.Table, window: Window) -> dict[str, float]:
-    """The load process's share of the latency (ms) of answers that were due in the window.
+    """Return the load process's share of the latency (ms) of answers that were due in the window.
 
-    late: sent − scheduled. delivery: the client's stamp of the end − the server's. own: both together. Raises
-    ContestError where nothing was answered.
+    late: sent − scheduled. delivery: the client's stamp of the end − the server's. own: the sum. Raises ContestError if
+    nothing was answered.
     """
     scheduled, sent, end, answer = (
         integers(requests[name], 0) for name in ("scheduled_ns", "sent_ns", "end_ns", "server_end_ns")

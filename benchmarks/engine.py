@@ -47,7 +47,7 @@ FIRST_TOKEN_ID = 3  # ids below are padding, start and end of text in the common
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Define the command line."""
     parser = parser_of("engine.py", __doc__, repeats=5)
     add = parser.add_argument
     add("--model", default="random:tiny", help="model id, as model.id (default %(default)s)")
@@ -62,17 +62,17 @@ def parser() -> argparse.ArgumentParser:
 
 
 def arm_of(options: argparse.Namespace) -> ArmConfig:
-    """The arm to measure. Raises ConfigError where it cannot take the work."""
+    """Return the arm to measure. Raises ConfigError if its limits are too low."""
     settings = [*LIMITS, *options.settings]
     arm = preset_arm(options.arm, settings=all_settings(settings, options.model))
-    for what, asked, key in (
+    for what, value, key in (
         ("--batch", max(options.batch), "slots"),
         ("--prompt-tokens", options.prompt_tokens, "max_prompt_tokens"),
         ("--new-tokens", options.new_tokens, "max_new_tokens"),
     ):
         limit = getattr(arm.engine, key)
-        if asked > limit:
-            raise ConfigError(f"{what} {asked} is above engine.{key} {limit}: raise engine.{key}")
+        if value > limit:
+            raise ConfigError(f"{what} {value} is above engine.{key} {limit}: raise engine.{key}")
     return arm
 
 
@@ -142,7 +142,7 @@ class Bench:
         return drawn
 
     def floor(self) -> tuple[StepBytes, float]:
-        """(the bytes of a decode step, bytes per second of the device)."""
+        """Return (the bytes of a decode step, bytes per second of the device)."""
         needed = step_bytes(self.runner.model)
         bandwidth = measure_bandwidth(self.runner.device, self.runner.model.dtype)
         if self.runner.device.type == "cuda":
@@ -159,7 +159,7 @@ class Bench:
         return needed, bandwidth["best"]
 
     def decode(self, batch: int, needed: StepBytes, bytes_per_s: float) -> None:
-        """Steady decode against the floor. The first repeat warms caches and clocks and does not count."""
+        """Measure steady decode against the floor. The first repeat warms caches and clocks and does not count."""
         steady = [self._decode(batch) for _ in range(1 + self.options.repeats)][1:]
         positions = float(np.mean([measured.positions for measured in steady]))
         bound = needed.floor_tokens_per_s(batch=batch, positions=positions, bytes_per_s=bytes_per_s)
@@ -177,7 +177,7 @@ class Bench:
         )
 
     def prefill(self, batch: int) -> None:
-        """Prompts that come at once, until each has its first token. The first repeat does not count."""
+        """Measure simultaneous prompts until each has its first token. The first repeat does not count."""
         rates = [self._prefill(batch) for _ in range(1 + self.options.repeats)][1:]
         self.ledger.add("prefill", batch=batch, prompt_tokens_s=spread(rates), samples=rates)
 
@@ -196,7 +196,7 @@ class Bench:
         return sum(map(len, prompts)) / ((last_ns - start_ns) / 1e9)
 
     def _answered(self, prompts: Sequence[list[int]], new_tokens: int) -> tuple[int, Answers]:
-        """(start, answers) of `prompts` at once. Raises MeasurementError for a compile event."""
+        """Return (start, answers) of `prompts` at once. Raises MeasurementError for a compile event."""
         from tailgate.servers.engine.in_process import ask, requests_of
 
         self.runner.recorder.drain()
@@ -209,7 +209,7 @@ class Bench:
 
 
 def machine(arm: ArmConfig) -> Row:
-    """Where it ran: versions, commit, processor, GPUs, and the device that the arm uses."""
+    """Describe the machine: versions, commit, processor, GPUs, and the device that the arm uses."""
     from tailgate.servers.engine.placement import product_name, resolve_device
 
     return {"device": product_name(resolve_device(arm.model.device)), **describe_environment()}

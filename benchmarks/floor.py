@@ -22,18 +22,19 @@ class StepBytes:
     quantised: int = 0
 
     def total(self, *, batch: int, positions: float) -> float:
-        """Bytes of a step: weights once, keys and values of `positions` read, those of `batch` new ones written."""
+        """Return the bytes of a step: weights once, keys and values of `positions` read, those of `batch` new ones
+        written."""
         return self.weights + self.position * (positions + batch)
 
     def floor_tokens_per_s(self, *, batch: int, positions: float, bytes_per_s: float) -> float:
-        """Tokens per second of a step that does nothing but move its bytes."""
+        """Return the tokens per second of a step that only moves its bytes."""
         return batch * bytes_per_s / self.total(batch=batch, positions=positions)
 
 
 def step_bytes(model: Any) -> StepBytes:
-    """The bytes that a loaded Hugging Face causal model must move in a decode step.
+    """Return the bytes that a loaded Hugging Face causal model must move in a decode step.
 
-    Of an input embedding that is not the output matrix too, a step reads one row a token: it does not count.
+    An input embedding that is not the output matrix too does not count: a step reads one row of it a token.
     """
     from tailgate.servers.engine.quantisation import stored_bytes, weight_bytes  # brings torch along
 
@@ -48,7 +49,7 @@ def step_bytes(model: Any) -> StepBytes:
 
 
 def measure_bandwidth(device: Any, dtype: Any, *, tensor_bytes: int = 0, repeats: int = 15) -> dict[str, float]:
-    """Bytes per second on random data, medians: each is a lower bound of what the device can do.
+    """Measure bytes per second on random data, medians: each is a lower bound of what the device can do.
 
     copy: device to device, bytes read and bytes written; sum: a reduction to one number; matvec: a matrix times a
     vector, as decode's projections at batch 1; best: the fastest of them, which the floor is computed with.

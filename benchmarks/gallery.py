@@ -48,7 +48,7 @@ _POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>\n')
 
 
 def kept(name: str) -> dict[str, Any]:
-    """The verdict on a page's records, with its headline, as it was kept."""
+    """Return the stored verdict on a page's records, with its headline."""
     records = PAGES[name]
     file = verdict_file(records) if records.is_file() else records / "summary.json"
     outcome: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -56,7 +56,7 @@ def kept(name: str) -> dict[str, Any]:
 
 
 def summary_of(name: str) -> dict[str, Any]:
-    """The summary of a page's records, or what was kept of it."""
+    """Return the summary of a page's records, or what is stored of it."""
     records = PAGES[name]
     if records.is_file():
         return analyze(unpack(records))
@@ -64,20 +64,22 @@ def summary_of(name: str) -> dict[str, Any]:
 
 
 def pictures(name: str) -> dict[str, str]:
-    """The pictures of a page: of the first screen, and of a ramp that of its weights."""
+    """Return the pictures of a page: of its first screen, and of a ramp's weights."""
     return {f"{name}.png": "", **({} if PAGES[name].is_file() else {f"{name}-weights.png": "weights"})}
 
 
 def alone(page: str, part: str) -> str:
-    """The page with one of its parts alone under its head, unfolded, so that a first screen shows it. The policy goes:
-    it allows no style but the page's own."""
+    """Return the page with one unfolded part alone under its head, so that a first screen shows it.
+
+    It drops the policy, which allows only the page's own style.
+    """
     hidden = f"main > :not(#{part}), footer {{ display: none }}"
     page = page.replace(f'<details class="section" id="{part}">', f'<details class="section" id="{part}" open>')
     return _POLICY.sub("", page).replace("</head>", f"<style>{hidden}</style>\n</head>", 1)
 
 
 def picture(browser: str, page: str, file: Path) -> None:
-    """`file` shows the page as a window of that size does."""
+    """Write a picture of the page in a window to `file`."""
     with tempfile.TemporaryDirectory() as folder:
         shown = Path(folder) / "page.html"
         shown.write_text(page, encoding="utf-8")
@@ -92,7 +94,7 @@ def picture(browser: str, page: str, file: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The pages and pictures are written, all or those that were named; the exit code."""
+    """Write the pages and pictures, all or those that were named; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python benchmarks/gallery.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

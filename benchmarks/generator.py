@@ -1,10 +1,10 @@
-"""How honest is the load generator beside its client alone, and what the splitter adds: one command, one JSON line.
+"""Measure the load generator against its client alone, and what the splitter adds: one command, one JSON line.
 
     python benchmarks/generator.py --repeats 3
 
 A null server sends what is measured, on one core; the load process has the other. Two contestants take turns in every
 repeat. streams: 1,000 streams of 50 tokens/s, what share of the tokens is seen and how late, by tailgate (a Locust
-process with loadtests/chat.py that replays a schedule and records) beside bare (its client alone). open: 10,000
+process with loadtests/chat.py that replays a schedule and records) against bare (its client alone). open: 10,000
 requests/s open loop, and the load process's own share of their latency. splitter: 100 streams of 20 tokens/s to the
 client alone, directly and behind Envoy as a run configures it. Results go to stderr as soon as they are there; the last
 line on stdout is one JSON object. Exit code: 0 all measured and every goal reached, 1 something failed or missed its
@@ -32,7 +32,7 @@ from benchmarks.contest import Work, run
 from benchmarks.ledger import Ledger, Row, paired_ratio, spread
 from tailgate.loadtests.trials.environment import describe_environment
 
-# The work of each section, and who is measured beside "bare".
+# The work of each section, and what is measured against "bare".
 SECTIONS: Final = {
     "streams": (Work(streams=1000, tokens_per_s=50.0), "tailgate"),
     "open": (Work(rate=10_000.0), "tailgate"),
@@ -43,7 +43,7 @@ DELIVERED, LAG_MS, OWN_MS, ADDED_MS = 0.99, 10.0, 3.0, 1.0
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Define the command line."""
     parser = parser_of("generator.py", __doc__, repeats=3)
     parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], metavar="SECTION",
                         help=f"{', '.join(SECTIONS)} (default: all)")  # fmt: skip

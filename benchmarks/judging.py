@@ -5,7 +5,7 @@
 Sections: promises, detection, attribution, closed, frontiers, sequential, objectives, ramps, separate,
 greedy, machines, planning; all where none is named.
 
-Each line is a share of seeded runs (or a time) beside what it must reach. The last line on stdout is one JSON object.
+Each line is a share of seeded runs (or a time) with its goal. The last line on stdout is one JSON object.
 Exit code 1 when a line misses its goal. The simulator is in benchmarks/simulation. 400 seeds take some ten minutes on
 two processors.
 """

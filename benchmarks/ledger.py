@@ -41,12 +41,12 @@ class Ledger:
             self.missed.append(f"{what} is {value:.4g}")
 
     def result(self, benchmark: str, *, about: Row) -> Row:
-        """The JSON object that says everything."""
+        """Return all results as one JSON object."""
         return {"benchmark": benchmark, "ok": not self.missed, "missed": self.missed, **about, "results": self.rows}
 
 
 def rounded(value: Any) -> Any:
-    """`value` with floats cut to six significant digits, at any depth, so that JSON stays readable."""
+    """Round floats in `value` to six significant digits, at any depth, so that JSON stays readable."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, Mapping):
@@ -57,12 +57,12 @@ def rounded(value: Any) -> Any:
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """The size, extremes and median of a sample of at least one."""
+    """Return the size, extremes and median of a sample of at least one."""
     return {"n": len(values), "min": min(values), "median": float(np.median(values)), "max": max(values)}
 
 
 def paired_ratio(a: Sequence[float], b: Sequence[float]) -> dict[str, Any]:
-    """a ÷ b over pairs measured one after the other: low … high is the sign test's 95 % interval of the median.
+    """Return a ÷ b over consecutive pairs; low … high is the sign test's 95 % interval of the median.
 
     Both are None below six pairs, of which even the extremes are no such interval.
     """

@@ -131,7 +131,7 @@ def drawn(root: Path, count: int, seed: int, packages: Sequence[str] = PACKAGES)
 
 
 def importers(root: Path, tests: Sequence[str]) -> dict[str, list[str]]:
-    """For each product file, list the test files that import it, directly or not, the most direct first."""
+    """List for each product file the test files that import it, directly or not, the most direct first."""
     folders = ("analysis", "benchmarks", "loadtests", "servers", "tests")
     files = [path for folder in folders for path in (root / folder).rglob("*.py")]
     modules = {".".join(path.relative_to(root).with_suffix("").parts): path for path in files}

@@ -48,11 +48,11 @@ class Pace:
         self.base_ns = base_ns
 
     def due_ns(self, tick: int) -> int:
-        """When tick number `tick` is due."""
+        """Return when tick number `tick` is due."""
         return self.base_ns + round(tick * self.tick_ns)
 
     def after(self, at_ns: int) -> int:
-        """The first tick that is due later than `at_ns`."""
+        """Return the first tick that is due after `at_ns`."""
         tick = int((at_ns - self.base_ns) / self.tick_ns)
         while self.due_ns(tick) <= at_ns:
             tick += 1
@@ -65,17 +65,17 @@ _FIXED64: Final = struct.Struct("<Q")
 
 
 def _text(value: bytes) -> bytes:
-    """A header's name or value of at most 126 bytes, not Huffman coded, as gRPC writes it (RFC 7541, section 5.2)."""
+    """Encode a header's name or value of at most 126 bytes, not Huffman coded, as gRPC does (RFC 7541, section 5.2)."""
     return bytes((len(value),)) + value
 
 
 def _literal(name: bytes, value: bytes) -> bytes:
-    """One header that leaves no trace in the peer's table (RFC 7541, section 6.2.2)."""
+    """Encode a header that leaves no entry in the peer's table (RFC 7541, section 6.2.2)."""
     return b"\x00" + _text(name) + _text(value)
 
 
 def _token_head(stream_id: int, token: int) -> bytes:
-    """All of a DATA frame with one token below 128 but its last 8 bytes, which are emit_ns as _FIXED64."""
+    """Encode a DATA frame with one token below 128, except its last 8 bytes, which are emit_ns as _FIXED64."""
     # GenerateChunk: token_ids (field 1, packed varint), emit_ns (field 2, packed fixed64)
     message = bytes((0x0A, 1, token, 0x12, 8))
     size = len(message) + _FIXED64.size
@@ -103,14 +103,14 @@ _OPEN: Final = b"\x88" + _literal(b"content-type", b"application/grpc")  # stati
 
 
 def _ending(stream_id: int, *, tokens: int, recv_ns: int, end_ns: int) -> bytes:
-    """The trailers that end a good answer."""
+    """Encode the trailers that end a good answer."""
     own = (b"output-tokens", tokens), (b"recv-ns", recv_ns), (b"end-ns", end_ns)
     block = _ALIKE + b"".join(_literal(b"tailgate-" + name, b"%d" % value) for name, value in own)
     return frame(HEADERS, END_HEADERS | END_STREAM, stream_id, block)
 
 
 def _healthy(stream_id: int) -> bytes:
-    """A whole answer of grpc.health.v1: SERVING."""
+    """Encode a whole answer of grpc.health.v1: SERVING."""
     message = b"\x00" + UINT32.pack(2) + b"\x08\x01"
     end = frame(HEADERS, END_HEADERS | END_STREAM, stream_id, _literal(b"grpc-status", b"0"))
     return frame(HEADERS, END_HEADERS, stream_id, _OPEN) + frame(DATA, 0, stream_id, message) + end
@@ -132,14 +132,14 @@ class _Peer:
         self.closed = False
 
     def send(self, data: bytes) -> None:
-        """`data` is on its way in order."""
+        """Send `data` in order."""
         full = bool(self.out)  # the loop drains it once the socket takes more
         self.out += data
         if not full:
             self.drain()
 
     def drain(self) -> None:
-        """As much as the socket takes now has left."""
+        """Send as much as the socket takes now."""
         try:
             del self.out[: self.sock.send(self.out)]
         except BlockingIOError:
@@ -157,18 +157,18 @@ class _Group:
         self._pieces: list[bytes] | None = None
 
     def add(self, stream_id: int, *, tokens: int, recv_ns: int, last_tick: int) -> None:
-        """The stream gets a token each round, the last at `last_tick`."""
+        """Give the stream a token each round, the last at `last_tick`."""
         self.heads[stream_id] = _token_head(stream_id, stream_id // 2 % 128)
         self.ends.setdefault(last_tick, []).append((stream_id, tokens, recv_ns))
         self._pieces = None
 
     def drop(self, stream_id: int) -> None:
-        """The stream gets no more."""
+        """Send the stream no more tokens."""
         self.heads.pop(stream_id, None)
         self._pieces = None
 
     def tokens(self, at_ns: int) -> bytes:
-        """One token of every stream, stamped `at_ns`."""
+        """Return one token of every stream, stamped `at_ns`."""
         if self._pieces is None:
             self._pieces = [*self.heads.values(), b""]
         return _FIXED64.pack(at_ns).join(self._pieces)
@@ -288,7 +288,7 @@ class NullServer:
                 group.drop(stream_id)
 
     def _take(self, peer: _Peer, stream_id: int, message: bytes, recv_ns: int) -> None:
-        """The tokens of a request go out at its phase's ticks, from the next tick on."""
+        """Start to send the tokens of a request at its phase's ticks, from the next tick on."""
         if message == _HEALTH_CHECK:
             peer.send(_healthy(stream_id))
             return
@@ -307,7 +307,7 @@ class NullServer:
         self._lengths.append(tokens)
 
     def _emit(self) -> None:
-        """Every tick that is due has been sent."""
+        """Send every tick that is due."""
         pace = self._pace
         while self._streaming:
             tick, at_ns = self._tick, now_ns()
@@ -329,7 +329,7 @@ class NullServer:
                     peer.send(_ending(stream_id, tokens=tokens, recv_ns=recv_ns, end_ns=at_ns))
 
     def report(self, path: Path) -> None:
-        """`path` holds what was sent when, and how late each tick was."""
+        """Write to `path` what was sent when, and how late each tick was."""
         np.savez(
             path,
             ticks=np.array(self._ticks),

@@ -1,4 +1,4 @@
-"""What the rules of other tools would have said of the kept records of a case, beside what tailgate says.
+"""Compare the verdicts of other tools' rules on the stored records of a case with tailgate's.
 
 The same records, arms, metrics and cold start as `tailgate analyze`, latency from the scheduled time as well. A rule
 sees the answers that came, past the cold start, also those that a compile delayed. A request that failed, or that had
@@ -64,9 +64,9 @@ class Answers:
     window_s: Mapping[int, float]  # of each trial
 
     def series(self, width_s: float) -> Floats:
-        """The p99 of what ended in each whole interval of a window, as a monitor has it.
+        """Return the p99 of what ended in each whole interval of a window, as a monitor does.
 
-        Where nothing ended there is no point, and what ended after the window is in none.
+        An interval in which nothing ended has no point, and what ended after the window is in none.
         """
         points = []
         for trial, window_s in self.window_s.items():
@@ -77,7 +77,7 @@ class Answers:
         return np.array([point for point in points if not math.isnan(point)], dtype=np.float64)
 
     def trial_means(self) -> Floats:
-        """The mean latency of each trial that has an answer."""
+        """Return the mean latency of each trial that has an answer."""
         return np.array([self.latency_ms[self.trial == trial].mean() for trial in np.unique(self.trial)])
 
 
@@ -90,7 +90,7 @@ class Opinion:
     points: int = _ENOUGH_POINTS
 
     def __str__(self) -> str:
-        """The verdict, with the class and with the points where they are few."""
+        """Return the verdict, with the class, and with the number of points if they are few."""
         more = [self.kind] if self.kind else []
         more += [counted(self.points, "point")] if self.points < _ENOUGH_POINTS else []
         return f"{self.verdict} ({', '.join(more)})" if more else self.verdict
@@ -107,7 +107,7 @@ def _fails(fails: bool) -> Opinion:
 
 
 def threshold(candidate: Answers, control: Answers) -> Opinion:
-    """FAIL where the candidate's p99 is above the control's by more than the margin, whatever chance may have done."""
+    """Return FAIL if the candidate's p99 exceeds the control's by more than the margin, without regard to chance."""
     p99, control_p99 = quantile(candidate.latency_ms, TAIL), quantile(control.latency_ms, TAIL)
     if math.isnan(p99) or not control_p99 > 0:
         return Opinion(verdict=CANNOT_SAY)
@@ -115,7 +115,7 @@ def threshold(candidate: Answers, control: Answers) -> Opinion:
 
 
 def mann_whitney(candidate: Answers, control: Answers) -> Opinion:
-    """FAIL where Mann and Whitney's test over requests, one-sided and by the normal law, calls the candidate slower."""
+    """Return FAIL if a one-sided asymptotic Mann–Whitney test over requests calls the candidate slower."""
     if not candidate.latency_ms.size or not control.latency_ms.size:
         return Opinion(verdict=CANNOT_SAY)
     test = stats.mannwhitneyu(candidate.latency_ms, control.latency_ms, alternative="greater", method="asymptotic")
@@ -123,8 +123,7 @@ def mann_whitney(candidate: Answers, control: Answers) -> Opinion:
 
 
 def overlap(candidate: Answers, control: Answers) -> Opinion:
-    """FAIL where the 95 % intervals of the two p99, by a bootstrap over requests, are apart and the candidate's is the
-    higher one."""
+    """Return FAIL if the 95 % bootstrap intervals of the p99 are disjoint and the candidate's is the higher one."""
     if not candidate.latency_ms.size or not control.latency_ms.size:
         return Opinion(verdict=CANNOT_SAY)
     low, _ = p99_interval(candidate.latency_ms, rng=np.random.default_rng([0, 1]))
@@ -133,8 +132,10 @@ def overlap(candidate: Answers, control: Answers) -> Opinion:
 
 
 def welch(candidate: Answers, control: Answers) -> Opinion:
-    """FAIL where Welch's t over the mean latencies of trials, one-sided, calls the candidate slower. It needs two
-    trials of each arm, whose means are not all one."""
+    """Return FAIL if Welch's one-sided t over the mean latencies of trials calls the candidate slower.
+
+    It needs two trials of each arm, whose means are not all equal.
+    """
     means, control_means = candidate.trial_means(), control.trial_means()
     if min(means.size, control_means.size) < 2 or not (np.ptp(means) or np.ptp(control_means)):
         return Opinion(verdict=CANNOT_SAY)
@@ -142,7 +143,7 @@ def welch(candidate: Answers, control: Answers) -> Opinion:
 
 
 def kayenta(candidate: Answers, control: Answers, *, width_s: float | None = None) -> Opinion:
-    """FAIL where Kayenta's judge classifies the metric as High, which is what `direction: increase` fails by.
+    """Return FAIL if Kayenta's judge classifies the metric as High, by which `direction: increase` fails.
 
     It compares the p99 of each interval of `width_s`, as a monitor would give it; None: the requests themselves.
     """
@@ -166,14 +167,16 @@ RULES: Final[Mapping[str, Rule]] = {
     "Kayenta, requests": kayenta,
     "Kayenta, p99 a minute": partial(kayenta, width_s=MINUTE_S),
     "Mann–Whitney, requests": mann_whitney,
-    "intervals apart": overlap,
+    "disjoint intervals": overlap,
     "Welch, trial means": welch,
 }
 
 
 def shift_interval(values: Floats, others: Floats, *, confidence: float) -> tuple[float, float, float]:
-    """(low, estimate, high) of how far `values` lie above `others`: Hodges and Lehmann's estimate with Wilcoxon's
-    interval, both by the normal law with a correction for continuity and ties, as R's wilcox.test solves for them.
+    """Return (low, estimate, high) of how far `values` lie above `others`.
+
+    Hodges and Lehmann's estimate with Wilcoxon's interval, both by the normal law with a correction for continuity and
+    ties, as R's wilcox.test solves for them.
 
     With few values the interval ends at the least or the largest difference that there is, as R has it, whatever the
     confidence: three values against three never reach 98 %, and the interval is then narrower than its name.
@@ -186,11 +189,11 @@ def shift_interval(values: Floats, others: Floats, *, confidence: float) -> tupl
     def excess(shift: float, quantile_of_law: float) -> float:
         moved = values - shift
         left, right = np.searchsorted(others, moved, "left"), np.searchsorted(others, moved, "right")
-        apart = float(left.sum() + right.sum() - pairs) / 2
+        excess_rank = float(left.sum() + right.sum() - pairs) / 2
         # To sort all of them takes longest, and few shifts make a value meet another.
         ties = own_ties if (left == right).all() else _ties(np.concatenate((moved, others)))
         spread = math.sqrt(pairs / 12 * (count + 1 - ties / (count * (count - 1))))
-        return (apart - math.copysign(0.5, apart) * (apart != 0)) / spread - quantile_of_law
+        return (excess_rank - math.copysign(0.5, excess_rank) * (excess_rank != 0)) / spread - quantile_of_law
 
     def root(quantile_of_law: float) -> float:
         if excess(least, quantile_of_law) <= 0:
@@ -204,13 +207,13 @@ def shift_interval(values: Floats, others: Floats, *, confidence: float) -> tupl
 
 
 def _ties(values: Floats) -> float:
-    """The sum of t³ - t over groups of t equal values."""
+    """Return the sum of t³ - t over groups of t equal values."""
     _, sizes = np.unique(values, return_counts=True)
     return float((sizes.astype(np.float64) ** 3 - sizes).sum())
 
 
 def p99_interval(values: Floats, *, rng: np.random.Generator) -> tuple[float, float]:
-    """The percentile bootstrap of p99 at 95 %, requests taken as independent.
+    """Return the percentile bootstrap of p99 at 95 %, assuming independent requests.
 
     Only two order statistics of a resample are in its p99. Their ranks are drawn from their own law, that of order
     statistics of uniform numbers, which gives what whole resamples give and costs nothing.
@@ -260,7 +263,7 @@ def _rows_of_case(run: Run, gates: Mapping[tuple[str, str], str]) -> Iterator[di
 
 
 def answers(run: Run, arm: str, metric: str) -> Answers:
-    """The completed requests of the arm that were due past the cold start of their trial."""
+    """Return the completed requests of the arm that were due after the cold start of their trial."""
     cold_ns = int(run.limits.cold_s * SECOND)
     windows = {
         trial.number: (trial.start_ns + cold_ns, max(trial.start_ns + cold_ns, trial.end_ns + _SLACK_NS))
@@ -282,7 +285,7 @@ def answers(run: Run, arm: str, metric: str) -> Answers:
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The verdicts as a table."""
+    """Format the verdicts as a table."""
     head = ["case", "arm and metric", "requests seen", "tailgate", *RULES]
     cells = [
         [

@@ -26,7 +26,7 @@ VARIABLE = "PLANTED"
 
 
 def planted(text: str) -> dict[str, float]:
-    """The faults in "decode=1.1,memory=1.3". ValueError for what is none."""
+    """Parse the faults in "decode=1.1,memory=1.3". Raises ValueError for an unknown one."""
     faults = dict(item.partition("=")[::2] for item in text.split(",") if item)
     if unknown := faults.keys() - FAULTS:
         raise ValueError(f"{', '.join(sorted(unknown))} cannot be planted: use {', '.join(FAULTS)}")
@@ -34,9 +34,9 @@ def planted(text: str) -> dict[str, float]:
 
 
 def planted_in(text: str, arguments: Sequence[str]) -> dict[str, float]:
-    """The faults of the process with these arguments: those of the arm that it is a replica of, where arms are named.
+    """Return the faults of the process with these arguments: if arms are named, those of the arm of its replica.
 
-    ValueError for what is none.
+    Raises ValueError for an unknown fault.
     """
     parts = [item.rpartition(":") for item in text.split(";") if item]
     faults = {arm: planted(own) for arm, _, own in parts}
@@ -46,7 +46,7 @@ def planted_in(text: str, arguments: Sequence[str]) -> dict[str, float]:
 
 
 def plant(faults: dict[str, float]) -> None:
-    """The engine of this process has the faults."""
+    """Give the engine of this process the faults."""
     from tailgate.servers.engine.engine import Engine
     from tailgate.servers.engine.runner import ModelRunner
 
@@ -78,7 +78,7 @@ def plant(faults: dict[str, float]) -> None:
 
 
 def _weight(runner: ModelRunner, times: float) -> Any:
-    """What makes the memory of the engine so many times its peak: of its card, or of the host where it has none."""
+    """Allocate memory until the engine holds `times` its peak: of its card, or of the host without one."""
     if runner.device.type == "cuda":
         import torch
 

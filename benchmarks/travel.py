@@ -1,6 +1,6 @@
 """Assemble what tailgate needs on a rented GPU machine that can fetch nothing, and start a command there.
 
-    python benchmarks/travel.py assemble --out .travel            # here: wheels and a script, beside the checkout
+    python benchmarks/travel.py assemble --out .travel            # here: wheels and a script, next to the checkout
     bash .travel/start.sh tailgate run h200 --out runs            # there: unpack once, then run the command
 
 The machine brings Python 3.12, torch, transformers and the packages of HAS, below. `assemble` downloads the wheels of

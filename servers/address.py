@@ -10,8 +10,8 @@ FREE_PORT = "free"  # where 0 means none
 
 
 def host_port(text: str, otherwise: str = "", *, lowest: int = 1) -> tuple[str, int]:
-    """(host, port) of `host:port` or `[v6]:port`, the port from `lowest` on. Raises ConfigError for anything else, in
-    the words of `otherwise`."""
+    """Return (host, port) of `host:port` or `[v6]:port`, port ≥ `lowest`. Raises ConfigError(`otherwise`) if
+    malformed."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     is_host = host and host.isascii() and host.isprintable() and not set(host) & set("/ ")
@@ -21,5 +21,5 @@ def host_port(text: str, otherwise: str = "", *, lowest: int = 1) -> tuple[str, 
 
 
 def joined(host: str, port: int) -> str:
-    """The text that `host_port` reads back."""
+    """Return the text that `host_port` parses."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -22,10 +22,10 @@ ANCHOR_NS = _read_anchor()
 
 
 def now_ns() -> int:
-    """Nanoseconds since the epoch, monotonic within this process and equal across processes that share the anchor."""
+    """Return nanoseconds since the epoch, monotonic here and equal across processes that share the anchor."""
     return ANCHOR_NS + time.monotonic_ns()
 
 
 def anchored_environment() -> dict[str, str]:
-    """The environment entry that makes a child process share this process's clock."""
+    """Return the environment entry that makes a child process share this process's clock."""
     return {ANCHOR_VARIABLE: str(ANCHOR_NS)}

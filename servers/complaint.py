@@ -20,12 +20,12 @@ _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 # A line keeps its beginning (what, and the start of a value) and its end (the limit and the remedy).
 LONGEST = 1000
 _TAIL = 300
-# What Python says of it where there is no memory for one more, or no room in a limit.
+# What Python says if memory or a limit allows no further thread.
 _NO_THREAD = "can't start new thread"
 
 
 def shortened(text: str) -> str:
-    """`text`, or its beginning and end with the number of characters between them that were left out."""
+    """Return `text`; if too long, its beginning and end with the number of characters left out between."""
     if len(text) <= LONGEST:
         return text
     head = LONGEST - _TAIL
@@ -33,7 +33,7 @@ def shortened(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` with an escape such as \\x1b in place of each character that a terminal would obey or cannot show."""
+    """Return `text` with escapes such as \\x1b for characters that a terminal would obey or cannot show."""
     if text.isprintable():
         return text
     return "".join(
@@ -42,12 +42,12 @@ def printable(text: str) -> str:
 
 
 def one_line(message: str) -> str:
-    """`message` on one line, printable and shortened."""
+    """Return `message` on one line, printable and shortened."""
     return printable(shortened(" ".join(message.split())))
 
 
 def named(error: BaseException) -> str:
-    """The class of the error and the first line of its text."""
+    """Return the class of the error and the first line of its text."""
     kind, text = type(error).__name__, str(error).strip().partition("\n")[0]
     return f"{kind}: {shortened(text)}" if text else kind
 
@@ -89,14 +89,14 @@ _REMEDIES = {
 }
 
 
-def unwritten(error: OSError) -> str:
-    """Why something could not be written, and what to do about it."""
+def write_failure(error: OSError) -> str:
+    """Return why a file could not be written, and the remedy."""
     return f"{error}: {_REMEDIES.get(error.errno or 0, 'look after the disk')}"
 
 
 def fault(error: BaseException, folder: Path | None = None) -> str:
-    """How an unforeseen exception reads. Its traceback is in the file that the text names: in `folder`, or among the
-    temporary files where that is impossible."""
+    """Describe an unexpected exception, and write its traceback to a file that the text names: in `folder`, or among
+    the temporary files if that fails."""
     what = named(error)
     if isinstance(error, MemoryError) or str(error) == _NO_THREAD:
         return f"out of memory ({what}): free some, or ask for less; {_kept(error, folder)}"
@@ -122,8 +122,7 @@ def _kept(error: BaseException, folder: Path | None) -> str:
 
 
 def span_s(text: str) -> float | None:
-    """The seconds in a length of time above 0 such as "90s", "60m" or "1.5h"; a bare number is seconds. None for any
-    other text."""
+    """Return the seconds of a time above 0 such as "90s", "60m", "1.5h" or "90"; None for any other text."""
     match = _SPAN.fullmatch(text.strip())
     unit = _UNITS_S.get(match[2]) if match else None
     value = float(match[1]) * unit if match is not None and unit is not None else 0.0

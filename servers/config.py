@@ -138,19 +138,23 @@ def check_quantisation(model: ModelConfig, *, on_gpu: bool, capability: tuple[in
 
     `capability` is the compute capability of a GPU, None where it is unknown. Raises ConfigError.
     """
-    asked = f'model.quantisation is "{model.quantisation}"'
+    setting = f'model.quantisation is "{model.quantisation}"'
     if model.quantisation == "none":
         return
     if not on_gpu and model.quantisation not in _WIDENED:
-        raise ConfigError(f"{asked} but the model runs on the CPU, which only knows {' and '.join(_WIDENED)}: use one")
+        raise ConfigError(
+            f"{setting} but the model runs on the CPU, which only knows {' and '.join(_WIDENED)}: use one"
+        )
     if model.dtype not in ("auto", "bfloat16") and model.quantisation not in _WIDENED:
-        raise ConfigError(f'{asked} but model.dtype is "{model.dtype}": it needs dtype = "bfloat16"')
+        raise ConfigError(f'{setting} but model.dtype is "{model.dtype}": it needs dtype = "bfloat16"')
     if importlib.util.find_spec("torchao") is None:
-        raise ConfigError(f"{asked} and torchao, which does it, is not installed: pip install 'tailgate[quantisation]'")
+        raise ConfigError(
+            f"{setting} and torchao, which does it, is not installed: pip install 'tailgate[quantisation]'"
+        )
     if capability is not None and model.quantisation.startswith("float8") and capability < _FLOAT8_CAPABILITY:
         own, oldest = (".".join(map(str, pair)) for pair in (capability, _FLOAT8_CAPABILITY))
         raise ConfigError(
-            f"{asked} but the GPU has compute capability {own}, and float8 is known from {oldest} on: use another"
+            f"{setting} but the GPU has compute capability {own}, and float8 is known from {oldest} on: use another"
         )
 
 
@@ -386,7 +390,7 @@ class ArmConfig(Settings):
 
 
 def check_positions(model: ModelConfig, engine: EngineConfig, positions: int) -> None:
-    """The encoder has a position for every token of the longest text. Raises ConfigError."""
+    """Check that the encoder has a position for every token of the longest text. Raises ConfigError."""
     if engine.max_prompt_tokens > positions:
         raise ConfigError(
             f'engine.max_prompt_tokens is {engine.max_prompt_tokens} but model.id "{model.id}" reads {positions} '

@@ -23,14 +23,7 @@ from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError, named
 from tailgate.servers.config import ArmConfig
 from tailgate.servers.engine.shapes import WARMUP_CALLS, StepShape, warmup_plan
-from tailgate.servers.program import (
-    compile_cache,
-    exit_code,
-    isolate_compiler,
-    log_to_stderr,
-    on_its_card_alone,
-    read_arm,
-)
+from tailgate.servers.program import compile_cache, exit_code, isolate_compiler, log_to_stderr, pin_to_card, read_arm
 from tailgate.servers.rpc.telemetry_pb2 import CompileEvent
 
 if TYPE_CHECKING:
@@ -46,7 +39,10 @@ _LISTED = re.compile(
 )
 _WHOLE = ("prefill", "encode")  # read from the beginning, so that the context is the length
 
-READY, AS_ASKED = "ready", "eager as asked"  # with any other outcome a request waits, runs slowly unnoticed, or fails
+READY, AS_CONFIGURED = (
+    "ready",
+    "eager as asked",
+)  # with any other outcome a request waits, runs slowly unnoticed, or fails
 
 
 # --- Shapes -----------------------------------------------------------------------------------------------------------
@@ -135,7 +131,7 @@ class Inspection:
     @property
     def unready(self) -> tuple[Visit, ...]:
         """The visits that made a request wait, run slowly or fail."""
-        return tuple(visit for visit in self.visits if visit.outcome not in (READY, AS_ASKED))
+        return tuple(visit for visit in self.visits if visit.outcome not in (READY, AS_CONFIGURED))
 
     @property
     def graph_breaks(self) -> dict[str, int]:
@@ -243,7 +239,7 @@ def _outcome(
     """Return the outcome of a shape whose run `caused` these of all events so far, and why."""
     kernels = [event.reason for event in caused if event.kind == "jit"]
     if not arm.compile.enabled:
-        return ("compiles a kernel", kernels[0]) if kernels else (AS_ASKED, "")
+        return ("compiles a kernel", kernels[0]) if kernels else (AS_CONFIGURED, "")
     if not compiled:
         limit = next((event for event in (*caused, *events) if event.kind == "limit_hit"), None)
         if limit is not None:
@@ -294,7 +290,7 @@ def _shape_row(visit: Visit) -> tuple[str, ...]:
 
 def _verdict(inspection: Inspection) -> str:
     total = len(inspection.visits)
-    eager = sum(visit.outcome == AS_ASKED for visit in inspection.visits)
+    eager = sum(visit.outcome == AS_CONFIGURED for visit in inspection.visits)
     aside = f" {eager} run eagerly, as asked." if eager else ""
     if not inspection.unready:
         return f"None of the {total} shapes makes the compiler run.{aside}"
@@ -322,7 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _inspect(options: argparse.Namespace) -> int:
     log_to_stderr(logging.WARNING)
     with compile_cache(options.cache_dir) as cache:
-        arm = on_its_card_alone(read_arm(options.config), os.environ)
+        arm = pin_to_card(read_arm(options.config), os.environ)
         isolate_compiler(os.environ, cache)
         shapes = parse_shapes(options.shapes, arm) if options.shapes.strip() else []
         inspection = inspect_arm(arm, shapes, report=lambda line: print(line, file=sys.stderr, flush=True))

@@ -37,13 +37,12 @@ STATUS_NAMES: Final = (
 
 
 def trailing_key(field: str) -> str:
-    """The name under which a replica's trailing metadata carry `field`: "tailgate-queue-ns" for queue_ns."""
+    """Return the key of `field` in a replica's trailing metadata: "tailgate-queue-ns" for queue_ns."""
     return f"tailgate-{field.replace('_', '-')}"
 
 
 def whole_number(text: str | None) -> int | None:
-    """The whole number that metadata carry as text; None for a text that is none, or one beyond 64 bits, which no
-    column holds."""
+    """Return the integer in a metadata value; None for other text or beyond 64 bits, which no column holds."""
     if text is None or not _WHOLE.fullmatch(text):
         return None
     value = int(text)

@@ -38,7 +38,7 @@ from tailgate.servers.engine.scheduler import Job
 from tailgate.servers.engine.shapes import late_contexts, prompt_borders
 from tailgate.servers.fields import Listed, Settings, read
 from tailgate.servers.processes import Loaded, Refused, Stage, say
-from tailgate.servers.program import log_to_stderr, on_its_card_alone, read_arm
+from tailgate.servers.program import log_to_stderr, pin_to_card, read_arm
 
 log = logging.getLogger("tailgate.parity")
 
@@ -455,7 +455,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     log_to_stderr()
     try:
-        arm = on_its_card_alone(read_arm(options.config), os.environ)
+        arm = pin_to_card(read_arm(options.config), os.environ)
         task = json.loads(Path(options.task).read_text(encoding="utf-8"))
         run = run_arm if options.what == "arm" else run_reference
         run(arm, task, Path(options.out))

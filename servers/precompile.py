@@ -15,14 +15,7 @@ from pathlib import Path
 
 from tailgate.servers import stdout
 from tailgate.servers.config import ArmConfig
-from tailgate.servers.program import (
-    compile_cache,
-    exit_code,
-    isolate_compiler,
-    log_to_stderr,
-    on_its_card_alone,
-    read_arm,
-)
+from tailgate.servers.program import compile_cache, exit_code, isolate_compiler, log_to_stderr, pin_to_card, read_arm
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _precompile(arm: ArmConfig, path: str, *, as_json: bool) -> int:
     log_to_stderr(logging.WARNING)
-    arm = on_its_card_alone(arm.replace(compile=arm.compile.replace(artifact="")), os.environ)
+    arm = pin_to_card(arm.replace(compile=arm.compile.replace(artifact="")), os.environ)
     with compile_cache("") as folder:
         isolate_compiler(os.environ, folder)
         from tailgate.servers.compiler import artifacts

@@ -1,6 +1,6 @@
 """Child processes: started, heard, stopped and logged. None outlives the process that started it, even by kill -9.
 
-`Child` is the one way to run a program beside this process.
+`Child` is the one way to run a child process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, Self, cast
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-# Runs between this process and the program, in a process of its own: subprocess's preexec_fn is not safe beside
+# Runs between this process and the program, in a process of its own: subprocess's preexec_fn is not safe with
 # threads. It raises the limit of open files, asks Linux for a signal at the parent's end and becomes the program. A
 # parent that ended before that is known by its process id.
 _LAUNCHER = """\
@@ -164,7 +164,7 @@ class Child:
         """Return the exit code (negative: the signal), or None while the process runs."""
         return self._process.poll()
 
-    def hear(self, timeout_s: float = 0.0) -> tuple[list[object], int | None]:
+    def receive(self, timeout_s: float = 0.0) -> tuple[list[object], int | None]:
         """Return the messages since the last call, and the exit code where the process has ended: then none follows.
 
         Wait for the first message up to `timeout_s`.

@@ -58,7 +58,7 @@ _CARRYING = (
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def on_its_card_alone(arm: ArmConfig, environment: MutableMapping[str, str]) -> ArmConfig:
+def pin_to_card(arm: ArmConfig, environment: MutableMapping[str, str]) -> ArmConfig:
     """Narrow `environment` to the arm's card, and return the arm as a process with that environment reads it.
 
     Inductor keeps compiled code under the number of its card: an arm that changes places from trial to trial would

@@ -30,18 +30,18 @@ class ServerTls:
 
 
 def server_tls(certificate: str, key: str) -> ServerTls | None:
-    """The checked files, or None when none is named. Raises ConfigError for one that is missing or of no use."""
+    """Return the checked files, or None if neither is given. Raises ConfigError for a missing or unusable one."""
     if not (certificate or key):
         return None
     if not certificate or not key:
         missing, given = ("key", "certificate") if certificate else ("certificate", "key")
-        raise ConfigError(f"a TLS {missing} is missing beside the {given}: give both as PEM files")
+        raise ConfigError(f"a TLS {missing} is missing for the {given}: give both as PEM files")
     check_pair(certificate, key)
     return ServerTls(certificate=certificate, key=key)
 
 
 def check_pair(certificate: str, key: str) -> None:
-    """Both files can be read, are PEM and belong together. Otherwise ConfigError, with the file's name."""
+    """Check that both files are readable PEM and belong together. Raises ConfigError with the file's name."""
     for what, path in (("certificate", certificate), ("key", key)):
         _check_readable(f"TLS {what}", path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -49,7 +49,7 @@ def check_pair(certificate: str, key: str) -> None:
 
 
 def load_pair(context: ssl.SSLContext, certificate: str, key: str) -> None:
-    """`context` shows this certificate. Otherwise ConfigError."""
+    """Load the certificate into `context`. Raises ConfigError."""
     try:
         # Without a password function, OpenSSL would ask on the terminal for the one of an encrypted key.
         context.load_cert_chain(certificate, key, password=_no_password)
@@ -67,7 +67,7 @@ def _no_password() -> str:
 
 
 def check_authority(path: str) -> None:
-    """The file holds at least one PEM certificate. Otherwise ConfigError."""
+    """Check that the file holds at least one PEM certificate. Raises ConfigError."""
     _check_readable("TLS authority", path)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
@@ -89,7 +89,7 @@ def _check_readable(what: str, path: str) -> None:
 
 
 def check_named(values: Mapping[str, str | None]) -> None:
-    """No flag of `values` was given empty. Otherwise ConfigError.
+    """Refuse a flag that was given empty. Raises ConfigError.
 
     `--token-env "$NAME"` with an unset variable must not open a server that was meant to be closed.
     """
@@ -99,13 +99,13 @@ def check_named(values: Mapping[str, str | None]) -> None:
 
 
 def check_variable(name: str, *, key: str) -> None:
-    """`name` is the name of an environment variable. The error does not repeat it: it may be the secret itself."""
+    """Check that `name` can name an environment variable. The error omits it: it may be the secret itself."""
     if not _VARIABLE.fullmatch(name):
         raise ConfigError(f"{key} is not the name of an environment variable: give the name, never the token itself")
 
 
 def token_from_variable(name: str, *, key: str) -> str:
-    """The token in the environment variable `name`. ConfigError names the variable and never the value."""
+    """Return the token in the environment variable `name`. Raises ConfigError, which never shows the value."""
     check_variable(name, key=key)
     value = os.environ.get(name, "")
     if not value:
@@ -120,7 +120,7 @@ def token_from_variable(name: str, *, key: str) -> str:
 
 
 def is_bearer(header: str | bytes | None, token: str) -> bool:
-    """Whether an `authorization` header carries `token`, compared in a time that does not depend on it."""
+    """Return whether an `authorization` header carries `token`, compared in constant time."""
     given = header.encode() if isinstance(header, str) else header or b""
     scheme, _, rest = given.partition(b" ")
     return scheme.lower() == b"bearer" and hmac.compare_digest(rest.strip(), token.encode())

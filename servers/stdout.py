@@ -15,19 +15,19 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_COLOURS = re.compile("\x1b\\[[0-9;]*m")  # take no room
+_COLOURS = re.compile("\x1b\\[[0-9;]*m")  # take no space
 PIPE_COLUMNS = 100  # a pipe has no width of its own
 _NO_WIDTH = 10_000
 LEAST_COLUMNS, MOST_COLUMNS = 60, 140  # narrower tables cannot be read, wider sentences neither
 
 
 def is_terminal() -> bool:
-    """Whether a person reads stdout. A stdout that was closed before the start is none at all."""
+    """Return whether stdout is a terminal; False if it was closed before the start."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 
 def write(words: str, document: Mapping[str, Any], *, as_json: bool = False) -> None:
-    """`words` are on stdout, unless JSON alone was asked for, and `document` as the last line where it is for programs.
+    """Print `words`, unless only JSON is wanted, and `document` as the last line if a program reads it.
 
     Raises ValueError for a number that JSON cannot hold.
     """
@@ -38,7 +38,7 @@ def write(words: str, document: Mapping[str, Any], *, as_json: bool = False) -> 
 
 
 def _broken(words: str, width: int) -> str:
-    """`words` with longer lines broken between words; a word that is longer, such as a path, stays whole."""
+    """Break longer lines of `words` between words; a longer word, such as a path, stays whole."""
     return "\n".join(
         textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
         if len(_COLOURS.sub("", line)) > width
@@ -48,16 +48,16 @@ def _broken(words: str, width: int) -> str:
 
 
 def columns(*, piped: int = PIPE_COLUMNS) -> int:
-    """How many characters a line of words may have: the terminal's width within limits, `piped` where there is none."""
+    """Return the most characters of a line: the terminal's width within limits, or `piped` without one."""
     if not is_terminal():
         return piped
     return min(MOST_COLUMNS, max(LEAST_COLUMNS, shutil.get_terminal_size((PIPE_COLUMNS, 24)).columns))
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
-    """Lines in which the columns stand two spaces apart: the first `left` and the last at their left, others right.
+    """Return lines with columns two spaces apart: the first `left` and the last left-aligned, others right-aligned.
 
-    Where a row is wider than the terminal, words go to the next line of their cell. A pipe has no width.
+    If a row is wider than the terminal, cells wrap. A pipe has no width.
     """
     from rich.console import Console
     from rich.table import Table

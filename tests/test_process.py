@@ -15,7 +15,7 @@ def test_no_test_patches_the_standard_library_for_all_others() -> None:
 
 
 ROOT = Path(__file__).parents[1]
-# Modules that run what they read, or that pickle on their way.
+# Modules that run what they read, or that pickle what they pass on.
 MODULES = ("pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "multiprocessing", "shelve")
 NAMES = ("ProcessPoolExecutor", "recv_pyobj", "send_pyobj", "GraphPickler", "allow_pickle", "weights_only")
 CALLS = ("torch.load",)

@@ -1,6 +1,6 @@
 """What failed checks do to gates: each turns the verdicts that it concerns INCONCLUSIVE.
 
-Two kinds of FAIL stand all the same, since they count what happened: recompiles while serving, and errors, unless the
+Two kinds of FAIL stand nevertheless, since they count what happened: recompiles while serving, and errors, unless the
 control failed too. A gate also stands where what the checks saw can have moved its ratio by too little to turn it.
 """
 
@@ -18,12 +18,12 @@ _RESTS_ON = {"goodput": "slo", "memory": "error"}
 
 
 def apply_checks(gates: Sequence[Gate], checks: Sequence[Check]) -> list[Gate]:
-    """The gates, with every PASS and every estimated FAIL that a failed check forbids turned INCONCLUSIVE."""
+    """Return the gates, with every PASS and estimated FAIL that a failed check forbids turned INCONCLUSIVE."""
     return [_checked(gate, [check for check in checks if not check.ok and _concerns(check, gate)]) for gate in gates]
 
 
 def blocking(gate: Gate, checks: Iterable[Check]) -> list[Check]:
-    """The failed checks that keep the gate open."""
+    """Return the failed checks that keep the gate open."""
     return [check for check in checks if not check.ok and check.check in gate.blocked_by and _concerns(check, gate)]
 
 
@@ -34,18 +34,21 @@ def _concerns(check: Check, gate: Gate) -> bool:
 
 
 def _withstands(gate: Gate, shift: float) -> bool:
-    """Whether the gate would say the same of a ratio that is wrong by up to `shift`, in logarithms."""
+    """Return whether the gate's verdict survives an error of the ratio by up to `shift`, in logarithms."""
     # A PASS rests on the upper limit, a FAIL on the lower one: the other may be unknown.
     limit = {PASS: gate.high, FAIL: gate.low}.get(gate.verdict)
     if gate.limit is None or limit is None or min(gate.limit, limit) <= 0:
         return False
-    apart = math.log(gate.limit) - math.log(limit)
-    return apart >= shift if gate.verdict == PASS else -apart > shift
+    distance = math.log(gate.limit) - math.log(limit)
+    return distance >= shift if gate.verdict == PASS else -distance > shift
 
 
 def _by_trials(gate: Gate, failed: Sequence[Check]) -> tuple[Gate, list[Check]]:
-    """The gate and the checks that are left to it where its evidence is what trials differ by, which has in it what
-    falls on some of them. What it decides must be so too where a state of the machines lasts for several trials."""
+    """Drop the checks that the variance between trials covers, and allow for them in the gate's reason.
+
+    A gate whose evidence is the variance between trials includes what affects some of them. Its decision must also hold
+    if a disturbance lasts for several trials.
+    """
     among = [check for check in failed if check.among_trials]
     if not among or gate.lasting is None or gate.limit is None:
         return gate, list(failed)

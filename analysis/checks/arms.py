@@ -11,10 +11,10 @@ from tailgate.analysis.judging.gates import PASS
 from tailgate.analysis.judging.gates.parity import judge_answers
 from tailgate.analysis.records.plain_values import mapping
 from tailgate.analysis.run.run import Run
-from tailgate.analysis.run.work import WORK_APART, TokenTimes, Work, gates_on_gaps, token_times, work_of
+from tailgate.analysis.run.work import WORK_TOLERANCE, TokenTimes, Work, gates_on_gaps, token_times, work_of
 from tailgate.analysis.wording import listed, percent
 
-_AT_ONCE_APART = 0.05
+_AT_ONCE_TOLERANCE = 0.05
 _SURE = 3.29  # standard errors of a difference of shares: p = 0.001, two-sided
 
 
@@ -26,10 +26,10 @@ def _comparable(seen: Evidence) -> Iterable[Check]:
 
 
 def _differences(run: Run, arm: str) -> list[str] | None:
-    """The keys of model and engine in which the arm differs from the control, but for its treatment.
+    """Return the keys of model and engine that differ from the control's, except the treatment.
 
-    None where a trial resolved one of the two and none the other: a table of an experiment leaves out what is common
-    to all arms, or usual.
+    None if only one of the two has resolved settings: an experiment's table leaves out what is common to all arms, or a
+    default.
     """
     own, base = run.account(arm), run.account(run.control)
     if bool(own.resolved) != bool(base.resolved):
@@ -45,16 +45,17 @@ def _differences(run: Run, arm: str) -> list[str] | None:
 
 
 def _alike(key: str, one: Any, other: Any) -> bool:
-    """Whether a setting is the same for two arms: cuda:0 and cuda:1 are devices of one kind, cpu and cuda are not."""
+    """Return whether two arms share a setting: cuda:0 and cuda:1 are devices of one kind, cpu and cuda are not."""
     if key == "device" and isinstance(one, str) and isinstance(other, str):
         return one.partition(":")[0] == other.partition(":")[0]
     return bool(one == other)
 
 
 def comparable(arm: str, differences: Sequence[str] | None, *, intended: bool, external: Collection[str] = ()) -> Check:
-    """The arm differs from the control in shapes, compile policy and how its weights are held alone, or the experiment
-    intends more. `differences` are None where it is unknown how one of the two was configured; of those that are
-    `external` nothing can be compared."""
+    """Check that the arm differs from the control only in shapes, compile policy and quantisation, or as intended.
+
+    `differences` is None if one of the two has no recorded settings; those of `external` arms are never known.
+    """
     faults = [f"{arm} also differs from the control in {', '.join(differences)}"] if differences else []
     if external:
         faults = [
@@ -82,26 +83,30 @@ def _equal_work(seen: Evidence) -> Iterable[Check]:
 
 
 def equal_work(work: Work) -> Check:
-    """The arm and the control did the same work: prompts of one length, and answers as long as each other's.
+    """Check that the arm and the control did equal work: prompts and answers of equal length.
 
-    Servers count with their own tokenizer and template, and end answers when they like: then latencies compare other
-    work, and what does less of it is no faster.
+    Servers count with their own tokenizer and template, and end answers on their own: latencies then compare different
+    work, and less work is not more speed.
     """
-    apart = max((_apart(own, control) for _, own, control in work.means), default=0.0)
+    difference = max((_relative_difference(own, control) for _, own, control in work.means), default=0.0)
     means = " and ".join(f"{own:.4g} to {control:.4g} {what}" for what, own, control in work.means)
-    faults = [f"{work.arm} and {work.control} had {means} on average, by their own count"] if apart > WORK_APART else []
+    faults = (
+        [f"{work.arm} and {work.control} had {means} on average, by their own count"]
+        if difference > WORK_TOLERANCE
+        else []
+    )
     return EQUAL_WORK.found([*faults, *work.other], arm=work.arm)
 
 
-def _apart(one: float, other: float) -> float:
+def _relative_difference(one: float, other: float) -> float:
     low, high = sorted((one, other))
     return 0.0 if low == high else high / low - 1.0 if low > 0 else math.inf
 
 
 EQUAL_WORK = Rule(
     name="equal work",
-    sees=f"Prompts or answers differ in mean length by more than {percent(WORK_APART)}; or, beyond chance (p < 0.001), "
-    "answers by 1 %, or the share of short ones by 0.5 %; or an answer of forced length has another length.",
+    sees=f"Prompts or answers differ in mean length by more than {percent(WORK_TOLERANCE)}; or, beyond chance "
+    "(p < 0.001), answers by 1 %, or the share of short ones by 0.5 %; or an answer of forced length has another length.",
     find=_equal_work,
     says="The arms did different work: {}.",
     remedy="Make prompts and answers of one length (traffic.ignore_eos; for an external arm token ids or its "
@@ -117,8 +122,8 @@ def _token_stream(seen: Evidence) -> Iterable[Check]:
 
 
 def token_stream(own: TokenTimes, control: TokenTimes, *, judged: bool) -> Check:
-    """Both arms' tokens have times of their own, so that gaps between them compare: an answer that comes in one piece
-    has no gap and no time per token. `judged`: something is judged by gaps."""
+    """Check that the tokens of both arms have their own times. An answer that comes in one piece has no ITL and no
+    TPOT. `judged`: a gate uses them."""
     both = (own, control)
     faults = [
         f"{times.untimed} of {times.answers} answers of {times.arm} have not one time for each token"
@@ -128,8 +133,8 @@ def token_stream(own: TokenTimes, control: TokenTimes, *, judged: bool) -> Check
     shares = [times.at_once / max(1, times.many) for times in both]
     common = sum(times.at_once for times in both) / max(1, sum(times.many for times in both))
     chance = _SURE * math.sqrt(common * (1.0 - common) * sum(1.0 / max(1, times.many) for times in both))
-    apart = abs(shares[0] - shares[1])
-    if apart > max(_AT_ONCE_APART, chance):
+    difference = abs(shares[0] - shares[1])
+    if difference > max(_AT_ONCE_TOLERANCE, chance):
         pieces = [f"{100.0 * share:.0f} % of {times.arm}" for share, times in zip(shares, both, strict=True)]
         faults.append(f"answers in one piece were {' and '.join(pieces)}")
     return TOKEN_STREAM.found(faults if judged else [], arm=own.arm)
@@ -137,8 +142,8 @@ def token_stream(own: TokenTimes, control: TokenTimes, *, judged: bool) -> Check
 
 TOKEN_STREAM = Rule(
     name="token stream",
-    sees=f"Answers of one arm come in one piece more often (by {percent(_AT_ONCE_APART)}, beyond chance), or tokens "
-    "lack times, and a gate or objective rests on token gaps.",
+    sees=f"Answers of one arm come in one piece more often (by {percent(_AT_ONCE_TOLERANCE)}, beyond chance), or "
+    "tokens lack times, and a gate or objective rests on token gaps.",
     find=_token_stream,
     says="Gaps between tokens do not compare: {}.",
     remedy="Let both servers stream token by token, or judge by TTFT and E2E alone.",
@@ -146,7 +151,7 @@ TOKEN_STREAM = Rule(
 
 
 def _answers(seen: Evidence) -> Iterable[Check]:
-    """What an arm's own replicas answered is its gate `parity`. As there, only float32 must be equal."""
+    """Compare the answers of the control's own replicas; an arm's are its gate `parity`. Only float32 must be equal."""
     control, rows = seen.run.control, seen.run.account(seen.run.control).answers
     # A single replica is its own measure.
     if len({row.get("replica") for row in rows}) > 1 or any(row.get("error") for row in rows):

@@ -26,8 +26,11 @@ def _damaged(seen: Evidence) -> Iterable[Check]:
 
 
 def _unrecorded(run: Run) -> Iterator[str]:
-    """Columns that judging rests on and no request of an arm has: `request_id` finds rows that are there twice,
-    `sent_ns` late requests, `output_tokens` empty answers. Bare tables and imported results need not have them."""
+    """Yield each column that judging needs and no request of an arm has.
+
+    `request_id` finds duplicate rows, `sent_ns` late requests, `output_tokens` empty answers. Bare tables and imports
+    need not have them.
+    """
     requests = run.requests
     if run.pace or not is_recorded_whole(run):
         return
@@ -35,7 +38,7 @@ def _unrecorded(run: Run) -> Iterator[str]:
         own = run.of_arm(arm)
         needed = {"request_id": (own, requests.named), "sent_ns": (own, requests.sent_ns.known)}
         # Of production traffic a splitter knows what the server says.
-        if not run.embeds and not run.of_users:
+        if not run.embeds and not run.is_production:
             needed["output_tokens"] = (own & requests.ok, ~requests.uncounted)
         for column, (rows, known) in needed.items():
             if rows.any() and not (rows & known).any():
@@ -43,8 +46,7 @@ def _unrecorded(run: Run) -> Iterator[str]:
 
 
 def is_recorded_whole(run: Run) -> bool:
-    """Whether tailgate recorded the run. Tables that another program wrote have fewer columns, and a trial.json that
-    says little."""
+    """Return whether tailgate recorded the run. Tables of other programs have fewer columns and a sparse trial.json."""
     return any("arms" in info for info in run.infos)
 
 
@@ -84,11 +86,11 @@ def _missing_trials(run: Run, trials: Sequence[Mapping[str, Any]]) -> Iterator[s
     # A search may end a trial on purpose: its steps until then are whole. Nor is a trial missing that was left out
     # because the run was decided.
     stopped = [int(info["trial"]) for info in trials if not info.get("complete") and not info.get("ended")]
-    there = {int(info["trial"]) for info in trials}
+    recorded = {int(info["trial"]) for info in trials}
     count = mapping(run.records.experiment.get("trials")).get("count")
     planned = count if isinstance(count, int) and not (trials and trials[-1].get("ended")) else 0
-    most = max([planned, *there])
-    missing = [number for number in range(1, most + 1) if number not in there]
+    most = max([planned, *recorded])
+    missing = [number for number in range(1, most + 1) if number not in recorded]
     joined = run.records.runs if run.records.joined else ()
     own_names = {at: f"trial {own} of {one.name}" for one in joined for own, at in one.trials.items()}
     for what, numbers in (("stopped before their end", stopped), ("missing", missing)):
@@ -104,8 +106,8 @@ def missing_requests(
     mirrored: bool = False,
     ended: Collection[str] = (),
 ) -> list[str]:
-    """Where requests are missing: of those planned, and under a mirrored design of as many as the other arms have, but
-    for arms that `ended` before their time."""
+    """Describe missing requests: fewer than planned or, if mirrored, than the other arms have. Arms that `ended` early
+    are exempt."""
     missing = []
     common = max(counts.values(), default=0) if mirrored else 0
     expected = {name: max(planned.get(name, 0), 0 if name in ended else common) for name in counts}
@@ -114,14 +116,14 @@ def missing_requests(
             missing.append(f"{name} has no request")
         elif expected[name] - count > allowed_missing(expected[name]):
             missing.append(f"{name} has {count} of {counted(expected[name], 'request')}")
-    total, there = planned.get("*", 0), sum(counts.values())
-    if total - there > allowed_missing(total):
-        missing.append(f"{there} of {total} planned requests are there")
+    total, recorded = planned.get("*", 0), sum(counts.values())
+    if total - recorded > allowed_missing(total):
+        missing.append(f"{recorded} of {total} planned requests are there")
     return missing if counts else ["no arm has requests"]
 
 
 def allowed_missing(expected: int) -> int:
-    """How many of so many requests may be missing: those under way when recorders stop."""
+    """Return how many of `expected` requests may be missing: those in flight when recorders stop."""
     return max(_MISSING_SLACK, int(_MISSING_SHARE * expected))
 
 
@@ -159,8 +161,7 @@ def lived(arm: str, deaths: Sequence[Mapping[str, Any]], *, control: bool, silen
 
 
 def into_compile(facts: object) -> str:
-    """What trial.json says of a compile that had not ended: "12.0 s into a compile for prefill 2x64". Empty where it
-    says nothing."""
+    """Describe an unfinished compile of trial.json: "12.0 s into a compile for prefill 2x64"; empty if none."""
     row = mapping(facts)
     seconds, shape = number(row.get("seconds")), text_of(row, "shape")
     return "" if seconds is None else f"{seconds:.1f} s into a compile" + (f" for {shape}" if shape else "")

@@ -20,7 +20,7 @@ from tailgate.analysis.statistics.machines import disagreement
 from tailgate.analysis.statistics.planning import TAIL_REQUESTS
 from tailgate.analysis.wording import counted
 
-# Limits are widened for drift. What lasts so long that neighbours are nearly the same has shown too little of itself.
+# Limits are widened for drift. A drift so slow that neighbours are nearly equal cannot be estimated.
 _MOST_CORRELATION = 0.7
 # Few machines show little, so that differences count from here on (as is usual of Cochran's Q).
 DISAGREE_ALPHA = 0.1
@@ -58,7 +58,7 @@ BLOCKS = Rule(
 
 
 def _tail(seen: Evidence) -> Iterable[Check]:
-    """Enough requests lie beyond the quantile to estimate it."""
+    """Check that enough requests lie beyond the quantile to estimate it."""
     run, quantile = seen.run, seen.run.limits.quantile
     needed = math.ceil(round(TAIL_REQUESTS / (1.0 - quantile), 6))
     for arm in run.treatments if run.limits.sequential or not seen.search else ():
@@ -78,7 +78,7 @@ TAIL_SIZE = Rule(
 
 
 def _cut(seen: Evidence) -> Iterable[Check]:
-    """Fewer requests were under way at the end than lie beyond the quantile, so the tail is not among them."""
+    """Check that fewer requests were in flight at the end than lie beyond the quantile: else the tail is among them."""
     run, limit = seen.run, 1.0 - seen.run.limits.quantile
     cut = {arm: run.requests.cut[run.of_arm(arm) & run.usable] for arm in run.arms}
     for arm in (arm for arm in run.treatments if arm not in run.ended_arms):
@@ -111,7 +111,7 @@ def _autocorrelation(seen: Evidence) -> Iterable[Check]:
 
 
 def autocorrelation(arm: str, comparisons: Sequence[Comparison]) -> Iterable[Check]:
-    """Neighbouring groups of blocks do not resemble each other, as resampling them assumes; nothing of too few."""
+    """Check that neighbouring groups of blocks do not correlate, as resampling assumes; yield nothing if too few."""
     known = [item.autocorrelation for item in comparisons if item.autocorrelation is not None]
     if known:
         fault = (
@@ -137,23 +137,23 @@ AUTOCORRELATION = Rule(
 def _heterogeneity(seen: Evidence) -> Iterable[Check]:
     run = seen.run
     for arm in run.treatments if len(run.machines) > 1 else ():
-        apart = [item for item in seen.compared.by_machine if item.arm == arm]
-        yield heterogeneity(arm, _of(seen, arm), apart, list(_missed_on_one(run, arm)))
+        by_machine = [item for item in seen.compared.by_machine if item.arm == arm]
+        yield heterogeneity(arm, _of(seen, arm), by_machine, list(_missed_on_one(run, arm)))
 
 
 def heterogeneity(
-    arm: str, gated: Sequence[Comparison], apart: Sequence[Comparison], shares: Sequence[tuple[str, str, str]]
+    arm: str, gated: Sequence[Comparison], by_machine: Sequence[Comparison], shares: Sequence[tuple[str, str, str]]
 ) -> Check:
-    """No machine by itself says the contrary of what all of them together decide.
+    """Check that no single machine contradicts what all of them together decide.
 
-    `gated` are the arm's decided comparisons over all machines and `apart` the same of each machine. One is
+    `gated` are the arm's decided comparisons over all machines and `by_machine` the same of each machine. One is
     contradicted by a machine that is surely on the other side of the margin, or by one that was seen there where
     machines differ by more than chance (Cochran's Q). `shares` are the gates on shares that passed while one machine
     surely misses them: (gate, kind, what was seen there).
     """
     found = list(shares)
     for item in gated:
-        own = [one for one in apart if (one.metric, one.quantile) == (item.metric, item.quantile)]
+        own = [one for one in by_machine if (one.metric, one.quantile) == (item.metric, item.quantile)]
         if _contradicted(item, own):
             known = sorted((one.ratio, one.machine) for one in own if one.ratio is not None)
             on_each = ", ".join(f"{ratio:.2f} on {machine}" for ratio, machine in reversed(known))
@@ -180,23 +180,24 @@ HETEROGENEITY = Rule(
 )
 
 
-def _contradicted(item: Comparison, apart: Sequence[Comparison]) -> bool:
-    """Whether some machines were seen on the other side of the margin, by more than chance."""
+def _contradicted(item: Comparison, by_machine: Sequence[Comparison]) -> bool:
+    """Return whether some machines are on the other side of the margin by more than chance."""
     if item.verdict not in (PASS, FAIL):
         return False
     worse = item.verdict == PASS
-    other = [one for one in apart if one.ratio is not None and (one.ratio > 1.0 + item.margin) is worse]
+    other = [one for one in by_machine if one.ratio is not None and (one.ratio > 1.0 + item.margin) is worse]
     own = [one.p_inferior if worse else one.p_noninferior for one in other]
     if any(value is not None and value <= item.alpha for value in own):
         return True
-    known = [one for one in apart if one.ratio and one.spread is not None]
+    known = [one for one in by_machine if one.ratio and one.spread is not None]
     spreads = [math.hypot(one.spread or 0.0, one.restart_spread / math.sqrt(max(1, one.trials))) for one in known]
     p_value = disagreement(np.log([one.ratio or 1.0 for one in known]), np.array(spreads)) if other else None
     return p_value is not None and p_value <= DISAGREE_ALPHA
 
 
 def _missed_on_one(run: Run, arm: str) -> Iterable[tuple[str, str, str]]:
-    """(gate, kind, what was seen) of each share that the arm keeps over all machines and surely misses on one."""
+    """Yield (gate, kind, observation) of each share gate that the arm passes overall and surely misses on one
+    machine."""
     requests = run.requests
     answered = failures(requests, run.of_arm(arm) & ~requests.broken)
     shares = [("errors", "error", answered, run.limits.max_error_pct / 100.0)]

@@ -10,7 +10,7 @@ from typing import Any
 
 from tailgate.analysis.checks.check import ALL_KINDS, ESTIMATES, Check, Evidence, Rule
 from tailgate.analysis.records.plain_values import mapping, number
-from tailgate.analysis.run.pairs import lag_apart
+from tailgate.analysis.run.pairs import lag_differences
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.statistics.quantiles import quantile
 from tailgate.analysis.wording import counted
@@ -27,7 +27,7 @@ def _generator(seen: Evidence) -> Iterable[Check]:
     accounts = known_accounts(run.records.generators)
     faults = late_faults(accounts, limit_ms)
     # What another tool does not keep, `open loop` says; production traffic is never late.
-    is_kept = lag_ms is not None or not (run.pace or run.of_users)
+    is_kept = lag_ms is not None or not (run.pace or run.is_production)
     if lag_ms is None and is_kept:
         faults = ["how late requests were sent is not recorded", *faults]
     elif lag_ms is not None and lag_ms > limit_ms:
@@ -37,18 +37,20 @@ def _generator(seen: Evidence) -> Iterable[Check]:
         opens = ALL_KINDS if dropped else ESTIMATES
         yield GENERATOR.found([*dropped, *faults], opens=opens)
     for arm in run.treatments:
-        apart = [
+        faults = [
             f"requests of {arm} were sent {lag:+.3g} ms after those of {run.control} {what}, limit {most:.3g} ms"
-            for what, lag, most in (() if arm in run.ended_arms else lag_apart(run, arm))
+            for what, lag, most in (() if arm in run.ended_arms else lag_differences(run, arm))
             if abs(lag) > most
         ]
-        yield from [GENERATOR.found(apart, arm=arm)] if apart else []
+        yield from [GENERATOR.found(faults, arm=arm)] if faults else []
 
 
 def _lag_ms(run: Run) -> float | None:
-    """The largest p99 lag that a generator or the records report; None of users' own requests, whose records give the
-    instant at which the splitter took them for both times."""
-    if run.of_users:
+    """Return the largest p99 lag that a generator or the records report.
+
+    None for production traffic, whose records give the time at which the splitter took a request for both times.
+    """
+    if run.is_production:
         return None
     lags = [number(mapping(row.get("lag_ms")).get("p99")) for row in run.records.generators]
     recorded = quantile(run.requests.lag_ms(~run.requests.broken), 0.99)
@@ -70,7 +72,7 @@ GENERATOR = Rule(
 
 
 def late_faults(accounts: Sequence[Account], limit_ms: float) -> list[str]:
-    """Where load processes read late, used up their core, or had a clock that is not known."""
+    """Describe load processes that read late, used up their core, or had an unknown clock."""
     faults = []
     for account in accounts:
         name = _name(account)
@@ -95,7 +97,7 @@ def late_faults(accounts: Sequence[Account], limit_ms: float) -> list[str]:
 
 
 def dropped_faults(accounts: Iterable[Account]) -> Iterator[str]:
-    """Where load processes dropped records, or the splitter's log lacks production requests or their ends."""
+    """Yield load processes that dropped records, and what the splitter's log lacks of production requests."""
     for account in accounts:
         dropped = number(mapping(account.get("records")).get("dropped")) or 0.0
         if dropped:
@@ -114,7 +116,7 @@ def dropped_faults(accounts: Iterable[Account]) -> Iterator[str]:
 
 
 def unfinished_requests(accounts: Iterable[Account]) -> Counter[str]:
-    """How many production requests had not ended after the longest that a request may last, by arm."""
+    """Count, by arm, production requests that had not ended after the longest that a request may last."""
     counts: Counter[str] = Counter()
     for account in accounts:
         for arm, count in mapping(account.get("unfinished")).items():
@@ -123,7 +125,7 @@ def unfinished_requests(accounts: Iterable[Account]) -> Counter[str]:
 
 
 def lost_processes(accounts: Sequence[Account], trials: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The load processes that did not run to their end, or of whose requests some are not recorded."""
+    """Describe load processes that ended early, or whose requests are not all recorded."""
     faults = []
     for info in trials:
         expected = number(info.get("load_processes")) or 0.0
@@ -143,7 +145,7 @@ def lost_processes(accounts: Sequence[Account], trials: Sequence[Mapping[str, An
 
 
 def known_accounts(accounts: Sequence[Account]) -> list[Account]:
-    """The accounts that say what became of a load process."""
+    """Return the accounts that describe how a load process ended."""
     return [account for account in accounts if "records" in account or "lost" in account]
 
 

@@ -34,7 +34,7 @@ def machine_verdict(machines: MachineRecords, checks: Sequence[Check]) -> Machin
 
 
 def _unknown(machines: MachineRecords) -> Iterator[str]:
-    """What the records leave open: machines of which this is unknown are not called quiet."""
+    """Yield what the records leave open: machines are quiet only if all of this is known."""
     hosts = [host for host in machines.hosts if host.host == RUN_HOST]
     sampled = {host.trial for host in hosts if host.known}
     if short := [trial for trial in machines.placed if trial not in sampled]:

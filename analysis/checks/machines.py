@@ -46,7 +46,7 @@ class Disturbance:
 
 
 def rows_of_rule(rule: Rule, arms: Sequence[str], found: Iterable[Disturbance]) -> Iterator[Check]:
-    """One row of all arms, and one for each arm whose gates alone are concerned.
+    """Yield one row for all arms, and one for each arm whose gates alone are concerned.
 
     The control is the first of `arms`; what concerns it concerns all, since each is compared with it.
     """
@@ -78,8 +78,8 @@ def rows_of_rule(rule: Rule, arms: Sequence[str], found: Iterable[Disturbance]) 
 
 
 def foreign_work(seen: Evidence) -> Iterator[Disturbance]:
-    """Processes of others on an arm's device. Where these are hidden during the traffic, those that were there before
-    the arms started are taken to have stayed."""
+    """Yield other processes on an arm's device. If they are hidden during the traffic, those present before the arms
+    started count as present throughout."""
     for device in seen.machines.used:
         if device.foreign_s is not None:
             held = f" with {device.foreign_bytes / 2**30:.3g} GiB" if device.foreign_bytes else ""
@@ -103,10 +103,10 @@ def _for_too_long(device: Device, seconds: float, text: str) -> Iterator[Disturb
 
 
 def host_work(seen: Evidence) -> Iterator[Disturbance]:
-    """Hosts on which the hypervisor or other work took too much of the processors' time, or tasks waited for memory.
+    """Yield hosts on which the hypervisor or other work took too much CPU time, or tasks waited for memory.
 
-    Where all arms ran at the same time, such a share of the processors' time can have slowed an arm by that share at
-    most. Where arms took turns, all of it may have fallen on one of them.
+    If all arms ran at the same time, a share of CPU time can have slowed an arm by at most that share. If arms took
+    turns, all of it may have fallen on one of them.
     """
     limits = seen.run.limits
     for host in seen.machines.hosts:
@@ -128,7 +128,7 @@ def host_work(seen: Evidence) -> Iterator[Disturbance]:
 
 
 def _is_shared(seen: Evidence) -> bool:
-    """Whether all arms ran at the same time."""
+    """Return whether all arms ran at the same time."""
     return seen.run.design != "switchback" and not seen.run.in_turn
 
 
@@ -171,8 +171,8 @@ Gaps = Mapping[int, tuple[Reading, Reading]]  # of the arm's and of the control'
 def unequal(
     arm: str, what: str, gaps: Gaps, limit: float, *, part: str, momentary: bool = False
 ) -> Iterator[Disturbance]:
-    """The gaps that are too wide, unless swapping devices balanced them: by the mean of the logarithms over trials the
-    machines alone move the ratio of the arms. `part` of a card is what they are of; empty: its speed."""
+    """Yield gaps that are too wide, unless swapping devices balanced them: the machines move the ratio of the arms by
+    the mean logarithm over trials alone. `part` names what of a card the gaps concern; empty means its speed."""
     mean = fmean(own.value - other.value for own, other in gaps.values()) if gaps else 0.0
     for trial, (low, high) in ((trial, sorted(pair)) for trial, pair in gaps.items()):
         share = _lost(high.value - low.value)
@@ -188,14 +188,14 @@ def unequal(
             )
 
 
-def _lost(apart: float) -> float:
-    """The share by which the slower of two speeds falls short of the other, from the logarithm of their ratio."""
-    return -math.expm1(-abs(apart))
+def _lost(log_ratio: float) -> float:
+    """Return the share by which the slower of two speeds falls short, from the logarithm of their ratio."""
+    return -math.expm1(-abs(log_ratio))
 
 
 def throttling(seen: Evidence) -> Iterator[Disturbance]:
-    """What held an arm's device back. Its power cap counts where clocks are unknown: where they are known they show
-    what it did."""
+    """Yield arms' devices that were throttled. The power cap counts only if clocks are unknown: clocks show its
+    effect."""
     for device in seen.machines.used:
         held = dict(device.throttled_s or {})
         seconds = device.throttle_s or 0.0
@@ -208,7 +208,7 @@ def throttling(seen: Evidence) -> Iterator[Disturbance]:
 
 
 def settings(seen: Evidence) -> Iterator[Disturbance]:
-    """Power limits and clocks that differ between an arm's device and the control's."""
+    """Yield power limits and clocks that differ between an arm's device and the control's."""
     for arm in seen.run.treatments:
         pairs = seen.machines.pairs(arm, seen.run.control)
         for what, gaps in (
@@ -223,7 +223,7 @@ Pairs = Mapping[int, tuple[Device, Device]]
 
 
 def _gaps(pairs: Pairs, figure: str) -> Gaps:
-    """The gaps of a figure, where it is known of both devices."""
+    """Return the gaps of a figure that is known of both devices."""
     gaps = {}
     for trial, pair in pairs.items():
         if all((getattr(device, figure) or 0.0) > 0.0 for device in pair):
@@ -233,9 +233,9 @@ def _gaps(pairs: Pairs, figure: str) -> Gaps:
 
 
 def _capped_clocks(pairs: Pairs) -> Gaps:
-    """The gaps between mean clocks, 0 where the power cap bound on both devices for as long.
+    """Return the gaps between mean clocks, 0 if both devices were at the power cap for equally long.
 
-    None where it followed the arm from card to card at one power limit: then the arm's own work draws the power.
+    Empty if the cap followed the arm from card to card at one power limit: then the arm's own work draws the power.
     """
     gaps = {}
     held = []  # (whether it was the arm's device, its card) of each trial in which it bound on one for longer
@@ -277,13 +277,13 @@ SETTINGS: Rule = Rule(
 
 
 def speed(seen: Evidence) -> Iterator[Disturbance]:
-    """Devices and hosts that were not as fast as before, or as each other, by the reference."""
+    """Yield devices and hosts that were not as fast as before, or as each other, by the reference."""
     yield from (item for item in _changes(seen) if item.excess > 1.0)
-    yield from _apart(seen)
+    yield from _differences(seen)
 
 
 def _changes(seen: Evidence) -> Iterator[Disturbance]:
-    """The reference after each trial against before it, and each trial's against the fastest of the same device.
+    """Compare the reference after each trial with before it, and each trial's with the fastest of the same device.
 
     Arms that ran at the same time saw every speed in between: their mean is off by half of the change.
     """
@@ -318,7 +318,8 @@ def _change(seen: Evidence, item: Speed, other: Speed, change: float, part: floa
 
 
 def _concerned(machines: MachineRecords, item: Speed) -> tuple[str, ...] | None:
-    """Whose gates a figure concerns: those of the arms on the device, or of all where it is of the host they share."""
+    """Return the arms whose gates a figure concerns: those on the device; None (all) for a figure of the shared
+    host."""
     if item.figure not in CARD_FIGURES or not machines.placed.get(item.trial):
         return None
     return machines.arms_on(item.trial, item.device)
@@ -330,11 +331,11 @@ def _where(item: Speed) -> str:
     return "the host" if item.device == "cpu" else f"the host of {item.device}"
 
 
-def _apart(seen: Evidence) -> Iterator[Disturbance]:
-    """Devices and hosts of an arm that are slower or faster than the control's, where the two did equal work.
+def _differences(seen: Evidence) -> Iterator[Disturbance]:
+    """Yield an arm's devices and hosts that are slower or faster than the control's at equal work.
 
-    What of a gap stays with a device is in all trials, as far as swapping devices does not balance it; the rest is
-    momentary, and in what trials differ by.
+    The part of a gap that stays with a device is in all trials, unless swapping devices balances it; the rest is
+    momentary and part of the variance between trials.
     """
     machines, limit = seen.machines, seen.run.limits.max_machine_drift
     for figure, size in dict.fromkeys((item.figure, item.size) for item in machines.speeds):

@@ -39,10 +39,11 @@ class Load:
 
 
 def load_of(start_s: Floats, end_s: Floats, answered: Bools, shed: Bools, *, seconds: float) -> Load | None:
-    """The load on one arm in one trial of `seconds`, all arrays of shape (n,) in seconds from its first request.
+    """Return the load on one arm in one trial of `seconds`, from arrays of shape (n,) in seconds since its first
+    request.
 
-    `shed` marks requests that ended without an answer for want of room or time (RESOURCE_EXHAUSTED,
-    DEADLINE_EXCEEDED). None where a window has too few requests, or the first has no answer.
+    `shed` marks requests that the server refused for lack of space or time (RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED).
+    None if a window has too few requests, or the first has no answer.
     """
     if seconds <= 0 or len(start_s) < WINDOWS * FEWEST:
         return None
@@ -82,12 +83,12 @@ def load_of(start_s: Floats, end_s: Floats, answered: Bools, shed: Bools, *, sec
 
 
 def _window(at_s: Floats, width: float) -> Ints:
-    """The window of each time; WINDOWS for what lies beyond the trial."""
+    """Return the window of each time; WINDOWS for times beyond the trial."""
     return np.clip((at_s / width).astype(np.int64), 0, WINDOWS)
 
 
 def _undone(start_s: Floats, end_s: Floats, turned: Bools, width: float) -> Ints:
-    """Requests under way or turned away by the end of each bin, shape (WINDOWS * _BINS,)."""
+    """Count requests in flight or turned away by the end of each bin, shape (WINDOWS * _BINS,)."""
     bins = WINDOWS * _BINS
     each = width / _BINS
 
@@ -108,7 +109,7 @@ def _overload(seen: Evidence) -> Iterable[Check]:
 
 
 def _loads(run: Run, arm: str) -> list[Load | None]:
-    """What the arm was offered and answered, trial by trial; None where a trial has too few requests."""
+    """Return the arm's offered and answered load, trial by trial; None for a trial with too few requests."""
     requests = run.requests
     own = run.of_arm(arm) & ~requests.broken
     loads = []
@@ -121,10 +122,10 @@ def _loads(run: Run, arm: str) -> list[Load | None]:
 
 
 def overload(loads: Mapping[str, Sequence[Load | None]], control: str) -> Iterable[Check]:
-    """Each arm could serve what it was offered, or the control could: then what the arm cannot is its own.
+    """Check that each arm could serve its load, or the control could: then the overload is the arm's own.
 
-    `loads` holds the load of each arm by trial, None where it is unknown. An arm and the control are overloaded
-    together in a trial if both are, and in a run if they are in half of the trials with known loads.
+    `loads` holds the load of each arm by trial, None if unknown. An arm and the control are overloaded together in a
+    trial if both are, and in a run if they are in half of the trials with known loads.
     """
     for arm in (name for name in loads if name != control):
         pairs = zip(loads[control], loads[arm], strict=True)

@@ -34,7 +34,7 @@ def in_words(experiment: Mapping[str, Any]) -> str:
 
 
 def _pressure(seen: Evidence) -> Iterable[Check]:
-    """A difference between arms of which one was pressed otherwise is the pressure's."""
+    """Check that every arm was under the same pressure; otherwise the pressure explains a difference."""
     table = asked(seen.run.records.experiment)
     if table is not None:
         infos = [info for info in seen.run.infos if info and info.get("start_ns")]

@@ -63,8 +63,8 @@ def checks_of_run(
     checks: list[Check] = []
     for _, group in groupby(RULES, lambda rule: rule.name):
         rules = list(group)
-        asked = [rule for rule in rules if (at_end or not rule.at_end) and (rule.in_search or not seen.search)]
-        found = [check for rule in asked for check in rule.find(seen)]
+        applied = [rule for rule in rules if (at_end or not rule.at_end) and (rule.in_search or not seen.search)]
+        found = [check for rule in applied for check in rule.find(seen)]
         # Where none failed, one that holds.
         checks += [check for check in found if not check.ok] or [replace(check, arm=None) for check in found[:1]]
     return checks, machines

@@ -62,10 +62,10 @@ def _events(seen: Evidence, arm: str) -> Check:
 
 
 def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
-    """Where recorded events are fewer than the arm's replicas counted; and whether all of them counted.
+    """Return where recorded events are fewer than the arm's replicas counted, and whether all of them counted.
 
-    The numbers in event ids count too: a replica numbers its events from 0. A compile that went on at the end is no
-    event, and is missing likewise. A trial that was stopped has no count.
+    Event ids count too: a replica numbers its events from 0. A compile in progress at the end is no event, and is
+    missing likewise. A trial that was stopped has no count.
     """
     faults: list[str] = []
     counted_all = bool(run.trials_of(arm))
@@ -93,27 +93,26 @@ def _final(trial: Trial, replica: str) -> Mapping[str, Any]:
 
 
 def _count(trial: Trial, replica: str, what: str) -> float | None:
-    """What the replica counted up to the end of the trial; None where that is not recorded."""
+    """Return what the replica counted up to the end of the trial; None if that is not recorded."""
     return number(mapping(_final(trial, replica).get("counters")).get(what))
 
 
-def _fewer(trial: Trial, replica: str, what: str, expected: float, there: int) -> list[str]:
-    """The fault of recorded rows that are fewer than expected."""
-    words = f"{replica} counted {counted(int(expected), what)} in trial {trial.number}, and {there} are recorded"
-    return [words] if there < expected else []
+def _fewer(trial: Trial, replica: str, what: str, expected: float, recorded: int) -> list[str]:
+    """Return the fault of recorded rows that are fewer than expected."""
+    words = f"{replica} counted {counted(int(expected), what)} in trial {trial.number}, and {recorded} are recorded"
+    return [words] if recorded < expected else []
 
 
 def _numbered(ids: Iterable[str], replica: str) -> int:
-    """How many events there must have been by their ids, TRIAL-REPLICA-NUMBER, with the run in front in joined runs. 0
-    for ids of another form."""
+    """Return how many events their ids imply: TRIAL-REPLICA-NUMBER, after the run in joined runs. 0 for other ids."""
     pattern = re.compile(rf"(?:\d+\.)?\d+-{re.escape(replica)}-(\d{{1,9}})")
     return max((int(match[1]) + 1 for name in ids if (match := pattern.fullmatch(name))), default=0)
 
 
 def unexplained_stalls(run: Run, arm: str, seen: ArmStalls, *, vouched: bool) -> list[str]:
-    """What no compile event explains of the compiles that delayed requests by the server's account.
+    """Describe compiles that delayed requests by the server's timing and that no compile event explains.
 
-    Where the number of events is not vouched for, a stall of unknown cause may be a compile that no event reports.
+    If the number of events is not certain, a stall of unknown cause may be a compile that no event reports.
     """
     requests = _unexplained_requests(run, arm)
     suspected = [] if vouched else [stall for stall in seen.of_cause(UNKNOWN) if may_compile(stall)]
@@ -134,7 +133,7 @@ def unexplained_stalls(run: Run, arm: str, seen: ArmStalls, *, vouched: bool) ->
 
 
 def _unexplained_requests(run: Run, arm: str) -> Ints:
-    """The rows of requests whose server reports a longer compile than its events lay over them."""
+    """Return the rows of requests whose server reports a longer compile than its events explain."""
     requests = run.requests
     held = np.flatnonzero(run.of_arm(arm) & ~requests.broken & (requests.stall_ns > _SLACK_NS))
     by_events = np.zeros(held.size)
@@ -149,16 +148,16 @@ def _unexplained_requests(run: Run, arm: str) -> Ints:
 
 
 def _steps(run: Run, arm: str) -> Iterable[Check]:
-    """Figures on padding rest on engine steps, and the share of steps that ran eagerly. Where nothing is left of a
-    replica that compiles, it is unknown whether it ran compiled code. A run that was kept without steps is exempt."""
+    """Check that engine steps are complete: padding and the share of eager steps rest on them. If a compiling replica
+    has no steps, whether it ran compiled code is unknown. A run that was kept without steps is exempt."""
     steps = run.records.steps
     if steps is None:
         return
-    there = Counter(zip(steps.column("trial").to_pylist(), steps.column("replica").to_pylist(), strict=True))
+    rows_by_replica = Counter(zip(steps.column("trial").to_pylist(), steps.column("replica").to_pylist(), strict=True))
     faults, silent = [], False
     for trial in run.trials:
         for replica in run.account(arm).replica_names(trial):
-            recorded = there[trial.number, replica]
+            recorded = rows_by_replica[trial.number, replica]
             lost = _fewer(trial, replica, "engine step", _count(trial, replica, "steps") or 0.0, recorded)
             silent |= bool(lost) and not recorded and run.account(arm).compiles
             faults += lost
@@ -181,8 +180,8 @@ TELEMETRY = Rule(
 
 
 def _blind(seen: Evidence) -> Iterable[Check]:
-    """Compiles that a compiler does not report are no events, so that gates which count events would PASS blindly. Test
-    compiles at the start show which are not."""
+    """Check for compiles that a compiler does not report: gates that count events would PASS blindly. Test compiles at
+    the start show them."""
     run = seen.run
     for arm in run.treatments if run.records.events is not None else ():
         if not run.account(arm).external and (spots := blind_spots(run, arm)):
@@ -203,9 +202,12 @@ BLIND = Rule(
 
 
 def _unknown(seen: Evidence) -> Iterable[Check]:
-    """A pause of the allocator, a first load of a kernel or a compiler that is not recorded delays users as long as a
-    compile, and one in half an hour moves no p99. What every server with work in flight bore is the host's, and what
-    its prompts take is work."""
+    """Check stalls of unknown cause of each managed arm.
+
+    A pause of the allocator, a first load of a kernel or an unrecorded compiler delays users as long as a compile, and
+    one in half an hour moves no p99. Stalls of every server with work in flight are the host's, and the time that an
+    arm's prompts take is work.
+    """
     run = seen.run
     for arm in run.treatments if run.records.events is not None else ():
         if not run.account(arm).external:
@@ -213,7 +215,7 @@ def _unknown(seen: Evidence) -> Iterable[Check]:
 
 
 def unknown_stalls(run: Run, seen: ArmStalls) -> Check:
-    """The stalls of the arm that no event explains, where they exceed what compiles may cost users."""
+    """Check that stalls of the arm that no event explains stay within what compiles may cost users."""
     limits = run.limits
     stalls = [stall for stall in seen.of_cause(UNKNOWN) if not is_explained(stall, run.events)]
     requests = int((run.of_arm(seen.arm) & ~run.requests.broken).sum())
@@ -258,9 +260,9 @@ def _compiled(seen: Evidence) -> Iterable[Check]:
 
 
 def compiled_code(arm: str, counts: Sequence[CompiledSteps], *, control: bool) -> Check:
-    """Every replica of the arm ran compiled code in every trial, and steps of every kind did.
+    """Check that every replica of the arm ran compiled code in every trial, in steps of every kind.
 
-    An arm can ask for compiling and still call its model around what was compiled: nothing fails then, nothing
+    An arm can enable compiling and still call its model around the compiled code: nothing fails then, nothing
     recompiles, and its figures are those of an eager server.
     """
     ran = [count for count in counts if count.compiled]

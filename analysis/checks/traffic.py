@@ -32,7 +32,7 @@ _FEWEST_DURING = 5
 
 
 def _open_loop(seen: Evidence) -> Iterable[Check]:
-    """Latency must count from a schedule that does not wait for the server."""
+    """Check that latency counts from a schedule that does not wait for the server."""
     run, requests = seen.run, seen.run.requests
     faults = []
     if run.reported_open_loop is False:
@@ -56,8 +56,8 @@ OPEN_LOOP = Rule(
 
 
 def _schedules(seen: Evidence) -> Iterable[Check]:
-    """Under a mirrored design both arms had the schedule, so that it favours neither; elsewhere it decides which
-    requests an arm got, and the same chance counts twice."""
+    """Check that joined runs do not share a schedule. A mirrored one favours no arm; elsewhere it decides which
+    requests an arm got, and the same chance would count twice."""
     run = seen.run
     if run.records.joined:
         alike: dict[tuple[str, int], list[int]] = {}
@@ -89,8 +89,8 @@ def _sample_ratio(seen: Evidence) -> Iterable[Check]:
 
 
 def weight_stretches(run: Run) -> Iterator[tuple[Mapping[str, float], Bools]]:
-    """The stretches of every trial in which the splitter's weights stayed as they were: the weights, and the requests
-    for which the splitter surely had them. Those around a change are in none."""
+    """Yield every stretch of constant splitter weights: the weights, and the requests that surely met them. Requests
+    around a change belong to no stretch."""
     requests = run.requests
     # What a client did not stamp when it sent it is taken to have been sent when it was due.
     sent = np.where(requests.sent_ns.known, requests.sent_ns[:], requests.start_ns)
@@ -111,10 +111,11 @@ def weight_stretches(run: Run) -> Iterator[tuple[Mapping[str, float], Bools]]:
 def sample_ratio(
     stretches: Sequence[tuple[Mapping[str, int], Mapping[str, float]]], alpha: float = _RATIO_ALPHA
 ) -> Iterable[Check]:
-    """The splitter sent each arm its share of the sessions in each stretch of weights, given as (sessions by arm,
-    weights): exact binomial tests, adjusted for their number (Bonferroni). Nothing where weights do not say.
+    """Check that the splitter sent each arm its share of the sessions in each stretch of weights.
 
-    A session that lasts over a change of weights counts in both stretches, as the splitter places it anew.
+    `stretches` hold (sessions by arm, weights). Exact binomial tests, adjusted for their number (Bonferroni); arms
+    without a weight do not count. A session that lasts over a change of weights counts in both stretches, as the
+    splitter places it anew.
     """
     worst, words, tests = 1.0, "", 0
     for number, (sessions, weights) in enumerate(stretches, start=1):
@@ -155,7 +156,7 @@ def _pairs(seen: Evidence) -> Iterable[Check]:
 
 
 def copies(found: Copies, allowed_ms: float) -> Check:
-    """Every request of the arm has one copy on the control, due at the same instant and equal in content."""
+    """Check that every request of the arm has one copy on the control, due at the same instant and equal in content."""
     counts = {
         "requests that went to one of the two arms alone": found.lonely
         if found.lonely > allowed_missing(found.pairs + found.lonely)
@@ -182,7 +183,7 @@ PAIRS = Rule(
 
 
 def _control_errors(seen: Evidence) -> Iterable[Check]:
-    """Where the control itself fails, the machines are broken, and errors cannot be attributed to an arm."""
+    """Check the control's errors: if it fails itself, the machines are broken, and no error is an arm's."""
     run, limit_pct = seen.run, seen.run.limits.max_error_pct
     answered = run.of_arm(run.control) & (run.requests.ok | run.requests.failed)
     failed, requests = int(run.requests.failed[answered].sum()), int(answered.sum())
@@ -210,7 +211,7 @@ def _interference(seen: Evidence) -> Iterable[Check]:
 
 
 def interference(slowdown: float | None, p_value: float | None) -> Iterable[Check]:
-    """The control does not slow down while other arms compile; nothing where too few requests show it."""
+    """Check that the control does not slow down while other arms compile; yield nothing with too few requests."""
     if slowdown is not None and p_value is not None:
         fault = (
             f"While other arms compiled, requests of the control took {slowdown:.2f} times as long, limit "
@@ -229,7 +230,7 @@ INTERFERENCE = Rule(
 
 
 def _slowdown(run: Run) -> tuple[float | None, float | None]:
-    """How much longer the control's requests took while other arms compiled, and the p-value."""
+    """Return how much longer the control's requests took while other arms compiled, and the p-value."""
     requests = run.requests
     events = [event for event in run.events if event.serving and event.stalls and event.arm != run.control]
     own = run.of_arm(run.control) & requests.ok & (requests.e2e_ms > 0)
@@ -259,7 +260,7 @@ def _slowdown(run: Run) -> tuple[float | None, float | None]:
 def slowdown_during(
     excess: Floats, start_s: Floats, inside: Floats, *, bin_s: float, rng: np.random.Generator
 ) -> tuple[float | None, float | None]:
-    """How many times longer requests took inside some stretches than outside, and p of no difference.
+    """Return how many times longer requests took inside some stretches than outside, and p of no difference.
 
     `excess` is log(time taken / time expected by length) of requests that started at `start_s` (seconds on a circle
     of len(inside) bins of `bin_s`); `inside` is the share of each bin that lies in the stretches. The null turns the

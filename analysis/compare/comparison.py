@@ -59,7 +59,7 @@ class Pair:
 
 
 def made_run(path: Path, folder: Path) -> Path:
-    """The run directory at `path`, or one made in `folder` of another tool's result file."""
+    """Return the run directory at `path`, or make one in `folder` from another tool's result file."""
     if joins_runs(path):
         raise RecordError(f"{path} joins runs of several days: give one of them")
     if path.is_dir():
@@ -76,9 +76,9 @@ def made_run(path: Path, folder: Path) -> Path:
 
 
 def read_pair(baseline: Path, candidate: Path, *, arm: str = "", gates: Mapping[str, Any] | None = None) -> Pair:
-    """The run of both directories. `arm` is a name, or BASELINE=CANDIDATE; `gates` replace those of the candidate.
+    """Read both directories as one run. `arm` is a name, or BASELINE=CANDIDATE; `gates` replace the candidate's.
 
-    RecordError where the two are one run, have no such arm, or differ in what a comparison rests on.
+    Raises RecordError if the two are one run, lack the arm, or differ in what a comparison rests on.
     """
     if baseline.resolve() == candidate.resolve():
         raise RecordError(f"{candidate.name} is the baseline and the candidate: give two runs")
@@ -112,9 +112,9 @@ def read_pair(baseline: Path, candidate: Path, *, arm: str = "", gates: Mapping[
 
 
 def chosen_arms(text: str, baseline: RecordedRun, candidate: RecordedRun) -> tuple[str, str]:
-    """The arm of each run that `text` names; without it the only one that both have and neither has as its control.
+    """Return the arm of each run that `text` names; by default the only shared one that is no control.
 
-    RecordError where that is not one arm, or a run has no such arm.
+    Raises RecordError if that is not one arm, or a run has no such arm.
     """
     known = [_arms(documents) for documents in (baseline, candidate)]
     name, mapped, other = text.partition("=")
@@ -135,7 +135,7 @@ def chosen_arms(text: str, baseline: RecordedRun, candidate: RecordedRun) -> tup
 
 
 def _arms(documents: RecordedRun) -> dict[str, bool]:
-    """The arms of the run, each with whether it is its control."""
+    """Return the arms of the run, each with whether it is its control."""
     rows = [*rows_of(documents.experiment.get("arms"))]
     rows += [row for info in documents.infos for row in rows_of(mapping(info).get("arms"))]
     arms: dict[str, bool] = {}
@@ -145,7 +145,7 @@ def _arms(documents: RecordedRun) -> dict[str, bool]:
 
 
 def _conditions(documents: RecordedRun, arm: str) -> dict[str, Any]:
-    """What the run measured `arm` under, by key: its own settings as "arm.…", without the other arms'."""
+    """Return the conditions under which the run measured `arm`, by key: its settings as "arm.…", no other arm's."""
     found: dict[str, Any] = {}
     for given, value in settings_of(documents).items():
         key = given.replace(f"arms.{arm}.", "arm.", 1) if given.startswith(f"arms.{arm}.") else given
@@ -177,7 +177,7 @@ class _Side(NamedTuple):
 
 
 def _of_two_arms(records: RunRecords, sides: Sequence[_Side], gates: Mapping[str, Any] | None) -> RunRecords:
-    """The records of one arm of each run."""
+    """Return the records of one arm of each run."""
     candidate = sides[1].run.experiment
     rows = (
         next((row for row in rows_of(side.run.experiment.get("arms")) if row.get("name") == side.arm), {})
@@ -221,7 +221,7 @@ def _of_two_arms(records: RunRecords, sides: Sequence[_Side], gates: Mapping[str
 
 
 def _of_sides(requests: RequestColumns, names: Mapping[tuple[int, str], str]) -> RequestColumns:
-    """The requests of the arms in `names`, by trial and arm."""
+    """Select the requests of the arms in `names`, by trial and arm."""
     arms = tuple(sorted(set(names.values())))
     arm = np.full(len(requests), -1, dtype=np.int8)
     for (number, name), chosen in names.items():
@@ -230,7 +230,7 @@ def _of_sides(requests: RequestColumns, names: Mapping[tuple[int, str], str]) ->
 
 
 def _renamed(rows: pa.Table, names: Mapping[tuple[int, str], str], *, keep_others: bool = False) -> pa.Table:
-    """The rows of the arms in `names`, by trial and arm; with `keep_others` also those of no arm, or of another."""
+    """Select and rename the rows of the arms in `names`, by trial and arm; `keep_others` keeps all other rows."""
     place, arm, trial = rows.schema.get_field_index("arm"), rows.column("arm").cast(pa.string()), rows.column("trial")
     new = pa.nulls(rows.num_rows, pa.string())
     for (number, name), chosen in names.items():
@@ -242,7 +242,7 @@ def _renamed(rows: pa.Table, names: Mapping[tuple[int, str], str], *, keep_other
 
 
 def _info(info: Mapping[str, Any], side: _Side) -> dict[str, Any]:
-    """trial.json of a trial as one of the side's arm alone."""
+    """Return trial.json of a trial reduced to the side's arm."""
 
     def renamed(values: Any) -> dict[str, Any]:
         return {side.name if key == side.arm else key: value for key, value in mapping(values).items()}
@@ -284,10 +284,10 @@ def compare_runs(
     gates: Mapping[str, Any] | None = None,
     trust_machines: bool = False,
 ) -> dict[str, Any]:
-    """The summary of two run directories, ready for JSON. RecordError where they cannot be compared.
+    """Return the summary of two run directories, ready for JSON. Raises RecordError if they cannot be compared.
 
-    `arm` is a name, or BASELINE=CANDIDATE; `gates` replace those of the candidate's experiment; `trust_machines` takes
-    the machines of both for equally fast.
+    `arm` is a name, or BASELINE=CANDIDATE; `gates` replace those of the candidate's experiment; `trust_machines`
+    assumes that both machines are equally fast.
     """
     pair = read_pair(baseline, candidate, arm=arm, gates=gates)
     differs = f"The candidate differs in {'; '.join(pair.differs)}." if pair.differs else "Nothing recorded differs."
@@ -296,15 +296,17 @@ def compare_runs(
 
 
 def _speed(run: Run, *, same_machine: bool, trusted: bool) -> Check:
-    """The check "machine speed": by the references of both arms' devices, the machines were equally fast.
+    """Check "machine speed": by the references of both arms' devices, the machines were equally fast.
 
-    A ratio of latencies is decided where it would stand if the machines made all of their difference.
+    A ratio of latencies is decided if it would stand even if the machines caused all of their difference.
     """
     external = any(run.account(arm).external for arm in run.arms)  # not on the machine of the run
     one, two = ({} if external else _measured(run, arm) for arm in (BASELINE, CANDIDATE))
-    apart = {key: one[key] - two[key] for key in one if key in two}  # above 0 where the candidate's machine is slower
-    moved = {figure: value for (figure, _), value in apart.items() if abs(value) > _NOISE}
-    known = trusted or (same_machine and not external) or (bool(apart) and one.keys() == two.keys())
+    differences = {
+        key: one[key] - two[key] for key in one if key in two
+    }  # above 0 where the candidate's machine is slower
+    moved = {figure: value for (figure, _), value in differences.items() if abs(value) > _NOISE}
+    known = trusted or (same_machine and not external) or (bool(differences) and one.keys() == two.keys())
     row: dict[str, Any] = {"arm": CANDIDATE, "opens": ("noninferiority", "goodput")}
     if not known:
         fault = "Nothing says that the machines of both runs were equally fast"
@@ -312,7 +314,7 @@ def _speed(run: Run, *, same_machine: bool, trusted: bool) -> Check:
         return replace(SPEED, rank=TAIL).found([fault], remedy=remedy, **row)  # which is no disturbance
     if not moved:
         reason = "The machines of both runs were equally fast"
-        return SPEED.found([], reason=f"{reason}." if apart else f"{reason}, as is taken for granted.", **row)
+        return SPEED.found([], reason=f"{reason}." if differences else f"{reason}, by assumption.", **row)
     words = (
         f"{WORK[figure]} was {100.0 * abs(math.expm1(-value)):.1f} % {'lower' if value > 0 else 'higher'} on the "
         f"candidate's {'host' if figure in HOST_FIGURES else 'card'}"
@@ -331,7 +333,7 @@ def _speed(run: Run, *, same_machine: bool, trusted: bool) -> Check:
 
 
 def _measured(run: Run, arm: str) -> dict[tuple[str, str], float]:
-    """The mean logarithm of each figure of the device that the arm had, by figure and size of the work."""
+    """Return the mean logarithm of each figure of the arm's device, by figure and size of the work."""
     devices = {trial.number: devices_of(trial).get(arm) for trial in run.trials_of(arm)}
     values: dict[tuple[str, str], list[float]] = {}
     for item in speeds_of(run.trials_of(arm)):

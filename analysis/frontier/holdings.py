@@ -49,24 +49,24 @@ class Frontier:
         return tuple(item.arm for item in self.holdings)
 
     def of(self, arm: str) -> Holding:
-        """What the arm holds."""
+        """Return the arm's holding."""
         return next(item for item in self.holdings if item.arm == arm)
 
     def surely_more(self, one: str, other: str) -> bool:
-        """Whether `one` surely holds more than `other`."""
+        """Return whether `one` surely holds more than `other`."""
         return any(order.surely and (order.more, order.less) == (one, other) for order in self.orders)
 
     def highest(self, without: Collection[str] = ()) -> str | None:
-        """The arm that surely holds more than every other but those in `without`; None where that is open."""
+        """Return the arm that surely holds more than every other except `without`; None while that is open."""
         arms = [arm for arm in self.arms if arm not in without]
         found = (arm for arm in arms if all(self.surely_more(arm, other) for other in arms if other != arm))
         return next(found, None) if len(arms) > 1 else None
 
 
 def frontier_of(steps: Sequence[Step], arms: Sequence[str], *, alpha: float = 0.05) -> Frontier:
-    """The frontier that the steps leave; `arms` are all that were to be searched, the control first.
+    """Return the frontier after the steps; `arms` are all arms of the search, the control first.
 
-    Arms without a judged step, or of one start, are open everywhere, and still count for the error of the others.
+    Arms without a judged step, or with one start, are open everywhere, and still count in the error of the others.
     """
     profiles = profiles_of(steps)
     error = alpha / 2.0 / len(arms)

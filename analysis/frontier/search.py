@@ -79,8 +79,7 @@ def first_turns(arms: Sequence[str], start_s: Mapping[str, float], budget: Budge
 
 
 def fitted(turn: Turn, *, start_s: float, budget: Budget, left_s: float) -> Turn | None:
-    """The turn with no more steps than fit into the time that is left after a start; None where too few fit to say
-    anything."""
+    """Shorten the turn to the steps that fit into the time left after a start; None if too few fit."""
     count = int((left_s - start_s - budget.around_s) / budget.step_s + 1e-9)
     steps = min(turn.steps, count)
     if steps < FEWEST_STEPS:
@@ -94,12 +93,12 @@ def rounds_of(start_s: Mapping[str, float], budget: Budget) -> int:
 
 
 def least_s(start_s: Mapping[str, float], budget: Budget) -> float:
-    """The least time that a search takes: the shortest start of every arm, as often as an arm needs to say anything."""
+    """Return the least time of a search: the shortest start of every arm, as often as an arm needs for a result."""
     return FEWEST_STARTS * _all_s(start_s, FEWEST_STEPS, budget)
 
 
 def _all_s(start_s: Mapping[str, float], steps: int, budget: Budget) -> float:
-    """One start of every arm with so many steps."""
+    """Return the seconds of one start of every arm with so many steps."""
     return sum(_turn_s(arm, steps, start_s, budget) for arm in start_s)
 
 
@@ -112,10 +111,10 @@ def next_round(
     number: int,
     before: Sequence[Left] = (),
 ) -> Round:
-    """The round `number` (from 1), after the steps of the earlier ones have left `frontier`.
+    """Plan round `number` (from 1), after the steps of the earlier ones led to `frontier`.
 
-    `start_s` is what a start of each arm takes until it serves, as seen or guessed; `before` are the arms that have
-    left already. The round never plans more time than is left.
+    `start_s` is the time until each arm serves, measured or guessed; `before` are the arms that already left. The round
+    never plans more time than is left.
     """
     gone = {item.arm for item in before}
     staying = [arm for arm in frontier.arms if arm not in gone]
@@ -135,8 +134,8 @@ def next_round(
 
 
 def _leaving(frontier: Frontier, staying: Sequence[str]) -> list[Left]:
-    """All arms but the control that surely hold less than another arm that is still there, or were seen to hold nothing
-    where the control held a step, and why."""
+    """Return the arms to drop, and why: those that surely hold less than another arm still in the search, or held no
+    step while the control held one. The control stays."""
     control = frontier.holdings[0]
     left = []
     for own in (frontier.of(arm) for arm in staying if arm != control.arm):
@@ -152,7 +151,7 @@ def _leaving(frontier: Frontier, staying: Sequence[str]) -> list[Left]:
 
 
 def _open(frontier: Frontier, arm: str, staying: Sequence[str], budget: Budget) -> bool:
-    """Whether more steps of the arm could change an answer: its knee is not known closely, or its order is open."""
+    """Return whether more steps of the arm could change an answer: its knee or its order is still open."""
     if _width(frontier.of(arm)) > 1.0 + budget.resolution:
         return True
     others = (other for other in staying if other != arm)
@@ -160,7 +159,7 @@ def _open(frontier: Frontier, arm: str, staying: Sequence[str], budget: Budget) 
 
 
 def _width(holding: Holding) -> float:
-    """How open an arm is: the factor between the ends of its interval."""
+    """Return how open an arm is: the factor between the ends of its interval."""
     return math.inf if not holding.low_rps or holding.high_rps is None else holding.high_rps / holding.low_rps
 
 

@@ -26,9 +26,9 @@ from tailgate.analysis.wording import digits, listed
 
 
 def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
-    """What the summary says of which policy to ship; None where the run made no search.
+    """Return the summary's rows on which policy to ship; None if the run made no search.
 
-    Where a check leaves the loads of the search open, no step is used: of the arm that it concerns, or of any.
+    If a check leaves the loads of the search open, no step is used: of the arm that it concerns, or of any.
     """
     if not is_search(run):
         return None
@@ -80,8 +80,8 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
 
 
 def _blocking(run: Run, judgement: Judgement) -> dict[str, list[Check]]:
-    """The checks that leave the loads of each arm open: of the control, whose load no gate judges, those that concern
-    all arms."""
+    """Return the checks that leave the loads of each arm open; the control's, which no gate judges, are those on all
+    arms."""
     own = {gate.arm: blocking(gate, judgement.checks) for gate in judgement.gates if gate.gate == "goodput"}
     whole = [
         check
@@ -92,13 +92,13 @@ def _blocking(run: Run, judgement: Judgement) -> dict[str, list[Check]]:
 
 
 def _of_gates(run: Run, judgement: Judgement, out: Collection[str], *, gated: bool) -> Iterator[str]:
-    """What the verdicts say against an arm: where they were asked for, or it fails, or its weights differ."""
+    """Yield what the verdicts hold against an arm: if gates were set, if it fails, or if its weights differ."""
     for arm, verdict in judgement.verdicts.items():
         if verdict != PASS and (gated or verdict == FAIL):
             yield f"{arm} is {verdict} by its gates, and nothing here changes that."
     for gate in judgement.gates:
         unproven = gate.kind == "parity" and gate.verdict == INCONCLUSIVE and gate.arm not in out
-        if unproven and run.weights_apart(gate.arm):
+        if unproven and run.quantisation_difference(gate.arm):
             yield f"{gate.arm} is not shown to answer as well: {gate.reason[:1].lower()}{gate.reason[1:]}"
 
 
@@ -119,7 +119,7 @@ def error_of(alpha: float, disturbed: list[str]) -> str:
 
 
 def _ended(search: Mapping[str, Any]) -> str:
-    """How the search went on, by what it wrote."""
+    """Describe how the search ended, from its own record."""
     spent, budget, parity = (number(search.get(key)) for key in ("spent_s", "budget_s", "parity_s"))
     minutes = ""
     if spent is not None and budget is not None:
@@ -131,7 +131,7 @@ def _ended(search: Mapping[str, Any]) -> str:
 
 
 def objective_of(run: Run) -> str:
-    """What a step must keep to be held, in words: "p99 TTFT ≤ 500 ms"."""
+    """Describe what a step must keep to be held: "p99 TTFT ≤ 500 ms"."""
     parts = [
         f"{gate_label(target.key)} ≤ {digits(target.limit)} {'%' if target.quantile is None else 'ms'}"
         for target in run.targets
@@ -143,9 +143,9 @@ def objective_of(run: Run) -> str:
 
 
 def to_ship(frontier: Frontier, objective: str, *, out: Collection[str], failed: Collection[str]) -> list[str]:
-    """Which arm holds which load, and what to ship where one replica is not enough, a sentence each.
+    """Say which arm holds which load, and what to ship if one replica is not enough, a sentence each.
 
-    Nothing is claimed of the arms in `out`. Those in `failed` are not offered for any load.
+    It claims nothing about the arms in `out`, and offers those in `failed` for no load.
     """
     control, *treatments = frontier.holdings
     floor = control.low_rps
@@ -184,7 +184,7 @@ def to_ship(frontier: Frontier, objective: str, *, out: Collection[str], failed:
 
 
 def gpus_for_the_load(frontier: Frontier, rollout: Rollout, out: Collection[str]) -> list[str]:
-    """How many GPUs each arm needs for the load of the rollout, in a sentence; none where it names no load."""
+    """Say in a sentence how many GPUs each arm needs for the rollout's load; [] if it names no load."""
     load = rollout.load_rps
     if load is None:
         return []
@@ -198,7 +198,7 @@ def gpus_for_the_load(frontier: Frontier, rollout: Rollout, out: Collection[str]
 
 
 def still_open(frontier: Frontier, out: Collection[str]) -> list[str]:
-    """The loads at which nothing is known of each arm, and which pairs are ordered where some are not."""
+    """Say at which loads nothing is known of each arm, and which pairs are ordered if not all are."""
     loads: dict[str, list[str]] = {}
     for item in frontier.holdings:
         if item.arm not in out:

@@ -143,7 +143,7 @@ def result_of(document: Mapping[str, Any]) -> Result:
 
 
 def _fault(error: ValidationError) -> str:
-    """The first value that cannot be read: "request 2: itls[1] is 'x': …"."""
+    """Describe the first value that cannot be read: "request 2: itls[1] is 'x': …"."""
     found = error.errors()[0]
     name, *places = found["loc"]
     request = f"request {int(places[0]) + 1}: " if places and isinstance(places[0], int) else ""

@@ -16,7 +16,7 @@ from pathlib import Path
 from tailgate.analysis.interim.journal import Watch
 
 _NICE = 10
-_EVERY_S = 2.0  # between looks for new records
+_EVERY_S = 2.0  # between checks for new records
 _REST = 2.0  # times the processor time that an analysis took: leaves the load most of a processor
 
 

@@ -30,8 +30,11 @@ _OF_CHECKS = ("check", "arm", "ok", "reason", "remedy")
 
 
 def row_of(interim: Interim, run: Run, *, count: int, at_ns: int) -> dict[str, Any]:
-    """The analysis as plain values. Times are ns since the epoch and seconds of judged traffic, `harm` and `safety`
-    e-values as decimal logarithms, of which a FAIL takes `needed` and a PASS `needed_safety`."""
+    """Convert the analysis to plain values.
+
+    Times are ns since the epoch and seconds of judged traffic, `harm` and `safety` e-values as decimal logarithms, of
+    which a FAIL takes `needed` and a PASS `needed_safety`.
+    """
     arms = {item.arm: {key: value for key, value in asdict(item).items() if key != "arm"} for item in interim.arms}
     return {
         "number": count,
@@ -46,7 +49,7 @@ def row_of(interim: Interim, run: Run, *, count: int, at_ns: int) -> dict[str, A
 
 
 def _gate(gate: Gate) -> dict[str, Any]:
-    """Value, limit and interval are in one unit: of an objective all are shares of requests, as its interval is."""
+    """Convert a gate, with value, limit and interval in one unit: for an objective, shares of requests."""
     path = gate.path
     is_share = path is not None and gate.kind in ("slo", "error")
     last: dict[str, float | None] = {"value": None, "low": gate.low, "high": gate.high, "harm": None, "safety": None}
@@ -122,7 +125,7 @@ class Watch:
 # --- What has settled -------------------------------------------------------------------------------------------------
 
 # A request under way has no record yet, and the slowest requests are under way the longest: judging those that have
-# ended would judge the quick ones. Every load process states up to which instant all that was due has ended
+# ended would judge only the fast ones. Every load process states up to which instant all that was due has ended
 # (`settled_ns`). Only whole blocks before it are judged.
 _NEVER = np.iinfo(np.int64).max
 

@@ -19,12 +19,12 @@ from tailgate.analysis.judging.ramp import ramp_of
 from tailgate.analysis.judging.verdict import KIND_ORDER
 from tailgate.analysis.run.run import Run
 
-_ASKED_LATER = ("parity",)
+_DECIDED_AT_END = ("parity",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmOutlook:
-    """Where an arm stands. A FAIL is for good, a PASS unless what comes after contradicts it. `outlook_s` are the
+    """Where an arm stands. A FAIL is final, a PASS unless later evidence contradicts it. `outlook_s` are the
     seconds that will likely decide it, None where that is unknown."""
 
     arm: str
@@ -56,7 +56,7 @@ class Interim:
 
 
 def analyse(run: Run) -> Interim:
-    """The interim analysis of what the run holds."""
+    """Make the interim analysis of the run so far."""
     seen = judge(run, at_end=False)
     # No step of a ramp can wait for the end of the run.
     to_the_end = ramp_of(run) is None and run.limits.max_memory_ratio is not None
@@ -68,7 +68,7 @@ def analyse(run: Run) -> Interim:
 
 
 def _step_outlook(run: Run, checks: Sequence[Check]) -> StepOutlook | None:
-    """What is known of the step that the run's ramp is at; None where it is none."""
+    """Return what is known of the current step of the run's ramp; None if it is no ramp."""
     ramp = ramp_of(run)
     if ramp is None:
         return None
@@ -84,12 +84,12 @@ def _step_outlook(run: Run, checks: Sequence[Check]) -> StepOutlook | None:
 
 
 def outlook_of(arm: str, gates: Sequence[Gate], *, seconds: float, to_the_end: bool = False) -> ArmOutlook:
-    """Where the arm stands by its gates. `to_the_end`: it has gates that only the end of the run decides."""
+    """Return the arm's outlook by its gates. `to_the_end`: it has gates that only the end of the run decides."""
     failed = min((gate for gate in gates if gate.verdict == FAIL), key=lambda gate: KIND_ORDER[gate.kind], default=None)
     if failed is not None:
         at_s = None if failed.path is None else failed.path.decided_s
         return ArmOutlook(arm=arm, decision=FAIL, decided_s=seconds if at_s is None else at_s, reason=failed.reason)
-    waited = [gate for gate in gates if gate.kind not in _ASKED_LATER and not gate.unseen]
+    waited = [gate for gate in gates if gate.kind not in _DECIDED_AT_END and not gate.unseen]
     still = [gate for gate in waited if gate.verdict == INCONCLUSIVE]
     if still:
         left = [None if gate.path is None or gate.path.outcome is not None else gate.path.outlook_s for gate in still]

@@ -78,7 +78,7 @@ def compile_alarms(
 
 
 def death_alarms(arm: str, deaths: Iterable[Mapping[str, Any]], *, now_ns: int) -> list[Alarm]:
-    """Replicas of `arm` that died, by `deaths` of trial.json. One that does not say when died now."""
+    """Return an alarm for each dead replica of `arm` in `deaths` of trial.json. One without a time died now."""
     found = []
     for death in deaths:
         if death.get("arm") == arm:
@@ -89,7 +89,7 @@ def death_alarms(arm: str, deaths: Iterable[Mapping[str, Any]], *, now_ns: int) 
 
 
 def burst_alarms(arm: str, *, failed: int, finished: int, now_ns: int, meanwhile: str) -> list[Alarm]:
-    """One alarm where a fifth of the requests that ended `meanwhile` failed, five at least; else none."""
+    """Return one alarm if a fifth of the requests that ended `meanwhile` failed, and at least five."""
     if failed < _BURST_REQUESTS or failed <= _BURST_SHARE * finished:
         return []
     return [Alarm(at_ns=now_ns, why=f"{failed} of {finished} requests to {arm} failed {meanwhile}")]

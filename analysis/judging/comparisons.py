@@ -21,9 +21,9 @@ from tailgate.analysis.settings.metrics import JUDGED_METRICS
 from tailgate.analysis.statistics.compare import (
     Comparison,
     Sample,
-    as_many,
     compare,
     decide,
+    equal_counts,
     limits_text,
     seen_text,
 )
@@ -51,7 +51,7 @@ class Comparisons:
 
 
 def comparisons(run: Run, *, secondary: bool = True) -> Comparisons:
-    """The comparisons that gate and, if asked for, all others. Failures are adjusted over those that gate alone."""
+    """Return the comparisons that gate and, if `secondary`, all others. FAILs are adjusted over gating ones alone."""
     gated: list[tuple[Comparison, Path | None]] = []
     others: list[Comparison] = []
     by_machine: list[Comparison] = []
@@ -77,7 +77,7 @@ def comparisons(run: Run, *, secondary: bool = True) -> Comparisons:
 
 
 def step_comparisons(run: Run, arm: str, margin: float) -> list[Comparison]:
-    """The arm at the quantiles that a step of a ramp asks for, each held to the margin of the steps."""
+    """Compare the arm at the quantiles of a ramp's step, each with the margin of the steps."""
     rows = steady_rows(run, arm)
     found: list[Comparison] = []
     for metric in run.limits.metrics:
@@ -90,8 +90,8 @@ def step_comparisons(run: Run, arm: str, margin: float) -> list[Comparison]:
 def _with_evidence(
     run: Run, rows: Rows, items: Sequence[Comparison], *, sooner: bool = True
 ) -> list[tuple[Comparison, Path | None]]:
-    """The comparisons of one metric as interim evidence decides them, with its paths; as they are where only the whole
-    run does. `sooner`: large effects may decide by segments of blocks."""
+    """Decide the comparisons of one metric by interim evidence, with its paths; unchanged if only the whole run
+    decides. `sooner`: large effects may decide by segments of blocks."""
     if not run.limits.sequential or not items:
         return [(item, None) for item in items]
     samples = samples_of(run, items[0].metric, rows, segments=SEGMENTS)
@@ -104,7 +104,7 @@ def _with_evidence(
 def _by_machine(
     run: Run, arm: str, metric: str, samples: tuple[Sample, Sample], qs: Sequence[float]
 ) -> list[Comparison]:
-    """What gates, of the trials of each machine by themselves."""
+    """Return the gating comparisons, by the trials of each machine alone."""
     items: list[Comparison] = []
     for place, machine in enumerate(run.machines.names):
         treatment, control = (sample.only(run.machines.codes(sample.trial) == place) for sample in samples)
@@ -114,7 +114,7 @@ def _by_machine(
 
 
 def description(item: Comparison) -> str:
-    """What was seen, in a sentence that decides nothing."""
+    """Describe the observed ratio in a sentence that decides nothing."""
     seen = seen_text(item)
     if item.ratio is None:
         return seen
@@ -124,7 +124,7 @@ def description(item: Comparison) -> str:
 
 
 def compared(run: Run, arm: str, metric: str, samples: tuple[Sample, Sample], qs: Sequence[float]) -> list[Comparison]:
-    """The undecided comparisons of `arm` with the control, by samples of one metric, at the quantiles `qs`."""
+    """Compare `arm` with the control, undecided, by samples of one metric, at the quantiles `qs`."""
     margin, alpha = run.limits.margin_of(metric), run.limits.alpha
     if run.separate:
         items = compare_separate(
@@ -158,8 +158,8 @@ class Rows:
 
 
 def steady_rows(run: Run, arm: str) -> Rows:
-    """Steady traffic leaves out the cold start and every request in flight while one of the two compiled. Both arms
-    lose the same stretches, and where requests are copied, a request and its copy go together."""
+    """Select steady traffic: without the cold start and the requests in flight while either arm compiled. Both arms
+    lose the same stretches, and if requests are copied, a request and its copy go together."""
     selected = [run.steady(run.of_arm(name) & run.usable, (arm, run.control)) for name in (arm, run.control)]
     paired = run.copied and all(len(rows) > 0 and (run.requests.pair[rows] >= 0).all() for rows in selected)
     treatment, control = in_pairs(run.requests.pair, *selected) if paired else selected
@@ -188,22 +188,22 @@ def drawn(treatment: Ints, control: Ints, *, paired: bool, rng: np.random.Genera
 
 
 def samples_of(run: Run, metric: str, rows: Rows, *, segments: int = 1) -> tuple[Sample, Sample]:
-    """The values of the metric where it is defined, of a request and its copy alike, by so many segments of a block."""
+    """Return the metric's values where defined for a request and its copy alike, by `segments` of a block."""
     own, base = (_known(run, metric, arm) for arm in (rows.treatment, rows.control))
     whole = (len(own), len(base)) == (len(rows.treatment), len(rows.control))
     if rows.paired and not whole and len(own) and len(base):
         own, base = in_pairs(run.requests.pair, own, base)
     treatment, control = leveled(run.machines, *(_sample(run, metric, arm, segments) for arm in (own, base)))
     if rows.uneven:
-        return as_many(treatment, control, rng=run.rng(5, JUDGED_METRICS.index(metric)))
+        return equal_counts(treatment, control, rng=run.rng(5, JUDGED_METRICS.index(metric)))
     return treatment, control
 
 
 def leveled(machines: Machines, treatment: Sample, control: Sample) -> tuple[Sample, Sample]:
-    """The values of both arms over the geometric mean that they have together on the machine of each.
+    """Divide the values of both arms by the geometric mean that they have together on each machine.
 
-    Where trials ran on several machines, the tail of all of them would be that of the slowest. What both arms have in
-    common there says nothing of their ratio.
+    Otherwise the tail of trials on several machines is that of the slowest. What both arms have in common on a machine
+    does not affect their ratio.
     """
     if len(machines) < 2 or not len(treatment) or not len(control):
         return treatment, control
@@ -229,7 +229,7 @@ def _known(run: Run, metric: str, rows: Ints) -> Ints:
 
 
 def _sample(run: Run, metric: str, rows: Ints, segments: int) -> Sample:
-    """The values of the rows. Of ITL all gaps, each in the block in which it ended, whenever its request was due."""
+    """Return the values of the rows. For ITL these are all gaps, each in the block in which it ended."""
     requests = run.requests
     if metric != "itl":
         values, trial = requests.metric_ms(metric)[rows], requests.trial[rows]
@@ -242,6 +242,6 @@ def _sample(run: Run, metric: str, rows: Ints, segments: int) -> Sample:
 
 
 def blocks_at(run: Run, trial: Ints, at_ns: Ints, segments: int = 1) -> Ints:
-    """The block of each moment, or its segment of so many to a block; what lies past the end of its trial is in the
-    trial's last block."""
+    """Return the block of each moment, or its segment of `segments` to a block; a moment past the end of its trial is
+    in the trial's last block."""
     return block_numbers(run.trials, run.block_s, trial, at_ns, segments)

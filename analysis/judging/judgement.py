@@ -42,10 +42,10 @@ class Judgement:
 
 
 def judge(run: Run, given: Sequence[Check] = (), *, at_end: bool = True) -> Judgement:
-    """The judgement on the run. The same records and seed give an equal one.
+    """Judge the run. The same records and seed give an equal judgement.
 
-    `given` checks replace those of the same name, as where two runs are compared. An interim analysis (`at_end` False)
-    leaves out what decides nothing, and memory but for a ramp's, whose peak is one observation of a start.
+    `given` checks replace those of the same name, for example to compare two runs. An interim analysis (`at_end` False)
+    omits what decides nothing, and memory except a ramp's, whose peak is one observation of a start.
     """
     # A search drives the arms past what they hold, so their latency over the whole run means nothing.
     search = is_search(run)

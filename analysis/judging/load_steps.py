@@ -85,12 +85,12 @@ class Holding:
 
 
 def is_search(run: Run) -> bool:
-    """Whether the run's trials raised the load in steps to find what the arms hold."""
+    """Return whether the run's trials raised the load in steps to find what the arms hold."""
     return any(rows_of(info.get("steps")) for info in run.infos)
 
 
 def steps_of(run: Run) -> list[Step]:
-    """Every step of every arm, in order of trial and rate."""
+    """Return every step of every arm, in order of trial and rate."""
     steps = []
     for trial in run.trials:
         settle_s = number(trial.info.get("settle_s")) or 0.0
@@ -106,14 +106,14 @@ def steps_of(run: Run) -> list[Step]:
 
 
 def latency_target(run: Run) -> SloTarget | None:
-    """The first objective that is a quantile of a request's latency; None where no step is held to one."""
+    """Return the first objective that is a quantile of a request's latency; None without one."""
     return next((item for item in run.targets if item.quantile is not None and item.metric != "itl"), None)
 
 
 def _doubt(run: Run, arm: str, trial: Trial) -> str:
-    """Why nothing can be said of the arm's steps in this trial: its load fell behind, or was lost. Else empty.
+    """Say why the arm's steps in this trial prove nothing: its load fell behind or was lost. Else empty.
 
-    Where all arms share every trial, the checks of the whole run say it.
+    If all arms share every trial, the checks of the whole run cover this.
     """
     limit_ms = run.limits.max_generator_lag_ms
     requests = run.requests
@@ -133,7 +133,7 @@ def _doubt(run: Run, arm: str, trial: Trial) -> str:
 
 
 def _step(run: Run, arm: str, trial: Trial, start_s: float, end_s: float, rate: float) -> Step:
-    """The step from `start_s` to `end_s` of the trial, without its settling time."""
+    """Judge the step from `start_s` to `end_s` of the trial, without its settling time."""
     requests = run.requests
     since, until = (trial.start_ns + int(at_s * SECOND) for at_s in (start_s, end_s))
     mask = run.of_arm(arm) & run.usable & (requests.trial == trial.number)
@@ -177,7 +177,7 @@ def _step(run: Run, arm: str, trial: Trial, start_s: float, end_s: float, rate: 
 
 
 def _latency(run: Run, mask: Bools) -> tuple[float | None, float | None, float | None]:
-    """The quantile of the latency target and its interval, in ms. Requests that failed count with their deadline."""
+    """Return the quantile of the latency target and its interval, in ms. Failed requests count with their deadline."""
     target = latency_target(run)
     if target is None or target.quantile is None:
         return None, None, None

@@ -1,7 +1,7 @@
 """How the evidence on each gate grew, and when it decided, in runs with interim analyses.
 
 A path errs with a chance of alpha at most over all analyses together (`analysis.statistics.sequential`,
-`analysis.statistics.share_evidence`). A FAIL is for good; a PASS stands unless what came after contradicts it, and only
+`analysis.statistics.share_evidence`). A FAIL is final; a PASS stands unless later evidence contradicts it, and only
 while one analysis of all data passes at twice alpha.
 """
 
@@ -19,9 +19,9 @@ from tailgate.analysis.run.startup import start_spread
 from tailgate.analysis.settings.gate_limits import MIN_BLOCKS
 from tailgate.analysis.statistics.compare import Comparison, Sample, limits_text, seen_text
 from tailgate.analysis.statistics.sequential import (
-    APART,
     FEWEST_GROUPS,
     SEGMENTS,
+    SEPARATION,
     Evidence,
     Exchange,
     Outcome,
@@ -100,8 +100,8 @@ def with_evidence(
     decided = _decided(decision, at_s)
     # Starts that differ by as much as the nulls lie apart would decide by themselves.
     limits = groups.limits(alpha=item.alpha)
-    if sooner and _STARTS * math.sqrt(2.0) * spread < math.log(APART):
-        segments = groups_for(*samples, q=item.quantile, blocks=1, exchange=exchange, apart=APART)
+    if sooner and _STARTS * math.sqrt(2.0) * spread < math.log(SEPARATION):
+        segments = groups_for(*samples, q=item.quantile, blocks=1, exchange=exchange, separation=SEPARATION)
         early = segments.evidence(item.margin)
         early_s = judged_s(run, early.last_block // SEGMENTS)
         decision = early.decision(alpha=item.alpha, gates=gates, to_the_end=True)
@@ -167,8 +167,7 @@ def _path(
     wait_s: float,
     scale: float = 1.0,
 ) -> Path:
-    """The path of the evidence, its value in units of 1 / `scale`. From its decision on, the side of the limits that is
-    decided holds."""
+    """Return the path of the evidence, in units of 1 / `scale`. After the decision, the decided limit holds."""
     (low, high), (outcome, decided_s) = limits, decided or (None, None)
     after = at_s >= (math.inf if decided_s is None else decided_s)
     if outcome == "PASS":
@@ -238,10 +237,12 @@ def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tupl
     far: Bools = np.ones(run.blocks, dtype=np.bool_)
     if counted.limit_ms is not None and len(counted.ms) and 0.0 < allowed < 1.0:
         tail, far = tail_effects(counted.ms, block, blocks=run.blocks, allowed=allowed, limit_ms=counted.limit_ms)
-    tests, alpha, asked = share_tests(run), run.limits.alpha, run.limits.min_blocks
+    tests, alpha, min_blocks = share_tests(run), run.limits.alpha, run.limits.min_blocks
     # Few blocks are enough by default; who asks for more gets them.
-    least = min(asked, FEWEST_BLOCKS) if asked <= MIN_BLOCKS else asked
-    evidence = share_evidence(bad, requests, allowed=allowed, tail=tail, far=far, least_blocks=least, asked=asked)
+    least = min(min_blocks, FEWEST_BLOCKS) if min_blocks <= MIN_BLOCKS else min_blocks
+    evidence = share_evidence(
+        bad, requests, allowed=allowed, tail=tail, far=far, least_blocks=least, min_blocks=min_blocks
+    )
     decision = evidence.decision(alpha=alpha, gates=tests, to_the_end=True)
     limits = share_limits(bad, requests, evidence, alpha=alpha, tests=tests)
     blocks = int((requests > 0).sum())
@@ -274,7 +275,7 @@ def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tupl
 
 
 def judged_s(run: Run, block: Ints) -> Floats:
-    """How many seconds had been judged at the end of each block, over all trials until then."""
+    """Return the seconds judged by the end of each block, over all trials until then."""
     ends = np.zeros(max(run.blocks, int(block.max(initial=-1)) + 1))
     before = 0.0
     for trial in run.trials:

@@ -70,7 +70,7 @@ def ramp_of(run: Run) -> RampAccount | None:
 
 
 def ramp_gate(account: RampAccount) -> Gate:
-    """Whether the candidate was promoted."""
+    """Judge whether the candidate was promoted."""
     outcome, share = account.outcome, account.limits.steps[account.last.step or 0]
     ended = f"It {_WORDS[outcome]} at {share:g} %: {account.reason}" if outcome in _WORDS else "It reached all traffic"
     return Gate(
@@ -94,7 +94,7 @@ Action = Literal["stay", "hold", "advance", "rollback", "promoted"]
 class Standing:
     """Where the ramp stands at an interim analysis. `step` counts from 0; `step_s` is how long it has lasted.
 
-    `failed` is the reason of a gate that has failed for good. `safe`: the candidate is surely no slower than a step
+    `failed` is the reason of a gate that has failed. `safe`: the candidate is surely no slower than a step
     allows; `passed`: every gate with interim evidence has passed. `requests` of the candidate were judged in the step;
     `uneven` says how its share differs from its weight.
     """

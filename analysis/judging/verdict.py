@@ -21,7 +21,7 @@ KIND_ORDER = {kind: place for place, kind in enumerate(_KINDS)}
 
 
 def combined(verdicts: Sequence[str]) -> str:
-    """FAIL if any is, else INCONCLUSIVE if any is or there is none, else PASS."""
+    """Return FAIL if any is, else INCONCLUSIVE if any is or there is none, else PASS."""
     if FAIL in verdicts:
         return FAIL
     return PASS if verdicts and set(verdicts) == {PASS} else INCONCLUSIVE
@@ -31,7 +31,7 @@ def combined(verdicts: Sequence[str]) -> str:
 
 
 def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Check], control: str) -> str:
-    """The outcome in plain words, worst arm first. `arms` maps each judged arm to its verdict."""
+    """State the outcome in plain words, worst arm first. `arms` maps each judged arm to its verdict."""
     if not arms:
         return f"There is no arm to judge against {control}."
     # Whatever else is true of a run that overloaded its arms, it is true of an overload.
@@ -59,7 +59,7 @@ def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Ch
 
 
 def _open_reason(gates: Sequence[Gate], checks: Sequence[Check]) -> str:
-    """The reason of the worst failed check that keeps a gate open, else of the first open gate."""
+    """Return the reason of the worst failed check that keeps a gate open, else of the first open gate."""
     open_gates = [gate for gate in gates if gate.verdict == INCONCLUSIVE]
     found = [check for gate in open_gates for check in blocking(gate, checks)]
     # An overload is reported before all arms.
@@ -129,7 +129,7 @@ _OF_EXTERNAL = {
 
 
 def advise(gates: Sequence[Gate], checks: Sequence[Check], *, external: Collection[str] = ()) -> Advice:
-    """What would decide the open gates, of arms that have not failed, and what to do about the failed ones.
+    """Say what would decide the open gates of arms that have not failed, and how to fix the failed ones.
 
     `external` are external arms.
     """
@@ -158,7 +158,7 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check], *, external: Collecti
 
 
 def _filled(text: str, gates: Sequence[Gate]) -> str:
-    """The sentence on the gates: their names, and the longest run and the most fresh starts that one of them needs."""
+    """Fill in the sentence: the gates' names, and the longest run and the most fresh starts that one needs."""
     starts = max(gate.needed_starts or 0 for gate in gates)
     over = f" in {starts} fresh starts (trials.count = {starts})" if starts else ""
     return text.format(
@@ -170,7 +170,7 @@ def _filled(text: str, gates: Sequence[Gate]) -> str:
 
 
 def _remedies(gates: Sequence[Gate], external: Collection[str]) -> tuple[Remedy, ...]:
-    """One remedy for all gates of an arm that failed for one cause, in the order of arms and of `KIND_ORDER`."""
+    """Return one remedy for all gates of an arm that failed for one cause, in the order of arms and `KIND_ORDER`."""
     arms = list(dict.fromkeys(gate.arm for gate in gates))
     found: dict[tuple[str, str], list[str]] = {}
     for gate in sorted(gates, key=lambda gate: (arms.index(gate.arm), KIND_ORDER[gate.kind])):

@@ -214,7 +214,7 @@ def departures(task: _Task, arm: Answers) -> Ints:
 
 
 def _answered(arm: Answers) -> Ints:
-    """The token of each position."""
+    """Return the token of each position."""
     return np.concatenate([np.asarray(tokens, dtype=np.int64) for tokens in arm.tokens])
 
 

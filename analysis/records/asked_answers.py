@@ -15,7 +15,7 @@ PATTERN: Final = "answers-*.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedAnswer:
+class GreedyAnswer:
     """One answer to the prompt that `digest` names, which came in so many `pieces`."""
 
     digest: str = ""
@@ -25,7 +25,7 @@ class AskedAnswer:
     error: str = ""  # why there is no answer
 
 
-Twice = tuple[tuple[AskedAnswer, ...], tuple[AskedAnswer, ...]]
+Twice = tuple[tuple[GreedyAnswer, ...], tuple[GreedyAnswer, ...]]
 
 
 class _Prompt(BaseModel):
@@ -35,7 +35,7 @@ class _Prompt(BaseModel):
 
 class _Document(BaseModel):
     prompts: list[_Prompt] = Field(min_length=1)
-    answers: dict[str, list[list[AskedAnswer]]]
+    answers: dict[str, list[list[GreedyAnswer]]]
 
 
 def answers_in(document: Mapping[str, Any], when: str) -> Twice | None:

@@ -126,7 +126,7 @@ def parse_lines(lines: Iterable[bytes]) -> tuple[list[dict[str, Any]], int, bool
 def read_toml(path: Path) -> tuple[dict[str, Any], str]:
     """Return what the TOML file at `path` holds, and what is wrong with it in words that follow its name.
 
-    A missing file is empty. Changed content is read all the same, since people edit settings. Raises ValueError and
+    A missing file is empty. Changed content is still read, since people edit settings. Raises ValueError and
     OSError if it cannot be.
     """
     if not path.exists():

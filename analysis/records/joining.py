@@ -99,8 +99,8 @@ def listed_runs(directories: Sequence[Path], accepted: Sequence[str] = ()) -> Ru
 def write_run_list(directory: Path, listed: RunList) -> None:
     """Name the runs in `directory`, which is made if it is not there. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)
-    here = directory.resolve()
-    paths = [Path(os.path.relpath(run.resolve(), here)).as_posix() for run in listed.directories]
+    folder = directory.resolve()
+    paths = [Path(os.path.relpath(run.resolve(), folder)).as_posix() for run in listed.directories]
     write_document(directory / RUN_LIST, {"runs": paths, "accepted": list(listed.accepted)}, indent=2)
 
 

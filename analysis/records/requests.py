@@ -81,7 +81,7 @@ class Requests:
     end_ns: Moments
     ok: Bools
     failed: Bools
-    shed: Bools  # failed for want of room or time: RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED
+    shed: Bools  # refused for lack of space or time: RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED
     refused: Bools  # failed because no graph fitted and the arm compiles none while serving: FAILED_PRECONDITION
     cut: Bools
     broken: Bools  # times that are missing or run backwards; in no metric
@@ -108,19 +108,19 @@ class Requests:
         return len(self.arm)
 
     def of_arm(self, name: str) -> Bools:
-        """Which requests went to the arm: a mask, shape (requests,)."""
+        """Mask the requests that went to the arm, shape (requests,)."""
         return np.asarray(self.arm == (self.arms.index(name) if name in self.arms else -1))  # none has code -1
 
     def spans(self) -> dict[int, tuple[int, int]]:
-        """The first start and the last end in each trial, of requests with times in order."""
+        """Return the first start and the last end in each trial, of requests with times in order."""
         return _spans(self.trial, ~self.broken, self.end_ns)
 
     def lag_ms(self, rows: Ints | Bools) -> Floats:
-        """How much later than scheduled each of `rows` was sent, NaN where unknown."""
+        """Return how much later than scheduled each of `rows` was sent, NaN if unknown."""
         return np.where(self.scheduled[rows], self.sent_ns.after_ms[rows], np.float32(math.nan))
 
     def metric_ms(self, name: str) -> Floats:
-        """The latencies called `name`, one of METRICS. NaN where undefined."""
+        """Return the latencies called `name`, one of METRICS; NaN if undefined."""
         latencies: Floats = getattr(self, f"{name}_ms")
         return latencies
 
@@ -133,12 +133,12 @@ def requests_of(
     cut_short: Collection[int] = (),
     tokens: bool = True,
 ) -> Requests:
-    """The requests of `columns` with derived latencies.
+    """Derive latencies for the requests of `columns`.
 
     `ends_ns` is the planned end of each trial, `cut_short` the trials that did not reach it: connections that broke in
     their last second broke with the run, and their requests are cut off, not failed. Without `deadline_ms`, a failure
-    counts as the longest time seen. Where some requests name no arm they are left out. Without
-    `tokens` nothing but an end was to come, so that no request, failed or not, has a TTFT, a TPOT or a gap.
+    counts as the longest time seen. Requests without an arm are left out if others have one. Without `tokens` requests
+    have no TTFT, TPOT or gap, since they were due no tokens.
     """
     if len(columns) and not columns.arms:
         verb = "names" if len(columns) == 1 else "name"
@@ -291,7 +291,7 @@ def _over_gaps(reduce: np.ufunc, gaps_ms: Floats, offsets: Ints, of_none: float)
 
 
 def _when_long(age: Floats, completed: Floats) -> Floats:
-    """The ages that exceed the median of `completed`, else NaN: a short wait cut off is no evidence of the tail."""
+    """Return the ages above the median of `completed`, else NaN: a short wait cut off is no evidence of the tail."""
     known = completed[np.isfinite(completed)]
     median = float(np.median(known)) if known.size else 0.0
     return np.where(age > median, age, np.float32(math.nan))

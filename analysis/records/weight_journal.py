@@ -1,6 +1,6 @@
 """weights.jsonl: the share of the traffic that each arm had from which instant on, and why. One line a decision.
 
-A line is written before the splitter receives the weights, so that it never sends more to an arm than the last line
+A line is written before the splitter receives the weights: it never sends more to an arm than the last line
 allows.
 """
 

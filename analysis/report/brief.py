@@ -45,7 +45,7 @@ class ArmBrief:
     gates: tuple[Gate, ...]
 
     def of(self, verdict: str) -> tuple[Gate, ...]:
-        """Its gates with this verdict."""
+        """Return its gates with this verdict."""
         return tuple(gate for gate in self.gates if gate.verdict == verdict)
 
 
@@ -86,7 +86,7 @@ class Brief:
 
 
 def brief_of(summary: Summary) -> Brief:
-    """The brief of a summary."""
+    """Make the brief of a summary."""
     title = _title(summary)
     return Brief(
         name=summary.name,
@@ -108,12 +108,12 @@ _OUTCOMES = {"rollback": "rolled back", "hold": "held"}
 
 
 def _title(summary: Summary) -> str:
-    """The title of a search without verdicts, in place of one; empty elsewhere, and where an arm is FAIL."""
+    """Return the title of a search without verdicts; empty otherwise, and if an arm is FAIL."""
     return "Which policy to ship" if summary.is_ungated and summary.overall != FAIL else ""
 
 
 def _notes(summary: Summary) -> Iterable[tuple[str, str]]:
-    """What was joined, and how interim analyses, a ramp and its weights went."""
+    """Yield what was joined, and how interim analyses, a ramp and its weights went."""
     if summary.joined is not None and len(summary.joined.runs) > 1:
         counts = {"run": len(summary.joined.runs), "trial": summary.design.trials, "machine": summary.joined.machines}
         head = ", ".join(counted(number, noun, count) for noun, number in counts.items())
@@ -167,7 +167,7 @@ def limit_of(gate: Gate) -> str:
 
 
 def bounds_of(gate: Gate) -> str:
-    """The interval of the gate's value; of an SLO, of the share of requests that misses it."""
+    """Show the interval of the gate's value; of an SLO, of the share of requests that misses it."""
     if gate.kind != "slo":
         return interval(gate.low, gate.high, gate.unit)
     bounds = interval(gate.low, gate.high, "pct")
@@ -175,18 +175,18 @@ def bounds_of(gate: Gate) -> str:
 
 
 def sentence_of(gate: Gate) -> str:
-    """What a failed check made of the gate, else the first sentence of its reason without what the interval shows."""
+    """Return the failed check's caveat, else the first sentence of the reason without what the interval shows."""
     return gate.caveat or re.sub(r" \([^()]*error bars[^()]*\)", "", first_sentence(gate.reason))
 
 
 def first_sentence(words: str) -> str:
-    """The first sentence of several."""
+    """Return the first sentence of several."""
     end = re.search(r"[.!?](?= [A-Z])", words)
     return words[: end.end()] if end else words
 
 
 def _of_gates(gates: Sequence[Gate]) -> Iterable[tuple[str, str, str]]:
-    """What stands for an arm at a glance: its ratios, and its counts of compiles."""
+    """Yield an arm's figures at a glance: its ratios and its counts of compiles."""
     for kind in ("noninferiority", "goodput"):
         for gate in (gate for gate in gates if gate.kind == kind):
             name, bounds = gate.title.removeprefix("non-inferiority "), bounds_of(gate)
@@ -198,7 +198,7 @@ def _of_gates(gates: Sequence[Gate]) -> Iterable[tuple[str, str, str]]:
 
 
 def _of_control(arm: Arm, summary: Summary) -> Iterable[tuple[str, str, str]]:
-    """What the ratios and counts of the others are held against."""
+    """Yield the control's values to which the ratios and counts of the other arms compare."""
     for metric, quantile in dict.fromkeys((row.metric, row.quantile) for row in summary.comparisons if row.gate):
         key = f"p{100.0 * quantile:.10g}_ms".replace(".", "_")
         value = getattr(arm.steady.get(metric), key, None)
@@ -209,7 +209,7 @@ def _of_control(arm: Arm, summary: Summary) -> Iterable[tuple[str, str, str]]:
 
 
 def _held(frontier: Frontier | None, arm: str) -> Iterable[tuple[str, str, str]]:
-    """What load an arm holds, of a search. Its latencies are those of overload: they say nothing of an arm."""
+    """Yield the load that an arm holds in a search. Its latencies are those of overload, and describe no arm."""
     for row in frontier.arms if frontier else ():
         if row.arm == arm:
             yield "surely holds", rate(row.low_rps), ""
@@ -221,7 +221,7 @@ def _held(frontier: Frontier | None, arm: str) -> Iterable[tuple[str, str, str]]
 
 
 def _remedies(summary: Summary) -> tuple[tuple[str, str], ...]:
-    """Each arm that failed and what to do about it; what explains other failures comes first."""
+    """Return each arm that failed with its remedies; what explains other failures comes first."""
     lines: dict[str, list[str]] = {}
     for row in summary.advice.remedies:
         lines.setdefault(row.arm, []).append(row.text)
@@ -229,14 +229,14 @@ def _remedies(summary: Summary) -> tuple[tuple[str, str], ...]:
 
 
 def _is_open(summary: Summary) -> bool:
-    """Whether an open gate can still change the verdict on an arm."""
+    """Return whether an open gate can still change the verdict on an arm."""
     failed = {gate.arm for gate in summary.gates if gate.verdict == "FAIL"}
     undecided = {gate.arm for gate in summary.gates if gate.verdict == "INCONCLUSIVE"}
     return summary.overall == "INCONCLUSIVE" or not undecided <= failed
 
 
 def _command(summary: Summary) -> str:
-    """The command to run next: a remedy's first, then that of what a failed check or open gates ask for."""
+    """Return the command to run next: a remedy's first, then that of a failed check or of open gates."""
     blocking = {name for gate in summary.gates for name in gate.blocked_by}
     texts = [row.text for row in summary.advice.remedies]
     texts += [row.remedy for row in summary.validity if not row.ok and row.check in blocking]

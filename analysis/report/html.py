@@ -31,12 +31,12 @@ SCRIPTS = (
 
 
 def bundle() -> str:
-    """All scripts as one strict function body, so that nothing leaks into the page's globals."""
+    """Join all scripts into one strict function body, so that nothing leaks into the page's globals."""
     return '(() => {\n"use strict";\n' + "\n".join(template_text(name) for name in SCRIPTS) + "})();\n"
 
 
 def content_policy(style: str, script: str) -> str:
-    """A Content-Security-Policy under which only this style and this script count, and nothing is fetched."""
+    """Return a Content-Security-Policy that allows only this style and this script, and no fetch."""
     return (
         f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
         "base-uri 'none'; form-action 'none'"
@@ -48,7 +48,7 @@ def _digest(source: str) -> str:
 
 
 def html_report(document: Mapping[str, Any]) -> str:
-    """The whole report.html for the summary in `document`."""
+    """Render report.html for the summary in `document`."""
     summary = Summary.of(document)
     brief = brief_of(summary)
     first, rest = _gate_groups(brief.arms)
@@ -77,7 +77,7 @@ Group = tuple[ArmBrief, str, tuple[Gate, ...]]
 
 
 def _gate_groups(arms: Sequence[ArmBrief]) -> tuple[list[Group], list[Group]]:
-    """Gates as (arm, verdict, gates): the failed ones and those that keep an arm open, and the others."""
+    """Group gates as (arm, verdict, gates): failed ones and those that keep an arm open, then the others."""
     groups = [(arm, verdict, gates) for verdict in ORDER for arm in arms if (gates := arm.of(verdict))]
     first = [group for group in groups if group[1] != "PASS" and group[1] == group[0].gates[0].verdict]
     return first, [group for group in groups if group not in first]
@@ -87,7 +87,7 @@ def _gate_groups(arms: Sequence[ArmBrief]) -> tuple[list[Group], list[Group]]:
 
 
 def chart_data(summary: Summary) -> dict[str, Any]:
-    """What the scripts need: arms by index, columns of the time series, events, distributions."""
+    """Return what the scripts need: arms by index, columns of the time series, events, distributions."""
     names = [arm.name for arm in summary.arms]
     index = {name: position for position, name in enumerate(names)}
     places = {"trial", "offset_s", "seconds"}
@@ -123,12 +123,12 @@ def chart_data(summary: Summary) -> dict[str, Any]:
 
 
 def script_json(data: object) -> str:
-    """JSON that can stand in a script element: no "</script" or "<!--" can occur in it."""
+    """Encode JSON for a script element: "</script" and "<!--" cannot occur in it."""
     return re.sub("[<>&]", lambda mark: f"\\u{ord(mark[0]):04x}", to_json(data, inf_nan_mode="null").decode())
 
 
 def _knees(search: Frontier | None, index: Mapping[str, int]) -> dict[str, Any]:
-    """Latency of each arm against load; empty where no search was made."""
+    """Return the latency of each arm against load; empty without a search."""
     if search is None or not search.latency:
         return {}
     steps = [asdict(row) | {"arm": index.get(row.arm)} for row in search.steps if row.ms is not None]

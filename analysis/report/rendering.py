@@ -29,21 +29,21 @@ _MARKS = {"PASS": "✅ PASS", "FAIL": "❌ FAIL", "INCONCLUSIVE": "❔ INCONCLUS
 
 
 def markdown_report(document: Mapping[str, Any]) -> str:
-    """The whole report.md for the summary in `document`, ending in one newline."""
+    """Render report.md for the summary in `document`, ending in one newline."""
     shown = brief.brief_of(Summary.of(document))
     report = environment().get_template("report.md").render(brief=shown, definition=brief.DEFINITION)
     return re.sub(r"\n{3,}", "\n\n", report).strip() + "\n"
 
 
 def junit_xml(document: Mapping[str, Any]) -> str:
-    """The whole junit.xml for the summary in `document`: a suite for each arm, then one for the checks of the run."""
+    """Render junit.xml for the summary in `document`: a suite for each arm, then one for the checks of the run."""
     summary = Summary.of(document)
     return environment().get_template("junit.xml").render(brief=brief.brief_of(summary), summary=summary)
 
 
 @cache
 def environment() -> Environment:
-    """Templates of the folder, each compiled once a process, with what shows a value as filters."""
+    """Return the templates of the folder, compiled once a process, with the functions that show values as filters."""
     made = Environment(
         loader=FunctionLoader(template_text),
         autoescape=select_autoescape(disabled_extensions=("md",), default=True, default_for_string=True),
@@ -68,7 +68,7 @@ def environment() -> Environment:
 
 
 def template_text(name: str) -> str:
-    """A file of the templates folder, also when the package is not unpacked."""
+    """Read a file of the templates folder, also from a package that is not unpacked."""
     return files("tailgate.analysis.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
@@ -76,14 +76,14 @@ def template_text(name: str) -> str:
 
 
 def prose(value: object) -> str:
-    """Text that Markdown shows as written: no markup, no HTML, no @mention, on one line."""
+    """Show text as written in Markdown: no markup, no HTML, no @mention, on one line."""
     shown = _PUNCTUATION.sub(r"\\\1", " ".join(text(value).split()))
     shown = shown.replace("&", "&amp;").replace("\\<", "&lt;").replace("\\>", "&gt;")
     return shown.replace("@", "@" + _ZERO_WIDTH_SPACE).replace("://", ":" + _ZERO_WIDTH_SPACE + "//")
 
 
 def code(value: object) -> str:
-    """Text as a code span that fits in a Markdown table cell: nothing in it is markup; an en dash for nothing."""
+    """Show text as a code span that fits in a Markdown table cell, without markup; an en dash for nothing."""
     shown = " ".join(text(value).split())
     if shown == DASH:
         return DASH
@@ -96,18 +96,18 @@ def code(value: object) -> str:
 
 
 def prose_with_code(line: str) -> str:
-    """Prose in which what stands between backticks is a code span of Markdown."""
+    """Show prose in Markdown, with text between backticks as code spans."""
     return re.sub(r"`([^`]*)`|[^`]+", lambda part: code(part[1]) if part[1] else _spaced(part[0]), line)
 
 
 def _spaced(part: str) -> str:
-    """The part as prose, with the spaces at its ends."""
+    """Show the part as prose, with the spaces at its ends."""
     before, after = part[: len(part) - len(part.lstrip())], part[len(part.rstrip()) :]
     return f"{before}{prose(part)}{after}" if part.strip() else part
 
 
 def html_with_code(line: str) -> Markup:
-    """Text as HTML, in which what stands between backticks is code."""
+    """Show text as HTML, with text between backticks as code."""
     parts = [
         Markup("<code>{}</code>").format(part) if place % 2 else part for place, part in enumerate(line.split("`"))
     ]

@@ -26,10 +26,10 @@ _CHIPS = {
 
 
 def verdict_table(document: Mapping[str, Any], *, width: int = 100) -> str:
-    """The verdict, the arms, what keeps gates open, the gates that did not pass and what to do, within `width` columns.
+    """Render the verdict, the arms, open and failed gates and what to do, within `width` columns.
 
-    Of a search without gates, its answer and what to do. Colours are for a terminal, where stdout is one and NO_COLOR
-    is unset. Otherwise the text has no escape codes.
+    For a search without gates, it renders the answer and what to do. It uses colours and escape codes only if stdout is
+    a terminal and NO_COLOR is unset.
     """
     summary = Summary.of(document)
     brief = brief_of(summary)
@@ -65,7 +65,7 @@ def verdict_table(document: Mapping[str, Any], *, width: int = 100) -> str:
 
 
 def _print_answer(console: Console, brief: Brief, summary: Summary) -> None:
-    """Which policy to ship, after a search."""
+    """Print which policy to ship, after a search."""
     for line in brief.answer:
         console.print(Text(line))
     table = _table("arm")
@@ -78,7 +78,7 @@ def _print_answer(console: Console, brief: Brief, summary: Summary) -> None:
 
 
 def _print_judgement(console: Console, brief: Brief) -> None:
-    """The arms at a glance, failed checks, failed gates each with its sentence, open ones of an arm in a paragraph."""
+    """Print the arms at a glance, failed checks, each failed gate's sentence, and each arm's open gates."""
     console.print(_arms(brief))
     if brief.treatments and not brief.answer:
         console.print(Text(DEFINITION, "dim"))
@@ -100,7 +100,7 @@ def _print_judgement(console: Console, brief: Brief) -> None:
 
 
 def _arms(brief: Brief) -> Table:
-    """The figures at a glance, an arm a row."""
+    """Return the figures at a glance, an arm a row."""
     table = _table("arm")
     for name in brief.figure_names:
         table.add_column(name, justify="right")
@@ -120,5 +120,5 @@ def _table(head: str) -> Table:
 
 
 def _noted(name: str, line: str) -> Text:
-    """A line under a name."""
+    """Return a line under a name."""
     return Text.assemble((f"{name}: ", "bold"), " ".join(line.split()))

@@ -13,12 +13,12 @@ DASH = "–"
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """True for a finite int or float; a bool is no number."""
+    """Return whether `value` is a finite int or float; a bool is no number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def text(value: object) -> str:
-    """`value` as text; an en dash for nothing."""
+    """Show `value` as text; an en dash for nothing."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if is_number(value):
@@ -34,7 +34,7 @@ def text(value: object) -> str:
 
 
 def _of_numbers(show: Callable[[float], str]) -> Callable[[object], str]:
-    """`show` of numbers, and an en dash for anything else."""
+    """Restrict `show` to numbers; anything else is an en dash."""
 
     @wraps(show)
     def shown(value: object) -> str:
@@ -45,7 +45,7 @@ def _of_numbers(show: Callable[[float], str]) -> Callable[[object], str]:
 
 @_of_numbers
 def figure(value: float) -> str:
-    """Three significant digits, thousands apart by commas: 8412.3 is "8,412", 0.4567 is "0.457"."""
+    """Show three significant digits, with commas between thousands: 8412.3 is "8,412", 0.4567 is "0.457"."""
     return digits(value)
 
 
@@ -61,20 +61,20 @@ def seconds(value: float) -> str:
 
 @_of_numbers
 def milliseconds(value: float) -> str:
-    """Milliseconds below one second, else seconds: 84.25 is "84.3 ms", 8412 is "8.41 s"."""
+    """Show milliseconds below one second, else seconds: 84.25 is "84.3 ms", 8412 is "8.41 s"."""
     return seconds(value / 1e3) if abs(value) >= 999.5 else f"{digits(value)} ms"
 
 
 @_of_numbers
 def column_ms(value: float) -> str:
-    """A number for a column that is in ms already: as many decimals as its size deserves, zeros kept."""
+    """Show a number in a column of ms: as many decimals as its size deserves, zeros kept."""
     size = abs(value)
     return f"{value:,.{0 if size >= 100 else 1 if size >= 10 else 2}f}"
 
 
 @_of_numbers
 def span(value: float) -> str:
-    """A duration in s in the two largest units that matter: 90 is "90 s", 1260 is "21 min", 5400 is "1 h 30 min"."""
+    """Show seconds in their two largest units: 90 is "90 s", 1260 is "21 min", 5400 is "1 h 30 min"."""
     if value <= 120:
         return milliseconds(value * 1e3) if value else "0 s"
     minutes, rest = divmod(round(value), 60)
@@ -91,7 +91,7 @@ def percent(value: float) -> str:
 
 @_of_numbers
 def ratio(value: float) -> str:
-    """One digit more than elsewhere, since a ratio of 1.096 against a limit of 1.1 must not look like a tie."""
+    """Show one digit more than elsewhere: a ratio of 1.096 against a limit of 1.1 must not read as a tie."""
     return f"×{value:.3f}" if abs(value) < 10 else f"×{digits(value)}"
 
 
@@ -117,12 +117,12 @@ UNITS: dict[str, Callable[[object], str]] = {
 
 
 def quantity(value: object, unit: str) -> str:
-    """`value` with its unit; a plain number for a unit that is not known."""
+    """Show `value` with its unit; a plain number for an unknown unit."""
     return UNITS.get(unit, text)(value)
 
 
 def interval(low: object, high: object, unit: str = "ratio") -> str:
-    """ "[0.610, 1.440]" of ratios, or of quantities of `unit`, with an en dash for an open end."""
+    """Show "[0.610, 1.440]" for ratios, or for quantities of `unit`; an open end is an en dash."""
     if low is None and high is None:
         return DASH
     shown = [quantity(value, unit).lstrip("×") for value in (low, high)]

@@ -46,7 +46,7 @@ class ArmAccount:
         return {} if kind in (None, "tailgate") else {**row, **mapping(row.get("external")), "kind": kind}
 
     @property
-    def tells_compiles(self) -> bool:
+    def reports_compiles(self) -> bool:
         """Whether an external arm has a log that is searched for compiles."""
         telemetry = mapping(self.external.get("telemetry"))
         return bool(telemetry.get("log") or telemetry.get("log_command"))
@@ -55,7 +55,7 @@ class ArmAccount:
     def log_spots(self) -> list[str]:
         """What compiles the arm's logs may leave out, in sentences, each once."""
         spots = []
-        for info in self.infos if self.tells_compiles else ():
+        for info in self.infos if self.reports_compiles else ():
             rows = [row for row in rows_of(info.get("arms")) if row.get("name") == self.arm]
             logs = [log for row in rows for log in rows_of(mapping(row.get("reported")).get("logs"))]
             spots += [str(spot) for log in logs for spot in _listed(log.get("blind_spots"))]
@@ -78,7 +78,7 @@ class ArmAccount:
         return bool(mapping(self.config.get("compile")).get("enabled"))
 
     def replica_names(self, trial: Trial) -> tuple[str, ...]:
-        """The names of the arm's server processes in the trial, as trial.json has them; empty where it does not."""
+        """Return the names of the arm's server processes in trial.json; empty if it names none."""
         return replica_names([trial.info], self.arm)
 
     @property
@@ -133,7 +133,7 @@ class ArmAccount:
         return answers
 
     @property
-    def asked_in(self) -> list[int]:
+    def greedy_trials(self) -> list[int]:
         """The trials that say that the external arm was asked what all external arms were."""
         return [int(info["trial"]) for info in self.infos if self.arm in _listed(info.get("asked"))]
 
@@ -143,7 +143,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def replica_names(infos: Iterable[Mapping[str, Any]], arm: str) -> tuple[str, ...]:
-    """The names of the arm's server processes that these trials name, each once."""
+    """Return the distinct names of the arm's server processes in these trials."""
     rows = [row for info in infos for row in rows_of(info.get("arms")) if row.get("name") == arm]
     names = [name for row in rows if isinstance(row.get("replicas"), list) for name in row["replicas"]]
     return tuple(dict.fromkeys(str(name) for name in names))

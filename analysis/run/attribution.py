@@ -70,8 +70,8 @@ def attribute(requests: Requests, events: Sequence[CompileEvent]) -> Attribution
     hits: dict[int, Ints] = {}
     for event, named in zip(relevant, _requests_named(requests, relevant), strict=True):
         hit[named] = True
-        met = touched.get(id(event), NO_REQUESTS)
-        hits[id(event)] = np.union1d(met[stall[met] > 0], named)
+        in_flight = touched.get(id(event), NO_REQUESTS)
+        hits[id(event)] = np.union1d(in_flight[stall[in_flight] > 0], named)
     most, later = np.zeros(rows), np.zeros(rows, dtype=np.bool_)
     most[held] = stall[held]
     backlogs: dict[int, Ints] = {}
@@ -116,19 +116,19 @@ class _Server:
     ends_ns: Ints  # the ends, rising
 
     def in_flight(self, event: CompileEvent) -> Ints:
-        """The requests that were in flight at some moment of the event."""
+        """Return the requests that were in flight at some moment of the event."""
         # None before `low` is still in flight and none from `high` on has begun.
         low = int(np.searchsorted(self.latest_ns, event.start_ns, side="right"))
         high = int(np.searchsorted(self.start_ns, event.end_ns, side="left"))
         return self.rows[low:high][self.end_ns[low:high] > event.start_ns]
 
     def level(self, at_ns: Ints) -> Ints:
-        """How many requests are in flight at each moment."""
+        """Count the requests in flight at each moment."""
         begun = np.searchsorted(self.start_ns, at_ns, side="right")
         return np.asarray(begun - np.searchsorted(self.ends_ns, at_ns, side="right"))
 
     def busy_periods(self) -> tuple[Windows, Windows]:
-        """The busy periods that the events start, and the compiles.
+        """Return the busy periods that the events start, and the compiles.
 
         A busy period lasts from the start of a compile until the requests in flight are back to their level at that
         start. A compile within it prolongs it, and the level stays that of the first. A level that does not come back
@@ -153,7 +153,7 @@ class _Server:
 
 
 def _most_ns(periods: Windows, compiles: Windows, start_ns: Ints, end_ns: Ints) -> Floats:
-    """The most by which compiles delay what comes at `start_ns` within a busy period; 0 outside of all.
+    """Return the most that compiles delay a request sent at `start_ns` in a busy period; 0 outside of all.
 
     That is their seconds from the period's start on, and less after them: the queue drains at an even rate.
     """
@@ -184,9 +184,9 @@ def _server(requests: Requests, rows: Ints, events: Sequence[CompileEvent]) -> _
 
 
 def _replicas(requests: Requests, events: Sequence[CompileEvent]) -> list[_Server]:
-    """The replicas on which the events were.
+    """Return the replicas on which the events were.
 
-    Requests that name no replica belong to the only one that requests and events name. Where these name several, such
+    Requests that name no replica belong to the only one that requests and events name. If these name several, such
     requests form a server of their own, which every event stops.
     """
     servers = []
@@ -199,14 +199,14 @@ def _replicas(requests: Requests, events: Sequence[CompileEvent]) -> list[_Serve
         if len({*named.values(), *(event.replica for event in of_arm if event.replica is not None)}) > 1:
             groups = [(name, own[codes == code]) for code, name in (*named.items(), (-1, None))]
         for name, rows in groups:
-            met = [event for event in of_arm if name is None or event.replica in (None, name)]
-            if rows.size and met:
-                servers.append(_server(requests, rows, met))
+            relevant = [event for event in of_arm if name is None or event.replica in (None, name)]
+            if rows.size and relevant:
+                servers.append(_server(requests, rows, relevant))
     return servers
 
 
 def _requests_named(requests: Requests, events: Sequence[CompileEvent]) -> list[Ints]:
-    """For each event, the requests that it names, on its own arm and trial."""
+    """Return for each event the requests that it names, on its own arm and trial."""
     names = sorted({name for event in events for name in event.request_ids})
     ids = hashes(pa.array(names, pa.string()))
     name_of = dict(zip(ids.tolist(), names, strict=True))

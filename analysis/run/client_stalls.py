@@ -66,12 +66,12 @@ class ArmStalls:
     detectable_s: float  # the shortest stall that would have shown on every server; NaN where too little is known
 
     def of_cause(self, *causes: str) -> list[Stall]:
-        """The stalls with one of the causes."""
+        """Return the stalls with one of the causes."""
         return [stall for stall in self.stalls if stall.cause in causes]
 
 
 def client_stalls(requests: Requests, arms: Collection[str]) -> dict[str, ArmStalls]:
-    """The stalls of each of `arms`."""
+    """Find the stalls of each of `arms`."""
     seen: dict[str, list[ArmStalls]] = {arm: [] for arm in arms}
     for trial in np.unique(requests.trial).tolist():
         servers = servers_of(requests, trial)
@@ -114,7 +114,7 @@ def _of_server(requests: Requests, server: Server, others: Sequence[Server]) -> 
 
 
 def is_explained(stall: Stall, events: Sequence[CompileEvent]) -> bool:
-    """Whether compiles of the arm lasted for half of the stall, or for all of it but less than the shortest stall."""
+    """Return whether the arm compiled for half of the stall, or for all but less than the shortest stall."""
     windows = compile_windows(events, stall.arm, stall.trial, stall.replica)
     start, end = np.array([stall.start_ns]), np.array([stall.end_ns])
     left = (stall.end_ns - stall.start_ns) - float(windows.overlap_ns(start, end)[0])
@@ -122,8 +122,8 @@ def is_explained(stall: Stall, events: Sequence[CompileEvent]) -> bool:
 
 
 def compile_windows(events: Sequence[CompileEvent], arm: str, trial: int, replica: str | None) -> Windows:
-    """When the arm compiled, by its events of any phase, and of any kind that may hold a request up; with `replica`, on
-    that one or on one not named."""
+    """Return when the arm compiled, in any phase, in kinds that may delay a request; with `replica`, on that one or on
+    an unnamed one."""
     return windows_of(
         (event.start_ns, event.end_ns)
         for event in events
@@ -134,7 +134,7 @@ def compile_windows(events: Sequence[CompileEvent], arm: str, trial: int, replic
 
 
 def with_lengths(run: Run) -> Run:
-    """The run in which a compile that a log names without a length lasts as long as the stall in which its line lies.
+    """Give a logged compile without a length the length of the stall that its line lies in.
 
     One that lies in no stall delayed no request for long enough to show, and keeps no length.
     """
@@ -171,8 +171,8 @@ def _timed(event: CompileEvent, stalls: Sequence[Stall]) -> CompileEvent:
 
 
 def _silent_too(others: Sequence[Server], start_ns: int, end_ns: int) -> bool:
-    """Whether every other server that had work in flight was silent for half of the stretch: one that continued proves
-    that the host did."""
+    """Return whether every other server with work in flight was silent for half of the stretch: one that continued
+    proves that the host did."""
     silent = []
     for other in others:
         inside = other.signs[np.searchsorted(other.signs, start_ns) : np.searchsorted(other.signs, end_ns)]
@@ -186,9 +186,9 @@ def _silent_too(others: Sequence[Server], start_ns: int, end_ns: int) -> bool:
 
 
 def _explained_by_prompts(requests: Requests, server: Server, silences: Silences) -> Bools:
-    """Which silences lasted about as long as the prompts whose first tokens ended them take.
+    """Mask silences that lasted about as long as the prompts whose first tokens ended them take.
 
-    What prompts take is read off the server's silences that are no stalls (`_prompts_ns`). Prompts that were sent
+    The time of prompts comes from the server's silences that are no stalls (`_prompts_ns`). Prompts that were sent
     during a silence had no part in it.
     """
     starts, ends = silences.start_ns, silences.end_ns
@@ -210,10 +210,10 @@ def _explained_by_prompts(requests: Requests, server: Server, silences: Silences
 
 
 def _prompts_ns(tokens: Floats, seen_tokens: Floats, took_ns: Floats) -> Floats:
-    """How long prompts of so many tokens take, where prompts of `seen_tokens` took `took_ns`.
+    """Predict how long prompts of so many tokens take, if prompts of `seen_tokens` took `took_ns`.
 
-    The line through what was seen, at the least time for each token that it allows, since the time of short prompts is
-    mostly that of a step and says little of long ones; as many times longer as a tenth of the longer half was.
+    It fits a line with the least time per token that the data allow, since the time of short prompts is mostly that of
+    a step and predicts little of long ones, and scales it by how much longer the slowest tenth of the longer half took.
     """
     spread = seen_tokens - seen_tokens.mean()
     squares = float(spread @ spread)

@@ -43,9 +43,9 @@ class CompileEvent:
 
 
 def compile_events(table: pa.Table | None, requests: Requests) -> tuple[CompileEvent, ...]:
-    """The events of `table`, which were placed, in order of time, each id once (a stream that resumed repeats events).
+    """Return the placed events of `table` by time, each id once (a stream that resumes repeats events).
 
-    One without a phase is serving if it ends after the first request.
+    An event without a phase is serving if it ends after the first request.
     """
     if table is None:
         return ()
@@ -88,7 +88,7 @@ class Windows:
         return float((self.end_ns - self.start_ns).sum()) / 1e9
 
     def overlap_ns(self, start_ns: Ints, end_ns: Ints) -> Floats:
-        """How much of each stretch from `start_ns` to `end_ns` lies in the windows."""
+        """Return how much of each stretch from `start_ns` to `end_ns` lies in the windows."""
         if not self.start_ns.size:
             return np.zeros(len(start_ns))
         base = int(self.start_ns[0])
@@ -99,13 +99,13 @@ class Windows:
         return np.asarray(upto - np.interp(start_ns - base, edges, held))
 
     def touch(self, start_ns: Ints, end_ns: Ints) -> Bools:
-        """Which stretches from `start_ns` to `end_ns` share an instant with a window."""
+        """Mask the stretches from `start_ns` to `end_ns` that share an instant with a window."""
         over = np.searchsorted(self.end_ns, start_ns, side="right")
         return np.asarray(over < np.searchsorted(self.start_ns, end_ns, side="left"))
 
 
 def windows_of(spans: Iterable[tuple[int, int]]) -> Windows:
-    """The union of the spans."""
+    """Return the union of the spans."""
     merged: list[list[int]] = []
     for start, end in sorted(spans):
         if end <= start:
@@ -119,7 +119,7 @@ def windows_of(spans: Iterable[tuple[int, int]]) -> Windows:
 
 
 def stall_windows(events: Iterable[CompileEvent], *, arm: str, trial: int) -> Windows:
-    """When a compile ran on `arm` while it served in `trial`."""
+    """Return when a compile ran on `arm` while it served in `trial`."""
     return windows_of(
         (event.start_ns, event.end_ns)
         for event in events
@@ -128,7 +128,7 @@ def stall_windows(events: Iterable[CompileEvent], *, arm: str, trial: int) -> Wi
 
 
 def held_s(events: Iterable[CompileEvent]) -> float:
-    """Seconds in which any of the events lasted, summed over trials and replicas."""
+    """Return the seconds in which any event lasted, summed over trials and replicas."""
     spans: dict[tuple[int, str], list[tuple[int, int]]] = {}
     for event in events:
         spans.setdefault((event.trial, event.replica or ""), []).append((event.start_ns, event.end_ns))

@@ -24,16 +24,16 @@ class Gaps:
     failed: Bools  # the one gap that a failed request counts with
 
     def of(self, kept: slice | Bools) -> Gaps:
-        """Some of the gaps."""
+        """Select some of the gaps."""
         return Gaps(ms=self.ms[kept], row=self.row[kept], end_ns=self.end_ns[kept], failed=self.failed[kept])
 
 
 def gaps_of(requests: Requests, rows: Ints, *, most: int | None = None) -> Gaps:
-    """The gaps of the requests `rows`. Requests with broken times have none.
+    """Return the gaps of the requests `rows`. Requests with broken times have none.
 
     A failed request also counts with one gap as long as its deadline (as its longest gap does), at its end: the token
-    that never came. With `most`, every k-th gap is taken where there are more, so that a quantile of the rest differs
-    by far less than time blocks do.
+    that never came. If there are more gaps than `most`, it returns every k-th: a quantile of these differs by far less
+    than time blocks do.
     """
     rows = rows[~requests.broken[rows]]
     counts = requests.gap_offsets[rows + 1] - requests.gap_offsets[rows]

@@ -108,11 +108,11 @@ class MachineRecords:
         return [device for device in own if device.arms or not self.placed.get(device.trial)]
 
     def arms_on(self, trial: int, device: str) -> tuple[str, ...]:
-        """The arms that the run's host had on the device in the trial."""
+        """Return the arms that the run's host had on the device in the trial."""
         return tuple(arm for arm, name in self.placed.get(trial, {}).items() if name == device)
 
     def pairs(self, arm: str, control: str) -> dict[int, tuple[Device, Device]]:
-        """The devices of the arm and of the control, by trial, where they are two."""
+        """Return the devices of the arm and of the control, by trial, if they differ."""
         found = {}
         for trial in self.placed:
             of = {name: device for device in self.used if device.trial == trial for name in device.arms}
@@ -186,7 +186,7 @@ def _hosts(trial: Trial, samples: Samples) -> Iterator[Host]:
 
 
 def _cores(processes: Sequence[Rows]) -> float | None:
-    """How many processors the run's own processes kept busy; None where that is not known of all."""
+    """Return how many processors the run's own processes kept busy; None unless known of all."""
     # What was sampled once or twice and then ended has no rate, and little time.
     rates = [rate for item in processes if (rate := item.rate("cpu_s")) is not None or item.inside.sum() >= 3]
     known = [rate for rate in rates if rate is not None]
@@ -208,7 +208,7 @@ class Samples:
         self._table = table
 
     def of(self, kind: str, trial: Trial) -> Iterator[Rows]:
-        """The samples of each host, device, process or allocator (`kind`) in the trial, in the order of names; none
+        """Yield the samples of each host, device, process or allocator (`kind`) in the trial, ordered by name; none
         without a monitor."""
         if self._table is None:
             return
@@ -246,33 +246,33 @@ class Rows:
         return float(self.weight_s[self.inside].sum())
 
     def whole(self, name: str) -> Floats:
-        """The column over all samples, NaN where it is null."""
+        """Return the column over all samples, NaN for null."""
         return np.asarray(self._table.column(name).cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
 
     def column(self, name: str) -> Floats:
-        """The column over the samples during the traffic, NaN where it is null."""
+        """Return the column over the samples during the traffic, NaN for null."""
         return self.whole(name)[self.inside]
 
     def known(self, name: str, start_ns: int, end_ns: int) -> tuple[Ints, Floats]:
-        """(at_ns, values) of what was read of the column from `start_ns` to `end_ns`."""
+        """Return (at_ns, values) of the column's known values from `start_ns` to `end_ns`."""
         values = self.whole(name)
         keep: Bools = (self.at_ns >= start_ns) & (self.at_ns <= end_ns) & np.isfinite(values)
         return self.at_ns[keep], values[keep]
 
     def reported(self, name: str) -> float:
-        """The share of the samples during the traffic that have the column."""
+        """Return the share of the samples during the traffic that have the column."""
         column = self._table.column(name).filter(pa.array(self.inside))
         return 1.0 - float(column.null_count) / max(1, len(column))
 
     def level(self, name: str, of: Callable[[Floats], np.float64]) -> float | None:
-        """The `of` (np.min, np.median, np.max) of the column during the traffic; None where nothing is known of it."""
+        """Return `of` (np.min, np.median, np.max) of the column during the traffic; None if it is unknown."""
         values = self.column(name)
         known = values[np.isfinite(values)]
         return float(of(known)) if known.size else None
 
     def rate(self, name: str) -> float | None:
-        """How much a counter rose in a second of the traffic; None where it is not known twice. Where the counter fell,
-        since what it counted started again, the interval is left out."""
+        """Return how much a counter rose per second of the traffic; None without two values. An interval in which it
+        fell is left out: what it counted started again."""
         values, at_ns = self.column(name), self.at_ns[self.inside]
         known = np.isfinite(values)
         values, at_ns = values[known], at_ns[known]
@@ -281,7 +281,7 @@ class Rows:
         return float(rise[kept].sum() / took[kept].sum()) if kept.any() else None
 
     def reasons(self) -> list[list[str] | None]:
-        """The throttle reasons of each sample during the traffic; None where they are unknown."""
+        """Return the throttle reasons of each sample during the traffic; None if unknown."""
         reasons: list[list[str] | None] = self._table.column("throttle").filter(pa.array(self.inside)).to_pylist()
         return reasons
 
@@ -335,10 +335,10 @@ class Speed:
 
 
 def speeds_of(trials: Iterable[Trial]) -> tuple[Speed, ...]:
-    """All that was measured, in the order of trials and devices.
+    """Return all measured speeds, in the order of trials and devices.
 
-    Only figures of work of one size compare: a card whose memory others hold is given a smaller read. Python ran on all
-    processors of the host whichever device was measured, so its time is the geometric mean over devices.
+    Only figures of work of one size compare: a card whose memory is partly in use gets a smaller read. Python ran on
+    all processors of the host whichever device was measured, so its time is the geometric mean over devices.
     """
     python: dict[tuple[int, str], list[float]] = {}
     known: dict[tuple[int, str, str, str, str], dict[str, float]] = {}
@@ -357,7 +357,7 @@ def speeds_of(trials: Iterable[Trial]) -> tuple[Speed, ...]:
 
 
 def _measured(trial: Trial) -> Iterator[tuple[int, str, str, str, str, str, float]]:
-    """(trial, device, card, figure, size, when, value) of each figure."""
+    """Yield (trial, device, card, figure, size, when, value) of each figure."""
     for row in rows_of(trial.info.get("references")):
         device, when = text_of(row, "device"), text_of(row, "when")
         card = identity_of(trial, RUN_HOST, device)

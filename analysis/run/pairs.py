@@ -37,7 +37,7 @@ class Copies:
 
 
 def in_pairs(pair: Ints, rows: Ints, base: Ints) -> tuple[Ints, Ints]:
-    """(those of the rows that have a copy in `base`, their copies); the last copy where there are two."""
+    """Return (rows that have a copy in `base`, their copies); the last copy if there are two."""
     partner = np.full(_size(pair), -1, dtype=np.int32)  # the last place is of rows without a pair
     partner[pair[base]] = base
     partner[-1] = -1
@@ -52,19 +52,19 @@ def _size(pair: Ints) -> int:
 
 
 def copies_of(run: Run, arm: str, *, allowed_ms: float) -> Copies:
-    """How the copies agree."""
+    """Compare the arm's requests with their copies on the control."""
     requests = run.requests
     pair = requests.pair
     arms = [run.of_arm(name) for name in (arm, run.control)]
     present = [_pairs_of(pair, own) for own in arms]
     rows, copies = in_pairs(pair, *map(indices, arms))
-    apart_ns = np.zeros(0, dtype=np.int64)
+    difference_ns = np.zeros(0, dtype=np.int64)
     if run.reported_open_loop is not False:  # the copies of a closed loop start when each arm's own user is free
         timed = requests.scheduled & ~requests.broken
         both = timed[rows] & timed[copies]
-        apart_ns = requests.start_ns[rows[both]]
-        apart_ns -= requests.start_ns[copies[both]]
-        np.abs(apart_ns, out=apart_ns)
+        difference_ns = requests.start_ns[rows[both]]
+        difference_ns -= requests.start_ns[copies[both]]
+        np.abs(difference_ns, out=difference_ns)
     unequal = {"prompt tokens": requests.prompt_tokens, "answer tokens asked for": requests.max_tokens}
     if run.account(arm).external or run.account(run.control).external:
         del unequal["prompt tokens"]  # external servers count with tokenizers of their own
@@ -75,39 +75,39 @@ def copies_of(run: Run, arm: str, *, allowed_ms: float) -> Copies:
         lonely=int((present[0] != present[1]).sum()),
         repeated=int(sum((own & (pair >= 0)).sum() - of_arm.sum() for own, of_arm in zip(arms, present, strict=True))),
         unpaired=int(sum((own & (pair < 0)).sum() for own in arms)),
-        other_instant=int((apart_ns > allowed_ms * 1e6).sum()),
-        farthest_ms=float(apart_ns.max(initial=0)) / 1e6,
+        other_instant=int((difference_ns > allowed_ms * 1e6).sum()),
+        farthest_ms=float(difference_ns.max(initial=0)) / 1e6,
         other_trial=int((requests.trial[rows] != requests.trial[copies]).sum()),
         unequal={what: _unequal(tokens, rows, copies) for what, tokens in unequal.items()},
     )
 
 
 def _pairs_of(pair: Ints, own: Bools) -> Bools:
-    """Which pairs one's own rows belong to."""
+    """Mask the pairs that the arm's own rows belong to."""
     present = np.zeros(_size(pair), dtype=np.bool_)
     present[pair[own & (pair >= 0)]] = True
     return present
 
 
 def _unequal(tokens: Ints, rows: Ints, copies: Ints) -> int:
-    """How many of the rows have other tokens than their copies, where both are known."""
+    """Count the rows whose tokens differ from their copies', if both are known."""
     one, other = tokens[rows], tokens[copies]
     return int(((one >= 0) & (other >= 0) & (one != other)).sum())
 
 
 def matters_ms(run: Run, at: float) -> float:
-    """The time by which one arm's requests may be sent later than the other's: a fifth of the margin on the control's
-    TTFT (E2E, where nothing has one) at the quantile `at`, and 1 ms at least."""
+    """Return the lag between arms that matters: a fifth of the margin on the control's TTFT (E2E if it has none) at the
+    quantile `at`, and at least 1 ms."""
     metric = "e2e" if run.embeds else "ttft"
     seen = quantile(run.requests.metric_ms(metric)[run.answered(run.control)], at)
     return _LEAST_MS if math.isnan(seen) else max(_LEAST_MS, _OF_MARGIN * run.limits.margin_of(metric) * seen)
 
 
-def lag_apart(run: Run, arm: str) -> list[tuple[str, float, float]]:
-    """(what, ms that the arm's requests were sent later after their scheduled time than the control's, ms that matter).
+def lag_differences(run: Run, arm: str) -> list[tuple[str, float, float]]:
+    """Return (what, ms that the arm's requests lag more than the control's, ms that matter).
 
-    In the mean and at the quantile that gates. Empty where lags are not recorded, or where requests wait for the
-    servers before they are sent.
+    It compares the mean and the gated quantile. Empty if lags are not recorded, or if requests wait for the servers
+    before they are sent.
     """
     if run.reported_open_loop is False or run.concurrency:
         return []

@@ -1,4 +1,4 @@
-"""A run as it is judged: its records cut into arms, trials and blocks, and what they say of themselves.
+"""A run as it is judged: its records cut into arms, trials and blocks, and their metadata.
 
 Nothing is decided here. What the records leave out stays unknown: None, empty, or a default that is named.
 """
@@ -55,9 +55,9 @@ class Run:
 
     @classmethod
     def of(cls, records: RunRecords) -> Run:
-        """The run that `records` hold.
+        """Make the run of `records`.
 
-        Raises RecordError when no arm can be the control, or when a setting to judge by cannot be used.
+        Raises RecordError if no arm can be the control, or if a setting of the judgement is unusable.
         """
         experiment = records.experiment
         limits = GateLimits.recorded({**usual_for(task_of(experiment)), **table(experiment, "gates")})
@@ -118,7 +118,7 @@ class Run:
         )
 
     def rng(self, *place: int) -> np.random.Generator:
-        """A generator of its own for each place, so that one arm more does not change the others' numbers."""
+        """Return a separate generator for each place, so that one arm more does not change the others' numbers."""
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=place))
 
     # --- The whole ----------------------------------------------------------------------------------------------------
@@ -170,8 +170,8 @@ class Run:
         return all(known) if known else None
 
     @property
-    def of_users(self) -> bool:
-        """Whether users sent the requests, and nothing was generated."""
+    def is_production(self) -> bool:
+        """Whether the requests are production traffic, and none was generated."""
         return table(self.records.experiment, "traffic").get("arrivals") == "users"
 
     @property
@@ -207,23 +207,23 @@ class Run:
         return weights
 
     def rate(self, count: int, arm: str | None = None) -> float:
-        """`count` over the run, per second; of an arm over the trials that it was part of."""
+        """Return `count` per second of the run; for an arm, of its own trials."""
         seconds = self.seconds if arm is None else sum(trial.seconds for trial in self.trials_of(arm))
         return count / seconds if seconds > 0 else 0.0
 
     def offset_s(self, trial: int, at_ns: int) -> float | None:
-        """Seconds from the start of the trial to `at_ns`."""
+        """Return the seconds from the start of the trial to `at_ns`."""
         start = next((item.start_ns for item in self.trials if item.number == trial), 0)
         return (at_ns - start) / 1e9 if start else None
 
     # --- Requests -----------------------------------------------------------------------------------------------------
 
     def of_arm(self, name: str) -> Bools:
-        """Which requests went to the arm: a mask, shape (requests,)."""
+        """Mask the requests that went to the arm, shape (requests,)."""
         return self.requests.of_arm(name)
 
     def answered(self, arm: str) -> Ints:
-        """The rows of the arm's completed answers that are judged: indices of requests, rising."""
+        """Return the rows of the arm's completed answers that are judged, ascending."""
         return indices(self.of_arm(arm) & self.usable & self.requests.ok)
 
     def steady(self, mask: Bools, arms: Sequence[str]) -> Ints:
@@ -233,13 +233,13 @@ class Run:
         for trial in self.trials:
             stalls = [stall_windows(self.events, arm=arm, trial=trial.number) for arm in arms]
             for windows in (windows for windows in stalls if windows.start_ns.size):
-                met = windows.touch(self.requests.start_ns[rows], self.requests.end_ns[rows])
-                rows = rows[~met | (self.requests.trial[rows] != trial.number)]
+                hit = windows.touch(self.requests.start_ns[rows], self.requests.end_ns[rows])
+                rows = rows[~hit | (self.requests.trial[rows] != trial.number)]
         return rows
 
     def sessions(self, arm: str, rows: Bools | None = None) -> int:
-        """Sessions that the arm got, since the splitter places sessions; a request without one counts by itself. With
-        `rows`, those that have a request among them."""
+        """Count the arm's sessions, since the splitter places sessions; a request without one counts as one. With
+        `rows`, only those that have a request among them."""
         own = self.of_arm(arm) if rows is None else self.of_arm(arm) & rows
         session, trial = self.requests.session[own], self.requests.trial[own]
         known = session > 0
@@ -247,7 +247,7 @@ class Run:
         return sum(found) + int((~known).sum())
 
     def account(self, arm: str) -> ArmAccount:
-        """What the experiment and the trials say of the arm."""
+        """Return the arm's account in the experiment and the trials."""
         return ArmAccount(
             arm=arm,
             experiment=self.records.experiment,
@@ -259,7 +259,7 @@ class Run:
     # --- Arms ---------------------------------------------------------------------------------------------------------
 
     def trials_of(self, arm: str) -> tuple[Trial, ...]:
-        """The trials that the arm was part of."""
+        """Return the trials that the arm was part of."""
         return tuple(trial for trial in self.trials if trial.has(arm))
 
     @property
@@ -273,15 +273,15 @@ class Run:
         return frozenset(str(arm) for info in self.infos for arm in mapping(info.get("ended_arms")))
 
     def replicas(self, arm: str) -> int:
-        """How many server processes the arm had, as trials say, else as the requests do; at least 1."""
+        """Count the arm's server processes by the trials, else by the requests; at least 1."""
         for row in self.account(arm).rows:
             if isinstance(row.get("replicas"), list):
                 return max(1, len(row["replicas"]))
         own = np.unique(self.requests.replica[self.of_arm(arm)])
         return max(1, int((own >= 0).sum()))
 
-    def weights_apart(self, arm: str) -> str:
-        """How the arm's weights and the control's are held, where that differs: "int8-weight-only (control: none)"."""
+    def quantisation_difference(self, arm: str) -> str:
+        """Describe a difference in quantisation from the control: "int8-weight-only (control: none)"; else empty."""
         own, base = (
             mapping(self.account(name).config.get("model")).get("quantisation") or "none"
             for name in (arm, self.control)
@@ -289,11 +289,11 @@ class Run:
         return "" if own == base else f"{own} (control: {base})"
 
     def serving_events(self, arm: str) -> list[CompileEvent]:
-        """The arm's compile events while it served."""
+        """Return the arm's compile events while it served."""
         return [event for event in self.events if event.arm == arm and event.serving]
 
     def steps(self, arm: str) -> pa.Table | None:
-        """The engine steps of the arm after the first request of their trial; None when none are recorded."""
+        """Return the arm's engine steps after the first request of their trial; None if none are recorded."""
         if self.records.steps is None:
             return None
         steps = self.records.steps.filter(pc.equal(self.records.steps.column("arm"), arm))
@@ -310,7 +310,7 @@ class Run:
 
 
 def _arms(records: RunRecords, requests: Requests) -> tuple[str, tuple[str, ...]]:
-    """The control and all arms, control first, then in the order that the experiment names them."""
+    """Return the control and all arms, control first, then in the experiment's order."""
     names = tuple(dict.fromkeys((*_named_arms(records), *requests.arms)))
     if not names:
         raise RecordError("the records name no arm and hold no request: give a run with requests")
@@ -327,6 +327,6 @@ def _arms(records: RunRecords, requests: Requests) -> tuple[str, tuple[str, ...]
 
 
 def _named_arms(records: RunRecords) -> tuple[str, ...]:
-    """The arms that the experiment and the trials name, in their order; empty where none does."""
+    """Return the arms that the experiment and the trials name, in their order."""
     tables = [records.experiment.get("arms"), *(info.get("arms") for info in records.trials)]
     return tuple(dict.fromkeys(str(row["name"]) for table in tables for row in rows_of(table) if "name" in row))

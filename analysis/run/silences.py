@@ -33,7 +33,7 @@ _SAME_NS = 100_000_000  # gaps whose begins and ends differ by less are one
 _EDGE_NS = 50_000_000  # clocks, networks and a step under way
 _OVERTAKING = 2  # requests that came later and were answered earlier
 _WAITING = 3  # requests that waited together for their first token; one or two may have reasons of their own
-_NEAREST, _ROOM = 30, 1.5  # a wait half as long again as the p90 of the prompts of about the same length
+_NEAREST, _TOLERANCE = 30, 1.5  # a wait half as long again as the p90 of the prompts of about the same length
 _MOST = 200  # candidates: the longest
 
 
@@ -54,25 +54,25 @@ class Server:
     answering_rate: float  # being answered; quartiles, which hardly depend on stalls
 
     def end_ns(self, requests: Requests) -> Ints:
-        """When each of its requests ended."""
+        """Return when each of its requests ended."""
         return np.maximum(requests.end_ns[self.rows], self.sent_ns)
 
     def done_ns(self, requests: Requests) -> Ints:
-        """When each prompt was done, by its first token, or by its end where it has none; 0 where never."""
+        """Return when each prompt was done: its first token, or its end if it has none; 0 if never."""
         first_ns = requests.first_ns[self.rows]
         return np.where(first_ns > 0, first_ns, np.where(requests.ok[self.rows], self.end_ns(requests), 0))
 
     def in_flight(self, at_ns: Ints) -> Ints:
-        """Requests sent and not ended, at each time."""
+        """Count the requests sent and not ended at each time."""
         sent = np.searchsorted(self.sent_ns, at_ns, side="right")
         return np.asarray(sent - np.searchsorted(self.ended, at_ns, side="right"))
 
     def due_rate(self, at_ns: Ints) -> Floats:
-        """Signs due in a second, at each time."""
+        """Return the signs due per second at each time."""
         return self._due(*(np.searchsorted(times, at_ns, side="right") for times in self._moments))
 
     def due_within(self, start_ns: Ints, end_ns: Ints) -> Floats:
-        """Signs due in each stretch."""
+        """Return the signs due in each stretch."""
         return self._due(*(_integral(times, start_ns, end_ns) for times in self._moments))
 
     @property
@@ -94,7 +94,7 @@ class Silences:
 
 
 def servers_of(requests: Requests, trial: int) -> list[Server]:
-    """Every replica of every arm in the trial."""
+    """Return every replica of every arm in the trial."""
     servers = []
     for arm in range(len(requests.arms)):
         of_arm = np.flatnonzero(~requests.broken & (requests.trial == trial) & (requests.arm == arm)).astype(np.int32)
@@ -111,7 +111,7 @@ def servers_of(requests: Requests, trial: int) -> list[Server]:
 
 
 def silences_of(server: Server) -> Silences:
-    """The server's silences. Of fewer than fifty none is a stall: they do not show what is usual."""
+    """Find the server's silences. Of fewer than fifty none is a stall: they do not show what is usual."""
     starts, ends = _silences(server)
     lengths = ends - starts
     if lengths.size < _FEWEST:
@@ -170,18 +170,18 @@ def _server(requests: Requests, arm: int, trial: int, replica: int, rows: Ints) 
 
 
 def _quartile_s(times_ns: npt.NDArray[np.int64 | np.float64]) -> float:
-    """The lower quartile in seconds, at least 1 ms; 1 s of nothing."""
+    """Return the lower quartile in seconds, at least 1 ms; 1 s without values."""
     return max(1e-3, quantile(times_ns, 0.25) / 1e9) if times_ns.size else 1.0
 
 
 def _signs(*times: Ints) -> Ints:
-    """All of the times, each array in order, in each 5 ms the last: the tokens of one step are one sign."""
+    """Merge the times, each array in order, and keep the last of each 5 ms: the tokens of one step are one sign."""
     last = [own[np.diff(own // TOGETHER_NS, append=-1) != 0] for own in times]
     return last[0] if len(last) == 1 else _signs(np.sort(np.concatenate(last)))
 
 
 def _tokens_within(requests: Requests, rows: Ints, windows: Windows) -> Ints:
-    """When the tokens of `rows` after the first came, as far as they lie in the windows."""
+    """Return when the tokens of `rows` after the first came, within the windows."""
     rows = rows[requests.first_ns[rows] > 0]  # else only the gaps are known, and not where they lie
     rows = rows[windows.touch(requests.first_ns[rows], requests.end_ns[rows])]
     gaps = gaps_of(requests, rows)
@@ -190,7 +190,7 @@ def _tokens_within(requests: Requests, rows: Ints, windows: Windows) -> Ints:
 
 
 def _integral(times_ns: Ints, start_ns: Ints, end_ns: Ints) -> Floats:
-    """The number of times that have passed, integrated over time from each `start_ns` to its `end_ns`, in s."""
+    """Return the number of times passed, integrated from each `start_ns` to its `end_ns`, in s."""
     since = (times_ns - times_ns[0]) / 1e9
     before = np.append(0.0, np.cumsum(since, out=since))
 
@@ -202,7 +202,7 @@ def _integral(times_ns: Ints, start_ns: Ints, end_ns: Ints) -> Floats:
 
 
 def _silences(server: Server) -> tuple[Ints, Ints]:
-    """When each stretch without a sign while something was in flight began and ended."""
+    """Return when each stretch without a sign, with requests in flight, began and ended."""
     signs = server.signs
     if not signs.size:
         return signs, signs
@@ -218,14 +218,14 @@ def _silences(server: Server) -> tuple[Ints, Ints]:
 
 
 def _level(in_flight: Ints) -> Ints:
-    """Requests in flight by octave: 0 for one, 1 for two or three, 2 for four to seven."""
+    """Return the octave of requests in flight: 0 for one, 1 for two or three, 2 for four to seven."""
     return np.asarray(np.log2(np.maximum(in_flight, 1)), dtype=np.int64)
 
 
 def _usual(level: Ints, due: Floats, telling: Bools) -> Floats:
-    """The mean of each level's `telling` values that their median implies, were they exponential.
+    """Return the mean of each level's `telling` values that their median implies, were they exponential.
 
-    A level with few values takes over from the next emptier one, else from the next fuller.
+    A level with few values uses the next emptier one, else the next fuller.
     """
     levels = range(int(level.max()) + 1)
     of_level = [due[telling & (level == number)] for number in levels]
@@ -236,7 +236,7 @@ def _usual(level: Ints, due: Floats, telling: Bools) -> Floats:
 
 
 def _limit(score: Floats, count: int) -> float:
-    """The score that a server without stalls exceeds in `count` silences with a chance of 1 %.
+    """Return the score that a server without stalls exceeds in `count` silences with a chance of 1 %.
 
     Chance falls by e for each slope beyond the 95th percentile: that of an exponential tail or a heavier one, as seen
     between the median and the 99th percentile, where even a server that stalls now and then shows its usual silences.
@@ -265,10 +265,10 @@ Stretch = tuple[int, int, Ints]  # from, to, the requests that stalled
 
 
 def partial_stalls(requests: Requests, server: Server, silences: Silences) -> list[Stretch]:
-    """When requests of the server stalled while it answered others, in order of time; stretches that overlap are one.
+    """Find stalls of some requests while the server answered others, by time; overlapping stretches are one.
 
-    One server with one loop has none. Where several servers share one address and name no replica, the answers of the
-    others hide a stall of one, but not from the requests that it delayed.
+    A server with one loop has none. If several servers share one address and name no replica, the answers of the others
+    hide a stall of one, but not from the requests that it delayed.
     """
     joined: list[Stretch] = []
     found = [*_between_tokens(requests, server.rows), *_before_the_first(requests, server, silences)]
@@ -281,7 +281,7 @@ def partial_stalls(requests: Requests, server: Server, silences: Silences) -> li
 
 
 def _between_tokens(requests: Requests, rows: Ints) -> Iterator[Stretch]:
-    """Gaps in which the tokens of others left no hole of half as long."""
+    """Yield gaps in which the tokens of others left no hole of half the length."""
     if not len(requests.gaps_ms):
         return
     rows = rows[requests.first_ns[rows] > 0]
@@ -328,7 +328,7 @@ def _before_the_first(requests: Requests, server: Server, silences: Silences) ->
         later = slice(*np.searchsorted(sent, [sent[index] + _EDGE_NS, first[index]]))
         place = int(np.searchsorted(lengths, lengths[index], sorter=by_length)) - _NEAREST // 2
         alike = by_length[max(0, min(place, len(rows) - _NEAREST)) :][:_NEAREST]
-        usual = _ROOM * quantile(waited[alike], 0.9)
+        usual = _TOLERANCE * quantile(waited[alike], 0.9)
         if np.count_nonzero(first[later] < first[index] - _PARTIAL_NS) >= _OVERTAKING and waited[index] > usual:
             overtaken.append(index)
     starts, ends = sent[overtaken], first[overtaken]

@@ -37,7 +37,7 @@ class Units:
 
 
 def units(requests: Requests, mask: Bools, target: SloTarget) -> Units:
-    """What `target` counts of the requests in `mask`, and what of it missed the limit.
+    """Return what `target` counts of the requests in `mask`, and what of it missed the limit.
 
     ITL counts every gap between tokens, and one gap of its deadline for a request that failed: it misses any limit.
     """
@@ -64,9 +64,9 @@ def failures(requests: Requests, mask: Bools) -> Units:
 
 
 def misses(requests: Requests, target: SloTarget) -> tuple[Bools, Bools]:
-    """Which requests miss the target, which is not of ITL, and which count for it (not those of undefined value).
+    """Mask the requests that miss a target (not of ITL), and those that count for it (with a defined value).
 
-    One that was cut off past a limit on TTFT or E2E has missed it, also where its wait is no evidence of the tail.
+    A request that was cut off past a limit on TTFT or E2E missed it, even if its wait is no evidence of the tail.
     """
     completed = requests.ok | requests.failed
     values = requests.metric_ms(target.metric)
@@ -87,15 +87,15 @@ def _beyond(values: npt.NDArray[Any], target: SloTarget) -> Bools:
 
 
 def meets_all(requests: Requests, targets: Sequence[SloTarget]) -> Bools:
-    """Which requests completed within every per-request limit: the numerator of goodput.
+    """Mask the requests that completed within every per-request limit: the numerator of goodput.
 
     ITL pools the gaps of all requests, so a target on it limits no single one.
     """
-    met = requests.ok.copy()
+    good = requests.ok.copy()
     for target in targets:
         if target.quantile is not None and target.metric != "itl":
-            met &= ~misses(requests, target)[0]
-    return met
+            good &= ~misses(requests, target)[0]
+    return good
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ def judge_share(
 
 
 def observed(requests: Requests, mask: Bools, target: SloTarget) -> float:
-    """What the target limits, as seen: a quantile in ms, or the error rate in percent; NaN of no request.
+    """Return what the target limits: a quantile in ms, or the error rate in percent; NaN without requests.
 
     A quantile that falls among failures is their deadline, so at least that.
     """

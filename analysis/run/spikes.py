@@ -37,7 +37,7 @@ class Spike:
 def find_spikes(
     requests: Requests, attribution: Attribution, events: Sequence[CompileEvent], *, control: str
 ) -> list[Spike]:
-    """Stretches of excursions of E2E on every arm, worst first, at most 200; each attributed.
+    """Find stretches of E2E excursions on every arm, worst first, at most 200, and attribute each.
 
     Excursions in flight less than a second apart are one spike. A compile that explains less than half of the excess is
     no cause.
@@ -62,7 +62,7 @@ def find_spikes(
                     peak_ms=float(requests.e2e_ms[group].max()),
                     requests=int(group.size),
                     cause=CAUSES[int(attribution.cause[group].max()) if explained >= 50.0 else OTHER],
-                    event_ids=tuple(event.event_id for event, met in own if np.isin(group, met).any()),
+                    event_ids=tuple(event.event_id for event, affected in own if np.isin(group, affected).any()),
                     explained_pct=explained,
                 )
             )
@@ -71,7 +71,7 @@ def find_spikes(
 
 
 def _stretches(requests: Requests, rows: Ints) -> Iterator[Ints]:
-    """The rows of each trial that were in flight less than a second apart."""
+    """Yield the rows of each trial that were in flight less than a second apart."""
     for trial in np.unique(requests.trial[rows]).tolist():
         own = rows[requests.trial[rows] == trial]
         own = own[np.argsort(requests.start_ns[own], kind="stable")]
@@ -80,13 +80,13 @@ def _stretches(requests: Requests, rows: Ints) -> Iterator[Ints]:
 
 
 def excursions(requests: Requests, attribution: Attribution, *, arm: str, control: str) -> tuple[Ints, Floats]:
-    """The excursions of the arm, as rising indices of requests, and how much longer each took than its length explains.
+    """Return the arm's excursions as ascending rows, and how much longer each took than its length explains.
 
-    What a request should have taken is the arm's own compile-quiet median TTFT in its trial plus its median TPOT for
-    each further token. A request is an excursion when the excess over that lies beyond what quiet requests show in both
-    senses: in ms (upper quartile plus six interquartile ranges, at least half the quiet median) and as a ratio (upper
-    quartile plus two interquartile ranges of its log), so that neither a long answer nor a short one is taken for a
-    stall. An arm with fewer than eight quiet requests in a trial borrows the control's.
+    The expected time of a request is the arm's own compile-quiet median TTFT in its trial plus its median TPOT for each
+    further token. A request is an excursion if its excess lies beyond that of quiet requests both in ms (upper quartile
+    plus six interquartile ranges, at least half the quiet median) and as a ratio (upper quartile plus two interquartile
+    ranges of its log), so that neither a long answer nor a short one counts as a stall. An arm with fewer than eight
+    quiet requests in a trial borrows the control's.
     """
     found = [(np.zeros(0, dtype=np.int64), np.zeros(0))]
     for trial in np.unique(requests.trial).tolist():
@@ -105,7 +105,7 @@ def excursions(requests: Requests, attribution: Attribution, *, arm: str, contro
 
 
 def usual_ms(requests: Requests, quiet: Ints | Bools) -> tuple[float, float] | None:
-    """How long a first token takes, and each further one, by the quiet requests; None when fewer than eight are."""
+    """Return the quiet requests' time to a first token, and per further one; None for fewer than eight."""
     e2e = requests.e2e_ms[quiet]
     if len(e2e) < _FEWEST_QUIET:
         return None
@@ -116,13 +116,13 @@ def usual_ms(requests: Requests, quiet: Ints | Bools) -> tuple[float, float] | N
 
 
 def expected_ms(requests: Requests, usual: tuple[float, float], rows: Ints) -> Floats:
-    """What each of the rows should take by its length."""
+    """Return the expected time of each row by its length."""
     first, each = usual
     return first + each * np.maximum(requests.output_tokens[rows] - 1, 0).astype(np.float64)
 
 
 def _thresholds(e2e_ms: Floats, expected_ms: Floats) -> tuple[float, float]:
-    """The excess in ms, and the ratio, that quiet requests do not show."""
+    """Return the excess in ms and the ratio beyond those of quiet requests."""
     known = (expected_ms > 0) & (e2e_ms > 0)
     lower, upper = quantiles(e2e_ms - expected_ms, (0.25, 0.75))
     low, high = quantiles(np.log(e2e_ms[known] / expected_ms[known]), (0.25, 0.75))

@@ -24,7 +24,7 @@ _COMPILING = ("compile", "recompile", "limit_hit")
 
 
 def startup_row(run: Run, arm: str) -> dict[str, Any]:
-    """One start of the arm: the mean over trials, the slowest replica of each. None where nothing was recorded."""
+    """Describe one start of the arm: the mean over trials of the slowest replica. None for what is not recorded."""
     startups = run.account(arm).startups
     starts = [parts for startup in startups if (parts := _parts_s(startup))]
     whole = all(part in parts for parts in starts for part in _BEFORE)
@@ -41,7 +41,7 @@ def startup_row(run: Run, arm: str) -> dict[str, Any]:
 
 
 def _parts_s(startup: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of a start by part; those of shapes are the warm-up's."""
+    """Return the seconds of a start by part; those of shapes belong to the warm-up."""
     parts: dict[str, float] = defaultdict(float)
     for item, value in mapping(startup.get("items_ns")).items():
         part = str(item).split(" ", 1)[0]
@@ -55,7 +55,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _compiling(run: Run, arm: str) -> dict[str, Any]:
-    """What the compiler did in one start."""
+    """Describe what the compiler did in one start."""
     if run.records.events is None or run.account(arm).external or not run.trials_of(arm):
         return {}
     warm = [event for event in run.events if event.arm == arm and not event.serving]
@@ -70,7 +70,7 @@ def _compiling(run: Run, arm: str) -> dict[str, Any]:
 
 
 def blind_spots(run: Run, arm: str) -> list[str]:
-    """What the arm's replicas could not see of their compilers once warm or at the end, in sentences, each once."""
+    """Return the distinct sentences in which the arm's replicas report compilers that they cannot see."""
     account = run.account(arm)
     ends = [(mapping(trial.info.get("final")), trial) for trial in run.trials_of(arm)]
     reported = [
@@ -101,8 +101,7 @@ class CompiledSteps:
 
 
 def compiled_steps(run: Run, arm: str) -> list[CompiledSteps]:
-    """Of each replica, trial and kind, after the trial's first request; empty where nothing is known, or the arm asks
-    for no compiling."""
+    """Count steps by replica, trial and kind after the trial's first request; empty if unknown or not compiling."""
     steps = run.steps(arm) if run.account(arm).compiles else None
     if steps is None:
         return []
@@ -124,7 +123,7 @@ def compiled_steps(run: Run, arm: str) -> list[CompiledSteps]:
 
 
 def most_eager(counts: Sequence[CompiledSteps]) -> CompiledSteps | None:
-    """The kind of step with the largest share that ran eagerly, over replicas and trials; None without steps.
+    """Return the kind of step with the largest eager share, over replicas and trials; None without steps.
 
     By kind, since an answer has hundreds of decode steps and one prefill: if every prefill ran eagerly, that would be
     less than a per cent of all.
@@ -147,10 +146,10 @@ _SEARCHING_OPTIONS = ("coordinate_descent_tuning", "max_autotune", "max_autotune
 
 
 def start_spread(run: Run, arm: str) -> float:
-    """The standard deviation of log latency over starts that is taken for granted of the arm and of the control, as
-    one figure for both: `gates.restart_spread`, and plus `gates.tuning_spread` where kernels were searched for.
+    """Return the assumed standard deviation of log latency over starts, as one figure for the arm and the control.
 
-    Trials that found the code of one search share its variance: it does not fade with their number.
+    It is `gates.restart_spread`, plus `gates.tuning_spread` for kernels that were searched for. Trials that found the
+    code of one search share its variance: it does not fade with their number.
     """
     variances = []
     for name in (arm, run.control):
@@ -161,9 +160,9 @@ def start_spread(run: Run, arm: str) -> float:
 
 
 def searching_starts(run: Run, arm: str) -> int:
-    """In how many trials the arm searched for kernels before it served: its policy asks for it, and tuning was seen.
+    """Count the trials in which the arm searched for kernels before it served: its policy enables it, and it tuned.
 
-    An arm that starts with an artifact does not: its kernels are those that are shipped.
+    An arm that starts with an artifact does not: it runs the kernels that the artifact contains.
     """
     if not searches_kernels(run.account(arm).config):
         return 0
@@ -172,8 +171,8 @@ def searching_starts(run: Run, arm: str) -> int:
 
 
 def searches_kernels(config: Mapping[str, Any]) -> bool:
-    """Whether an arm so configured searches for kernels where its device has any to choose from."""
+    """Return whether an arm with these settings searches for kernels if its device has any to choose from."""
     policy = mapping(config.get("compile"))
     options = mapping(policy.get("options"))
-    asked = policy.get("mode") in _SEARCHING_MODES or any(options.get(name) for name in _SEARCHING_OPTIONS)
-    return bool(policy.get("enabled") and asked and not policy.get("artifact"))
+    searches = policy.get("mode") in _SEARCHING_MODES or any(options.get(name) for name in _SEARCHING_OPTIONS)
+    return bool(policy.get("enabled") and searches and not policy.get("artifact"))

@@ -43,18 +43,18 @@ class Trial:
         return self.start_ns + int(self.seconds * SECOND)
 
     def has(self, arm: str) -> bool:
-        """Whether the arm was part of the trial; each is where the trial does not say."""
+        """Return whether the arm was part of the trial; True if the trial names no arm."""
         return takes_part(self.info, arm)
 
 
 def takes_part(info: Mapping[str, Any], arm: str) -> bool:
-    """Whether the arm was part of the trial whose trial.json this is; each is where it names none."""
+    """Return whether the arm was part of the trial of this trial.json; True if it names no arm."""
     rows = rows_of(info.get("arms"))
     return not rows or any(row.get("name") == arm for row in rows)
 
 
 def planned_ends(infos: Iterable[Mapping[str, Any]]) -> dict[int, int]:
-    """When each trial was to end, in ns since the epoch; without those that do not say."""
+    """Return each trial's planned end in ns since the epoch; trials without one are left out."""
     ends = {}
     for info in infos:
         start, duration = number(info.get("start_ns")), seconds_of(info.get("duration_s"))
@@ -66,9 +66,9 @@ def planned_ends(infos: Iterable[Mapping[str, Any]]) -> dict[int, int]:
 def trials_of(
     requests: Requests, infos: Sequence[Mapping[str, Any]], block_s: float, *, whole: bool = False
 ) -> tuple[Trial, ...]:
-    """The trials in order, each with its place in time, from what they say of themselves and from their requests.
+    """Return the trials in order, each with its place in time, from their trial.json and their requests.
 
-    `whole`: what is left over at the end is a block of its own, so that no block changes by what comes after it.
+    `whole`: the rest at the end is a block of its own, so that no block changes by what comes after it.
     """
     by_number = {int(info["trial"]): info for info in infos}
     trials: list[Trial] = []
@@ -124,21 +124,21 @@ _FIRST_CARD = "cuda:0"
 
 
 def described(trial: Trial, host: str, device: str) -> Mapping[str, Any]:
-    """What the machine monitor says of a device; empty where it says nothing."""
+    """Return what the machine monitor reports of a device; empty if nothing."""
     row = mapping(mapping(mapping(trial.info.get("monitor")).get("devices")).get(device))
     return row if text_of(row, "host", RUN_HOST) == host else {}
 
 
 def identity_of(trial: Trial, host: str, device: str) -> str:
-    """What identifies a device in all trials, whatever its name there."""
+    """Return what identifies a device in all trials, whatever its name there."""
     machine = mapping(mapping(mapping(trial.info.get("monitor")).get("machines")).get(host))
     return text_of(described(trial, host, device), "uuid", f"{text_of(machine, 'machine', host)} {device}")
 
 
 def devices_of(trial: Trial) -> dict[str, str]:
-    """The device of each managed arm: `auto` and `cuda` are the first card, or the processor.
+    """Return the device of each managed arm: `auto` and `cuda` are the first card, or the processor.
 
-    The monitor has resolved them where there was one; a replica that reports that it ran on the processor knows better.
+    The monitor's names are resolved; a replica that reports that it ran on the processor takes precedence.
     """
     monitor = mapping(trial.info.get("monitor"))
     cards = [str(name) for name in mapping(monitor.get("devices")) if described(trial, RUN_HOST, str(name))]
@@ -164,7 +164,7 @@ class Machines:
 
     @classmethod
     def of(cls, runs: Sequence[RecordedRun]) -> Machines:
-        """Those of joined runs. A run that does not say where it ran has a machine of its own."""
+        """Return the machines of joined runs. A run that does not record its machine has one of its own."""
         joined = [run for run in runs if run.place]
         trials = sorted(
             (number, run.machine or f"the machine of {run.name}")
@@ -178,7 +178,7 @@ class Machines:
         return len(self.names)
 
     def codes(self, trial: Ints) -> Ints:
-        """The machine of each of these trials, as its place in `names`."""
+        """Return the machine of each of these trials, as its place in `names`."""
         place = np.zeros(max(self.of_trial, default=0) + 2, dtype=np.int64)
         place[list(self.of_trial)] = list(self.of_trial.values())
         return np.asarray(place[np.clip(trial.astype(np.int64), 0, len(place) - 1)])  # the last is of no trial

@@ -18,10 +18,12 @@ from tailgate.analysis.run.run import Run
 from tailgate.analysis.statistics.distributions import hypergeometric_sf
 from tailgate.analysis.wording import counted
 
-WORK_APART = 0.05  # of mean lengths; a template's few tokens stay below, another tokenizer does not
-_SURELY_APART = 0.01  # of mean lengths, where chance is excluded
+WORK_TOLERANCE = 0.05  # of mean lengths; a template's few tokens stay below, another tokenizer does not
+_SURE_DIFFERENCE = 0.01  # of mean lengths, where chance is excluded
 _SURE = 3.29  # standard errors: p = 0.001, two-sided
-_SHARE_APART = 0.005  # of short answers: one that breaks off is an error, of which gates.max_error_pct takes as many
+_LEAST_SHARE_DIFFERENCE = (
+    0.005  # of short answers: one that breaks off is an error, of which gates.max_error_pct takes as many
+)
 _CHANCE = 0.001
 _BINS = 22  # answers of up to 1, 2, 4, ... tokens
 _FEWEST = 30  # answers, for what follows from their spread
@@ -41,8 +43,8 @@ class Work:
 
 
 def work_of(run: Run, arm: str) -> Work:
-    """The work of the completed requests, by each server's count: of copies of the same requests where there are any,
-    else relative to what was planned."""
+    """Return the work of the completed requests, by each server's count: of copies of the same requests if there are
+    any, else relative to what was planned."""
     requests, control, paired = run.requests, run.control, run.copied
     managed = not run.account(arm).external and not run.account(control).external
     counts = not run.embeds and run.account(arm).counts_tokens and run.account(control).counts_tokens
@@ -55,9 +57,9 @@ def work_of(run: Run, arm: str) -> Work:
         own, base = in_pairs(requests.pair, own, base)
     if not own.size or not base.size:
         return Work(arm=arm, control=control, other=tuple(other))
-    answers, asked = requests.output_tokens, requests.max_tokens
+    answers, requested = requests.output_tokens, requests.max_tokens
     means: list[tuple[str, float, float]] = []
-    planned = bool((asked[own] > 0).all() and (asked[base] > 0).all())
+    planned = bool((requested[own] > 0).all() and (requested[base] > 0).all())
     # Separate runs of ours may have schedules of their own.
     same_traffic = paired or (run.separate and not managed)
     if same_traffic:
@@ -65,16 +67,19 @@ def work_of(run: Run, arm: str) -> Work:
     if same_traffic and counts:
         means.append(("answer tokens", _mean(answers[own]), _mean(answers[base])))
     elif counts and planned:
-        first, second = (100.0 * _mean(answers[rows]) / max(1.0, _mean(asked[rows])) for rows in (own, base))
+        first, second = (100.0 * _mean(answers[rows]) / max(1.0, _mean(requested[rows])) for rows in (own, base))
         means.append(("percent of the planned answer tokens", first, second))
     if run.separate or (managed and not paired):
-        other += _planned_apart(run, arm, own, base)
+        other += _planned_differences(run, arm, own, base)
     if counts:
         unit = "token"
         if planned and not paired:
             # Of different requests the shares of what was planned compare, in thousandths.
-            answers, unit = 1000 * answers.astype(np.int64) // np.maximum(asked, 1), "thousandth of the planned token"
-        other += lengths_apart(arm, control, answers[own], answers[base], paired=paired, unit=unit)
+            answers, unit = (
+                1000 * answers.astype(np.int64) // np.maximum(requested, 1),
+                "thousandth of the planned token",
+            )
+        other += length_differences(arm, control, answers[own], answers[base], paired=paired, unit=unit)
     return Work(arm=arm, control=control, means=tuple(means), other=tuple(other))
 
 
@@ -83,22 +88,22 @@ def _mean(lengths: Ints) -> float:
 
 
 def _not_as_forced(run: Run, arm: str) -> str:
-    """How many answers of a server whose lengths are forced are not as long as asked for; empty when all are."""
+    """Describe answers of forced lengths that are not as long as requested; empty if none."""
     if mapping(run.records.experiment.get("traffic")).get("ignore_eos") is not True:
         return ""
     rows = run.answered(arm)
-    asked, answered = run.requests.max_tokens[rows], run.requests.output_tokens[rows]
-    wrong = np.flatnonzero((asked > 0) & (answered != asked))
+    requested, answered = run.requests.max_tokens[rows], run.requests.output_tokens[rows]
+    wrong = np.flatnonzero((requested > 0) & (answered != requested))
     if not wrong.size:
         return ""
-    such = f"such as {counted(int(answered[wrong[0]]), 'token')} of {int(asked[wrong[0]])}"
-    return f"{wrong.size} of {int((asked > 0).sum())} answers of {arm} are not as long as asked for, {such}"
+    such = f"such as {counted(int(answered[wrong[0]]), 'token')} of {int(requested[wrong[0]])}"
+    return f"{wrong.size} of {int((requested > 0).sum())} answers of {arm} are not as long as asked for, {such}"
 
 
-def _planned_apart(run: Run, arm: str, own: Ints, base: Ints) -> list[str]:
-    """In what the requests of arms that are sent different ones differ: chance deals both the same lengths.
+def _planned_differences(run: Run, arm: str, own: Ints, base: Ints) -> list[str]:
+    """Describe how the requests of arms that get different ones differ: chance gives both the same lengths.
 
-    By the largest distance between two distributions, one of them stretched by 5 %, beyond that of Kolmogorov and
+    It uses the largest distance between two distributions, one of them stretched by 5 %, beyond that of Kolmogorov and
     Smirnov at 1 in 1,000. Turns of one session resemble each other, so sessions are counted.
     """
     chance = 1.95 * math.sqrt(sum(1.0 / max(1, run.sessions(name)) for name in (arm, run.control)))
@@ -108,22 +113,22 @@ def _planned_apart(run: Run, arm: str, own: Ints, base: Ints) -> list[str]:
         for word, few, near in (("shorter", one, other), ("longer", other, one)):
             short, others = _short(few, near, np.unique(few))
             share = float((short / few.size - others / near.size).max())
-            if share > max(2 * WORK_APART, chance):
+            if share > max(2 * WORK_TOLERANCE, chance):
                 found.append(f"{100.0 * share:.0f} % of the {what} of {arm} are {word} than those of {run.control}")
                 break
     return found
 
 
 def _short(few: Ints, near: Ints, edges: Ints) -> tuple[Ints, Ints]:
-    """How many of one side are at most as long as each edge, and how many of the other that or up to 5 % longer."""
-    others = np.searchsorted(np.sort(near), edges * (1.0 + WORK_APART), side="right")
+    """Count for each edge the values of one side up to it, and of the other up to 5 % above it."""
+    others = np.searchsorted(np.sort(near), edges * (1.0 + WORK_TOLERANCE), side="right")
     return np.searchsorted(np.sort(few), edges, side="right"), others
 
 
-def lengths_apart(
+def length_differences(
     arm: str, control: str, own: Ints, base: Ints, *, paired: bool = False, unit: str = "token"
 ) -> list[str]:
-    """In what the lengths of answers differ beyond chance; with `paired`, `own[i]` answers a copy of `base[i]`."""
+    """Describe how the lengths of answers differ beyond chance; with `paired`, `own[i]` answers a copy of `base[i]`."""
     if min(own.size, base.size) < _FEWEST:
         return []
     differences = []
@@ -135,7 +140,7 @@ def lengths_apart(
             # Of both together: the variance of the side whose few long answers are missing is too small.
             variance = float(np.concatenate((own, base)).var()) * (1.0 / own.size + 1.0 / base.size)
         ratio, error = float(own.mean()) / mean, math.sqrt(variance) / mean
-        if abs(ratio - 1.0) > max(_SURELY_APART, _SURE * error):
+        if abs(ratio - 1.0) > max(_SURE_DIFFERENCE, _SURE * error):
             differences.append(
                 f"answers of {arm} have {ratio:.3g} times the tokens of those of {control} (standard error {error:.2g})"
             )
@@ -146,8 +151,10 @@ def lengths_apart(
 
 
 def _short_answers(names: tuple[str, str], few: Ints, near: Ints, *, unit: str) -> str:
-    """Where the first side has surely more short answers, such as break off, than the other has of up to 5 % longer
-    ones; empty where it has not. By Fisher's exact test at 1, 2, 4, ... tokens and Bonferroni over them."""
+    """Describe a sure excess of short answers on the first side over answers up to 5 % longer on the other; else empty.
+
+    Fisher's exact test at 1, 2, 4, ... tokens, with Bonferroni over them.
+    """
     edges = 2 ** np.arange(_BINS)
     short, others = _short(few, near, edges)
     both, answers = short + others, few.size + near.size
@@ -155,7 +162,7 @@ def _short_answers(names: tuple[str, str], few: Ints, near: Ints, *, unit: str) 
     place = int(np.argmin(chance))
     tests = int(((both > 0) & (both < answers)).sum())
     share = short[place] / few.size
-    if 2 * tests * chance[place] >= _CHANCE or share - others[place] / near.size <= _SHARE_APART:
+    if 2 * tests * chance[place] >= _CHANCE or share - others[place] / near.size <= _LEAST_SHARE_DIFFERENCE:
         return ""
     return (
         f"{100.0 * share:.3g} % of the answers of {names[0]} have at most {counted(2**place, unit)}, "
@@ -183,7 +190,7 @@ class TokenTimes:
 
 
 def token_times(run: Run, arm: str) -> TokenTimes:
-    """How the arm's tokens came. Nothing is untimed where no arm's records have times of tokens."""
+    """Describe when the arm's tokens came. Nothing is untimed if no arm's records have token times."""
     requests = run.requests
     rows = run.answered(arm)
     tokens, times = requests.output_tokens[rows], requests.token_times[rows]
@@ -203,5 +210,5 @@ def token_times(run: Run, arm: str) -> TokenTimes:
 
 
 def gates_on_gaps(run: Run) -> bool:
-    """Whether anything is judged by the gaps between tokens."""
+    """Return whether anything is judged by the gaps between tokens."""
     return bool(GAP_METRICS & {*run.limits.metrics, *(target.metric for target in run.targets)})

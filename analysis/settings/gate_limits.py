@@ -125,7 +125,7 @@ class GateLimits(Settings):
         return max(self.quantiles)
 
     def margin_of(self, metric: str) -> float:
-        """The accepted rise of the metric."""
+        """Return the accepted rise of the metric."""
         return self.margins.get(metric, self.margin)
 
 

@@ -30,19 +30,19 @@ METRIC_MEANINGS: Final[Mapping[str, str]] = {
 
 _QUANTILE_OF = re.compile(rf"\bp(\d+)(?:_(\d+))?_({'|'.join(METRIC_NAMES)})(?:_ms)?\b")
 
-# What a request for an embedding has: nothing streams, so that it has one latency and no tokens.
+# What a request for an embedding has: nothing streams: it has one latency and no tokens.
 EMBED: Final = "embed"
 EMBED_METRICS: Final = ("e2e",)
 
 
 def task_of(experiment: Mapping[str, Any]) -> str:
-    """What the arms of an experiment are asked for: "embed", and "generate" where the experiment does not say."""
+    """Return the task of an experiment's arms: "embed", or by default "generate"."""
     model = experiment.get("model")
     return EMBED if isinstance(model, Mapping) and model.get("task") == EMBED else "generate"
 
 
 def check_defined(metrics: Iterable[str], task: str, where: str) -> None:
-    """Requests of this task have all the metrics. Otherwise RecordError, which says `where` the metric is named."""
+    """Check that requests of this task have all the metrics. The RecordError says `where` the metric is named."""
     for metric in metrics:
         if task == EMBED and metric in METRIC_NAMES and metric not in EMBED_METRICS:
             raise RecordError(
@@ -52,12 +52,12 @@ def check_defined(metrics: Iterable[str], task: str, where: str) -> None:
 
 
 def quantile_label(metric: str, quantile: float) -> str:
-    """What a reader calls the quantile: "p99 TTFT" for ("ttft", 0.99)."""
+    """Return the quantile's label: "p99 TTFT" for ("ttft", 0.99)."""
     return f"p{100.0 * quantile:.10g} {METRIC_NAMES.get(metric, metric)}"
 
 
 def gate_label(gate: str) -> str:
-    """What a reader calls the gate or the metric: "SLO p99 TTFT" for "slo p99_ttft_ms"."""
+    """Return the label of the gate or metric: "SLO p99 TTFT" for "slo p99_ttft_ms"."""
     label = _QUANTILE_OF.sub(lambda key: f"p{key[1]}{'.' + key[2] if key[2] else ''} {METRIC_NAMES[key[3]]}", gate)
     for raw, name in (("noninferiority", "non-inferiority"), ("error_pct", "error rate"), ("slo", "SLO")):
         label = re.sub(rf"\b{raw}\b", name, label)

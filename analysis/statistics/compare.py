@@ -39,7 +39,7 @@ from tailgate.analysis.wording import counted
 
 TRIALS_FOR_T_TEST = 6
 _ALIKE = "no block differs from the others"
-_FEWEST_DISTINCT = 10  # fewer different latencies are a coarse clock or made-up data
+_FEWEST_DISTINCT = 10  # fewer different latencies mean a coarse clock or synthetic data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Sample:
         return len(self.values)
 
     def only(self, chosen: Bools) -> Sample:
-        """The requests that are chosen."""
+        """Select the chosen requests."""
         return Sample(values=self.values[chosen], block=self.block[chosen], trial=self.trial[chosen])
 
 
@@ -77,7 +77,7 @@ class Comparison:
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
-    p_noninferior: float | None = None  # of H0: ratio >= 1 + margin; small speaks for the arm
+    p_noninferior: float | None = None  # of H0: ratio >= 1 + margin; a small value favours the arm
     p_inferior: float | None = None  # of H0: ratio <= 1 + margin; small speaks against it
     tests: int = 1  # over which it is adjusted (Holm)
     autocorrelation: float | None = None  # between neighbouring groups, as predicted from blocks
@@ -97,7 +97,7 @@ class Comparison:
 
 
 def with_limits(item: Comparison, limits: Limits) -> Comparison:
-    """The comparison with the ratio, its limits and its p-values."""
+    """Add the ratio, its limits and its p-values to the comparison."""
     return replace(
         item,
         ratio=math.exp(limits.ratio),
@@ -109,7 +109,7 @@ def with_limits(item: Comparison, limits: Limits) -> Comparison:
     )
 
 
-def as_many(treatment: Sample, control: Sample, *, rng: np.random.Generator) -> tuple[Sample, Sample]:
+def equal_counts(treatment: Sample, control: Sample, *, rng: np.random.Generator) -> tuple[Sample, Sample]:
     """Return as many values of each sample in each block, drawn at random from the one that has more.
 
     The slowest of a few values takes the whole tail or none of it, which makes the smaller sample look quicker: at
@@ -142,8 +142,8 @@ def compare(
 ) -> list[Comparison]:
     """Return one comparison of two samples for each quantile in `qs`, undecided (see `decide`).
 
-    The samples must have about as many values in each block: see `as_many`. Requests in blocks that one sample lacks
-    are left out.
+    The samples must have about as many values in each block: see `equal_counts`. Requests in blocks that one sample
+    lacks are left out.
 
     Below six trials limits are Student's t over groups of blocks [1], widened for drift within a start, for the
     variance of starts, `restart_spread`, and for what differs between `machines`, which are numbered by trial
@@ -188,7 +188,7 @@ def compare(
 
 
 def _wholes(base: Comparison, treatment: Sample, control: Sample, qs: Sequence[float]) -> list[Comparison]:
-    """The base with the quotient of the quantiles over all requests, for each quantile."""
+    """Return the base with the quotient of the quantiles over all requests, for each quantile."""
     items = []
     for q, above, below in zip(qs, quantiles(treatment.values, qs), quantiles(control.values, qs), strict=True):
         whole = above / below if above > 0 and below > 0 else None
@@ -204,7 +204,8 @@ def _tested(
     dependence: Dependence,
     machine: Ints,
 ) -> Comparison:
-    """The item with its limits; `unit` numbers the group or the trial of each block, `machine` that of each trial."""
+    """Return the item with its limits; `unit` numbers the group or trial of each block, `machine` that of each
+    trial."""
     by_trial, bound = item.trials >= TRIALS_FOR_T_TEST, math.log1p(item.margin)
     windows = Windows.of(treatment, control, unit, q=item.quantile, bound=bound)
     if windows is None:
@@ -226,8 +227,10 @@ def _tested(
 
 
 def in_shared_blocks(treatment: Sample, control: Sample) -> tuple[Sample, Sample, Ints, Ints]:
-    """The requests of both samples in blocks that both have, numbered from 0, and of each such block the number that it
-    had, and its trial."""
+    """Select the requests of both samples in blocks that both have, numbered from 0.
+
+    It returns both selections, and each such block's original number and trial.
+    """
     samples = (treatment, control)
     if not len(treatment) or not len(control):
         none = np.zeros(0, dtype=np.int64)
@@ -263,7 +266,7 @@ def _obstacle(treatment: Sample, control: Sample, blocks: int) -> str | None:
 
 
 def _distinct(values: Floats) -> int:
-    """How many different values there are; where they are many, at least how many."""
+    """Count the different values; many may count as fewer."""
     head = len(np.unique(values[:1000]))
     return head if head >= _FEWEST_DISTINCT else len(np.unique(values))
 

@@ -77,7 +77,7 @@ class Dependence:
         return self.restart**2 / self.trials
 
     def widening(self, spread: float, *, groups: int, alpha: float) -> float:
-        """By how much limits reach farther than those of `groups` independent groups with the standard error `spread`.
+        """Return how much farther limits reach than those of `groups` independent groups with standard error `spread`.
 
         The variances add up; Student's t takes the degrees of freedom of their sum [2].
         """
@@ -102,7 +102,7 @@ def dependence_of(
 
     `group`, `trial` and `machine` number those of each block, the first two rising. Without `machine` there was one.
 
-    `restart_spread` is the standard deviation of one arm's log latency over starts that is taken for granted; both
+    `restart_spread` is the standard deviation of one arm's log latency over starts that is assumed; both
     arms start, so a ratio has it √2 times. It counts as four starts, and those of the run are added to it. Below eight
     blocks nothing is known but that allowance.
     """
@@ -134,7 +134,7 @@ def dependence_of(
 
 
 def _drift(inner: Floats, group: Ints) -> float:
-    """The variance of the mean by its slowest cosines [1], less what groups show of it; not below 0."""
+    """Return the variance of the mean by its slowest cosines [1], minus what groups show of it; at least 0."""
     blocks, groups = len(inner), int(group[-1]) + 1
     sums = np.bincount(group, weights=inner, minlength=groups)
     seen = float(sums @ sums) / blocks**2 * groups / (groups - 1)
@@ -142,18 +142,18 @@ def _drift(inner: Floats, group: Ints) -> float:
 
 
 def restart_variance(means: Floats, machine: Ints, within: float, restart_spread: float) -> float:
-    """The variance of a start's log ratio: what is taken for granted, and what the starts of the run say.
+    """Return the variance of a start's log ratio: the assumed one combined with that of the run's starts.
 
     `means` are those of the trials, `within` the variance of each without that of its start, `machine` where each ran:
-    what differs between machines is no variance of starts.
+    differences between machines are no variance of starts.
     """
     allowed = 2.0 * restart_spread**2
     machines = np.unique(machine, return_inverse=True)[1]
     degrees = len(means) - len(np.unique(machines))
     if degrees < 1:
         return allowed
-    apart = means - (np.bincount(machines, means) / np.bincount(machines))[machines]
-    between = max(0.0, float((apart**2).sum()) / degrees - within)
+    deviations = means - (np.bincount(machines, means) / np.bincount(machines))[machines]
+    between = max(0.0, float((deviations**2).sum()) / degrees - within)
     return (PRIOR_DEGREES * allowed + degrees * between) / (PRIOR_DEGREES + degrees)
 
 

@@ -39,7 +39,7 @@ _KNEES = 801
 
 
 def knee_grid(rates: Sequence[float]) -> Floats:
-    """The log rates at which knees are weighed, for steps at these rates: one at least."""
+    """Return the log rates at which knees are weighed, for steps at these rates, one at least."""
     logs = np.log(np.asarray(rates, dtype=np.float64))
     return np.linspace(logs.min() - _BEYOND, logs.max() + _BEYOND, _KNEES)
 
@@ -67,7 +67,8 @@ class KneeProfile:
         return math.exp(float(np.mean(self.grid[self.likelihood >= self.likelihood.max() - 1e-9])))
 
     def interval(self, error: float) -> tuple[float | None, float | None]:
-        """The knees, as rates, that the steps do not contradict at two-sided level `error`; None for an open end.
+        """Return the knees, as rates, that the steps do not contradict at two-sided level `error`; None for an open
+        end.
 
         Without any step both ends are open; with steps of one kind alone, one end is.
         """
@@ -79,14 +80,14 @@ class KneeProfile:
         return low, high
 
     def _crossing(self, inside: int, outside: int, least: float) -> float:
-        """Where the likelihood falls to `least` between two neighbours of the grid, as a rate."""
+        """Return the rate between two neighbours of the grid at which the likelihood falls to `least`."""
         fall = float(self.likelihood[inside] - self.likelihood[outside])
         share = (float(self.likelihood[inside]) - least) / fall if math.isfinite(fall) else 1.0
         return math.exp(float(self.grid[inside] + share * (self.grid[outside] - self.grid[inside])))
 
 
 def knee_profile(rates: Sequence[float], held: Sequence[bool], starts: Sequence[int], *, grid: Floats) -> KneeProfile:
-    """The profile of a server's knee from steps at `rates`, each of one of the `starts`; flat where there are none.
+    """Profile a server's knee from steps at `rates`, each of one of the `starts`; flat without steps.
 
     The rates of a start rise. Steps at one rate may contradict each other.
     """
@@ -113,7 +114,7 @@ def knee_profile(rates: Sequence[float], held: Sequence[bool], starts: Sequence[
 
 
 def _smoothed(likelihood: Floats, start_spread: float, grid: Floats) -> Floats:
-    """The log likelihood of one start with its own shift integrated out; the grid is even, and flat beyond its ends."""
+    """Integrate the shift out of one start's log likelihood; the grid is even, and flat beyond its ends."""
     cell = float(grid[1] - grid[0])
     reach = math.ceil(4.0 * start_spread / cell)
     weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) * cell / start_spread) ** 2)
@@ -124,7 +125,7 @@ def _smoothed(likelihood: Floats, start_spread: float, grid: Floats) -> Floats:
 
 
 def p_not_higher(one: KneeProfile, other: KneeProfile) -> float:
-    """The p-value of H0: the knee of `one` is at most that of `other`, by the signed root of the likelihood ratio.
+    """Return the p-value of H0: knee of `one` ≤ knee of `other`, by the signed root of the likelihood ratio.
 
     Both are profiles over the same grid. 0.5 or more where `one` is not seen to be higher.
     """

@@ -35,21 +35,22 @@ class Part:
     degrees: float
 
     def times(self, factor: float) -> Part:
-        """The variance of √factor times that."""
+        """Return the variance of √factor times this."""
         return Part(variance=factor * self.variance, degrees=self.degrees)
 
 
 def summed(parts: Sequence[Part]) -> Part:
-    """The sum of independent variances, with the degrees of freedom of Satterthwaite [4]: (Σv)² / Σ(v²/ν)."""
+    """Sum independent variances, with the degrees of freedom of Satterthwaite [4]: (Σv)² / Σ(v²/ν)."""
     total = sum(part.variance for part in parts)
     uncertain = sum(part.variance**2 / part.degrees for part in parts)
     return Part(variance=total, degrees=total**2 / uncertain if uncertain > 0 else math.inf)
 
 
 def error_over_trials(ratios: Floats, machine: Ints) -> tuple[Part, float]:
-    """The variance of the mean of the trials' log ratios, and what of it machines add; `machine` numbers that of each.
+    """Return the variance of the mean of the trials' log ratios, and the part that machines add.
 
-    Trials of one machine show the rest; where no machine has two, nothing does.
+    `machine` numbers the machine of each trial. Trials of one machine show the rest; if no machine has two, nothing
+    does.
     """
     numbers, place, counts = np.unique(machine, return_inverse=True, return_counts=True)
     trials, machines = len(ratios), len(numbers)
@@ -65,7 +66,7 @@ def error_over_trials(ratios: Floats, machine: Ints) -> tuple[Part, float]:
 
 
 def lasting_reach(ratios: Floats, alpha: float) -> float:
-    """How far Student's t reaches from the mean over three groups of neighbouring trials, one-sided at `alpha`.
+    """Return how far Student's t reaches from the mean over three groups of neighbouring trials, one-sided at `alpha`.
 
     Trials that shared a state of their machine for a while (a busy neighbour, a clock) count as one.
     """
@@ -75,12 +76,11 @@ def lasting_reach(ratios: Floats, alpha: float) -> float:
 
 
 def between_machines(means: Floats, weight: Floats, *, within: float, degrees: float) -> float:
-    """The variance that machines add to the weighted mean of their `means`, beyond the `within` that they would show
-    were they alike; 0 of one machine.
+    """Return the variance that machines add to the weighted mean of their `means`, beyond `within`; 0 for one machine.
 
-    `weight` sums to 1. A moment estimate with constant weights [1, 2] that is set to the median of what chance would
-    show (F, `degrees` below) [2]: set to the mean, it is found too small more often than not, since the variance that
-    few machines show is skewed.
+    `within` is the variance that machines would show if they were alike; `weight` sums to 1. A moment estimate with
+    constant weights [1, 2] that is set to the median of what chance would show (F, `degrees` below) [2]: set to the
+    mean, it is too small more often than not, since the variance that few machines show is skewed.
     """
     machines = len(means)
     if machines < 2:
@@ -91,7 +91,7 @@ def between_machines(means: Floats, weight: Floats, *, within: float, degrees: f
 
 
 def disagreement(ratios: Floats, spreads: Floats) -> float | None:
-    """The p-value of Cochran's Q: machines whose log ratios have these standard errors share one ratio.
+    """Return the p-value of Cochran's Q: machines whose log ratios have these standard errors share one ratio.
 
     Chi-square with one degree of freedom less than machines [3]. None of fewer than two, or without errors.
     """

@@ -50,7 +50,7 @@ class Noise:
 
     @classmethod
     def of(cls, comparison: Comparison, *, block_s: float, overhead_s: float = 0.0) -> Noise | None:
-        """The noise that a comparison saw; None where it made no test. It leaves out `overhead_s` of the run."""
+        """Return the noise of a comparison, without `overhead_s` of the run; None if it made no test."""
         if comparison.obstacle is not None or comparison.spread is None:
             return None
         degrees = max(1, comparison.groups - 1)
@@ -75,7 +75,7 @@ class Noise:
         )
 
     def reach(self, units: int, *, alpha: float, power: float) -> float:
-        """The distance from the margin, in log ratio, that so many units resolve with this power."""
+        """Return the distance from the margin, in log ratio, that so many units resolve with this power."""
         final = (units if self.by_trial else group_count(units)) - 1
         time, start = (_factor(degrees, alpha=alpha, power=power) for degrees in (min(final, self.degrees), final))
         # Start-to-start variance is no guess of the pilot's.
@@ -84,10 +84,11 @@ class Noise:
     def needed(
         self, distance: float, *, alpha: float, power: float, least_s: float, fewest: float = 0.0
     ) -> tuple[float | None, int]:
-        """The shortest run that resolves `distance`, in seconds, and its starts: the fewest whose variance leaves half
-        of that to time. None beyond a week, and where `distance` is 0.
+        """Return the seconds of the shortest run that resolves `distance`, and its starts. None beyond a week, or if
+        `distance` is 0.
 
-        At least `least_s` long, of `fewest` units or more.
+        The starts are the fewest whose variance leaves half of the distance to time. The run lasts at least `least_s`,
+        and `fewest` units.
         """
         starts = self.starts
         if distance == 0.0:
@@ -106,7 +107,8 @@ class Noise:
 
 
 def _factor(degrees: float, *, alpha: float, power: float) -> float:
-    """How many standard errors the ratio must lie off the margin for this power, where so many degrees tell them."""
+    """Return how many standard errors off the margin the ratio must lie for this power, with so many degrees of
+    freedom."""
     return float(t_quantile(1.0 - alpha, max(1, degrees)) + t_quantile(power, max(1, degrees)))
 
 
@@ -143,7 +145,8 @@ def comparison_needed(
 
 
 def least_length_s(limits: GateLimits, *, rate: float, block_s: float) -> float:
-    """Seconds for enough blocks, and for enough requests beyond the highest quantile at `rate` requests/s."""
+    """Return the seconds for enough blocks, and for enough requests beyond the highest quantile at `rate`
+    requests/s."""
     tail_s = TAIL_REQUESTS / (1.0 - limits.quantile) / rate if rate > 0 else 0.0
     return max(limits.min_blocks, math.ceil(tail_s / block_s - 1e-9)) * block_s
 
@@ -177,7 +180,7 @@ def share_needed_s(
 
 
 def requests_for_share(true: float, allowed: float, *, alpha: float, power: float) -> int | None:
-    """Independent requests that separate a true share from the allowed one; None where the two are equal.
+    """Return how many independent requests separate a true share from the allowed one; None if they are equal.
 
     Without any miss the exact binomial limit of none in n is 1 - alpha^(1/n): 299 requests show 1 % at alpha 0.05.
     """

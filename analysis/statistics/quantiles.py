@@ -13,7 +13,7 @@ from tailgate.analysis.statistics.distributions import binomial_quantile
 
 
 def quantile(values: npt.ArrayLike, q: float) -> float:
-    """The `q` quantile of the values that are numbers, by definition 7 of Hyndman and Fan [1]; NaN of none.
+    """Return the `q` quantile of the values that are numbers, by definition 7 of Hyndman and Fan [1]; NaN of none.
 
     One value is every quantile of itself; among ties the tied value is returned.
 
@@ -23,7 +23,7 @@ def quantile(values: npt.ArrayLike, q: float) -> float:
 
 
 def quantiles(values: npt.ArrayLike, qs: Sequence[float]) -> list[float]:
-    """Several quantiles as `quantile` gives them, all from one partial sort."""
+    """Return several quantiles, as `quantile` gives them, from one partial sort."""
     known = np.asarray(values)
     known = known[~np.isnan(known)]
     if not known.size:
@@ -42,16 +42,15 @@ def quantiles_of_groups(values: Floats, group: Ints, qs: Sequence[float]) -> Flo
     below = np.floor(place).astype(np.int64)
     first = (ends - sizes)[:, None]
     low, high = ordered[first + below], ordered[first + np.minimum(below + 1, np.maximum(known - 1, 0)[:, None])]
-    share, apart = place - below, high - low
-    between = np.where(share < 0.5, low + apart * share, high - apart * (1.0 - share))  # as NumPy does, to the last bit
+    share, width = place - below, high - low
+    between = np.where(share < 0.5, low + width * share, high - width * (1.0 - share))  # as NumPy does, to the last bit
     return np.asarray(np.where(known[:, None] > 0, between, math.nan))
 
 
 def ordered_interval(
     ordered: Floats, q: float, *, confidence: float, design_effect: float = 1.0
 ) -> tuple[float, float]:
-    """Limits of a two-sided interval for the `q` quantile of values in order, from order statistics (binomial counts,
-    no distribution).
+    """Return a two-sided interval for the `q` quantile of ordered values, from order statistics (binomial counts).
 
     `ordered` are numbers in order. `design_effect` is how many times more the count of exceedances varies than it would
     with independent requests; the sample counts as n / design_effect. A limit that the sample cannot give is NaN: p99

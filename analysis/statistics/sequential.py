@@ -28,10 +28,10 @@ from tailgate.analysis.statistics.dependence import restart_variance
 from tailgate.analysis.statistics.slow_counts import SortedGroups, slow_counts
 
 FEWEST_GROUPS = 5  # before, nothing is known of how groups resemble each other
-APART = 1.2
+SEPARATION = 1.2
 SEGMENTS = 3  # to a block: what a large effect is seen in
 SOONEST_BLOCKS = 6  # that a large effect takes: a disturbance of one arm lasts for less
-_ENOUGH, _ENOUGH_APART = 2.0, 1.0  # requests of both arms beyond a group's quantile, for it to be closed
+_ENOUGH, _ENOUGH_SEPARATED = 2.0, 1.0  # requests of both arms beyond a group's quantile, for it to be closed
 _STAKES = np.exp(np.linspace(math.log(0.1), math.log(2.5), 8))  # λ, for scores whose variance is about 1
 _LONGEST = 3  # times as many blocks as were asked for, in a jam
 _JAM, _FAR = 0.1, 3.0  # in mean log latency, and in median absolute deviations
@@ -55,7 +55,7 @@ class Evidence:
 
     `last_block` is the last block of each group, `value` that of all groups so far. `may_fail` and `may_pass` say after
     which groups an outcome may be reached; a PASS after an `early` one must still be so by all groups, and so must a
-    FAIL of effects that are `apart` from the limit.
+    FAIL of effects that are `separated` from the limit.
     """
 
     limit: float
@@ -67,7 +67,7 @@ class Evidence:
     may_fail: Bools
     may_pass: Bools
     early: Bools
-    apart: bool = False
+    separated: bool = False
 
     def safe(self, *, alpha: float) -> Bools:
         """Return after which groups the evidence allows a PASS: an arm may be well in most and far worse over all."""
@@ -86,11 +86,11 @@ class Evidence:
                 passes = np.zeros_like(passes)
             if not safe[-1]:
                 passes &= ~self.early
-            if self.apart and not fails[-1]:
+            if self.separated and not fails[-1]:
                 fails = np.zeros_like(fails)
         both: tuple[tuple[Outcome, Bools], ...] = (("FAIL", fails), ("PASS", passes))
-        met = [(int(np.argmax(reached)), outcome) for outcome, reached in both if reached.any()]
-        return (min(met)[1], min(met)[0]) if met else None
+        decided = [(int(np.argmax(reached)), outcome) for outcome, reached in both if reached.any()]
+        return (min(decided)[1], min(decided)[0]) if decided else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,18 +108,18 @@ class Groups:
     whole: Floats
     q: float
     exchange: Exchange
-    apart: float  # how many times farther than the margin the nulls lie
+    separation: float  # how many times farther than the margin the nulls lie
 
     def __len__(self) -> int:
         return len(self.last_block)
 
     def evidence(self, margin: float) -> Evidence:
-        """The evidence after each group against a ratio of 1 + margin; empty where there is no group."""
-        bound, apart = math.log1p(margin), math.log(self.apart)
-        harm, safety, deflation = self._bets(bound + apart)
+        """Return the evidence after each group against a ratio of 1 + margin; empty without groups."""
+        bound, separation = math.log1p(margin), math.log(self.separation)
+        harm, safety, deflation = self._bets(bound + separation)
         may = np.ones(len(self), dtype=np.bool_)
-        if apart:
-            _, safety, deflation = self._bets(bound - apart)
+        if separation:
+            _, safety, deflation = self._bets(bound - separation)
             may = np.unique(self.last_block // SEGMENTS, return_inverse=True)[1] + 1 >= SOONEST_BLOCKS
         return Evidence(
             limit=1.0 + margin,
@@ -130,12 +130,12 @@ class Groups:
             deflation=deflation,
             may_fail=may,
             may_pass=may,
-            early=np.full(len(self), bool(apart)),
-            apart=bool(apart),
+            early=np.full(len(self), bool(separation)),
+            separated=bool(separation),
         )
 
     def _bets(self, ratio: float) -> tuple[Floats, Floats, Floats]:
-        """Logarithms of the evidence of harm and of safety at a log ratio, and the deflation, (groups,) each."""
+        """Return logarithms of the evidence of harm and of safety at a log ratio, and the deflation, (groups,) each."""
         if not len(self):
             return np.zeros(0), np.zeros(0), np.zeros(0)
         ratios = ratio + np.array([[0.0], [-_SPAN], [_SPAN]])
@@ -154,12 +154,11 @@ class Groups:
         return mixed(np.cumsum(harm, axis=1) / deflation), mixed(np.cumsum(safety, axis=1) / deflation), deflation
 
     def limits(self, *, alpha: float) -> tuple[Floats, Floats]:
-        """The limits of the ratio after each group, (groups,) each: one-sided, at level alpha over all interim
-        analyses together.
+        """Return the limits of the ratio after each group, (groups,) each, one-sided at level alpha over all interim
+        analyses.
 
-        A ratio below `low` was refuted by evidence of harm, one above `high` by evidence of safety, at this group or
-        before. 0 and infinity where nothing was refuted yet. Between the ratios that are tried, where the evidence
-        crosses is taken from a straight line.
+        Evidence of harm refuted every ratio below `low`, evidence of safety every ratio above `high`, at this group or
+        before. They are 0 and infinity while nothing is refuted. Between the tried ratios the crossing is interpolated.
         """
         tried = [self.evidence(math.expm1(ratio)) for ratio in _TRIED]
         harm = np.array([item.harm for item in tried])
@@ -177,27 +176,27 @@ def groups_for(
     blocks: int,
     restart_spread: float = RESTART_SPREAD,
     exchange: Exchange = "arms",
-    apart: float = 1.0,
+    separation: float = 1.0,
 ) -> Groups:
-    """The groups of `blocks` blocks or more; none where the samples share no block.
+    """Group `blocks` blocks or more; without a shared block of both samples there is no group.
 
-    A group is closed once it holds a few requests beyond its quantile and no jam goes on; it never reaches over two
-    trials. Which blocks make a group depends on both arms alike, and on nothing that comes later. `exchange` says what
-    is swapped: arms of about equal share, or requests of arms of any share. `restart_spread` is the standard deviation
-    of one arm's log latency over starts that is taken for granted. With `apart` above 1 the evidence is against a ratio
-    that many times beyond the margin, what lasts longer than a group is not allowed for, and blocks are segments.
+    A group closes once it holds a few requests beyond its quantile and no jam goes on; it never spans two trials. Which
+    blocks form a group depends on both arms alike, and on nothing that comes later. `exchange` names what is swapped:
+    arms of about equal share, or requests of arms of any share. `restart_spread` is the assumed standard deviation of
+    one arm's log latency over starts. With `separation` above 1 the evidence is against a ratio that much beyond the
+    margin, effects that last longer than a group are not allowed for, and blocks are segments.
     """
     *samples, block, trial = in_shared_blocks(treatment, control)
     arms = [SortedGroups.of(sample.values, sample.block, len(block)) for sample in samples]
     counts = np.sum([blocks.sizes for blocks in arms], axis=0)
     sums = np.sum([blocks.sizes * blocks.means() for blocks in arms], axis=0)
-    enough = _ENOUGH if apart == 1.0 else _ENOUGH_APART
+    enough = _ENOUGH if separation == 1.0 else _ENOUGH_SEPARATED
     group = _grouped(counts * (1.0 - q), sums / counts, trial, least=blocks, enough=enough)
     ends = np.flatnonzero((group >= 0) & (np.diff(group, append=-1) != 0))
     number = len(ends)
     one, other = (blocks.joined(group, number) for blocks in arms)
     lasting: Floats = np.zeros(number)
-    if apart == 1.0 and number:
+    if separation == 1.0 and number:
         doubt = _DOUBT if exchange == "requests" else 0.0
         lasting = _lasting(one.means() - other.means(), trial[ends], restart_spread, doubt=doubt)
     return Groups(
@@ -208,12 +207,12 @@ def groups_for(
         whole=np.exp(_wholes(one, q) - _wholes(other, q)),
         q=q,
         exchange=exchange,
-        apart=apart,
+        separation=separation,
     )
 
 
 def _crossing(ratios: Floats, evidence: Floats, needed: float) -> float:
-    """The largest of the rising `ratios` up to which the evidence is as much as is needed; -inf where it nowhere is."""
+    """Return the largest of the ascending `ratios` up to which the evidence suffices; -inf if it nowhere does."""
     enough = evidence >= needed
     if not enough[0]:
         return -math.inf
@@ -225,8 +224,10 @@ def _crossing(ratios: Floats, evidence: Floats, needed: float) -> float:
 
 
 def _grouped(beyond: Floats, pooled: Floats, trial: Ints, *, least: int, enough: float) -> Ints:
-    """The group of each block, -1 of what a trial leaves over. Shape (blocks,), as the requests `beyond` the quantile
-    and the `pooled` mean log latency of each."""
+    """Return the group of each block, -1 for the rest of a trial.
+
+    Shape (blocks,), as the requests `beyond` the quantile and the `pooled` mean log latency of each.
+    """
     group = np.full(len(trial), -1, dtype=np.int64)
     closed, begun, held = 0, 0, 0.0
     for place in range(len(trial)):
@@ -243,7 +244,7 @@ def _grouped(beyond: Floats, pooled: Floats, trial: Ints, *, least: int, enough:
 
 
 def _wholes(groups: SortedGroups, q: float) -> Floats:
-    """The quantile of all log latencies up to each group, to half a bin."""
+    """Return the quantile of all log latencies up to each group, to half a bin."""
     binned = [np.floor(part / _BIN).astype(np.int64) for part in groups.parts()]
     lowest = min((int(part[0]) for part in binned), default=0)
     counts = np.zeros(max((int(part[-1]) for part in binned), default=0) - lowest + 1, dtype=np.int64)
@@ -256,23 +257,22 @@ def _wholes(groups: SortedGroups, q: float) -> Floats:
 
 
 def _is_jammed(pooled: Floats) -> bool:
-    """Whether the last block is far slower than blocks so far were, by the mean log latency of both arms."""
+    """Return whether the last block is far slower than those before, by the mean log latency of both arms."""
     middle = float(np.median(pooled))
     return float(pooled[-1]) - middle > max(_JAM, _FAR * float(np.median(np.abs(pooled - middle))))
 
 
 def _design_effects(scores: Floats) -> Floats:
-    """After each group: the variance of the scores so far, around their mean, over that of independent requests; at
-    least 1."""
+    """Return the variance of the scores up to each group over that of independent requests, at least 1."""
     seen = np.arange(1, len(scores) + 1)
     around = np.cumsum(scores**2) - np.cumsum(scores) ** 2 / seen
     return np.maximum(1.0, around / np.maximum(1, seen - 1))
 
 
 def _deflations(scores: Floats, lasting: Floats) -> Floats:
-    """What the logarithm of the evidence is divided by after each group.
+    """Return the divisor of the logarithm of the evidence after each group.
 
-    `scores` are those at a ratio, and of ratios a span below and above it: their slope carries what lasts over from
+    `scores` are those at a ratio, and at ratios a span below and above it: their slope translates lasting effects from
     mean log latencies to the quantile.
     """
     seen = np.arange(1, len(lasting) + 1)
@@ -283,9 +283,10 @@ def _deflations(scores: Floats, lasting: Floats) -> Floats:
 
 
 def _neighbours(scores: Floats) -> Floats:
-    """How much neighbouring scores resemble each other after each group, by their correlation less half of its standard
-    error: in a jam the tail may go with one arm for longer than a group, and the mean of all requests does not show
-    it."""
+    """Return the correlation of neighbouring scores after each group, less half of its standard error.
+
+    In a jam the tail may follow one arm for longer than a group, and the mean of all requests does not show it.
+    """
     seen = np.arange(1, len(scores) + 1)
     mean = np.cumsum(scores) / seen
     variance = np.cumsum(scores**2) / seen - mean**2
@@ -297,10 +298,11 @@ def _neighbours(scores: Floats) -> Floats:
 
 
 def _lasting(differences: Floats, trial: Ints, restart_spread: float, *, doubt: float = 0.0) -> Floats:
-    """After each group, the variance, for each group, of the sum of the `differences` of mean log latencies beyond that
-    of independent groups. 0 for the first few.
+    """Return, after each group, the excess variance per group of the sum of `differences` over that of independent
+    groups.
 
-    Where the means are of few requests, only covariances beyond `doubt` standard errors count.
+    The differences are of mean log latencies. 0 for the first few. For means of few requests, only covariances beyond
+    `doubt` standard errors count.
     """
     found = np.zeros(len(differences))
     for seen in range(FEWEST_GROUPS, len(differences) + 1):
@@ -314,8 +316,10 @@ def _lasting(differences: Floats, trial: Ints, restart_spread: float, *, doubt: 
 
 
 def _variance_of_starts(differences: Floats, trial: Ints, restart_spread: float) -> float:
-    """The variance that starts add to the sum over groups, for each group: what is taken for granted of a start, which
-    counts as four starts, and what the starts so far say."""
+    """Return the variance, per group, that starts add to the sum over groups.
+
+    It combines the assumed variance of a start, which counts as four starts, with that of the starts so far.
+    """
     which, sizes = np.unique(trial, return_inverse=True, return_counts=True)[1:]
     means = np.bincount(which, differences) / sizes
     within = float(((differences - means[which]) ** 2).sum()) / max(1, len(differences) - len(means))
@@ -324,6 +328,6 @@ def _variance_of_starts(differences: Floats, trial: Ints, restart_spread: float)
 
 
 def mixed(logarithms: Floats) -> Floats:
-    """The logarithm of the mean over stakes. Shape (stakes, groups) to (groups,)."""
+    """Return the logarithm of the mean over stakes. Shape (stakes, groups) to (groups,)."""
     most = logarithms.max(axis=0)
     return np.asarray(most + np.log(np.exp(logarithms - most).mean(axis=0)))

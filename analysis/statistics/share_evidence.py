@@ -45,13 +45,13 @@ def share_evidence(
     tail: Floats | float = 1.0,
     far: Bools | bool = False,
     least_blocks: int = 1,
-    asked: int = 0,
+    min_blocks: int = 0,
 ) -> Evidence:
     """Return the evidence after each block, from the misses and the requests of each. Nothing allowed gives no safety.
 
     `tail` is the design effect of the slow requests after each block, where it is known. `far` says after which blocks
     the slowest request `is_far` below the limit. FAIL needs misses in three blocks. PASS needs `least_blocks`, and
-    `BLOCKS_FOR_PASS` unless it is far; on fewer than `asked` for it must still pass by all of them.
+    `BLOCKS_FOR_PASS` unless it is far; on fewer than `min_blocks` it must still pass by all of them.
     """
     bad, total, blocks = np.cumsum(missed), np.cumsum(requests), np.cumsum(requests > 0)
     own = [design_effect(missed[:seen], requests[:seen]) for seen in range(1, len(missed) + 1)]
@@ -66,12 +66,12 @@ def share_evidence(
         deflation=effect,
         may_fail=np.cumsum(missed > 0) >= FEWEST_FOR_FAIL,
         may_pass=blocks >= np.where(far, least_blocks, max(least_blocks, BLOCKS_FOR_PASS)),
-        early=blocks < asked,
+        early=blocks < min_blocks,
     )
 
 
 def _evidence(bad: Ints, total: Ints, *, allowed: float, effect: Floats) -> tuple[Floats, Floats]:
-    """The logarithms of the evidence of harm and of safety, from the misses and the requests until then."""
+    """Return the logarithms of the evidence of harm and of safety, from the misses and the requests so far."""
     if not 0.0 < allowed < 1.0:
         nothing = np.full(len(bad), -math.inf)
         harm = np.where(bad > 0, math.inf, nothing) if allowed <= 0.0 else nothing
@@ -83,7 +83,7 @@ def _evidence(bad: Ints, total: Ints, *, allowed: float, effect: Floats) -> tupl
 
 
 def _mixed(bad: Ints, good: Ints, shares: Floats, allowed: float, effect: Floats) -> Floats:
-    """The logarithm of the mean over `shares` of the likelihood ratio to what is allowed. Shape (blocks,)."""
+    """Return the logarithm of the mean over `shares` of the likelihood ratio to what is allowed. Shape (blocks,)."""
     for_bad = np.log(shares / allowed)[:, None]
     for_good = (np.log1p(-shares) - math.log1p(-allowed))[:, None]
     return mixed((bad * for_bad + good * for_good) / effect)
@@ -137,14 +137,14 @@ def tail_effects(values: Floats, block: Ints, *, blocks: int, allowed: float, li
     counts = _by_bin(values, block, blocks)
     above, upto = _from_bin(counts), np.cumsum(counts, axis=0)
     effects = [_slowest_effect(above[:seen], upto[seen - 1], allowed) for seen in range(1, blocks + 1)]
-    slowest, met = np.zeros(blocks), values <= limit_ms
-    np.maximum.at(slowest, block[met], values[met])
+    slowest, within = np.zeros(blocks), values <= limit_ms
+    np.maximum.at(slowest, block[within], values[within])
     far = [is_far(value, limit_ms, blocks=seen) for seen, value in enumerate(np.maximum.accumulate(slowest), 1)]
     return np.where(far, 1.0, effects), np.array(far, dtype=np.bool_)
 
 
 def _by_bin(values: Floats, block: Ints, blocks: int) -> Ints:
-    """How many requests of each block are in each bin of log latency, (blocks, bins); failures are in the last."""
+    """Count the requests of each block in each bin of log latency, (blocks, bins); failures are in the last."""
     logs = np.log(np.maximum(values, _SMALLEST_MS))
     ended = np.isfinite(logs)
     finite = logs[ended] if ended.any() else np.zeros(1)
@@ -155,12 +155,12 @@ def _by_bin(values: Floats, block: Ints, blocks: int) -> Ints:
 
 
 def _from_bin(counts: Ints) -> Ints:
-    """How many requests of each block are in each bin or a slower one."""
+    """Count the requests of each block in each bin or a slower one."""
     return np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]
 
 
 def _slowest_effect(above: Ints, counts: Ints, allowed: float) -> float:
-    """The largest design effect of slow requests, by block and bin (`_from_bin`); `counts` are those of each bin."""
+    """Return the largest design effect of slow requests, by block and bin (`_from_bin`); `counts` are by bin."""
     below, last, most = np.cumsum(counts), len(counts) - 1, 1.0
     for share in np.geomspace(allowed, max(allowed, _SLOWEST), _LEVELS if allowed < _SLOWEST else 1):
         first = int(np.searchsorted(below, (1.0 - share) * int(below[-1]))) + 1

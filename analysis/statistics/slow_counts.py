@@ -31,15 +31,15 @@ class SortedGroups:
 
     @classmethod
     def of(cls, ms: Floats, group: Ints, groups: int) -> SortedGroups:
-        """The logarithms of latencies in ms by the group of each, from 0."""
+        """Sort the logarithms of latencies in ms by the group of each, from 0."""
         group = group.astype(np.int16 if groups < 2**15 else np.int64)  # short integers sort by radix
         order = np.argsort(group, kind="stable")
         logs = np.log(np.maximum(ms[order], _SMALLEST_MS), dtype=np.float64)
         return cls._sorted(logs, np.bincount(group, minlength=groups))
 
     def joined(self, into: Ints, groups: int) -> SortedGroups:
-        """Groups joined with their neighbours, by the rising number from 0 of what each becomes part of, (groups,);
-        those of -1 are left out."""
+        """Join groups by the ascending number of the group each becomes part of, (groups,), from 0; -1 leaves a group
+        out."""
         if len(self) == groups and (into >= 0).all():
             return self
         sizes = np.bincount(into + 1, self.sizes, groups + 1)[1:].astype(np.int64)
@@ -56,11 +56,11 @@ class SortedGroups:
         return len(self.starts)
 
     def parts(self) -> list[Floats]:
-        """The values of each group, as views."""
+        """Return the values of each group, as views."""
         return np.split(self.values, self.starts[1:]) if len(self) else []
 
     def means(self) -> Floats:
-        """The mean log latency of each group, (groups,)."""
+        """Return the mean log latency of each group, (groups,)."""
         return np.add.reduceat(self.values, self.starts) / self.sizes
 
 
@@ -74,37 +74,44 @@ class SlowCounts:
     other: Ints
 
     def at(self, place: int) -> SlowCounts:
-        """Those of one of the ratios."""
+        """Select the counts of one of the ratios."""
         return SlowCounts(self.treatment[place], self.control[place], self.own, self.other)
 
     def by_arm(self) -> Floats:
-        """By how much more often the treatment is slow, in standard errors of independent requests.
+        """Return how much more often the treatment is slow, in standard errors of independent requests.
 
-        Where one arm has more requests, each counts as much less. Shape (..., groups).
+        If one arm has more requests, each counts as much less. Shape (..., groups).
         """
         half = (self.own + self.other) / 2.0
         excess = self.treatment * half / self.own - self.control * half / self.other
         return np.asarray(excess / np.sqrt(np.maximum(1, self.treatment + self.control)))
 
     def by_request(self) -> Floats:
-        """By how many standard deviations the treatment's share of the slow requests exceeds its share of all, were
-        requests exchanged between the arms at random. Shape (..., groups)."""
+        """Return the excess of the treatment's share of the slow requests over its share of all, in standard
+        deviations.
+
+        They are those of requests exchanged between the arms at random. Shape (..., groups).
+        """
         slow, total = self.treatment + self.control, self.own + self.other
         mean = slow * self.own / total
         variance = mean * (1.0 - self.own / total) * (total - slow) / np.maximum(1, total - 1)
         return np.asarray(np.where(variance > 0, (self.treatment - mean) / np.sqrt(np.maximum(variance, 1e-300)), 0.0))
 
     def bets(self) -> tuple[Floats, Floats]:
-        """Logarithms of the e-values of each group that the treatment is slow more often, and less often, than by
-        exchange, (odds, groups) each. Of counts of shape (groups,)."""
+        """Return logarithms of e-values that the treatment is slow more often, and less often, than by exchange.
+
+        Shape (odds, groups) each, for counts of shape (groups,).
+        """
         columns = (self.treatment, self.treatment + self.control, self.own, self.own + self.other)
         both = np.array([_bets(*map(int, table)) for table in zip(*columns, strict=True)])
         return both[:, 0].T, both[:, 1].T
 
 
 def slow_counts(treatment: SortedGroups, control: SortedGroups, less: Floats, place: Ints) -> SlowCounts:
-    """The counts in each group beyond the value at its `place` (from 1, of both arms), (groups,), the treatment's log
-    latencies less `less`, (..., groups). No group of either arm is empty."""
+    """Count in each group the values beyond the one at its `place`, the treatment's log latencies less `less`.
+
+    `place` counts from 1 over both arms, (groups,); `less` is (..., groups). No group of either arm is empty.
+    """
     less = np.broadcast_to(less, np.broadcast_shapes(np.shape(less), (len(treatment),)))
     # The `place` fastest of a group are so many of the treatment, and the rest of the control.
     low = np.broadcast_to(np.maximum(0, place - control.sizes), less.shape)
@@ -125,12 +132,12 @@ def slow_counts(treatment: SortedGroups, control: SortedGroups, less: Floats, pl
 
 
 def _at(groups: SortedGroups, place: Ints) -> Floats:
-    """The value at each place of its group, (..., groups); any other where there is none."""
+    """Return the value at each place of its group, (..., groups); an arbitrary one for a place outside."""
     return np.asarray(groups.values.take(groups.starts + place, mode="clip"))
 
 
 def _above(groups: SortedGroups, bound: Floats, low: Ints, *, less: Floats | float = 0.0) -> Ints:
-    """How many values of each group, less `less`, exceed its bound, (..., groups). The first `low` do not."""
+    """Count the values of each group, less `less`, that exceed its bound, (..., groups). The first `low` do not."""
     # Only ties with the bound are left to count.
     high = np.where(_at(groups, low) - less > bound, low, groups.sizes)
     while (open_ := low < high).any():
@@ -142,7 +149,7 @@ def _above(groups: SortedGroups, bound: Floats, low: Ints, *, less: Floats | flo
 
 @lru_cache(maxsize=_CACHED)
 def _bets(above: int, slow: int, own: int, total: int) -> Floats:
-    """log(w^k / E[w^k]) of each log odds ratio and of its negative, (2, odds).
+    """Return log(w^k / E[w^k]) of each log odds ratio and of its negative, (2, odds).
 
     k = `above` of `slow` requests are of the treatment, which has `own` of `total`: k is hypergeometric.
     """

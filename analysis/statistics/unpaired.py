@@ -44,12 +44,12 @@ class Level:
 
 
 def level_of(values: Floats, traffic: Sequence[Part | None], *, restart_spread: float) -> Level:
-    """The level of one run from the figure of each trial, one at least, in logarithms.
+    """Estimate the level of one run from the figure of each trial, one at least, in logarithms.
 
-    `traffic` is the variance that the blocks of each trial predict, None where they cannot. From six trials on the
-    variance is what they show [1]. Below, it is at least what the traffic predicts together with the allowance for
+    `traffic` is the variance that the blocks of each trial predict, None if they cannot. From six trials on the
+    variance is the trials' own [1]. Below, it is at least what the traffic predicts together with the allowance for
     starts, `restart_spread`, which counts as four of them: two trials may be alike by chance. Without that prediction
-    three trials or more speak for themselves, and fewer say nothing.
+    three trials or more use their own variance, and fewer have none.
     """
     count, mean = len(values), float(values.mean())
     seen = Part(variance=float(values.var(ddof=1)), degrees=count - 1.0) if count > 1 else None
@@ -68,13 +68,15 @@ def level_of(values: Floats, traffic: Sequence[Part | None], *, restart_spread: 
 
 
 def day_part(spread: float) -> Part:
-    """The variance between days of one build: an allowance with this standard deviation, which counts as four days."""
+    """Return the variance between days of one build: an allowance with this standard deviation, worth four days."""
     return Part(variance=spread**2, degrees=PRIOR_DEGREES)
 
 
 def difference(baseline: Level, candidate: Level, day: Part, *, bound: float, alpha: float) -> Limits | None:
-    """Limits of the candidate's level less the baseline's: Welch's t [1] with a variance more, that of the days of
-    both. None where a level has no variance."""
+    """Return limits of the candidate's level minus the baseline's; None if a level has no variance.
+
+    Welch's t [1] with one more variance, that of the days of both.
+    """
     if baseline.each is None or candidate.each is None:
         return None
     means = [level.each.times(1.0 / level.trials) for level in (baseline, candidate) if level.each is not None]
@@ -83,8 +85,10 @@ def difference(baseline: Level, candidate: Level, day: Part, *, bound: float, al
 
 
 def quantile_error(values: Floats, block: Ints, q: float, value: float) -> Part | None:
-    """The variance of the log quantile `value` of one trial, from an interval of order statistics that allows for
-    bunching; None where its blocks cannot say, such as of the p99 of fifty requests."""
+    """Return the variance of the log quantile `value` of one trial; None if its blocks cannot show it.
+
+    It comes from an interval of order statistics that allows for bunching; the p99 of fifty requests has none.
+    """
     bunching = _bunching(values > value, block)
     if bunching is None:
         return None
@@ -96,11 +100,10 @@ def quantile_error(values: Floats, block: Ints, q: float, value: float) -> Part 
 
 
 def _bunching(missed: Bools, block: Ints) -> tuple[float, float] | None:
-    """How many times more the count of misses varies than with independent requests, 1 at least, and the degrees of
-    freedom of that; None of one block.
+    """Return the design effect of the count of misses, at least 1, and its degrees of freedom; None for one block.
 
-    By the slowest cosines of the series of blocks [2]: nothing is paired here that would take away what neighbours
-    share, and queues outlast blocks.
+    It uses the slowest cosines of the series of blocks [2]: no pairing removes what neighbours share, and queues
+    outlast blocks.
     """
     place = np.unique(block, return_inverse=True)[1]
     blocks = int(place.max(initial=-1)) + 1
@@ -125,9 +128,9 @@ def compare_separate(
     restart_spread: float,
     day_spread: float,
 ) -> list[Comparison]:
-    """One comparison of two samples for each quantile in `qs`, undecided (see `compare.decide`).
+    """Compare two samples at each quantile in `qs`, undecided (see `compare.decide`).
 
-    A sample without a request, or with a quantile of 0 in some trial, cannot be compared. Of one trial each there are
+    A sample without a request, or with a quantile of 0 in some trial, cannot be compared. With one trial each there are
     limits, unless so little lies beyond the quantile that its blocks set none.
     """
     samples = (treatment, control)
@@ -157,14 +160,14 @@ def _compared(item: Comparison, samples: tuple[Sample, Sample], day: Part) -> Co
     own, base = (_level(sample, item) for sample in samples)
     if own is None or base is None:
         return item
-    apart = difference(base, own, day, bound=math.log1p(item.margin), alpha=item.alpha)
-    if apart is None:
+    limits = difference(base, own, day, bound=math.log1p(item.margin), alpha=item.alpha)
+    if limits is None:
         return replace(item, ratio=math.exp(own.mean - base.mean))
-    return with_limits(item, apart)
+    return with_limits(item, limits)
 
 
 def _level(sample: Sample, item: Comparison) -> Level | None:
-    """The log quantile of the sample's trials; None where one of them has none."""
+    """Return the level of the sample's log quantiles; None if a trial has none."""
     logs, traffic = [], []
     for trial in np.unique(sample.trial):
         own = sample.only(sample.trial == trial)

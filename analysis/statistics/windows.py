@@ -50,7 +50,7 @@ class Limits:
 
 
 def student_limits(effect: float, part: Part, *, bound: float, alpha: float) -> Limits:
-    """Student's t around a log ratio whose estimate has the variance `part`."""
+    """Return Student's t limits around a log ratio whose estimate has the variance `part`."""
     error = math.sqrt(part.variance)
     reach = float(t_quantile(1.0 - alpha, part.degrees)) * error
     return Limits(
@@ -64,7 +64,7 @@ def student_limits(effect: float, part: Part, *, bound: float, alpha: float) -> 
 
 
 def _p_positive(distance: float, error: float, degrees: float) -> float:
-    """The p-value of H0: the true distance is 0 or less."""
+    """Return the p-value of H0: the true distance is 0 or less."""
     if error <= 0:
         return 0.0 if distance > 0 else 1.0
     return float(t_sf(distance / error, degrees))
@@ -85,7 +85,7 @@ class Windows:
     def of(
         cls, treatment: SortedGroups, control: SortedGroups, group: Ints, *, q: float, bound: float = 0.0
     ) -> Windows | None:
-        """Blocks joined within their group until a window holds enough of the tail; None where groups hold too little.
+        """Join blocks within their group until a window holds enough of the tail; None if groups hold too little.
 
         A block that holds enough is a window of its own, and a group that does not is one window. `group` is that of
         each block. A log ratio of `bound` is a whole number of steps, so that a margin is tested where it lies.
@@ -109,8 +109,10 @@ class Windows:
         return int(self.group[-1]) + 1
 
     def excess(self, shift: int | Ints) -> Floats:
-        """By how much the treatment, divided by exp(shift × width), exceeds each window's quantile more often than the
-        control does. Shape (windows,), as that of several shifts; both arms and all windows weigh the same."""
+        """Return how much more often the treatment, divided by exp(shift × width), exceeds each window's quantile.
+
+        Shape (windows,), as that of several shifts; both arms and all windows weigh the same.
+        """
         place = np.ceil(self.q * (self.treatment.sizes + self.control.sizes) - 1e-6).astype(np.int64)
         counts = slow_counts(self.treatment, self.control, np.asarray(shift * self.width), place)
         more = counts.treatment / counts.own - counts.control / counts.other
@@ -118,7 +120,7 @@ class Windows:
 
 
 def _beyond(treatment: SortedGroups, control: SortedGroups, group: Ints, q: float) -> float:
-    """How many requests of both arms lie beyond the quantile in a block, on the average."""
+    """Return how many requests of both arms lie beyond the quantile in a block, on average."""
     return (len(treatment.values) + len(control.values)) / len(group) * (1.0 - q)
 
 
@@ -128,19 +130,19 @@ def tail_of_group(treatment: SortedGroups, control: SortedGroups, group: Ints, q
 
 
 def typical_ratio(windows: Windows) -> float:
-    """The log ratio at which the exceedances balance: the middle of the shifts at which they do."""
+    """Return the log ratio at which the exceedances balance: the middle of the shifts at which they do."""
     first, last = _balance(windows, np.zeros_like(windows.group))
     return float(first[0] + last[0]) / 2.0 * windows.width
 
 
 def ratios_by_group(windows: Windows) -> Floats:
-    """The log ratio at which the exceedances of each group balance by themselves. Shape (groups,)."""
+    """Return the log ratio at which the exceedances of each group balance by themselves. Shape (groups,)."""
     first, last = _balance(windows, windows.group)
     return np.asarray((first + last) / 2.0 * windows.width)
 
 
 def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: Dependence) -> Limits | None:
-    """Limits of the log ratio of a typical window's tail, and the p-values at `bound`; None where nothing varies.
+    """Return limits of the log ratio of a typical window's tail, and the p-values at `bound`; None if nothing varies.
 
     Student's t with groups − 1 degrees of freedom over the exceedances of groups. Two errors add up: that of counts,
     and how far `dependence` may have moved the ratio itself. Once all of the tail is on one side, counts say no more.
@@ -169,7 +171,7 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
     moved = spread / width * math.sqrt(max(0.0, widening**2 - 1.0))  # shifts, one standard error
 
     def distance(shift: int) -> float:
-        """How many standard errors the exceedances are above balance."""
+        """Return how many standard errors the exceedances are above balance."""
         excess = float(windows.excess(shift).sum())
         slope = abs(excess) / max(0.5, abs(shift - centre))
         return excess / math.hypot(error, slope * moved)
@@ -177,7 +179,7 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
     reach = float(t_quantile(1.0 - alpha, groups - 1))
 
     def limit(direction: int) -> float | None:
-        """The first shift from the fit outwards that the test rejects; None without one."""
+        """Return the first shift from the fit outwards that the test rejects; None without one."""
         inner, outer = 0, round(FARTHEST / width)
         if -direction * distance(fitted + direction * outer) < reach:
             return None
@@ -204,7 +206,7 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
 
 
 def _balance(windows: Windows, group: Ints) -> tuple[Ints, Ints]:
-    """The first shift at which the exceedances of each group add up to nothing, and the first at which they are fewer.
+    """Return each group's first shift of balanced exceedances, and the first with fewer.
 
     By bisection of all groups at once. `group` numbers that of each window from 0. Shape (groups,) each.
     """

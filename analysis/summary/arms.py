@@ -22,7 +22,7 @@ from tailgate.analysis.statistics.quantiles import quantiles
 
 
 def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
-    """The arm's row of the summary."""
+    """Return the arm's row of the summary."""
     requests = run.requests
     own = run.of_arm(arm)
     usable = own & run.usable
@@ -82,17 +82,17 @@ def _described(values: npt.NDArray[Any]) -> dict[str, Any]:
 
 
 def _external_row(run: Run, arm: str) -> dict[str, Any] | None:
-    """Where an external arm is, and what is not known of it, in sentences; None for tailgate's own arms."""
+    """Return where an external arm is and, in sentences, what is unknown; None for managed arms."""
     account = run.account(arm)
     external = account.external
     if not external:
         return None
-    checked = ", its greedy answers were" if account.asked_in else ", nor were its answers"
+    checked = ", its greedy answers were" if account.greedy_trials else ", nor were its answers"
     compiles = "; ".join(["Its compiles are those that its log reports", *account.log_spots])
     notes = {
         "Tailgate did not start it: its start-up is unknown, and nothing resets it between trials.": True,
-        f"{compiles}.": account.tells_compiles,
-        "Its compiles are unknown.": not account.tells_compiles,
+        f"{compiles}.": account.reports_compiles,
+        "Its compiles are unknown.": not account.reports_compiles,
         f"Its weights, precision, limits and batching were not checked{checked}.": True,
         "It does not count its tokens: TPOT, ITL and token rates are per piece of text.": not account.counts_tokens,
     }
@@ -105,9 +105,9 @@ def _external_row(run: Run, arm: str) -> dict[str, Any] | None:
 
 
 def _compile_row(run: Run, arm: str, facts: CompileFacts) -> dict[str, Any]:
-    """What compiles did to the arm; what is not known of it is left out."""
+    """Return what compiles did to the arm, without what is unknown."""
     account = run.account(arm)
-    if account.external and not account.tells_compiles:
+    if account.external and not account.reports_compiles:
         return {}
     serving = run.serving_events(arm)
     row: dict[str, Any] = {}
@@ -134,7 +134,7 @@ _MOST_STALLS = 100
 
 
 def _stalls_row(run: Run, seen: ArmStalls) -> dict[str, Any]:
-    """How many stalls of the arm clients saw, by cause, and the longest of them."""
+    """Count the client-side stalls of the arm by cause, and list the longest."""
     longest = sorted(seen.stalls, key=lambda stall: (-stall.seconds, stall.trial, stall.start_ns))[:_MOST_STALLS]
     return {
         **{cause: len(seen.of_cause(cause)) for cause in (UNKNOWN, HOST, WORK, PART)},
@@ -144,7 +144,7 @@ def _stalls_row(run: Run, seen: ArmStalls) -> dict[str, Any]:
 
 
 def _stall_row(run: Run, stall: Stall) -> dict[str, Any]:
-    reports = not run.account(stall.arm).external or run.account(stall.arm).tells_compiles
+    reports = not run.account(stall.arm).external or run.account(stall.arm).reports_compiles
     return {
         "trial": stall.trial,
         "offset_s": run.offset_s(stall.trial, stall.start_ns),
@@ -156,7 +156,7 @@ def _stall_row(run: Run, stall: Stall) -> dict[str, Any]:
 
 
 def _padding(run: Run, arm: str) -> dict[str, float | None]:
-    """The shares of computed positions that held no token, in percent; of arms that embed there is one."""
+    """Return the shares of computed positions that held no token, in percent; one for arms that embed."""
     steps = None if run.account(arm).external else run.steps(arm)
     if steps is None:
         return {}

@@ -389,7 +389,7 @@ class Cpu(Row):
 
 
 class Environment(Row):
-    """What a machine says of itself; of joined runs, what all machines say alike."""
+    """A machine's description; for joined runs, what all machines have in common."""
 
     python: Known[str] = None
     platform: Known[str] = None
@@ -434,7 +434,7 @@ class Summary(Row):
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
-        """The summary that a document holds. Raises pydantic's ValidationError where it holds none."""
+        """Read the summary in a document. Raises pydantic's ValidationError if it holds none."""
         return cls.model_validate(plain(document))
 
     @property
@@ -448,12 +448,12 @@ class Summary(Row):
         return {key: name for key, name in METRIC_NAMES.items() if key in EMBED_METRICS or self.task != EMBED}
 
     def document(self) -> dict[str, Any]:
-        """The summary in JSON's own types."""
+        """Return the summary in JSON's own types."""
         return self.model_dump(mode="json", by_alias=True)
 
 
 def plain(value: Any) -> Any:
-    """`value` in JSON's own types, without control characters; unknown numbers are null, floats keep seven digits."""
+    """Convert `value` to JSON types, without control characters; unknown numbers are null, floats keep seven digits."""
     if isinstance(value, Mapping):
         return {plain(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -469,7 +469,7 @@ def plain(value: Any) -> Any:
 
 
 def json_schema() -> str:
-    """The JSON Schema of the document."""
+    """Return the JSON Schema of the document."""
     schema = Summary.model_json_schema(by_alias=True, mode="serialization", schema_generator=_Untitled)
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"urn:tailgate:schema:summary:{SCHEMA}"}
     return json.dumps(head | schema, indent=1, ensure_ascii=False) + "\n"

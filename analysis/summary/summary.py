@@ -1,6 +1,6 @@
 """From a run directory to the one JSON document that says what happened and what follows from it.
 
-This module only arranges: it reads the run, has it judged, and writes what came of it. The same records and seed
+This module only arranges: it reads the run, has it judged, and writes the outcome. The same records and seed
 give the same bytes.
 """
 
@@ -54,7 +54,7 @@ def analyze(run_dir: Path, *, slo: Sequence[str] = ()) -> dict[str, Any]:
     The targets in `slo`, such as "p99_ttft_ms=500", take the place of the experiment's on the same figures, or join
     them.
     """
-    # The run holds the only reference to the records, so that it can free their table.
+    # The run holds the only reference to the records, to free their table.
     run = with_lengths(Run.of(_with_targets(read_run(run_dir), slo)))
     return summary_of(run, judge(run))
 
@@ -65,7 +65,7 @@ def summary_of(run: Run, judgement: Judgement) -> dict[str, Any]:
 
 
 def _with_targets(records: RunRecords, slo: Sequence[str]) -> RunRecords:
-    """The records, with the targets in `slo` among the experiment's."""
+    """Add the targets in `slo` to the experiment's."""
     if not slo:
         return records
     table = {"slo": merged(mapping(records.experiment.get("slo")), slo)}
@@ -133,23 +133,23 @@ def _over_time(run: Run) -> dict[str, Any]:
 
 
 def _interim(run: Run) -> str | None:
-    """How interim analyses ended the run, empty where they did not; None for a run with one analysis."""
+    """Return how interim analyses ended the run, empty if they did not; None for a run with one analysis."""
     ended = [str(info["ended"]) for info in run.infos if info.get("ended")]
     return ended[-1] if run.limits.sequential and ended else "" if run.limits.sequential else None
 
 
 def _created(run: Run) -> str | None:
-    """When the first request started."""
+    """Return when the first request started."""
     return _moment(min((trial.first_ns for trial in run.trials if trial.first_ns > 0), default=0))
 
 
 def _moment(at_ns: int) -> str | None:
-    """A time in UTC; None for 0."""
+    """Format a time in UTC; None for 0."""
     return datetime.datetime.fromtimestamp(at_ns // SECOND, tz=datetime.UTC).isoformat() if at_ns > 0 else None
 
 
 def _weights(run: Run) -> list[dict[str, Any]]:
-    """The changes of weights in order, also those after the run. Offsets are seconds from the start of the trial."""
+    """List the changes of weights in order, also after the run. Offsets are seconds from the start of the trial."""
     return [
         {
             "offset_s": run.offset_s(change.trial, change.at_ns),
@@ -163,7 +163,7 @@ def _weights(run: Run) -> list[dict[str, Any]]:
 
 
 def _joined(run: Run) -> dict[str, Any] | None:
-    """The runs that were judged as one and the number of machines; None for a run that is judged by itself."""
+    """Return the runs that were judged as one and the number of machines; None for a single run."""
     if not run.records.joined:
         return None
     return {
@@ -187,7 +187,7 @@ def _joined_run(run: RecordedRun) -> dict[str, Any]:
 
 
 def _traffic(run: Run) -> dict[str, Any]:
-    """What the first trial that describes its traffic says of it. Trials differ only in what they draw."""
+    """Return the traffic of the first trial that describes it. Trials differ only in what they draw."""
     known = (info for info in run.infos if mapping(info.get("over_limit")) or mapping(info.get("prompts")))
     info = next(known, {})
     return {"over_limit": info.get("over_limit"), "prompts": dict(flat(mapping(info.get("prompts"))))}
@@ -199,7 +199,7 @@ def _gate_of(item: Comparison, gates: Sequence[Gate]) -> Gate:
 
 
 def _comparison_row(item: Comparison, gate: Gate | None) -> dict[str, Any]:
-    """The comparison with the verdict of the gate that rests on it; without one it has no verdict at all."""
+    """Return the comparison with the verdict of the gate that rests on it, if there is one."""
     names = ("arm", "metric", "quantile", "ratio", "low", "high")
     return {
         **{name: getattr(item, name) for name in names},
@@ -215,7 +215,7 @@ def _gate_row(gate: Gate) -> dict[str, Any]:
 
 
 def _check_row(check: Check, judgement: Judgement) -> dict[str, Any]:
-    """The check, and whether the verdict holds whatever it found: no gate is open for it, or its error bars have it."""
+    """Return the check, and whether the verdict allows for it: no gate is open for it, or the error bars cover it."""
     keeps_open = any(check.check in gate.blocked_by and check.arm in (None, gate.arm) for gate in judgement.gates)
     allowed = not check.ok and (judgement.overall == PASS or (check.shift is not None and not keeps_open))
     limits = not check.ok and not allowed
@@ -238,7 +238,7 @@ _EVENT_COLUMNS = ("frame", "reason", "shape", "dynamic", "cache", "breaks")
 
 
 def _events(run: Run) -> list[dict[str, Any]]:
-    """Serving events of all arms, those that cost requests most first."""
+    """List the serving events of all arms, those that cost requests most first."""
     joined = zip(run.events, run.attribution.event_requests, run.attribution.event_backlog, strict=True)
     found = [item for item in joined if item[0].serving]
     found.sort(key=lambda item: (-item[0].seconds, -item[1].size, item[0].arm, item[0].start_ns, item[0].event_id))
@@ -257,7 +257,7 @@ def _events(run: Run) -> list[dict[str, Any]]:
 
 
 def _latency_series(run: Run) -> dict[str, Any]:
-    """The bins of every arm that hold requests, as columns in order of trial and time; `bin_s` is their width."""
+    """Return each arm's bins that hold requests, as columns by trial and time; `bin_s` is their width."""
     longest = max((trial.seconds for trial in run.trials), default=0.0)
     bin_s = float(max(1, math.ceil(longest / _MOST_BINS)))
     return {"bin_s": bin_s, "arms": {arm: _bins(run, arm, bin_s) for arm in run.arms}}
@@ -283,7 +283,7 @@ def _bins(run: Run, arm: str, bin_s: float) -> dict[str, list[Any]]:
 
 
 def _distribution(run: Run) -> dict[str, Any]:
-    """Histograms on edges common to the arms, and quantiles with 95 % limits that allow for bunching."""
+    """Return histograms on edges common to the arms, and quantiles with 95 % limits that allow for bunching."""
     metrics: dict[str, dict[str, Any]] = {}
     for metric in EMBED_METRICS if run.embeds else ("ttft", "e2e"):
         values = run.requests.metric_ms(metric)

@@ -107,7 +107,7 @@ class Lived:
 
 
 def live(case: Case, seed: int) -> Lived:
-    """The case served twice on the same arrivals, work, noise and other stalls."""
+    """Serve the case twice on the same arrivals, work, noise and other stalls."""
     rng = np.random.default_rng([seed, 11])
     engine = case.engine
     slots = engine.rows if engine else case.slots
@@ -183,7 +183,7 @@ def live(case: Case, seed: int) -> Lived:
 
 
 def _first_of_new_shapes(case: Case, times: Floats, rng: np.random.Generator) -> Bools:
-    """Marks the requests that come first after as many moments as there are compiles."""
+    """Mark the first request after each of as many moments as there are compiles."""
     moments = rng.uniform(40.0, case.duration_s - 60.0, case.compiles)
     if case.close:
         moments = moments[0] + rng.uniform(0.0, 10.0, case.compiles)
@@ -193,7 +193,7 @@ def _first_of_new_shapes(case: Case, times: Floats, rng: np.random.Generator) ->
 
 
 def _overlap(served: Served, until: Floats) -> Floats:
-    """Seconds of each request's stay in which its replica compiled."""
+    """Return the seconds of each request's stay in which its replica compiled."""
     seconds = np.zeros(len(served.arrival_s))
     for pause in served.compiled:
         start = np.maximum(served.arrival_s, pause.start_s)
@@ -261,11 +261,11 @@ def judge(case: Case, seed: int) -> Judged:
         own = (start >= spike.start_ns) & (start <= spike.end_ns)
         excess, delay = beyond[own], lived.delay_ms[rows[own]]
         caused.append(float(np.minimum(delay, excess).sum()) >= 0.5 * float(excess.sum()))
-    blamed = [_is_blamed(spike) for spike in spikes]
+    blamed = [_is_attributed(spike) for spike in spikes]
     cause = np.where(lived.delay_ms > 1.0, CAUSES.index("during a compile"), OTHER).astype(np.int8)
     truth = replace(attribution, most_ms=lived.delay_ms, cause=cause)
-    shown = [spike for spike in find_spikes(requests, truth, run.events, control=CONTROL) if _is_blamed(spike)]
-    seen = [spike for spike in spikes if _is_blamed(spike)]
+    shown = [spike for spike in find_spikes(requests, truth, run.events, control=CONTROL) if _is_attributed(spike)]
+    seen = [spike for spike in spikes if _is_attributed(spike)]
     return Judged(
         spikes=len(spikes),
         caused=sum(caused),
@@ -276,12 +276,12 @@ def judge(case: Case, seed: int) -> Judged:
     )
 
 
-def _is_blamed(spike: Spike) -> bool:
+def _is_attributed(spike: Spike) -> bool:
     return spike.cause != CAUSES[OTHER]
 
 
 def share(runs: Sequence[Judged], part: str, whole: str) -> float:
-    """The part of the whole over all runs; NaN of nothing."""
+    """Return the part of the whole over all runs; NaN of nothing."""
     known = sum(getattr(run, whole) for run in runs)
     return sum(getattr(run, part) for run in runs) / known if known else float("nan")
 

@@ -92,7 +92,7 @@ QUIET = (
 
 
 def detection_table(table: Table) -> None:
-    """How many compiles show as stalls, and what the gates on compiles of an external arm say of each case."""
+    """Add how many compiles show as stalls, and how the gates on compiles of an external arm judge each case."""
 
     def runs(name: str, *, tokens: bool = True) -> list[Detected]:
         return table.over_seeds(partial(_seeded, partial(detect, CASES[name], tokens=tokens)))
@@ -124,17 +124,17 @@ def _seeded(measure: Callable[[np.random.Generator], Detected], seed: int) -> De
 
 
 def share_seen(runs: Sequence[Detected]) -> float:
-    """The share of compiles that show as a stall of the arm."""
+    """Return the share of compiles that show as a stall of the arm."""
     return sum(run.seen for run in runs) / max(1, sum(run.compiles for run in runs))
 
 
 def opened(runs: Sequence[Detected]) -> float:
-    """The share of runs in which a stall leaves the gates on compiles open."""
+    """Return the share of runs in which a stall leaves the gates on compiles open."""
     return sum(run.suspected for run in runs) / max(1, len(runs))
 
 
 def passed(runs: Sequence[Detected]) -> float:
-    """The share of runs that pass a limit of no compile at all."""
+    """Return the share of runs that pass a limit of no compile at all."""
     return sum(run.passes for run in runs) / max(1, len(runs))
 
 
@@ -151,7 +151,7 @@ class Detected:
 
 
 def detect(scenario: Scenario, rng: np.random.Generator, *, tokens: bool = True) -> Detected:
-    """What is found of the treatment of a run; its clients record token times with `tokens`."""
+    """Find the stalls of the treatment of a run; its clients record token times with `tokens`."""
     made = run(scenario, rng)
     requests = records(made, rng, tokens=tokens, copies=scenario.design == "mirrored")
     seen = client_stalls(requests, [TREATMENT])[TREATMENT]
@@ -160,7 +160,7 @@ def detect(scenario: Scenario, rng: np.random.Generator, *, tokens: bool = True)
 
 
 def detect_in_fleet(made: Fleet, rng: np.random.Generator, *, tokens: bool = True) -> Detected:
-    """What is found of the treatment of a run of two arms with replicas."""
+    """Find the stalls of the treatment of a run of two arms with replicas."""
     treatment, control = fleet(made, rng)
     arms = ((treatment, TREATMENT), (control, CONTROL))
     tables = (
@@ -176,7 +176,7 @@ def detect_in_fleet(made: Fleet, rng: np.random.Generator, *, tokens: bool = Tru
 
 
 def _held_against(truth: Sequence[tuple[str, Pause]], seen: ArmStalls, *, requests: int, minutes: float) -> Detected:
-    """The arm's own stalls, against the compiles of each replica."""
+    """Compare the arm's own stalls with the compiles of each replica."""
     own = [stall for stall in seen.stalls if stall.cause != HOST]
     count, errors, taken = 0, [], set()
     for name, pause in truth:
@@ -207,7 +207,7 @@ def _held_against(truth: Sequence[tuple[str, Pause]], seen: ArmStalls, *, reques
 
 
 def records(made: Run, rng: np.random.Generator, *, tokens: bool = True, copies: bool = True) -> Requests:
-    """The run as its clients recorded it: ids, times, prompt lengths; token times with `tokens`.
+    """Record the run as its clients do: ids, times, prompt lengths; token times with `tokens`.
 
     With `copies`, request i of one arm is that of the other.
     """
@@ -217,7 +217,7 @@ def records(made: Run, rng: np.random.Generator, *, tokens: bool = True, copies:
 
 
 def arm_table(served: Served, arm: str, rng: np.random.Generator, *, tokens: bool, copies: bool) -> pa.Table:
-    """The records of one arm. Each request has its own way through the network, some 2 ms to the server and back."""
+    """Record one arm. Each request has its own network path, some 2 ms to the server and back."""
     count = len(served.arrival_s)
     there, back = rng.exponential(NETWORK_S, count), rng.exponential(NETWORK_S, count)
     sent = to_ns(served.arrival_s - there)
@@ -246,7 +246,7 @@ def arm_table(served: Served, arm: str, rng: np.random.Generator, *, tokens: boo
 
 
 def own_time(served: Served, real: Floats) -> Floats:
-    """The server's own time at `real`: pauses do not count."""
+    """Return the server's own time at `real`: pauses do not count."""
     stood = np.zeros(len(real))
     for pause in served.pauses:
         stood += np.clip(real - pause.start_s, 0.0, pause.seconds)
@@ -254,7 +254,7 @@ def own_time(served: Served, real: Floats) -> Floats:
 
 
 def real_time(served: Served, own: Floats) -> Floats:
-    """When the server's own time was `own`."""
+    """Return when the server's own time was `own`."""
     starts = np.array([pause.start_s for pause in served.pauses])
     seconds = np.array([pause.seconds for pause in served.pauses])
     before = np.cumsum(seconds) - seconds

@@ -26,7 +26,7 @@ class Engine:
     """How a server batches and how fast it is.
 
     `kind`: "blocking" runs a prompt as one step, before anything else; "alternating" runs one between two decode steps;
-    "chunked" runs `chunk` tokens of one beside each decode step; "static" takes up what waits when its batch is empty,
+    "chunked" runs `chunk` tokens of one with each decode step; "static" takes up what waits when its batch is empty,
     and nothing more until the last row has ended. A prefill of up to `together` prompts takes `prompt_s` and `token_s`
     for each of their tokens. `curve_tokens`: length at which attention doubles a prefill; 0 for none. `memory`: answer
     tokens that all rows may come to together; 0 for any. `shortest_first` takes the shortest answer of the queue, else
@@ -46,18 +46,18 @@ class Engine:
     shortest_first: bool = False
 
     def prefill_s(self, prompts: Sequence[int]) -> float:
-        """How long the prompts take, run as one step."""
+        """Return how long the prompts take, run as one step."""
         curve = self.curve_tokens or float("inf")
         return self.prompt_s + sum(self.token_s * prompt * (1.0 + prompt / curve) for prompt in prompts)
 
     def decode_s(self, rows: int) -> float:
-        """How long a step takes that gives so many rows a token."""
+        """Return how long a step takes that gives so many rows a token."""
         return self.step_s + self.row_s * rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stepped(Served):
-    """What became of n requests; `decoded_s` are the ends of all decode steps.
+    """How n requests ended; `decoded_s` are the ends of all decode steps.
 
     Request i has its first token at `first_token_s` and one more in each of the steps `begun[i]` to `ended[i]` − 1.
     """
@@ -146,7 +146,7 @@ class Replica:
             self._prompt_was_last = False
 
     def _next(self) -> list[int]:
-        """The queued requests whose prompts run in this step."""
+        """Return the queued requests whose prompts run in this step."""
         engine, free = self.engine, self.engine.rows - len(self._running)
         waits = engine.kind == "static" or (engine.kind == "alternating" and self._prompt_was_last)
         if not self._queue or free <= 0 or (waits and self._running):
@@ -159,7 +159,7 @@ class Replica:
         return [request] if fits else []
 
     def _chunk(self, taken: Sequence[int], factor: float) -> None:
-        """A decode step beside which a part of the first prompt runs."""
+        """Run a decode step together with a part of the first prompt."""
         seconds = self.engine.decode_s(len(self._running))
         done = False
         for request in taken[:1]:
@@ -178,7 +178,7 @@ class Replica:
             self._answer([self._queue.popleft()])
 
     def _begin(self, taken: Sequence[int]) -> None:
-        """Work on these begins, with the compiles that they need."""
+        """Begin work on these, with the compiles that they need."""
         self.began_s[list(taken)] = self._now_s
         for request in taken:
             if self._must[request]:
@@ -189,7 +189,7 @@ class Replica:
         self._now_s += seconds
 
     def _answer(self, taken: Sequence[int]) -> None:
-        """These have their first token and are rows of the batch."""
+        """Give these their first token and make them rows of the batch."""
         for request in taken:
             self.first_s[request], self.begun[request] = self._now_s, len(self.decoded)
             heapq.heappush(self._running, (len(self.decoded) + self._answers[request] - 1, request))

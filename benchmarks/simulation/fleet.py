@@ -55,7 +55,7 @@ class Fleet(Weather):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replica:
-    """What one replica was sent and what became of it; `pair` is the place of each request in its arm's schedule."""
+    """What one replica was sent and how it ended; `pair` is the place of each request in its arm's schedule."""
 
     name: str
     pair: Ints
@@ -66,7 +66,7 @@ class Replica:
 
 
 def fleet(made: Fleet, rng: np.random.Generator) -> tuple[list[Replica], list[Replica]]:
-    """The replicas of the treatment and of the control."""
+    """Return the replicas of the treatment and of the control."""
     shared = lasting_noise(made, made.shared, rng)
     times, prompts, answers = _requests(made, rng)
     arms = []
@@ -121,7 +121,7 @@ def fleet(made: Fleet, rng: np.random.Generator) -> tuple[list[Replica], list[Re
 
 
 def replica_table(replica: Replica, arm: str, rng: np.random.Generator, *, tokens: bool, copies: bool) -> pa.Table:
-    """The replica's requests as clients recorded them."""
+    """Record the replica's requests as clients do."""
     count, served = replica.pair.size, replica.served
     back = rng.exponential(NETWORK_S, count)
     sent = to_ns(replica.sent_s)

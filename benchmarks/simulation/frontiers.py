@@ -66,7 +66,7 @@ class Outcome:
 
 
 def search(knees: Mapping[str, float], kind: Kind, seed: int, *, budget: Budget = BUDGET) -> Outcome:
-    """Servers with these knees, searched as `tailgate frontier` does: a first start of each, then rounds."""
+    """Search servers with these knees as `tailgate frontier` does: a first start of each, then rounds."""
     rng = np.random.default_rng([seed, 13])
     arms = list(knees)
     steps: list[Step] = []
@@ -118,7 +118,7 @@ def _one_start(
 
 
 def wrong(frontier: Frontier, knees: Mapping[str, float]) -> bool:
-    """Whether any statement is false: of what an arm holds, or of which of two holds more."""
+    """Return whether any statement is false: on the load that an arm holds, or on which of two holds more."""
     of_loads = any(
         (item.low_rps is not None and item.low_rps > knees[item.arm])
         or (item.high_rps is not None and item.high_rps < knees[item.arm])
@@ -128,7 +128,7 @@ def wrong(frontier: Frontier, knees: Mapping[str, float]) -> bool:
 
 
 def promise(knees: Mapping[str, float], kind: Kind, seed: int, *, budget: Budget = BUDGET) -> Floats:
-    """(any statement false, the arm that holds most named, share of the budget taken)."""
+    """Return (any statement false, the arm that holds most named, share of the budget taken)."""
     outcome = search(knees, kind, seed, budget=budget)
     highest = max(knees, key=lambda arm: knees[arm])
     return np.array(
@@ -142,7 +142,7 @@ def promise(knees: Mapping[str, float], kind: Kind, seed: int, *, budget: Budget
 
 
 def inside(kind: Kind, starts: int, seed: int) -> Floats:
-    """Whether the 95 % interval of one arm holds its knee: a staircase, then further starts around what is open."""
+    """Return whether the 95 % interval of one arm holds its knee: a staircase, then more starts around what is open."""
     rng = np.random.default_rng([seed, 17])
     knee = float(np.exp(rng.uniform(np.log(4.0), np.log(30.0))))
     steps: list[Step] = []
@@ -154,7 +154,7 @@ def inside(kind: Kind, starts: int, seed: int) -> Floats:
 
 
 def frontiers_table(table: Table) -> None:
-    """All rows."""
+    """Add all rows."""
     for name, kind in KINDS.items():
         for starts in (2, 4):
             (share,) = table.means(partial(inside, kind, starts))

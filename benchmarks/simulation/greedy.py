@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.simulation.table import Table
 from tailgate.analysis.arrays import Floats
 from tailgate.analysis.judging.gates.greedy import GreedyParity, judge_greedy
-from tailgate.analysis.records.asked_answers import AskedAnswer, Twice
+from tailgate.analysis.records.asked_answers import GreedyAnswer, Twice
 
 ALPHA = 0.05
 PROMPTS, TOKENS = 48, 24
@@ -35,8 +35,8 @@ class Server:
     faulty: float = 0.0
     name: str = "control"
 
-    def answer(self, seed: int, prompt: int, time: int) -> AskedAnswer:
-        """What it answers to the prompt, asked the first or the second time."""
+    def answer(self, seed: int, prompt: int, time: int) -> GreedyAnswer:
+        """Return its answer to the prompt, the first or the second time."""
         draws = _random(seed, prompt, time, self.name)
         fault = _random(seed, prompt, self.name, "fault")
         breaks = int(fault.integers(TOKENS)) if fault.random() < self.faulty else TOKENS
@@ -60,10 +60,10 @@ class Server:
             if left.size:
                 text = f"{text}{stop - 1}.{best[stop - 1]}/"
             place = stop
-        return AskedAnswer(digest=str(prompt), asked=TOKENS, text=" ".join(chosen), pieces=TOKENS)
+        return GreedyAnswer(digest=str(prompt), asked=TOKENS, text=" ".join(chosen), pieces=TOKENS)
 
     def twice(self, seed: int, prompts: int) -> Twice:
-        """Its answers to so many prompts, and to the same once more."""
+        """Return its answers to so many prompts, and to the same once more."""
         first, second = (tuple(self.answer(seed, prompt, time) for prompt in range(prompts)) for time in (0, 1))
         return first, second
 
@@ -74,7 +74,7 @@ def _random(*names: object) -> np.random.Generator:
 
 @cache
 def _logits(weights: str, seed: int, prompt: int, text: str) -> Floats:
-    """Of every candidate at every place, behind the text: shape (tokens, candidates)."""
+    """Return the logits of every candidate at every place after the text, shape (tokens, candidates)."""
     rng = _random(weights, seed, prompt, text)
     falling = -np.cumsum(rng.exponential(2.0, (TOKENS, CANDIDATES)), axis=1)
     return np.asarray(rng.permuted(falling, axis=1))
@@ -114,7 +114,7 @@ def _verdict(control: Server, arm: Server, allowed: float, seed: int) -> str:
 
 
 def greedy_table(table: Table) -> None:
-    """Adds the lines on external arms."""
+    """Add the rows on external arms."""
 
     def share(control: Server, arm: Server, wanted: str, allowed: float = 0.0) -> float:
         verdicts = table.over_seeds(partial(_verdict, control, arm, allowed))

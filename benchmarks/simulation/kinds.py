@@ -64,7 +64,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 def pair(kind: Kind, rng: np.random.Generator, *, slower: float = 1.0) -> list[tuple[Served, Served]]:
-    """(treatment, control) of each trial; the treatment's steps take `slower` times as long."""
+    """Return (treatment, control) of each trial; the treatment's steps take `slower` times as long."""
     pairs = (trial(kind, rng, (slower, 1.0)) for _ in range(kind.trials))
     return [(treatment, control) for treatment, control in pairs]
 
@@ -72,7 +72,7 @@ def pair(kind: Kind, rng: np.random.Generator, *, slower: float = 1.0) -> list[t
 def samples(
     trials: list[tuple[Served, Served]], metric: str, *, ratio: float = 1.0, block_s: float = BLOCK_S
 ) -> tuple[Sample, Sample]:
-    """The treatment's latencies times `ratio` and the control's, over all trials."""
+    """Return the treatment's latencies times `ratio` and the control's, over all trials."""
     treatment, control = zip(*trials, strict=True)
     return (
         joined(
@@ -84,7 +84,7 @@ def samples(
 
 
 def trial(kind: Kind, rng: np.random.Generator, factors: Sequence[float]) -> list[Served]:
-    """One trial of as many arms as there are factors, by which their steps take longer."""
+    """Run one trial with an arm for each factor, by which its steps take longer."""
     shared = lasting_noise(kind, kind.shared, rng)
     times, work = _traffic(kind, rng)
     arms = []
@@ -129,7 +129,7 @@ def on_slots(times: Floats, work: Floats, slots: int) -> Served:
 
 
 def _static(times: Floats, work: Floats, slots: int) -> Served:
-    """A batch takes all that wait, up to `slots`, and the next starts when its longest is done."""
+    """Serve in batches of all that wait, up to `slots`; the next starts when the longest of the batch is done."""
     start = np.empty(len(times))
     free, index = 0.0, 0
     while index < len(times):

@@ -36,7 +36,7 @@ SETTINGS = (
 
 
 def samples(machines: int, trials: int, *, between: float, ratio: float, seed: int) -> tuple[Sample, Sample]:
-    """The latencies of the arm and of the control over all trials, the machines one after the other."""
+    """Return the latencies of the arm and of the control over all trials, machine by machine."""
     rng = np.random.default_rng([seed, machines, trials, 7])
     rows: list[tuple[Floats, Floats, Ints]] = []
     effects = between * rng.standard_normal(machines)
@@ -62,18 +62,18 @@ def _compared(pair: tuple[Sample, Sample], machines: Machines) -> list[Compariso
 
 
 def verdicts(machines: int, trials: int, seed: int, *, between: float, ratio: float) -> tuple[str, str]:
-    """What the trials say with their machines, the check included, and without."""
+    """Return the verdict with known machines, including the check, and the verdict without."""
     of_trial = {number + 1: number // trials for number in range(machines * trials)}
     known = Machines(names=tuple(f"machine {place}" for place in range(machines)), of_trial=of_trial)
     pair = leveled(known, *samples(machines, trials, between=between, ratio=ratio, seed=seed))
     (item,) = decide(_compared(pair, known))
     (blind,) = decide(_compared(pair, Machines()))
-    apart = [
+    by_machine = [
         replace(own, machine=name)
         for place, name in enumerate(known.names)
         for own in _compared(_of_machine(pair, known, place), known)
     ]
-    ok = heterogeneity("arm", [item], apart, []).ok
+    ok = heterogeneity("arm", [item], by_machine, []).ok
     return item.verdict if ok else INCONCLUSIVE, blind.verdict
 
 
@@ -83,7 +83,7 @@ def _of_machine(pair: Sequence[Sample], machines: Machines, place: int) -> tuple
 
 
 def machines_table(table: Table) -> None:
-    """PASS and FAIL of each setting; at the margin both are wrong."""
+    """Add PASS and FAIL of each setting; at the margin both are wrong."""
     for machines, trials, between, ratio in SETTINGS:
         pairs = table.over_seeds(partial(verdicts, machines, trials, between=between, ratio=ratio))
         for place, how in enumerate(("", ", blind to machines")):

@@ -27,9 +27,9 @@ MIN_BLOCKS = 20
 def planned(
     scenario: Scenario, seed: int, *, q: float, ratio: float, margin: float, power: float
 ) -> tuple[bool, bool, float]:
-    """A pilot of `PILOT_S`, a plan from it for the true ratio, and a fresh run of the planned length.
+    """Run a pilot of `PILOT_S`, plan from it for the true ratio, and run the planned length afresh.
 
-    (planned, decided, planned seconds)
+    Returns (planned, decided, planned seconds).
     """
     rng = np.random.default_rng([11, seed])
 
@@ -51,9 +51,9 @@ LONGEST_SIMULATED_S = 4 * 3600.0
 
 
 def replanned(kind: Kind, seed: int) -> tuple[bool, bool, float]:
-    """Of equal arms: a run that leaves a default gate open, and one as long and in as many starts as it asks for.
+    """Run equal arms; if a default gate stays open, run again for as long and in as many starts as it asks for.
 
-    (planned, decided, planned seconds); a plan beyond four hours counts as none.
+    Returns (planned, decided, planned seconds); a plan beyond four hours counts as none.
     """
     items = gated(kind, seed)
     waiting = [item for item in items if item.verdict == "INCONCLUSIVE"]
@@ -72,7 +72,7 @@ def replanned(kind: Kind, seed: int) -> tuple[bool, bool, float]:
 
 
 def planning_table(table: Table) -> None:
-    """How many of the runs that were planned decided, and their median length."""
+    """Add how many of the planned runs decided, and their median length."""
     for name, kind in KINDS.items():
         runs = table.over_seeds(partial(replanned, kind))
         lengths = [seconds for was_planned, _, seconds in runs if was_planned]

@@ -18,7 +18,7 @@ from benchmarks.simulation.scenario import sample
 from benchmarks.simulation.table import Table
 from tailgate.analysis.arrays import Floats
 from tailgate.analysis.checks.data import autocorrelation
-from tailgate.analysis.statistics.compare import Comparison, as_many, compare, decide
+from tailgate.analysis.statistics.compare import Comparison, compare, decide, equal_counts
 
 MARGIN, ALPHA = 0.10, 0.05
 METRICS = ("ttft", "e2e")
@@ -36,7 +36,7 @@ AT_MARGIN = {
 
 
 def gated(kind: Kind, seed: int, *, slower: float = 1.0, ratio: float = 1.0, alpha: float = ALPHA) -> list[Comparison]:
-    """The two default gates on a fresh run of the kind, decided: p99 of TTFT and of E2E."""
+    """Decide the two default gates on a fresh run of the kind: p99 of TTFT and of E2E."""
     rng = np.random.default_rng([seed, 5])
     trials = pair(kind, rng, slower=slower)
     items = []
@@ -44,19 +44,19 @@ def gated(kind: Kind, seed: int, *, slower: float = 1.0, ratio: float = 1.0, alp
         both = samples(trials, f"{metric}_ms", ratio=ratio)
         if kind.kept < 1.0:
             few = both[0].only(np.random.default_rng([seed, 7]).uniform(size=len(both[0])) < kind.kept)
-            both = as_many(few, both[1], rng=rng)
+            both = equal_counts(few, both[1], rng=rng)
         items += [replace(item, metric=metric) for item in compare(*both, qs=(0.99,), margin=MARGIN, alpha=alpha)]
     return decide(items)
 
 
 def coverage(kind: Kind, seed: int) -> Floats:
-    """Whether the 95 % intervals hold the true ratio, for each metric."""
+    """Return whether the 95 % intervals hold the true ratio, for each metric."""
     items = gated(kind, seed, alpha=ALPHA / 2)
     return np.array([covers(item, 1.0) for item in items], dtype=np.float64)
 
 
 def outcome(kind: Kind, seed: int, *, ratio: float = 1.0, slower: float = 1.0) -> Floats:
-    """(PASS, FAIL) of each metric, then PASS of both and FAIL of any, after the checks of the statistics."""
+    """Return (PASS, FAIL) of each metric, then PASS of both and FAIL of any, after the checks of the statistics."""
     items = gated(kind, seed, slower=slower, ratio=ratio)
     stands = believed(items)
     passed = [stands and item.verdict == "PASS" for item in items]
@@ -65,12 +65,12 @@ def outcome(kind: Kind, seed: int, *, ratio: float = 1.0, slower: float = 1.0) -
 
 
 def covers(item: Comparison, ratio: float) -> bool:
-    """Whether the interval holds the ratio."""
+    """Return whether the interval holds the ratio."""
     return (item.low is None or item.low <= ratio) and (item.high is None or item.high >= ratio)
 
 
 def believed(items: Sequence[Comparison]) -> bool:
-    """Whether the checks of the statistics let the comparisons stand."""
+    """Return whether the checks of the statistics let the comparisons stand."""
     return all(check.ok for check in autocorrelation("arm", items))
 
 
@@ -79,8 +79,10 @@ _REQUEST_DRAWS = 200
 
 
 def request_tests(kind: Kind, seed: int) -> Floats:
-    """1 where what people use calls equal arms different: Mann and Whitney's test over requests, then a plain bootstrap
-    of requests at each of REQUEST_QUANTILES."""
+    """Return 1 for each common test that calls equal arms different.
+
+    They are Mann and Whitney's test over requests, then a plain bootstrap of requests at each of REQUEST_QUANTILES.
+    """
     one, other = (served.e2e_ms for served in trial(kind, np.random.default_rng(seed), (1.0, 1.0)))
     wrong = [stats.mannwhitneyu(one, other).pvalue <= ALPHA]
     rng = np.random.default_rng([seed, 2])
@@ -93,7 +95,7 @@ def request_tests(kind: Kind, seed: int) -> Floats:
 
 
 def any_of_three(kind: Kind, seed: int) -> Floats:
-    """Whether any of three arms fails a gate that all of them just hold, with Holm's adjustment, and without it."""
+    """Return whether any of three arms fails a gate at its exact limit, with Holm's adjustment and without."""
     *arms, control = map(sample, trial(kind, np.random.default_rng(seed), (1.0,) * 4))
     items = [item for arm in arms for item in compare(arm, control, qs=(0.99,), margin=0.0, alpha=ALPHA)]
     adjusted = any(item.verdict == "FAIL" for item in decide(items))
@@ -105,7 +107,7 @@ POWER = {"calm": 0.85, "jams": 0.50, "drift": 0.80, "static": 0.70}
 
 
 def promises_table(table: Table) -> None:
-    """All rows of all kinds."""
+    """Add all rows of all kinds."""
     for name, kind in KINDS.items():
         for metric, share in zip(METRICS, table.means(partial(coverage, kind)), strict=True):
             table.add(f"{name}: 95 % interval of p99 {metric} of a typical block holds the truth", share, least=0.92)
@@ -145,7 +147,7 @@ def promises_table(table: Table) -> None:
 
 
 def slowdown(kind: Kind, metric: str, *, seeds: int) -> float:
-    """How much longer the treatment's steps take where the median typical ratio of many runs is 1 + MARGIN."""
+    """Return how much longer the treatment's steps take if the median typical ratio of many runs is 1 + MARGIN."""
 
     def typical(seed: int, slower: float) -> float:
         both = samples(pair(kind, np.random.default_rng([seed, 9]), slower=slower), f"{metric}_ms")

@@ -1,4 +1,4 @@
-"""What becomes of ramps on made-up servers: equal candidates, slow ones, and ones that stall.
+"""How ramps end on simulated servers: equal candidates, slow ones, and ones that stall.
 
 `python benchmarks/judging.py ramps` prints the table. Traffic goes to two servers by the ramp's weights; the candidate
 has fewer requests and an emptier queue until it has half of them.
@@ -25,7 +25,7 @@ from tailgate.analysis.statistics.compare import Sample
 from tailgate.analysis.statistics.sequential import Evidence, groups_for
 
 LIMITS = RampLimits()
-_LOOK_S = 60.0
+_INTERIM_S = 60.0
 _QS, _STEP_QS = (0.99,), (0.5, 0.9)
 _METRICS = ("ttft_ms", "e2e_ms")
 
@@ -44,8 +44,10 @@ class Ended:
 
 
 def ramp(seed: int, *, ratio: float = 1.0, stall_every_s: float = 0.0, stall_s: float = 2.0) -> Ended:
-    """One ramp. The candidate's work takes `ratio` times as long; a compile of `stall_s` comes every `stall_every_s`
-    on the average and is seen when it ends."""
+    """Run one ramp. The candidate's work takes `ratio` times as long.
+
+    A compile of `stall_s` comes every `stall_every_s` on average and shows when it ends.
+    """
     rng = np.random.default_rng([seed, 11])
     times = arrivals(SERVER, rng)
     noise = lasting_noise(SERVER, SERVER.shared, rng)
@@ -68,9 +70,9 @@ def ramp(seed: int, *, ratio: float = 1.0, stall_every_s: float = 0.0, stall_s: 
         failed_s, safe_s, passed_s = _times(arms)
         at = began
         while True:
-            at += _LOOK_S
+            at += _INTERIM_S
             exposed = int((to_candidate & (times < at)).sum())
-            if alarm_s <= at:  # an alarm does not wait for a look
+            if alarm_s <= at:  # an alarm does not wait for an interim analysis
                 return Ended(action="rollback", step=step, seconds=alarm_s, exposed=exposed)
             standing = Standing(
                 step=step,
@@ -90,7 +92,7 @@ def ramp(seed: int, *, ratio: float = 1.0, stall_every_s: float = 0.0, stall_s: 
 
 
 def _times(arms: list[Served]) -> tuple[float, float, float]:
-    """When a gate has failed, when the steps' gates have all passed, and when the others have; infinite: never."""
+    """Return when a gate fails, when the steps' gates have all passed, and when the others have; infinite: never."""
     gates = len(_METRICS) * (len(_QS) + len(_STEP_QS))
     failed: list[float] = []
     times: dict[bool, list[float]] = {True: [], False: []}
@@ -111,7 +113,7 @@ def _evidence(samples: list[Sample], q: float, margin: float) -> Evidence:
 
 
 def outcomes(seed: int, *, ratio: float = 1.0, stall_every_s: float = 0.0) -> Floats:
-    """(promoted, rolled back, rolled back or held at 5 % or less, hours, requests exposed)."""
+    """Return (promoted, rolled back, rolled back or held at 5 % or less, hours, requests exposed)."""
     ended = ramp(seed, ratio=ratio, stall_every_s=stall_every_s)
     early = LIMITS.steps[ended.step] <= 5.0
     return np.array(
@@ -127,7 +129,7 @@ def outcomes(seed: int, *, ratio: float = 1.0, stall_every_s: float = 0.0) -> Fl
 
 
 def ramps_table(table: Table) -> None:
-    """All rows."""
+    """Add all rows."""
     worse = (("promoted", None, 0.05), ("rolled back", None, None), ("at 5 % or less", 0.8, None))
     equal = (("promoted", None, None), ("rolled back", None, 0.05))
     for name, ratio, stall_every_s, rows in (

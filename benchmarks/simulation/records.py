@@ -17,14 +17,14 @@ NETWORK_S = 0.002  # the mean way through the network, to the server and back
 
 
 def to_ns(seconds: npt.ArrayLike) -> Ints:
-    """Nanoseconds since the epoch of seconds since the start of the trial."""
+    """Convert seconds since the start of the trial to nanoseconds since the epoch."""
     return EPOCH_NS + (np.asarray(seconds) * 1e9).astype(np.int64)
 
 
 def request_table(sent_ns: Ints, **columns: object) -> pa.Table:
-    """Requests of trial 1 that were sent as scheduled and answered.
+    """Make requests of trial 1 that were sent as scheduled and answered.
 
-    `columns` say the rest or otherwise: a value for all of them, one for each, or None, as for all columns not given.
+    `columns` add to this or override it: a value for all of them, one for each, or None, the default of other columns.
     """
     count = len(sent_ns)
     values = {"trial": 1, "status": "OK", "scheduled_ns": sent_ns, "sent_ns": sent_ns, **columns}
@@ -41,7 +41,7 @@ def request_table(sent_ns: Ints, **columns: object) -> pa.Table:
 
 
 def token_lists(offsets_ns: Ints, counts: Ints) -> pa.Array:
-    """`token_ns` of requests with so many tokens each, from the offsets of all one after the other."""
+    """Make `token_ns` of requests with so many tokens each, from the offsets of all one after the other."""
     return pa.ListArray.from_arrays(
         pa.array(np.append(0, np.cumsum(counts)), pa.int32()), pa.array(offsets_ns, pa.int64())
     )

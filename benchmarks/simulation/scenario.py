@@ -1,4 +1,4 @@
-"""Traffic on servers of slots: what two arms of a run would show, with the truth beside it."""
+"""Traffic on servers of slots: what two arms of a run would show, with the truth."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Run:
 
 
 def run(scenario: Scenario, rng: np.random.Generator) -> Run:
-    """One trial. Under `mirrored` each request goes to all arms; else each arm has its own."""
+    """Run one trial. Under `mirrored` each request goes to all arms; else each arm has its own."""
     shared = lasting_noise(scenario, scenario.shared, rng)
     host = host_stalls(scenario, scenario.host_stalls, rng)
     times = arrivals(scenario, rng)
@@ -84,7 +84,7 @@ def run(scenario: Scenario, rng: np.random.Generator) -> Run:
 
 
 def first_of_new_shapes(times: Floats, shape: Ints, count: int, rng: np.random.Generator) -> Bools:
-    """Which requests are the first of a shape that has to be compiled: `count` of them, past the first 30 s."""
+    """Mark requests that are the first of a shape to compile: `count` of them, past the first 30 s."""
     must = np.zeros(len(times), dtype=np.bool_)
     if count:
         _, first = np.unique(shape, return_index=True)
@@ -96,14 +96,14 @@ def first_of_new_shapes(times: Floats, shape: Ints, count: int, rng: np.random.G
 def sample(
     served: Served, *, metric: str = "e2e_ms", ratio: float = 1.0, trial: int = 1, block_s: float = BLOCK_S
 ) -> Sample:
-    """The latencies times `ratio`, by block of the arrival."""
+    """Return the latencies times `ratio`, by block of the arrival."""
     values = getattr(served, metric) * ratio
     block = (served.arrival_s / block_s).astype(np.int64) + trial * 10_000
     return Sample(values=values, block=block, trial=np.full(len(values), trial))
 
 
 def joined(samples: Iterable[Sample]) -> Sample:
-    """The trials as one sample."""
+    """Join the trials into one sample."""
     parts = list(samples)
     return Sample(
         values=np.concatenate([part.values for part in parts]),
@@ -113,6 +113,6 @@ def joined(samples: Iterable[Sample]) -> Sample:
 
 
 def _requests(scenario: Scenario, count: int, rng: np.random.Generator) -> tuple[Floats, Ints]:
-    """Work in seconds, and the shape (prompt length) of each request."""
+    """Return the work in seconds and the shape (prompt length) of each request."""
     work = answers(scenario.work_s, count, rng)
     return work, np.rint(np.exp(6.633 + 0.985 * rng.standard_normal(count))).astype(np.int64)

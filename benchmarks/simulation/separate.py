@@ -27,7 +27,7 @@ SEPARATE = {name: replace(KINDS[name], start_spread=RESTART_SPREAD) for name in 
 
 
 def runs(kind: Kind, rng: np.random.Generator, metric: str, *, ratio: float) -> tuple[Sample, Sample]:
-    """The treatment's latencies times `ratio` and the control's, from as many runs of each arm as `kind` has trials."""
+    """Return the treatment's latencies times `ratio` and the control's, from `kind.trials` runs of each arm."""
     return (
         samples(pair(kind, rng), metric, ratio=ratio)[0],
         samples(pair(kind, rng), metric)[1],
@@ -35,7 +35,7 @@ def runs(kind: Kind, rng: np.random.Generator, metric: str, *, ratio: float) -> 
 
 
 def compared(kind: Kind, seed: int, *, ratio: float = 1.0, alpha: float = ALPHA) -> list[Comparison]:
-    """The p50 and the p99 of TTFT, then of E2E, decided."""
+    """Decide the p50 and the p99 of TTFT, then of E2E."""
     rng = np.random.default_rng([seed, 6])
     items: list[Comparison] = []
     for metric in METRICS:
@@ -52,18 +52,18 @@ def compared(kind: Kind, seed: int, *, ratio: float = 1.0, alpha: float = ALPHA)
 
 
 def coverage(kind: Kind, seed: int) -> Floats:
-    """Whether the 95 % intervals of equal arms hold 1, in the order of `compared`."""
+    """Return whether the 95 % intervals of equal arms hold 1, in the order of `compared`."""
     return np.array([covers(item, 1.0) for item in compared(kind, seed, alpha=ALPHA / 2)], dtype=np.float64)
 
 
 def verdicts(kind: Kind, seed: int, *, ratio: float) -> Floats:
-    """(PASS, FAIL) of each, in the order of `compared`."""
+    """Return (PASS, FAIL) of each, in the order of `compared`."""
     items = compared(kind, seed, ratio=ratio)
     return np.array([[item.verdict == word for word in ("PASS", "FAIL")] for item in items], dtype=np.float64)
 
 
 def separate_table(table: Table) -> None:
-    """All rows."""
+    """Add all rows."""
     labels = [f"p{100 * q:g} {metric}" for metric in METRICS for q in QUANTILES]
     for name, kind in SEPARATE.items():
         for trials in (1, 3):

@@ -21,7 +21,7 @@ from tailgate.analysis.arrays import Floats
 from tailgate.analysis.judging.paths import AGREEING, Decided, first_decided
 from tailgate.analysis.run.slo import judge_share
 from tailgate.analysis.statistics.compare import Sample, compare
-from tailgate.analysis.statistics.sequential import APART, SEGMENTS, Evidence, Exchange, Outcome, groups_for
+from tailgate.analysis.statistics.sequential import SEGMENTS, SEPARATION, Evidence, Exchange, Outcome, groups_for
 from tailgate.analysis.statistics.share_evidence import FEWEST_BLOCKS, share_evidence, tail_effects
 
 LONGEST_S = 2400.0
@@ -48,18 +48,20 @@ HARM, SOON_MINUTES = 2.0, 3.5
 def decided(
     kind: Kind, seed: int, *, ratio: float = 1.0, slower: float = 1.0, metric: str = "e2e"
 ) -> tuple[Outcome, float] | None:
-    """What p99 of the metric is called, and after how many minutes; None where it stays open. The treatment's latencies
-    are `ratio` times as long, or its steps take `slower` times as long."""
+    """Return the verdict on p99 of the metric and its minute; None if it stays open.
+
+    The treatment's latencies are `ratio` times as long, or its steps take `slower` times as long.
+    """
     if kind.trials == 1:
         kind = replace(kind, duration_s=LONGEST_S)
     trials = pair(kind, np.random.default_rng([seed, 6]), slower=slower)
     exchange: Exchange = "arms" if kind.kept == 1.0 else "requests"
     found: Decided | None = None
-    for block_s, blocks, apart in ((BLOCK_S, _BLOCKS, 1.0), (BLOCK_S / SEGMENTS, 1, APART)):
+    for block_s, blocks, separation in ((BLOCK_S, _BLOCKS, 1.0), (BLOCK_S / SEGMENTS, 1, SEPARATION)):
         one, other = samples(trials, f"{metric}_ms", ratio=ratio, block_s=block_s)
         if kind.kept < 1.0:
             one = one.only(np.random.default_rng([seed, 7]).uniform(size=len(one)) < kind.kept)
-        groups = groups_for(one, other, q=0.99, blocks=blocks, exchange=exchange, apart=apart)
+        groups = groups_for(one, other, q=0.99, blocks=blocks, exchange=exchange, separation=separation)
         evidence = groups.evidence(MARGIN)
         decision = evidence.decision(alpha=ALPHA)
         if decision is not None and decision[0] == "PASS" and exchange == "arms":
@@ -90,16 +92,16 @@ def _passed_by_all(evidence: Evidence, arms: tuple[Sample, Sample], *, parts: in
 
 
 def errors(kind: Kind, seed: int, *, ratio: float = 1.0, slower: float = 1.0, metric: str = "e2e") -> Floats:
-    """(PASS, FAIL) as 0 or 1: at the margin both are wrong."""
+    """Return (PASS, FAIL) as 0 or 1: at the margin both are wrong."""
     found = decided(kind, seed, ratio=ratio, slower=slower, metric=metric)
     return np.array([found is not None and found[0] == word for word in ("PASS", "FAIL")], dtype=np.float64)
 
 
 def limits_hold(kind: Kind, seed: int, *, ratio: float) -> float:
-    """1 if the limits by segments hold the ratio of p99 E2E after `SOON_MINUTES` minutes, else 0."""
+    """Return 1 if the limits by segments hold the ratio of p99 E2E after `SOON_MINUTES` minutes, else 0."""
     trials = pair(replace(kind, duration_s=SOON_MINUTES * MINUTE_S), np.random.default_rng([seed, 8]))
     one, other = samples(trials, "e2e_ms", ratio=ratio, block_s=BLOCK_S / SEGMENTS)
-    low, high = groups_for(one, other, q=0.99, blocks=1, apart=APART).limits(alpha=ALPHA)
+    low, high = groups_for(one, other, q=0.99, blocks=1, separation=SEPARATION).limits(alpha=ALPHA)
     return float(low[-1] <= ratio <= high[-1])
 
 
@@ -133,7 +135,7 @@ def objective_errors(
     return np.array([verdict == word for word in ("PASS", "FAIL")], dtype=np.float64)
 
 
-def met_by_all_but(allowed: float, kind: Kind) -> float:
+def limit_missed_by(allowed: float, kind: Kind) -> float:
     """Return the E2E in ms that the allowed share of requests exceeds, over many runs together."""
     runs = (samples(pair(kind, np.random.default_rng([seed, 9])), "e2e_ms")[0].values for seed in range(_RUNS))
     return float(np.quantile(np.concatenate(list(runs)), 1.0 - allowed))
@@ -146,7 +148,7 @@ def objectives_table(table: Table) -> None:
     """
     for allowed, what in ((0.01, "p99"), (0.005, "errors 0.5 %")):
         for name, kind in KINDS.items():
-            limit_ms = met_by_all_but(allowed, kind)
+            limit_ms = limit_missed_by(allowed, kind)
             for how, minutes, most in (
                 ("analysed every block", LONGEST_S / MINUTE_S, True),
                 ("once after 20 min", 20.0, False),
@@ -160,7 +162,7 @@ def objectives_table(table: Table) -> None:
 
 
 def sequential_table(table: Table) -> None:
-    """All rows."""
+    """Add all rows."""
     for name, kind in KINDS.items():
         for metric in ("e2e", "ttft"):
             passed, failed = table.means(partial(errors, kind, ratio=1.0 + MARGIN, metric=metric))
@@ -192,5 +194,5 @@ def sequential_table(table: Table) -> None:
 
 
 def _minutes(found: list[tuple[Outcome, float] | None]) -> float:
-    """The median over all runs; an open one has no end."""
+    """Return the median over all runs; an open one has no end."""
     return float(median(np.inf if item is None else item[1] for item in found))

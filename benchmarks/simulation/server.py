@@ -32,7 +32,7 @@ def _none() -> Ints:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Served:
-    """What became of n requests, in seconds from the start of the trial; all of shape (n,).
+    """How n requests ended, in seconds from the start of the trial; all of shape (n,).
 
     `start_s`: when work on a request began. `shape` and `replica` are empty where the server has none.
     """
@@ -84,7 +84,7 @@ def serve(
     busy: list[float] = []
 
     def own_time(real: float) -> float:
-        """The server's own time at `real`, with the pauses known so far."""
+        """Return the server's own time at `real`, with the pauses known so far."""
         for start, own, seconds, _ in reversed(pauses):
             if start <= real:
                 return own + max(0.0, real - start - seconds)
@@ -126,7 +126,7 @@ def serve(
 
 
 def _settled(pauses: list[tuple[float, float, float, int]]) -> list[tuple[float, float, float, int]]:
-    """The pauses in order, each with its real start: those before it push it back."""
+    """Return the pauses in order, each with its real start: those before it push it back."""
     settled: list[tuple[float, float, float, int]] = []
     stood = 0.0
     for _, own, seconds, request in sorted(pauses, key=lambda item: item[1]):

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What was measured over `runs` seeded runs, beside what it must reach (neither: shown for comparison)."""
+    """What was measured over `runs` seeded runs, and its goal (neither: shown for comparison)."""
 
     check: str
     measured: float
@@ -39,7 +39,7 @@ class Row:
         return "" if self.ok is None else f"≤ {self.most:g}" if self.most is not None else f"≥ {self.least:g}"
 
     def __str__(self) -> str:
-        """The row as a line of the printed table."""
+        """Return the row as a line of the printed table."""
         mark = {None: "", True: "ok", False: "MISSED"}[self.ok]
         return f"{self.check:<84} {self.measured:>7.4f} {self.goal:>8} {mark:<6} {self.runs} runs"
 
@@ -54,13 +54,13 @@ class Table:
     def add(
         self, check: str, measured: float, *, runs: int = 0, most: float | None = None, least: float | None = None
     ) -> None:
-        """One more row; of `seeds` runs where `runs` is 0."""
+        """Add a row; of `seeds` runs if `runs` is 0."""
         row = Row(check=check, measured=measured, runs=runs or self.seeds, most=most, least=least)
         self.rows.append(row)
         self._show(str(row))
 
     def over_seeds(self, measure: Callable[[int], T]) -> list[T]:
-        """What `measure` gives for each seed, in order; for several processes it must be named at the top level."""
+        """Call `measure` for each seed, in order; for several processes it must be named at the top level."""
         seeds = range(self.seeds)
         if self.processes <= 1:
             return [measure(seed) for seed in seeds]
@@ -68,5 +68,5 @@ class Table:
             return pool.map(measure, seeds, chunksize=4)
 
     def means(self, measure: Callable[[int], Floats]) -> Floats:
-        """The mean over the seeds of each figure that `measure` gives."""
+        """Return the mean over the seeds of each figure that `measure` gives."""
         return np.asarray(np.mean(np.array(self.over_seeds(measure), dtype=np.float64), axis=0))

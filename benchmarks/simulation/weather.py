@@ -49,7 +49,7 @@ def lasting_noise(
 
 
 def arrivals(weather: Weather, rng: np.random.Generator) -> Floats:
-    """Rising arrival times in seconds."""
+    """Draw ascending arrival times in seconds."""
     highest = weather.rate * math.exp(4 * weather.cox)
     count = rng.poisson(highest * weather.duration_s)
     times = np.sort(rng.uniform(0, weather.duration_s, count))
@@ -60,26 +60,26 @@ def arrivals(weather: Weather, rng: np.random.Generator) -> Floats:
 
 
 def answers(mean_s: float, count: int, rng: np.random.Generator) -> Floats:
-    """Work in seconds, lognormal as the answers of conversations are."""
+    """Draw work in seconds, lognormal as the answers of conversations are."""
     return np.asarray(mean_s * np.exp(ANSWERS_SIGMA * rng.standard_normal(count) - ANSWERS_SIGMA**2 / 2))
 
 
 def stalls(weather: Weather, count: int, least_s: float, most_s: float, rng: np.random.Generator) -> Stalls:
-    """So many stalls of `least_s` to `most_s`, anywhere but in the first and the last ten seconds."""
+    """Draw stalls of `least_s` to `most_s`, anywhere but in the first and the last ten seconds."""
     starts = np.sort(rng.uniform(10.0, weather.duration_s - 10.0, count))
     return [(float(at), float(rng.uniform(least_s, most_s))) for at in starts]
 
 
 def host_stalls(weather: Weather, count: int, rng: np.random.Generator) -> Stalls:
-    """The host stops everything for 0.5 to 3 s."""
+    """Draw stalls of the whole host, of 0.5 to 3 s."""
     return stalls(weather, count, 0.5, 3.0, rng)
 
 
 def collections(weather: Weather, mean_s: float, rng: np.random.Generator) -> Stalls:
-    """Garbage collections of 50 to 200 ms, `mean_s` apart on the average; none where that is 0."""
+    """Draw garbage collections of 50 to 200 ms, `mean_s` apart on average; none if that is 0."""
     return stalls(weather, rng.poisson(weather.duration_s / mean_s), 0.05, 0.2, rng) if mean_s else []
 
 
 def private_stalls(weather: Weather, count: int, rng: np.random.Generator) -> Stalls:
-    """A server stalls for 0.5 to 5 s for no reason of its requests."""
+    """Draw stalls of one server for 0.5 to 5 s, unrelated to its requests."""
     return stalls(weather, count, 0.5, 5.0, rng)

@@ -152,7 +152,9 @@ def instructions(text: str) -> Iterator[Instruction]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The steps were taken; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--file", type=Path, default=HERE / "Containerfile", help="default: the one beside this script")
+    parser.add_argument(
+        "--file", type=Path, default=HERE / "Containerfile", help="default: the one next to this script"
+    )
     parser.add_argument("--root", type=Path, required=True, help="the root that is made; it must be empty or not there")
     parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE", help="as of an engine")
     parser.add_argument("--mount", action="append", default=[], metavar="HERE:THERE", help="shown to every step")

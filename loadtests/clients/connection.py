@@ -117,7 +117,7 @@ class Connection:
         self.flush()
         self.closed = self.draining = self._outgoing.closed = True
         self.reason = reason
-        # This wakes the reader, which owns the descriptor; closing it here would leave the reader waiting for ever.
+        # This wakes the reader, which owns the descriptor; closing it here would leave the reader waiting.
         self._shut_down()
         self.settings_received.set()
         calls, self._calls = list(self._calls.values()), {}

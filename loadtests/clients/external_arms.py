@@ -22,7 +22,7 @@ from tailgate.loadtests.traffic.schedule import PlannedRequest
 def external_route(arm: str, config: ExternalArm, *, traffic: PromptSource, ignore_eos: bool) -> Route:
     """Return the way to an external arm, with an endpoint for each of its addresses.
 
-    `traffic` makes the prompts of tailgate's own arms. Raises ConfigError for what cannot work.
+    `traffic` makes the prompts of managed arms. Raises ConfigError for what cannot work.
     """
     source, options, model = prompt_source(config, traffic), config.options, config.model_name
 

@@ -89,7 +89,7 @@ class GrpcCall(Call):
         self.send_window = 0
         self.unacknowledged = 0  # bytes received since the stream's window was last refilled
         self.answered = False  # the server's headers have come
-        self.restarted = False  # a server that never looked at it sent it away once
+        self.restarted = False  # a server refused it once without processing it
         self._partial: bytearray | None = None  # the beginning of a message
         self._http_status = "200"
         self._last_chunk_ns = 0
@@ -205,7 +205,7 @@ class EmbedCall(GrpcCall):
     """One Embed call. It has an end and no tokens: `token_ns` stays empty.
 
     An end with OK and no vector, or with a second one, is INTERNAL. `input_tokens` is what the server says that it
-    read, 0 before the answer. The vector itself is not kept: the load does not look at it, and parity asks by itself.
+    read, 0 before the answer. The vector is not kept: the load does not read it, and parity sends its own requests.
     """
 
     __slots__ = ("input_tokens", "size")

@@ -40,7 +40,7 @@ class HeaderDecoder:
         entry = self.table.get_by_index
         position, end = 0, len(block)
         # Fields that come from the table cost the peer one byte each: they are what could grow without end.
-        room = self._largest_list
+        left = self._largest_list
         try:
             while position < end:
                 first = block[position]
@@ -63,8 +63,8 @@ class HeaderDecoder:
                         index, position = _integer(block, position, index)
                     raw_name, raw_value = entry(index)
                     name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
-                    room -= len(name) + len(value) + _OVERHEAD
-                    if room < 0:
+                    left -= len(name) + len(value) + _OVERHEAD
+                    if left < 0:
                         raise HeaderError(f"a header list has more than {self._largest_list} bytes")
                 elif 0x20 <= first < 0x40:
                     if fields:

@@ -86,11 +86,11 @@ class InferenceClient:
         """Wait for a connection and return "", or the reason why there is none."""
         if self._closed:
             return "the client is closed"
-        if not self._has_room:
+        if not self._is_usable:
             if self._connecting is None:
                 self._connecting = gevent.spawn(self._connect)
             self._connecting.join(timeout_s)
-        return "" if self._has_room else self._refusal or "still connecting"
+        return "" if self._is_usable else self._refusal or "still connecting"
 
     def close(self) -> None:
         """End every call, CANCELLED if it was running, and close every socket."""
@@ -103,7 +103,7 @@ class InferenceClient:
             connection.close("CANCELLED", "the client was closed")
 
     @property
-    def _has_room(self) -> bool:
+    def _is_usable(self) -> bool:
         return any(connection.usable for connection in self.connections)
 
     def _assign(self, call: GrpcCall) -> None:
@@ -118,9 +118,9 @@ class InferenceClient:
             best.open(call)
             return
         self._waiting.append(call)
-        self._seek_room()
+        self._open_more()
 
-    def _seek_room(self) -> None:
+    def _open_more(self) -> None:
         """Open one more connection, if one may be; else let calls wait, or fail while connects are refused."""
         alive = sum(not connection.draining for connection in self.connections)
         if self._connecting is None and alive < self._max_connections:
@@ -130,7 +130,7 @@ class InferenceClient:
                 self._fail_waiting(self._refusal)
 
     def restart(self, call: GrpcCall, reason: str) -> None:
-        """Send a call again that its server never looked at; fail it the second time."""
+        """Resend a call that its server never processed; fail it the second time."""
         if call.status:
             return
         if call.restarted or call.answered:
@@ -179,13 +179,13 @@ class InferenceClient:
             self.stream_ended()
 
     def stream_ended(self) -> None:
-        """Start waiting calls as far as there is room for them."""
+        """Start waiting calls as far as connections take them."""
         while self._waiting:
             if self._waiting[0].status:
                 self._waiting.popleft()
                 continue
-            if not self._has_room:
-                return self._seek_room()
+            if not self._is_usable:
+                return self._open_more()
             self._assign(self._waiting.popleft())
 
     def _fail_waiting(self, reason: str) -> None:
@@ -195,7 +195,7 @@ class InferenceClient:
             call.finish("UNAVAILABLE", reason, at_ns)
 
     def connection_closed(self, connection: Connection) -> None:
-        """Use the connection no more; what waited for room may open another."""
+        """Stop using the connection; waiting calls may open another."""
         if connection in self.connections:
             self.connections.remove(connection)
         if not self._closed:

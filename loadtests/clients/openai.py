@@ -153,7 +153,7 @@ class OpenAiClient:
                     self._idle.append(sock)
                 else:
                     _shut(sock)
-            # Killed from outside, or an error of this program: the call has ended all the same.
+            # Killed, or an error of this program: the call has ended either way.
             call.finish("INTERNAL", "the client gave up", now_ns())
 
     def _take(self) -> tuple[Any, bool]:

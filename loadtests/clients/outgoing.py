@@ -38,10 +38,10 @@ class Outgoing:
         self.closed = False
 
     def write(self, data: bytes) -> None:
-        """Send the bytes when the greenlet that runs now lets go, together with all that others add until then.
+        """Send the bytes when the running greenlet yields, together with all that others add until then.
 
         A call to the kernel costs twice as much as starting a request does; under load this shares it among many. A
-        greenlet that writes much without letting go, a dispatcher that is late, shares it among a few only.
+        greenlet that writes much without yielding, a dispatcher that is late, shares it among a few only.
         """
         if self.closed:
             return
@@ -58,7 +58,7 @@ class Outgoing:
             self._loop.run_callback(self.flush)
 
     def flush(self) -> None:
-        """Hand what was written to the kernel, as far as it takes it; the rest follows by itself."""
+        """Hand the written bytes to the kernel, as far as it takes them; the rest follows later."""
         self._flush_is_due = False
         if self.closed or self._waiting or not self._pending:
             return

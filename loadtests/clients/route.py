@@ -64,7 +64,7 @@ class Route:
         self._turn = 0
 
     def endpoint(self) -> Endpoint:
-        """Return the replica with the fewest requests on their way; in turn where several have as few.
+        """Return the replica with the fewest requests in flight; take turns among equals.
 
         One that was unavailable within the last second comes after all others: a replica that fails at once has
         nothing under way, and would draw the whole load.

@@ -1,4 +1,4 @@
-"""TLS of HTTP/2 connections apart from any socket: bytes in, bytes out, never waiting; and its handshake over a socket.
+"""TLS of HTTP/2 connections without a socket: bytes in, bytes out, never waiting; and its handshake over a socket.
 
 So the reader of a connection still needs one read and one time stamp for each wake-up.
 """

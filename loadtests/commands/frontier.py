@@ -54,7 +54,7 @@ def command(
     Exit codes: 0 it ended with an answer; where the experiment sets [gates], those of `run` (0 PASS, 3 INCONCLUSIVE, 99
     FAIL); 2 bad usage or configuration; 1 it broke or was interrupted.
     """
-    from tailgate.loadtests.commands.frontier_plan import asks_for_verdicts, frontier_plan
+    from tailgate.loadtests.commands.frontier_plan import frontier_plan, requests_verdicts
     from tailgate.loadtests.commands.judged_run import run_and_judge
     from tailgate.loadtests.trials.frontier import FrontierSearch, check_budget
     from tailgate.loadtests.trials.run import ARM_COMMAND
@@ -69,7 +69,7 @@ def command(
         loaded,
         out=Path(out),
         budget_s=minutes * 60.0,
-        gated=asks_for_verdicts(loaded),
+        gated=requests_verdicts(loaded),
         arm_command=context.obj or ARM_COMMAND,
         began=began,
     )

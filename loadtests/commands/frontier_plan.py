@@ -45,7 +45,7 @@ def frontier_plan(source: str | Path, *, settings: Sequence[str] = (), seed: int
     return experiment
 
 
-def asks_for_verdicts(experiment: Experiment) -> bool:
+def requests_verdicts(experiment: Experiment) -> bool:
     """Return whether the experiment sets a limit of a gate. What blocks and load generator must keep is none."""
     usual = read(GateLimits, usual_for(experiment.task))
     other = {name: getattr(usual, name) for name in ("block_s", "alpha", "max_generator_lag_ms")}

@@ -80,8 +80,8 @@ for _name, _module in COMMANDS.items():
     app.command(_name, epilog=_epilog(_module.EXAMPLES), context_settings=_settings)(_module.command)
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         try:
             version = metadata.version("tailgate")
         except metadata.PackageNotFoundError:

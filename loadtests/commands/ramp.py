@@ -65,7 +65,7 @@ def command(
     from tailgate.loadtests.commands.judged_run import run_and_judge
     from tailgate.loadtests.experiments.reading import from_table, load_table
     from tailgate.loadtests.experiments.toml_limits import table_of
-    from tailgate.loadtests.experiments.users import of_users
+    from tailgate.loadtests.experiments.users import production_table
     from tailgate.loadtests.trials.ramp import RampRun, ramped
     from tailgate.loadtests.trials.run import ARM_COMMAND
     from tailgate.loadtests.trials.users_ramp import UsersRamp
@@ -74,7 +74,7 @@ def command(
     changes += ["ramp.load=none", f"users.provider={provider}"] if provider else []
     table = load_table(experiment, settings=changes, trace=trace, seed=seed, needs_traffic=not admin)
     if table_of(table, "ramp").get("load") == "none":
-        table = of_users(table)
+        table = production_table(table)
     loaded = ramped(from_table(table), at_most_s=at_most)
     run: Orchestrator
     if loaded.ramp.load == "none":

@@ -11,7 +11,7 @@ from typing import Any
 
 from tailgate.loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain, without_verdict
 from tailgate.servers import stdout
-from tailgate.servers.complaint import fault, unwritten
+from tailgate.servers.complaint import fault, write_failure
 
 
 def judge_run(
@@ -44,7 +44,7 @@ def judge_run(
     except RecordError as error:
         return unjudged(str(error), EXIT_BROKE if ended else EXIT_USAGE)
     except OSError as error:
-        return unjudged(f"{unwritten(error)}, then tailgate analyze {run_dir}: the records are kept", EXIT_BROKE)
+        return unjudged(f"{write_failure(error)}, then tailgate analyze {run_dir}: the records are kept", EXIT_BROKE)
     except KeyboardInterrupt:
         return unjudged(f"interrupted: the records are kept: tailgate analyze {run_dir}", EXIT_BROKE)
     except Exception as error:

@@ -253,7 +253,7 @@ def _check_external(experiment: Experiment, name: str) -> None:
         ),
         (
             experiment.traffic.design == "split",
-            'traffic.design is "split": the splitter has only tailgate\'s own arms behind it, so use '
+            'traffic.design is "split": the splitter has only managed arms behind it, so use '
             'design = "mirrored" or "switchback", or judge your own gateway\'s split by its records (tailgate analyze)',
         ),
         (

@@ -243,7 +243,7 @@ class Experiment(Settings):
 
     @property
     def quantised_arms(self) -> tuple[OwnArm, ...]:
-        """The own arms whose weights are quantised differently from the control's."""
+        """The managed arms whose weights are quantised differently from the control's."""
         control = self.control
         if not isinstance(control, OwnArm):
             return ()

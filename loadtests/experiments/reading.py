@@ -118,7 +118,7 @@ def _text_of(source: str | Path) -> tuple[Path, str]:
 # --- Changes on the command line --------------------------------------------------------------------------------------
 
 _STEP = re.compile(r"([A-Za-z0-9_-]+)(?:\[([0-9]{1,6})\])?")
-# What describes made-up arrivals and lengths, and has no meaning once a trace brings both.
+# What describes generated arrivals and lengths, and has no meaning once a trace brings both.
 _REPLACED_BY_TRACE = ("rate", "rates", "burstiness", "step_s", "settle_s", "length_scales")
 
 

@@ -72,11 +72,11 @@ class UsersConfig(Settings):
             )
 
 
-def of_users(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the table of an experiment of production traffic, without what it says of made-up traffic."""
+def production_table(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table of an experiment of production traffic, without settings of generated traffic."""
     traffic = table.get("traffic")
     kept = {key: traffic[key] for key in _KEPT if key in traffic} if isinstance(traffic, Mapping) else {}
-    # Nothing is asked of the arms beside what users ask, and their machines may be others.
+    # The arms get no requests besides the users', and may run on other machines.
     left = {
         "traffic": {**kept, "design": "split", "arrivals": "users"},
         "parity": {"served": False},

@@ -1,4 +1,4 @@
-"""Ask an external server for one short answer, blocking and without gevent: the orchestrator asks beside the load.
+"""Ask an external server for one short answer, blocking and without gevent, outside the load processes.
 
 `ask` makes what goes wrong a line of the answer, because one answer that is missing is no reason to end a run.
 
@@ -120,8 +120,8 @@ def _openai(config: ExternalArm, address: str, asking: Asking, left_s: Callable[
     with _requested(config, address, "POST", openai_wire.request_path(options, where), left_s(), body) as reply:
         kind = openai_wire.media_type(*(reply.getheader(name) or "" for name in openai_wire.MEDIA_HEADERS))
         if reply.status != 200 or not openai_wire.is_event_stream(kind):
-            said, location = reply.read(openai_wire.LARGEST_ERROR), reply.getheader("location") or ""
-            status, message = openai_wire.error_of_body(reply.status, said, location, kind)
+            content, location = reply.read(openai_wire.LARGEST_ERROR), reply.getheader("location") or ""
+            status, message = openai_wire.error_of_body(reply.status, content, location, kind)
             raise FailedError(message, status=status, http=reply.status)
         return _streamed(reply, left_s)
 
@@ -243,7 +243,7 @@ class Probe:
 def wait_ready(
     config: ExternalArm, address: str, *, timeout_s: float, check: Callable[[], None], not_yet: Callable[[str], None]
 ) -> Probe:
-    """What the replica at `address` answered, once it did. `check` is called often and may raise to end the wait.
+    """Wait until the replica at `address` answers, and return its answer. `check` is called often and may raise.
 
     Raises FailedError, with a remedy at once when waiting will not help, and after `timeout_s` otherwise. Before each
     further try `not_yet` is called with the reason.

@@ -53,7 +53,7 @@ class Asking:
 
 
 def prompt_source(config: ExternalArm, traffic: PromptSource) -> PromptSource:
-    """What makes the arm's prompts, where `traffic` makes those of own arms. ConfigError where nothing can."""
+    """Return the source of the arm's prompts; `traffic` is that of managed arms. Raises ConfigError if none fits."""
     options = config.options
     if options.prompt == "token_ids":
         return traffic

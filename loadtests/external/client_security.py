@@ -110,7 +110,7 @@ def explain(problem: ssl.SSLError, name: str) -> str:
             return f"its {problem.verify_message}: renew it, or set the clocks right"
         return f"its certificate is not trusted ({problem.verify_message}): give its authority's PEM file as tls_ca"
     if "CERTIFICATE_REQUIRED" in reason or "HANDSHAKE_FAILURE" in reason or "BAD_CERTIFICATE" in reason:
-        return f"it refused this client ({_said(reason)}): give tls_certificate and tls_key that it trusts"
+        return f"it refused this client ({_tls_reason(reason)}): give tls_certificate and tls_key that it trusts"
     if "UNKNOWN_CA" in reason:
         return "it does not trust this client's tls_certificate: use one that its client authority signed"
     if "APPLICATION_PROTOCOL" in reason:
@@ -119,16 +119,16 @@ def explain(problem: ssl.SSLError, name: str) -> str:
         return "it does not speak TLS: use http:// or the port that does"
     if isinstance(problem, ssl.SSLEOFError):
         return ENDED_HANDSHAKE
-    return f"TLS failed ({_said(reason) or problem}): see the server's log"
+    return f"TLS failed ({_tls_reason(reason) or problem}): see the server's log"
 
 
 def no_http2(agreed: str | None) -> str:
     """Return why a server that agreed on `agreed` by ALPN is of no use."""
-    said = f'"{agreed}"' if agreed else "nothing"
-    return f'it agreed on {said} by ALPN and not on HTTP/2: make the server (or what ends TLS before it) offer "h2"'
+    offered = f'"{agreed}"' if agreed else "nothing"
+    return f'it agreed on {offered} by ALPN and not on HTTP/2: make the server (or what ends TLS before it) offer "h2"'
 
 
-def _said(reason: str) -> str:
+def _tls_reason(reason: str) -> str:
     return reason.replace("_", " ").lower()
 
 

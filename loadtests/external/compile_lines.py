@@ -62,7 +62,7 @@ _KEY, _FINISHED = re.compile(r"with key as (.+),$"), re.compile(r"finished after
 # Whose log it is.
 _SERVERS = {
     "vllm": re.compile(
-        r"\b(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[|Kernel JIT monitor activated"  # of all releases
+        r"\b(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[|Kernel JIT monitor activated"  # of all versions
     ),
     "sglang": _SGLANG,
     "torch": re.compile(r"\[__recompiles|torch\._dynamo hit config\."),
@@ -139,7 +139,7 @@ class LoggedCompile:
 
 @dataclass(slots=True)
 class CompileLog:
-    """What one log tells of compiles, and what it leaves out."""
+    """The compiles that one log reports, and what it leaves out."""
 
     lines: int = 0
     _clock: LineClock = field(default_factory=LineClock)
@@ -159,7 +159,7 @@ class CompileLog:
         self._learn(_COLOUR.sub("", line))
 
     def set_clock(self, line: str, arrived_ns: int) -> None:
-        """Learn what the line, which is taken later, tells of the server's clock."""
+        """Learn the server's clock from the line, which is taken later."""
         self._clock.learn(_COLOUR.sub("", line), arrived_ns)
 
     def take(self, line: str, arrived_ns: int) -> Iterator[LoggedCompile]:
@@ -219,7 +219,7 @@ class CompileLog:
         self._terse |= triton is not None and not triton[1]
 
     def _compile(self, known: LoggedCompile, match: re.Match[str], line: str, process: str) -> LoggedCompile:
-        """Return the compile that a line of `_LINES` tells of."""
+        """Return the compile that a line of `_LINES` reports."""
         found = {name: text or "" for name, text in match.groupdict().items()}
         start_ns = known.end_ns - _ns(found.get("took") or "0")
         if known.kind == "compile":
@@ -236,7 +236,7 @@ class CompileLog:
         )
 
     def _autotuned(self, line: str, known: LoggedCompile, writer: tuple[str, str]) -> Iterator[LoggedCompile]:
-        """Triton prints these lines one after the other, without a time."""
+        """Yield the autotuning of Triton's consecutive lines, which have no time."""
         if match := _AUTOTUNED.search(line):
             self._tuned, self._tuned_for = match[1], ""
         elif self._tuned and (match := _KEY.search(line)):

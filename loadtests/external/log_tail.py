@@ -35,16 +35,16 @@ class LogTail:
         """Yield every whole line that was written since the last call."""
         yield from self._whole_lines()
         try:
-            there = self._path.stat()
+            named = self._path.stat()
         except OSError:
             return  # moved aside, and not begun anew yet: it may still be written to
-        here = os.fstat(self._file.fileno())
-        if (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino):
+        open_file = os.fstat(self._file.fileno())
+        if (named.st_dev, named.st_ino) != (open_file.st_dev, open_file.st_ino):
             fresh = self._path.open("rb")
             yield from self._whole_lines()  # what was written until the new one was begun
             self._file.close()
             self._file, self._rest = fresh, b""
-        elif there.st_size < self._file.tell():
+        elif named.st_size < self._file.tell():
             self._file.seek(0)
             self._rest = b""
         else:

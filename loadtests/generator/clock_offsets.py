@@ -39,7 +39,7 @@ class Exchange(NamedTuple):
         return max(0, (self.back_ns - self.sent_ns) - (self.answered_ns - self.received_ns))
 
     def uncertainty_ns(self, at_ns: int) -> int:
-        """How far `offset_ns` may be off at `at_ns` on the worker's clock."""
+        """Return the largest error of `offset_ns` at `at_ns` on the worker's clock."""
         return self.travel_ns // 2 + abs(at_ns - self.back_ns) * DRIFT_PPM // 1_000_000
 
 
@@ -70,7 +70,7 @@ class ClockComparison:
         return 0 if self.same or self._best is None else self._best.offset_ns
 
     def uncertainty_ns(self, at_ns: int) -> int:
-        """How far `offset_ns` may be off at `at_ns` on this clock."""
+        """Return the largest error of `offset_ns` at `at_ns` on this clock."""
         return 0 if self.same or self._best is None else self._best.uncertainty_ns(at_ns)
 
     def offset_of_records(self) -> int:

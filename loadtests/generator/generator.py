@@ -29,11 +29,11 @@ from tailgate.loadtests.generator.trial_config import TrialConfig
 from tailgate.loadtests.traffic.prompts import PromptSource
 from tailgate.loadtests.traffic.schedule import EVERY_ARM, PlannedRequest, Schedule
 from tailgate.servers.clock import now_ns
-from tailgate.servers.complaint import ConfigError, unwritten
+from tailgate.servers.complaint import ConfigError, write_failure
 
 _IN_A_ROW = 16  # requests started late or booked before others take their turn: some 0.3 ms
 _HEARTBEAT_S = 0.02
-_LOOK_EVERY_NS = 250_000_000  # for an end, and at what is still under way once all was sent
+_CHECK_EVERY_NS = 250_000_000  # for an end, and at what is still under way once all was sent
 MOST_UNBOOKED = 50_000  # answers that wait to be recorded: some 5 s of them at 10,000 a second
 
 
@@ -44,7 +44,7 @@ def _client(config: TrialConfig, address: str) -> Client:
 
 
 def _routes(config: TrialConfig) -> dict[str, Route]:
-    """The way to each arm, or "*" to all others. Arms behind one address share its connections."""
+    """Return the route to each arm, or "*" to all others. Arms at one address share its connections."""
 
     source = PromptSource.of(config.prompts, model=config.tokenizer, vocab_size=config.vocab_size)
     encode: Encode = OwnEncoder(
@@ -95,7 +95,7 @@ class Generator:
         self._pending_ns = 0
         self._end_ns: int | None = None
         self._ends_ns: dict[str | None, int] = {}
-        self._chores = [gevent.spawn(self._book_for_ever), gevent.spawn(self._tick), gevent.spawn(self._heartbeat)]
+        self._chores = [gevent.spawn(self._record_loop), gevent.spawn(self._tick), gevent.spawn(self._heartbeat)]
 
     def connect(self) -> None:
         """Try a connection to every target, so that the first request does not pay for it."""
@@ -170,13 +170,13 @@ class Generator:
     def _wait_drained(self) -> bool:
         """Return whether all calls ended by themselves before the drain time was over, while one could be in time."""
         until_s = time.monotonic() + self._config.drain_s
-        while not self._idle.wait(min(_LOOK_EVERY_NS / 1e9, max(0.0, until_s - time.monotonic()))):
+        while not self._idle.wait(min(_CHECK_EVERY_NS / 1e9, max(0.0, until_s - time.monotonic()))):
             if time.monotonic() >= until_s or self._all_late():
                 return False
         return True
 
     def _all_late(self) -> bool:
-        """Whether calls are under way, and all of them are past the limits that the trial sets."""
+        """Return whether calls are in flight and all of them exceed the limits that the trial sets."""
         ttft_ms, e2e_ms = self._config.ttft_limit_ms, self._config.e2e_limit_ms
         if not (ttft_ms or e2e_ms) or not self._inflight:
             return False
@@ -197,7 +197,7 @@ class Generator:
 
     @property
     def inflight(self) -> int:
-        """Calls on their way."""
+        """Calls in flight."""
         return len(self._inflight)
 
     def wait_idle(self, timeout_s: float) -> bool:
@@ -244,14 +244,14 @@ class Generator:
                 gevent.sleep(TURN_S)  # behind the schedule, readers still take their turns: tokens are not late too
                 in_a_row = 0
             while (early_ns := scheduled_ns - now_ns()) > 0 and not self._is_over(scheduled_ns):
-                sleep_until(scheduled_ns - max(0, early_ns - _LOOK_EVERY_NS))
+                sleep_until(scheduled_ns - max(0, early_ns - _CHECK_EVERY_NS))
                 in_a_row = 0
             if self._is_over(scheduled_ns):
                 return
             self.launch(prepared, scheduled_ns)
 
     def _is_over(self, at_ns: int) -> bool:
-        """Whether nothing that is due at `at_ns` is sent any more."""
+        """Return whether a request due at `at_ns` is no longer sent."""
         return self.failure is not None or (self._end_ns is not None and at_ns >= self._end_ns)
 
     def _send(self, copy: RequestCopy) -> None:
@@ -277,7 +277,7 @@ class Generator:
             self._log.ended(None, copy.arm)
         self._to_book.set()
 
-    def _book_for_ever(self) -> None:
+    def _record_loop(self) -> None:
         while True:
             self._to_book.wait()
             self._to_book.clear()
@@ -326,4 +326,4 @@ class Generator:
             write()
         except OSError as error:
             if self.failure is None:
-                self._fail(f"records cannot be written: {unwritten(error)} and run again")
+                self._fail(f"records cannot be written: {write_failure(error)} and run again")

@@ -1,4 +1,4 @@
-"""A load process's account of itself: what it did, how late it was, what it cost."""
+"""A load process's account: what it did, how late it was, what it cost."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class LoadLog:
         self._file = self._opened()
 
     def begun(self, arm: str | None) -> None:
-        """Count a request that is on its way to `arm` (None: not known yet)."""
+        """Count a request in flight to `arm` (None: not known yet)."""
         self.started += 1
         if arm is not None:
             self._arms[arm].inflight += 1
@@ -149,7 +149,7 @@ class LoadLog:
             raise error
 
     def write(self) -> None:
-        """Flush the records, and have the file say how things stand now. Waits for a slow disk, but not for ever.
+        """Flush the records, and update the file. Waits for a slow disk, but not without limit.
 
         Raises the OSError with which the disk failed.
         """

@@ -21,8 +21,8 @@ from gevent.hub import get_hub
 from tailgate.servers.clock import now_ns
 
 _COARSE_NS = 1_500_000
-# Setting the kernel's timer takes some ten microseconds. Whoever is due again and again after less than this would lose
-# more by it than by asking the clock in every turn of the loop.
+# Setting the kernel's timer takes some ten microseconds. A caller that is due again within less than this loses
+# more to the timer than to reading the clock in every turn of the loop.
 _WORTH_IT_NS = 200_000
 _NAP_S = 0.000_001
 _MONOTONIC, _NONBLOCK_CLOEXEC = 1, 0o2004000
@@ -53,7 +53,7 @@ class KernelTimer:
         self._where = ctypes.addressof(self._spec)
 
     def wait(self, left_ns: int) -> None:
-        """It is `left_ns` (below a second) later. What was left of an interrupted wait before is void."""
+        """Sleep for `left_ns` (below a second). This voids what was left of an interrupted wait."""
         self._spec.ns = left_ns
         LIBC.timerfd_settime(self.descriptor, 0, self._where, None)
         self.hub.wait(self.watcher)
@@ -79,7 +79,7 @@ def _timer() -> KernelTimer | None:
 
 
 def sleep_until(at_ns: int) -> None:
-    """It is `at_ns` on the shared clock, or a little later."""
+    """Sleep until `at_ns` on the shared clock, or a little longer."""
     left_ns = at_ns - now_ns()
     while left_ns > _COARSE_NS:
         gevent.sleep((left_ns - 1_000_000) / 1e9)

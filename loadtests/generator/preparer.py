@@ -54,7 +54,7 @@ class Preparer:
         self._ready: Queue[Any] = Queue()
         self._ready_bytes = 0
         self._filled = Event()
-        self._room = Event()
+        self._space = Event()
         self.greenlet = gevent.spawn(self._run, schedule)
 
     def wait_filled(self) -> None:
@@ -66,12 +66,12 @@ class Preparer:
         for offset_ns, prepared in self._ready:
             self._ready_bytes -= sum(len(copy.body) for copy in prepared)
             yield offset_ns, prepared
-            self._room.set()
+            self._space.set()
 
     def _run(self, schedule: Schedule) -> None:
         try:
             self._encode(schedule)
-        except Exception as error:  # whatever it is, the dispatcher must not wait for ever
+        except Exception as error:  # of any kind: the dispatcher must not wait without end
             self._on_failure(f"the schedule cannot be encoded: {error}")
         self._ready.put(StopIteration)  # at which iteration ends
         self._filled.set()
@@ -81,9 +81,9 @@ class Preparer:
             while self._ready.qsize() and (
                 plan.offset_ns - self._ready.peek_nowait()[0] > _AHEAD_NS or self._ready_bytes > _AHEAD_BYTES
             ):
-                self._room.clear()
+                self._space.clear()
                 self._filled.set()
-                self._room.wait()
+                self._space.wait()
             prepared = self._prepare(plan)
             self._ready.put((plan.offset_ns, prepared))
             self._ready_bytes += sum(len(copy.body) for copy in prepared)

@@ -135,7 +135,7 @@ def _figures(metadata: Mapping[str, str]) -> list[int | None]:
 
 
 def _fault(error: str, embeds: bool, output_tokens: int, counted: int | None) -> str:
-    """Return why an answer that ended with OK has failed all the same, "" where it has not. `counted` is by the
+    """Return why an answer that ended with OK failed nevertheless, "" if it did not. `counted` is by the
     server."""
     if error:
         return f"the answer ended with OK and an error: {error}"

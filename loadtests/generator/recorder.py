@@ -75,7 +75,7 @@ class RequestRecorder:
             self.flush()
 
     def flush(self) -> None:
-        """Send every row appended so far on its way to the file. Raises the OSError with which the disk failed."""
+        """Start to write every row appended so far. Raises the OSError with which the disk failed."""
         if self.closed:
             return
         if self._rows:
@@ -132,7 +132,7 @@ class Spool:
         self.rows = 0
         self.dropped_rows = 0
         self.error: OSError | None = None
-        self._greenlet = gevent.spawn(self._write_for_ever)
+        self._greenlet = gevent.spawn(self._write_loop)
 
     def offer(self, piece: Any, size: int, rows: int = 0) -> bool:
         """Write the piece of `size` bytes soon; or drop it and count its rows (False). Never waits."""
@@ -163,7 +163,7 @@ class Spool:
         if settled and self.error is None:
             self.error = self._try(self._end)
 
-    def _write_for_ever(self) -> None:
+    def _write_loop(self) -> None:
         while True:
             self._more.wait()
             self._more.clear()

@@ -36,7 +36,7 @@ class TrialConfig(Settings):
     """How one trial is driven: generator.json. `task` is what every request asks for. `targets` maps an arm, or "*" for
     all others, to host:port.
 
-    A target may be several addresses between commas: replicas, of which the one with the fewest requests on their way
+    A target may be several addresses between commas: replicas, of which the one with the fewest requests in flight
     gets the next. `external` says of arms that are not tailgate's where they are and what they speak.
 
     `prompts` of "text" are made with the `tokenizer` of that path or id. `sample_s` is how often a load worker on

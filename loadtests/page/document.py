@@ -18,7 +18,7 @@ _SCRIPTS = ("plot.js", "state.js", "curves.js", "tiles.js", "sections.js", "page
 
 
 def template_text(name: str) -> str:
-    """A template of the page, or else of the report. The report's package is not imported: that takes a second."""
+    """Return a template of the page, or else of the report, whose package takes a second to import."""
     own = files("tailgate.loadtests.page").joinpath("templates", name)
     source = own if own.is_file() else files("tailgate.analysis").joinpath("report", "templates", name)
     return source.read_text(encoding="utf-8")

@@ -24,7 +24,7 @@ _MOST_CONNECTIONS = 64  # each is a thread and a file
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that listens on `host`."""
+    """Return whether a server that listens on `host` is reachable from this machine alone."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -80,17 +80,17 @@ class Server(ThreadingHTTPServer):
         return int(self.server_address[1])
 
     def is_token(self, given: str) -> bool:
-        """Whether it is the token, where there is one; takes as long for any text of one length."""
+        """Return whether `given` is the token, if there is one, in a time that depends on its length alone."""
         return bool(self._token) and hmac.compare_digest(given.encode(), self._token.encode())
 
     def knows_host(self, host: str) -> bool:
-        """Whether the Host header is a name under which this is served; with a token, any name."""
+        """Return whether the Host header names this server; with a token, any name does."""
         name = host.strip().lower()
         name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
         return bool(self._token) or name in _LOCAL_NAMES
 
     def allows(self, authorization: str) -> bool:
-        """Whether a request with this header carries the token, or needs none."""
+        """Return whether a request with this header carries the token, or needs none."""
         scheme, _, given = authorization.partition(" ")
         return not self._token or (scheme.lower() == "bearer" and self.is_token(given.strip()))
 

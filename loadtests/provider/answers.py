@@ -96,4 +96,4 @@ def _silence(evidence: Evidence, now_ns: int) -> str:
     if not evidence.at_ns:
         return "the traffic is not watched yet"
     silent_s = (now_ns - evidence.at_ns) / 1e9
-    return f"run {evidence.run} has not looked for {silent_s:.0f} s" if silent_s > _SILENT_S else ""
+    return f"run {evidence.run} has made no interim analysis for {silent_s:.0f} s" if silent_s > _SILENT_S else ""

@@ -89,10 +89,10 @@ class ProviderServer(Server):
             self._tell(hook, f"{yes} {found.verdict}", found)
         return yes, found
 
-    def _tell(self, asked: str, given: str, found: Answer) -> None:
-        if self._given.get(asked) != given:
-            self._given[asked] = given
-            self._note(one_line(f"{asked}: {found}"))
+    def _tell(self, request: str, given: str, found: Answer) -> None:
+        if self._given.get(request) != given:
+            self._given[request] = given
+            self._note(one_line(f"{request}: {found}"))
 
 
 class _RefusalError(Exception):

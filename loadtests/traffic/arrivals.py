@@ -4,7 +4,7 @@ Every schedule is made before the run and never waits for an answer. All but `re
 rate, stretched through the integral of the rate (time change). So for one generator state a higher rate gives the
 same pattern, only faster, and a longer duration extends a schedule without changing its beginning.
 
-The first gap is drawn from the equilibrium law of the gaps: the process looks as if it had run for ever, and the
+The first gap is drawn from the equilibrium law of the gaps: the process behaves as if it had always run, and the
 expected count is the integral of the rate exactly, for any burstiness. A process whose first gap is an ordinary one
 has about (CV^2 - 1) / 2 requests more.
 """

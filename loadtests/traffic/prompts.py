@@ -1,8 +1,8 @@
 """What a prompt of a planned length is made of: random ids, or text that the model's tokenizer counts exactly.
 
-Text is put together of pieces that are one token each whatever stands beside them: words after a space, as byte-level
+Text is put together of pieces that are one token each whatever their neighbours are: words after a space, as byte-level
 and SentencePiece vocabularies hold them, or single letters where every letter is a token. That this is so is tried
-out when a tokenizer is loaded, and a tokenizer for which it is not is refused; making a prompt then costs a look-up,
+out when a tokenizer is loaded, and a tokenizer for which it is not is refused; making a prompt then costs one lookup,
 and not a run of the tokenizer inside the load generator.
 
 The tokenizer and the chat template are read from `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`
@@ -36,7 +36,7 @@ Words = npt.NDArray[np.uint64]
 
 BYTE_START, BYTE_OFFSET = 1, 3  # of the byte tokenizer behind random: models: begin of sequence, then byte + 3
 
-_TRIED = 6000  # vocabulary entries looked at for pieces
+_TRIED = 6000  # vocabulary entries tried as pieces
 _PIECES = 1024
 _FEWEST = 8
 _PROOF_TOKENS = 512
@@ -85,7 +85,7 @@ class PromptText:
 
     @property
     def added(self) -> int:
-        """Tokens of a prompt beside its text."""
+        """Tokens of a prompt besides its text."""
         return len(self.before) + len(self.after)
 
     @property

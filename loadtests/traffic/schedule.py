@@ -57,13 +57,13 @@ class PlannedRequest(NamedTuple):
 
 
 def planned_requests(table: Any, *, at_once: int = 1024) -> Iterator[PlannedRequest]:
-    """The rows of a table that has the columns of a schedule, `at_once` of them turned into objects in one go."""
-    here = set(table.schema.names)
+    """Yield the rows of a table with the columns of a schedule, converted `at_once` at a time."""
+    columns_here = set(table.schema.names)
     for start in range(0, table.num_rows, at_once):
         rows = table.slice(start, at_once)
         # Column by column: far the quickest.
         columns = [
-            rows.column(name).to_pylist() if name in here else repeat(None, rows.num_rows)
+            rows.column(name).to_pylist() if name in columns_here else repeat(None, rows.num_rows)
             for name in PlannedRequest._fields
         ]
         yield from map(PlannedRequest._make, zip(*columns, strict=True))
@@ -97,7 +97,7 @@ class Schedule:
         return self.ints("offset_ns")
 
     def ints(self, column: str) -> IntArray:
-        """An integer column as int64, shape (n,)."""
+        """Return an integer column as int64, shape (n,)."""
         return np.asarray(self.table[column].to_numpy(), dtype=np.int64)
 
     @property
@@ -110,7 +110,7 @@ class Schedule:
         return {arm: int(pc.sum(pc.equal(self.table["arm"], arm)).as_py() or 0) for arm in self.arms}
 
     def planned_before(self, offset_ns: int, *, arms: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
-        """`planned`, of what is due before the offset, and before that of an arm in `arms`."""
+        """Return `planned` of what is due before the offset, and for an arm in `arms` also before that arm's."""
         return {
             arm: replace(
                 self, table=self.table.filter(pa.array(self.offset_ns < min(offset_ns, arms.get(arm, offset_ns))))
@@ -119,12 +119,12 @@ class Schedule:
         }
 
     def copies(self, arms: Sequence[str]) -> int:
-        """Requests as they are sent: one that goes to every arm counts for each."""
+        """Count requests as sent: one that goes to every arm counts for each."""
         everywhere = int(pc.sum(pc.equal(self.table["arm"], EVERY_ARM)).as_py() or 0)
         return len(self) + everywhere * (len(arms) - 1)
 
     def share(self, worker: int, workers: int) -> Schedule:
-        """The rows of one of `workers` load processes: those whose index is `worker` modulo `workers`."""
+        """Return the rows of one of `workers` load processes: those whose index is `worker` modulo `workers`."""
         if not 0 <= worker < workers:
             raise ConfigError(f"worker is {worker} of {workers}: give 0 to {workers - 1}")
         mine = pa.array(self.ints("index") % workers == worker)

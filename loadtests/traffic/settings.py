@@ -161,7 +161,7 @@ class TrafficConfig(Settings):
                 raise ValueError(f"{key} is {as_toml(value)} but {why}: {remedy.format(key=key)}")
 
     def _check_times(self) -> None:
-        """The times of requests are given once, and fit the trial."""
+        """Check that request times are given once and fit the trial."""
         if self.rampup_s >= self.duration_s:
             raise ValueError(
                 f"rampup_s is {self.rampup_s} but the whole trial lasts duration_s = {self.duration_s}: "
@@ -203,7 +203,7 @@ class TrafficConfig(Settings):
             )
 
     def _check_lengths(self) -> None:
-        """Lengths and prompts are given once: by a workload or a trace."""
+        """Check that lengths and prompts are given once: by a workload or a trace."""
         leave_out = self._leave_out
         of_trace = [key for key in ("arrivals", "workload") if getattr(self, key) == "trace"]
         leave_out(not self.trace, "traffic.trace is empty", "give the path of a trace", *of_trace[:1])
@@ -227,7 +227,7 @@ class TrafficConfig(Settings):
             )
 
     def _check_load(self) -> None:
-        """Some host sends the load."""
+        """Check that a host sends the load."""
         if not self.load_processes:
             raise ValueError("workers is 0 and traffic.remote_workers too: give 1 or more of one of them")
         remote = "remove {key} or say how many workers come from other hosts"

@@ -116,7 +116,7 @@ def opened(what: str, path: str | Path) -> Iterator[IO[bytes]]:
 
 
 def _first_line(file: IO[bytes], name: str) -> str:
-    """The first line that is not empty."""
+    """Return the first non-empty line."""
     while raw := file.readline(_LONGEST_LINE):
         if line := raw.decode("utf-8-sig").strip():
             return line

@@ -135,7 +135,7 @@ class TrialContext:
     def keep_facts(self) -> None:
         """Write the facts as they are now, where the disk takes them; otherwise they wait for the next write.
 
-        For what must go on all the same: a full disk must not leave a process running that a trial would have ended.
+        For what must continue nevertheless: a full disk must not leave a process running that a trial would have ended.
         """
         with suppress(OSError):
             self.write_facts()

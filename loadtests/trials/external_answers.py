@@ -49,7 +49,7 @@ class ExternalAnswers:
 
     def __init__(self, trial: TrialContext, schedule: Schedule) -> None:
         self._trial = trial
-        self._arms = asked_arms(trial.experiment)
+        self._arms = greedy_arms(trial.experiment)
         self._questions: tuple[Question, ...] = ()
         self._documents: dict[str, dict[str, Any]] = {}
         self._schedule = schedule
@@ -67,13 +67,13 @@ class ExternalAnswers:
             trial.facts.asked = [arm.name for arm in self._arms]
             trial.write_facts()
         for arm in self._arms:
-            askings = self._askings(arm)
+            askings = self._requests_for(arm)
             document = self._documents.setdefault(arm.name, self._document(arm, askings))
             document["answers"][when] = [self._round(arm, askings, number) for number in (0, 1)]
             write_document(trial.folder / PATTERN.replace("*", arm.name), document)
         trial.status.phase = ""
 
-    def _askings(self, arm: ExternalArm) -> list[Asking]:
+    def _requests_for(self, arm: ExternalArm) -> list[Asking]:
         """Return the questions in the words of the arm; the seed is each round's."""
         experiment, config = self._trial.experiment, arm
         traffic = experiment.traffic
@@ -112,25 +112,25 @@ class ExternalAnswers:
     def _round(self, arm: ExternalArm, askings: Sequence[Asking], number: int) -> list[dict[str, Any]]:
         """Return the arm's answers the first (0) or the second time (1), in the order of the questions."""
         trial, replicas = self._trial, len(arm.address)
-        asked = [
+        placed = [
             (replace(asking, seed=_SEEDS[number] + place), (place + number) % replicas)
             for place, asking in enumerate(askings)
         ]
 
         def wait(count: int) -> None:
             trial.check()
-            trial.status.detail = f"{arm.name}, {count} of {len(asked)}"
+            trial.status.detail = f"{arm.name}, {count} of {len(placed)}"
 
-        answers = ask_all(arm, asked, wait, timeout_s=trial.experiment.traffic.timeout_s, backwards=number == 1)
+        answers = ask_all(arm, placed, wait, timeout_s=trial.experiment.traffic.timeout_s, backwards=number == 1)
         return [
             {"replica": arm.replica_names[replica], **asdict(answer)}
-            for (_, replica), answer in zip(asked, answers, strict=True)
+            for (_, replica), answer in zip(placed, answers, strict=True)
         ]
 
 
 def ask_all(
     config: ExternalArm,
-    asked: Sequence[tuple[Asking, int]],
+    placed: Sequence[tuple[Asking, int]],
     wait: Callable[[int], None],
     *,
     timeout_s: float,
@@ -142,8 +142,8 @@ def ask_all(
     `wait` is called often with how many have their answer, and may raise to end it. Questions that are left after
     `round_s` are not asked.
     """
-    answers = [Answer(error=f"it was not asked: all answers had {round_s:g} s") for _ in asked]
-    left = deque(reversed(range(len(asked))) if backwards else range(len(asked)))
+    answers = [Answer(error=f"it was not asked: all answers had {round_s:g} s") for _ in placed]
+    left = deque(reversed(range(len(placed))) if backwards else range(len(placed)))
     done: list[int] = []
     deadline = time.monotonic() + round_s
 
@@ -151,13 +151,13 @@ def ask_all(
         with suppress(IndexError):  # nothing is left
             while (left_s := deadline - time.monotonic()) > 0:
                 place = left.popleft()
-                asking, replica = asked[place]
+                asking, replica = placed[place]
                 address, least_s = config.address[replica], min(timeout_s, left_s)
                 answers[place] = ask(config, address, asking, timeout_s=least_s)
                 done.append(place)
 
     # a server that hangs must not keep the process: an executor's threads would
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(AT_ONCE, len(asked)))]
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(AT_ONCE, len(placed)))]
     for thread in threads:
         thread.start()
     try:
@@ -169,7 +169,7 @@ def ask_all(
     return answers
 
 
-def asked_arms(experiment: Experiment) -> tuple[ExternalArm, ...]:
+def greedy_arms(experiment: Experiment) -> tuple[ExternalArm, ...]:
     """Return whom the trial asks: the external arms where the control is one, unless `parity.served` is false."""
     if not experiment.parity.served or not isinstance(experiment.control, ExternalArm):
         return ()
@@ -179,14 +179,14 @@ def asked_arms(experiment: Experiment) -> tuple[ExternalArm, ...]:
 def questions(experiment: Experiment, schedule: Schedule, *, contexts: Sequence[int | None]) -> tuple[Question, ...]:
     """Return planned requests from all over the trial; of a short one they come again with other words.
 
-    An answer has `parity.tokens`, or as many as were planned where its prompt leaves no room for more in one of the
-    `contexts` that servers told.
+    An answer has `parity.tokens`, or as many as were planned where its prompt leaves no space for more in one of the
+    `contexts` that servers reported.
     """
     wanted, rows = experiment.parity.prompts or PROMPTS, len(schedule)
     if not rows:
         return ()
     tokens = min(experiment.parity.tokens, experiment.engine.max_new_tokens)
-    room = min((context for context in contexts if context is not None), default=1 << 31)
+    context = min((context for context in contexts if context is not None), default=1 << 31)
     places = np.unique(np.linspace(0, rows - 1, min(wanted, rows)).round().astype(np.int64))
     plans = list(planned_requests(schedule.table.take(places)))
     found = []
@@ -194,7 +194,7 @@ def questions(experiment: Experiment, schedule: Schedule, *, contexts: Sequence[
         turn, plan = number // len(plans), plans[number % len(plans)]
         if turn:
             plan = plan._replace(prompt_seed=(plan.prompt_seed + turn * 0x9E3779B97F4A7C15) & 0x7FFFFFFFFFFFFFFF)
-        fits = plan.prompt_tokens + tokens <= room
+        fits = plan.prompt_tokens + tokens <= context
         found.append(Question(plan=plan, max_tokens=tokens if fits else min(tokens, plan.max_tokens)))
     return tuple(found)
 

@@ -22,7 +22,7 @@ _FORWARDERS = ("docker-proxy", "rootlessport")  # they listen for a server in a 
 
 
 def find_external_arms(trial: TrialContext, tokens: IntArray) -> None:
-    """Wait until every replica of every external arm answers a short request and has room for what will be sent.
+    """Wait until every replica of every external arm answers a short request and has the context for the load.
 
     `tokens` has the length of each request with its answer. Otherwise RunError.
     """

@@ -138,7 +138,7 @@ class FrontierSearch(Orchestrator):
                 number=number,
                 before=self._left,
             )
-            self._let_go(decided.left)
+            self._drop_arms(decided.left)
             self._write(run_dir, "")
             taken = len(self._turns)
             self._take(decided.turns, run_dir)
@@ -180,7 +180,7 @@ class FrontierSearch(Orchestrator):
         steps = [replace(step, rate=step.rate / replicas[step.arm]) for step in known]
         return frontier_of(steps, self._arms, alpha=self.experiment.gates.alpha)
 
-    def _let_go(self, left: Iterable[Left]) -> None:
+    def _drop_arms(self, left: Iterable[Left]) -> None:
         known = {item.arm for item in self._left}
         for item in left:
             if item.arm not in known:
@@ -191,8 +191,8 @@ class FrontierSearch(Orchestrator):
 
     def _take(self, turns: Sequence[Turn], run_dir: Path) -> None:
         """Take the turns one after the other, as far as time is left, but for those of arms that do not start."""
-        for place, turn in enumerate(laps := in_laps(turns)):
-            self.status.trials = len(self._turns) + len(laps) - place
+        for place, turn in enumerate(rounds := in_rounds(turns)):
+            self.status.trials = len(self._turns) + len(rounds) - place
             failed = {row["arm"] for taken in self._turns for row in taken["failed"]}
             if turn.arm not in failed and (fits := self._fitted(turn)) is not None:
                 self._start(fits, run_dir)
@@ -207,7 +207,7 @@ class FrontierSearch(Orchestrator):
         return fits
 
     def _start(self, turn: Turn, run_dir: Path) -> None:
-        """Record one trial with a fresh start of the turn's arm, or let the arm go where it does not start."""
+        """Record one trial with a fresh start of the turn's arm, or drop the arm if it does not start."""
         self._check()
         number, arm = len(self._turns) + 1, turn.arm
         part = self._part(in_trial(self.experiment, number), turn)
@@ -242,7 +242,7 @@ class FrontierSearch(Orchestrator):
                     self._around_s.append(max(0.0, wall_s - start_s - part.traffic.duration_s))
             row = {"trial": number, "arms": [arm], "steps": turn.steps, "seconds": wall_s, "failed": failed}
             self._turns.append(row)
-        self._let_go(Left(arm=row["arm"], reason=row["reason"]) for row in failed)
+        self._drop_arms(Left(arm=row["arm"], reason=row["reason"]) for row in failed)
         self._write(run_dir, "")
 
     def _part(self, experiment: Experiment, turn: Turn) -> Experiment:
@@ -299,8 +299,8 @@ def check_budget(experiment: Experiment, minutes: float) -> None:
         )
 
 
-def in_laps(turns: Sequence[Turn]) -> list[Turn]:
+def in_rounds(turns: Sequence[Turn]) -> list[Turn]:
     """Return the turns with the starts of each arm spread out: the first of every arm, then the second of every arm."""
     arms = [turn.arm for turn in turns]
-    laps = [arms[:place].count(arm) for place, arm in enumerate(arms)]
-    return [turn for _, turn in sorted(zip(laps, turns, strict=True), key=lambda pair: pair[0])]
+    rounds = [arms[:place].count(arm) for place, arm in enumerate(arms)]
+    return [turn for _, turn in sorted(zip(rounds, turns, strict=True), key=lambda pair: pair[0])]

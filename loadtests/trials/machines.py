@@ -46,7 +46,7 @@ class MonitorProcess:
     def __init__(self, trial: TrialContext) -> None:
         self._trial = trial
         self._child: Child | None = None
-        self._ended = self._stopped = self._looked_late = False
+        self._ended = self._stopped = self._sampled_late = False
         self._table = trial.folder / "machines.arrow"
         machines = trial.experiment.machines
         if not machines.sample_s:
@@ -65,7 +65,7 @@ class MonitorProcess:
         empty: dict[str, Any] = {"machines": {}, "devices": {}, "unreadable": [], "before": [], "gaps": []}
         trial.facts.monitor = {"interval_s": machines.sample_s, **empty}
 
-    def first_look(self) -> None:
+    def first_sample(self) -> None:
         """Wait until it has read the devices, before anything of the trial is on them, where any arm runs on one."""
         if all(arm.model.device == "cpu" for arm in self._trial.experiment.own_arms):
             return
@@ -76,7 +76,7 @@ class MonitorProcess:
             if self._monitor["machines"]:
                 return
         if self._child is not None and not self._ended:
-            self._looked_late = True
+            self._sampled_late = True
             why = f"the driver took over {_FIRST_LOOK_S:g} s to show the devices"
             self._take(Unreadable(host="run", name="devices", what="before", why=why))
             self._trial.status.note(f"what ran on the devices before the trial is not known: {why}")
@@ -90,7 +90,7 @@ class MonitorProcess:
     def name(self, name: str, pid: int | None, *, arm: str | None = None) -> None:
         """Sample the process and its descendants under `name`; an arm's replica with its arm.
 
-        From an external server on this host whose process is not known (None), other work cannot be told.
+        An external server on this host whose process is unknown (None) cannot be distinguished from other work.
         """
         if pid is not None:
             self._command(Watch(name=name, pid=pid, arm=arm))
@@ -105,7 +105,7 @@ class MonitorProcess:
         """Take what the monitor says into the trial's facts, and note its death."""
         if self._child is None:
             return
-        messages, ended = self._child.hear(timeout_s)
+        messages, ended = self._child.receive(timeout_s)
         for message in messages:
             self._take(message)
         if ended is not None and not self._ended:
@@ -175,11 +175,11 @@ class MonitorProcess:
                 self._monitor["unreadable"].append(asdict(message))
             case Seen():
                 self._monitor.update(asdict(message))
-                if self._looked_late:  # by now the run's own processes are on the devices
+                if self._sampled_late:  # by now the run's own processes are on the devices
                     self._monitor["before"] = []
                 self.place_arms()
                 for reading in self._monitor["before"]:
-                    if text := not_idle(reading, self._monitor["devices"].get(reading["device"], {})):
+                    if text := busy_text(reading, self._monitor["devices"].get(reading["device"], {})):
                         self._trial.status.note(text)
                 self._trial.keep_facts()
 
@@ -197,15 +197,15 @@ class MonitorProcess:
         return names
 
 
-def not_idle(look: Mapping[str, Any], device: Mapping[str, Any]) -> str:
+def busy_text(reading: Mapping[str, Any], device: Mapping[str, Any]) -> str:
     """Return one line for a device that others use before the trial starts, with a remedy; empty for an idle one."""
-    processes, used = look["processes"] or [], look["memory_bytes"] or 0
-    busy = look["utilisation_pct"] or 0
+    processes, used = reading["processes"] or [], reading["memory_bytes"] or 0
+    busy = reading["utilisation_pct"] or 0
     if not processes and busy < _BUSY_PCT and used <= MUCH_BYTES:
         return ""
     people = ", ".join(f"{process['name'] or 'a process'} (pid {process['pid']})" for process in processes[:3])
     people += f" and {len(processes) - 3} more" if len(processes) > 3 else ""
-    name = f"{look['device']} ({device['name']})" if "name" in device else look["device"]
+    name = f"{reading['device']} ({device['name']})" if "name" in device else reading["device"]
     return (
         f"{name} is not idle before the trial: {used / 2**30:.1f} GiB in use, {busy} % busy"
         f"{f', by {people}' if people else ''}: end what runs there, or give another device"
@@ -272,7 +272,7 @@ def _answer(trial: TrialContext, child: Child, deadline: float, late: str) -> Re
     """Wait for the next message of a reference; a text is why none comes."""
     while True:
         trial.check()
-        messages, ended = child.hear(_POLL_S)
+        messages, ended = child.receive(_POLL_S)
         for message in messages:
             if isinstance(message, Ready | Measured):
                 return message

@@ -50,7 +50,7 @@ _write = partial(write_json, indent=1, ensure_ascii=False, allow_nan=False)
 def check_measurable(experiment: Experiment) -> list[Any]:
     """Return the texts that quantised arms are judged by, once arms and machine are seen to allow a measurement.
 
-    Raises ConfigError where they do not, as far as can be told without starting it.
+    Raises ConfigError where they do not, as far as is known without starting it.
     """
     check_parity(experiment)
     for arm in experiment.own_arms:
@@ -155,7 +155,7 @@ class ParityRun:
         refused = ""
         while True:
             self.check()
-            messages, ended = child.hear(_POLL_S)
+            messages, ended = child.receive(_POLL_S)
             for message in messages:
                 last_heard_at = time.monotonic()
                 match message:

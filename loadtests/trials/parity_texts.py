@@ -42,8 +42,8 @@ def read_texts(experiment: Experiment) -> list[Text]:
         if len(ids) < 2:
             raise ConfigError(f"{what}, line {number}: give a list of two token ids or more, such as [1, 15043, 3186]")
         read = min((len(ids) + 1) // 2, longest)
-        asked = ids[: read + most]
-        texts.setdefault((tuple(asked), read), (asked[:read], asked[read:]))
+        prompt = ids[: read + most]
+        texts.setdefault((tuple(prompt), read), (prompt[:read], prompt[read:]))
     if not 1 <= len(texts) <= MOST_TEXTS:
         raise ConfigError(f"{what} has {len(texts)} texts: give 1 to {MOST_TEXTS}")
     return list(texts.values())

@@ -30,7 +30,7 @@ _TORCH_S = 120.0
 
 
 def check_experiment(experiment: Experiment) -> None:
-    """Raise ConfigError where this machine lacks what the experiment needs, as far as can be told before a start."""
+    """Raise ConfigError where this machine lacks what the experiment needs, as far as is known before a start."""
     for arm in experiment.own_arms:
         check_arm(arm.config)
     if experiment.parity.full:
@@ -53,7 +53,7 @@ def check_experiment(experiment: Experiment) -> None:
 
 
 def check_arm(config: ArmConfig) -> None:
-    """Raise ConfigError where the arm's device, compiler or model is missing, as far as can be told without torch."""
+    """Raise ConfigError where the arm's device, compiler or model is missing, as far as is known without torch."""
     check_installed("torch")
     device, _, index = config.model.device.partition(":")
     what = f'arm "{config.name}": model.device is "{config.model.device}"'

@@ -65,7 +65,7 @@ class Pressure:
                 raise RunError(f"the pressure cannot be put on: {error}: lower what [pressure] asks for")
 
     def poll(self) -> None:
-        """Begin and end when it is time, and note what became of the neighbour."""
+        """Begin and end on schedule, and record how the neighbour ended."""
         if not self._facts or self._trial.facts.start_ns is None:
             return
         self._listen(0.0)
@@ -101,7 +101,7 @@ class Pressure:
         facts, child = self._facts, self._child
         if child is None or facts["error"] is not None:
             return
-        messages, ended = child.hear(timeout_s)
+        messages, ended = child.receive(timeout_s)
         for message in cast("list[Weighs]", messages):
             facts["start_ns"] = message.at_ns
         if ended is not None:
@@ -130,14 +130,14 @@ def hold(gpus: Sequence[int], size: int) -> None:
 
 
 def burn() -> None:
-    """Keep one processor busy for ever. A digest of a large block runs without the interpreter's lock."""
+    """Keep one processor busy. A digest of a large block runs without the interpreter's lock."""
     block = bytes(1 << 20)
     while True:
         hashlib.sha256(block)
 
 
 def main(processors: int, size: int, *gpus: int) -> None:
-    """Be the neighbour: hold `size` bytes on each GPU, keep the processors busy, and say `Weighs`. Never returns."""
+    """Act as the neighbour: hold `size` bytes on each GPU, keep processors busy, and say `Weighs`. Never returns."""
     if gpus:
         hold(gpus, size)
     for _ in range(processors):

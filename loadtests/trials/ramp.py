@@ -27,7 +27,7 @@ from tailgate.servers.complaint import ConfigError
 WHOLE = 10_000  # the sum of all weights, so that a step may have two decimals
 _AFTER_NS = 10_000_000_000  # of traffic that goes on after a rollback, to show that the control serves it
 _LAST_NS = 2_000_000_000  # before the traffic ends: what a rollback may take
-_UNSEEN_NS = 120_000_000_000  # without a look, after which a step whose time is over does not wait for one
+_UNSEEN_NS = 120_000_000_000  # without an interim analysis, after which a step whose time is over does not wait for one
 _WINDOW_NS = 300_000_000_000  # in which a burst of errors counts
 _COUNT_NS = 1_000_000_000  # between two counts
 
@@ -111,9 +111,9 @@ class Candidate:
         )
         return sorted(found)
 
-    def standing(self, look: Mapping[str, Any], *, step: int = 0) -> Standing:
+    def standing(self, interim: Mapping[str, Any], *, step: int = 0) -> Standing:
         """Return where the candidate stands by an interim analysis."""
-        outlook, seen = look["arms"][self.name], look.get("step") or {}
+        outlook, seen = interim["arms"][self.name], interim.get("step") or {}
         return Standing(
             step=step,
             step_s=(now_ns() - self.began_ns) / 1e9,
@@ -149,7 +149,7 @@ class RampControl:
         self._candidate = Candidate(experiment.ramp, experiment.gates)
         self._weights = WeightController(run_dir, (self._control, self._candidate.name))
         self._end_ns: int | None = None  # when the load ends, once the ramp has
-        self._looked = self._looked_ns = 0
+        self._last_interim = self._last_interim_ns = 0
         self._step = step
 
     @property
@@ -192,14 +192,14 @@ class RampControl:
         A step without interim analyses ends by its longest time: nothing about it is sure. The last step, which would
         be promoted by its time alone, waits.
         """
-        look, candidate = self._judge.last(), self._candidate
+        interim, candidate = self._judge.last(), self._candidate
         began_ns, limit_s = candidate.began_ns, self._limits.most_step_s
-        if look is not None and int(look["number"]) != self._looked:
-            self._looked, self._looked_ns = int(look["number"]), now_ns()
-            if int(look["at_ns"]) >= began_ns:  # an older one counts the requests of the step before
-                self._act(trial, decide(candidate.standing(look, step=self._step), self._limits))
+        if interim is not None and int(interim["number"]) != self._last_interim:
+            self._last_interim, self._last_interim_ns = int(interim["number"]), now_ns()
+            if int(interim["at_ns"]) >= began_ns:  # an older one counts the requests of the step before
+                self._act(trial, decide(candidate.standing(interim, step=self._step), self._limits))
             return
-        unseen_ns = now_ns() - max(self._looked_ns, began_ns)
+        unseen_ns = now_ns() - max(self._last_interim_ns, began_ns)
         is_last = self._step == len(self._limits.steps) - 1
         if is_last or unseen_ns < _UNSEEN_NS or (now_ns() - began_ns) / 1e9 < limit_s:
             return

@@ -35,7 +35,7 @@ _LISTENING = TypeAdapter(Listening).validate_json
 
 @dataclass(slots=True)
 class _Replica:
-    """One server process on its way from launch to ready. It has a channel once its port is known."""
+    """One server process, from launch to ready. It has a channel once its port is known."""
 
     arm: OwnArm
     name: str
@@ -55,7 +55,7 @@ class _Replica:
 class Replicas:
     """Every replica of every arm that tailgate starts. `command` starts one, `cache` has their compiled code.
 
-    `snapshots` has what each replica reported of itself when it was warm.
+    `snapshots` has each replica's report when it was warm.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Replicas:
         """Take the replica one step nearer to ready, where that needs no waiting."""
         state, child = self._trial.status.replicas[replica.name], replica.child
         what, see = f'arm "{replica.arm.name}": {replica.name}', f"see {child.log_path}"
-        ended = child.poll()  # read first: a replica tells of its failure before it ends
+        ended = child.poll()  # read first: a replica reports its failure before it ends
         if state.stage == "failed":
             raise StartError(replica.arm.name, f"{what} failed: {state.detail}: {see}")
         if ended is not None:
@@ -146,7 +146,7 @@ class Replicas:
             state.stage = "ready"
 
     def _find_port(self, replica: _Replica) -> None:
-        messages, _ = replica.child.hear()
+        messages, _ = replica.child.receive()
         if not messages:
             return
         listening = cast("Listening", messages[0])

@@ -26,7 +26,7 @@ from tailgate.loadtests.trials.status import Status
 from tailgate.loadtests.trials.steering import EarlyEnding, Judge, Steering, WeightWatch
 from tailgate.loadtests.trials.trial import Trial
 from tailgate.loadtests.trials.trial_schedule import TrialSchedules, in_trial
-from tailgate.servers.complaint import ConfigError, fault, unwritten
+from tailgate.servers.complaint import ConfigError, fault, write_failure
 from tailgate.servers.splitter.admin import SplitterError
 
 # -P: a directory called `servers` where the user stands must not be imported instead.
@@ -35,7 +35,7 @@ ARM_COMMAND = (sys.executable, "-P", "-m", "tailgate.servers.front.serve")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """How a run ended. Complete only if every trial ended by itself. `failed_parity` is why no trial was begun."""
+    """How a run ended. Complete only if no trial was stopped. `failed_parity` is why no trial was begun."""
 
     run_dir: Path
     complete: bool
@@ -131,8 +131,8 @@ class Orchestrator:
         except (RunError, SplitterError, ConfigError) as error:
             return ended(error=self._removed() or str(error))
         except OSError as error:
-            return ended(error=self._removed() or f"{unwritten(error)}, and see {run_dir}")
-        except Exception as error:  # what was recorded until then is judged all the same
+            return ended(error=self._removed() or f"{write_failure(error)}, and see {run_dir}")
+        except Exception as error:  # what was recorded until then is still judged
             return ended(error=fault(error, run_dir))
         finally:
             if self._judge is not None:

@@ -105,7 +105,7 @@ def _standing(status: Status) -> Iterator[Metric]:
 
 
 def _load(trials: Sequence[_Accounts]) -> Iterator[Metric]:
-    """Yield what came of the requests, by arm."""
+    """Yield how the requests ended, by arm."""
     reports = [report for trial in trials for report in trial.values()]
     started = sum(number(report.get("started")) or 0.0 for report in reports)
     yield CounterMetricFamily("tailgate_load_requests_started", "Requests started, each copy by itself.", value=started)

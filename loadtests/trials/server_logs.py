@@ -1,4 +1,4 @@
-"""Follow the logs of external arms during a trial, and record what they tell of compiles."""
+"""Follow the logs of external arms during a trial, and record the compiles that they report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tailgate.servers.clock import now_ns
 from tailgate.servers.processes import Child, describe_exit
 
 _POLL_S = 0.1
-_LAST_WORDS_S = 1.0  # for lines that are on their way when the load has ended
+_LAST_WORDS_S = 1.0  # for lines still in transit when the load has ended
 _STOP_GRACE_S = 2.0
 _FIRST_LINE_S, _REST_S, _HISTORY_S = 5.0, 0.3, 10.0  # a command prints what was before at once, and then rests
 
@@ -35,7 +35,7 @@ class _Command:
         self._code: int | None = None
 
     def lines(self) -> Iterator[str]:
-        messages, self._code = self.child.hear()
+        messages, self._code = self.child.receive()
         yield from map(str, messages)
 
     def ended(self) -> str:
@@ -106,7 +106,7 @@ class ServerLogs:
             facts = log.facts()
             log.arm.setdefault("reported", {}).setdefault("logs", []).append(facts)
             for spot in facts["blind_spots"]:
-                self._trial.status.note(f"the log of {log.name} does not tell of every compile: {spot}")
+                self._trial.status.note(f"the log of {log.name} does not report every compile: {spot}")
 
     def _open(self, arm: str, name: str, source: str | tuple[str, ...]) -> LogTail | _Command:
         if isinstance(source, str):

@@ -145,7 +145,7 @@ class Status:
 
 
 def read_accounts(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return what each load process says of itself in its generator-<worker>.json in `folder`, by the worker.
+    """Return what each load process reports in its generator-<worker>.json in `folder`, by the worker.
 
     A file that is not there yet or is broken is left out.
     """

@@ -77,16 +77,16 @@ class Judge:
 END_DELAY_NS = 1_000_000_000  # so that every load process knows of it in time
 
 
-def early_end(look: Mapping[str, Any], ended: Collection[str] = ()) -> tuple[str | None, dict[str, str]]:
+def early_end(interim: Mapping[str, Any], ended: Collection[str] = ()) -> tuple[str | None, dict[str, str]]:
     """Return why a line of interim.jsonl ends the trial, None where it goes on; and else the arms that get no more,
     each with the reason. `ended` are those that have ended already."""
     from tailgate.analysis.judging.gates import FAIL  # here: with it comes SciPy, which only a sequential run needs
 
-    outlooks = {arm: row for arm, row in look["arms"].items() if isinstance(row, Mapping)}
+    outlooks = {arm: row for arm, row in interim["arms"].items() if isinstance(row, Mapping)}
     decided = {arm: row["decision"] for arm, row in outlooks.items() if row["decision"] is not None}
     if decided and not outlooks.keys() - decided.keys() - set(ended):
         parts = "; ".join(f"{arm}: {decision}" for arm, decision in decided.items())
-        return f"decided after {look['seconds'] / 60.0:.1f} minutes ({parts})", {}
+        return f"decided after {interim['seconds'] / 60.0:.1f} minutes ({parts})", {}
     failed = [arm for arm, decision in decided.items() if decision == FAIL and arm not in ended]
     return None, {arm: outlooks[arm]["reason"] for arm in failed}
 
@@ -117,12 +117,12 @@ class EarlyEnding:
 
     def poll(self, trial: Steered) -> None:
         """Do what the last interim analysis decides. trial.json states why."""
-        facts, status, look = trial.context.facts, trial.context.status, self._judge.last()
+        facts, status, interim = trial.context.facts, trial.context.status, self._judge.last()
         if facts.ended is not None or facts.start_ns is None:
             return
         why, arms = None, dict(harmed(trial))
-        if look is not None and look["trial"] == trial.context.number:
-            why, failed = early_end(look, facts.ended_arms)
+        if interim is not None and interim["trial"] == trial.context.number:
+            why, failed = early_end(interim, facts.ended_arms)
             arms |= failed
         if why is None and not arms:
             return

@@ -20,7 +20,7 @@ from tailgate.analysis.records.schemas import COMPILE_EVENTS, MACHINES, STEPS
 from tailgate.analysis.records.tables import RecordWriter
 from tailgate.loadtests.trials.channels import arm_channel
 from tailgate.loadtests.trials.status import ReplicaState, Status, UnderWay
-from tailgate.servers.complaint import named, unwritten
+from tailgate.servers.complaint import named, write_failure
 from tailgate.servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 
 log = logging.getLogger("tailgate.telemetry")
@@ -83,7 +83,7 @@ class Collector:
         self.failure: str | None = None
         self.serving_ns: dict[str, int] = {}
         self._restarts: queue.SimpleQueue[Restart] = queue.SimpleQueue()
-        self.served_compiles: list[ServedCompile] = []  # while serving, in the order in which they were told
+        self.served_compiles: list[ServedCompile] = []  # while serving, in the order of their reports
         self._flusher = threading.Thread(target=self._flush_until_stopped, name="collector", daemon=True)
         self._flusher.start()
 
@@ -277,7 +277,7 @@ class Collector:
         try:
             write()
         except OSError as error:
-            self.failure = self.failure or f"telemetry cannot be written: {unwritten(error)} and run again"
+            self.failure = self.failure or f"telemetry cannot be written: {write_failure(error)} and run again"
 
 
 def _row(schema: pa.Schema, message: Message, trial: int, follower: _Follower) -> dict[str, Any]:

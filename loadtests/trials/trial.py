@@ -80,7 +80,7 @@ class Trial:
         find_external_arms(context, self._schedule.ints("prompt_tokens") + self._schedule.ints("max_tokens"))
         for name, arm, pid in local_servers(context):
             self._monitor.name(name, pid, arm=arm)
-        self._monitor.first_look()
+        self._monitor.first_sample()
         measure_references(context, "before")
         self._replicas.start()
         self._replicas.compare()
@@ -191,12 +191,12 @@ class Trial:
             lambda: self._load.stop() if self._load is not None else None,
             self._turns.stop,
             self._pressure.stop,
-            lambda: self._hear_out(hurry=hurry),
+            lambda: self._receive_last(hurry=hurry),
             lambda: self._server_logs.stop(hurry=hurry),
             self.collector.stop,
         )
 
-    def _hear_out(self, *, hurry: bool) -> None:
+    def _receive_last(self, *, hurry: bool) -> None:
         """Take what replicas still report after the load into the records and the facts."""
         if self._load is None:
             return

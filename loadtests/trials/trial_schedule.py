@@ -54,7 +54,7 @@ class TrialSchedules:
         )
 
 
-_STREAM = 1001  # apart from the streams of the schedule
+_STREAM = 1001  # other than the streams of the schedule
 
 
 def devices_of(experiment: Experiment, trial: int) -> dict[str, str]:

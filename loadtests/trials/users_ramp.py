@@ -139,11 +139,11 @@ class UsersRamp(Orchestrator):
         assert self._judge is not None
         experiment, run_dir = self.experiment, context.folder.parent
         if self._provider is not None:
-            return [Onlooker(run_dir, experiment=experiment, judge=self._judge, provider=self._provider)]
+            return [PassiveRamp(run_dir, experiment=experiment, judge=self._judge, provider=self._provider)]
         return [RampControl(run_dir, experiment, judge=self._judge, step=self._step)]
 
 
-class Onlooker:
+class PassiveRamp:
     """Records what weights another program gives the arms, moves none, and gives `provider` the evidence."""
 
     def __init__(self, run_dir: Path, *, experiment: Experiment, judge: Judge, provider: ProviderServer) -> None:
@@ -165,13 +165,13 @@ class Onlooker:
         self._provider.evidence = self._evidence(trial)
 
     def _evidence(self, trial: Steered) -> Evidence:
-        candidate, limits, look = self._candidate, self._limits, self._judge.last()
+        candidate, limits, interim = self._candidate, self._limits, self._judge.last()
         load = trial.context.status.load.arms.get(candidate.name)
-        standing = Standing(step=0, step_s=0.0) if look is None else candidate.standing(look)
+        standing = Standing(step=0, step_s=0.0) if interim is None else candidate.standing(interim)
         failed = [alarm.why for alarm in candidate.alarms(trial)]
         failed += [standing.failed] if standing.failed is not None else []
         self._failed = tuple(failed) or self._failed
-        missing = self._missing(look)
+        missing = self._missing(interim)
         margin = f"it is surely at most {100.0 * limits.step_margin:g} % slower than the control"
         # Every gate that has passed says more than the margin of a step.
         standing = replace(standing, safe=standing.safe or standing.passed)
@@ -184,18 +184,18 @@ class Onlooker:
             passed="every gate with interim evidence has passed" if standing.passed else margin,
             unseen=load is None or load.finished < limits.least_requests,
             requests=standing.requests,
-            interim=None if look is None else int(look["number"]),
+            interim=None if interim is None else int(interim["number"]),
         )
 
-    def _missing(self, look: Mapping[str, Any] | None) -> str | None:
+    def _missing(self, interim: Mapping[str, Any] | None) -> str | None:
         """Return why nothing is sure now, whatever the gates say; None where that can be."""
         if not self._weights.held:
             return "the weights in force are not known"
-        if look is None:
+        if interim is None:
             return "there is no interim analysis yet: the first comes after a block (traffic.block_s) of requests"
-        if int(look["at_ns"]) < self._candidate.began_ns:
+        if int(interim["at_ns"]) < self._candidate.began_ns:
             return "the last interim analysis is of the weights before"
-        age_s, limit_s = (now_ns() - int(look["at_ns"])) / 1e9, max(_STALE_S, _STALE_BLOCKS * self._gates.block_s)
+        age_s, limit_s = (now_ns() - int(interim["at_ns"])) / 1e9, max(_STALE_S, _STALE_BLOCKS * self._gates.block_s)
         old = f"the last interim analysis is {age_s:.0f} s old; the limit is {limit_s:g} s"
         return old if age_s > limit_s else None
 

@@ -128,7 +128,7 @@ class WeightController:
         self.held = False  # whether the splitter had the last weights when it was last read
         self._known: WeightChange | None = None  # what the splitter is known to have had
         self._read_ns = 0
-        self._start_s: float | None = None  # of the splitter that was told, on the monotonic clock
+        self._start_s: float | None = None  # of the splitter that has the weights, on the monotonic clock
         self._unwritten: WeightChange | None = None
         if configured is not None:
             self._read_ns, self.held = now_ns(), True
@@ -167,7 +167,7 @@ class WeightController:
         if due is None or known is not None:
             self.held = False
             own = [change for change in (known, due) if change is not None]
-            if (found := self._others_change(splitter, own)) is not None:
+            if (found := self._foreign_change(splitter, own)) is not None:
                 self.due, self.held, self._known = None, True, found
                 self._record(found)
                 return found
@@ -184,7 +184,7 @@ class WeightController:
         self._record(taken)
         return taken
 
-    def _others_change(self, splitter: Splitter, own: Sequence[WeightChange]) -> WeightChange | None:
+    def _foreign_change(self, splitter: Splitter, own: Sequence[WeightChange]) -> WeightChange | None:
         """Read the weights, and return what others made of them; None where they are those of one of `own`, which
         `held` says, or where the splitter has started anew."""
         before_ns, self._read_ns = self._read_ns, now_ns()

@@ -1,4 +1,4 @@
-"""The traffic of users, as the splitter's access log tells it: followed, written down as records, accounted for."""
+"""Production traffic from the splitter's access log: follow it, record it, account for it."""
 
 from __future__ import annotations
 

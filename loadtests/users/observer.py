@@ -1,4 +1,4 @@
-"""Writes down users' requests as they end, and an account of it as a load process keeps one of itself."""
+"""Record production requests as they end, and an account such as a load process keeps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class UnderWay:
         self._arms.setdefault((start_ns, connection), []).append(arm)
 
     def ended(self, start_ns: int, connection: int, arm: str) -> None:
-        """Take one off; one that nobody saw begin changes nothing."""
+        """Count one less; one whose begin is not recorded changes nothing."""
         arms = self._arms.get((start_ns, connection), [])
         if arms:
             arms.remove(arm if arm in arms else arms[-1])
@@ -173,7 +173,7 @@ class Observer:
             return None
         counts.finished += 1
         counts.failed += logged.status != "OK"
-        # Not by its own name: replicas that were started apart may have the same one.
+        # Not by its own name: replicas of separate starts may have the same one.
         replica = self._observed.arms[logged.arm].get(logged.address, logged.address)
         return user_record(logged, f"user-{counts.finished}", replica=replica)
 

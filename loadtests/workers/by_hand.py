@@ -55,8 +55,8 @@ def _count(text: str) -> int:
 def add_arguments(parser: Any, *, task: Task) -> None:
     """Add tailgate's settings for requests of this task to Locust's command line and web page.
 
-    Page and master listen on loopback where nobody says otherwise: Locust's own defaults are all addresses, and its
-    page starts load for whoever comes.
+    Page and master listen on loopback by default: Locust's own defaults are all addresses, and its
+    page starts load for any visitor.
     """
     parser.set_defaults(web_host=_LOOPBACK, master_bind_host=_LOOPBACK)
     add = parser.add_argument
@@ -133,7 +133,7 @@ class OpenLoopUser(User):
         cast("Any", self).wait()  # Locust has no annotation on it
 
     def on_stop(self) -> None:
-        """With --stop-timeout, give what this process has in flight that long to end."""
+        """Give requests in flight `--stop-timeout` to end, if it is set."""
         generator, timeout_s = self._load.generator, self.environment.stop_timeout
         if self._load.stopping and timeout_s and generator is not None:
             generator.wait_idle(timeout_s)

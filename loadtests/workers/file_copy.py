@@ -22,7 +22,7 @@ from tailgate.servers.complaint import ConfigError
 
 PIECE_BYTES = 1 << 20
 RESEND_AFTER_S = 5.0
-_LOOK_EVERY_S = 0.1  # at a file that had nothing new
+_CHECK_EVERY_S = 0.1  # at a file that had nothing new
 
 
 class FileSender:
@@ -43,7 +43,7 @@ class FileSender:
         self._confirmed = 0
         self._news = Event()
         self._thread = ThreadPool(1)
-        self._greenlet = gevent.spawn(self._send_for_ever)
+        self._greenlet = gevent.spawn(self._send_loop)
 
     def confirm(self, size: int) -> None:
         """Note that the other host has the first `size` bytes."""
@@ -69,14 +69,14 @@ class FileSender:
         """Send nothing more."""
         self._greenlet.kill(block=False)
 
-    def _send_for_ever(self) -> None:
+    def _send_loop(self) -> None:
         while True:
             self._news.clear()
             at = self._confirmed
             piece = self._thread.apply(_read, (self.path, at, self._piece_bytes))
             if piece:
                 self._send({"name": self.path.name, "at": at, "bytes": piece})
-            self._news.wait(self._resend_after_s if piece else _LOOK_EVERY_S)
+            self._news.wait(self._resend_after_s if piece else _CHECK_EVERY_S)
 
 
 class FileReceiver:

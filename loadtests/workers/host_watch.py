@@ -42,7 +42,7 @@ class HostWatch:
         self._child.wait(_STOP_WITHIN_S)
         code = self._child.kill()
         facts: dict[str, Any] = {"machines": {}, "unreadable": [], "gaps": []}
-        for message in self._child.hear()[0]:
+        for message in self._child.receive()[0]:
             if isinstance(message, Seen):
                 facts["machines"] = message.machines
             elif isinstance(message, Unreadable):

@@ -19,7 +19,7 @@ from tailgate.loadtests.generator.load_log import LoadLog
 from tailgate.loadtests.generator.record import RequestRecord
 from tailgate.loadtests.generator.recorder import RequestRecorder, record_file
 from tailgate.loadtests.generator.trial_config import TrialConfig
-from tailgate.servers.complaint import unwritten
+from tailgate.servers.complaint import write_failure
 from tailgate.servers.config import Task
 
 logger = logging.getLogger("tailgate")
@@ -59,7 +59,7 @@ class LoadProcess:
 
     @classmethod
     def of(cls, environment: Environment) -> Self:
-        """The load process of Locust's environment, which was made for it before."""
+        """Return the load process that was made for Locust's environment."""
         load: Self = getattr(environment, _KEPT_ON_ENVIRONMENT)
         return load
 
@@ -115,7 +115,7 @@ class LoadProcess:
                 if self.log is not None:
                     self.log.write()  # with what the disk took at last
             except OSError as error:
-                logger.error("records cannot be written: %s and run again", unwritten(error))
+                logger.error("records cannot be written: %s and run again", write_failure(error))
 
     def count_in_locust(self, record: RequestRecord) -> None:
         """Count the request in Locust's statistics, unless the end of the test cut it off."""

@@ -37,7 +37,7 @@ from tailgate.loadtests.workers.channel import (
 )
 from tailgate.loadtests.workers.file_copy import FileReceiver
 from tailgate.servers.clock import now_ns
-from tailgate.servers.complaint import ConfigError, unwritten
+from tailgate.servers.complaint import ConfigError, write_failure
 
 logger = logging.getLogger("tailgate")
 
@@ -260,13 +260,13 @@ class Master:
         try:
             write_document(path, {**account, "planned": load.planned, **lost})
         except OSError as error:
-            self._fail(f"records cannot be written: {unwritten(error)} and run again")
+            self._fail(f"records cannot be written: {write_failure(error)} and run again")
 
     def _show_connected(self) -> None:
         """Write to workers.json how many load processes are connected, until they are assigned."""
         path, expected = self._folder / "workers.json", {"expected": self._options.expect_workers}
         while not self._loads:
-            here = len(self._runner.clients.ready) if self._is_master else 0
-            write_document(path, {**expected, "connected": here})
+            workers = len(self._runner.clients.ready) if self._is_master else 0
+            write_document(path, {**expected, "connected": workers})
             gevent.sleep(0.5)
         write_document(path, {**expected, "connected": len(self._loads), "assigned": True})

@@ -62,7 +62,7 @@ class Worker:
         assert environment.runner is not None
         self._runner: Any = environment.runner
         self._clock = ClockComparison()
-        self._heard_ns = 0
+        self._last_message_ns = 0
         self._compared = Event()
         self._senders: dict[str, FileSender] = {}
         self._watch: HostWatch | None = None
@@ -82,9 +82,9 @@ class Worker:
     # --- Messages -----------------------------------------------------------------------------------------------------
 
     def _on_clock(self, data: dict[str, Any]) -> None:
-        self._heard_ns = now_ns()
+        self._last_message_ns = now_ns()
         self._clock.same = bool(data["identity"]) and data["identity"] == clock_identity()
-        self._clock.add(Exchange(data["sent_ns"], data["received_ns"], data["answered_ns"], self._heard_ns))
+        self._clock.add(Exchange(data["sent_ns"], data["received_ns"], data["answered_ns"], self._last_message_ns))
         self._compared.set()
 
     def _on_have(self, data: dict[str, Any]) -> None:
@@ -179,19 +179,19 @@ class Worker:
         self._senders = {name: FileSender(folder / name, send=partial(self._send, FILE)) for name in names}
         log.on_write = self._send_account
         log.refresh()  # the master knows from now on that this process exists
-        gevent.spawn(self._compare_for_ever)
+        gevent.spawn(self._compare_loop)
 
     def _send_account(self, account: dict[str, Any]) -> None:
         if not any(sender.missing_bytes for sender in self._senders.values()):
             self._settled_ns = account["settled_ns"]  # by now on the master's disk
         self._send(ACCOUNT, {**account, "settled_ns": self._settled_ns})
 
-    def _compare_for_ever(self) -> None:
-        self._heard_ns = now_ns()
+    def _compare_loop(self) -> None:
+        self._last_message_ns = now_ns()
         while not self._reported:
             gevent.sleep(_COMPARE_EVERY_S)
             self._send(CLOCK, {"sent_ns": now_ns()})
-            if now_ns() - self._heard_ns > MASTER_SILENT_S * 1e9:
+            if now_ns() - self._last_message_ns > MASTER_SILENT_S * 1e9:
                 error = f"the master has been silent for {MASTER_SILENT_S:g} s"
                 logger.error("%s; what was recorded is kept here", error)
                 self._environment.process_exit_code = 1
@@ -209,7 +209,7 @@ class Worker:
         except Exception as error:
             return self._finish(self._reason(error), _SHIP_WITHIN_S)
         if self._load.generator is not generator:
-            return None  # stopped from outside, which also recorded what was in flight
+            return None  # stopped by another, which also recorded what was in flight
         if generator.failure is None:
             log.complete = True
         if not ended:

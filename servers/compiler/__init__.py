@@ -1,1 +1,1 @@
-"""What torch.compile is asked for and what it did: the only rooms that know its private parts."""
+"""What torch.compile is asked for and what it did: the only modules that know its private parts."""

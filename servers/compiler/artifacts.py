@@ -88,19 +88,19 @@ def read(arm: ArmConfig, device: str) -> Artifact:
     if hashlib.sha256(body).hexdigest().encode() != checksum:
         raise ConfigError(f"{what} is damaged, its checksum does not match: copy it again, or {_REMEDY}")
     line, _, code = body.partition(b"\n")
-    facts, here = json.loads(line), facts_of(arm, device)
-    for key in {**here, **facts}:
-        if here.get(key) != facts.get(key):
-            made, mine = ("not set" if side.get(key) is None else side[key] for side in (facts, here))
+    facts, current = json.loads(line), facts_of(arm, device)
+    for key in {**current, **facts}:
+        if current.get(key) != facts.get(key):
+            made, mine = ("not set" if side.get(key) is None else side[key] for side in (facts, current))
             raise ConfigError(f"{what} is for {key} {made} and here it is {mine}: make them equal, or {_REMEDY}")
     return Artifact(path=path, identity=checksum[:16].decode(), code=code)
 
 
 def facts_of(arm: ArmConfig, device: str) -> dict[str, Any]:
-    """What must be equal where the arm's compiled code is used, by key: device, versions, settings, and the name of the
-    model or of its folder, wherever that is.
+    """Return what must be equal where the arm's compiled code is used, by key: device, versions, settings and the name
+    of the model or of its folder (not its path).
 
-    A GPU is known by its product name, a processor by its instructions and the threads in use.
+    A GPU is identified by its product name, a CPU by its instruction set and the number of threads.
     """
     threads = arm.engine.threads or torch.get_num_threads()
     on_cpu = torch.device(device).type == "cpu"

@@ -159,7 +159,7 @@ def _tuned(tuner: Any, start_ns: int, end_ns: int) -> CompileEvent:
 
 
 def _kernel(function: Any) -> tuple[str, str]:
-    """(name, place) of a kernel by its Python function, which Triton may have wrapped."""
+    """Return (name, place) of a kernel from its Python function, which Triton may have wrapped."""
     while function is not None and not isinstance(getattr(function, "__code__", None), CodeType):
         function = getattr(function, "fn", None)
     if function is None:
@@ -169,6 +169,6 @@ def _kernel(function: Any) -> tuple[str, str]:
 
 
 def _argument(key: Any, names: Sequence[str]) -> str:
-    """The name of an argument by which a constant is kept: its position, a path that begins with it, or its name."""
+    """Return the name of the argument of a constant's key: a position, a path that begins with it, or a name."""
     position = key[0] if isinstance(key, tuple) and key else key
     return names[position] if isinstance(position, int) and position < len(names) else str(key)

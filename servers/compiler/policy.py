@@ -33,7 +33,7 @@ def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bo
     """Set the process-wide compiler options that the policy needs. Raises ConfigError for what torch does not know.
 
     The shapes that a warm-up visits are `planned_shapes`; where they are `closed`, no other one can come. As many
-    `regions` are compiled each by itself, 1 where it is the whole model.
+    `regions` are compiled separately, 1 where it is the whole model.
     """
     if not policy.enabled:
         return
@@ -67,8 +67,8 @@ def load_backend(policy: CompileConfig) -> None:
         try:
             torch.compile(lambda: None, options={name: value})  # type: ignore[dict-item]  # compiles nothing yet
         except RuntimeError as error:
-            said = str(error).partition(", known options")[0]
-            raise ConfigError(f"compile.options.{name} is {value!r} ({said}): see torch._inductor.config") from None
+            problem = str(error).partition(", known options")[0]
+            raise ConfigError(f"compile.options.{name} is {value!r} ({problem}): see torch._inductor.config") from None
 
 
 def _unusable(policy: CompileConfig, error: BaseException) -> str:
@@ -86,7 +86,7 @@ GraphChange = Callable[[torch.fx.Graph], None]
 
 
 def graph_changes(policy: CompileConfig) -> tuple[GraphChange, ...]:
-    """What is done to a graph before the compiler reads it, in order."""
+    """Return the changes to make to a graph before the compiler reads it, in order."""
     changes: list[GraphChange] = [scale_products]
     if policy.join_projections:
         changes.append(join_linears)
@@ -112,12 +112,12 @@ class _GraphPass(CustomGraphPass):
 
 @functools.cache
 def _source_digest() -> str:
-    """What the changes are written as: torch may look for compiled code by the graph as it was before them."""
+    """Digest the source of the changes: torch may look up compiled code by the graph as it was before them."""
     return hashlib.sha256(Path(str(products.__file__)).read_bytes()).hexdigest()
 
 
 def compile_step(step: Callable[..., Any], policy: CompileConfig) -> Callable[..., Any]:
-    """`step` as the policy wants it: itself when compiling is off, otherwise under torch.compile."""
+    """Return `step` under torch.compile as the policy sets it, or `step` itself if compiling is off."""
     if not policy.enabled:
         return step
     # other backends are given a mode and read none, so the configuration allows them the default alone
@@ -148,19 +148,19 @@ def fix_address(tensor: torch.Tensor) -> None:
 
 
 def begin_step(policy: CompileConfig) -> None:
-    """CUDA-graph trees know that the outputs of the previous step are no longer read."""
+    """Mark the outputs of the previous step as no longer read, for CUDA-graph trees."""
     if policy.enabled and policy.mode in GRAPH_TREE_MODES:
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
 
 def settle(policy: CompileConfig) -> None:
-    """The warm-up is over: from here on a strict policy raises what `refusal` reads for shapes that no graph fits."""
+    """End the warm-up: from here on a strict policy raises for shapes that no graph fits (see `refusal`)."""
     if policy.strict:
         torch.compiler.set_stance("fail_on_recompile")
 
 
 def refusal(error: RuntimeError) -> str | None:
-    """Why a strict policy refused the call that raised `error`: the first guard that failed. None for other errors."""
+    """Return why a strict policy refused the call: the first guard that failed. None for other errors."""
     text = str(error)
     if "stance is 'fail_on_recompile'" not in text:
         return None

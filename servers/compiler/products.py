@@ -14,7 +14,7 @@ from torch._inductor.inductor_prims import force_stride_order
 
 
 def join_linears(graph: torch.fx.Graph) -> None:
-    """Products of one input with weights that stand side by side in memory (model.join_weights) become one product.
+    """Join products of one input with weights adjacent in memory (model.join_weights) into one product.
 
     A single row is left alone: the compiler turns its products into reductions, which it fuses better one by one.
     """
@@ -30,8 +30,8 @@ def join_linears(graph: torch.fx.Graph) -> None:
 
 
 def _groups(graph: torch.fx.Graph, held: Callable[[Any], torch.Tensor | None]) -> Iterator[list[torch.fx.Node]]:
-    """Products without a bias whose weights lie in a tensor that `held` gives, those of one input together, in the
-    order of their memory. Products that the tracer does not see side by side in one storage are groups of their own."""
+    """Yield products without a bias whose weights lie in a tensor that `held` gives, grouped by input, in memory order.
+    Products whose weights are not adjacent in one storage form groups of their own."""
     groups: dict[tuple[Any, int], list[tuple[torch.Tensor, torch.fx.Node]]] = {}
     for node in graph.nodes:
         if node.target is not nn.functional.linear or node.kwargs or any(node.args[2:]):
@@ -55,13 +55,13 @@ def _example(node: Any) -> Any:
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> tuple[tuple[int, int], tuple[int, int], int]:
-    """(shape, strides, offset) of the matrix that matrices side by side in memory are."""
+    """Return (shape, strides, offset) of the matrix that adjacent matrices form."""
     columns = parts[0].shape[1]
     return (sum(part.shape[0] for part in parts), columns), (columns, 1), int(parts[0].storage_offset())
 
 
 def _share(graph: torch.fx.Graph, product: torch.fx.Node, nodes: Sequence[torch.fx.Node]) -> None:
-    """Each of `nodes` becomes its columns of `product`."""
+    """Replace each of `nodes` by its columns of `product`."""
     sizes = [_example(node.args[1]).shape[0] for node in nodes]
     after = product
     for node, start, size in zip(nodes, itertools.accumulate(sizes, initial=0), sizes, strict=False):
@@ -76,9 +76,10 @@ def _share(graph: torch.fx.Graph, product: torch.fx.Node, nodes: Sequence[torch.
 
 
 def scale_products(graph: torch.fx.Graph) -> None:
-    """Of products in float8 the scales of rows are multiplied with what comes of them.
+    """Multiply the row scales of float8 products with the result instead of within the product.
 
-    Within the product they leave the library one kernel, of 128 rows and columns, for a step of a few rows.
+    Scales within the product leave the library only one kernel, for 128 rows and columns, even for a step of a few
+    rows.
     """
     for nodes in _groups(graph, lambda weight: weight.qdata if _is_scaled_by_rows(weight) else None):
         with graph.inserting_before(min(nodes)):
@@ -88,23 +89,23 @@ def scale_products(graph: torch.fx.Graph) -> None:
 
 
 def _is_scaled_by_rows(weight: Any) -> bool:
-    """Whether it is torchao's Float8Tensor with a scale for each row, whose inputs are to be held so too."""
+    """Return whether this is torchao's Float8Tensor with one scale a row, whose inputs are scaled by row too."""
     inputs = getattr(weight, "act_quant_kwargs", None)
     return hasattr(inputs, "float8_dtype") and weight.scale.shape == (weight.shape[0], 1)
 
 
 def scaled_product(source: torch.Tensor, weights: Sequence[Any]) -> torch.Tensor:
-    """`source` [..., columns] times float8 weights [rows, columns] that stand side by side: [..., all rows]."""
+    """Multiply `source` [..., columns] by adjacent float8 weights [rows, columns]: [..., all rows]."""
     first = weights[0]
-    asked = first.act_quant_kwargs
+    quantisation = first.act_quant_kwargs
     rows = type(first).from_hp(
         source.reshape(-1, source.shape[-1]),
-        asked.float8_dtype,
-        asked.granularity,
-        asked.mm_config,
-        asked.hp_value_lb,
-        asked.hp_value_ub,
-        asked.kernel_preference,
+        quantisation.float8_dtype,
+        quantisation.granularity,
+        quantisation.mm_config,
+        quantisation.hp_value_lb,
+        quantisation.hp_value_ub,
+        quantisation.kernel_preference,
     )
     values, scales = first.qdata, first.scale
     if len(weights) > 1:
@@ -124,11 +125,10 @@ _ACTIVATIONS = frozenset({"silu", "gelu", "relu", "leaky_relu", "sigmoid", "tanh
 
 
 def store_single_rows(graph: torch.fx.Graph) -> None:
-    """The input of a product with a single row is computed once, and stands in memory, where an activation is in it or
-    the weights are quantised.
+    """Store the input of a single-row product in memory, if it contains an activation or the weights are quantised.
 
-    The compiler makes a reduction of such a product, and of its input a part of it: each of thousands of columns
-    computes the input anew. Of a norm that is a few multiplications, which take no time while plain weights are read.
+    The compiler turns such a product into a reduction and fuses its input into it: each of thousands of columns
+    computes the input again. A norm costs a few multiplications, which are free while plain weights are read.
     """
     stored: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in list(graph.nodes):
@@ -150,5 +150,5 @@ def store_single_rows(graph: torch.fx.Graph) -> None:
 
 
 def _is_activation(node: torch.fx.Node) -> bool:
-    """Whether `node` is an activation, or is computed of one, as silu(gate) * up is."""
+    """Return whether `node` is an activation or is computed from one, as in silu(gate) * up."""
     return any(getattr(item.target, "__name__", "") in _ACTIVATIONS for item in (node, *node.all_input_nodes))

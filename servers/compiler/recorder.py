@@ -248,7 +248,7 @@ class CompileRecorder:
                 self._add(tuning, self.trigger)
 
     def _compile_of(self, metadata: Mapping[str, Any]) -> _Compile:
-        """The compile of this thread that the record belongs to."""
+        """Return the compile of this thread that the record belongs to."""
         key, thread = f"{metadata['frame_id']}/{metadata['frame_compile_id']}", threading.get_ident()
         if thread not in self._compiles or self._compiles[thread].key != key:
             self._compiles[thread] = _Compile(key)
@@ -353,7 +353,7 @@ class CompileRecorder:
         self._blind_spots.append(text)
 
     def _on_kernel(self, event: CompileEvent, tuned: bool) -> None:
-        """Add a kernel that this thread compiled, unless a compile of torch made it on its way. A tuning replaces those
+        """Add a kernel that this thread compiled, unless it is part of a compile of torch. A tuning replaces those
         that it compiled."""
         if threading.get_ident() != self._thread:
             self._elsewhere.append(event)
@@ -372,14 +372,14 @@ class CompileRecorder:
 
 
 def _cause(text: str) -> str:
-    """The first line of the compiler's explanation, with what it was about where the explanation says so."""
+    """Return the first line of the compiler's explanation, with its debug context if there is one."""
     first = text.strip().splitlines()[0].strip() if text.strip() else "no reason given"
     context = _DEBUG_CONTEXT.search(text)
     return jit.cut(f"{first} ({context[1].strip()})" if context else first)
 
 
 def _break(text: str) -> str:
-    """Where a graph broke and why: the last line of the user's stack, and what follows "Graph Break Reason:"."""
+    """Return where a graph broke and why: the last line of the user's stack and the "Graph Break Reason:"."""
     explained, _, _ = text.partition("\nTraceback (most recent call last)")
     reason, _, stack = explained.partition("User code traceback:")
     lines = _STACK_LINE.findall(stack)
@@ -389,7 +389,7 @@ def _break(text: str) -> str:
 
 
 def _joined(reasons: list[str]) -> str:
-    """The guard failures one a line, each once, the one that the compiler names first in front."""
+    """Return the distinct guard failures, one a line, in the compiler's order."""
     lines = list(dict.fromkeys(" ".join(text.split()) for text in reasons if text))
     more = len(lines) - _MOST_REASONS
     return "\n".join(lines[:_MOST_REASONS] + ([f"and {more} more"] if more > 0 else []))
@@ -403,6 +403,6 @@ class EagerCanary:
     seen: int = field(default=0, repr=False)
 
     def ran_eagerly(self) -> bool:
-        """Whether any did since the last call."""
+        """Return whether any step ran since the last call."""
         ran, self.seen = self.steps != self.seen, self.steps
         return ran

@@ -1,4 +1,4 @@
-"""Regions of a model: which of its modules are compiled each by itself, and what their calls ran."""
+"""Regions of a model: which of its modules are compiled separately, and what their calls ran."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_SHOWN = 8
 
 
 def select_regions(model: nn.Module, policy: CompileConfig) -> dict[str, nn.Module]:
-    """Return the modules to compile each by itself, by name: those of compile.regions, or every repeated block.
+    """Return the modules to compile separately, by name: those of compile.regions, or every repeated block.
 
     Of modules inside each other the outermost is compiled. Raises ConfigError for a name that no module has, and where
     the model repeats no block.
@@ -38,7 +38,7 @@ def select_regions(model: nn.Module, policy: CompileConfig) -> dict[str, nn.Modu
 
 
 def _layers(model: nn.Module) -> Sequence[nn.Module]:
-    """The longest list of modules, the model's layers."""
+    """Return the longest list of modules: the model's layers."""
     lists = [[*module] for module in model.modules() if isinstance(module, nn.ModuleList)]
     return max(lists, key=len, default=[])
 
@@ -75,7 +75,7 @@ class CompiledRegions:
             )
 
     def ran_compiled(self) -> bool:
-        """Whether regions were called since the last time, and every call ran compiled code."""
+        """Return whether regions were called since the last time and every call ran compiled code."""
         called, self._calls = self._calls, 0
         wrote_eagerly, self._eager_writes = self._eager_writes, 0
         began_eagerly = self._canary.ran_eagerly()
@@ -101,8 +101,8 @@ class CompiledRegions:
 
 
 def _function_of(kind: type, canary: EagerCanary) -> Callable[..., Any]:
-    """What is compiled for the modules of one class. Its code is its own, since the compiler keeps graphs by code; it
-    bears the name of the class."""
+    """Return the function to compile for the modules of one class. It has its own code object, since the compiler keeps
+    graphs by code, and the name of the class."""
 
     def region(module: Any, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
@@ -114,7 +114,7 @@ def _function_of(kind: type, canary: EagerCanary) -> Callable[..., Any]:
 
 
 def _views(model: nn.Module, cache: Any) -> dict[int, Any]:
-    """The cache's view for each module of a layer, by id of the module; none where the model's layers are not found."""
+    """Return the cache's view for each module of a layer, by id of the module; {} if the layers are not found."""
     blocks, views = _layers(model), cache.views()
     if len(blocks) != len(views):
         return {}

@@ -43,7 +43,7 @@ def grouped_attention(
     window: Window | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention output [B, T, heads, head_dim] for query [B, heads, T, head_dim] over key, value [B, kv_heads, L, …].
+    """Return attention [B, T, heads, head_dim] of query [B, heads, T, head_dim] over key, value [B, kv_heads, L, …].
 
     `window` is what the cache knows of the step; it travels through the model's keyword arguments.
     """
@@ -98,9 +98,9 @@ def _decode_in_kernel(
 def segments(
     positions: torch.Tensor, rows: torch.Tensor, padding: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Where the queries and keys of a chunk lie and how many keys it sees, as `Window.segments`.
+    """Return the query and key offsets of a chunk and the number of keys it sees, as `Window.segments`.
 
-    positions: [B, T], which rise by one in a row, padding apart. rows: [B]. Flash attention aligns the last query with
+    positions: [B, T], which rise by one in a row, except padding. rows: [B]. Flash attention aligns the last query with
     the last key, so a chunk that is padded to T queries sees as many keys as if they were all real; the real ones then
     see exactly what precedes them. A padding row sees the first T keys of its row, and is not to be used.
     """
@@ -140,7 +140,7 @@ flash: Any = torch.ops.aten._flash_attention_forward
 
 
 def reads_in_place(model: Any) -> bool:
-    """Whether flash attention can run the later chunks of the model's prompts."""
+    """Return whether flash attention can run the later chunks of the model's prompts."""
     weight = next(model.parameters())
     config = model.config.get_text_config()
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -155,12 +155,12 @@ def reads_in_place(model: Any) -> bool:
 
 
 def is_ours(model: Any) -> bool:
-    """Whether the model runs this attention, which takes a `window`."""
+    """Return whether the model runs this attention, which takes a `window`."""
     return bool(getattr(model.config, "_attn_implementation", "") == NAME)
 
 
 def prepare(device: torch.device) -> None:
-    """What the kernels keep between calls exists, so that no graph capture allocates it."""
+    """Allocate what the kernels keep between calls, so that no graph capture allocates it."""
     if device.type == "cuda":
         from tailgate.servers.engine.decode_kernel import arrivals, partials
 
@@ -169,7 +169,7 @@ def prepare(device: torch.device) -> None:
 
 
 def contexts_to_warm(model: Any, device: torch.device, limit: int) -> list[int]:
-    """Contexts up to `limit` that a decode step must have run, so that no kernel of ours is compiled while serving."""
+    """Return contexts up to `limit` that warm-up must decode, so that serving compiles no kernel of ours."""
     if device.type != "cuda" or not is_ours(model):
         return []
     from tailgate.servers.engine.decode_kernel import contexts_of_variants

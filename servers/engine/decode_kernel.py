@@ -135,11 +135,11 @@ def _decode(  # type: ignore[no-untyped-def]
             sums = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
             for other in tl.static_range(SPLITS):
                 slot = partial + ((tl.program_id(0) * SPLITS + other) * BLOCK_G + g) * width
-                there = in_group & (other < parts)
+                exists = in_group & (other < parts)
                 # written by another processor: read past this one's own cache
-                part = tl.load(slot[:, None] + d[None, :], mask=there[:, None], other=0.0, cache_modifier=".cg")
-                part_highest = tl.load(slot + BLOCK_D, mask=there, other=-1.0e30, cache_modifier=".cg")
-                part_total = tl.load(slot + BLOCK_D + 1, mask=there, other=0.0, cache_modifier=".cg")
+                part = tl.load(slot[:, None] + d[None, :], mask=exists[:, None], other=0.0, cache_modifier=".cg")
+                part_highest = tl.load(slot + BLOCK_D, mask=exists, other=-1.0e30, cache_modifier=".cg")
+                part_total = tl.load(slot + BLOCK_D + 1, mask=exists, other=0.0, cache_modifier=".cg")
                 raised = tl.maximum(highest, part_highest)
                 fade, part_fade = tl.exp(highest - raised), tl.exp(part_highest - raised)
                 total = total * fade + part_total * part_fade
@@ -174,13 +174,14 @@ def contexts_of_variants(limit: int) -> list[int]:
 
 @functools.cache
 def arrivals(device: torch.device) -> torch.Tensor:
-    """Counters, zero between calls; one stream at a time uses them."""
+    """Return counters, zero between calls; one stream at a time uses them."""
     return torch.zeros(1 << 20, dtype=torch.int32, device=device)
 
 
 @functools.cache
 def partials(device: torch.device) -> torch.Tensor:
-    """Room for the partial results of as many programs as `tiling` ever splits into, one launch after the other."""
+    """Allocate space for the partial results of the most programs that `tiling` splits into, for one launch at a
+    time."""
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     return torch.empty(2 * processors * _PARTIAL, dtype=torch.float32, device=device)
 
@@ -197,8 +198,8 @@ def launch(
     context: int,
     scale: float | None,
 ) -> torch.Tensor:
-    """Attention [B, 1, heads, head_dim] of query [B, heads, 1, head_dim] over rows 0 … B-1 of keys, values, which hold
-    the new token afterwards.
+    """Return attention [B, 1, heads, head_dim] of query [B, heads, 1, head_dim] over rows 0 … B-1 of keys, values, and
+    store the new token there.
 
     new_key, new_value: [B, kv_heads, 1, head_dim]. keys, values: [slots · (padding + 1), kv_heads, head_dim],
     contiguous. positions: [B, 1] int64, where the new token stands; the row sees 0 … position, and a row at `padding`
@@ -250,7 +251,7 @@ def launch(
     return output
 
 
-# An operator of its own, into which a compiled graph does not look. `torch.library.custom_op` would do as well, but it
+# An operator of its own, opaque to a compiled graph. `torch.library.custom_op` would do as well, but it
 # minds autograd in each call: 55 us of the host instead of 5, in every layer of a step that is no CUDA graph.
 _NAME = "tailgate::decode_attention"
 torch.library.define(_NAME, torch.library.infer_schema(launch, mutates_args=("keys", "values")))

@@ -71,7 +71,7 @@ class Outbox:
                 self._sending.release()
 
     def send(self) -> None:
-        """Send what is put, for ever."""
+        """Send what is put, without end."""
         while self._has_some.wait():
             self._has_some.clear()
             self.flush(timeout_s=threading.TIMEOUT_MAX)

@@ -38,13 +38,13 @@ class Runner(Protocol):
     eos_ids: frozenset[int]  # tokens that end an answer
 
     def is_ready(self, step: Step) -> bool:
-        """Whether launching `step` cannot start the compiler."""
+        """Return whether `step` can launch without starting the compiler."""
 
     def launch(self, step: Step, batch_id: int) -> LaunchedStep:
         """Start a step."""
 
     def collect(self, launched: Any) -> Sequence[Any]:
-        """The result of each of its jobs, once there: a token, or the vector of a text (`Finished.vector`)."""
+        """Wait for the results of the step's jobs: a token each, or the vector of a text (`Finished.vector`)."""
 
     def move(self, move: Move) -> None:
         """Copy a cache row."""
@@ -141,7 +141,7 @@ class Engine:
         if pending is not None and (step is None or not self.runner.is_ready(step)):
             outputs.append(self._hand_out(pending))
             pending = None
-            step = _still_held(step)
+            step = _unfinished(step)
         if step is None:
             return outputs, self._settle(())  # a compile on another thread may have ended
         step_id, self._step_id = self._step_id, self._step_id + 1
@@ -171,7 +171,7 @@ class Engine:
         return launched
 
     def _hand_out(self, launched: LaunchedStep) -> StepOutput:
-        """The tokens or vectors of a step, and the answers that they end."""
+        """Return the tokens or vectors of a step, and the requests that they finish."""
         kind, jobs = launched.step.kind, launched.step.jobs
         try:
             results = self.runner.collect(launched)
@@ -217,7 +217,7 @@ class Engine:
     def _settle(self, batch: Sequence[Job]) -> list[CompileEvent]:
         """Charge the compile events of the last step to every request that waited, and name these in the events."""
         events = self._drain_events()
-        stalls = _united((event.start_ns, event.end_ns) for event in events if event.kind in STALLING_KINDS)
+        stalls = _merged_spans((event.start_ns, event.end_ns) for event in events if event.kind in STALLING_KINDS)
         for start_ns, end_ns in stalls:
             self._stalls.append((start_ns, end_ns))
             for job in self._held(batch, end_ns):
@@ -228,11 +228,11 @@ class Engine:
         return events
 
     def _held(self, batch: Sequence[Job], end_ns: int) -> list[Job]:
-        """The batch, and the requests that waited for it before `end_ns`."""
+        """Return the batch and the requests that waited for it before `end_ns`."""
         return [*batch, *(job for job in self.scheduler if job not in batch and job.recv_ns < end_ns)]
 
     def _fail(self, step: Step, step_id: int, error: Exception) -> StepOutput:
-        """The answers that end with the step. Raises the error when the device is lost: no later step would run."""
+        """Finish the requests of a failed step. Raises the error if the device is lost: no later step would run."""
         kind = type(error).__name__
         if kind == "UnforeseenShapeError":  # as asked for, and no fault
             log.warning("step %d (%s of %d) is refused: %s", step_id, step.kind, len(step.jobs), error)
@@ -254,8 +254,8 @@ class Engine:
         return Finished(request_id=job.request_id, status=status, timing=timing, **result)
 
 
-def _united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The spans, overlapping ones merged: no request waits twice at the same time."""
+def _merged_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Merge overlapping spans, so that no request counts a wait twice."""
     united: list[tuple[int, int]] = []
     for start, end in sorted(spans):
         if united and start < united[-1][1]:
@@ -265,8 +265,8 @@ def _united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return united
 
 
-def _still_held(step: Step | None) -> Step | None:
-    """`step` without the answers that have ended since it was planned; None when there is no other."""
+def _unfinished(step: Step | None) -> Step | None:
+    """Return `step` without the requests that finished since it was planned; None if no request is left."""
     if step is None:
         return None
     held = [index for index, job in enumerate(step.jobs) if job.row >= 0]

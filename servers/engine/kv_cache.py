@@ -114,13 +114,13 @@ class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
         return by_row[:batch, : self.window.context].transpose(1, 2)
 
     def get_seq_length(self) -> int:
-        """Nothing for the model to count: every step brings its own positions."""
+        """Return 0: every step brings its own positions, so the model has nothing to count."""
         return 0
 
 
 @dataclass(slots=True, eq=False)
 class LayerView:
-    """The cache as one layer sees it, for a block that is compiled by itself.
+    """The cache as one layer sees it, for a block that is compiled separately.
 
     A block asks the cache for its layer by number, and the compiler would make a graph for every number. The view
     ignores the number, so that one graph serves all layers.
@@ -131,7 +131,7 @@ class LayerView:
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As the layer's own."""
+        """Update the layer."""
         return self.layer.update(key_states, value_states)
 
 
@@ -148,12 +148,12 @@ class SlotCache(Cache):  # type: ignore[misc]
         super().__init__(layers=made)
 
     def views(self) -> list[LayerView]:
-        """One view for each layer."""
+        """Return one view for each layer."""
         layers: list[Any] = self.layers
         return [LayerView(layer) for layer in layers]
 
     def tensors(self) -> list[torch.Tensor]:
-        """Keys and values of every layer that has been allocated."""
+        """Return keys and values of every layer that is allocated."""
         layers: list[Any] = self.layers
         return [tensor for layer in layers if layer.is_initialized for tensor in (layer.keys, layer.values)]
 
@@ -165,5 +165,5 @@ class SlotCache(Cache):  # type: ignore[misc]
         torch._foreach_copy_(targets, sources)
 
     def memory_bytes(self) -> int:
-        """Bytes held by keys and values."""
+        """Return the bytes that keys and values hold."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())

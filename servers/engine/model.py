@@ -19,7 +19,7 @@ from tailgate.servers.presets import BOS_ID, EOS_ID, PAD_ID, RANDOM_PRESETS
 
 
 def model_config(model: ModelConfig) -> PreTrainedConfig:
-    """The architecture behind `model.id`, without its weights."""
+    """Return the architecture of `model.id`, without its weights."""
     if not model.id.startswith("random:"):
         try:
             config: PreTrainedConfig = AutoConfig.from_pretrained(model.id)
@@ -32,14 +32,14 @@ def model_config(model: ModelConfig) -> PreTrainedConfig:
 
 
 def check_task(model: ModelConfig, config: Any) -> None:
-    """A model of this architecture can do the task. Raises ConfigError."""
+    """Check that a model of this architecture can do the task. Raises ConfigError."""
     what = f'model.task is "{model.task}" but model.id "{model.id}" is a {config.model_type} model'
     reads_masks = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     if model.embeds and config.is_encoder_decoder:
         raise ConfigError(f"{what}, an encoder with a decoder, which takes two texts: give an encoder alone")
     # a model that generates may be configured to attend both ways
-    looks_back = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not reads_masks
-    is_decoder = looks_back or getattr(config, "is_decoder", False)
+    is_causal = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not reads_masks
+    is_decoder = is_causal or getattr(config, "is_decoder", False)
     if model.embeds and is_decoder and not getattr(config, "use_bidirectional_attention", False):
         raise ConfigError(f'{what}, which generates: set model.task = "generate", or give an encoder')
     if not model.embeds and reads_masks and not is_decoder and not config.is_encoder_decoder:
@@ -47,7 +47,7 @@ def check_task(model: ModelConfig, config: Any) -> None:
 
 
 def load_model(model: ModelConfig) -> nn.Module:
-    """The model in evaluation mode on its device, in its dtype, with the attention and the quantisation asked for.
+    """Load the model in evaluation mode, with the device, dtype, attention and quantisation of its settings.
 
     Random weights depend on `model.seed`, the device and the torch version alone, so arms of one run share them. On
     cuda:N, N is this thread's current device afterwards.
@@ -79,7 +79,7 @@ def _architecture(model: ModelConfig) -> Any:
 
 
 def readable_tokens(module: Any) -> int | None:
-    """The tokens of the longest text that a loaded encoder has positions for; None where nothing bounds it."""
+    """Return the most tokens that a loaded encoder has positions for; None if it has no limit."""
     positions = getattr(module.config, "max_position_embeddings", None)
     if not isinstance(positions, int) or positions < 1:
         return None
@@ -95,9 +95,9 @@ _JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 @torch.no_grad()
 def join_weights(model: nn.Module) -> None:
-    """Weights of projections that read the same input stand side by side in memory.
+    """Place the weights of projections that read the same input adjacent in memory.
 
-    The modules and what they compute are as before. A compiler pass may then read them as one matrix.
+    The modules and what they compute stay the same. A compiler pass can then read them as one matrix.
     """
     for parent in model.modules():
         for names in _JOINED:
@@ -118,12 +118,12 @@ def join_weights(model: nn.Module) -> None:
 
 
 def _side_by_side(matrices: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Copies of them, one after the other in one piece of memory."""
+    """Copy the matrices into one block of memory, one after the other."""
     return torch.split(torch.cat(list(matrices)), [matrix.shape[0] for matrix in matrices])
 
 
 def eos_ids(module: Any) -> frozenset[int]:
-    """The end-of-sequence ids of a loaded model."""
+    """Return the end-of-sequence ids of a loaded model."""
     ids = module.generation_config.eos_token_id if module.generation_config is not None else None
     ids = module.config.eos_token_id if ids is None else ids
     if ids is None:

@@ -10,7 +10,7 @@ from tailgate.servers.complaint import ConfigError
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device that `name` stands for; `auto` takes the first GPU, otherwise the CPU."""
+    """Return the device that `name` means; `auto` is the first GPU, or else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
@@ -27,7 +27,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """The device as the records call it: cpu or cuda:N."""
+    """Return the device's name in the records: cpu or cuda:N."""
     return device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}"
 
 
@@ -37,7 +37,7 @@ def product_name(device: torch.device) -> str:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype that `name` stands for; `auto` is bfloat16 on a GPU and float32 on a CPU."""
+    """Return the dtype that `name` means; `auto` is bfloat16 on a GPU and float32 on a CPU."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]

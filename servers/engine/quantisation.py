@@ -22,13 +22,13 @@ def quantise(model: Any, settings: ModelConfig) -> None:
     a layer's size does not allow it, or the weights came quantised."""
     if settings.quantisation == "none":
         return
-    asked = f'model.quantisation is "{settings.quantisation}"'
+    setting = f'model.quantisation is "{settings.quantisation}"'
     device = next(model.parameters()).device
     on_gpu = device.type == "cuda"
     capability = torch.cuda.get_device_capability(device) if on_gpu else None
     check_quantisation(settings, on_gpu=on_gpu, capability=capability)
     if getattr(model.config, "quantization_config", None) is not None:
-        raise ConfigError(f"{asked} but the files of {settings.id} are quantised already: leave it out")
+        raise ConfigError(f"{setting} but the files of {settings.id} are quantised already: leave it out")
     output = model.get_output_embeddings()
     linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     wanted = {name: layer for name, layer in linear.items() if layer is not output}
@@ -39,12 +39,12 @@ def quantise(model: Any, settings: ModelConfig) -> None:
         quantize_(model, _configuration(settings.quantisation), filter_fn=lambda layer, _: id(layer) in chosen)
     except (AssertionError, ImportError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         why = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ConfigError(f"{asked} and torchao cannot do it here ({why}): use another") from None
+        raise ConfigError(f"{setting} and torchao cannot do it here ({why}): use another") from None
     left = [name for name, layer in wanted.items() if not is_quantised(layer.weight)]
     if left or not wanted:
         first = f", first {left[0]} ({' × '.join(map(str, wanted[left[0]].weight.shape))})" if left else ""
         raise ConfigError(
-            f"{asked} but {len(left)} of {len(wanted)} linear layers of the blocks cannot be held so{first}: use "
+            f"{setting} but {len(left)} of {len(wanted)} linear layers of the blocks cannot be held so{first}: use "
             "another"
         )
 

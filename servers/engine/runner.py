@@ -151,7 +151,7 @@ class ModelRunner(StepRunner):
         if kind != "prefill":
             longest = engine.max_prompt_tokens
             if kind == "decode":
-                # The whole of the cache is a size of its own: a mask that is not cut compiles apart from one that is.
+                # The whole cache is a separate size: a mask that is not cut compiles separately from one that is.
                 longest = engine.longest_context if self.arm.shapes.kind == "exact" else engine.max_length
             yield fixed[-1], 0, (low, longest)
 

@@ -17,9 +17,9 @@ _PARTS = 64
 
 
 def largest(logits: torch.Tensor) -> torch.Tensor:
-    """The index [B] of the largest of each row's logits [B, vocab], the first of equals.
+    """Return the index [B] of the largest of each row's logits [B, vocab], the first of equals.
 
-    Few long rows keep a GPU's argmax to few processors; in two stages the same takes a fifth of the time.
+    On few long rows a GPU's argmax uses few processors; two stages take a fifth of the time.
     """
     batch, size = logits.shape
     if not logits.is_cuda or size % _PARTS:
@@ -31,13 +31,13 @@ def largest(logits: torch.Tensor) -> torch.Tensor:
 
 
 def is_greedy(jobs: Sequence[Job]) -> bool:
-    """Whether no job draws."""
+    """Return whether every job is greedy."""
     return all(job.temperature <= 0 for job in jobs)
 
 
 def draw_table(jobs: Sequence[Job], rows: Sequence[int], batch: int) -> list[list[float]]:
-    """Temperature and draw [2][batch], where `rows[i]` belongs to `jobs[i]`; the other rows are greedy, as those of
-    temperature 0."""
+    """Return temperature and draw [2][batch], where `rows[i]` belongs to `jobs[i]`; other rows are greedy (temperature
+    0)."""
     table = [[0.0] * batch for _ in range(2)]
     for job, row in zip(jobs, rows, strict=True):
         table[0][row], table[1][row] = job.temperature, uniform(job.seed, job.launched - 1)
@@ -45,7 +45,7 @@ def draw_table(jobs: Sequence[Job], rows: Sequence[int], batch: int) -> list[lis
 
 
 def uniform(seed: int, index: int) -> float:
-    """A number in [0, 1) that belongs to the `index`-th token of an answer with `seed`; 24 bits, exact in float32."""
+    """Return a number in [0, 1) for the `index`-th token of an answer with `seed`; 24 bits, exact in float32."""
     key = seed.to_bytes(8, "little", signed=seed < 0)
     digest = hashlib.blake2b(index.to_bytes(8, "little", signed=True), digest_size=8, key=key).digest()
     return (int.from_bytes(digest, "little") >> 40) / (1 << 24)

@@ -65,12 +65,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedStep:
-    """A step on its way through the device."""
+    """A step in flight on the device."""
 
     step: Step
     answers: tuple[bool, ...]  # whether the job gets a token: not for a chunk with more of the prompt to come
     shape: StepShape
-    real_tokens: int  # computed for jobs, padding apart
+    real_tokens: int  # computed for jobs, without padding
     batch_id: int
     start_ns: int
     compiled: bool
@@ -140,7 +140,7 @@ class Scheduler(_Held):
         return Step("decode", decodable) if decodable else None
 
     def _next_prefill(self) -> Step | None:
-        """Later chunks of prompts already begun come first, so that a prompt is finished before another begins."""
+        """Plan later chunks of prompts already begun, or else admit queued jobs and plan their first chunks."""
         begun = [job for job in self._active if job.prefilled < len(job.prompt)][: self._limits.prefill_batch]
         if begun:
             return self._chunks("extend", begun)

@@ -33,7 +33,7 @@ class StepShape:
     context: int
 
     def __str__(self) -> str:
-        """As `tailgate inspect --shapes` takes it: "decode 8@512"."""
+        """Return the form that `tailgate inspect --shapes` takes: "decode 8@512"."""
         return f"{self.kind} {self.size}"
 
     @property
@@ -120,23 +120,24 @@ class Buckets:
     first: Kind = "prefill"
 
     def prefill(self, batch: int, length: int) -> StepShape:
-        """As ExactShape's."""
+        """Return the shape padded to buckets."""
         padded = round_up(length, self.lengths, "prompt", "tokens")
         rows = round_up(batch, self.prefill_batches, f"{self.first} batch", "rows")
         return StepShape(self.first, rows, padded, padded)
 
     def extend(self, batch: int, length: int, context: int) -> StepShape:
-        """As ExactShape's. A chunk is padded to the full one: its length is no dimension of its own in the ladder."""
+        """Return the shape padded to buckets. A chunk is padded to the full one: its length is no dimension in the
+        buckets."""
         rows = self.prefill(batch, length).batch
         return StepShape("extend", rows, self.lengths[-1], round_up(context, self.prompt_contexts, "prompt", "tokens"))
 
     def decode(self, batch: int, context: int) -> StepShape:
-        """As ExactShape's."""
+        """Return the shape padded to buckets."""
         rows = round_up(batch, self.batches, "batch", "rows")
         return StepShape("decode", rows, 1, round_up(context, self.contexts, "context", "positions"))
 
     def is_closed(self) -> bool:
-        """As ExactShape's."""
+        """Return True: the set of shapes is finite."""
         return True
 
     def planned(self) -> Iterator[StepShape]:
@@ -246,7 +247,7 @@ def _alone(arm: ArmConfig, length: int) -> Iterator[StepShape]:
 def prompt_borders(arm: ArmConfig) -> frozenset[int]:
     """Return the lengths of prompts, in tokens, that lie on a border or just past it, as far as prompts may be so long.
 
-    Borders are one token, the longest prompt, the steps of a ladder, the smallest size that is not padded up, and the
+    Borders are one token, the longest prompt, the buckets, the smallest size that is not padded up, and the
     first length that is cut (whose last chunk is one token). A prompt of n tokens is decoded from context n + 1 on.
     """
     longest = arm.engine.max_prompt_tokens

@@ -248,7 +248,7 @@ class StepRunner(ABC):
         return self.shapes.prefill(len(step.jobs), length)
 
     def is_ready(self, step: Step) -> bool:
-        """Return whether `step` cannot make the compiler run, so that it may be launched while finished tokens wait."""
+        """Return whether `step` cannot start the compiler, and may be launched while finished tokens wait."""
         policy = self.arm.compile
         if not policy.enabled or policy.strict:
             return True

@@ -76,11 +76,11 @@ class _ModelStep(nn.Module):
         return newest, sampling.largest(newest)
 
     def _mask(self, positions: torch.Tensor, width: int) -> torch.Tensor | dict[str, torch.Tensor]:
-        """[B, 1, T, width], which cache positions a token sees; one for each layer type where layers differ.
+        """Return [B, 1, T, width]: the cache positions that each token sees; one for each layer type if layers differ.
 
-        True or false for the decode kernel, otherwise what is added to the scores. A GPU's attention wants the rows of
-        what it adds aligned; cut from rows of one aligned length, they need no copy in every layer, and a dynamic
-        width leaves the compiler no question about their layout.
+        It is boolean for the decode kernel, otherwise the term to add to the scores. A GPU's attention needs the rows
+        of that term aligned; cut from rows of one aligned length, they need no copy in every layer, and a dynamic width
+        leaves the compiler no question about their layout.
         """
         reach = -(-self.widest // _ALIGNED) * _ALIGNED
         distance = positions[:, None, :, None] - torch.arange(reach, device=positions.device)
@@ -120,7 +120,7 @@ def gather_last(model: Any, window: Window) -> None:
 
 
 def _at(values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """[B, 1, n] of values [B, T, n]: each row's at its own index [B]."""
+    """Return [B, 1, n] of values [B, T, n]: each row's at its own index [B]."""
     return values.gather(1, index[:, None, None].expand(-1, 1, values.shape[-1]))
 
 

@@ -219,7 +219,7 @@ class Front:
             case StepOutput():
                 self._take_output(message)
             case CompileUnderWay() | CompileEvent():
-                if self._is_on_trial:
+                if self._is_probing:
                     message.phase = "warmup"
                 if isinstance(message, CompileEvent):
                     self.metrics.count_compile(message)
@@ -237,7 +237,7 @@ class Front:
                 self.warm = message
 
     @property
-    def _is_on_trial(self) -> bool:
+    def _is_probing(self) -> bool:
         """Whether the engine is warm and has not answered yet: what happens now is part of the warm-up."""
         return self.warm is not None and self.ready is None
 
@@ -248,7 +248,7 @@ class Front:
         self.publish(Progress(at_ns=now_ns(), stage="serving", detail=f"{self.ready.device} {self.ready.dtype}"))
 
     def _take_output(self, output: StepOutput) -> None:
-        if not self._is_on_trial:
+        if not self._is_probing:
             self.metrics.tokens.inc(len(output.tokens))
         for request_id, token_id in output.tokens:
             answer = self._answers.get(request_id)
@@ -259,7 +259,7 @@ class Front:
             if answer is not None:
                 answer.finish(finished)
         self.metrics.in_flight.set(self.in_flight)
-        if output.step is not None and not self._is_on_trial:
+        if output.step is not None and not self._is_probing:
             fell_back = self.arm.compile.enabled and not output.step.compiled
             self.metrics.steps(kind=output.step.kind, fell_back="yes" if fell_back else "no").inc()
             self.publish(output.step)

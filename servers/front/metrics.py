@@ -30,7 +30,7 @@ class FrontMetrics:
         self.in_flight = self._labelled(Gauge, "in_flight", "Requests queued or running.")()
 
     def _labelled(self, kind: type[M], name: str, text: str, *labels: str) -> Callable[..., M]:
-        """What gives the metric for values of `labels`, by name."""
+        """Register a metric, and return the function that gives its child for values of `labels`, by name."""
         metric = kind(f"tailgate_{name}", text, [*self._labels, *labels], registry=self.registry)
         return partial(metric.labels, **self._labels)
 

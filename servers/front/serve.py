@@ -41,7 +41,7 @@ from tailgate.servers.front.service import InferenceService, try_out
 from tailgate.servers.front.telemetry import TelemetryService
 from tailgate.servers.front.tokenizer import load_tokenizer
 from tailgate.servers.metadata import INFERENCE_SERVICE
-from tailgate.servers.program import compile_cache, exit_code, log_to_stderr, on_its_card_alone, read_arm
+from tailgate.servers.program import compile_cache, exit_code, log_to_stderr, pin_to_card, read_arm
 from tailgate.servers.rpc import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from tailgate.servers.security import check_named, is_bearer, token_from_variable
 
@@ -94,7 +94,7 @@ async def _refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> Non
 
 
 class EnginePipe:
-    """The front's end of the pipe to the engine process. What has no room in the pipe waits in memory.
+    """The front's end of the pipe to the engine process. What does not fit in the pipe waits in memory.
 
     A front that waited for its engine could answer neither health checks nor signals.
     """
@@ -129,7 +129,7 @@ async def serve(arm: ArmConfig, options: argparse.Namespace, *, cache_dir: str, 
     replica = options.replica or f"{arm.name}-0"
     spawn = multiprocessing.get_context("spawn")
     front_end, engine_end = spawn.Pipe()
-    table = on_its_card_alone(arm, os.environ).to_dict()
+    table = pin_to_card(arm, os.environ).to_dict()
     engine = spawn.Process(target=serve_engine, args=(engine_end, table, cache_dir), name=replica)
     pipe = await EnginePipe.of(front_end)
     front = Front(arm, replica, pipe.send, load_tokenizer(arm.model.id), FrontMetrics(arm.name, replica))

@@ -127,7 +127,7 @@ def embed_response(vector: bytes, tokens: int) -> inference_pb2.EmbedResponse:
 
 @cache
 def _head_of_values(count: int) -> bytes:
-    """What stands before `count` values on the wire."""
+    """Return the bytes that precede `count` values on the wire."""
     return inference_pb2.EmbedResponse(values=bytes(count)).SerializeToString()[: -4 * count]
 
 

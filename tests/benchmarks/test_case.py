@@ -66,7 +66,7 @@ def test_a_trouble_that_was_staged_on_a_card_is_named(staged: str, seen: set[str
 
 def test_runs_of_a_case_are_judged_together(tmp_path: Path) -> None:
     for number, day in ((1, "20260101T000000Z"), (2, "20260102T000000Z")):
-        run = FakeRun(seed=number, duration_s=60.0, trials=1, stated=True)
+        run = FakeRun(seed=number, duration_s=60.0, trials=1, checksums=True)
         keep(tmp_path / "case", write_run(tmp_path / f"{day}-case", run))
     verdict = verdict_of(tmp_path / "case")
     assert verdict["trials"] == 2
@@ -104,7 +104,7 @@ def test_what_is_not_as_registered_is_said_with_both_values(tmp_path: Path) -> N
     assert deviations(run, ["gates"]) == deviations(run, ["gates.margin"]) == []
 
 
-def test_a_run_that_nobody_registered_is_refused_before_anything_is_kept(
+def test_an_unregistered_run_is_refused_before_anything_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("benchmarks.case.CASES", tmp_path / "cases")
@@ -140,7 +140,7 @@ def test_an_archive_returns_what_was_packed_with_token_times_to_100_us(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.kept.UNPACKED", tmp_path / "unpacked")
-    run = write_run(tmp_path / "run", FakeRun(duration_s=30, rate=2, stated=True))
+    run = write_run(tmp_path / "run", FakeRun(duration_s=30, rate=2, checksums=True))
     keep(tmp_path / "case", run, token_gaps=True)
     pack(tmp_path / "case", tmp_path / "case.tar.xz")
     (before,) = (tmp_path / "case").rglob("requests*.parquet")
@@ -333,7 +333,7 @@ def test_rules_see_neither_the_requests_that_failed_nor_why() -> None:
         assert row["rules"]["Kayenta, p99 a minute"] == "PASS (Low, 1 point)"
 
 
-def test_beside_the_rules_stands_the_verdict_on_the_arm_and_not_on_the_run() -> None:
+def test_the_rules_compare_with_the_verdict_on_the_arm_and_not_on_the_run() -> None:
     verdicts = {row["arm"]: row["overall"] for row in rows("planted-decode-h200")}
     assert verdicts == {"decode-plus-5": "INCONCLUSIVE", "decode-plus-10": "INCONCLUSIVE", "decode-plus-20": "FAIL"}
 

@@ -188,7 +188,7 @@ def test_a_decision_is_shown_at_once(run: WatchedRun, open_page: Open) -> None:
     tab = open_page(run)
     assert tab.text("h1") == "Under load"
     go_on(run, 60)
-    run.look(2, decided=True)
+    run.analyse(2, decided=True)
     run.status()
     tab.wait_for_text("h1", "FAIL")
     assert "2 of 2 arms decided, compiled-naive failed." in tab.text("#state")

@@ -126,8 +126,8 @@ await new Promise((done) => setTimeout(done, 200));  // charts are drawn again a
 measure("unfolded");
 for (const input of document.querySelectorAll(".chart .segments input")) { input.click(); measure(input.value); }
 for (const table of document.querySelectorAll("table.gates, table.checks")) {
-  const room = table.parentElement.clientWidth;
-  if (table.scrollWidth > room + 1) faults.push(`${table.className} is ${table.scrollWidth} px wide in ${room} px`);
+  const space = table.parentElement.clientWidth;
+  if (table.scrollWidth > space + 1) faults.push(`${table.className} is ${table.scrollWidth} px wide in ${space} px`);
 }
 const page = document.documentElement.scrollWidth;
 if (page > innerWidth + 1) faults.push(`the page is ${page} px wide in ${innerWidth} px`);

@@ -13,7 +13,7 @@ import yaml
 from tailgate.analysis.summary.summary import EXIT_CODES
 from tailgate.loadtests.experiments.reading import from_table, load, load_table
 from tailgate.loadtests.experiments.toml_limits import table_of
-from tailgate.loadtests.experiments.users import of_users
+from tailgate.loadtests.experiments.users import production_table
 from tailgate.loadtests.provider import TOKEN_VARIABLE
 from tailgate.loadtests.provider.answers import HOOKS
 from tailgate.loadtests.provider.server import FLAGGER, HEALTH, JUDGEMENT
@@ -145,7 +145,7 @@ def test_the_provider_reads_the_route_that_a_controller_moves_and_needs_a_token(
         "none",
         "off",
     )
-    experiment = ramped(from_table(of_users(table)))
+    experiment = ramped(from_table(production_table(table)))
     users = experiment.users
     users.check()
     assert users.provider == f"0.0.0.0:{known['Service']['spec']['ports'][0]['port']}"

@@ -35,7 +35,7 @@ def modules_named(package: str) -> dict[str, set[str]]:
     return layers
 
 
-def modules_there(package: str) -> dict[str, set[str]]:
+def existing_modules(package: str) -> dict[str, set[str]]:
     layers: dict[str, set[str]] = {"": set()}
     for path in (ROOT / package).rglob("*.py"):
         parts = path.relative_to(ROOT / package).with_suffix("").parts
@@ -46,7 +46,7 @@ def modules_there(package: str) -> dict[str, set[str]]:
 
 def test_the_design_page_names_every_module_under_its_layer() -> None:
     for package in ("loadtests", "servers", "analysis"):
-        named, there = modules_named(package), modules_there(package)
+        named, there = modules_named(package), existing_modules(package)
         named[""] -= {"rpc"}
         assert named == there, package
 

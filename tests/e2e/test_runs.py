@@ -57,8 +57,8 @@ def test_a_run_until_decided_ends_when_it_is_decided(tmp_path: Path) -> None:
     assert len(requests(run_dir)) == sum(planned.values()), "all that was due was sent and has ended"
     blocking = {check["check"] for check in summary_of(run_dir)["validity"] if not check["ok"]}
     assert not blocking & {"complete", "arms", "cut requests", "pairs", "blocks"}
-    looks = [json.loads(text) for text in (run_dir / "interim.jsonl").read_text().splitlines()]
-    assert {name: arm["decision"] for name, arm in looks[-1]["arms"].items()} == {
+    analyses = [json.loads(text) for text in (run_dir / "interim.jsonl").read_text().splitlines()]
+    assert {name: arm["decision"] for name, arm in analyses[-1]["arms"].items()} == {
         "compiled-padded": "PASS",
         "compiled-naive": "FAIL",
     }

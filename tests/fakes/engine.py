@@ -1,6 +1,6 @@
 """Engines that say that they are warm, in the place of a replica's own: `python -m tests.fakes.engine HOW …`.
 
-HOW is `answers` (every answer comes whole; one of more than 1,000 tokens stands still after its first), `fails` (every
+HOW is `answers` (every answer comes whole; one of more than 1,000 tokens stalls after its first), `fails` (every
 request ends with INTERNAL), `short` (every answer lacks its last token) or `mute` (nothing comes). What follows is the
 command line of `python -m tailgate.servers.front.serve`. For tests of the front alone.
 """

@@ -24,7 +24,7 @@ Change = Callable[[dict[str, Any]], None]
 class FakeCluster:
     """`rules` are those of a Role, None allows all. `token` is the one that is let in, "" for none.
 
-    `interfere` runs before each patch, as somebody else's change; `admit` changes what a patch asked for; `refusal` is
+    `interfere` runs before each patch, as another client's change; `admit` changes what a patch asked for; `refusal` is
     the message with which every patch is refused.
     """
 

@@ -1,4 +1,4 @@
-"""A run directory as it looks in the middle of a run: what the page reads, written step by step."""
+"""A run directory in the middle of a run: what the page reads, written step by step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REASON = "tensor 'input_ids' size mismatch at index 1. expected 64, actual 81"
 @dataclass(kw_only=True)
 class WatchedRun:
     """A run of a control and two treatments on two devices, of which the second recompiles; `text` is what arms, shapes
-    and reasons are called beside that."""
+    and reasons are called besides."""
 
     folder: Path
     naive: str = "compiled-naive"
@@ -124,7 +124,7 @@ class WatchedRun:
         self.writers["compile_events"].append(row)
         self.writers["compile_events"].flush()
 
-    def look(self, number: int, *, decided: bool = False) -> None:
+    def analyse(self, number: int, *, decided: bool = False) -> None:
         """Write an interim analysis: of the gates by ratio the second candidate fails, if `decided`."""
         grown, width = 1 - math.exp(-number / 6), 0.55 / math.sqrt(number)
         verdicts = ("PASS", "FAIL") if decided else ("INCONCLUSIVE",) * 2
@@ -176,7 +176,7 @@ class WatchedRun:
         for _ in range(number):
             for _ in range(60):
                 self.second()
-            self.look(self.at_s // 60, decided=decided and self.at_s == number * 60)
+            self.analyse(self.at_s // 60, decided=decided and self.at_s == number * 60)
         self.status()
 
     def end(self, report: str = "<!doctype html><title>FAIL</title><h1>The report</h1>") -> None:

@@ -34,7 +34,7 @@ Lie = Literal[
 LIES: tuple[Lie, ...] = get_args(Lie)
 LATE_S = 2.0
 _HOUR_NS = 3_600_000_000_000
-_told: dict[str, str] = {}
+_lies: dict[str, str] = {}
 
 
 class LyingArm(Arm):
@@ -43,7 +43,7 @@ class LyingArm(Arm):
     @property
     def lie(self) -> str:
         """The lie; empty for a replica that reports truly."""
-        return _told.get(self.replica, "")
+        return _lies.get(self.replica, "")
 
     def publish(self, event: telemetry_pb2.TelemetryEvent) -> None:
         kind = event.WhichOneof("event")
@@ -66,18 +66,18 @@ class LyingArm(Arm):
                 record.start_ns, record.end_ns = record.end_ns - _HOUR_NS, record.start_ns - _HOUR_NS
         super().publish(event)
 
-    def trail(self, context: grpc.ServicerContext, step: FirstStep, request_id: str, **told: Any) -> None:
+    def trail(self, context: grpc.ServicerContext, step: FirstStep, request_id: str, **trailers: Any) -> None:
         if self.lie == "no trailers":
             return
         if self.lie == "late trailers":
             time.sleep(LATE_S)
         if self.lie == "more tokens than came":
-            told["tokens"] += 5
+            trailers["tokens"] += 5
         if self.lie == "times that go backwards":
-            told["received"], told["end"] = told["end"] + _HOUR_NS, told["received"] - _HOUR_NS
+            trailers["received"], trailers["end"] = trailers["end"] + _HOUR_NS, trailers["received"] - _HOUR_NS
         if self.lie == "compiles hidden":
             step = replace(step, stall_ns=0)
-        super().trail(context, step, request_id, **told)
+        super().trail(context, step, request_id, **trailers)
 
     def Generate(  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: grpc.ServicerContext
@@ -109,6 +109,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--lie", action="append", default=[], metavar="REPLICA=LIE")
     known, sys.argv[1:] = parser.parse_known_args()
-    _told.update(item.split("=", 1) for item in known.lie)
-    assert set(_told.values()) <= set(LIES), f"a lie is one of {', '.join(LIES)}"
+    _lies.update(item.split("=", 1) for item in known.lie)
+    assert set(_lies.values()) <= set(LIES), f"a lie is one of {', '.join(LIES)}"
     main(LyingArm)

@@ -30,7 +30,7 @@ from tests.fakes.machines import FakeMachines
 
 EPOCH_NS = 1_700_000_000_000_000_000
 SECOND = 1_000_000_000
-DAYS_APART = 120  # of runs whose trials do not take turns
+SEPARATE_DAYS = 120  # of runs whose trials do not take turns
 
 
 def start_of(trial: int, *, day: int = 0) -> int:
@@ -79,7 +79,7 @@ class FakeArm:
     padding: float = 4 / 3  # padded tokens over real ones, of its steps
     startup: Startup | None = None
     decode: float = 1.0  # its time by token, over that which `ratio` says
-    memory_bytes: Mapping[str, int] = field(default_factory=dict)  # what a replica said of itself after the traffic
+    memory_bytes: Mapping[str, int] = field(default_factory=dict)  # what a replica reported after the traffic
 
 
 EAGER = FakeArm(name="eager", enabled=False)
@@ -113,13 +113,13 @@ class FakeRun:
     open_loop: bool = True
     lag_ms: float = 1.0
     ignore_eos: bool = False  # answers have exactly the tokens that were asked for
-    machines: FakeMachines | None = None  # the machines, if somebody watched them
+    machines: FakeMachines | None = None  # the machines, if they were watched
     interference: float = 1.0  # times longer that the control takes while another arm compiles
-    day: int = 0  # on which it ran; a trial takes more than one, see DAYS_APART
+    day: int = 0  # on which it ran; a trial takes more than one, see SEPARATE_DAYS
     day_ratio: float = 1.0  # how much longer everything took on that day
     start_spread: float = 0.0  # of the log latency of an arm over its starts
     step_kinds: Sequence[str] = ("decode", "prefill")  # in turn; ("encode",) of arms that embed
-    stated: bool = False  # documents have checksums, as those of a real run; so they cannot be edited by tests
+    checksums: bool = False  # documents have checksums, as those of a real run; so they cannot be edited by tests
 
 
 _WRITTEN = tempfile.TemporaryDirectory(prefix="fake-runs-")
@@ -143,7 +143,7 @@ def _make_run(directory: Path, run: FakeRun) -> None:
         folder = directory / f"trial-{number:02}"
         folder.mkdir()
         _write_trial(folder, run, number)
-    if run.stated:
+    if run.checksums:
         experiment = directory / "experiment.toml"
         experiment.write_text(toml_with_checksum(experiment.read_text()))
         for path in directory.rglob("*.json"):

@@ -203,7 +203,7 @@ def answered(folder: Path) -> Iterator[Answered]:
 
 
 def _gone(live: LiveRun, others: set[int]) -> tuple[float, list[str]]:
-    """Return how long processes took to end, `others` and their children apart, and what is left after `_GOES_S`."""
+    """Return how long processes took to end, without `others` and their children, and what is left after `_GOES_S`."""
     began_s = time.monotonic()
     while True:
         every = marked(live.mark)

@@ -87,7 +87,7 @@ class Clock(Fault):
 
 
 class Memory(Fault):
-    """A process gets no more than 1 MiB of addresses beside those that it has."""
+    """A process gets no more than 1 MiB of addresses besides those that it has."""
 
     def __init__(self, role: str) -> None:
         # Python, grpcio and Locust print a traceback when there was no memory.

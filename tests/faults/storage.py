@@ -48,8 +48,8 @@ class Disk:
 
     def fill(self) -> None:
         with contextlib.suppress(OSError), (self.path / _FILLER).open("ab", buffering=0) as file:
-            while (room := self._room()) > 0:
-                file.write(bytes(min(room, MIB)))
+            while (space := self._space()) > 0:
+                file.write(bytes(min(space, MIB)))
 
     def free(self) -> None:
         """Free what `fill` took."""
@@ -72,7 +72,7 @@ class Disk:
         name = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve().name
         Path(f"/sys/fs/ext4/{name}/trigger_fs_error").write_text("injected")
 
-    def _room(self) -> int:
+    def _space(self) -> int:
         state = os.statvfs(self.path)
         return state.f_bavail * state.f_frsize
 

@@ -242,7 +242,7 @@ def _echo(listener: socket.socket) -> None:
 
 
 def test_marked_processes_are_found_with_their_children_and_no_others() -> None:
-    mark = f"test-of-processes-{os.getpid()}"  # tests beside this one have theirs
+    mark = f"test-of-processes-{os.getpid()}"  # concurrent tests have theirs
     shell = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {'input()'!r}], stdin=0)"
     started = subprocess.Popen([sys.executable, "-c", shell], env={**os.environ, MARK: mark}, stdin=subprocess.PIPE)
     try:

@@ -19,7 +19,7 @@ from tailgate.servers.complaint import LONGEST
 
 MOST_S = 2.0  # of the processor, for one input
 _STUCK_S = 60.0
-_ROOM = 2 << 30  # bytes of addresses that one input may ask for before it fails
+_MEMORY = 2 << 30  # bytes of addresses that one input may ask for before it fails
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ def _try(
 
 @contextlib.contextmanager
 def _limits() -> Iterator[None]:
-    """Limit the code within to `MOST_S` of the processor, `_STUCK_S` of time and `_ROOM` of memory."""
+    """Limit the code within to `MOST_S` of the processor, `_STUCK_S` of time and `_MEMORY` of memory."""
 
     def end(number: int, frame: Any) -> None:
         raise _TooLongError(f"more than {MOST_S if number == signal.SIGPROF else _STUCK_S:g} s")
@@ -121,7 +121,7 @@ def _limits() -> Iterator[None]:
     before = {number: signal.signal(number, end) for number in (signal.SIGPROF, signal.SIGALRM)}
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _ROOM, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _MEMORY, hard))
     signal.setitimer(signal.ITIMER_PROF, MOST_S)
     signal.setitimer(signal.ITIMER_REAL, _STUCK_S)
     try:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from tailgate.analysis.interim import JOURNAL as LOOKS
+from tailgate.analysis.interim import JOURNAL as INTERIM
 from tailgate.analysis.interim.journal import read_interim
 from tailgate.analysis.records.documents import (
     read_document,
@@ -103,16 +103,16 @@ def _read_requests(path: Path) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
 _WHOLE = table_of(_ROWS).to_pylist()
 
 
-def _read_stated(path: Path) -> None:
+def _read_checked(path: Path) -> None:
     rows, problems = _read_requests(path)
     assert problems or rows == _WHOLE, "rows changed and no problem was reported"
 
 
-def _stated(folder: Path, content: bytes, draws: random.Random) -> None:
-    """A file that stated what it holds is damaged."""
+def _with_rows(folder: Path, content: bytes, draws: random.Random) -> None:
+    """A file that checksums what it holds is damaged."""
     path = folder / "written.arrow"
     path.write_bytes(content)
-    _read_stated(path)
+    _read_checked(path)
 
 
 def _parquet(folder: Path) -> list[bytes]:
@@ -123,7 +123,7 @@ def _parquet(folder: Path) -> list[bytes]:
     return seeds
 
 
-def _parquet_stated(folder: Path, content: bytes, draws: random.Random) -> None:
+def _parquet_with_rows(folder: Path, content: bytes, draws: random.Random) -> None:
     path = folder / "requests.parquet"
     pa.parquet.write_table(table_of(_ROWS), path, write_page_checksum=True)
     path.write_bytes(content)
@@ -155,8 +155,14 @@ def _weights(folder: Path) -> list[bytes]:
     return [(folder / WEIGHTS).read_bytes()]
 
 
-_LOOK = {"number": 1, "trial": 1, "t_s": 30.0, "verdicts": {"compiled": "INCONCLUSIVE"}, "gates": [{"p": 0.2, "n": 12}]}
-_LOOKS = "".join(json.dumps({**_LOOK, "number": number}) + "\n" for number in range(6)).encode()
+_ANALYSIS = {
+    "number": 1,
+    "trial": 1,
+    "t_s": 30.0,
+    "verdicts": {"compiled": "INCONCLUSIVE"},
+    "gates": [{"p": 0.2, "n": 12}],
+}
+_ANALYSES = "".join(json.dumps({**_ANALYSIS, "number": number}) + "\n" for number in range(6)).encode()
 
 
 def _run_list(folder: Path) -> list[bytes]:
@@ -169,8 +175,8 @@ def _run_list(folder: Path) -> list[bytes]:
 _LIMITS = {"metrics": ["e2e"], "quantile": 0.9, "min_blocks": 4, "margin": 1.0, "max_error_pct": 5}
 _STALLS = {"max_stall_s": 1000, "max_stall_s_per_min": 60, "max_requests_hit_pct": 100}
 _NAIVE = FakeArm(name="compiled", compiles=[Compile(at_s=40, seconds=4), Compile(at_s=90, seconds=4)])
-_QUIET = FakeRun(stated=True, duration_s=150, rate=1, gates=_LIMITS)
-_STALLED = FakeRun(stated=True, duration_s=150, rate=1, gates={**_LIMITS, **_STALLS}, arms=(EAGER, _NAIVE))
+_QUIET = FakeRun(checksums=True, duration_s=150, rate=1, gates=_LIMITS)
+_STALLED = FakeRun(checksums=True, duration_s=150, rate=1, gates={**_LIMITS, **_STALLS}, arms=(EAGER, _NAIVE))
 
 
 def _run_files(run: FakeRun, folder: Path) -> list[bytes]:
@@ -214,8 +220,8 @@ FILES = (
         refuses=(ConfigError,),
     ),
     Reader(name="requests.arrow", seeds=_arrow, read=_file("requests.arrow", _read_requests), refuses=REFUSED),
-    Reader(name="stated.arrow", seeds=_arrow, read=_stated, refuses=REFUSED),
-    Reader(name="requests.parquet", seeds=_parquet, read=_parquet_stated, refuses=REFUSED),
+    Reader(name="checksums.arrow", seeds=_arrow, read=_with_rows, refuses=REFUSED),
+    Reader(name="requests.parquet", seeds=_parquet, read=_parquet_with_rows, refuses=REFUSED),
     Reader(name="requests.jsonl", seeds=_json_lines, read=_file("requests.jsonl", _read_requests), refuses=REFUSED),
     Reader(name="trial.json", seeds=_document_seeds, read=_file("trial.json", _document)),
     Reader(
@@ -225,7 +231,7 @@ FILES = (
         refuses=(ValueError, OSError),
     ),
     Reader(name="weights.jsonl", seeds=_weights, read=_file(WEIGHTS, lambda path: read_weights(path.parent))),
-    Reader(name="interim.jsonl", seeds=_given(_LOOKS), read=_file(LOOKS, lambda path: read_interim(path.parent))),
+    Reader(name="interim.jsonl", seeds=_given(_ANALYSES), read=_file(INTERIM, lambda path: read_interim(path.parent))),
     Reader(
         name="runs.json",
         seeds=_run_list,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailgate.servers.complaint import LONGEST, ConfigError, fault, one_line, span_s, unwritten
+from tailgate.servers.complaint import LONGEST, ConfigError, fault, one_line, span_s, write_failure
 from tailgate.servers.config import (
     ArmConfig,
     CompileConfig,
@@ -265,6 +265,6 @@ def test_a_failed_write_has_the_remedy_of_its_reason() -> None:
         (errno.EIO, "disk"),
         (errno.ENOENT, "folder"),
     ):
-        reason, _, shown = unwritten(OSError(number, os.strerror(number))).rpartition(": ")
+        reason, _, shown = write_failure(OSError(number, os.strerror(number))).rpartition(": ")
         assert reason == f"[Errno {number}] {os.strerror(number)}"
         assert remedy in shown

@@ -53,8 +53,8 @@ def test_messages_are_typed_and_every_other_line_is_in_the_log(tmp_path: Path) -
     child.command("12")
     assert child.wait(PATIENCE_S) == 7
     # What it said right before its end is heard with its end.
-    assert child.hear() == ([Done(12, "all")], 7)
-    assert child.hear() == ([], 7)
+    assert child.receive() == ([Done(12, "all")], 7)
+    assert child.receive() == ([], 7)
     assert child.kill() == 7
     assert child.ending(7).startswith("ended with exit code 7: ")
     lines = {"a library greets", '{"Other": {"count": 3}}', '{"Done": {"count": "many"}}', "the end"}
@@ -82,7 +82,7 @@ time.sleep(600)
 
 def test_a_stopped_child_takes_its_whole_group_along(tmp_path: Path) -> None:
     child = Child("family", [sys.executable, "-c", FAMILY], log_path=tmp_path / "family.log", parse=int)
-    (inner,), _ = child.hear(PATIENCE_S)
+    (inner,), _ = child.receive(PATIENCE_S)
     assert describe_exit(child.stop(5.0)) == "SIGTERM"
     wait_for(lambda: is_gone(int(str(inner))))
 
@@ -94,7 +94,7 @@ from tailgate.loadtests.commands.exits import stopping
 from tailgate.servers.processes import Child
 with stopping(lambda: None, print):
     child = Child("family", [sys.executable, "-c", sys.argv[1]], log_path=Path(sys.argv[2]), parse=int)
-    (inner,), _ = child.hear(100)
+    (inner,), _ = child.receive(100)
     print(child.pid, inner, flush=True)
     threading.Event().wait()
 """

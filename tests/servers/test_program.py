@@ -18,7 +18,7 @@ from tailgate.servers.address import host_port, joined
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.config import ArmConfig, ModelConfig
 from tailgate.servers.metadata import whole_number
-from tailgate.servers.program import isolate_compiler, on_its_card_alone
+from tailgate.servers.program import isolate_compiler, pin_to_card
 from tailgate.servers.rpc.generate import PACKAGE, generate
 from tailgate.servers.security import ServerTls, check_named, is_bearer, server_tls, token_from_variable
 from tests.fakes.credentials import Certificates, make_certificates
@@ -88,7 +88,7 @@ def test_a_process_sees_only_its_card(
 ) -> None:
     arm = ArmConfig.from_preset("eager", model=ModelConfig(device=device))
     changed = dict(environment)
-    assert on_its_card_alone(arm, changed).model.device == expected[0]
+    assert pin_to_card(arm, changed).model.device == expected[0]
     assert changed == {**environment, **expected[1]}
 
 

@@ -1,4 +1,4 @@
-"""The quick part of `benchmarks/judging.py`: few runs, so goals have room for chance (binomial, one in 1,000)."""
+"""The quick part of `benchmarks/judging.py`: few runs, so goals allow for chance (binomial, one in 1,000)."""
 
 from __future__ import annotations
 

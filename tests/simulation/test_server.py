@@ -140,7 +140,7 @@ def test_who_finds_no_row_waits_for_one() -> None:
     assert made.start_s[2] >= made.end_s[:2].min()
 
 
-def test_a_compile_stops_every_row_and_is_told_with_its_request() -> None:
+def test_a_compile_stops_every_row_and_is_recorded_with_its_request() -> None:
     free = served(PLAIN, [0.0, 1.5], [6, 2])
     held = served(PLAIN, [0.0, 1.5], [6, 2], compiles=np.array([False, True]))
     assert (held.end_s - free.end_s).tolist() == [5.0, 5.0]

@@ -80,7 +80,7 @@ class CompileFacts:
 
 
 def compile_facts(run: Run, arm: str) -> CompileFacts:
-    """What compiles did to the arm while it served."""
+    """Return what compiles did to the arm while it served."""
     serving = run.serving_events(arm)
     recompiles = [event for event in serving if event.kind in RECOMPILE_KINDS]
     stalling = [event for event in serving if event.stalls]
@@ -101,19 +101,19 @@ def compile_facts(run: Run, arm: str) -> CompileFacts:
 
 
 def replica_minutes(run: Run, arm: str) -> float:
-    """Minutes of traffic of all replicas of the arm together."""
+    """Return the minutes of traffic of all replicas of the arm together."""
     return sum(trial.seconds for trial in run.trials_of(arm)) / 60.0 * run.replicas(arm)
 
 
 def compile_gates(run: Run, arm: str, stalls: ArmStalls) -> list[Gate]:
-    """The gates on compiles: by what the arm reports, of an external arm by its log and by what its clients saw."""
+    """Judge the gates on compiles: by reports; for an external arm by its log and its clients' stalls."""
     account, facts = run.account(arm), compile_facts(run, arm)
     reported = reported_gates(arm, facts, run.limits)
     if not account.external:
         return reported
-    whole = account.tells_compiles and not account.log_spots
+    whole = account.reports_compiles and not account.log_spots
     seen = client_gates(stalls, run.limits, requests=facts.requests, minutes=replica_minutes(run, arm), has_log=whole)
-    if not account.tells_compiles:
+    if not account.reports_compiles:
         return seen
     spots = f" Its log may leave compiles out: {'; '.join(account.log_spots)}." if account.log_spots else ""
     return [
@@ -125,7 +125,7 @@ def compile_gates(run: Run, arm: str, stalls: ArmStalls) -> list[Gate]:
 
 
 def reported_gates(arm: str, facts: CompileFacts, limits: GateLimits) -> list[Gate]:
-    """The four gates by what was reported."""
+    """Judge the four gates by what was reported."""
     values = (float(facts.most_in_a_trial), facts.longest_stall_s, facts.stall_s_per_min, facts.hit_pct)
     gates = []
     for (name, unit, key, sentence, nothing), value in zip(COMPILE_GATES, values, strict=True):
@@ -151,13 +151,13 @@ def reported_gates(arm: str, facts: CompileFacts, limits: GateLimits) -> list[Ga
 
 
 def may_compile(stall: Stall) -> bool:
-    """Whether the stall may have been a compile: nothing else explains it, and it is as long as one."""
+    """Return whether the stall may be a compile: nothing else explains it, and it is as long as one."""
     return stall.cause == PART or (stall.cause == UNKNOWN and stall.seconds >= SHORTEST_COMPILE_S)
 
 
 def stall_values(stalls: Sequence[Stall], *, requests: int, minutes: float) -> tuple[float, ...]:
-    """The values of the four gates if the stalls were compiles, over `minutes` of all replicas together, in which
-    `requests` were sent."""
+    """Return the values of the four gates if the stalls were compiles, over `minutes` of all replicas together and
+    `requests` sent."""
     trials = Counter(stall.trial for stall in stalls)
     hit = int(np.unique(np.concatenate([stall.requests for stall in stalls])).size) if stalls else 0
     return (
@@ -171,10 +171,10 @@ def stall_values(stalls: Sequence[Stall], *, requests: int, minutes: float) -> t
 def client_gates(
     seen: ArmStalls, limits: GateLimits, *, requests: int, minutes: float, has_log: bool = False
 ) -> list[Gate]:
-    """The four gates by the stalls of an external arm.
+    """Judge the four gates by the stalls of an external arm.
 
-    INCONCLUSIVE where stalls exceed a limit, or where a compile might not show and no complete log reports it
-    (`has_log`); PASS else.
+    INCONCLUSIVE if stalls exceed a limit, or if a compile might not show and no complete log reports it (`has_log`);
+    else PASS.
     """
     maybe = [stall for stall in seen.stalls if may_compile(stall)]
     longest = max((stall.seconds for stall in maybe), default=0.0)
@@ -205,7 +205,7 @@ def client_gates(
 
 
 def eager_gates(run: Run, arm: str) -> list[Gate]:
-    """The gate on eager steps, where some ran eagerly."""
+    """Judge the gate on eager steps, if any step ran eagerly."""
     if run.account(arm).external:
         return []
     most = most_eager(compiled_steps(run, arm))
@@ -215,7 +215,7 @@ def eager_gates(run: Run, arm: str) -> list[Gate]:
 
 
 def eager_gate(arm: str, most: CompiledSteps, limit_pct: float) -> Gate:
-    """At most so many of the arm's steps ran as plain Python, of the kind of step with the largest share."""
+    """Judge the share of eager steps, of the kind of step with the largest share."""
     ran = f"{most.steps - most.compiled} of {most.steps} {most.kind} steps ran eagerly"
     reason = f"{ran} ({percent(most.eager_pct / 100.0)}), limit {limit_pct:g} %."
     return count_gate(arm, "eager steps", "recompile", most.eager_pct, limit_pct, "pct", reason)

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, Final
 
 from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from tailgate.analysis.records.asked_answers import AFTER, BEFORE, AskedAnswer, Twice, answers_in
+from tailgate.analysis.records.asked_answers import AFTER, BEFORE, GreedyAnswer, Twice, answers_in
 from tailgate.analysis.records.plain_values import mapping, number
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.statistics.distributions import beta_quantile
@@ -24,13 +24,15 @@ from tailgate.analysis.wording import counted, digits, percent
 
 CONFIDENCE: Final = 0.95
 MOST_HIDDEN: Final = 0.1  # of all prompts, that may get another answer beyond the allowed share without being seen
-# Departures per token. Equal weights of vLLM in bfloat16, eager beside compiled, with nearly flat logits: 0.029.
+# Departures per token. Equal weights of vLLM in bfloat16, eager against compiled, with nearly flat logits: 0.029.
 BEYOND_ROUNDING: Final = 0.25
 _LEAST_REPEATED: Final = 0.75
-_TIMES_ASKED: Final = 2  # before and after the load, each with its part of alpha
+_MEASUREMENTS: Final = 2  # before and after the load, each with its part of alpha
 _ORDER = (FAIL, INCONCLUSIVE, PASS)
 
-Four = tuple[AskedAnswer, AskedAnswer, AskedAnswer, AskedAnswer]  # the control's two answers to a prompt, the arm's two
+Four = tuple[
+    GreedyAnswer, GreedyAnswer, GreedyAnswer, GreedyAnswer
+]  # the control's two answers to a prompt, the arm's two
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +52,9 @@ def greedy_gate(run: Run, arm: str) -> Gate:
     fail."""
     account, control = run.account(arm), run.account(run.control)
     allowed = number(mapping(run.records.experiment.get("parity")).get("max_different")) or 0.0
-    documents = [(control.asked.get(trial), account.asked.get(trial)) for trial in account.asked_in]
-    lost = [f"trial {trial}" for trial, pair in zip(account.asked_in, documents, strict=True) if None in pair]
-    found = judge_asked(arm, documents, allowed=allowed, alpha=run.limits.alpha)
+    documents = [(control.asked.get(trial), account.asked.get(trial)) for trial in account.greedy_trials]
+    lost = [f"trial {trial}" for trial, pair in zip(account.greedy_trials, documents, strict=True) if None in pair]
+    found = judge_greedy_trials(arm, documents, allowed=allowed, alpha=run.limits.alpha)
     return gate_of(arm, found, allowed=allowed, lost=lost)
 
 
@@ -77,7 +79,7 @@ def gate_of(arm: str, found: Sequence[GreedyParity], *, allowed: float, lost: Se
     )
 
 
-def judge_asked(
+def judge_greedy_trials(
     arm: str,
     documents: Sequence[tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]],
     *,
@@ -93,16 +95,16 @@ def judge_asked(
             if base is not None and its is not None and len(base[0]) == len(its[0]):
                 twice.append((base, its))
         if twice or when == BEFORE:
-            found.append(judge_greedy(arm, twice, when=when, allowed=allowed, alpha=alpha / _TIMES_ASKED))
+            found.append(judge_greedy(arm, twice, when=when, allowed=allowed, alpha=alpha / _MEASUREMENTS))
     return found
 
 
 def judge_greedy(
-    arm: str, asked: Sequence[tuple[Twice, Twice]], *, when: str, allowed: float, alpha: float
+    arm: str, answers: Sequence[tuple[Twice, Twice]], *, when: str, allowed: float, alpha: float
 ) -> GreedyParity:
     """Judge what the control and the arm answered in each trial. Equal arms FAIL with a chance of at most `alpha`, as
     long as rounding alone parts them at fewer than `BEYOND_ROUNDING` of the tokens."""
-    fours: list[Four] = [four for control, own in asked for four in zip(*control, *own, strict=True)]
+    fours: list[Four] = [four for control, own in answers for four in zip(*control, *own, strict=True)]
     whole = [four for four in fours if not any(map(_failure, four))]
     if not whole:
         failure = next(filter(None, (_failure(answer) for four in fours for answer in four)), "nothing was recorded")
@@ -181,7 +183,7 @@ def _different(whole: Sequence[Four]) -> tuple[int, int]:
     return list(given.values()).count(False), len(given)
 
 
-def first_difference(one: AskedAnswer, other: AskedAnswer) -> int | None:
+def first_difference(one: GreedyAnswer, other: GreedyAnswer) -> int | None:
     """Return the index of the token at which two texts part, None where they do not.
 
     Texts have no tokens: where the characters part is taken as a share of all tokens that were asked for.
@@ -192,9 +194,9 @@ def first_difference(one: AskedAnswer, other: AskedAnswer) -> int | None:
     return None if place is None else min(of - 1, int(place / max(1, len(one.text)) * of))
 
 
-def _asked(one: AskedAnswer, other: AskedAnswer) -> int:
+def _asked(one: GreedyAnswer, other: GreedyAnswer) -> int:
     return max(one.asked, one.pieces, other.pieces, 1)
 
 
-def _failure(answer: AskedAnswer) -> str:
+def _failure(answer: GreedyAnswer) -> str:
     return answer.error or ("" if answer.text else "an answer is empty")

@@ -21,7 +21,7 @@ from tailgate.analysis.statistics.planning import (
 
 
 def latency_gate(run: Run, item: Comparison, path: Path | None = None) -> Gate:
-    """The gate of a decided comparison; `path` is how its evidence grew, where interim analyses decide."""
+    """Return the gate of a decided comparison; `path` is how its evidence grew in interim analyses."""
     needed_s, starts = _needed(run, item, path) if item.verdict == INCONCLUSIVE else (None, None)
     return Gate(
         arm=item.arm,
@@ -44,13 +44,13 @@ def latency_gate(run: Run, item: Comparison, path: Path | None = None) -> Gate:
 
 
 def noninferiority_name(item: Comparison) -> str:
-    """The name of the comparison's gate: "noninferiority p99_ttft", "noninferiority p99_9_e2e"."""
+    """Return the name of the comparison's gate: "noninferiority p99_ttft", "noninferiority p99_9_e2e"."""
     quantile = f"p{100.0 * item.quantile:.10g}".replace(".", "_")
     return f"noninferiority {quantile}_{item.metric}"
 
 
 def _needed(run: Run, item: Comparison, path: Path | None) -> tuple[float | None, int | None]:
-    """The run length and the starts that would decide it; None where no number would, or none more is needed."""
+    """Return the run length and the starts that would decide it; None if none would, or no more are needed."""
     if path is not None:
         return whole_s(run, path), None
     if run.separate:
@@ -69,18 +69,18 @@ def _needed(run: Run, item: Comparison, path: Path | None) -> tuple[float | None
 
 
 def whole_s(run: Run, path: Path) -> float | None:
-    """The length of the run that decides the gate, at its recent pace; None where it decides nothing."""
+    """Return the length of the run that decides the gate, at its recent pace; None if it decides nothing."""
     left_s = path.outlook_s
     return None if left_s is None or left_s > LONGEST_S else run.seconds + left_s
 
 
 def shortest_s(run: Run, rate: float) -> float:
-    """The shortest run at `rate` requests/s of an arm that its checks on length accept."""
+    """Return the shortest run at `rate` requests/s of an arm that passes the checks on length."""
     return least_length_s(run.limits, rate=rate, block_s=run.block_s) + run.limits.cold_s * len(run.trials)
 
 
 def with_needed(run: Run, before: Gate, after: Gate, checks: Sequence[Check]) -> Gate:
-    """The gate with the run length that its checks ask for, where they alone open it and a longer run passes them."""
+    """Add the run length that the gate's checks require, if they alone open it and a longer run passes them."""
     opened = before.verdict != INCONCLUSIVE and after.verdict == INCONCLUSIVE
     if not opened or not all(check.rule.fixed_by_length for check in blocking(after, checks)):
         return after

@@ -25,7 +25,7 @@ _STARTS = 4
 
 
 def memory_gates(run: Run, arm: str, memory: Mapping[str, Peaks]) -> list[Gate]:
-    """One gate where the experiment sets a limit."""
+    """Judge the memory ratio, if the experiment limits it."""
     limit = run.limits.max_memory_ratio
     if limit is None:
         return []
@@ -57,22 +57,22 @@ def memory_gates(run: Run, arm: str, memory: Mapping[str, Peaks]) -> list[Gate]:
 
 
 def _paired(own: Mapping[int, float], base: Mapping[int, float], alpha: float) -> tuple[float, float, float] | None:
-    """The ratio and its limits over trials that have both; None without one."""
+    """Return the ratio and its limits over trials that have both arms; None without one."""
     logs = np.log([own[trial] / base[trial] for trial in sorted(own.keys() & base.keys())])
     return (math.exp(float(logs.mean())), *ratio_limits(logs, alpha)) if logs.size else None
 
 
 def _separate(own: Mapping[int, float], base: Mapping[int, float], alpha: float) -> tuple[float, float, float]:
-    """The ratio where no trial has both, with the limits of each arm at half the risk."""
+    """Return the ratio if no trial has both arms, with the limits of each arm at half the risk."""
     logs, others = np.log(list(own.values())), np.log(list(base.values()))
     (own_low, own_high), (base_low, base_high) = (ratio_limits(side, alpha / 2.0) for side in (logs, others))
     return math.exp(float(logs.mean() - others.mean())), own_low / base_high, own_high / base_low
 
 
 def ratio_limits(logs: Floats, alpha: float) -> tuple[float, float]:
-    """One-sided limits at level alpha each of the ratio whose logarithms the trials show, one of them at least.
+    """Return one-sided limits, each at level alpha, of the ratio with these logarithms, one at least.
 
-    Student's t with the trials' own variance pooled with what is taken for granted of starts.
+    Student's t; it pools the trials' own variance with the assumed variance of starts.
     """
     own = float(((logs - logs.mean()) ** 2).sum())
     freedom = _STARTS + logs.size - 1
@@ -112,7 +112,7 @@ FIGURES = {
 
 
 def memory_of(run: Run) -> dict[str, Peaks]:
-    """The peaks of every managed arm during the traffic of its trials; of an arm on a card those of the card alone.
+    """Return each managed arm's peaks during the traffic of its trials; on a card, those of the card alone.
 
     The process that listens for an external arm may be a proxy, and the memory of its cards is not sampled.
     """
@@ -130,7 +130,7 @@ def memory_of(run: Run) -> dict[str, Peaks]:
 
 
 def shared_figure(own: Peaks, other: Peaks) -> str | None:
-    """The first figure that is known of both; None where there is none."""
+    """Return the first figure that is known of both; None without one."""
     return next((name for name in FIGURES if name in own and name in other), None)
 
 
@@ -144,7 +144,7 @@ def _peaks(arm: str, figure: Figure, samples: Sequence[tuple[Trial, Rows]]) -> d
 
 
 def peak_of(rows: Rows, figure: Figure, trial: Trial) -> float | None:
-    """The most that was held during the traffic; None where the samples begin late or end early, or show none."""
+    """Return the peak during the traffic; None if the samples begin late, end early or show none."""
     start, end = trial.start_ns, trial.end_ns
     at_ns, values = rows.known(figure.column, start, end)
     slack = _UNWATCHED * (end - start)

@@ -26,12 +26,12 @@ from tailgate.analysis.wording import counted, percent
 
 
 def held_to(run: Run, arm: str) -> Bools:
-    """The requests of the arm that objectives are on."""
+    """Return the requests of the arm that objectives cover."""
     return run.of_arm(arm) & run.usable
 
 
 def objective_gate(run: Run, arm: str, target: SloTarget) -> Gate:
-    """Whether the arm keeps the target."""
+    """Judge whether the arm keeps the target."""
     rows = held_to(run, arm)
     value = observed(run.requests, rows, target)
     what = "token gaps" if target.metric == "itl" else "requests"
@@ -48,7 +48,7 @@ def objective_gate(run: Run, arm: str, target: SloTarget) -> Gate:
 
 
 def error_gates(run: Run, arm: str) -> list[Gate]:
-    """The gates on failed requests and, where trials record them, on deaths."""
+    """Judge failed requests and, if trials record them, deaths."""
     own = failures(run.requests, run.of_arm(arm) & ~run.requests.broken)
     allowed = run.limits.max_error_pct / 100.0
     gate = share_gate(run, arm, own, name="errors", kind="error", allowed=allowed, what="requests failed")
@@ -56,7 +56,7 @@ def error_gates(run: Run, arm: str) -> list[Gate]:
 
 
 def share_gate(run: Run, arm: str, own: Units, *, name: str, kind: str, allowed: float, what: str) -> Gate:
-    """Whether the share of `own` that missed, which is `what` they did, is surely within what is allowed.
+    """Judge whether the share of `own` that missed is surely allowed; `what` describes a miss.
 
     All figures are percent. Interim analyses decide it block by block.
     """
@@ -89,7 +89,7 @@ def share_gate(run: Run, arm: str, own: Units, *, name: str, kind: str, allowed:
 
 
 def share_of(run: Run, arm: str, own: Units, allowed: float) -> tuple[ShareResult, float | None]:
-    """The share of `own` that missed, judged over blocks, and the run length that would decide it."""
+    """Judge the share of `own` that missed over blocks, and return the run length that would decide it."""
     result = judge_share(
         own.missed,
         _blocks(run, own),
@@ -122,7 +122,7 @@ def _blocks(run: Run, own: Units) -> Ints:
 
 
 def _missing(result: ShareResult) -> str:
-    """What a PASS needs where the limits alone allow it, as the end of a sentence; empty elsewhere."""
+    """Say, as the end of a sentence, what a PASS needs if the limits alone allow it; else empty."""
     if result.needed_blocks is None:
         return ""
     return f"; a PASS needs {counted(result.needed_blocks, 'block')}, and this run has {result.blocks}"
@@ -132,7 +132,7 @@ def _missing(result: ShareResult) -> str:
 
 
 def death_gates(run: Run, arm: str) -> list[Gate]:
-    """The gate on deaths; none of an external arm, whose death shows in errors, nor of one that never started."""
+    """Judge deaths; not of an external arm, whose death shows in errors, nor of one that never started."""
     account = run.account(arm)
     deaths = len(account.deaths)
     if account.external or (not run.trials_of(arm) and not deaths):
@@ -142,7 +142,7 @@ def death_gates(run: Run, arm: str) -> list[Gate]:
 
 
 def refused_gates(run: Run, arm: str) -> list[Gate]:
-    """The gate on requests that were refused because no graph fitted, where the policy refuses or some were."""
+    """Judge requests refused because no graph fitted, if the policy refuses or some were refused."""
     own = run.of_arm(arm) & ~run.requests.broken & (run.requests.ok | run.requests.failed)
     refused, requests = int(run.requests.refused[own].sum()), int(own.sum())
     strict = mapping(run.account(arm).config.get("compile")).get("strict") is True

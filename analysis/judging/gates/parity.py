@@ -18,19 +18,21 @@ _ORDER = (FAIL, INCONCLUSIVE, PASS)
 
 
 def parity_gates(run: Run, arm: str) -> list[Gate]:
-    """One gate where parity was measured or is required, where answers must be equal or are absent, or where the
-    weights are quantised differently from the control's. Answers in lower precision alone judge nothing."""
+    """Judge parity if it was measured or required, answers must be equal or are missing, or quantisation differs.
+
+    Answers in lower precision alone judge nothing.
+    """
     account, settings = run.account(arm), mapping(run.records.experiment.get("parity"))
-    if account.asked_in:
+    if account.greedy_trials:
         return [greedy_gate(run, arm)]
     required = settings.get("full") is True
     exact = any(row.get("error") or row.get("dtype") == "float32" or "cosine" in row for row in account.answers)
     # Where whole servers are compared, nothing is said of what they compute.
     whole = run.records.experiment.get("compare_models") is True
-    apart = "" if whole and not required else run.weights_apart(arm)
-    if not (account.parity or required or exact or apart):
+    difference = "" if whole and not required else run.quantisation_difference(arm)
+    if not (account.parity or required or exact or difference):
         return []
-    return [parity_gate(arm, account.parity, account.answers, required=required, weights_apart=apart)]
+    return [parity_gate(arm, account.parity, account.answers, required=required, quantisation_difference=difference)]
 
 
 def parity_gate(
@@ -39,12 +41,11 @@ def parity_gate(
     answers: Sequence[Mapping[str, Any]],
     *,
     required: bool,
-    weights_apart: str = "",
+    quantisation_difference: str = "",
 ) -> Gate:
-    """The gate by `measured`, the arm's row of `tailgate parity`, and by `answers` of its replicas after the traffic.
+    """Judge `measured`, the arm's row of `tailgate parity`, and `answers` of its replicas after the traffic.
 
-    An arm whose weights are held otherwise than the control's, as `weights_apart` says, has parity by its measured
-    accuracy alone.
+    Where quantisation differs from the control's (`quantisation_difference`), measured accuracy alone gives parity.
     """
     cosine = _lowest_cosine(answers)
     findings: list[tuple[str, str]] = []
@@ -52,18 +53,18 @@ def parity_gate(
         findings.append(_of_measured(measured))
     elif required:
         findings.append((INCONCLUSIVE, "The experiment asks for parity before the traffic, and it was not measured."))
-    elif weights_apart and cosine is None:
-        reason = f"Its weights are held as {weights_apart}, and what that costs was not measured"
+    elif quantisation_difference and cosine is None:
+        reason = f"Its weights are held as {quantisation_difference}, and what that costs was not measured"
         findings.append((INCONCLUSIVE, f"{reason}: set parity.full = true."))
     if answers:
-        findings.append(judge_answers(arm, answers, weights_apart=bool(weights_apart)))
+        findings.append(judge_answers(arm, answers, quantisation_difference=bool(quantisation_difference)))
     verdict, reason = min(
         findings, key=lambda finding: _ORDER.index(finding[0]), default=(INCONCLUSIVE, "Nothing was measured of it.")
     )
     value = limit = None
     if cosine is not None:
         value, limit = cosine, float(answers[0].get("min_cosine") or 0.0)
-    elif _is_exact(answers) and not weights_apart and (of := sum(row["of"] for row in answers)):
+    elif _is_exact(answers) and not quantisation_difference and (of := sum(row["of"] for row in answers)):
         value, limit = float(of - sum(row["same"] for row in answers)), 0.0
     return Gate(
         arm=arm,
@@ -78,15 +79,17 @@ def parity_gate(
 
 
 def _of_measured(measured: Mapping[str, Any]) -> tuple[str, str]:
-    """(verdict, reason) of what was measured before the traffic."""
+    """Return (verdict, reason) of what was measured before the traffic."""
     verdict = str(measured.get("verdict"))
     verdict = verdict if verdict in _ORDER else INCONCLUSIVE
     reasons = [str(row.get("reason")) for row in rows_of(measured.get("findings")) if row.get("verdict") == verdict]
     return verdict, f"Parity before the traffic is {verdict}: {(reasons or ['no reason is recorded.'])[0]}"
 
 
-def judge_answers(arm: str, rows: Sequence[Mapping[str, Any]], *, weights_apart: bool = False) -> tuple[str, str]:
-    """(verdict, reason) of the answers that the arm's replicas gave after the traffic.
+def judge_answers(
+    arm: str, rows: Sequence[Mapping[str, Any]], *, quantisation_difference: bool = False
+) -> tuple[str, str]:
+    """Return (verdict, reason) of the answers that the arm's replicas gave after the traffic.
 
     In float32 they must be equal; in lower precision rounding may turn a token and all that follow it, so they only
     show that a replica answers. Vectors are held to their cosine with the control's.
@@ -96,7 +99,7 @@ def judge_answers(arm: str, rows: Sequence[Mapping[str, Any]], *, weights_apart:
     same, of = sum(row["same"] for row in answered), sum(row["of"] for row in answered)
     cosine = _lowest_cosine(rows)
     seen = f"{same} of {of} greedy answers of {arm} after the traffic are the control's"
-    if same < of and _is_exact(rows) and not weights_apart and cosine is None:
+    if same < of and _is_exact(rows) and not quantisation_difference and cosine is None:
         return FAIL, f"{seen}, and in float32 all must be: `tailgate parity` names the first token that differs."
     if silent:
         who = silent[0].get("replica") or arm
@@ -111,7 +114,7 @@ def judge_answers(arm: str, rows: Sequence[Mapping[str, Any]], *, weights_apart:
 
 
 def _lowest_cosine(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """The lowest cosine of a vector with the control's; None where tokens were asked for, or nothing came."""
+    """Return the lowest cosine of a vector with the control's; None for tokens or without answers."""
     known = [float(row["cosine"]) for row in rows if isinstance(row.get("cosine"), (int, float))]
     return min(known, default=None)
 

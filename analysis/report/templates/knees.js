@@ -4,8 +4,8 @@
 function spreadOf(values, least) {
   const low = Math.min(...values),
     high = Math.max(...values);
-  const room = Math.max(1.12, Math.sqrt(least / (high / low)));
-  return [low / room, high * room];
+  const margin = Math.max(1.12, Math.sqrt(least / (high / low)));
+  return [low / margin, high * margin];
 }
 
 function latencyByLoad(host, data) {

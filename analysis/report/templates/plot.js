@@ -101,7 +101,7 @@ function ticksApart(ticks, at, textOf, width = Infinity) {
   for (const tick of ticks) {
     const half = textWidth(textOf(tick)) / 2,
       middle = Math.max(half, Math.min(at(tick), width - half));
-    if (kept.every(([, other, room]) => Math.abs(other - middle) > room + half + 8)) kept.push([tick, middle, half]);
+    if (kept.every(([, other, space]) => Math.abs(other - middle) > space + half + 8)) kept.push([tick, middle, half]);
   }
   return kept.map(([tick]) => tick);
 }

@@ -85,7 +85,7 @@ function timelineLines(data, state, view) {
 const stallName = (data, stall) =>
   `${data.arms[stall.arm].name} stalled at ${sec(stall.offset_s)} for ${sec(stall.seconds)}, no compile event`;
 
-// Where bins are closer than 2 px: for every 4 px the median bin, with the lowest and the highest beside it.
+// Where bins are closer than 2 px: for every 4 px the median bin, with its lowest and highest.
 function thinned(points, view) {
   if (points.length <= (view.right - view.left) / 2) return points;
   const columns = new Map();
@@ -122,7 +122,7 @@ function timelineLanes(data, view) {
     const top = view.lanes + view.laned.indexOf(event.arm) * LANE + 16,
       from = view.x(event.offset_s),
       size = Math.max(4, view.x(endOf(event)) - from);
-    const said = `${kindName(event.kind)} of ${data.arms[event.arm].name} at ${sec(event.offset_s)} for ${sec(event.seconds)}, shape ${event.shape}, ${count(event.requests_hit)} requests waited`;
+    const said = `${kindName(event.kind)} of ${data.arms[event.arm].name} at ${sec(event.offset_s)} for ${sec(event.seconds)}, shape ${event.shape}, ${count(event.requests_hit)} requests delayed`;
     const bar = svg(
       "g",
       { class: armClass(event.arm), role: "button", "aria-label": said },

@@ -114,14 +114,14 @@ function yDomain(ends, spread, rule) {
   let low = Math.min(...ends),
     high = Math.max(...ends);
   if (rule.log) {
-    const room = Math.max(high / low, 1.15) ** 0.6;
-    low = Math.max(Math.min(low, ...spread), low / room) / 1.06;
-    high = Math.min(Math.max(high, ...spread), high * room) * 1.06;
+    const factor = Math.max(high / low, 1.15) ** 0.6;
+    low = Math.max(Math.min(low, ...spread), low / factor) / 1.06;
+    high = Math.min(Math.max(high, ...spread), high * factor) * 1.06;
     return [low, high];
   }
-  const room = high - low || Math.abs(high) || 1;
-  high = Math.min(Math.max(high, ...spread), high + room * 0.6) + room * 0.08;
-  low = rule.zero ? Math.min(0, low) : Math.max(Math.min(low, ...spread), low - room * 0.6) - room * 0.08;
+  const range = high - low || Math.abs(high) || 1;
+  high = Math.min(Math.max(high, ...spread), high + range * 0.6) + range * 0.08;
+  low = rule.zero ? Math.min(0, low) : Math.max(Math.min(low, ...spread), low - range * 0.6) - range * 0.08;
   return [low, high];
 }
 
@@ -135,14 +135,14 @@ function timeTicks([low, high], wanted) {
   return ticks;
 }
 
-// [[x, y], …] cut where a value is missing or where `apart` says that two points do not belong together.
-function partsOf(points, apart) {
+// [[x, y], …] cut where a value is missing or where `separates` says that two points do not belong together.
+function partsOf(points, separates) {
   const parts = [];
   let before = null;
   for (const one of points) {
     if (!isNumber(one[1])) before = null;
     else {
-      if (!before || apart?.(before, one)) parts.push([]);
+      if (!before || separates?.(before, one)) parts.push([]);
       parts.at(-1).push(one);
       before = one;
     }

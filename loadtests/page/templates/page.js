@@ -1,4 +1,4 @@
-// Take each message, draw what changed, announce what changed for good, and become the report at the end.
+// Take each message, draw what changed, announce what became final, and become the report at the end.
 
 const { seen, learn } = knowledge();
 const EVERY_MS = 2000; // a chart is drawn again at most so often

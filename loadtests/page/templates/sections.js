@@ -201,7 +201,7 @@ function overTime(chart, seen, { label: text, parts, bands, none, at: valueOf = 
     since = sinceStart(series);
   const names = armNames(seen);
   const end = Math.max(1, ...series.load.slice(-1).map((one) => since(one.at_ns)));
-  const lines = names.flatMap((name, arm) => parts(name).map((part) => ({ arm, faint: part.faint, steps: part.steps, parts: partsOf(part.points, part.apart) })));
+  const lines = names.flatMap((name, arm) => parts(name).map((part) => ({ arm, faint: part.faint, steps: part.steps, parts: partsOf(part.points, part.separates) })));
   chart.update({
     label: text,
     none,
@@ -245,7 +245,7 @@ function latencyChart() {
     }
     chart ??= curves(at('[data-chart="latency"]'), { height: 300, xText: clock, y: { log: true, format: ms } });
     const trials = new Map(series.load.map((one) => [since(one.at_ns), one.trial]));
-    const apart = (before, after) => trials.get(before[0]) !== trials.get(after[0]);
+    const separates = (before, after) => trials.get(before[0]) !== trials.get(after[0]);
     const values = (name, quantile) => series.load.map((one) => [since(one.at_ns), one.arms?.[name]?.[`${metric}_${quantile}_ms`]]);
     const names = armNames(seen),
       newest = last(series.load)?.arms ?? {};
@@ -254,8 +254,8 @@ function latencyChart() {
       label: `${data.metrics[metric]} by arm over time, now ${current.join("; ")}`,
       none: "no answer yet",
       parts: (name) => [
-        { points: values(name, "p50"), faint: true, apart, show: ms },
-        { points: values(name, "p99"), apart, show: ms },
+        { points: values(name, "p50"), faint: true, separates, show: ms },
+        { points: values(name, "p99"), separates, show: ms },
       ],
       bands: series.events
         .filter((event) => event.seconds > 0.02 && since(event.at_ns) >= 0)
@@ -283,7 +283,7 @@ function loadCharts() {
     overTime(inflight, seen, {
       label: `Requests in flight by arm over time, now ${current.join("; ")}`,
       none: "no traffic yet",
-      parts: (name) => [{ points: series.load.map((one) => [since(one.at_ns), one.arms?.[name]?.inflight]), apart: (a, b) => trials.get(a[0]) !== trials.get(b[0]), show: count }],
+      parts: (name) => [{ points: series.load.map((one) => [since(one.at_ns), one.arms?.[name]?.inflight]), separates: (a, b) => trials.get(a[0]) !== trials.get(b[0]), show: count }],
     });
   };
 }

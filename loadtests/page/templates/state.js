@@ -3,7 +3,7 @@
 const MOST_SAMPLES = 900,
   MOST_KEPT_EVENTS = 400,
   MOST_MACHINES = 300;
-const LOAD_PHASES = ["traffic", "traffic of users", "waiting for the last answers"],
+const LOAD_PHASES = ["traffic", "production traffic", "waiting for the last answers"],
   CLOSING_PHASES = ["stopping", "comparing answers", "recorded", "stopped"];
 const CALM = ["gpu_idle", "applications_clocks_setting", "display_clock_setting"]; // reasons that slow nothing
 
@@ -120,7 +120,7 @@ function stateName(phase, t_s) {
   return CLOSING_PHASES.includes(phase) || t_s > 0 ? "closing" : "starting";
 }
 
-// What interim analyses have decided for good of all arms that are judged: FAIL of one is FAIL of all.
+// The final decision of interim analyses on all judged arms: FAIL of one is FAIL of all.
 function decidedOf(run, interim) {
   const controls = (run?.arms ?? []).filter((arm) => arm.control).map((arm) => arm.name);
   const arms = Object.entries(interim?.arms ?? {}).filter(([name]) => !controls.includes(name));

@@ -7,7 +7,7 @@ const chip = (verdict, text) =>
 const armTag = (index, name) => el("span", { class: `arm-tag ${armClass(index)}` }, swatch(index), name);
 
 function outlook(gate) {
-  if (isNumber(gate.decided_s)) return `Decided for good after ${span(gate.decided_s)}.`;
+  if (isNumber(gate.decided_s)) return `Decided after ${span(gate.decided_s)}.`;
   if (isNumber(gate.outlook_s)) return `Likely decided in about ${span(gate.outlook_s)}.`;
   return "";
 }

@@ -23,7 +23,7 @@ from tailgate.analysis.records.schemas import REQUESTS
 from tailgate.analysis.records.tables import read_table
 from tailgate.analysis.run.client_stalls import client_stalls
 from tailgate.analysis.run.run import Run
-from tailgate.analysis.run.work import lengths_apart
+from tailgate.analysis.run.work import length_differences
 from tests.fakes.machines import tell
 from tests.fakes.request_rows import columns_of, write_rows
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, check, gate, write_run
@@ -375,9 +375,9 @@ def test_lengths_that_differ_by_chance_are_equal_work():
     def lengths():
         return np.rint(rng.lognormal(5.0, 0.86, 2400)).astype(np.int64)
 
-    assert sum(bool(lengths_apart("a", "b", lengths(), lengths())) for _ in range(300)) <= 3
+    assert sum(bool(length_differences("a", "b", lengths(), lengths())) for _ in range(300)) <= 3
     one, more = (np.full(2400, tokens) for tokens in (512, 513))
-    assert not lengths_apart("a", "b", one, more), "a server may count the token that ends an answer"
+    assert not length_differences("a", "b", one, more), "a server may count the token that ends an answer"
 
 
 def test_a_first_token_without_a_time_came_with_the_last():

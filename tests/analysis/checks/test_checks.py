@@ -112,7 +112,7 @@ FEW = {"many": 23, "answers": 58}
         (pressed((97, 100), start_s=90), False, "from 97 to 100 s"),
         (pressed(processors=1), False, "not what was asked for"),
         (pressed(end_ns=None), False, "not recorded"),
-        (pressed(error="no room"), False, "trial 1: no room"),
+        (pressed(error="no memory"), False, "trial 1: no memory"),
     ],
 )
 def test_a_check_holds_or_fails_by_its_facts(check, ok, words):
@@ -154,8 +154,8 @@ def machine(name, ratio, spread, **more):
     return replace(own, **{"p_inferior": 0.5, "p_noninferior": 0.5, **more})
 
 
-def found(item, *apart, shares=()):
-    return data.heterogeneity("compiled", [item], apart, shares)
+def found(item, *by_machine, shares=()):
+    return data.heterogeneity("compiled", [item], by_machine, shares)
 
 
 SPREAD = [machine("a", 0.9, 0.02), machine("b", 1.12, 0.02)]

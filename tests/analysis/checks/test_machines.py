@@ -79,7 +79,7 @@ def facts_of(machines, *, trials, seed=1, arms=("eager", "compiled", "other", "l
     return records, SimpleNamespace(arms=list(arms[: machines.cards or 2]), limits=GateLimits())
 
 
-def apart_of(machines, **more):
+def speed_checks(machines, **more):
     """Return the failed checks on arms whose machines are unequally fast."""
     return [check for check in checks_of(*facts_of(machines, **more)) if check.rule is SPEED and check.arm is not None]
 
@@ -182,9 +182,9 @@ def test_a_card_with_other_limits_or_speeds_is_named(trouble, check, named):
     assert [word for word in named if word not in line(disturbed)] == []
 
 
-def test_a_card_that_slows_down_beside_a_steady_one_counts_once():
+def test_a_card_that_slows_down_next_to_a_steady_one_counts_once():
     slowing = FakeMachines(troubles=(Trouble(what="slow_after", size=0.8),), swap=False, card_noise=0.0, host_noise=0.0)
-    (found,) = apart_of(slowing, trials=2)
+    (found,) = speed_checks(slowing, trials=2)
     assert found.shift == pytest.approx(-LEVER * 0.5 * math.log(0.8))
 
 
@@ -222,13 +222,13 @@ class TestFairness:
         assert ("machine speed", "compiled") in opened(fake_machines(Trouble(what="slow", size=0.82)), trials=3)
 
     def test_momentary_noise_is_among_trials_and_a_slow_card_is_not(self):
-        moment = apart_of(FakeMachines(host_noise=0.15, cards=4), trials=6)
+        moment = speed_checks(FakeMachines(host_noise=0.15, cards=4), trials=6)
         assert moment
         assert all(check.among_trials for check in moment)
         # Six trials on four cards leave a sixth of a slow card: of 15 %, less than the limit.
-        assert all(check.among_trials for check in apart_of(slower(0.85, cards=4, host_noise=0.15), trials=6))
+        assert all(check.among_trials for check in speed_checks(slower(0.85, cards=4, host_noise=0.15), trials=6))
         for stays in (slower(0.6, cards=4, host_noise=0.15), slower(0.85, cards=4, swap=False)):
-            assert any(not check.among_trials for check in apart_of(stays, trials=6))
+            assert any(not check.among_trials for check in speed_checks(stays, trials=6))
 
     @pytest.mark.parametrize(
         "troubles",

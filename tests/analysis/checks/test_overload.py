@@ -114,16 +114,16 @@ def test_one_jam_that_has_not_drained_at_the_end_is_no_overload() -> None:
 
 
 def _served(
-    start: Floats, *, slots: int, work_s: float, room: int = 10**9, deadline_s: float = 1e9
+    start: Floats, *, slots: int, work_s: float, queue: int = 10**9, deadline_s: float = 1e9
 ) -> tuple[Floats, Floats, np.ndarray, np.ndarray]:
-    """Return (start, end, answered, shed) of a server with `room` for waiting requests and a deadline."""
+    """Return (start, end, answered, shed) of a server with `queue` for waiting requests and a deadline."""
     free = np.zeros(slots)
     end, answered = np.empty(len(start)), np.zeros(len(start), dtype=np.bool_)
     begun: list[float] = []
     for index, at in enumerate(start):
         slot = int(free.argmin())
         begin = max(at, free[slot])
-        if begin > at and sum(other > at for other in begun[-room - 1 :]) >= room:
+        if begin > at and sum(other > at for other in begun[-queue - 1 :]) >= queue:
             end[index] = at
         elif begin + work_s > at + deadline_s:
             end[index] = at + deadline_s
@@ -135,7 +135,7 @@ def _served(
     return start, end, answered, ~answered
 
 
-@pytest.mark.parametrize("limit", [{"room": 32}, {"room": 200}, {"deadline_s": 10.0}, {"deadline_s": 60.0}])
+@pytest.mark.parametrize("limit", [{"queue": 32}, {"queue": 200}, {"deadline_s": 10.0}, {"deadline_s": 60.0}])
 @pytest.mark.parametrize("rate", [13, 20, 40])
 def test_requests_that_are_shed_throughout_are_overload(limit: dict[str, float], rate: int) -> None:
     start = np.sort(np.random.default_rng(rate).uniform(0.0, 300.0, 300 * rate))

@@ -135,8 +135,8 @@ def round_of(frontier: Frontier, *, budget: Budget = BUDGET, spent_s: float = 0.
 
 
 def test_an_arm_that_surely_holds_less_leaves_with_a_reason() -> None:
-    apart = after({"eager": 10.0, "padded": 10.0, "dynamic": 30.0, "bucketed": 60.0})
-    second = round_of(apart, number=2)
+    separated = after({"eager": 10.0, "padded": 10.0, "dynamic": 30.0, "bucketed": 60.0})
+    second = round_of(separated, number=2)
     assert {item.arm for item in second.left} == {"padded", "dynamic"}
     (padded,) = [item for item in second.left if item.arm == "padded"]
     assert padded.reason.endswith("surely holds less than bucketed (9.98 against 59.8 requests/s as seen)")
@@ -144,8 +144,8 @@ def test_an_arm_that_surely_holds_less_leaves_with_a_reason() -> None:
 
 
 def test_the_control_never_leaves() -> None:
-    apart = after({"eager": 2.0, "padded": 20.0, "dynamic": 20.0, "bucketed": 60.0})
-    assert "eager" not in {item.arm for item in round_of(apart, number=2).left}
+    separated = after({"eager": 2.0, "padded": 20.0, "dynamic": 20.0, "bucketed": 60.0})
+    assert "eager" not in {item.arm for item in round_of(separated, number=2).left}
 
 
 def test_an_arm_that_left_is_not_started_while_others_are_open() -> None:

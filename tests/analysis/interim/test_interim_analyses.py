@@ -70,10 +70,10 @@ def run_until(directory: Path, seconds: float) -> Run:
 
 
 def test_equal_arms_pass_before_the_run_has_ended(long_run: Path) -> None:
-    look = analyse(run_until(long_run, 1500))
-    assert [(arm.arm, arm.decision) for arm in look.arms] == [("compiled", PASS)]
-    assert 300 <= (look.arms[0].decided_s or 0) <= 1500
-    assert {check.check for check in look.checks if not check.ok} == set()
+    interim = analyse(run_until(long_run, 1500))
+    assert [(arm.arm, arm.decision) for arm in interim.arms] == [("compiled", PASS)]
+    assert 300 <= (interim.arms[0].decided_s or 0) <= 1500
+    assert {check.check for check in interim.checks if not check.ok} == set()
 
 
 def test_an_interim_decision_is_that_of_the_whole_run_at_the_same_instant(long_run: Path) -> None:
@@ -81,8 +81,8 @@ def test_an_interim_decision_is_that_of_the_whole_run_at_the_same_instant(long_r
     decided = {gate.gate: gate.path.decided_s for gate in whole.gates if gate.path is not None}
     assert set(decided) == {"noninferiority p99_ttft", "noninferiority p99_e2e", "slo p99_e2e_ms", "errors"}
     for seconds in (600, 1020, 1500):
-        look = analyse(run_until(long_run, seconds))
-        for gate in look.gates:
+        interim = analyse(run_until(long_run, seconds))
+        for gate in interim.gates:
             if gate.path is None:
                 continue
             assert (": decided after" in gate.reason) is (gate.path.decided_s is not None)
@@ -107,8 +107,8 @@ def test_a_pass_needs_one_by_a_single_analysis_of_all_data_too(long_run: Path) -
 
 def test_an_objective_that_lacks_blocks_alone_names_them_and_the_time_that_they_take(tmp_path: Path) -> None:
     near = replace(LONG, duration_s=600, slo={"p99_e2e_ms": 4500})
-    look = analyse(run_until(write_run(tmp_path / "run", near), 600))
-    (found,) = (gate for gate in look.gates if gate.kind == "slo")
+    interim = analyse(run_until(write_run(tmp_path / "run", near), 600))
+    (found,) = (gate for gate in interim.gates if gate.kind == "slo")
     assert found.reason.endswith("; a PASS needs 24 blocks, and this run has 20.")
     assert (found.verdict, found.needed_s) == (INCONCLUSIVE, 720.0)
 
@@ -118,9 +118,9 @@ def test_a_large_effect_is_decided_in_three_minutes_of_steady_traffic(
     ratio: float, decision: str, tmp_path: Path
 ) -> None:
     run = replace(LONG, duration_s=240, rate=5, arms=(EAGER, FakeArm(name="compiled", ratio=ratio)))
-    look = analyse(run_until(write_run(tmp_path / "run", run), 210))
-    (latency,) = [gate for gate in look.gates if gate.gate == "noninferiority p99_e2e"]
-    assert (latency.verdict, look.arms[0].decision) == (decision, decision), look.arms[0].reason
+    interim = analyse(run_until(write_run(tmp_path / "run", run), 210))
+    (latency,) = [gate for gate in interim.gates if gate.gate == "noninferiority p99_e2e"]
+    assert (latency.verdict, interim.arms[0].decision) == (decision, decision), interim.arms[0].reason
     assert latency.path is not None
     assert (latency.path.decided_s or 999) <= 210
     low, high = latency.low, latency.high
@@ -135,8 +135,8 @@ def test_a_large_effect_decides_sooner_unless_starts_differ_by_as_much(
 ) -> None:
     monkeypatch.setattr(paths, "start_spread", lambda run, arm: spread)
     run = replace(LONG, duration_s=240, rate=5, arms=(EAGER, FakeArm(name="compiled", ratio=2.0)))
-    look = analyse(run_until(write_run(tmp_path / "run", run), 210))
-    assert look.arms[0].decision == decision
+    interim = analyse(run_until(write_run(tmp_path / "run", run), 210))
+    assert interim.arms[0].decision == decision
 
 
 @pytest.mark.parametrize(("gates", "verdict"), [({}, PASS), ({"min_blocks": 30}, "INCONCLUSIVE")])
@@ -144,16 +144,16 @@ def test_errors_pass_on_few_blocks_unless_more_are_asked_for(
     gates: dict[str, int], verdict: str, tmp_path: Path
 ) -> None:
     run = replace(LONG, duration_s=600, rate=5, gates={**GATES, **gates})
-    look = analyse(run_until(write_run(tmp_path / "run", run), 300))
-    assert [gate.verdict for gate in look.gates if gate.kind == "error"] == [verdict, PASS]  # of failures, of deaths
+    interim = analyse(run_until(write_run(tmp_path / "run", run), 300))
+    assert [gate.verdict for gate in interim.gates if gate.kind == "error"] == [verdict, PASS]  # of failures, of deaths
 
 
 def test_a_slow_arm_fails_soon(tmp_path: Path) -> None:
     slow = replace(LONG, arms=(EAGER, FakeArm(name="compiled", ratio=2.0)))
-    look = analyse(run_until(write_run(tmp_path / "run", slow), 600))
-    assert look.arms[0].decision == FAIL
-    assert (look.arms[0].decided_s or 0) <= 480
-    assert look.arms[0].reason.startswith("p99")
+    interim = analyse(run_until(write_run(tmp_path / "run", slow), 600))
+    assert interim.arms[0].decision == FAIL
+    assert (interim.arms[0].decided_s or 0) <= 480
+    assert interim.arms[0].reason.startswith("p99")
 
 
 @pytest.mark.parametrize(("steal", "ratio", "decision"), [(0.02, 1.3, FAIL), (0.05, 1.5, FAIL), (0.2, 1.5, None)])
@@ -164,21 +164,21 @@ def test_steal_is_weighed_alike_by_an_interim_analysis_and_the_final_one(
     slow = replace(LONG, arms=(EAGER, FakeArm(name="compiled", ratio=ratio)), machines=machines)
     directory = write_run(tmp_path / "run", slow)
     whole = judge(Run.of(read_run(directory)))
-    look = analyse(run_until(directory, 1500))
-    assert look.arms[0].decision == decision
+    interim = analyse(run_until(directory, 1500))
+    assert interim.arms[0].decision == decision
     assert whole.verdicts["compiled"] == (decision or "INCONCLUSIVE")
 
 
 def test_a_recompile_fails_at_the_first_interim_analysis(tmp_path: Path) -> None:
     naive = replace(LONG, arms=(EAGER, FakeArm(name="compiled", compiles=[Compile(at_s=5, seconds=3)])))
-    look = analyse(run_until(write_run(tmp_path / "run", naive), 30))
-    assert (look.arms[0].decided_s, look.arms[0].decision) == (30.0, FAIL)
-    assert "1 recompile" in look.arms[0].reason
+    interim = analyse(run_until(write_run(tmp_path / "run", naive), 30))
+    assert (interim.arms[0].decided_s, interim.arms[0].decision) == (30.0, FAIL)
+    assert "1 recompile" in interim.arms[0].reason
 
 
 def test_before_enough_is_known_nothing_is_decided(long_run: Path) -> None:
-    look = analyse(run_until(long_run, 120))
-    assert look.arms[0].decision is None
+    interim = analyse(run_until(long_run, 120))
+    assert interim.arms[0].decision is None
 
 
 def ramping(path: Path, **limits: float) -> Path:

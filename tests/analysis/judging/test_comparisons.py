@@ -203,7 +203,7 @@ def test_equal_arms_pass_and_much_slower_ones_fail() -> None:
 
 @pytest.mark.parametrize("trials", [1, 2, 7])
 def test_limits_hold_the_truth_though_starts_and_days_differ(trials: int) -> None:
-    # 1 % each of start and of day is what is taken for granted.
+    # 1 % each of start and of day is the assumption.
     items = [of_trials(trials, seed, variance=math.hypot(0.01, 0.01)) for seed in range(80)]
     outside = sum(not item.low <= 1.0 <= item.high for item in items)
     assert outside <= 16  # of 8 expected: p < 0.005 of as many by chance

@@ -20,10 +20,10 @@ from tailgate.analysis.judging.gates.greedy import (
     GreedyParity,
     first_difference,
     gate_of,
-    judge_asked,
     judge_greedy,
+    judge_greedy_trials,
 )
-from tailgate.analysis.records.asked_answers import AskedAnswer, Twice
+from tailgate.analysis.records.asked_answers import GreedyAnswer, Twice
 from tailgate.analysis.records.run_records import read_run
 from tailgate.analysis.records.schemas import REQUESTS
 from tailgate.analysis.records.tables import read_table
@@ -247,8 +247,8 @@ def test_trials_add_up() -> None:
     assert found.verdict == "PASS"
 
 
-def text(words: str) -> AskedAnswer:
-    return AskedAnswer(text=words, asked=8, pieces=1)
+def text(words: str) -> GreedyAnswer:
+    return GreedyAnswer(text=words, asked=8, pieces=1)
 
 
 def repeated(letters: str) -> Twice:
@@ -258,7 +258,7 @@ def repeated(letters: str) -> Twice:
 
 
 @pytest.mark.parametrize("letters", ["ab", "ba", "bc"])
-def test_answers_that_the_control_does_not_repeat_accuse_nobody(letters: str) -> None:
+def test_answers_that_the_control_does_not_repeat_accuse_no_arm(letters: str) -> None:
     found = judged_answers(repeated("ac"), repeated(letters))
     assert (found.verdict, found.different) == ("INCONCLUSIVE", 0.0)
     assert "give more parity.prompts" in found.reason
@@ -296,7 +296,7 @@ class TestGate:
     def documents(self, arm: Server, *, after: Server | None = None) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         return [(document(EXACT, "control", EXACT), document(arm, "arm", after or arm))]
 
-    judge = staticmethod(partial(judge_asked, "arm", allowed=0.0, alpha=0.05))
+    judge = staticmethod(partial(judge_greedy_trials, "arm", allowed=0.0, alpha=0.05))
 
     def test_fault_that_begins_under_the_load_is_a_fail(self) -> None:
         found = self.judge(self.documents(EXACT, after=Server(weights="two")))

@@ -185,7 +185,7 @@ def test_lost_steps_leave_open_how_many_ran_eagerly(tmp_path: Path) -> None:
     )
     gates = {gate.gate: gate for gate in judgement.gates}
     assert (gates["eager steps"].verdict, gates["eager steps"].blocked_by) == ("INCONCLUSIVE", ("telemetry",))
-    assert gates["recompiles"].verdict == "PASS", "compile events were counted apart"
+    assert gates["recompiles"].verdict == "PASS", "compile events were counted separately"
 
 
 def test_an_arm_of_which_no_step_is_left_is_not_known_to_run_compiled_code(tmp_path: Path) -> None:

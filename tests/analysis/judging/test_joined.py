@@ -16,7 +16,7 @@ from tailgate.analysis.records.schemas import COMPILE_EVENTS
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.summary.summary import analyze
 from tests.fakes.request_rows import append_rows
-from tests.fakes.runs import DAYS_APART, EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
+from tests.fakes.runs import EAGER, SECOND, SEPARATE_DAYS, Compile, FakeArm, FakeRun, start_of, write_run
 
 RUN = FakeRun(duration_s=300, rate=3, gates={"metrics": ["e2e"], "max_error_pct": 1.0})
 TIGHT = {"p90_e2e_ms": 700}
@@ -30,7 +30,7 @@ def on(machine: str, *, slower: float = 1.0, ratio: float = 1.0, **more: Any) ->
 
 def joined(folder: Path, *runs: FakeRun) -> Path:
     directories = [
-        write_run(folder / f"run-{day}", replace(run, seed=run.seed + day, day=day * DAYS_APART))
+        write_run(folder / f"run-{day}", replace(run, seed=run.seed + day, day=day * SEPARATE_DAYS))
         for day, run in enumerate(runs)
     ]
     listed = listed_runs(directories)
@@ -100,7 +100,7 @@ def test_missing_events_are_counted_under_the_new_number_of_their_trial(tmp_path
     folder = joined(tmp_path, replace(RUN, arms=(EAGER, compiling)), replace(RUN, arms=(EAGER, compiling)))
     path = tmp_path / "run-1" / "trial-01" / "compile_events.arrow"
     row = {"trial": 1, "arm": "compiled", "replica": "compiled-0", "kind": "compile", "phase": "warmup"}
-    start = start_of(1, day=DAYS_APART) - SECOND
+    start = start_of(1, day=SEPARATE_DAYS) - SECOND
     row |= {"event_id": "1-compiled-0-7", "start_ns": start, "end_ns": start + 1}
     append_rows(path, COMPILE_EVENTS, [row])
     _, judgement = judged(folder)
@@ -111,7 +111,7 @@ def test_missing_events_are_counted_under_the_new_number_of_their_trial(tmp_path
 
 def test_runs_of_one_seed_share_schedules(tmp_path):
     one = write_run(tmp_path / "a", on("a", trials=2))
-    other = write_run(tmp_path / "b", on("a", trials=2, day=DAYS_APART))
+    other = write_run(tmp_path / "b", on("a", trials=2, day=SEPARATE_DAYS))
     write_run_list(tmp_path / "joined", listed_runs([one, other]))
     _, judgement = judged(tmp_path / "joined")
     said = check(judgement, "schedules")
@@ -127,8 +127,8 @@ def test_a_slow_machine_does_not_make_the_ratio_of_all(tmp_path):
     items = comparisons(run)
     (e2e,) = (item for item in items.gated if item.metric == "e2e")
     assert 1.15 < e2e.ratio < 1.35, "the tail of both machines"
-    apart = {item.machine: item.ratio for item in items.by_machine if item.metric == "e2e"}
-    assert apart == {"a": pytest.approx(1.0, abs=0.06), "b": pytest.approx(1.5, abs=0.09)}
+    ratios = {item.machine: item.ratio for item in items.by_machine if item.metric == "e2e"}
+    assert ratios == {"a": pytest.approx(1.0, abs=0.06), "b": pytest.approx(1.5, abs=0.09)}
 
 
 @pytest.mark.parametrize(

@@ -252,20 +252,20 @@ GONE = row(same=0, error="UNAVAILABLE: gone", dtype="bfloat16")
         ([], {}, {}, "INCONCLUSIVE", ""),
         ([row(same=0, of=0)], {}, {}, "INCONCLUSIVE", ""),
         # Quantised weights have parity by their accuracy and not by their tokens.
-        ([row(same=1)], {}, {"apart": "int8"}, "INCONCLUSIVE", "parity.full = true"),
+        ([row(same=1)], {}, {"difference": "int8"}, "INCONCLUSIVE", "parity.full = true"),
         (
             [row(same=1)],
             MEASURED,
-            {"apart": "int8", "required": True},
+            {"difference": "int8", "required": True},
             "PASS",
             "The KL is 0.01.",
         ),
-        ([GONE], MEASURED, {"apart": "int8"}, "INCONCLUSIVE", "gone"),
+        ([GONE], MEASURED, {"difference": "int8"}, "INCONCLUSIVE", "gone"),
     ],
 )
 def test_the_parity_gate_takes_answers_after_the_traffic_and_what_was_measured(rows, measured, options, verdict, said):
-    required, apart = options.get("required", False), options.get("apart", "")
-    gate = parity_gate("arm", measured, rows, required=required, weights_apart=apart)
+    required, difference = options.get("required", False), options.get("difference", "")
+    gate = parity_gate("arm", measured, rows, required=required, quantisation_difference=difference)
     assert gate.verdict == verdict
     assert said in gate.reason
 

@@ -16,7 +16,7 @@ from tailgate.analysis.records.tables import RecordError, RecordWriter
 from tailgate.analysis.run.run import Run
 from tests.fakes.processes import refusal
 from tests.fakes.request_rows import append_rows
-from tests.fakes.runs import DAYS_APART, EAGER, Compile, FakeArm, FakeRun, write_run
+from tests.fakes.runs import EAGER, SEPARATE_DAYS, Compile, FakeArm, FakeRun, write_run
 
 SHORT = FakeRun(duration_s=30, rate=1, trials=2)
 COMPILING = FakeArm(name="compiled", compiles=(Compile(at_s=10, seconds=2),))
@@ -25,7 +25,7 @@ COMPILING = FakeArm(name="compiled", compiles=(Compile(at_s=10, seconds=2),))
 def runs_in(folder: Path, *runs: FakeRun) -> list[Path]:
     """One run a day, each with a seed of its own."""
     return [
-        write_run(folder / f"run-{day}", replace(run, seed=day + 1, day=day * DAYS_APART))
+        write_run(folder / f"run-{day}", replace(run, seed=day + 1, day=day * SEPARATE_DAYS))
         for day, run in enumerate(runs)
     ]
 
@@ -108,8 +108,8 @@ def test_steps_and_samples_of_machines_follow_their_trial(tmp_path):
 
 
 def test_problems_name_the_run(tmp_path):
-    stated = replace(SHORT, stated=True)
-    directories = runs_in(tmp_path, stated, stated)
+    checksums = replace(SHORT, checksums=True)
+    directories = runs_in(tmp_path, checksums, checksums)
     path = directories[1] / "trial-01" / "requests-0.arrow"
     path.write_bytes(path.read_bytes()[:-40])
     problems = joined(tmp_path / "joined", directories).problems
@@ -177,7 +177,7 @@ def test_other_arms_can_never_be_joined(tmp_path):
         "(run-1: arms eager, faster (in run-0 compiled, eager)): join runs of one experiment on one kind of machine, "
         "arms must be the same"
     )
-    other = write_run(tmp_path / "split", replace(SHORT, seed=9, design="split", day=5 * DAYS_APART))
+    other = write_run(tmp_path / "split", replace(SHORT, seed=9, design="split", day=5 * SEPARATE_DAYS))
     assert "traffic.design split (in run-0 mirrored)" in not_joined(one, other, accepted=("traffic",))
 
 

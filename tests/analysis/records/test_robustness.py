@@ -28,7 +28,7 @@ S = 10**9
 
 
 class Base:
-    """A run, and its requests to be changed and written again beside the rest of it."""
+    """A run, and its requests to be changed and written again next to the rest of it."""
 
     def __init__(self, directory, run):
         self.directory = write_run(directory / "base", run)
@@ -149,8 +149,8 @@ def test_a_run_without_its_experiment_never_passes(spoil, long, tmp_path):
 
 @pytest.mark.parametrize("damage", ["a flipped bit", "nothing left", "cut off"])
 @pytest.mark.parametrize("table", ["requests-0", "compile_events", "steps"])
-def test_a_damaged_table_never_passes(table, damage, stated, tmp_path):
-    directory = shutil.copytree(stated, tmp_path / "run")
+def test_a_damaged_table_never_passes(table, damage, recorded, tmp_path):
+    directory = shutil.copytree(recorded, tmp_path / "run")
     path = directory / "trial-01" / f"{table}.arrow"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
@@ -163,15 +163,15 @@ def test_a_damaged_table_never_passes(table, damage, stated, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def stated(tmp_path_factory):
-    run = FakeRun(slo=SLO, gates=GATES, duration_s=390, rate=2, stated=True)
-    directory = write_run(tmp_path_factory.mktemp("stated") / "run", run)
+def recorded(tmp_path_factory):
+    run = FakeRun(slo=SLO, gates=GATES, duration_s=390, rate=2, checksums=True)
+    directory = write_run(tmp_path_factory.mktemp("recorded") / "run", run)
     assert analyze(directory)["overall"] == "PASS"
     return directory
 
 
-def test_a_table_without_its_last_line_leaves_nothing_that_passes(stated, tmp_path):
-    target = shutil.copytree(stated, tmp_path / "run")
+def test_a_table_without_its_last_line_leaves_nothing_that_passes(recorded, tmp_path):
+    target = shutil.copytree(recorded, tmp_path / "run")
     path = target / "trial-01" / "requests-0.arrow"
     rows = read_table(path, REQUESTS)[0]
     with path.open("wb") as file, pa.ipc.new_stream(file, rows.schema) as stream:

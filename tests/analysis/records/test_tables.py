@@ -1,4 +1,4 @@
-"""What a file states of itself: damage is never overlooked, and never ends the process; a torn file still reads."""
+"""Row counts and checksums of files: damage is always seen and never ends the process; a torn file still reads."""
 
 from __future__ import annotations
 
@@ -106,11 +106,11 @@ def test_a_column_that_a_parquet_file_has_twice_is_one_line(tmp_path):
 
 
 def test_an_error_is_one_line_whatever_a_file_holds():
-    told = str(RecordError("column\u2028 of\nlines " + "x" * 10_000 + ": keep one"))
-    assert len(told.splitlines()) == 1
-    assert told.startswith("column  of lines x")
-    assert told.endswith("x: keep one")
-    assert len(told) < 1100
+    text = str(RecordError("column\u2028 of\nlines " + "x" * 10_000 + ": keep one"))
+    assert len(text.splitlines()) == 1
+    assert text.startswith("column  of lines x")
+    assert text.endswith("x: keep one")
+    assert len(text) < 1100
 
 
 def test_a_number_that_its_column_cannot_hold_is_unknown_and_no_row_is_lost(tmp_path):
@@ -152,7 +152,7 @@ def batches(path):
     return starts
 
 
-def test_what_was_written_is_stated_and_read(path):
+def test_what_was_written_is_counted_and_read(path):
     assert read_end(path) == (BATCHES, True)
     assert read(path) == (list(range(BATCHES)), ())
     with path.open("rb") as file:
@@ -176,10 +176,10 @@ def test_a_file_that_states_other_rows_than_it_holds_is_not_used(path):
     assert read(path) == ([], UNUSABLE)
 
 
-@pytest.mark.parametrize("stated", [True, False], ids=["stated", "unstated"])
+@pytest.mark.parametrize("with_row_count", [True, False], ids=["with_row_count", "without_row_count"])
 @pytest.mark.parametrize("flips", [1, 20])
-def test_flipped_bits_lose_rows_and_nothing_else(path, stated, flips):
-    if not stated:
+def test_flipped_bits_lose_rows_and_nothing_else(path, with_row_count, flips):
+    if not with_row_count:
         unstate(path)
     whole = path.read_bytes()
     expected = read_table(path, REQUESTS)[0].to_pylist()
@@ -189,9 +189,9 @@ def test_flipped_bits_lose_rows_and_nothing_else(path, stated, flips):
         for _ in range(flips):
             content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         path.write_bytes(content)
-        with contextlib.nullcontext() if stated else contextlib.suppress(RecordError):
+        with contextlib.nullcontext() if with_row_count else contextlib.suppress(RecordError):
             table, problems = read_table(path, REQUESTS)
-        if stated:
+        if with_row_count:
             assert problems
             assert flips > 1 or all(row in expected for row in table.to_pylist())
 

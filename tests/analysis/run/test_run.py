@@ -20,7 +20,7 @@ from tailgate.analysis.run.compile_events import stall_windows
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.trials import Machines, Trial
 from tailgate.analysis.summary.summary import analyze
-from tests.fakes.runs import DAYS_APART, EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
+from tests.fakes.runs import EAGER, SECOND, SEPARATE_DAYS, Compile, FakeArm, FakeRun, start_of, write_run
 
 NAIVE = FakeArm(name="naive", compiles=[Compile(at_s=40, seconds=3), Compile(at_s=60, seconds=5)])
 SHORT = FakeRun(duration_s=90, rate=2)
@@ -116,7 +116,7 @@ def test_machines_stand_in_order_of_their_first_trial(ran_on, names, codes, tmp_
     directories = []
     for day, machine in enumerate(ran_on):
         environment = {"machine": machine} if machine else {}
-        run = FakeRun(duration_s=10, rate=1, seed=day, day=day * DAYS_APART, environment=environment)
+        run = FakeRun(duration_s=10, rate=1, seed=day, day=day * SEPARATE_DAYS, environment=environment)
         directories.append(write_run(tmp_path / f"run-{day}", run))
     write_run_list(tmp_path / "joined", listed_runs(directories))
     machines = Machines.of(read_run(tmp_path / "joined").runs)

@@ -119,7 +119,7 @@ JAM = np.where(BLOCK == 7, 4 * CALM, CALM)
         (CALM, 400.0, 0, 40, "PASS", None),
         (JAM, 1200.0, 0, 40, "INCONCLUSIVE", None),  # what misses next may be the next jam
         (JAM, 5000.0, 0, 40, "PASS", None),  # no jam comes near the limit
-        (np.where(np.arange(4000) % 500 == 0, np.inf, JAM), 5000.0, 8, 40, "PASS", None),  # failures apart from jams
+        (np.where(np.arange(4000) % 500 == 0, np.inf, JAM), 5000.0, 8, 40, "PASS", None),  # failures outside jams
         (CALM, 400.0, 0, 20, "INCONCLUSIVE", 24),  # no jam may have come yet
         (CALM, 5000.0, 0, 20, "PASS", None),
         (CALM, 5000.0, 0, 16, "INCONCLUSIVE", 18),

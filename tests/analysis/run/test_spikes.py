@@ -1,4 +1,4 @@
-"""Which compile held up which request, for how long, and which spikes that explains."""
+"""Which compile delayed which request, for how long, and which spikes that explains."""
 
 import numpy as np
 import pyarrow as pa

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tailgate.analysis.arrays import Floats
-from tailgate.analysis.statistics.compare import Comparison, Sample, as_many, compare, decide, holm
+from tailgate.analysis.statistics.compare import Comparison, Sample, compare, decide, equal_counts, holm
 from tailgate.analysis.statistics.slow_counts import SlowCounts, SortedGroups, slow_counts
 
 
@@ -116,13 +116,13 @@ def test_too_few_blocks_or_too_thin_a_tail_set_no_limits(shape, words):
 
 def test_as_many_values_of_each_sample_are_drawn_in_each_block():
     few, many = np.repeat([0, 1, 3], [2, 5, 1]), np.repeat([0, 1, 2], [9, 4, 7])
-    drawn = as_many(
+    drawn = equal_counts(
         *(sample(np.arange(float(len(block))), block) for block in (few, many)), rng=np.random.default_rng(0)
     )
     assert [np.bincount(item.block, minlength=4).tolist() for item in drawn] == [[2, 4, 0, 0]] * 2
     assert set(drawn[1].values[:2].tolist()) <= set(range(9))
     none = drawn[0].only(np.zeros(6, dtype=bool))
-    assert [len(item) for item in as_many(none, drawn[1], rng=np.random.default_rng(0))] == [0, 0]
+    assert [len(item) for item in equal_counts(none, drawn[1], rng=np.random.default_rng(0))] == [0, 0]
 
 
 def test_six_trials_are_judged_by_their_own_ratios():

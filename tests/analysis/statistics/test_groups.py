@@ -1,4 +1,4 @@
-"""Drift and the luck of starts, as blocks of log latencies tell of them."""
+"""Drift and start-to-start variance, from blocks of log latencies."""
 
 from __future__ import annotations
 
@@ -119,10 +119,10 @@ def test_starts_that_differ_raise_the_allowance_and_starts_alike_lower_it():
     trial = np.repeat([1, 2, 3], 14)
     rng = np.random.default_rng(1)
     alike = 0.01 * rng.standard_normal(42)
-    apart = alike + np.array([-0.06, 0.0, 0.06])[trial - 1]
+    separate = alike + np.array([-0.06, 0.0, 0.06])[trial - 1]
     allowed = 0.01 * math.sqrt(2.0)
-    assert of(apart, trial, 0.01).restart > 0.03 > allowed > of(alike, trial, 0.01).restart
-    assert of(apart, trial, 0.01).drift < 1e-5, "the luck of a start is no drift"
+    assert of(separate, trial, 0.01).restart > 0.03 > allowed > of(alike, trial, 0.01).restart
+    assert of(separate, trial, 0.01).drift < 1e-5, "the variance of a start is no drift"
 
 
 def test_more_starts_leave_less_start_to_start_variance():
@@ -153,10 +153,10 @@ def test_few_blocks_know_the_allowance_alone():
 def test_a_ratio_that_differs_by_machine_counts_by_machines_and_not_by_starts():
     trial = np.repeat([1, 2, 3, 4], 10)
     rng = np.random.default_rng(2)
-    apart = 0.01 * rng.standard_normal(40) + np.array([-0.05, -0.05, 0.05, 0.05])[trial - 1]
+    separate = 0.01 * rng.standard_normal(40) + np.array([-0.05, -0.05, 0.05, 0.05])[trial - 1]
     machine = np.repeat([0, 0, 1, 1], 10)
-    blind = of(apart, trial, 0.01)
-    seen = dependence_of(apart, groups_of(trial), trial, restart_spread=0.01, machine=machine)
+    blind = of(separate, trial, 0.01)
+    seen = dependence_of(separate, groups_of(trial), trial, restart_spread=0.01, machine=machine)
     assert (blind.machine, blind.machines, seen.machines) == (0.0, 1, 2)
     assert seen.restart < blind.restart
     assert seen.machine > 0.05**2
@@ -232,11 +232,11 @@ def limits_of(one: Level, two: Level, day: Part = NO_DAY, bound: float = 0.0):
 def test_from_six_trials_on_it_is_welchs_test() -> None:
     rng = np.random.default_rng(3)
     one, two = rng.normal(0.0, 0.02, 6), rng.normal(0.05, 0.06, 9)
-    apart = limits_of(level(one), level(two))
+    separate = limits_of(level(one), level(two))
     welch = stats.ttest_ind(two, one, equal_var=False, alternative="greater")
-    assert apart.p_inferior == pytest.approx(welch.pvalue)
+    assert separate.p_inferior == pytest.approx(welch.pvalue)
     wide = stats.ttest_ind(two, one, equal_var=False).confidence_interval(0.9)
-    assert (apart.low, apart.high) == pytest.approx((wide.low, wide.high))
+    assert (separate.low, separate.high) == pytest.approx((wide.low, wide.high))
 
 
 def test_sum_of_variances_has_satterthwaites_degrees() -> None:
@@ -258,10 +258,10 @@ def test_two_trials_that_agree_by_chance_keep_the_expected_variance() -> None:
     agreeing = level([0.300, 0.3001], restart=0.01)
     assert agreeing.each is not None
     assert agreeing.each.variance == pytest.approx(0.02**2 + 0.01**2)
-    apart = level([0.2, 0.4], restart=0.01)
-    assert apart.each is not None
-    assert apart.each.variance == pytest.approx(0.02)
-    assert apart.each.degrees == 1.0
+    separate = level([0.2, 0.4], restart=0.01)
+    assert separate.each is not None
+    assert separate.each.variance == pytest.approx(0.02)
+    assert separate.each.degrees == 1.0
 
 
 def test_trials_without_any_prediction_speak_for_themselves_from_three_on() -> None:
@@ -283,5 +283,5 @@ def test_difference_without_any_variance_is_exact() -> None:
 
 def test_more_trials_do_not_reduce_the_day_to_day_variance() -> None:
     day = Part(variance=0.01**2, degrees=4.0)
-    apart = limits_of(level([0.0] * 400), level([0.0] * 400), day)
-    assert apart.spread == pytest.approx(math.sqrt(2.0) * 0.01, rel=1e-3)
+    separate = limits_of(level([0.0] * 400), level([0.0] * 400), day)
+    assert separate.spread == pytest.approx(math.sqrt(2.0) * 0.01, rel=1e-3)

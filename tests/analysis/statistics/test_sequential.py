@@ -1,4 +1,4 @@
-"""Evidence that may be looked at after every group: how seldom it errs, and that it knows nothing of what comes."""
+"""Evidence for an interim analysis after every group: how seldom it errs, and that it knows nothing of what comes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_evidence_of_one_early_disturbance_does_not_last(ratio: float, disturbed
         rng = np.random.default_rng(seed)
         arms = {"treatment": arm(rng, ratio=ratio, blocks=90), "control": arm(rng, blocks=90)}
         arms[disturbed].values[arms[disturbed].block < 18] *= 2.0
-        segments = groups_for(arms["treatment"], arms["control"], q=0.99, blocks=1, apart=sequential.APART)
+        segments = groups_for(arms["treatment"], arms["control"], q=0.99, blocks=1, separation=sequential.SEPARATION)
         evidence = segments.evidence(MARGIN)
         decision = evidence.decision(alpha=0.05)
         assert decision is not None
@@ -150,9 +150,9 @@ def test_noise_that_lasts_and_start_to_start_variance_deflate_the_evidence() -> 
 
 
 def test_neighbours_that_agree_deflate_the_evidence_and_others_do_not() -> None:
-    alike, apart = np.repeat([2.0, -2.0, 2.0, -2.0], 4), np.tile([2.0, -2.0], 8)
+    alike, alternating = np.repeat([2.0, -2.0, 2.0, -2.0], 4), np.tile([2.0, -2.0], 8)
     assert sequential._neighbours(alike)[-1] > 0.4
-    assert sequential._neighbours(apart)[-1] == sequential._neighbours(np.ones(8))[-1] == 0.0
+    assert sequential._neighbours(alternating)[-1] == sequential._neighbours(np.ones(8))[-1] == 0.0
 
 
 def test_an_arm_whose_worst_is_far_worse_does_not_pass() -> None:
@@ -268,9 +268,9 @@ def test_later_misses_contradict_a_pass_at_the_end(late: int, stands: str | None
 
 def test_a_pass_on_few_blocks_must_still_be_so_at_the_end() -> None:
     missed = np.where(np.arange(BLOCKS) < 40, 0, 2)
-    for asked, decision in ((0, ("PASS", 19)), (30, ("PASS", 29)), (60, None)):
+    for min_blocks, decision in ((0, ("PASS", 19)), (30, ("PASS", 29)), (60, None)):
         evidence = share_evidence(
-            missed, np.full(BLOCKS, PER_BLOCK), allowed=ALLOWED, far=True, least_blocks=20, asked=asked
+            missed, np.full(BLOCKS, PER_BLOCK), allowed=ALLOWED, far=True, least_blocks=20, min_blocks=min_blocks
         )
         assert not evidence.safe(alpha=0.05)[-1]
         assert evidence.decision(alpha=0.05, to_the_end=True) == decision

@@ -100,7 +100,7 @@ def window(stream_id: int, increment: int) -> bytes:
         ),
     ],
 )
-def test_what_breaks_the_connection_is_told_to_both_sides(code: int, text: str, bad: list[bytes]) -> None:
+def test_what_breaks_the_connection_is_reported_to_both_sides(code: int, text: str, bad: list[bytes]) -> None:
     with RawPeer(replies(*bad)) as peer:
         call = ask(peer)
         until(lambda: bool(peer.frames(wire.GOAWAY)))

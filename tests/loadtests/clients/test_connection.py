@@ -370,7 +370,7 @@ class Fed:
 
 
 def seen(call: GrpcCall) -> tuple[object, ...]:
-    """What a call came to, times apart."""
+    """What a call came to, without times."""
     return (call.status, call.error, call.output_tokens, call.initial_metadata, call.trailing_metadata)
 
 

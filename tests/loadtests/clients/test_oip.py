@@ -52,7 +52,7 @@ IDS = OipOptions(
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    if find_spec("tritonclient") is None:  # importing it here would register its protobuf names beside ours
+    if find_spec("tritonclient") is None:  # importing it here would register its protobuf names next to ours
         pytest.skip("tritonclient is not installed")
     with triton.served() as address:
         yield address

@@ -1,4 +1,4 @@
-"""TLS apart from sockets, and its handshake over one."""
+"""TLS without sockets, and its handshake over one."""
 
 from __future__ import annotations
 
@@ -98,24 +98,24 @@ def test_the_servers_goodbye_is_an_end(pem: Certificates) -> None:
     assert stream.ended
 
 
-def test_a_server_that_is_refused_is_told_why(pem: Certificates) -> None:
-    """Otherwise its log says no more than that somebody hung up."""
+def test_a_refused_server_gets_the_reason(pem: Certificates) -> None:
+    """Otherwise its log says only that a client hung up."""
     near, far = socket.socketpair()
-    told: list[ssl.SSLError] = []
+    problems: list[ssl.SSLError] = []
 
     def serve() -> None:
         try:
             with context(pem).wrap_socket(far, server_side=True) as peer:
                 peer.recv(1)
         except ssl.SSLError as problem:
-            told.append(problem)
+            problems.append(problem)
 
     server = threading.Thread(target=serve)
     server.start()
     with near, pytest.raises(TlsError, match="is not trusted"):
         TlsStream(client_context(SecurityConfig()), "localhost").shake_hands(near)
     server.join()
-    assert "UNKNOWN_CA" in str(told[0].reason)
+    assert "UNKNOWN_CA" in str(problems[0].reason)
 
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -159,7 +159,7 @@ def test_a_server_that_asks_for_a_client_certificate_gets_it(pem: Certificates, 
         assert asked(peer.target, security) == ("OK", "")
 
 
-def test_plain_and_secure_are_told_apart_from_both_sides(pem: Certificates) -> None:
+def test_plain_and_secure_are_distinguished_from_both_sides(pem: Certificates) -> None:
     with Peer(answer, tls=context(pem)) as peer:
         assert "TLS: use https://" in refused(peer.target.removeprefix("https://"))
     with RawPeer(lambda link: link.send(b"\x15\x03\x01\x00\x02\x02\x46" + bytes(9))) as raw:

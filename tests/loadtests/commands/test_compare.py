@@ -15,8 +15,8 @@ from tailgate.analysis.summary.model import Summary
 from tests.fakes import results
 from tests.fakes.machines import referenced
 from tests.fakes.results import Sent, in_turn, traffic, write
-from tests.fakes.runs import DAYS_APART, EAGER, Compile, FakeRun, write_run
-from tests.loadtests.commands.test_main import refused, told
+from tests.fakes.runs import EAGER, SEPARATE_DAYS, Compile, FakeRun, write_run
+from tests.loadtests.commands.test_main import refused, run_command
 
 RUN = FakeRun(
     trials=2,
@@ -55,7 +55,7 @@ def naive() -> Path:
 
 
 def test_a_new_recompile_fails_with_reports_in_the_candidate(baseline: Path, naive: Path, capsys) -> None:
-    code, line, out = told(capsys, "compare", baseline, naive)
+    code, line, out = run_command(capsys, "compare", baseline, naive)
     assert (code, line["verdict"], line["exit_code"]) == (99, "FAIL", 99)
     assert line["headline"].startswith("candidate must not replace baseline")
     assert "recompile" in out
@@ -70,13 +70,13 @@ def test_a_new_recompile_fails_with_reports_in_the_candidate(baseline: Path, nai
 
 
 def test_what_differs_between_the_runs_is_in_the_report(baseline: Path, naive: Path, tmp_path: Path, capsys) -> None:
-    _, _, out = told(capsys, "compare", baseline, naive, "--out", tmp_path / "out")
+    _, _, out = run_command(capsys, "compare", baseline, naive, "--out", tmp_path / "out")
     assert "versions.torch 2.11 → 2.12" in out
     assert "versions.torch 2.11 → 2.12" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_an_arm_is_chosen_by_name(baseline: Path, naive: Path, capsys) -> None:
-    code, summary, _ = told(capsys, "compare", baseline, naive, "--arm", "eager", "--json")
+    code, summary, _ = run_command(capsys, "compare", baseline, naive, "--arm", "eager", "--json")
     assert code != 99
     assert [arm["name"] for arm in summary["arms"]] == ["baseline", "candidate"]
     assert 'the candidate has no arm "dark"' in refused(capsys, "compare", baseline, naive, "--arm", "eager=dark")
@@ -91,7 +91,7 @@ def test_what_cannot_be_written_is_refused(baseline: Path, naive: Path, capsys) 
 def test_limits_come_from_the_file(tmp_path: Path, baseline: Path, naive: Path, capsys) -> None:
     limits = tmp_path / "limits.toml"
     limits.write_text("[gates]\nmax_recompiles = 1\nmax_stall_s = 5\n")
-    _, summary, _ = told(capsys, "compare", baseline, naive, "--limits", limits, "--json")
+    _, summary, _ = run_command(capsys, "compare", baseline, naive, "--limits", limits, "--json")
     judged = {row["gate"]: row["verdict"] for row in summary["gates"]}
     assert (judged["recompiles"], judged["longest stall"]) == ("PASS", "PASS")
 
@@ -143,15 +143,15 @@ def runs(tmp_path: Path) -> list[Path]:
     return [
         write_run(
             tmp_path / f"run-{day}",
-            replace(JOINED_RUN, seed=day + 1, day=day * DAYS_APART, environment={"machine": machine}),
+            replace(JOINED_RUN, seed=day + 1, day=day * SEPARATE_DAYS, environment={"machine": machine}),
         )
         for day, machine in enumerate(machines)
     ]
 
 
-def test_runs_are_judged_as_one_in_a_folder_beside_the_first(runs, tmp_path, capsys):
+def test_runs_are_judged_as_one_in_a_folder_next_to_the_first(runs, tmp_path, capsys):
     before = {path: path.stat().st_mtime_ns for run in runs for path in run.rglob("*")}
-    _, line, _ = told(capsys, "analyze", *runs)
+    _, line, _ = run_command(capsys, "analyze", *runs)
     folder = Path(str(line["run_dir"]))
     assert folder.parent == tmp_path
     assert folder.name.startswith("joined-")
@@ -160,7 +160,7 @@ def test_runs_are_judged_as_one_in_a_folder_beside_the_first(runs, tmp_path, cap
     }
     assert line["runs"] == 3
     assert {path: path.stat().st_mtime_ns for run in runs for path in run.rglob("*")} == before, "no run is touched"
-    _, again, _ = told(capsys, "analyze", *reversed(runs))
+    _, again, _ = run_command(capsys, "analyze", *reversed(runs))
     assert again["run_dir"] == line["run_dir"], "the same runs have the same folder"
 
 
@@ -171,19 +171,22 @@ def test_a_run_that_cannot_be_written_is_refused_before_it_is_judged(runs, tmp_p
 
 
 def test_what_differs_is_refused_and_can_be_accepted_by_its_key(runs, tmp_path, capsys):
-    other = write_run(tmp_path / "other", replace(JOINED_RUN, seed=9, gates={"margin": 0.2}, day=9 * DAYS_APART))
+    other = write_run(tmp_path / "other", replace(JOINED_RUN, seed=9, gates={"margin": 0.2}, day=9 * SEPARATE_DAYS))
     folder = tmp_path / "case"
     said = refused(capsys, "analyze", *runs, other, "--out", folder)
     assert "other: gates.margin 0.2 (in run-0 not given)" in said
     assert not folder.exists(), "nothing is written"
-    assert told(capsys, "analyze", *runs, other, "--out", folder, "--allow-different", "gates.margin")[1]["runs"] == 4
-    assert told(capsys, "analyze", folder)[1]["runs"] == 4, "what was accepted is kept with the runs"
+    assert (
+        run_command(capsys, "analyze", *runs, other, "--out", folder, "--allow-different", "gates.margin")[1]["runs"]
+        == 4
+    )
+    assert run_command(capsys, "analyze", folder)[1]["runs"] == 4, "what was accepted is kept with the runs"
 
 
 @pytest.mark.parametrize("keys", ["", ",", "gates.margin,"])
 def test_an_empty_key_is_refused_and_the_joined_folder_stays(keys, runs, tmp_path, capsys):
     folder = tmp_path / "case"
-    told(capsys, "analyze", *runs[:2], "--out", folder)
+    run_command(capsys, "analyze", *runs[:2], "--out", folder)
     listed = (folder / "runs.json").read_text()
     said = refused(capsys, "analyze", folder, runs[2], "--out", folder, "--allow-different", keys)
     assert "--allow-different holds an empty key" in said
@@ -214,7 +217,7 @@ GATES = "\n[gates]\nquantiles = [0.9]\nmin_blocks = 18\n"
 
 
 def judged(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, dict]:
-    code, summary, _ = told(capsys, "analyze", *arguments, "--json")
+    code, summary, _ = run_command(capsys, "analyze", *arguments, "--json")
     assert Summary.of(summary).document() == summary
     return code, summary
 
@@ -262,7 +265,7 @@ def test_equal_servers_under_a_schedule_pass_and_a_much_slower_one_fails(tmp_pat
     limits = tmp_path / "limits.toml"
     limits.write_text(GATES)
     flags = ["--limits", limits, "--out", tmp_path / "out", "--trust-machines", "--json"]
-    code, summary, _ = told(capsys, "compare", *files, *flags)
+    code, summary, _ = run_command(capsys, "compare", *files, *flags)
     assert (code, summary["overall"], summary["name"]) == (99, "FAIL", "1 → 2")
 
 
@@ -279,7 +282,7 @@ def test_stalls_without_another_arm_to_compare_leave_the_gates_open(tmp_path: Pa
             due_s = stalled[other].due_s
             stalled[other] = Sent(due_s=due_s, first_s=until_s - due_s + 0.1 * rank, prompt_tokens=24)
     code, summary = judged(capsys, *vllm_results(tmp_path, calm, stalled), "--out", tmp_path / "run")
-    # Its p95 is surely worse. How far p99 may reach, which lies in twelve pieces of luck, one run does not say.
+    # Its p95 is surely worse. How far p99 may reach, which rests on twelve requests, one run does not say.
     (p95,) = [row for row in summary["comparisons"] if (row["metric"], row["quantile"]) == ("ttft", 0.95)]
     assert p95["low"] > 1.5
     assert (code, summary["overall"]) == (3, "INCONCLUSIVE")
@@ -337,7 +340,7 @@ def test_what_cannot_be_judged_is_refused(tmp_path: Path, capsys) -> None:
 
 def test_closed_loops_are_inconclusive_and_another_load_is_not_compared(tmp_path: Path, capsys) -> None:
     one, other = (closed(tmp_path / f"{seed}.json", seed) for seed in (1, 2))
-    code, document, _ = told(capsys, "compare", one, other, "--json")
+    code, document, _ = run_command(capsys, "compare", one, other, "--json")
     assert (code, document["overall"]) == (3, "INCONCLUSIVE")
     assert "open loop" in gates(document)["noninferiority p99_e2e"]["blocked_by"]
     opened = write(tmp_path / "open.json", results.vllm(traffic(seed=3)))

@@ -40,7 +40,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return err
 
 
-def told(capsys: pytest.CaptureFixture[str], command: str, *arguments: object) -> tuple[int, dict, str]:
+def run_command(capsys: pytest.CaptureFixture[str], command: str, *arguments: object) -> tuple[int, dict, str]:
     """The exit code, the JSON of the last line, and all that was printed; nothing is on stderr."""
     code = main([command, *map(str, arguments)])
     out, err = capsys.readouterr()
@@ -53,7 +53,7 @@ def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from tailgate.loadtests.commands.main import COMMANDS, main\n"
         "main(['--help']); assert 'pydantic' not in sys.modules\n"
-        "for arguments in (['foretell'], *([name, '--help'] for name in COMMANDS)): main(arguments)\n"
+        "for arguments in (['estimate'], *([name, '--help'] for name in COMMANDS)): main(arguments)\n"
         "heavy = {'numpy', 'pyarrow', 'grpc', 'scipy', 'torch', 'locust'} & {*sys.modules}\n"
         "print('heavy', heavy, file=sys.stderr)"
     )
@@ -72,7 +72,7 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
     ("arguments", "expected"),
     [
         ([], "Missing command: see `tailgate --help`"),
-        (["foretell"], "No such command 'foretell'"),
+        (["estimate"], "No such command 'estimate'"),
         (["run"], "Missing argument 'EXPERIMENT': see `tailgate run --help`"),
         (["run", "none.toml"], 'experiment "none.toml" does not exist'),
         (["run", "demo", "--seed", "x"], "'--seed': 'x' is no seed: give a whole number from 0"),
@@ -184,16 +184,16 @@ def test_a_fault_of_a_run_keeps_and_judges_what_was_recorded(
 
     monkeypatch.setattr("tailgate.loadtests.trials.trial.Trial.run", fail)
     assert main(["run", "demo", "--out", str(tmp_path)]) == 1
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     (path,) = tmp_path.glob("*/traceback-*.txt")
-    assert f"its traceback is in {path}" in told.err
-    assert "Traceback" not in told.err
-    assert json.loads(told.out.splitlines()[-1])["error"].startswith("out of memory")
+    assert f"its traceback is in {path}" in output.err
+    assert "Traceback" not in output.err
+    assert json.loads(output.out.splitlines()[-1])["error"].startswith("out of memory")
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("stream", ["/dev/full", "closed"])
-def test_a_stdout_that_takes_nothing_is_told_in_one_line(stream: str) -> None:
+def test_a_stdout_that_takes_nothing_is_reported_in_one_line(stream: str) -> None:
     arguments = ["split", "--arm", "eager=127.0.0.1:1", "--print-config", "envoy"]
     command = [sys.executable, "-m", "tailgate.loadtests.commands.main", *arguments]
     redirect = ">&-" if stream == "closed" else f"> {stream}"

@@ -17,7 +17,7 @@ from tailgate.analysis.summary.summary import analyze
 from tailgate.loadtests.experiments.files import builtin_names
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.experiments.reading import from_table, load, load_table, set_path, to_table, to_toml
-from tailgate.loadtests.experiments.users import of_users
+from tailgate.loadtests.experiments.users import production_table
 from tailgate.servers.complaint import ConfigError
 from tests.fakes.runs import FakeArm, FakeRun, write_run
 
@@ -215,6 +215,6 @@ def test_an_encoder_experiment_is_judged_by_e2e_on_sentences_by_default() -> Non
 
 def test_production_traffic_keeps_the_settings_that_judge_it() -> None:
     table = load_table("demo", settings=["traffic.block_s=3", "traffic.timeout_s=7"])
-    traffic = from_table(of_users(table)).traffic
+    traffic = from_table(production_table(table)).traffic
     assert (traffic.arrivals, traffic.design, traffic.block_s, traffic.timeout_s) == ("users", "split", 3.0, 7.0)
     assert traffic.rate == 0

@@ -66,8 +66,8 @@ def test_a_path_is_as_long_as_file_systems_take() -> None:
 def test_a_home_that_cannot_be_found_and_a_compiler_that_is_no_command_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(ConfigError, match=r"model.id is .~nobody9/x"):
-        expanded("~nobody9/x", "model.id")
+    with pytest.raises(ConfigError, match=r"model.id is .~unknown9/x"):
+        expanded("~unknown9/x", "model.id")
     monkeypatch.setenv("CXX", "'")
     with pytest.raises(ConfigError, match="CXX"):
         check_compiler("compiled")

@@ -83,7 +83,7 @@ def test_other_lines_of_vllm(message: str, kind: str, seconds: float, shape: str
     assert compile.end_ns - compile.start_ns == seconds * SECOND
 
 
-def test_ranks_of_one_engine_tell_of_one_compile_and_engines_beside_each_other_of_two() -> None:
+def test_ranks_of_one_engine_report_one_compile_and_separate_engines_two() -> None:
     def of(process: str) -> str:
         return TRITON_LINE.replace("(EngineCore pid=14269)", process)
 

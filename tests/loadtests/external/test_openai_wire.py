@@ -1,4 +1,4 @@
-"""Request bodies, server-sent events and errors, apart from any connection."""
+"""Request bodies, server-sent events and errors, without a connection."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_error_inside_a_stream_has_a_status_and_a_message(content: object, statu
     assert read_event(json.dumps(content).encode()).failed == (status, message)
 
 
-def test_body_of_an_error_is_told_whatever_it_is() -> None:
+def test_body_of_an_error_is_reported_whatever_it_is() -> None:
     assert error_of_body(503, b"<b>\nbusy</b>\x00</html>") == ("UNAVAILABLE", "HTTP 503: <b> busy</b> </html>")
     assert error_of_body(400, b'{"error": {"message": "no string"}}') == ("INVALID_ARGUMENT", "HTTP 400: no string")
     assert error_of_body(404, b"") == ("NOT_FOUND", "HTTP 404")
@@ -380,7 +380,7 @@ def test_inference_server_answers_as_the_load_will_ask(address: str) -> None:
 @pytest.mark.parametrize(
     ("model", "options", "says"),
     [
-        ("nobody", {}, "NOT_FOUND.*'nobody' is not found: give the model_name"),
+        ("missing", {}, "NOT_FOUND.*'missing' is not found: give the model_name"),
         ("raises", {}, "UNKNOWN.*Model raises not found: see model_name"),
         ("text", {"prompt_tensor": "prompt"}, 'no input "prompt" but text_input, stream.*set oip.prompt_tensor'),
         ("text", {"output_tensor": "answer"}, 'no output "answer" but text_output: set oip.output_tensor'),

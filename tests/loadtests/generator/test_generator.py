@@ -112,14 +112,14 @@ def test_mirrored_copies_start_together_and_records_join_client_and_server(targe
     run = Run(schedule(list(range(0, 400, 10))), targets=targets)
     assert run.ended
     assert len(run.records) == 80
-    apart = []
+    distances = []
     for number in range(40):
         copies = [run.by_id[f"1-{number}-{arm}"] for arm in ARMS]
         assert {copy.pair_id for copy in copies} == {f"1-{number}"}
         assert [copy.replica for copy in copies] == ["eager-0", "compiled-0"]
         assert {copy.scheduled_ns - run.start_ns for copy in copies} == {10 * number * MS}
-        apart.append(abs(copies[0].sent_ns - copies[1].sent_ns))
-    assert sorted(apart)[20] < 5 * MS
+        distances.append(abs(copies[0].sent_ns - copies[1].sent_ns))
+    assert sorted(distances)[20] < 5 * MS
     record = run.by_id["1-0-eager"]
     row = row_of(record)
     assert (record.status, record.error, record.arm) == ("OK", None, "eager")
@@ -131,7 +131,7 @@ def test_mirrored_copies_start_together_and_records_join_client_and_server(targe
 
 
 def test_a_disk_that_hangs_delays_no_request_and_the_account_tells_what_it_cost(targets: dict[str, str]) -> None:
-    """A pipe that nobody reads stands for the disk."""
+    """A pipe without a reader stands for the disk."""
     reader, writer = os.pipe()
     recorder = RequestRecorder(piped(writer, most_waiting_bytes=20_000), rows_per_batch=8)
     run = Run(schedule([number // 2 for number in range(1200)], arm="eager"), targets=targets, recorder=recorder)
@@ -195,7 +195,7 @@ def test_requests_pass_the_real_splitter_and_learn_their_arm_even_when_they_fail
             envoy.wait_ready(30)
             pinned, free, lost = (
                 Run(schedule(list(range(0, until_ms, 10)), arm=arm), targets={"*": envoy.target})
-                for until_ms, arm in ((240, "*"), (600, None), (10, "nobody"))
+                for until_ms, arm in ((240, "*"), (600, None), (10, "missing"))
             )
     assert {arm: Counter(pinned.statuses(arm)) for arm in ARMS} == {
         "eager": {"OK": 24},
@@ -204,7 +204,7 @@ def test_requests_pass_the_real_splitter_and_learn_their_arm_even_when_they_fail
     assert len(free.records) == 60
     assert {record.arm for record in free.records} == set(ARMS)
     assert {record.arm for record in free.records if record.status != "OK"} == {"compiled"}
-    assert (lost.records[0].arm, lost.records[0].status in ("OK", "")) == ("nobody", False)
+    assert (lost.records[0].arm, lost.records[0].status in ("OK", "")) == ("missing", False)
     assert lost.records[0].error
 
 
@@ -344,7 +344,7 @@ def test_what_was_due_before_the_settled_time_is_in_the_file(targets: dict[str, 
     file = tmp_path / "requests.arrow"
     seen: list[tuple[int, list[int]]] = []
 
-    def look(run: Run) -> None:
+    def check(run: Run) -> None:
         while True:
             gevent.sleep(0.2)
             if run.log.settled_ns:
@@ -355,7 +355,7 @@ def test_what_was_due_before_the_settled_time_is_in_the_file(targets: dict[str, 
         schedule(list(range(0, 2000, 20)), tokens=10),
         targets=targets,
         recorder=recorder,
-        before=partial(gevent.spawn, look),
+        before=partial(gevent.spawn, check),
     )
     due = [record.scheduled_ns for record in run.records]
     assert seen

@@ -17,7 +17,7 @@ from tailgate.analysis.records.schemas import MACHINES
 from tailgate.analysis.records.tables import read_table
 from tailgate.loadtests.trials import machines
 from tailgate.loadtests.trials.context import StopRequestedError, TrialContext, TrialFacts
-from tailgate.loadtests.trials.machines import MonitorProcess, When, measure_references, not_idle
+from tailgate.loadtests.trials.machines import MonitorProcess, When, busy_text, measure_references
 from tailgate.servers import processes
 from tests.fakes.processes import wait_for
 from tests.fakes.whole_run import trial_context
@@ -122,7 +122,7 @@ def test_devices_are_sampled_before_and_during_the_trial_and_a_refused_reading_i
 ) -> None:
     context = watched_trial(tmp_path / "trial-01", "cuda", "cuda:1", sample_s=0.05)
     watch = MonitorProcess(context)
-    watch.first_look()
+    watch.first_sample()
     facts = json.loads((context.folder / "trial.json").read_text())["monitor"]
     watch.name("eager-0", os.getpid(), arm="eager")
     sampled(context, "device", 6)
@@ -148,7 +148,7 @@ def test_devices_are_sampled_before_and_during_the_trial_and_a_refused_reading_i
 def test_a_device_without_a_driver_is_reported_and_the_host_is_sampled(tmp_path: Path, driver: None) -> None:
     context = watched_trial(tmp_path / "trial-01", "cuda:1", "auto", sample_s=0.05)
     watch = MonitorProcess(context)
-    watch.first_look()
+    watch.first_sample()
     sampled(context, "host", 2)
     watch.stop()
     assert context.facts.monitor is not None
@@ -170,7 +170,7 @@ def test_an_arm_is_placed_where_its_replicas_report_it(
 ) -> None:
     context = watched_trial(tmp_path / "trial-01", *devices)
     watch = MonitorProcess(context)
-    watch.first_look()
+    watch.first_sample()
     if reported:
         context.facts.startup = {arm: {"device": device} for arm, device in reported.items()}
         watch.place_arms()
@@ -185,7 +185,7 @@ def test_a_first_sample_that_came_too_late_is_not_one_before_the_trial(
     monkeypatch.setattr(machines, "_FIRST_LOOK_S", 0.0)  # the run's own processes start at once
     context = watched_trial(tmp_path / "trial-01", "cuda", "cuda:1")
     watch = MonitorProcess(context)
-    watch.first_look()
+    watch.first_sample()
     poll_until(watch, context, "machines")
     watch.stop()
     assert context.facts.monitor is not None
@@ -251,7 +251,7 @@ IDLE = {"device": "cuda:0", "processes": [], "memory_bytes": 300 << 20, "utilisa
     ],
 )
 def test_a_device_that_is_not_idle_is_named_with_its_load(changes: dict[str, Any], words: tuple[str, ...]) -> None:
-    note = not_idle({**IDLE, **changes}, H200)
+    note = busy_text({**IDLE, **changes}, H200)
     assert bool(note) == bool(words)
     assert all(word in note for word in words)
 

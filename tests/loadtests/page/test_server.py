@@ -91,10 +91,10 @@ def test_events_are_a_stream_that_ends_with_the_run(run: WatchedRun, serve: Serv
         run.end()
         finishing = threading.Thread(target=server.finish, args=(20.0,))
         finishing.start()
-        told = [json.loads(line[6:]) for line in answer if line.startswith(b"data: ")]
-        assert told[-1]["last"]
-        assert [one["now"] for one in told if "now" in one][-1]["ended"]["verdict"] == "FAIL"
-        assert finishing.is_alive()  # until the report is with whoever watched
+        events = [json.loads(line[6:]) for line in answer if line.startswith(b"data: ")]
+        assert events[-1]["last"]
+        assert [one["now"] for one in events if "now" in one][-1]["ended"]["verdict"] == "FAIL"
+        assert finishing.is_alive()  # until every viewer has the report
         assert status_of(server, "/report.html") == 200
         finishing.join(20)
         assert not finishing.is_alive()
@@ -105,7 +105,7 @@ def test_without_a_browser_the_end_is_at_once(run: WatchedRun, serve: Serve) -> 
     serve(run.folder).finish(60.0)
 
 
-def test_garbage_and_silence_stop_nobody(run: WatchedRun, serve: Serve) -> None:
+def test_garbage_and_silence_stop_no_viewer(run: WatchedRun, serve: Serve) -> None:
     server = serve(run.folder)
     with (
         socket.create_connection(("127.0.0.1", server.port)) as silent,

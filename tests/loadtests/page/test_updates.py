@@ -49,7 +49,7 @@ def test_each_line_and_row_is_sent_once(run: WatchedRun) -> None:
 def test_files_of_any_content_raise_nothing(run: WatchedRun, content: Any) -> None:
     keys = ("phase", "detail", "trial", "trials", "replicas", "load", "notes", "at_ns", "ended", "planned")
     write_document(run.folder / "status.json", dict.fromkeys(keys, content))
-    keys = ("look", "seconds", "arms", "gates", "checks", "groups", "sequential")
+    keys = ("number", "seconds", "arms", "gates", "checks", "groups", "sequential")
     gate = dict.fromkeys(("arm", "gate", "value", "low", "limit", "verdict", "reason"), content)
     lines = [dict.fromkeys(keys, content), {"gates": [gate], "checks": [gate], "arms": {"a": content}}]
     for name in ("interim.jsonl", "load.jsonl", "weights.jsonl"):

@@ -23,7 +23,7 @@ from tailgate.loadtests.provider.server import FLAGGER, JUDGEMENT, ProviderServe
 from tailgate.loadtests.trials import ramp, users_ramp, weights
 from tailgate.loadtests.trials.status import ArmLoad
 from tailgate.loadtests.trials.steering import Judge, Steered
-from tailgate.loadtests.trials.users_ramp import Onlooker
+from tailgate.loadtests.trials.users_ramp import PassiveRamp
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.splitter.admin import Shares, SplitterError
 from tests.fakes.kubernetes import asked
@@ -42,7 +42,7 @@ class Watched:
         self.clock_ns, self.server = START_NS, server
         for module in (ramp, users_ramp, weights, serving):
             patch.setattr(module, "now_ns", lambda: self.clock_ns)
-        self.look: dict[str, Any] | None = None
+        self.interim: dict[str, Any] | None = None
         self.deaf = False
         self.kept = {"old": 50, "new": 50}
         self.facts = SimpleNamespace(deaths=[])
@@ -61,13 +61,13 @@ class Watched:
             gates=GateLimits(max_recompiles=1),
             control=SimpleNamespace(name="old"),
         )
-        self.onlooker = Onlooker(
+        self.passive_ramp = PassiveRamp(
             folder,
             experiment=cast(Experiment, experiment),
-            judge=cast(Judge, SimpleNamespace(last=lambda: self.look)),
+            judge=cast(Judge, SimpleNamespace(last=lambda: self.interim)),
             provider=server,
         )
-        self.finished = self.failed = self.looks = 0
+        self.finished = self.failed = self.analyses = 0
 
     def shares(self) -> Shares:
         if self.deaf:
@@ -76,7 +76,7 @@ class Watched:
 
     def poll(self, seconds: float = 1.0) -> None:
         self.clock_ns += int(seconds * 1e9)
-        self.onlooker.poll(self.trial)
+        self.passive_ramp.poll(self.trial)
 
     def go(
         self,
@@ -91,10 +91,10 @@ class Watched:
         """Some time with traffic, and an interim analysis at its end."""
         self.ends(40)
         self.poll(seconds)
-        self.looks += 1
+        self.analyses += 1
         step = {"safe": safe, "failed": failed, "requests": requests, "uneven": uneven}
         arms = {"new": {"decision": decision, "reason": "It is slower."}}
-        self.look = {"number": self.looks, "at_ns": self.clock_ns, "arms": arms, "step": step}
+        self.interim = {"number": self.analyses, "at_ns": self.clock_ns, "arms": arms, "step": step}
         self.poll(0.1)
 
     def ends(self, finished: int, *, failed: int = 0) -> None:
@@ -195,7 +195,7 @@ def test_a_request_is_bounded_and_of_this_machine(
     assert asked(run.server.port, method, path, body=body, headers=headers)[0] == status
 
 
-def test_a_client_that_says_nothing_more_delays_nobody(run: Watched) -> None:
+def test_a_client_that_says_nothing_more_delays_no_other(run: Watched) -> None:
     with socket.create_connection(("127.0.0.1", run.server.port)) as silent:
         silent.sendall(b"POST /v1/flagger/rollback HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n")
         assert asked(run.server.port, "GET", "/healthz") == (200, "ok\n")
@@ -298,7 +298,7 @@ def test_pass_takes_a_recent_interim_analysis_of_the_present_weights(run: Watche
     run.poll()
     assert run.answer().verdict == "PASS"
     run.clock_ns += 16 * 10**9
-    assert "has not looked for 16 s" in run.answer().reasons[0]
+    assert "has made no interim analysis for 16 s" in run.answer().reasons[0]
 
 
 def test_an_alarm_is_a_failure_at_once_and_for_good(run: Watched) -> None:

@@ -26,7 +26,7 @@ from tailgate.loadtests.external.compile_lines import CompileLog
 from tailgate.loadtests.external.log_tail import LogTail
 from tailgate.loadtests.trials import external_answers
 from tailgate.loadtests.trials.context import StopRequestedError, TrialContext
-from tailgate.loadtests.trials.external_answers import PROMPTS, ExternalAnswers, asked_arms, questions
+from tailgate.loadtests.trials.external_answers import PROMPTS, ExternalAnswers, greedy_arms, questions
 from tailgate.loadtests.trials.external_arms import local_servers
 from tailgate.loadtests.trials.server_logs import ServerLogs
 from tailgate.loadtests.trials.telemetry import Collector
@@ -65,10 +65,10 @@ def test_the_process_of_a_server_on_this_host_is_found(tmp_path: Path) -> None:
         listening.listen()
         bound.bind(("127.0.0.1", 0))
         own = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
-        nobody = f"http://localhost:{bound.getsockname()[1]}/v1"
+        refusing = f"http://localhost:{bound.getsockname()[1]}/v1"
         # Debian's /etc/hosts has 127.0.1.1 for the host's name.
         debian = "http://127.0.1.1:1/v1"
-        context = trial_context(tmp_path / "trial", table(own, nobody, debian, "http://192.0.2.1:8000/v1"))
+        context = trial_context(tmp_path / "trial", table(own, refusing, debian, "http://192.0.2.1:8000/v1"))
         own_pid, *unknown = local_servers(context)
         assert own_pid == ("arm0-0", "arm0", os.getpid())
         assert unknown == [("arm1-0", "arm1", None), ("arm2-0", "arm2", None)]
@@ -184,17 +184,17 @@ def test_a_short_trial_is_asked_about_more_prompts_of_its_lengths() -> None:
     assert len({(item.plan.prompt_seed, item.plan.prompt_tokens) for item in found}) == PROMPTS
     assert {item.plan.prompt_tokens for item in found} <= set(schedule.ints("prompt_tokens").tolist())
     assert {item.max_tokens for item in found} == {16}  # engine.max_new_tokens
-    # No room behind the longest prompts: these get as many as were planned.
-    room = int(schedule.ints("prompt_tokens").max()) + 1
-    for item in questions(experiment, schedule, contexts=[None, room]):
-        assert item.max_tokens <= max(room - item.plan.prompt_tokens, item.plan.max_tokens)
+    # No context left after the longest prompts: these get as many as were planned.
+    context = int(schedule.ints("prompt_tokens").max()) + 1
+    for item in questions(experiment, schedule, contexts=[None, context]):
+        assert item.max_tokens <= max(context - item.plan.prompt_tokens, item.plan.max_tokens)
 
 
-def test_arms_beside_a_managed_control_or_without_the_setting_are_not_asked() -> None:
-    assert asked_arms(from_table(table("http://a/v1", "http://b/v1", parity={"served": False}))) == ()
+def test_arms_with_a_managed_control_or_without_the_setting_are_not_asked() -> None:
+    assert greedy_arms(from_table(table("http://a/v1", "http://b/v1", parity={"served": False}))) == ()
     content = table("http://a/v1", "http://b/v1")
     content["arms"][0] = {"name": "eager", "preset": "eager", "control": True}
-    assert asked_arms(from_table(content)) == ()
+    assert greedy_arms(from_table(content)) == ()
 
 
 def test_more_answers_than_a_file_should_hold_are_refused() -> None:

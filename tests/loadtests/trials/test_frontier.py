@@ -320,4 +320,4 @@ def turns_of(arms: str) -> list[Turn]:
 
 
 def test_the_starts_of_an_arm_are_spread_out() -> None:
-    assert [item.arm for item in searching.in_laps(turns_of("aabbc"))] == ["a", "b", "c", "a", "b"]
+    assert [item.arm for item in searching.in_rounds(turns_of("aabbc"))] == ["a", "b", "c", "a", "b"]

@@ -67,10 +67,10 @@ class Measurement(Child):
         printed = io.StringIO()
         with log_path.open("w") as log, redirect_stdout(printed), redirect_stderr(log):
             self._code = measure.main(command[2:])
-        self._said = [parse(line.encode()) for line in printed.getvalue().splitlines()]
+        self._messages = [parse(line.encode()) for line in printed.getvalue().splitlines()]
 
-    def hear(self, timeout_s: float = 0.0) -> tuple[list[object], int | None]:
-        return self._said, self._code
+    def receive(self, timeout_s: float = 0.0) -> tuple[list[object], int | None]:
+        return self._messages, self._code
 
     def kill(self) -> int:
         return self._code

@@ -67,7 +67,7 @@ class Ramp:
         monkeypatch.setattr(weights, "_READ_NS", 0)
         for module in (ramping, weights):
             monkeypatch.setattr(module, "now_ns", self.now_ns)
-        self.look: dict[str, Any] | None = None
+        self.interim: dict[str, Any] | None = None
         self.ends: list[int | None] = []
         self.facts = SimpleNamespace(start_ns=START_NS, duration_s=1e9, deaths=[], ended=None)
         self.status = SimpleNamespace(detail="", note=lambda _: None, load=SimpleNamespace(arms={}))
@@ -92,7 +92,7 @@ class Ramp:
         return RampControl(
             self.folder,
             cast(Experiment, SimpleNamespace(ramp=ramp, gates=GateLimits(), control=control)),
-            judge=cast(Judge, SimpleNamespace(last=lambda: self.look)),
+            judge=cast(Judge, SimpleNamespace(last=lambda: self.interim)),
             step=step,
         )
 
@@ -203,7 +203,7 @@ def test_a_restarted_splitter_gets_the_weights_again(ramp: Ramp) -> None:
 def test_nothing_is_decided_while_the_weights_are_unknown(ramp: Ramp) -> None:
     ramp.poll()
     ramp.splitter.deaf = True
-    ramp.look = {"number": 1, "at_ns": ramp.clock_ns + 10**12, "arms": {}}
+    ramp.interim = {"number": 1, "at_ns": ramp.clock_ns + 10**12, "arms": {}}
     ramp.poll(3)
     assert ramp.actions == ["start"]
     assert "does not answer" in ramp.status.detail
@@ -253,7 +253,7 @@ def test_a_ramp_of_a_candidate_that_has_everything_is_refused() -> None:
     assert "new has all of the traffic" in said
 
 
-def look(**arms: str | None) -> dict[str, Any]:
+def interim(**arms: str | None) -> dict[str, Any]:
     rows = {arm: {"decision": decision, "reason": f"{arm} is so."} for arm, decision in arms.items()}
     return {"seconds": 300.0, "arms": rows}
 
@@ -270,11 +270,11 @@ def look(**arms: str | None) -> dict[str, Any]:
 def test_a_run_ends_when_each_arm_is_decided(
     arms: dict[str, str | None], why: tuple[str, ...], ended: dict[str, str]
 ) -> None:
-    found, failed = early_end(look(**arms))
+    found, failed = early_end(interim(**arms))
     assert bool(found) == bool(why)
     assert all(words in (found or "") for words in why)
     assert failed == ended
-    assert early_end(look(**arms), ended=list(arms))[1] == {}
+    assert early_end(interim(**arms), ended=list(arms))[1] == {}
 
 
 COMPILE = ServedCompile(arm="new", replica="new-0", kind="recompile", seconds=0.1, end_ns=5, shape="2x64")

@@ -67,15 +67,15 @@ def test_a_mirrored_run_is_seen_on_its_live_page_and_by_prometheus(tmp_path: Pat
     assert float(line.split()[1]) == status.planned / 2 > 0
     with urllib.request.urlopen(f"{status.page}events", timeout=60) as events:
         lines = iter(events)
-        told = json.loads(next(line for line in lines if line.startswith(b"data: "))[6:])
+        shown = json.loads(next(line for line in lines if line.startswith(b"data: "))[6:])
         page.close({"complete": True})
         ending = [json.loads(line[6:]) for line in lines if line.startswith(b"data: ")][-1]
-    assert [arm["name"] for arm in told["run"]["arms"]] == ["eager", "naive"]
-    assert told["now"]["load"]["finished"] == told["now"]["planned"] > 0
-    assert any(event["phase"] == "serving" for event in told["events"])
-    assert told["load"][-1]["arms"]["eager"]["ttft_p99_ms"] > 0
-    assert told["now"]["replicas"]["eager-0"]["running"] is not None
-    assert told["machines"]
+    assert [arm["name"] for arm in shown["run"]["arms"]] == ["eager", "naive"]
+    assert shown["now"]["load"]["finished"] == shown["now"]["planned"] > 0
+    assert any(event["phase"] == "serving" for event in shown["events"])
+    assert shown["load"][-1]["arms"]["eager"]["ttft_p99_ms"] > 0
+    assert shown["now"]["replicas"]["eager-0"]["running"] is not None
+    assert shown["machines"]
     assert (ending["last"], ending["now"]["ended"]["complete"]) == (True, True)
 
 
@@ -119,7 +119,7 @@ def test_encoders_are_sent_texts_and_judged_by_their_vectors(tmp_path: Path) -> 
     assert {row["metric"] for row in summary["comparisons"]} == {"e2e"}
 
 
-def beside_eager(*external: dict[str, Any], **tables: Any) -> Any:
+def next_to_eager(*external: dict[str, Any], **tables: Any) -> Any:
     arms = [{"name": "eager", "preset": "eager", "control": True}]
     arms += [{"kind": "openai", "model_name": "llama", **arm} for arm in external]
     base = to_table(experiment(**tables))
@@ -146,7 +146,7 @@ def test_external_arms_go_direct_and_their_failures_and_no_token_are_recorded(
 
     with HttpPeer(scripted([plain("200 OK"), STREAMED])) as good, HttpPeer(failing) as bad:
         twice = [good.address, good.address.replace("127.0.0.1", "localhost")]
-        what = beside_eager(
+        what = next_to_eager(
             {"name": "vllm", "address": twice}, {"name": "bad", "address": bad.address, "token_env": "VLLM_TOKEN"}
         )
         outcome, status = run(what, tmp_path)
@@ -164,7 +164,7 @@ def test_external_arms_go_direct_and_their_failures_and_no_token_are_recorded(
     assert (set(facts["startup"]), set(facts["ready"])) == ({"eager"}, {"eager", "vllm", "bad"})
     assert facts["deaths"] == []
     folder = outcome.run_dir / "trial-01"
-    assert not (folder / "envoy.json").exists(), "beside an external arm all requests go direct"
+    assert not (folder / "envoy.json").exists(), "with an external arm all requests go direct"
     assert {event["arm"] for event in read_table(folder / "steps.arrow", STEPS)[0].to_pylist()} == {"eager"}
     assert any("answered 2 of 8 tokens" in note for note in status.notes)
     assert "HTTP 401: *** is not known" in {row["error"] for row in rows}
@@ -196,7 +196,7 @@ def test_an_external_arm_that_cannot_be_used_ends_the_run_before_anything_starts
         request.send(replies[-1] if request.line.startswith("POST") else replies[0])
 
     with HttpPeer(script) as peer:
-        what = beside_eager({"name": "vllm", "address": peer.address}, trials={"ready_timeout_s": 1})
+        what = next_to_eager({"name": "vllm", "address": peer.address}, trials={"ready_timeout_s": 1})
         outcome, _ = run(what, tmp_path)
     assert not outcome.complete
     assert outcome.error is not None

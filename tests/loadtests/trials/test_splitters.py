@@ -144,7 +144,7 @@ RESTART = Restart(replica="new-0", before_ns=10**17, serving_ns=10**18)
         ([(BACK, RESTART)], ["started anew"]),
         ([(GONE, None), (BACK, None), (BACK, RESTART)], ["cannot be reached", "answers again"]),
     ],
-    ids=["lost twice", "a restart that nobody noticed", "a restart after a death"],
+    ids=["lost twice", "an unnoticed restart", "a restart after a death"],
 )
 def test_each_death_of_a_replica_is_recorded_once(
     seen: list[tuple[frozenset[str], Restart | None]], reported: list[str], tmp_path: Path

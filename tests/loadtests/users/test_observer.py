@@ -1,4 +1,4 @@
-"""Records of users' requests, from a log as Envoy writes it: whole, and once."""
+"""Records of production requests, from a log as Envoy writes it: whole, and once."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_request_becomes_a_record_with_what_its_server_measured(split: Split) 
 def test_after_the_end_what_came_before_is_waited_for_and_nothing_else_is_written_down(split: Split) -> None:
     observer = split.observer(begun(1, arm="compiled"), begun(2, arm="compiled"), ended(1))
     observer.step(SINCE + 5 * S)
-    assert not observer.settled(SINCE + 50 * S), "nobody asked for the end"
+    assert not observer.settled(SINCE + 50 * S), "the end was not requested"
     observer.end(SINCE + 5 * S)
     split.write(begun(5), ended(5))
     observer.step(SINCE + 50 * S)

@@ -135,8 +135,8 @@ def test_what_drives_the_load_ends_in_order_with_the_worker(number: signal.Signa
         driving = family(process.pid)[1:]
         assert driving
         process.send_signal(number)
-        told, complaint = process.communicate(timeout=PATIENCE_S)
-    assert told == "stops in order\n"
+        output, complaint = process.communicate(timeout=PATIENCE_S)
+    assert output == "stops in order\n"
     wait_for(lambda: not any(command_of(pid) for pid in driving))
     if number == signal.SIGTERM:
         assert ("interrupted" in complaint, process.returncode) == (True, 1)
@@ -225,9 +225,9 @@ def drawn() -> Schedule:
 
 def test_a_name_from_the_network_stays_within_the_folder(tmp_path: Path) -> None:
     name = "20260101T120000Z-demo/trial-01"
-    for told_name, expected in ((name, name), ("../../etc/x", "etc/x"), ("/root/../x", "root/x"), ("..", "trial")):
-        assert new_folder(tmp_path, told_name) == tmp_path / expected
-        assert new_folder(tmp_path, told_name).name.endswith("-2")
+    for sent_name, expected in ((name, name), ("../../etc/x", "etc/x"), ("/root/../x", "root/x"), ("..", "trial")):
+        assert new_folder(tmp_path, sent_name) == tmp_path / expected
+        assert new_folder(tmp_path, sent_name).name.endswith("-2")
     assert new_folder(tmp_path, "").name == "trial-3"
 
 
@@ -252,7 +252,7 @@ def test_each_run_without_them_has_a_secret_of_its_own_that_no_arm_sees(monkeypa
     assert os.environ[TOKEN_VARIABLE] == SECRET
 
 
-def test_the_channel_is_encrypted_and_takes_nobody_without_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_channel_is_encrypted_and_takes_no_process_without_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = BaseSocket.__init__
 
     def use(secret: dict[str, str]) -> None:
@@ -412,7 +412,7 @@ def worker_of(keep: Path | None) -> tuple[Worker, Mock, Any]:
     return worker, runner, load
 
 
-def told(runner: Mock) -> dict[str, Any]:
+def last_report(runner: Mock) -> dict[str, Any]:
     """What the worker reported at its end."""
     (report,) = wait_for(lambda: sent(runner, messages.DONE), sleep=gevent.sleep)
     return report
@@ -422,7 +422,7 @@ def test_a_worker_keeps_the_masters_times_on_its_own_clock(tmp_path: Path) -> No
     _, runner, load = worker_of(tmp_path)
     say(runner, messages.END, at_ns=9 * OFFSET_NS, arms={"a": 8 * OFFSET_NS})
     say(runner, messages.START, start_ns=7 * OFFSET_NS)
-    assert told(runner) == {"error": None, "missing": ""}
+    assert last_report(runner) == {"error": None, "missing": ""}
     load.generator.end_at.assert_called_once_with(8 * OFFSET_NS)
     load.generator.end_arm_at.assert_called_once_with("a", 7 * OFFSET_NS)
     (start_ns,) = load.generator.run.call_args.args
@@ -438,7 +438,7 @@ def test_a_worker_says_what_the_master_lacks_and_that_it_failed(tmp_path: Path) 
     worker._senders = {"requests-0.arrow": sender}
     worker._send_account({"settled_ns": 5})
     say(runner, messages.START, start_ns=1)
-    report = told(runner)
+    report = last_report(runner)
     assert (report["error"], load.log.complete) == ("the disk is full", False)
     assert f"3 bytes of requests-0.arrow did not reach the master: they are in {tmp_path}" in report["missing"]
     sender.missing_bytes = 0
@@ -450,7 +450,7 @@ def test_a_worker_takes_no_share_that_it_would_misread() -> None:
     for protocol, error in ((1, "the master speaks version 1 of"), (messages.PROTOCOL, "shares no clock")):
         runner = worker_of(None)[1]
         say(runner, messages.ASSIGN, protocol=protocol, worker=0, records="", host="another")
-        assert error in told(runner)["error"]
+        assert error in last_report(runner)["error"]
 
 
 def test_a_worker_compares_clocks_before_it_begins_also_where_an_answer_is_lost(

@@ -193,7 +193,7 @@ def storages(module: nn.Module) -> set[int]:
 
 @torch.no_grad()
 def test_projections_that_lie_side_by_side_become_one_product() -> None:
-    """But those of a single row, with a bias, or whose weights lie apart stay as they are."""
+    """But those of a single row, with a bias, or whose weights are not adjacent stay as they are."""
     module, x = Attention(), torch.randn(3, 5, 8)
     expected = module(x)
     counts: list[int] = []

@@ -94,7 +94,7 @@ class Replica:
 
 
 def engines_of(process: subprocess.Popen[str]) -> list[int]:
-    """The engine of a replica's process, beside what removes its temporary folder."""
+    """The engine of a replica's process, without what removes its temporary folder."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return [int(pid) for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
 

@@ -265,7 +265,7 @@ def front() -> Front:
     return front
 
 
-def test_requests_that_cannot_be_taken_are_refused_and_the_first_failure_is_told(front: Front) -> None:
+def test_requests_that_cannot_be_taken_are_refused_and_the_first_failure_is_reported(front: Front) -> None:
     def refused(request_id: str, of: Front = front) -> tuple[grpc.StatusCode, str]:
         with pytest.raises(RefusedError) as caught:
             of.admit(submit(request_id))
@@ -296,7 +296,7 @@ def test_what_is_left_of_an_earlier_request_of_the_same_name_is_not_the_retrys(f
         front.abandon("0")
     retry = front.admit(submit())
     front.abandon("0")  # by a reader that was slow
-    front.receive([output(8), output(9, ends=True)])  # on their way when the cancel reached the engine
+    front.receive([output(8), output(9, ends=True)])  # in flight when the cancel reached the engine
     assert (retry.token_ids, retry.finished) == ([], None)
     front.receive([output(5, of="1"), output(6, of="1", ends=True)])
     assert (retry.token_ids, retry.finished is not None) == ([5, 6], True)
@@ -310,7 +310,7 @@ def test_a_bad_message_costs_no_other(
     answer = front.admit(submit())
 
     def fail(event: object) -> None:
-        raise RuntimeError("no room")
+        raise RuntimeError("no memory")
 
     monkeypatch.setattr(front, "publish", fail)
     with caplog.at_level(logging.ERROR):

@@ -136,7 +136,7 @@ def gateway_to(port: int, **fields: Any) -> Gateway:
     return Gateway(**{"namespace": "models", "route": "tailgate", "arms": ARMS, "proxy": f"127.0.0.1:{port}", **fields})
 
 
-def test_new_weights_are_set_and_read_back_also_beside_other_changes() -> None:
+def test_new_weights_are_set_and_read_back_also_among_other_changes() -> None:
     cluster = FakeCluster(manifest())
     with served(cluster) as port:
         gateway = gateway_to(port)
