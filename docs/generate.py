@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from tailgate.analysis.checks.table import RULES
+from tailgate.analysis.glossary import glossary
 from tailgate.analysis.judging.gates import QUESTIONS
 from tailgate.analysis.records import schemas
 from tailgate.analysis.settings.metrics import METRIC_MEANINGS, METRIC_NAMES, gate_label
@@ -76,6 +77,7 @@ def pages() -> dict[str, str]:
         "gates.md": gates(),
         "metrics.md": metrics(),
         "files.md": files(),
+        "glossary.md": glossary_page(),
     }
     return {
         **{f"reference/{name}": _HEAD + text for name, text in written.items()},
@@ -98,8 +100,20 @@ def index() -> str:
 | [Gates and checks](gates.md) | what an arm must hold, and when a run is not believed |
 | [Metrics](metrics.md) | latencies, and what Prometheus reads |
 | [Files](files.md) | a run directory, and the columns of its records |
+| [Glossary](glossary.md) | the terms of reports and pages |
 | [JSON Schemas](../schema/README.md) | of an experiment, for editors, and of `summary.json`, for programs |
 """
+
+
+def glossary_page() -> str:
+    """Return the page of all terms that tooltips define."""
+    terms = sorted(glossary().items(), key=lambda item: item[0].lower())
+    return f"""
+# Glossary
+
+The terms of reports and of the live page, as their tooltips define them. [The method](../method.md) has the formulas.
+
+{_table(("term", "meaning"), terms)}"""
 
 
 # --- Tables in Markdown -----------------------------------------------------------------------------------------------

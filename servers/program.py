@@ -27,8 +27,21 @@ def read_arm(path: str) -> ArmConfig:
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:
-    """Log lines from `level` on, with their time and the name of their logger."""
+    """Log lines from `level` on, with their time and the name of their logger.
+
+    Of libraries a screen shows errors alone: their warnings are about their own builds and deprecations. A log file
+    (`level` INFO and no terminal) has them. torch reads TORCH_LOGS when it is imported; a user's own stays.
+    """
     logging.basicConfig(level=level, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    if level > logging.INFO or sys.stderr.isatty():
+        logging.captureWarnings(True)
+        os.environ.setdefault("TORCH_LOGS", "-all")
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(_own_or_error)
+
+
+def _own_or_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR or record.name.startswith("tailgate")
 
 
 @contextmanager

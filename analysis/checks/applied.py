@@ -77,7 +77,7 @@ def _checked(gate: Gate, failed: Sequence[Check]) -> Gate:
     if shift and _withstands(gate, shift):
         moved = _names(check for check in failed if check.shift)
         failed = [check for check in failed if not check.shift]
-        gate = _allowing(gate, f"What {moved} saw can have moved it by ×{math.exp(shift):.2f}.")
+        gate = _allowing(gate, f"The effect of {moved} on the ratio is at most ×{math.exp(shift):.2f}.")
     if not failed:
         return gate
     blocked = tuple(dict.fromkeys(check.check for check in failed))
@@ -86,6 +86,6 @@ def _checked(gate: Gate, failed: Sequence[Check]) -> Gate:
     if gate.verdict == INCONCLUSIVE:
         return replace(gate, blocked_by=blocked)
     # By name: the reason of a check concerns several gates and is reported once, with the checks.
-    because = f"the check{'' if len(blocked) == 1 else 's'} that failed: {', '.join(blocked)}"
-    caveat = f"That would be a {gate.verdict}, but for {because}."
+    failed_checks = f"{'a check' if len(blocked) == 1 else 'checks'} failed: {', '.join(blocked)}"
+    caveat = f"It would be {gate.verdict}, but {failed_checks}."
     return replace(gate, verdict=INCONCLUSIVE, blocked_by=blocked, caveat=caveat, reason=f"{gate.reason} {caveat}")

@@ -106,7 +106,8 @@ def _relative_difference(one: float, other: float) -> float:
 EQUAL_WORK = Rule(
     name="equal work",
     sees=f"Prompts or answers differ in mean length by more than {percent(WORK_TOLERANCE)}; or, beyond chance "
-    "(p < 0.001), answers by 1 %, or the share of short ones by 0.5 %; or an answer of forced length has another length.",
+    "(p < 0.001), answers by 1 %, or the share of short ones by 0.5 %; or an answer of forced length has another "
+    "length.",
     find=_equal_work,
     says="The arms did different work: {}.",
     remedy="Make prompts and answers of one length (traffic.ignore_eos; for an external arm token ids or its "
@@ -126,7 +127,7 @@ def token_stream(own: TokenTimes, control: TokenTimes, *, judged: bool) -> Check
     TPOT. `judged`: a gate uses them."""
     both = (own, control)
     faults = [
-        f"{times.untimed} of {times.answers} answers of {times.arm} have not one time for each token"
+        f"{times.untimed} of {times.answers} answers of {times.arm} lack a time for each token"
         for times in both
         if times.untimed
     ]
@@ -145,7 +146,7 @@ TOKEN_STREAM = Rule(
     sees=f"Answers of one arm come in one piece more often (by {percent(_AT_ONCE_TOLERANCE)}, beyond chance), or "
     "tokens lack times, and a gate or objective rests on token gaps.",
     find=_token_stream,
-    says="Gaps between tokens do not compare: {}.",
+    says="Gaps between tokens cannot be compared: {}.",
     remedy="Let both servers stream token by token, or judge by TTFT and E2E alone.",
 )
 

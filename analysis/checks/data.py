@@ -40,8 +40,8 @@ def _blocks(seen: Evidence) -> Iterable[Check]:
             blocks["slo"] = min(of_arms) if run.separate else run.blocks
         short = {kind: count for kind, count in blocks.items() if count < limits.min_blocks}
         faults = [
-            f"{arm} can be judged over {counted(count, 'block')} of {run.block_s:g} s; {limits.min_blocks} are needed "
-            "(gates.min_blocks)"
+            f"{arm} has {counted(count, 'usable block')} of {run.block_s:g} s; gates.min_blocks asks for "
+            f"{limits.min_blocks}"
             for count in sorted(short.values())[:1]
         ]
         yield BLOCKS.found(faults, arm=arm, opens=tuple(short))
@@ -85,8 +85,8 @@ def _cut(seen: Evidence) -> Iterable[Check]:
         worst = max((arm, run.control), key=lambda name: float(cut[name].mean()) if cut[name].size else 0.0)
         count, requests = int(cut[worst].sum()), cut[worst].size
         fault = (
-            f"{count} of {requests} requests of {worst} were still under way at the end: they could hold all of the "
-            f"slowest {100.0 * limit:.3g} %"
+            f"{count} of {requests} requests of {worst} were still in flight at the end of the run: all of the "
+            f"slowest {100.0 * limit:.3g} % may be among them"
         )
         yield CUT.found([fault] if count / max(1, requests) > limit + 1e-12 else [], arm=arm)
 
@@ -115,8 +115,8 @@ def autocorrelation(arm: str, comparisons: Sequence[Comparison]) -> Iterable[Che
     known = [item.autocorrelation for item in comparisons if item.autocorrelation is not None]
     if known:
         fault = (
-            f"The difference of {arm} to the control in neighbouring stretches correlates by {max(known):.2f}, limit "
-            f"{_MOST_CORRELATION:.2f}: something lasts for longer than a stretch"
+            f"The difference of {arm} from the control correlates by {max(known):.2f} between neighbouring groups of "
+            f"blocks, limit {_MOST_CORRELATION:.2f}: a disturbance lasts longer than a group"
         )
         yield AUTOCORRELATION.found([fault] if max(known) > _MOST_CORRELATION else [], arm=arm)
 
@@ -125,7 +125,7 @@ AUTOCORRELATION = Rule(
     name="block autocorrelation",
     sees=f"Neighbouring groups of blocks correlate by more than {_MOST_CORRELATION:g}, as predicted from blocks.",
     find=_autocorrelation,
-    remedy="Run longer, so that stretches get longer, or run six trials or more.",
+    remedy="Run longer, so that groups get longer, or run at least six trials (trials.count).",
     opens=("noninferiority",),
     in_search=False,
 )

@@ -23,11 +23,11 @@ class MachineVerdict:
 def machine_verdict(machines: MachineRecords, checks: Sequence[Check]) -> MachineVerdict:
     """Return the verdict: disturbed where a check of the machines failed, quiet only where nothing is unknown."""
     if not machines.monitored:
-        line = "no machine monitor recorded how the machines of this run behaved."
+        line = "no monitor recorded the machines of this run."
         return MachineVerdict(verdict="not monitored", line=f"Not monitored: {line}")
     if disturbed := [row.reason for row in checks if row.rule.rank == MACHINES and not row.ok]:
         return MachineVerdict(verdict="disturbed", line=f"Disturbed: {' '.join(disturbed)}")
-    line = "nothing that was recorded disturbed the machines"
+    line = "no disturbance was recorded"
     if unknown := "; ".join(_unknown(machines)):
         return MachineVerdict(verdict="partly monitored", line=f"Partly monitored: {line}; unknown: {unknown}.")
     return MachineVerdict(verdict="quiet", line=f"Quiet: {line}.")
@@ -40,12 +40,12 @@ def _unknown(machines: MachineRecords) -> Iterator[str]:
     if short := [trial for trial in machines.placed if trial not in sampled]:
         yield f"what happened in at least {percent(1.0 - LEAST_SAMPLED)} of {_trials(short)}, which was not sampled"
     if any(host.steal is None for host in machines.hosts) or any(host.foreign is None for host in hosts):
-        yield "what the hypervisor took, or what else ran on the host"
+        yield "CPU steal, or other work on the host"
     known = {(device.trial, device.name) for device in machines.used if device.known}
     cards = {(trial, name) for trial, row in machines.placed.items() for name in row.values() if name != "cpu"}
     cards |= {(device.trial, device.name) for device in machines.used}
     if lacking := {name for trial, name in cards - known if trial in {host.trial for host in hosts}}:
-        yield f"who else was on {', '.join(sorted(lacking))}, its clocks, or whether it was throttled"
+        yield f"other processes, clocks and throttling of {', '.join(sorted(lacking))}"
     twice: dict[tuple[int, str], set[str]] = {}  # the figures that were measured before and after, by place
     placed = {(trial, device) for trial, row in machines.placed.items() for device in row.values()}
     for item in machines.speeds:
@@ -55,9 +55,9 @@ def _unknown(machines: MachineRecords) -> Iterator[str]:
     short = sorted({place[0] for place in placed if len(twice.get(place, ())) < len(FIGURES)})
     why = f" ({'; '.join(machines.errors)})" if machines.errors else ""
     if not twice:
-        yield f"how fast the machines were, since no reference was measured{why}"
+        yield f"the speed of the machines, since no reference was measured{why}"
     elif short:
-        yield f"whether the speed stayed, since a reference is missing in {_trials(short)}{why}"
+        yield f"changes of speed, since a reference is missing in {_trials(short)}{why}"
 
 
 def _trials(numbers: Sequence[int]) -> str:

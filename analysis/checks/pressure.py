@@ -50,7 +50,7 @@ def _faults(table: Mapping[str, Any], info: Mapping[str, Any]) -> Iterator[str]:
     if error := had.get("error"):
         yield str(error)
     elif any(had.get(key) != table.get(key, 0) for key in ("gpu_gib", "processors")):
-        yield "what weighed is not what was asked for"
+        yield "the applied pressure is not what [pressure] asks for"
     elif began_ns is None or (info.get("complete") and ended_ns is None):
         yield "it is not recorded from when to when it was on"
     elif info.get("complete") and ended_ns is not None:

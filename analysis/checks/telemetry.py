@@ -192,7 +192,7 @@ BLIND = Rule(
     name="telemetry",
     sees="torch or Triton did not report a test compile at the start of a replica.",
     find=_blind,
-    says="The arm does not see all that its compilers do: {}.",
+    says="The arm's record of compiles is incomplete: {}.",
     remedy="Use a version of torch and Triton that docs/arms.md names, or a tailgate that reads this one.",
     opens=("recompile",),
 )
@@ -276,7 +276,7 @@ COMPILED = Rule(
     name="compiled code",
     sees="An arm asks for compiling, and a replica or a kind of step ran no compiled code.",
     find=_compiled,
-    says="An arm asks for compiling, and ran no compiled code: {}.",
-    remedy="See the graph breaks of the arm with tailgate inspect, or call it eager.",
+    says="An arm with compile.enabled ran no compiled code: {}.",
+    remedy="See its graph breaks with `tailgate inspect`, or set compile.enabled = false.",
     opens=(*ESTIMATES, "recompile"),
 )

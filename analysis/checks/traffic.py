@@ -72,7 +72,7 @@ SCHEDULES = Rule(
     name="schedules",
     sees="Trials of joined runs drove one schedule. It opens nothing of mirrored traffic.",
     find=_schedules,
-    says="Trials drove the same schedule, of one seed, and say less than trials with one each: {}.",
+    says="Trials repeat one schedule (the same seed), so they are not independent: {}.",
     remedy="Give each run another seed (tailgate run --seed N).",
     at_end=True,
 )
@@ -130,7 +130,7 @@ def sample_ratio(
                 words += f" in stretch {number} of the weights" if len(stretches) > 1 else ""
     p_value = min(1.0, worst * tests)
     if tests:
-        yield SAMPLE_RATIO.found([f"{words}: farther than chance"] if p_value < alpha else [])
+        yield SAMPLE_RATIO.found([f"{words}: more than chance explains"] if p_value < alpha else [])
 
 
 SAMPLE_RATIO = Rule(

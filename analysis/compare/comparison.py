@@ -302,19 +302,19 @@ def _speed(run: Run, *, same_machine: bool, trusted: bool) -> Check:
     """
     external = any(run.account(arm).external for arm in run.arms)  # not on the machine of the run
     one, two = ({} if external else _measured(run, arm) for arm in (BASELINE, CANDIDATE))
-    differences = {
-        key: one[key] - two[key] for key in one if key in two
-    }  # above 0 where the candidate's machine is slower
+    # Above 0 where the candidate's machine is slower.
+    differences = {key: one[key] - two[key] for key in one if key in two}
     moved = {figure: value for (figure, _), value in differences.items() if abs(value) > _NOISE}
     known = trusted or (same_machine and not external) or (bool(differences) and one.keys() == two.keys())
     row: dict[str, Any] = {"arm": CANDIDATE, "opens": ("noninferiority", "goodput")}
     if not known:
-        fault = "Nothing says that the machines of both runs were equally fast"
+        fault = "No reference shows that the machines of both runs were equally fast"
         remedy = "Take references in both runs ([machines] reference_s), or give --trust-machines."
         return replace(SPEED, rank=TAIL).found([fault], remedy=remedy, **row)  # which is no disturbance
     if not moved:
         reason = "The machines of both runs were equally fast"
-        return SPEED.found([], reason=f"{reason}." if differences else f"{reason}, by assumption.", **row)
+        by_assumption = "" if differences else ", by assumption (no reference)"
+        return SPEED.found([], reason=f"{reason}{by_assumption}.", **row)
     words = (
         f"{WORK[figure]} was {100.0 * abs(math.expm1(-value)):.1f} % {'lower' if value > 0 else 'higher'} on the "
         f"candidate's {'host' if figure in HOST_FIGURES else 'card'}"

@@ -123,7 +123,7 @@ def next_round(
     wanting = [arm for arm in staying if _open(frontier, arm, staying, budget)]
     remaining_s = budget.total_s - spent_s
     if not wanting:
-        return Round(turns=(), left=tuple(left), stop="the answer is not open any more")
+        return Round(turns=(), left=tuple(left), stop="the answer is decided")
     # What is over after the last planned round goes on to the arms that are left.
     share_s = remaining_s / (max(number, rounds_of(start_s, budget)) - number + 1)
     turns = _turns(frontier, wanting, start_s, budget, share_s) or _turns(
@@ -143,9 +143,9 @@ def _leaving(frontier: Frontier, staying: Sequence[str]) -> list[Left]:
         if above:
             best = max(above, key=lambda other: other.seen_rps or 0.0)
             seen = f"{digits(own.seen_rps or 0.0)} against {digits(best.seen_rps or 0.0)} requests/s as seen"
-            left.append(Left(arm=own.arm, reason=f"left the search, as it surely holds less than {best.arm} ({seen})"))
+            left.append(Left(arm=own.arm, reason=f"was dropped: it surely holds less than {best.arm} ({seen})"))
         elif own.seen_rps is None and own.steps >= FEWEST_STEPS and control.seen_rps is not None:
-            reason = f"left the search, as it held none of {own.steps} steps, and {control.arm} is seen to hold"
+            reason = f"was dropped: it held none of {own.steps} steps, and {control.arm} held"
             left.append(Left(arm=own.arm, reason=f"{reason} {digits(control.seen_rps)} requests/s"))
     return left
 

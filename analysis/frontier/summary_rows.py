@@ -54,7 +54,7 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     failed = [arm for arm, verdict in judgement.verdicts.items() if verdict == FAIL]
     shipped = to_ship(frontier, objective_of(run), out=out, failed=failed)
     if whole:
-        shipped.insert(0, f"Nothing is known of any load, for {', '.join(whole)}: see the checks.")
+        shipped.insert(0, f"No load can be stated, because checks failed: {', '.join(whole)}.")
     rollout = Rollout.recorded(mapping(run.records.experiment.get("rollout")))
     target = latency_target(run)
     gated = search.get("gated", True) is not False
@@ -95,7 +95,7 @@ def _of_gates(run: Run, judgement: Judgement, out: Collection[str], *, gated: bo
     """Yield what the verdicts hold against an arm: if gates were set, if it fails, or if its weights differ."""
     for arm, verdict in judgement.verdicts.items():
         if verdict != PASS and (gated or verdict == FAIL):
-            yield f"{arm} is {verdict} by its gates, and nothing here changes that."
+            yield f"{arm} is {verdict} by its gates, whatever load it holds."
     for gate in judgement.gates:
         unproven = gate.kind == "parity" and gate.verdict == INCONCLUSIVE and gate.arm not in out
         if unproven and run.quantisation_difference(gate.arm):
@@ -104,18 +104,15 @@ def _of_gates(run: Run, judgement: Judgement, out: Collection[str], *, gated: bo
 
 def _of_blocked(blocked: tuple[str, list[str]]) -> str:
     arm, checks = blocked
-    return f"Nothing is known of {arm}, for {', '.join(checks)}: see the checks."
+    return f"No load can be stated for {arm}, because checks failed: {', '.join(checks)}."
 
 
 def error_of(alpha: float, disturbed: list[str]) -> str:
     """Say by which chance any statement on loads is wrong, and which checks saw the machines disturbed."""
-    chance = f"true all at once, but for a chance of {digits(100.0 * alpha)} %"
+    chance = f"All statements on loads hold together with {digits(100.0 * (1.0 - alpha))} % confidence"
     if not disturbed:
-        return f"What is said of loads is {chance}."
-    return (
-        f"What is said of loads is of machines that were disturbed ({', '.join(disturbed)}: see the checks). Left "
-        f"alone it would be {chance}."
-    )
+        return f"{chance}."
+    return f"{chance} for machines as disturbed as these ({', '.join(disturbed)}: see the checks)."
 
 
 def _ended(search: Mapping[str, Any]) -> str:
@@ -149,11 +146,10 @@ def to_ship(frontier: Frontier, objective: str, *, out: Collection[str], failed:
     """
     control, *treatments = frontier.holdings
     floor = control.low_rps
-    sentences = [f"No load is known that {control.arm} surely holds."]
+    sentences = [f"{control.arm} is not shown to hold any load."]
     if floor is not None:
         sentences = [
-            f"Up to {digits(floor)} requests/s a replica of {control.arm} holds {objective}: nothing is gained in "
-            "load by compiling."
+            f"Up to {digits(floor)} requests/s a replica of {control.arm} holds {objective}: compiling is not needed."
         ]
     offered = [item for item in treatments if item.arm not in failed]
     further = [(item.low_rps, item.arm) for item in offered if (item.low_rps or 0.0) > (floor or 0.0)]
@@ -164,7 +160,7 @@ def to_ship(frontier: Frontier, objective: str, *, out: Collection[str], failed:
         what = objective if floor is None else "it"
         sentences.append(f"{start} {digits(best_rps or 0.0)} {best} holds {what}{more}.")
     elif names := " or ".join(item.arm for item in offered if item.arm not in out):
-        sentences.append(f"Beyond that nothing is shown to be held by {names}.")
+        sentences.append(f"No higher load is shown to be held by {names}.")
     ends = [item.high_rps for item in frontier.holdings]
     if None not in ends:
         sentences.append(f"Above {digits(max(end for end in ends if end is not None))} requests/s none does.")
@@ -174,7 +170,7 @@ def to_ship(frontier: Frontier, objective: str, *, out: Collection[str], failed:
     best_arm = frontier.highest(out)
     if best_arm is None:
         rest = [arm for arm in arms if not any(frontier.surely_more(other, arm) for other in arms)]
-        return [*sentences, f"For more load than one replica holds it is open between {listed(rest)}."]
+        return [*sentences, f"For more load than one replica holds, the choice is open between {listed(rest)}."]
     factors = [order.least or 0.0 for order in frontier.orders if order.more == best_arm and order.less in arms]
     factor = f", {digits(min(factors))} times or more" if min(factors) > 1.0 else ""
     every = "every other arm that stayed in the search" if out else "every other arm"
@@ -205,7 +201,7 @@ def still_open(frontier: Frontier, out: Collection[str]) -> list[str]:
             loads.setdefault(_open_loads(item), []).append(item.arm)
     among = [order for order in frontier.orders if not {order.more, order.less} & set(out)]
     ordered = [f"{order.more} above {order.less}" for order in among if order.surely]
-    known = f"Surely ordered by what they hold: {', '.join(ordered)}" if ordered else "No two arms are ordered"
+    known = f"Order by load held, where it is certain: {', '.join(ordered)}" if ordered else "No two arms are ordered"
     return [
         f"Open: {'; '.join(f'{listed(arms)} {text}' for text, arms in loads.items())}.",
         *([f"{known} ({len(ordered)} of {len(among)} pairs)."] if len(ordered) < len(among) else []),

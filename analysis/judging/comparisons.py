@@ -119,7 +119,7 @@ def description(item: Comparison) -> str:
     if item.ratio is None:
         return seen
     if item.obstacle is not None:
-        return f"{seen}; there are no limits: {item.obstacle}."
+        return f"{seen}; no error bars: {item.obstacle}."
     return f"{seen} ({limits_text(item.low, item.high)})."
 
 

@@ -54,7 +54,7 @@ def ramp_of(run: Run) -> RampAccount | None:
         reason = "the run ended before that step was decided"
     elif last.action == "rollback" and last.done_ns is None:
         # Decided is not done: the splitter may be gone.
-        reason += ", which the splitter had not taken when the run ended"
+        reason += ", but the splitter had not applied it when the run ended"
     elif last.action == "rollback" and last.done_ns is not None:
         rollback_s = (last.done_ns - (last.cause_ns or last.at_ns)) / 1e9
     return RampAccount(
@@ -81,7 +81,7 @@ def ramp_gate(account: RampAccount) -> Gate:
         limit=100.0,
         unit="pct",
         verdict=OUTCOMES[outcome],
-        reason=f"{ended}; it served {counted(account.exposed, 'request')}, of which {account.hurt} were hurt.",
+        reason=f"{ended}; it served {counted(account.exposed, 'request')}: {account.hurt} failed or were delayed.",
     )
 
 
@@ -121,13 +121,13 @@ def decide(standing: Standing, limits: RampLimits) -> Decision:
     if standing.failed is not None:
         return Decision(action="rollback", why=standing.failed)
     if standing.step_s < limits.step_s:
-        return Decision(action="stay", why=f"it lasts {limits.step_s:g} s at least")
+        return Decision(action="stay", why=f"a step lasts at least {limits.step_s:g} s")
     if standing.step == len(limits.steps) - 1:
-        return Decision(action="promoted", why="it holds all of the traffic without an alarm")
+        return Decision(action="promoted", why="it serves all of the traffic without an alarm")
     share = limits.steps[standing.step + 1]
     lacking = lacks(standing, limits, to_whole=share == 100.0)
     if lacking is None:
-        return Decision(action="advance", why=f"nothing speaks against {share:g} %")
+        return Decision(action="advance", why=f"every condition for {share:g} % is met")
     if standing.step_s >= limits.most_step_s:
         return Decision(action=limits.on_inconclusive, why=f"still open after {limits.most_step_s:g} s: {lacking}")
     return Decision(action="stay", why=lacking)
@@ -140,7 +140,11 @@ def lacks(standing: Standing, limits: RampLimits, *, to_whole: bool) -> str | No
     if standing.uneven is not None:
         return standing.uneven
     if to_whole:
-        return None if standing.passed else "not every gate has passed, and beyond this step no control is left"
+        return (
+            None
+            if standing.passed
+            else "not every gate has passed, and the next step leaves no control to compare with"
+        )
     return (
-        None if standing.safe else f"it is not sure that the candidate is at most {100 * limits.step_margin:g} % slower"
+        None if standing.safe else f"the candidate is not yet shown to be at most {100 * limits.step_margin:g} % slower"
     )

@@ -95,32 +95,32 @@ class Advice:
 # What would decide open gates, by their kind where no length of the run decides them.
 _LENGTH = "A run of about {length} would decide the open gates, if the arms behave as they did here."
 _LONG_S = 4 * 3600.0
-_LONG = "To decide {gates} takes about {length}: the value is near its limit, or varies much."
+_LONG = "Deciding {gates} takes about {length}: the value is close to its limit, or its variance is high."
 _STUCK = {
     "recompile": "Record the compile events of {arms}.",
     "memory": "More and longer trials would decide {gates}, with the machines watched ([machines]).",
-    "parity": "Run `tailgate parity experiment.toml` until it passes: traffic cannot tell.",
+    "parity": "Run `tailgate parity experiment.toml`: traffic cannot decide parity.",
 }
-_UNSEEN = "What clients see cannot decide {gates}; the log of its server can."
-_STARTS = "To decide {gates} takes {count} runs of each arm or more, each after a fresh start."
+_UNSEEN = "Only the log of the server can decide {gates} (telemetry.log): clients cannot see it."
+_STARTS = "Deciding {gates} takes at least {count} runs of each arm, each after a fresh start."
 _NEVER = "No run of up to a week would decide {gates}."
 
 _INSPECT = "`tailgate inspect experiment.toml --arm {arm}`"
 _LATENCY = "`tailgate frontier experiment.toml` finds which load each arm holds."
 # What to do about a failed gate: by its name, else by its kind.
 _REMEDIES = {
-    "parity": "`tailgate parity experiment.toml` measures it without traffic and names what departs.",
+    "parity": "`tailgate parity experiment.toml` measures it without traffic and names the answers that differ.",
     "recompile": f"{_INSPECT} shows, without traffic, which steps are not ready: warm them up (compile.warmup), or "
     "plan the shapes (preset compiled-bucketed or compiled-dynamic).",
     "refused": f"{_INSPECT} lists the shapes that it serves: widen its bounds or ladders, or admit less "
     "(engine.max_prompt_tokens).",
-    "deaths": "The last lines of the replica that died are under logs/ in the trial's folder.",
-    "error": "The column `error` of the requests says what each met, and the arm's logs say why.",
+    "deaths": "See the end of the dead replica's log under logs/ in the trial's folder.",
+    "error": "See the column `error` of the requests, and the arm's logs.",
     "noninferiority": _LATENCY,
     "goodput": _LATENCY,
     "slo": _LATENCY,
     "memory": "To hold less, take fewer slots (engine.slots) or fewer planned shapes, which hold CUDA graphs.",
-    "ramp": "The section on the ramp says at which share of the users it ended and why.",
+    "ramp": "See the ramp's line in the report: at which share of the traffic it ended, and why.",
 }
 _OF_EXTERNAL = {
     "parity": "Compare its weights, precision and sampling with the control's.",
@@ -149,7 +149,7 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check], *, external: Collecti
     lengths = [text for text in (_LENGTH, _LONG) if text in found]
     sentences = [_filled(text, found[text]) for text in (*lengths, *(text for text in found if text not in lengths))]
     if failed:
-        sentences.append(f"A longer run will not clear {', '.join(failed)}.")
+        sentences.append(f"A longer run cannot turn the FAIL of {', '.join(failed)}.")
     return Advice(
         needed_s=max((gate.needed_s or 0.0 for text in lengths for gate in found[text]), default=None),
         text=" ".join(dict.fromkeys([*fixes, *sentences])) or "Nothing is open.",

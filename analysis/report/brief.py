@@ -123,14 +123,14 @@ def _notes(summary: Summary) -> Iterable[tuple[str, str]]:
     if summary.design.pressure:
         yield "Under pressure", summary.design.pressure
     if (ended := summary.interim) is not None:
-        how = "after every block; the error rate is controlled over all of them"
+        how = f"every {seconds(summary.design.block_s)}; the error rate is controlled across all of them"
         yield "Interim analyses", "; ".join(filter(None, (how, ended)))
     if (ramp := summary.ramp) is not None:
         back = "" if ramp.rollback_s is None else f"; rolled back within {seconds(ramp.rollback_s)}"
         yield (
             "Ramp",
             f"{ramp.candidate} was {_OUTCOMES.get(ramp.outcome, ramp.outcome)}: {ramp.reason}; "
-            f"{counted(ramp.exposed, 'request', count)} exposed, {count(ramp.hurt)} hurt{back}",
+            f"{counted(ramp.exposed, 'request', count)} exposed, {count(ramp.hurt)} failed or delayed{back}",
         )
     for row in summary.weights:
         if row.action == "set by hand":

@@ -16,6 +16,7 @@ from typing import Any
 from jinja2 import ChainableUndefined, Environment, FunctionLoader, select_autoescape
 from markupsafe import Markup
 
+from tailgate.analysis.glossary import with_tooltips
 from tailgate.analysis.records.schemas import EVENT_KINDS
 from tailgate.analysis.report import brief, values
 from tailgate.analysis.report.values import DASH, text
@@ -57,7 +58,7 @@ def environment() -> Environment:
         *(values.percent, values.byte_size, values.rate, values.ratio),
         values.interval,
         *(brief.value_of, brief.limit_of, brief.bounds_of, brief.sentence_of, brief.first_sentence),
-        *(prose, code, prose_with_code, html_with_code),
+        *(prose, code, prose_with_code, html_with_code, with_tooltips),
     ):
         made.filters[show.__name__] = show
     made.filters["label"] = gate_label

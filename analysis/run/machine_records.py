@@ -292,10 +292,10 @@ class Rows:
 # and the host were, whatever the servers did.
 PYTHON = "python_ms"
 WORK = {
-    "matmul_tflops": "the speed of matrix products",
-    "read_gb_per_s": "the speed of memory reads",
-    "launch_us": "the speed of launches",
-    PYTHON: "the speed of Python",
+    "matmul_tflops": "matrix-product speed",
+    "read_gb_per_s": "memory-read speed",
+    "launch_us": "kernel-launch speed",
+    PYTHON: "Python speed",
 }
 FIGURES = tuple(WORK)
 CARD_FIGURES, HOST_FIGURES = FIGURES[:2], FIGURES[2:]  # of the card, and of its host, of which less is better

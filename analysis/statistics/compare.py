@@ -211,13 +211,13 @@ def _tested(
     if windows is None:
         beyond = tail_of_group(treatment, control, unit, item.quantile)
         name = "trial" if by_trial else "group of blocks"
-        why = f"a {name} holds {beyond:.2g} requests beyond the quantile, and a test needs one"
+        why = f"a test needs 1 request beyond the quantile in each {name}; this run has {beyond:.2g}"
         return replace(item, obstacle=why, needed_blocks=math.ceil(item.blocks / beyond))
     if by_trial:
         ratios = ratios_by_group(windows)
         return _by_trials(item, ratios, machine) if np.ptp(ratios) > 0 else replace(item, obstacle=_ALIKE)
     if windows.groups < FEWEST_GROUPS:
-        why = f"a test needs {FEWEST_GROUPS} time blocks, and there are {item.blocks}"
+        why = f"a test needs {FEWEST_GROUPS} time blocks; this run has {item.blocks}"
         item = replace(item, obstacle=why, needed_blocks=FEWEST_GROUPS)
     elif limits := window_limits(windows, bound=bound, alpha=item.alpha, dependence=dependence):
         return with_limits(item, limits)
@@ -346,7 +346,7 @@ def seen_text(item: Comparison) -> str:
     return f"{label}{of} is {item.ratio:.2f} times that of {item.control or 'the control'}"
 
 
-def limits_text(low: float | None, high: float | None, neither: str = "so little of the tail sets no limits") -> str:
+def limits_text(low: float | None, high: float | None, neither: str = "too few slow requests for error bars") -> str:
     """Return the limits in words, or `neither` where there is none."""
     if low is None and high is None:
         return neither

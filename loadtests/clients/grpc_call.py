@@ -218,7 +218,7 @@ class EmbedCall(GrpcCall):
     def on_message(self, message: bytes, at_ns: int) -> None:
         """Take the answer, a whole message that came at `at_ns`."""
         if self.size:
-            return self.fail("a second vector came, and one text has one", at_ns)
+            return self.fail("the server sent two vectors for one text", at_ns)
         try:
             answer = EmbedResponse.FromString(message)
         except DecodeError as problem:

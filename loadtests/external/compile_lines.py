@@ -205,7 +205,7 @@ class CompileLog:
         if "sglang" in self._servers:
             spots.append("SGLang logs captures of CUDA graphs and compiles of DeepGEMM, and no kernels of Triton")
         if "torch" in self._servers and "vllm" not in self._servers:
-            spots.append("TORCH_LOGS=recompiles tells neither first compiles, captures of CUDA graphs nor kernels")
+            spots.append("TORCH_LOGS=recompiles shows no first compiles, CUDA graph captures or kernel compiles")
         return spots or ([] if self._servers else ["no line of it is known to be of vLLM, SGLang or PyTorch"])
 
     def _learn(self, line: str) -> None:

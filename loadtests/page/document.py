@@ -10,6 +10,7 @@ from importlib.resources import files
 from jinja2 import Environment, FunctionLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
+from tailgate.analysis.glossary import PATTERN, definitions, with_tooltips
 from tailgate.analysis.records.schemas import EVENT_KINDS
 from tailgate.analysis.settings.metrics import METRIC_NAMES
 
@@ -33,8 +34,14 @@ def page() -> tuple[bytes, str]:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["with_tooltips"] = with_tooltips
     style = "\n".join(map(template_text, _STYLES))
-    names = {"kinds": dict(EVENT_KINDS), "metrics": {key: METRIC_NAMES[key] for key in ("ttft", "e2e")}}
+    names = {
+        "kinds": dict(EVENT_KINDS),
+        "metrics": {key: METRIC_NAMES[key] for key in ("ttft", "e2e")},
+        "terms": PATTERN,
+        "glossary": dict(definitions()),
+    }
     body = "\n".join(map(template_text, _SCRIPTS))
     script = f'(() => {{\n"use strict";\nconst data = {json.dumps(names)};\n{body}}})();\n'
     text = environment.get_template("page.html").render(style=Markup(style), script=Markup(script))

@@ -112,7 +112,7 @@ def configuration(name: str, snapshot: SnapshotResponse) -> dict[str, Any]:
         tables = None
     if not isinstance(tables, dict):
         raise ConfigError(
-            f"{name} tells no configuration but {snapshot.config_json[:80]!r}: is it a replica of tailgate?"
+            f"{name} reports no configuration but {snapshot.config_json[:80]!r}: is it a replica of tailgate?"
         )
     return tables
 

@@ -172,7 +172,7 @@ class RampControl:
         if self._end_ns is not None or self._weights.last.action == "rollback":
             return  # decided once, whether or not the splitter has taken it
         if (alarms := self._candidate.alarms(trial)) or self._is_over(trial):
-            why = alarms[0].why if alarms else "the time of the ramp was over before the step was decided"
+            why = alarms[0].why if alarms else "the ramp ran out of time before the step was decided"
             self._act(trial, Decision(action="rollback", why=why), cause_ns=alarms[0].at_ns if alarms else None)
         elif self._weights.due is None and self._weights.held:
             self._decide(trial)

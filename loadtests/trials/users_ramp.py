@@ -97,7 +97,7 @@ class UsersRamp(Orchestrator):
         if share := configured_shares(admin).weights.get(candidate, 0):
             # Envoy forgets live weights when it starts anew.
             raise ConfigError(
-                f"the split gives {candidate} weight {share} whenever it starts anew: start it with "
+                f"the split gives {candidate} weight {share} after a restart: start it with "
                 f"--weight {candidate}=0, so that a restart gives it nothing"
             )
 

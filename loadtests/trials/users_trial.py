@@ -139,7 +139,7 @@ class UsersTrial:
             known = (row["at_ns"] for row in facts.deaths if row["replica"] == restart.replica)
             if max(known, default=0) <= restart.before_ns:
                 self._record_death(restart.replica, restart.serving_ns)
-                status.note(f"{restart.replica} has started anew")
+                status.note(f"{restart.replica} was restarted")
 
     def _record_death(self, replica: str, at_ns: int) -> None:
         death = {"arm": self._arms[replica], "replica": replica, "at_ns": at_ns, "exit_code": None}
@@ -180,7 +180,7 @@ class UsersTrial:
 
 
 def counted_since(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
-    """Return what was counted from one snapshot to the other. A process that has started anew counts from nothing.
+    """Return what was counted from one snapshot to the other. A process that was restarted counts from nothing.
 
     What is in flight is no count, but how many are now.
     """

@@ -173,7 +173,7 @@ class WeightController:
                 return found
         if due is None:
             if known is not None and not self.held:
-                why = "the splitter has started anew, with the weights of its configuration"
+                why = "the splitter was restarted and has the weights of its configuration"
                 self.set(known.weights, action="again", why=why, step=known.step)
             return None
         self._start_s = time.monotonic() - splitter.up_s()

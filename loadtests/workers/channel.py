@@ -27,7 +27,7 @@ def channel_token(what: str, *, environment: Mapping[str, str] = os.environ) -> 
     token = environment.get(TOKEN_VARIABLE, "").strip()
     if not token:
         raise ConfigError(
-            f"{what} needs a secret, so that no stranger takes a part of the load: export {TOKEN_VARIABLE}=... here "
+            f"{what} needs a secret, so that only your workers take part in the load: export {TOKEN_VARIABLE}=... here "
             "and on the hosts of all workers, made with `openssl rand -hex 16`"
         )
     if len(token) < FEWEST_CHARACTERS:

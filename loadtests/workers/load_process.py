@@ -118,22 +118,22 @@ class LoadProcess:
                 logger.error("records cannot be written: %s and run again", write_failure(error))
 
     def count_in_locust(self, record: RequestRecord) -> None:
-        """Count the request in Locust's statistics, unless the end of the test cut it off."""
+        """Count the request once in Locust's statistics, in the row "E2E" of its arm, and its TTFT in a row that
+        "Aggregated" leaves out. A request that the end of the test cut off is not counted."""
         if record.status == "CANCELLED":
             return
-        suffix = f" [{record.arm}]" if record.arm else ""
-        what = _NAMES[self.task]
-        rows = [(f"{what} e2e{suffix}", record.e2e_ms, record.output_tokens or 0)]
-        if record.ok and (ttft_ms := record.ttft_ms) is not None:
-            rows.append((f"{what} ttft{suffix}", ttft_ms, 0))
+        name = f"{_NAMES[self.task]} [{record.arm}]" if record.arm else _NAMES[self.task]
         fire: Any = self.environment.events.request.fire
-        for name, response_ms, length in rows:
-            fire(
-                request_type="gRPC",
-                name=name,
-                response_time=response_ms,
-                response_length=length,
-                exception=None if record.ok else RequestError(f"{record.status}: {record.error or 'no message'}"),
-                context={key: getattr(record, key) for key in ("arm", "replica", "request_id", "phase")},
-                start_time=record.scheduled_ns / 1e9,
-            )
+        fire(
+            request_type="E2E",
+            name=name,
+            response_time=record.e2e_ms,
+            response_length=record.output_tokens or 0,
+            exception=None if record.ok else RequestError(f"{record.status}: {record.error or 'no message'}"),
+            context={key: getattr(record, key) for key in ("arm", "replica", "request_id", "phase")},
+            start_time=record.scheduled_ns / 1e9,
+        )
+        ttft_ms: Any = record.ttft_ms  # Locust's annotation says int
+        if record.ok and ttft_ms is not None:
+            # Not by the event: Locust would count the request again in "Aggregated".
+            self.environment.stats.get(name, "TTFT").log(ttft_ms, 0)

@@ -1,4 +1,4 @@
-"""The wheel, installed in clean environments outside the tree, beside a user's folders of the same names."""
+"""Install the wheel in clean environments outside the tree, next to a user's folders of the same names."""
 
 from __future__ import annotations
 

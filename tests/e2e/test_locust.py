@@ -59,8 +59,8 @@ def test_web_page_starts_stops_and_restarts(server: ServedFake, tmp_path: Path) 
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", data=data, timeout=10) as answer:
             return str(answer.read().decode())
 
-    def rows_seen() -> int:
-        return sum(row["num_requests"] for row in json.loads(page("/stats/requests"))["stats"][:-1])
+    def counts() -> dict[str, int]:
+        return {row["method"]: row["num_requests"] for row in json.loads(page("/stats/requests"))["stats"]}
 
     def up() -> bool:
         try:
@@ -74,11 +74,14 @@ def test_web_page_starts_stops_and_restarts(server: ServedFake, tmp_path: Path) 
         swarm = {"user_count": "2", "spawn_rate": "2", "request_rate": "10"}
         page("/swarm", {**swarm, "host": "nonsense"})
         time.sleep(0.5)
-        assert rows_seen() == 0
+        assert counts() == {"": 0}  # "Aggregated"
         for trial in (1, 2):
             page("/swarm", {**swarm, "host": server.target})
             wait_for(lambda: sum(row["trial"] == trial for row in records(tmp_path)) > 5)  # noqa: B023
-            wait_for(lambda: rows_seen() > 10)
+            wait_for(lambda: counts()[""] > 10)
+            seen = counts()
+            assert seen[""] == seen["E2E"]
+            assert 0 < seen["TTFT"] <= seen["E2E"]
             page("/stop", {"x": "1"})
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=PATIENCE_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import re
+import subprocess
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -199,3 +200,25 @@ def test_a_terminal_gets_words_and_a_program_one_object_last(
     assert shown.getvalue().splitlines() == lines
     with pytest.raises(ValueError, match="JSON"):
         stdout.write("", {"ratio": float("nan")}, as_json=True)
+
+
+LINES = """
+import logging, warnings
+from tailgate.servers.program import log_to_stderr
+log_to_stderr(logging.{level})
+logging.getLogger("torchao").warning("of a library")
+logging.getLogger("torchao").error("broken")
+logging.getLogger("tailgate.serve").warning("own")
+warnings.warn("deprecated", stacklevel=1)
+"""
+
+
+def shown(level: str) -> str:
+    code = LINES.format(level=level)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
+
+
+def test_a_screen_shows_own_lines_and_errors_of_libraries_and_a_log_file_shows_warnings_too() -> None:
+    screen, file = shown("WARNING"), shown("INFO")
+    assert [word in screen for word in ("own", "broken", "of a library", "deprecated")] == [True, True, False, False]
+    assert [word in file for word in ("own", "broken", "of a library", "deprecated")] == [True, True, True, True]

@@ -37,15 +37,15 @@ COMPILE_GATES = (
         "longest stall",
         "s",
         "max_stall_s",
-        "Compiles delayed one request by {short} s at most, limit {limit:g} s.",
+        "Compiles delayed a request by up to {short} s, limit {limit:g} s.",
         "Compiles delayed no request, limit {limit:g} s.",
     ),
     (
         "stall per minute",
         "s",
         "max_stall_s_per_min",
-        "Compiles took {short} s of each minute, limit {limit:g} s.",
-        "Compiles took no time while serving, limit {limit:g} s of each minute.",
+        "Compile stall: {short} s/min, limit {limit:g} s/min.",
+        "Compile stall: 0 s/min, limit {limit:g} s/min.",
     ),
     (
         "requests hit",

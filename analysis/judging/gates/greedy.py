@@ -129,7 +129,7 @@ def judge_greedy(
             INCONCLUSIVE,
             (
                 f"{different} of {counted(of, 'different answer')} that the control repeats are not the arm's, and "
-                f"parity.max_different allows {percent(allowed)}. Words do not tell rounding from another result: "
+                f"parity.max_different allows {percent(allowed)}. Text alone cannot tell rounding from a fault: "
                 "serve both in float32, lower parity.tokens, or raise parity.max_different to what equal servers show"
             ),
         )
@@ -142,15 +142,15 @@ def _useless(arm: str, whole: Sequence[Four]) -> str:
     """Return why the answers carry nothing: the two were not asked alike, or one does not repeat itself."""
     if any(four[0].digest != four[2].digest for four in whole):
         return (
-            "the two were asked in other words (chat or text, with or without a tokenizer), so ask both alike, or set "
+            "the two got different prompts (chat or text, with or without a tokenizer): give both the same, or set "
             "parity.served = false"
         )
     for name, first in (("the control", 0), (arm, 2)):
         repeated = sum(four[first].text == four[first + 1].text for four in whole)
         if repeated < _LEAST_REPEATED * len(whole):
             return (
-                f"{name} does not repeat itself ({repeated} of {len(whole)}), since it ignores temperature = 0 or "
-                "rounds otherwise in each batch"
+                f"{name} repeats only {repeated} of {len(whole)} answers: it ignores temperature = 0, or rounds "
+                "differently in each batch"
             )
     return ""
 
@@ -166,7 +166,7 @@ def _beyond_rounding(whole: Sequence[Four], alpha: float) -> str:
     if least <= BEYOND_ROUNDING:
         return ""
     return (
-        f"those that both repeat part at {len(parted)} of {tokens} tokens, half of them by token "
+        f"repeated answers differ at {len(parted)} of {tokens} tokens, half of them by token "
         f"{digits(median(parted) + 1)}, more than rounding explains ({BEYOND_ROUNDING:g} a token)"
     )
 

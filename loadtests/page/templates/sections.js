@@ -1,7 +1,17 @@
 // The parts of the page besides the tiles. Each takes what is known and changes its own place.
 
 const at = (selector) => document.querySelector(selector);
-const fact = (name, value, note) => el("div", {}, el("dt", {}, name), el("dd", {}, value, note ? el("small", {}, ` ${note}`) : null));
+
+// The text as nodes, in which each term of the glossary has its definition as its tooltip.
+const TERMS = new RegExp(data.terms, "i");
+const explained = (text) => {
+  const pieces = text.split(TERMS); // text, term, plural, text, …
+  return pieces.map((piece, i) => {
+    if (i % 3 === 0) return piece;
+    return i % 3 === 1 ? el("abbr", { title: data.glossary[piece.toLowerCase()] ?? data.glossary.pn }, piece + pieces[i + 1]) : null;
+  });
+};
+const fact = (name, value, note) => el("div", {}, el("dt", {}, explained(name)), el("dd", {}, value, note ? el("small", {}, ` ${note}`) : null));
 
 // The text as nodes, in which what stands between two backticks is code.
 const withCode = (text) => text.split(/`([^`]*)`/).map((part, place) => (place % 2 ? el("code", {}, part) : part));
@@ -182,7 +192,7 @@ function showCards(seen) {
           el("h2", {}, armTag(index, arm.name)),
           el("p", {}, arm.control ? chip(null, "control") : chip(decided?.decision, decided?.decision ?? "not decided"), arm.preset && arm.preset !== arm.name ? el("small", {}, ` ${arm.preset}`) : null),
         ),
-        el("dl", {}, pairs.map(([name, value, note]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, note ? el("small", {}, ` ${note}`) : null)))),
+        el("dl", {}, pairs.map(([name, value, note]) => fact(name, value, note))),
       );
     }),
   );
@@ -334,7 +344,7 @@ function cells(heads, rows, attributes, caption) {
       "table",
       attributes,
       el("caption", { class: "visually-hidden" }, caption),
-      el("thead", {}, el("tr", {}, heads.map(([text, kind]) => el("th", { scope: "col", class: kind }, text)))),
+      el("thead", {}, el("tr", {}, heads.map(([text, kind]) => el("th", { scope: "col", class: kind }, explained(text))))),
       ...rows,
     ),
   );
@@ -384,7 +394,7 @@ function showCompiles(seen) {
             {},
             el("td", { class: "num" }, clock(since(event.at_ns))),
             el("th", { scope: "row" }, armTag(Math.max(0, names.indexOf(event.arm)), event.arm)),
-            el("td", {}, kindName(event.kind)),
+            el("td", {}, explained(kindName(event.kind))),
             el("td", { class: "num" }, sec(event.seconds)),
             el("td", { class: "num" }, count(event.hit)),
             el("td", { class: "reason" }, el("code", {}, event.shape || DASH)),

@@ -17,7 +17,7 @@ function evidence(gate) {
   const of = (has, takes) => `${figure(Math.max(0, has))}${isNumber(takes) ? ` of ${figure(takes)}` : ""}`;
   if (isNumber(gate.safety)) said.push(`for a PASS ${of(gate.safety, gate.needed_safety)}`);
   if (isNumber(gate.harm)) said.push(`for a FAIL ${of(gate.harm, gate.needed)}`);
-  return said.length ? `Evidence ${said.join(", ")} (powers of ten).` : "";
+  return said.length ? `Evidence (log10) ${said.join(", ")}.` : "";
 }
 
 function tile(index) {
@@ -39,7 +39,7 @@ function tile(index) {
       const label = gate.label ?? gate.gate;
       const show = (number) => quantity(number, gate.unit);
       node.className = `tile tile-${(gate.verdict ?? "none").toLowerCase()}`;
-      name.textContent = label;
+      renew(name, explained(label));
       renew(verdict, chip(gate.verdict));
       value.textContent = show(gate.value);
       const bounded = isNumber(gate.low) || isNumber(gate.high);

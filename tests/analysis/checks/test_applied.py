@@ -58,7 +58,7 @@ class TestChecksOnGates:
             assert result == decided
         else:
             assert (result.verdict, result.blocked_by) == ("INCONCLUSIVE", (failed.check,))
-            assert f"would be a {verdict}" in result.reason
+            assert f"would be {verdict}" in result.reason
 
     def test_a_gate_names_each_check_once(self):
         (result,) = apply_checks([gate()], [check(), check(name="blocks"), check(name="blocks", arm="compiled")])

@@ -146,7 +146,7 @@ def test_references_of_another_card_say_nothing_of_the_arms(tmp_path: Path) -> N
     whole = edited(write_run(tmp_path / "whole", watched), unnamed)
     lost = edited(write_run(tmp_path / "lost", replace(watched, seed=2, day=7)), failed)
     assert not checks(compare_runs(whole, lost))["machine speed"]["ok"]
-    assert "Nothing says" in checks(compare_runs(whole, lost))["machine speed"]["reason"]
+    assert "No reference shows" in checks(compare_runs(whole, lost))["machine speed"]["reason"]
 
 
 def test_records_that_are_lost_leave_gates_open(baseline: Path, tmp_path: Path) -> None:

@@ -210,16 +210,16 @@ def said(frontier: Frontier, **more: Any) -> str:
 
 def test_a_search_that_shows_nothing_promises_nothing() -> None:
     text = said(frontier_of([], ["eager", "bucketed", "dynamic"]))
-    assert "No load is known that eager surely holds." in text
-    assert "Beyond that nothing is shown to be held by bucketed or dynamic." in text
+    assert "eager is not shown to hold any load." in text
+    assert "No higher load is shown to be held by bucketed or dynamic." in text
     assert "none does" not in text
     assert "Open: eager, bucketed and dynamic at every load" in text
     assert "No two arms are ordered (0 of 3 pairs)." in text
 
 
 def test_the_last_sentence_states_the_error_and_what_disturbed_the_machines() -> None:
-    assert error_of(0.05, []) == "What is said of loads is true all at once, but for a chance of 5 %."
-    assert "disturbed (machine speed: see the checks)" in error_of(0.05, ["machine speed"])
+    assert error_of(0.05, []) == "All statements on loads hold together with 95 % confidence."
+    assert "disturbed as these (machine speed: see the checks)" in error_of(0.05, ["machine speed"])
 
 
 def test_the_gpus_for_a_load_span_what_each_arm_may_hold() -> None:

@@ -103,7 +103,7 @@ class TestWords:
                 None,
                 "Fix it.",
             ),
-            ([gate("recompile", "FAIL"), OPEN], [], None, "will not clear compiled"),
+            ([gate("recompile", "FAIL"), OPEN], [], None, "cannot turn the FAIL of compiled"),
             ([gate("recompile", "FAIL"), OPEN, replace(OPEN, arm="padded", needed_s=630.0)], [], 630.0, ""),
             ([gate("parity", "INCONCLUSIVE")], [], None, "`tailgate parity experiment.toml`"),
         ],
@@ -140,7 +140,7 @@ MISSED = failed("slo p99_ttft_ms", "slo")
         (MISSED, {}, "`tailgate frontier experiment.toml`"),
         (failed("parity", "parity"), {}, "`tailgate parity experiment.toml`"),
         (failed("memory ratio", "memory"), {}, "fewer slots"),
-        (failed("ramp", "ramp"), {}, "section on the ramp"),
+        (failed("ramp", "ramp"), {}, "ramp's line in the report"),
     ],
 )
 def test_a_remedy_follows_from_the_gate(gate: Gate, more: dict[str, Any], words: str) -> None:

@@ -115,7 +115,7 @@ def brief_with(demo: Summary, *gates: Summary, **more: Any) -> Any:
 
 
 def test_a_gate_has_one_sentence_and_failed_gates_come_first(demo: Summary) -> None:
-    caveat = "That would be a PASS, but for the check that failed: machines drift."
+    caveat = "It would be PASS, but a check failed: machines drift."
     (_, padded, *_) = brief_with(
         demo,
         gate("slo p99_ttft_ms", "Fine. In every block."),
@@ -216,7 +216,7 @@ def test_every_arm_and_every_gate_that_did_not_pass_is_shown_uncut(demo: Summary
     for part in ("eager", "compiled-padded", "compiled-naive", "longest", "8.95 s", "×0.907", "? INCONCLUSIVE"):
         assert part in arms
     for part in (
-        "Compiles took 21 s of each minute",
+        "Compile stall: 21 s/min",
         "errors 0 % / 0.5 %",
         "limited by: tail",
         "to decide: ",

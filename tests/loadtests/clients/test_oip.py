@@ -169,7 +169,7 @@ def test_an_answer_has_an_end_and_no_tokens() -> None:
     [
         (b"", "the answer ended with OK and holds no vector"),
         (grpc_message(b""), "the answer ended with OK and holds no vector"),
-        (vector(1.0) + vector(1.0), "a second vector came, and one text has one"),
+        (vector(1.0) + vector(1.0), "the server sent two vectors for one text"),
         (grpc_message(b"\xff\xff"), "a message is not an EmbedResponse"),
     ],
 )

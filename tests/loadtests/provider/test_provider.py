@@ -256,7 +256,7 @@ def test_the_first_traffic_of_a_canary_needs_no_evidence_and_the_second_does(run
 @pytest.mark.parametrize(
     ("step", "promotion", "seen"),
     [
-        ("it is not sure that the candidate is at most 25 % slower", "not every gate has passed", {}),
+        ("the candidate is not yet shown to be at most 25 % slower", "not every gate has passed", {}),
         (None, "not every gate has passed", {"safe": True}),
         (None, None, {"decision": "PASS"}),
         *(

@@ -176,7 +176,7 @@ def test_arms_take_turns_from_the_control_on_and_one_that_cannot_win_leaves(
     assert turns[:3] == [["eager"], ["padded"], ["dynamic"]]
     assert turns.count(["padded"]) == 1
     assert found["left"][0]["arm"] == "padded"
-    assert "eager is seen to hold" in found["left"][0]["reason"]
+    assert "eager held" in found["left"][0]["reason"]
     run = Run.of(read_run(searched[1].run_dir))
     assert (run.in_turn, run.control) == (True, "eager")
     assert [[arm for arm in run.arms if trial.has(arm)] for trial in run.trials] == turns
@@ -196,7 +196,7 @@ def test_an_arm_that_does_not_start_is_left_out_and_the_search_goes_on(tmp_path:
 
 def blocked(frontier: dict[str, Any]) -> list[str]:
     """What the answer says of loads that checks leave open."""
-    return [line for line in frontier["answer"] if line.startswith("Nothing is known of")]
+    return [line for line in frontier["answer"] if line.startswith("No load can be stated for")]
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_an_arm_that_was_never_started_does_not_block_the_others(tmp_path: Path)
 def test_an_arm_that_differs_in_more_than_its_policy_blocks_itself_alone(judged: dict[str, Any], copied: Path) -> None:
     configure(copied, lambda arm: {"model": {"dtype": "float16" if arm == "padded" else "float32"}})
     frontier = analyze(copied)["frontier"]
-    assert blocked(frontier) == ["Nothing is known of padded, for comparable: see the checks."]
+    assert blocked(frontier) == ["No load can be stated for padded, because checks failed: comparable."]
     before = {row["arm"]: row["steps"] for row in judged["frontier"]["arms"]}
     assert {row["arm"]: row["steps"] for row in frontier["arms"]} == {**before, "padded": 0}
 

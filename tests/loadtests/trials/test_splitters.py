@@ -141,7 +141,7 @@ RESTART = Restart(replica="new-0", before_ns=10**17, serving_ns=10**18)
     ("seen", "reported"),
     [
         ([(GONE, None), (GONE, None), (BACK, None), (GONE, None)], ["cannot be reached", "answers again", "cannot be"]),
-        ([(BACK, RESTART)], ["started anew"]),
+        ([(BACK, RESTART)], ["was restarted"]),
         ([(GONE, None), (BACK, None), (BACK, RESTART)], ["cannot be reached", "answers again"]),
     ],
     ids=["lost twice", "an unnoticed restart", "a restart after a death"],

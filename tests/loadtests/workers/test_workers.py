@@ -74,9 +74,13 @@ REMOTE = "--set traffic.remote_workers=1 --set traffic.master_bind=127.0.0.1:1"
     [
         (SECRET, "worker --master nowhere", '--master "nowhere" is not HOST:PORT'),
         (SECRET, "worker --master localhost:1 --keep /dev/null/x", "cannot be made"),
-        ("", "worker --master localhost:1", f"so that no stranger takes a part of the load: export {TOKEN_VARIABLE}="),
+        (
+            "",
+            "worker --master localhost:1",
+            f"so that only your workers take part in the load: export {TOKEN_VARIABLE}=",
+        ),
         ("short", "worker --master localhost:1", "holds 5 characters; the least is 16"),
-        ("", f"run demo --out /dev/null/x {REMOTE}", "needs a secret, so that no stranger"),
+        ("", f"run demo --out /dev/null/x {REMOTE}", "needs a secret, so that only your workers"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_code_2_before_anything_starts(
@@ -293,12 +297,13 @@ def test_a_log_on_a_full_disk_gets_no_traceback_of_its_own_writing(capsys: pytes
     assert capsys.readouterr().err == ""
 
 
-def test_locust_counts_what_ended_by_itself_and_failures_as_such(load: LoadProcess) -> None:
+def test_locust_counts_each_finished_request_once_and_keeps_ttft_out_of_the_total(load: LoadProcess) -> None:
     for status in ("OK", "CANCELLED", "UNAVAILABLE"):
         load.count_in_locust(record(status=status))
-    entries: Any = load.environment.stats.entries.items()
-    counts = {name: (entry.num_requests, entry.num_failures) for (name, _), entry in entries}
-    assert counts == {"Generate e2e [eager]": (2, 1), "Generate ttft [eager]": (1, 0)}
+    stats: Any = load.environment.stats
+    counts = {key: (entry.num_requests, entry.num_failures) for key, entry in stats.entries.items()}
+    assert counts == {("Generate [eager]", "E2E"): (2, 1), ("Generate [eager]", "TTFT"): (1, 0)}
+    assert (stats.total.num_requests, stats.total.num_failures) == (2, 1)
 
 
 class ByHand(OpenLoopUser):
