@@ -22,7 +22,6 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,7 @@ PLANTED = {
 }
 CASES = Path(__file__).parent / "results" / "case"
 OTHERS = CASES / "others.json"
-_EXPERIMENTS = Path(str(files("tailgate.loadtests.experiments")))
+EXPERIMENTS = Path(__file__).parent / "experiments"
 _TABLES = ("requests", "compile_events", "machines")
 _DOCUMENTS = (
     *("experiment.toml", "environment.json", "parity.json", "frontier.json"),
@@ -111,9 +110,10 @@ def deviations(run_dir: Path, accepted: Sequence[str] = ()) -> list[str]:
     """Return how the run's experiment differs from the registered one of its name, except `accepted` keys or tables."""
     run = tomllib.loads((run_dir / "experiment.toml").read_text(encoding="utf-8"))
     name = str(run.get("name"))
-    if not (files("tailgate.loadtests.experiments") / f"{name}.toml").is_file():
+    registered_file = EXPERIMENTS / f"{name}.toml"
+    if not registered_file.is_file():
         return [] if "name" in accepted else [f'name is "{name}", which no registered experiment has']
-    own, registered = dict(_flat(run)), dict(_flat(to_table(load(name))))
+    own, registered = dict(_flat(run)), dict(_flat(to_table(load(registered_file))))
     found = []
     for key in sorted({*own, *registered}):
         if any(key == one or key.startswith(f"{one}.") for one in (*_OWN, *accepted)):
@@ -140,9 +140,10 @@ def _shown(value: Any) -> str:
 
 def plant(case: str, more: Sequence[str]) -> int:
     """Run the case with the fault in each arm that is named after one; return the exit code of `tailgate run`."""
-    arms = [arm["name"] for arm in tomllib.loads((_EXPERIMENTS / f"{case}.toml").read_text(encoding="utf-8"))["arms"]]
+    path = EXPERIMENTS / f"{case}.toml"
+    arms = [arm["name"] for arm in tomllib.loads(path.read_text(encoding="utf-8"))["arms"]]
     os.environ[VARIABLE] = ";".join(f"{arm}:{PLANTED[arm]}" for arm in arms if arm in PLANTED)
-    return tailgate(["run", case, *more], arm_command=PLANTED_ARM)
+    return tailgate(["run", str(path), *more], arm_command=PLANTED_ARM)
 
 
 def verdict_of(case: Path) -> dict[str, Any]:
@@ -200,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands.add_parser("judge")
     commands.add_parser("others")
     planting = commands.add_parser("plant")
-    planting.add_argument("case", choices=sorted(path.stem for path in _EXPERIMENTS.glob("case-planted-*.toml")))
+    planting.add_argument("case", choices=sorted(path.stem for path in EXPERIMENTS.glob("case-planted-*.toml")))
     planting.add_argument("more", nargs=argparse.REMAINDER, help="for tailgate run")
     options = parser.parse_args(arguments)
     if options.command == "plant":

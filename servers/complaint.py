@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import math
 import os
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,6 +46,12 @@ def printable(text: str) -> str:
 def one_line(message: str) -> str:
     """Return `message` on one line, printable and shortened."""
     return printable(shortened(" ".join(message.split())))
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return "did you mean NAME? " with the name of `known` that is closest to `word`; empty where none is close."""
+    closest = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {closest[0]}? " if closest else ""
 
 
 def named(error: BaseException) -> str:

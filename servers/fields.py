@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from tailgate.servers.complaint import ConfigError
+from tailgate.servers.complaint import ConfigError, did_you_mean
 
 _USABLE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -65,8 +64,7 @@ S = TypeVar("S", bound=BaseModel)
 
 def _instead(key: str, model: type[BaseModel]) -> str:
     """Return which key of the model was probably meant."""
-    closest = difflib.get_close_matches(key, model.model_fields, n=1)
-    return f"did you mean {closest[0]}?" if closest else f"use one of {', '.join(model.model_fields)}"
+    return did_you_mean(key, model.model_fields).rstrip() or f"use one of {', '.join(model.model_fields)}"
 
 
 def read(kind: type[S], table: Mapping[str, Any], *, where: str = "") -> S:
@@ -133,7 +131,8 @@ def _remedy(found: Any) -> str:
     if remedy is None:
         return str(found["msg"][:1].lower() + found["msg"][1:])
     limits = {key: f"{value:g}" if isinstance(value, float) else value for key, value in found.get("ctx", {}).items()}
-    return remedy.format(**limits).replace("'", '"')
+    meant = did_you_mean(str(found["input"]), re.findall("'([^']*)'", str(limits.get("expected", ""))))
+    return meant + remedy.format(**limits).replace("'", '"')
 
 
 def _place(loc: Sequence[str | int], table: Any, where: str, *, is_missing: bool) -> tuple[str, Any]:

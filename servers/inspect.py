@@ -23,7 +23,15 @@ from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError, named
 from tailgate.servers.config import ArmConfig
 from tailgate.servers.engine.shapes import WARMUP_CALLS, StepShape, warmup_plan
-from tailgate.servers.program import compile_cache, exit_code, isolate_compiler, log_to_stderr, pin_to_card, read_arm
+from tailgate.servers.program import (
+    compile_cache,
+    exit_code,
+    isolate_compiler,
+    log_to_stderr,
+    pin_to_card,
+    progress_to_stderr,
+    read_arm,
+)
 from tailgate.servers.rpc.telemetry_pb2 import CompileEvent
 
 if TYPE_CHECKING:
@@ -311,6 +319,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shapes", default="", help=f"shapes to run, separated by commas: {NOTATION[6:]}")
     parser.add_argument("--cache-dir", default="", help="keep compiled code here (default: nowhere)")
     parser.add_argument("--json", action="store_true", help="print one JSON object alone")
+    parser.add_argument("--quiet", action="store_true", help="print no progress")
     options = parser.parse_args(arguments)
     return exit_code(lambda: _inspect(options))
 
@@ -321,7 +330,7 @@ def _inspect(options: argparse.Namespace) -> int:
         arm = pin_to_card(read_arm(options.config), os.environ)
         isolate_compiler(os.environ, cache)
         shapes = parse_shapes(options.shapes, arm) if options.shapes.strip() else []
-        inspection = inspect_arm(arm, shapes, report=lambda line: print(line, file=sys.stderr, flush=True))
+        inspection = inspect_arm(arm, shapes, report=progress_to_stderr(quiet=options.quiet))
     with contextlib.suppress(BrokenPipeError):
         stdout.write(text_of(inspection), inspection.to_dict(), as_json=options.json)
     return inspection.exit_code

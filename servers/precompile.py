@@ -10,12 +10,20 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tailgate.servers import stdout
 from tailgate.servers.config import ArmConfig
-from tailgate.servers.program import compile_cache, exit_code, isolate_compiler, log_to_stderr, pin_to_card, read_arm
+from tailgate.servers.program import (
+    compile_cache,
+    exit_code,
+    isolate_compiler,
+    log_to_stderr,
+    pin_to_card,
+    progress_to_stderr,
+    read_arm,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,11 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", required=True, help="the arm as JSON (ArmConfig.to_dict())")
     parser.add_argument("--out", required=True, help="where the file is written")
     parser.add_argument("--json", action="store_true", help="print one JSON object alone")
+    parser.add_argument("--quiet", action="store_true", help="print no progress")
     options = parser.parse_args(arguments)
-    return exit_code(lambda: _precompile(read_arm(options.config), options.out, as_json=options.json))
+    report = progress_to_stderr(quiet=options.quiet)
+    return exit_code(lambda: _precompile(read_arm(options.config), options.out, report, as_json=options.json))
 
 
-def _precompile(arm: ArmConfig, path: str, *, as_json: bool) -> int:
+def _precompile(arm: ArmConfig, path: str, report: Callable[[str], None], *, as_json: bool) -> int:
     log_to_stderr(logging.WARNING)
     arm = pin_to_card(arm.replace(compile=arm.compile.replace(artifact="")), os.environ)
     with compile_cache("") as folder:
@@ -39,7 +49,7 @@ def _precompile(arm: ArmConfig, path: str, *, as_json: bool) -> int:
         from tailgate.servers.engine.in_process import warm_runner
 
         artifacts.compile_portably()
-        with warm_runner(arm, lambda *at: print("{}/{}: {}".format(*at), file=sys.stderr, flush=True)) as runner:
+        with warm_runner(arm, lambda *at: report("{}/{}: {}".format(*at))) as runner:
             graphs = artifacts.save(path, arm, str(runner.device))
             unkept = sum(event.cache == "bypass" for event in runner.recorder.drain())
     words = f"{path}: {graphs} graphs of {arm.name} for {runner.device_name()}; load it with compile.artifact"

@@ -44,6 +44,16 @@ def _own_or_error(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.ERROR or record.name.startswith("tailgate")
 
 
+def progress_to_stderr(*, quiet: bool) -> Callable[[str], None]:
+    """Return what prints a line of progress, or nothing where it is to be quiet."""
+
+    def report(line: str) -> None:
+        if not quiet:
+            print(line, file=sys.stderr, flush=True)
+
+    return report
+
+
 @contextmanager
 def compile_cache(folder: str) -> Iterator[str]:
     """Yield where compiled code is kept: `folder`, or a fresh one that is removed afterwards.

@@ -1,8 +1,4 @@
-"""What a command leaves on stdout: words for a person, one JSON object for a program.
-
-A person at a terminal is shown no JSON unless `--json` asks for it. Where stdout is no terminal, the JSON object is the
-last line.
-"""
+"""What a command leaves on stdout: words for a person, or one JSON object where `--json` asks for it."""
 
 from __future__ import annotations
 
@@ -27,14 +23,14 @@ def is_terminal() -> bool:
 
 
 def write(words: str, document: Mapping[str, Any], *, as_json: bool = False) -> None:
-    """Print `words`, unless only JSON is wanted, and `document` as the last line if a program reads it.
+    """Write `document` as one line of JSON, or else `words`, where there are any.
 
     Raises ValueError for a number that JSON cannot hold.
     """
-    if words and not as_json:
-        print(_broken(words, columns()) if is_terminal() else words, flush=True)
-    if as_json or not is_terminal():
+    if as_json:
         print(json.dumps(document, allow_nan=False), flush=True)
+    elif words:
+        print(_broken(words, columns()) if is_terminal() else words, flush=True)
 
 
 def _broken(words: str, width: int) -> str:

@@ -25,11 +25,11 @@ _CHIPS = {
 }
 
 
-def verdict_table(document: Mapping[str, Any], *, width: int = 100) -> str:
+def verdict_table(document: Mapping[str, Any], *, width: int = 100, experiment: str = "experiment.toml") -> str:
     """Render the verdict, the arms, open and failed gates and what to do, within `width` columns.
 
     For a search without gates, it renders the answer and what to do. It uses colours and escape codes only if stdout is
-    a terminal and NO_COLOR is unset.
+    a terminal and NO_COLOR is unset. Commands name the file `experiment`.
     """
     summary = Summary.of(document)
     brief = brief_of(summary)
@@ -55,10 +55,10 @@ def verdict_table(document: Mapping[str, Any], *, width: int = 100) -> str:
     if brief.verdict:
         _print_judgement(console, brief)
     for name, line in (*brief.notes, *((f"to fix {arm}", line) for arm, line in brief.remedies)):
-        console.print(_noted(name.lower(), line))
+        console.print(_noted(name.lower(), line.replace("experiment.toml", experiment)))
     for name, line in (("to decide", brief.decider), ("next", brief.next)):
         if line:
-            console.print(_noted(name, line))
+            console.print(_noted(name, line.replace("experiment.toml", experiment)))
     assert isinstance(console.file, io.StringIO)
     # Rich pads lines to the full width; a log is easier to read and to compare without that.
     return "\n".join(line.rstrip() for line in console.file.getvalue().rstrip().splitlines()) + "\n"

@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from tailgate.loadtests.commands.options import file_name
-from tailgate.servers.complaint import ConfigError
+from tailgate.servers.complaint import ConfigError, did_you_mean
 from tailgate.servers.presets import PRESETS
 
 if TYPE_CHECKING:
     from tailgate.servers.config import ArmConfig
+
+
+def presets(incomplete: str) -> list[str]:
+    """Return the presets that a shell completes the word with."""
+    return [name for name in PRESETS if name.startswith(incomplete)]
+
 
 Model = Annotated[
     str | None,
@@ -32,6 +38,7 @@ Arm = Annotated[
         "--preset",
         metavar="NAME",
         help=f"An arm of EXPERIMENT; without one a preset: {', '.join(PRESETS)}.",
+        autocompletion=presets,
     ),
 ]
 
@@ -52,9 +59,11 @@ def preset_arm(preset: str, *, name: str = "", settings: Sequence[str] = ()) -> 
     for setting in settings:
         set_path(changes, *parse_setting(setting))
     check_values(changes, "--set")
+    tables = ("model", "engine", "shapes", "compile")
     for table in changes:
-        if table not in ("model", "engine", "shapes", "compile"):
-            raise ConfigError(f"--set {table} is unknown: use model.KEY, engine.KEY, shapes.KEY or compile.KEY")
+        if table not in tables:
+            meant = did_you_mean(table, tables)
+            raise ConfigError(f"--set {table} is unknown: {meant}use model.KEY, engine.KEY, shapes.KEY or compile.KEY")
     return read(ArmConfig, with_preset(over({"name": name or preset, "preset": preset}, changes)))
 
 
@@ -68,8 +77,11 @@ def inspected_arm(experiment: str, name: str, settings: Sequence[str]) -> ArmCon
     loaded = load(experiment, settings=settings, needs_traffic=False)
     arm = next((arm for arm in loaded.arms if arm.name == name), None)
     if arm is None:
-        names = ", ".join(arm.name for arm in loaded.arms)
-        raise ConfigError(f'--arm "{name}" is not in experiment "{loaded.name}": use one of {names}')
+        names = [arm.name for arm in loaded.arms]
+        raise ConfigError(
+            f'--arm "{name}" is not in experiment "{loaded.name}": {did_you_mean(name, names)}use one of '
+            f"{', '.join(names)}"
+        )
     if not isinstance(arm, OwnArm):
         raise ConfigError(f'--arm "{name}" is external (kind = "{arm.kind}"): only arms of tailgate are inspected')
     return arm.config

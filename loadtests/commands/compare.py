@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tailgate.loadtests.commands.exits import EXIT_USAGE, complain
+from tailgate.loadtests.commands.exits import EXIT_USAGE, complain, working
 from tailgate.loadtests.commands.options import WholeJson, file_name
 from tailgate.servers import stdout
 from tailgate.servers.complaint import ConfigError
@@ -81,7 +81,7 @@ def command(
         check_makeable(folder)  # before the minutes that reading may take
     gates = read_gates(Path(limits)) if limits else None
     try:
-        with tempfile.TemporaryDirectory() as made:
+        with working("judging the two runs"), tempfile.TemporaryDirectory() as made:
             sides = (("baseline", Path(baseline)), ("candidate", Path(candidate)))
             runs = [made_run(path, Path(made) / side) for side, path in sides]
             summary = compare_runs(*runs, arm=arm or "", gates=gates, trust_machines=trust_machines)
@@ -108,13 +108,7 @@ def _show(summary: Mapping[str, Any], report: Path | None, *, as_json: bool) -> 
     words = [verdict_table(summary, width=stdout.columns())]
     words += [str(row["reason"]) for row in summary["validity"] if row["check"] == WHAT_DIFFERS.name]
     words += [] if report is None else [f"report: {report}"]
-    line = {
-        "verdict": summary["overall"],
-        "exit_code": code,
-        "headline": summary["headline"],
-        "report": str(report) if report is not None else None,
-    }
-    stdout.write("\n".join(words), summary if as_json else line, as_json=as_json)
+    stdout.write("\n".join(words), summary, as_json=as_json)
     return code
 
 

@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and one line on stderr where it failed."""
+"""What commands have on stderr: one line where they failed, and a sign that they work. And their exit codes."""
 
 from __future__ import annotations
 
@@ -31,6 +31,18 @@ def without_verdict(run_dir: Path, ended: Mapping[str, Any], code: int = EXIT_BR
     line = {"verdict": None, "run_dir": str(run_dir), "report": None, "exit_code": code}
     stdout.write("", {**line, **ended}, as_json=as_json)
     return code
+
+
+@contextlib.contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show at a terminal that something goes on; print nothing elsewhere."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield
 
 
 @contextlib.contextmanager

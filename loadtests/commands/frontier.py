@@ -43,6 +43,8 @@ def command(
     seed: options.Seed = None,
     page: options.Page = "127.0.0.1:0",
     metrics: options.Metrics = "",
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
     as_json: options.Json = False,
 ) -> int:
     """Find out which policy to ship at which load.
@@ -73,4 +75,6 @@ def command(
         arm_command=context.obj or ARM_COMMAND,
         began=began,
     )
-    return run_and_judge(search, page=page, metrics=metrics, as_json=as_json)
+    return run_and_judge(
+        search, page=page, metrics=metrics, verbosity=options.verbosity(quiet, verbose), as_json=as_json
+    )

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tailgate.loadtests.commands.arm_flags import Arm, CacheDir, Model, all_settings, become, inspected_arm
-from tailgate.loadtests.commands.options import Json, OptionalExperiment, file_name, set_option, whole
+from tailgate.loadtests.commands.options import Json, OptionalExperiment, Quiet, file_name, set_option, whole
 from tailgate.servers import stdout
 from tailgate.servers.complaint import ConfigError
 
@@ -35,6 +35,7 @@ def command(
     max_prompt_tokens: Annotated[
         int | None, typer.Option(metavar="N", parser=whole(1, 10**9), help="With --trace: leave longer prompts out.")
     ] = None,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> int:
     """List the graphs of an arm and the shapes that will recompile.
@@ -69,7 +70,12 @@ def command(
 
     inspected = inspected_arm(experiment, arm, all_settings(settings, model))
     check_arm(inspected)
-    become("tailgate.servers.inspect", inspected, cache_dir, ["--shapes", shapes, *(["--json"] * as_json)])
+    become(
+        "tailgate.servers.inspect",
+        inspected,
+        cache_dir,
+        ["--shapes", shapes, *(["--quiet"] * quiet), *(["--json"] * as_json)],
+    )
 
 
 def _check_alone(given: dict[str, object]) -> None:

@@ -16,7 +16,7 @@ from tailgate.loadtests.trials.run import Orchestrator
 from tailgate.loadtests.trials.status import Status
 
 
-def run_and_judge(orchestrator: Orchestrator, *, page: str, metrics: str, as_json: bool) -> int:
+def run_and_judge(orchestrator: Orchestrator, *, page: str, metrics: str, verbosity: int, as_json: bool) -> int:
     """Run the experiment and judge it, after checks that start nothing; return the exit code.
 
     `page` and `metrics` are the addresses of --page and --metrics.
@@ -28,7 +28,7 @@ def run_and_judge(orchestrator: Orchestrator, *, page: str, metrics: str, as_jso
     ended: dict[str, Any] = {"complete": False, "error": "it ended in the middle"}
     try:
         with _exporting(status, metrics):
-            return _run(orchestrator, status, ended, as_json=as_json)
+            return _run(orchestrator, status, ended, verbosity=verbosity, as_json=as_json)
     finally:
         if live_page is not None:
             live_page.close(ended)
@@ -42,9 +42,9 @@ def _exporting(status: Status, metrics: str) -> AbstractContextManager[object]:
     return exporting(status, metrics)
 
 
-def _run(orchestrator: Orchestrator, status: Status, ended: dict[str, Any], *, as_json: bool) -> int:
+def _run(orchestrator: Orchestrator, status: Status, ended: dict[str, Any], *, verbosity: int, as_json: bool) -> int:
     """Run and judge the experiment, put into `ended` how it ended, and return the exit code."""
-    with stopping(orchestrator.interrupt, status.note), Display(status):
+    with stopping(orchestrator.interrupt, status.note), Display(status, verbosity=verbosity):
         outcome = orchestrator.run()
         status.phase = "stopped" if not outcome.complete else "recorded"
     if outcome.error is not None:
@@ -58,5 +58,6 @@ def _run(orchestrator: Orchestrator, status: Status, ended: dict[str, Any], *, a
     if not outcome.complete and not has_requests(outcome.run_dir):
         return without_verdict(outcome.run_dir, ended, as_json=as_json)
     status.phase = "judging"
-    print(f"judging {outcome.run_dir}", file=sys.stderr)
+    if verbosity >= 0 and not sys.stderr.isatty():
+        print(f"judging {outcome.run_dir}", file=sys.stderr)
     return judge_run(outcome.run_dir, ended, as_json=as_json, broke=not outcome.complete)

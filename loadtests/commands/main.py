@@ -3,8 +3,7 @@
 Each command is a module of this package. It imports at its top only what its options need, so that --help is quick.
 
 Exit codes of run, parity, analyze and compare: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run
-itself broke or was interrupted. Results go to stdout, as `servers.stdout` says: words for a person at a terminal,
-one JSON object as the last line for a program. Progress goes to stderr.
+itself broke or was interrupted. Results go to stdout: words, or one JSON object with --json. Progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -14,16 +13,22 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from tailgate.loadtests.commands import (
     analyze,
+    check,
     compare,
+    doctor,
     frontier,
+    init,
     inspect,
+    list_experiments,
     locust,
+    open_report,
     parity,
     precompile,
     ramp,
@@ -36,30 +41,29 @@ from tailgate.loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain
 from tailgate.loadtests.commands.options import check_words
 from tailgate.servers.complaint import ConfigError, fault, not_installed
 
-COMMANDS = {
-    "run": run,
-    "ramp": ramp,
-    "frontier": frontier,
-    "parity": parity,
-    "inspect": inspect,
-    "serve": serve,
-    "precompile": precompile,
-    "split": split,
-    "locust": locust,
-    "worker": worker,
-    "analyze": analyze,
-    "compare": compare,
+GROUPS: dict[str, dict[str, Any]] = {
+    "Start here": {
+        "init": init,
+        "check": check,
+        "doctor": doctor,
+        "list": list_experiments,
+        "run": run,
+        "open": open_report,
+    },
+    "Measure": {"ramp": ramp, "frontier": frontier, "parity": parity, "inspect": inspect},
+    "Judge": {"analyze": analyze, "compare": compare},
+    "Serve by hand": {"serve": serve, "split": split, "precompile": precompile, "locust": locust, "worker": worker},
 }
+COMMANDS: dict[str, Any] = {name: module for group in GROUPS.values() for name, module in group.items()}
 _EXAMPLES = """\
-  tailgate run demo                       three arms on this CPU, a minute of traffic, a verdict
-  tailgate run canary.toml --trace conv.csv
-  tailgate frontier demo                  which policy to ship at which load, in ten minutes
-  tailgate parity demo                    do the arms compute the same?
-  tailgate inspect --arm compiled-naive   what will recompile, before any load
-  tailgate analyze runs/20260101T120000Z-canary
-  tailgate compare baselines/main runs/20260108T120000Z-canary"""
+  tailgate run demo          three arms on this CPU, a minute of traffic, a verdict
+  tailgate open              its report in the browser
+  tailgate init my.toml      an experiment for your model: three questions
+  tailgate check my.toml     what its run will do, how long it takes, what it can decide
+  tailgate run my.toml"""
 
 
+_LONGEST = max(map(len, COMMANDS))
 _CTRL_C = 130  # what Typer makes of KeyboardInterrupt
 
 
@@ -67,8 +71,19 @@ def _epilog(examples: str) -> str:
     return f"\b\nexamples:\n{examples}"  # \b: keep the lines
 
 
+class _Grouped(TyperGroup):
+    """The commands under the headings of GROUPS."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for heading, names in GROUPS.items():
+            with formatter.section(heading):
+                rows = [(name.ljust(_LONGEST), self.commands[name].get_short_help_str(90)) for name in names]
+                formatter.write_dl(rows)
+
+
 app = typer.Typer(
     name="tailgate",
+    cls=_Grouped,
     help="May this compiled model server replace the eager one, under our traffic, within our SLA?",
     epilog=_epilog(_EXAMPLES),
     context_settings={"max_content_width": 110},
@@ -114,7 +129,7 @@ def main(arguments: Sequence[str] | None = None, *, arm_command: Sequence[str] |
         return complain("interrupted", EXIT_BROKE) if code == _CTRL_C else int(code or 0)
     except ConfigError as error:
         return complain(str(error), EXIT_USAGE)
-    except KeyboardInterrupt:  # while the command line is read
+    except (KeyboardInterrupt, typer.Abort):  # while the command line is read, or a question is asked
         return complain("interrupted", EXIT_BROKE)
     except typer.TyperException as error:
         return complain(usage_error(error), EXIT_USAGE)
@@ -137,7 +152,8 @@ def usage_error(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     where = "tailgate" if context is None else context.command_path
     message = getattr(error, "format_message", error.__str__)()
-    return f"{message.rstrip('.')}: see `{where} --help`"
+    message = message.rstrip(".").replace("Value error, ", "")
+    return f"{message}{'' if message.endswith('?') else ':'} see `{where} --help`"
 
 
 def _leave_stdout() -> None:

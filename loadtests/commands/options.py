@@ -74,9 +74,20 @@ def set_option(example: str) -> Any:
     return typer.Option("--set", metavar="KEY=VALUE", help=text)
 
 
-_EXPERIMENT = f"A TOML file, or a built-in one: {', '.join(builtin_names())}."
-ExperimentName = Annotated[str, typer.Argument(metavar="EXPERIMENT", help=_EXPERIMENT, parser=file_name)]
-OptionalExperiment = Annotated[str, typer.Argument(metavar="[EXPERIMENT]", help=_EXPERIMENT, parser=file_name)]
+def experiments(incomplete: str) -> list[str]:
+    """Return the built-in experiments, files and folders that a shell completes the word with."""
+    paths = [*Path().glob(f"{incomplete}*.toml"), *(path for path in Path().glob(f"{incomplete}*/"))]
+    names = [name for name in builtin_names() if name.startswith(incomplete)]
+    return [*names, *(f"{path}/" if path.is_dir() else str(path) for path in paths)]
+
+
+def _experiment(metavar: str) -> Any:
+    text = f"A TOML file, or a built-in one: {', '.join(builtin_names())}."
+    return typer.Argument(metavar=metavar, help=text, parser=file_name, autocompletion=experiments)
+
+
+ExperimentName = Annotated[str, _experiment("EXPERIMENT")]
+OptionalExperiment = Annotated[str, _experiment("[EXPERIMENT]")]
 Out = Annotated[str, typer.Option(metavar="DIR", help="Folder for run directories.", parser=file_name)]
 Seed = Annotated[
     int | None,
@@ -88,6 +99,18 @@ TraceFile = Annotated[
 AtMost = Annotated[
     float | None,
     typer.Option(metavar="TIME", help="End the traffic of all trials by then, such as 60m or 2h.", parser=duration),
+]
+Duration = Annotated[
+    float | None,
+    typer.Option(
+        metavar="TIME",
+        help="Send traffic for so long in each trial, such as 90s or 20m; replaces traffic.duration_s.",
+        parser=duration,
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress: only the result and errors.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Print progress as lines, and all that the run's processes log.")
 ]
 Slo = Annotated[
     list[str] | None,
@@ -116,9 +139,7 @@ AllowDifferent = Annotated[
         help="Settings in which joined runs may differ, such as gates.margin,versions.torch. The first run's count.",
     ),
 ]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object alone. Without a terminal, it is always the last line.")
-]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
 WholeJson = Annotated[bool, typer.Option("--json", help="Print summary.json on one line instead of the table.")]
 
 
@@ -128,6 +149,13 @@ def port_option(text: str) -> Any:
 
 
 Port = Annotated[int, port_option("Port to listen on; 0 takes a free one.")]
+
+
+def verbosity(quiet: bool, verbose: bool) -> int:
+    """Return -1, 0 or 1 for --quiet, neither and --verbose. Raises ConfigError for both."""
+    if quiet and verbose:
+        raise ConfigError("--quiet and --verbose are both given: leave one out")
+    return int(verbose) - int(quiet)
 
 
 def split_keys(text: str | None) -> tuple[str, ...]:

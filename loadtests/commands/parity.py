@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from tailgate.analysis.wording import counted
 from tailgate.loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
-from tailgate.loadtests.commands.options import ExperimentName, Json, Out, Seed, set_option
+from tailgate.loadtests.commands.options import ExperimentName, Json, Out, Quiet, Seed, Verbose, set_option, verbosity
 from tailgate.servers import stdout
 
 EXAMPLES = """\
@@ -24,6 +24,8 @@ def command(
     settings: Annotated[list[str] | None, set_option("parity.prompts=64")] = None,
     out: Out = "runs",
     seed: Seed = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> int:
     """Check that the arms of an experiment compute the same.
@@ -46,6 +48,7 @@ def command(
     from tailgate.loadtests.trials.progress import Display
     from tailgate.loadtests.trials.status import Status
 
+    shown = verbosity(quiet, verbose)
     loaded = load(experiment, settings=settings or (), seed=seed, needs_traffic=False)
     texts = check_measurable(loaded)
     check_writable(Path(out))
@@ -64,8 +67,9 @@ def command(
         check=check,
         texts=texts,
     )
+    status.run_dir = measuring.folder
     try:
-        with stopping(lambda: stopped.append(1), status.note), Display(status):
+        with stopping(lambda: stopped.append(1), status.note), Display(status, verbosity=shown):
             outcome = measuring.run()
             status.phase = "measured"
     except (RunError, KeyboardInterrupt) as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tailgate.loadtests.commands.arm_flags import Arm, Model, all_settings, become, inspected_arm
-from tailgate.loadtests.commands.options import Json, OptionalExperiment, file_name, set_option
+from tailgate.loadtests.commands.options import Json, OptionalExperiment, Quiet, file_name, set_option
 from tailgate.servers.complaint import ConfigError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def command(
     settings: Annotated[
         list[str] | None, set_option("compile.mode=max-autotune, or as `run` takes it with EXPERIMENT")
     ] = None,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> int:
     """Compile an arm once, for quick starts.
@@ -48,7 +49,9 @@ def command(
     compiled, path = precompiled_arm(inspected_arm(experiment, arm, all_settings(settings, model)), out)
     check_arm(compiled)
     check_writable(Path(path).parent)
-    become("tailgate.servers.precompile", compiled, "", ["--out", path, *(["--json"] * as_json)])
+    become(
+        "tailgate.servers.precompile", compiled, "", ["--out", path, *(["--quiet"] * quiet), *(["--json"] * as_json)]
+    )
 
 
 def precompiled_arm(arm: ArmConfig, out: str) -> tuple[ArmConfig, str]:

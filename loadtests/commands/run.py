@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,31 +16,37 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   tailgate run demo
-  tailgate run demo --set traffic.duration_s=1200 --set trials.count=3
+  tailgate run demo --duration 20m --set trials.count=3
   tailgate run canary.toml --trace AzureLLMInferenceTrace_conv.csv --set traffic.time_scale=2
   tailgate run canary.toml --set arms.compiled.compile.mode=max-autotune
   tailgate run canary.toml --set arms.compiled.replicas=2
   tailgate run canary.toml --until-decided --at-most 60m"""
 
 
+UntilDecided = Annotated[
+    bool,
+    typer.Option(
+        "--until-decided",
+        help="Analyze the run after every block and end it when every gate is decided, or can no longer be. The "
+        "error rate is controlled across these analyses (gates.sequential = true).",
+    ),
+]
+
+
 def command(
     context: typer.Context,
     experiment: options.ExperimentName,
     settings: Annotated[list[str] | None, options.set_option("traffic.rate=4")] = None,
+    duration: options.Duration = None,
     trace: options.TraceFile = "",
     out: options.Out = "runs",
-    until_decided: Annotated[
-        bool,
-        typer.Option(
-            "--until-decided",
-            help="Analyze the run after every block and end it when every gate is decided, or can no longer be. The "
-            "error rate is controlled across these analyses (gates.sequential = true).",
-        ),
-    ] = False,
+    until_decided: UntilDecided = False,
     at_most: options.AtMost = None,
     page: options.Page = "127.0.0.1:0",
     seed: options.Seed = None,
     metrics: options.Metrics = "",
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
     as_json: options.Json = False,
 ) -> int:
     """Run an experiment and judge it.
@@ -50,21 +57,45 @@ def command(
     Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run broke or was interrupted.
     """
     from tailgate.loadtests.commands.judged_run import run_and_judge
-    from tailgate.loadtests.experiments.reading import load
     from tailgate.loadtests.trials.run import ARM_COMMAND, Orchestrator
 
-    loaded = load(experiment, settings=settings or (), trace=trace, seed=seed)
-    if until_decided:
-        loaded = _until_decided(loaded, at_most)
-    elif at_most is not None:
-        raise ConfigError("--at-most belongs to --until-decided: give both, or --set traffic.duration_s")
+    loaded = planned(
+        experiment,
+        settings or (),
+        duration=duration,
+        trace=trace,
+        until_decided=until_decided,
+        at_most=at_most,
+        seed=seed,
+    )
     orchestrator = Orchestrator(loaded, out=Path(out), arm_command=context.obj or ARM_COMMAND)
-    return run_and_judge(orchestrator, page=page, metrics=metrics, as_json=as_json)
+    return run_and_judge(
+        orchestrator, page=page, metrics=metrics, verbosity=options.verbosity(quiet, verbose), as_json=as_json
+    )
 
 
-def _until_decided(experiment: Experiment, at_most_s: float | None) -> Experiment:
-    """Return the experiment with an analysis after every block and at most `at_most_s` of traffic."""
-    traffic = dict(experiment.traffic)
-    if at_most_s is not None:
-        traffic["duration_s"] = at_most_s / experiment.trials.count
-    return experiment.replace(traffic=traffic, gates=experiment.gates.model_copy(update={"sequential": True}))
+def planned(
+    experiment: str,
+    settings: Sequence[str],
+    *,
+    duration: float | None,
+    trace: str,
+    until_decided: bool,
+    at_most: float | None,
+    seed: int | None,
+) -> Experiment:
+    """Return the experiment that the options of `tailgate run` describe. Raises ConfigError."""
+    from tailgate.loadtests.experiments.reading import load
+
+    if at_most is not None and not until_decided:
+        raise ConfigError("--at-most belongs to --until-decided: give both, or --duration")
+    if at_most is not None and duration is not None:
+        raise ConfigError("--at-most and --duration are both given: leave one out")
+    lasting = [] if duration is None else [f"traffic.duration_s={duration!r}"]
+    loaded = load(experiment, settings=[*settings, *lasting], trace=trace, seed=seed)
+    if not until_decided:
+        return loaded
+    traffic = dict(loaded.traffic)
+    if at_most is not None:
+        traffic["duration_s"] = at_most / loaded.trials.count
+    return loaded.replace(traffic=traffic, gates=loaded.gates.model_copy(update={"sequential": True}))

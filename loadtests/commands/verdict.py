@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tailgate.loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain, without_verdict
+from tailgate.loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain, without_verdict, working
 from tailgate.servers import stdout
 from tailgate.servers.complaint import fault, write_failure
 
@@ -38,9 +38,10 @@ def judge_run(
         return without_verdict(run_dir, {"error": message, **ended}, code, as_json=as_json) if ended else code
 
     try:
-        summary = analyze(run_dir, slo=slo)
-        write_summary(summary, run_dir / "summary.json")
-        write_reports(summary, run_dir)
+        with working(f"judging {run_dir}"):
+            summary = analyze(run_dir, slo=slo)
+            write_summary(summary, run_dir / "summary.json")
+            write_reports(summary, run_dir)
     except RecordError as error:
         return unjudged(str(error), EXIT_BROKE if ended else EXIT_USAGE)
     except OSError as error:
@@ -70,6 +71,6 @@ def judge_run(
             line = {key: value for key, value in line.items() if key not in ("headline", "arms", "needed_s")}
             line["verdict"] = None
         line |= {"answer": frontier["answer"]}
-    text = verdict_table(summary, width=stdout.columns())
+    text = verdict_table(summary, width=stdout.columns(), experiment=str(run_dir / "experiment.toml"))
     stdout.write(f"{text}\nreport: {report}", line, as_json=as_json)
     return code

@@ -24,6 +24,16 @@ def builtin_text(name: str) -> str:
     return (_BUILTIN / f"{name}.toml").read_text(encoding="utf-8")
 
 
+def description(name: str) -> str:
+    """Return what the one called `name` is for: the first line of its TOML."""
+    return builtin_text(name).partition("\n")[0].removeprefix("# ")
+
+
+def template(name: str) -> str:
+    """Return a part of the file that `tailgate init` writes, with values in braces."""
+    return (_BUILTIN / "templates" / f"{name}.toml").read_text(encoding="utf-8")
+
+
 def resolve_files(table: dict[str, Any], folder: Path) -> None:
     """Make the files that `table` names relative to `folder` absolute: the load generator runs in another folder."""
     for name in ("traffic", "security", "splitter", "parity", "arms"):

@@ -16,13 +16,16 @@ from tailgate.analysis.records.documents import DEEPEST
 from tailgate.analysis.settings.gate_limits import usual_for
 from tailgate.analysis.wording import counted
 from tailgate.loadtests.experiments.files import FILE_KEYS, builtin_names, builtin_text, resolve_files, resolved
-from tailgate.loadtests.experiments.model import Experiment
+from tailgate.loadtests.experiments.model import Experiment, json_schema
 from tailgate.loadtests.experiments.toml_limits import check_values, parse_toml, read_toml, table_of
 from tailgate.loadtests.traffic.settings import TrafficConfig
 from tailgate.loadtests.traffic.traces import KNOWN
-from tailgate.servers.complaint import ConfigError
+from tailgate.servers.complaint import ConfigError, did_you_mean
 from tailgate.servers.config import over, with_preset
 from tailgate.servers.fields import read
+
+SCHEMA = "experiment.schema.json"
+SCHEMA_LINE = f"#:schema ./{SCHEMA}"
 
 
 def load(source: str | Path, **changes: Any) -> Experiment:
@@ -74,7 +77,12 @@ def to_table(experiment: Experiment) -> dict[str, Any]:
 
 def to_toml(experiment: Experiment) -> str:
     """Return the resolved experiment as TOML: every setting is there, defaults and presets included."""
-    return tomli_w.dumps(to_table(experiment))
+    return f"{SCHEMA_LINE}\n{tomli_w.dumps(to_table(experiment))}"
+
+
+def write_schema(folder: Path) -> None:
+    """Write the JSON Schema that SCHEMA_LINE names to editors (taplo, Even Better TOML), which need no network so."""
+    (folder / SCHEMA).write_text(json_schema(), encoding="utf-8")
 
 
 def with_defaults(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,8 +118,10 @@ def _text_of(source: str | Path) -> tuple[Path, str]:
     if name in builtin_names():
         return Path(), builtin_text(name)
     what = "is a directory" if path.is_dir() else "does not exist"
+    known = [*builtin_names(), *map(str, path.parent.glob("*.toml") if path.parent.is_dir() else ())]
     raise ConfigError(
-        f'experiment "{source}" {what}: give a TOML file or a built-in name ({", ".join(builtin_names())})'
+        f'experiment "{source}" {what}: {did_you_mean(name, known)}give a TOML file (`tailgate init` writes one) or a '
+        f"built-in name ({', '.join(builtin_names())})"
     )
 
 
@@ -170,7 +180,11 @@ def _entry(entries: list[Any], key: str, name: str) -> dict[str, Any]:
     for entry in entries:
         if isinstance(entry, dict) and entry.get("name", entry.get("preset")) == name:
             return entry
-    raise ConfigError(f'--set {key}: no entry is called "{name}": use its name, or its number as in arms[1]')
+    names = [str(entry.get("name", entry.get("preset"))) for entry in entries if isinstance(entry, dict)]
+    raise ConfigError(
+        f'--set {key}: no entry is called "{name}": {did_you_mean(name, names)}use one of {", ".join(names)}, or its '
+        "number as in arms[1]"
+    )
 
 
 def replay(table: dict[str, Any], trace: str) -> None:

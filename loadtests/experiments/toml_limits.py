@@ -36,7 +36,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
     try:
         return documents.parse_toml(text)
     except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        raise ConfigError(f"{where}: {error}: correct it there") from None
 
 
 def table_of(table: Mapping[str, Any], key: str) -> dict[str, Any]:

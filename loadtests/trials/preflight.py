@@ -58,7 +58,7 @@ def check_arm(config: ArmConfig) -> None:
     device, _, index = config.model.device.partition(":")
     what = f'arm "{config.name}": model.device is "{config.model.device}"'
     if device == "cuda" and not sees_gpu():
-        raise ConfigError(f"{what} but no GPU is visible: use cpu, or run where a GPU is")
+        raise ConfigError(f"{what} but no GPU is visible: use cpu, or run where `tailgate doctor` shows one")
     if index and (gpus := count_gpus()) and int(index) >= gpus:
         raise ConfigError(
             f"{what} but {counted(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} visible: use "
@@ -66,19 +66,19 @@ def check_arm(config: ArmConfig) -> None:
         )
     on_cpu = device == "cpu" or (device == "auto" and not sees_gpu())
     if on_cpu and config.compile.enabled and config.compile.backend == "inductor":
-        check_compiler(config.name)
+        check_compiler(f'arm "{config.name}"')
     newest = None if on_cpu else max((gpu.capability for gpu in shown_gpus() if gpu.capability), default=None)
     try:
         check_quantisation(config.model, on_gpu=not on_cpu, capability=newest)
     except ConfigError as error:
         raise ConfigError(f"arms.{config.name}.{error}") from None
-    _check_model(config)
+    check_model(config.model.id)
     if config.compile.artifact:
         _check_artifact(config, "cpu" if on_cpu else config.model.device.replace("auto", "cuda"))
 
 
-def _check_model(config: ArmConfig) -> None:
-    name = config.model.id
+def check_model(name: str) -> None:
+    """Raise ConfigError unless `model.id` names random weights, a model's folder or one that the hub has."""
     if name.startswith("random:"):
         return
     path = expanded(name, "model.id")
@@ -133,8 +133,8 @@ def check_port(port: int, *, key: str, host: str = "127.0.0.1", remedy: str = "o
             ) from None
 
 
-def check_compiler(arm: str) -> None:
-    """Raise ConfigError unless the C++ compiler and Python's header are there, which compile for the CPU."""
+def check_compiler(who: str = "a compiled arm") -> None:
+    """Raise ConfigError unless the C++ compiler and Python's header are there, which `who` needs on the CPU."""
     # Inductor writes C++ for the CPU and asks for g++ by name unless CXX says otherwise.
     compiler = os.environ.get("CXX") or ("clang++" if os.uname().sysname == "Darwin" else "g++")
     try:
@@ -145,12 +145,12 @@ def check_compiler(arm: str) -> None:
         other = next((name for name in ("c++", "clang++", "g++") if shutil.which(name)), None)
         remedy = f"set CXX={other}" if other else "install g++ (or set CXX)"
         raise ConfigError(
-            f'arm "{arm}" compiles for the CPU but the C++ compiler "{program}" is missing: {remedy}, '
+            f'{who} compiles for the CPU but the C++ compiler "{program}" is missing: {remedy}, '
             "or use presets eager and eager-padded"
         )
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.is_file():
         raise ConfigError(
-            f'arm "{arm}" compiles for the CPU but Python\'s C header {header} is missing: '
+            f"{who} compiles for the CPU but Python's C header {header} is missing: "
             "install Python's development package (python3-dev)"
         )

@@ -1,4 +1,5 @@
-"""The display of a run on stderr: a live table on a terminal, otherwise a line every 5 s."""
+"""The display of a run on stderr: a live table on a terminal, otherwise a line every 5 s; with --verbose one every
+second, and all that the run's processes log."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
@@ -18,6 +20,7 @@ from rich.text import Text
 from tailgate.loadtests.trials.status import Status
 
 PLAIN_EVERY_S = 5.0
+VERBOSE_EVERY_S = 1.0
 LIVE_EVERY_S = 0.25
 
 
@@ -91,27 +94,42 @@ def _table(*left: str, right: Sequence[str]) -> Table:
 
 
 class Display:
-    """While entered, `status` is shown on `stream`; every phase and note is shown at least once."""
+    """While entered, `status` is shown on `stream`; every phase and note is shown at least once.
 
-    def __init__(self, status: Status, *, stream: TextIO | None = None, every_s: float | None = None) -> None:
+    `verbosity` is -1 for nothing, and 1 for lines with those of the logs of the run.
+    """
+
+    def __init__(
+        self,
+        status: Status,
+        *,
+        verbosity: int = 0,
+        stream: TextIO | None = None,
+        every_s: float | None = None,
+    ) -> None:
         self._status = status
         self._stream = stream or sys.stderr
         self._console = Console(file=self._stream, highlight=False, markup=False, emoji=False)
-        self._live = self._console.is_terminal and not self._console.is_dumb_terminal
-        self._every_s = every_s or (LIVE_EVERY_S if self._live else PLAIN_EVERY_S)
+        self._verbosity = verbosity
+        self._live = self._console.is_terminal and not self._console.is_dumb_terminal and not verbosity
+        plain_s = VERBOSE_EVERY_S if verbosity else PLAIN_EVERY_S
+        self._every_s = every_s or (LIVE_EVERY_S if self._live else plain_s)
+        self._logged: dict[Path, int] = {}  # bytes shown of each log
         self._began = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._show, name="progress", daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        if self._verbosity >= 0:
+            self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
-        self._thread.join(timeout=2.0)
+        if self._verbosity >= 0:
+            self._thread.join(timeout=2.0)
 
     def _show(self) -> None:
         with suppress(OSError, ValueError):  # a closed terminal or pipe must not break the run
@@ -134,7 +152,7 @@ class Display:
     def _show_lines(self) -> None:
         phase, page, notes, shown_at = "", "", 0, -self._every_s
         while True:
-            status, elapsed = self._status, self._elapsed_s()
+            status, elapsed, last = self._status, self._elapsed_s(), self._ended.is_set()
             if status.phase != phase or elapsed - shown_at >= self._every_s:
                 phase, shown_at = status.phase, elapsed
                 print(plain_line(status, elapsed), file=self._stream, flush=True)
@@ -144,9 +162,22 @@ class Display:
             for note in status.notes[notes:]:
                 print(f"[{_clock(elapsed)}] {note}", file=self._stream, flush=True)
                 notes += 1
-            if self._ended.is_set() and status.phase == phase:
+            if self._verbosity > 0 and status.run_dir is not None:
+                self._print_logs(status.run_dir)
+            if last and status.phase == phase:
                 return
             self._ended.wait(0.1)
+
+    def _print_logs(self, run_dir: Path) -> None:
+        """Print the whole lines that the logs in `run_dir` have got since the last call."""
+        for path in sorted(run_dir.rglob("*.log")):
+            with path.open("rb") as file:
+                file.seek(self._logged.get(path, 0))
+                text = file.read()
+            text = text[: text.rfind(b"\n") + 1]
+            self._logged[path] = self._logged.get(path, 0) + len(text)
+            for line in text.decode(errors="replace").splitlines():
+                print(f"{path.stem}: {line}", file=self._stream, flush=True)
 
 
 def _clock(seconds: float) -> str:

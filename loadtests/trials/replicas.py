@@ -100,7 +100,7 @@ class Replicas:
         cache = self._cache / name if trials.compile_cache == "fresh" else self._cache
         cache.mkdir(parents=True, exist_ok=True)
         command = [*self._command, "--config", str(config_path.resolve()), "--port", "0", "--replica", name]
-        command += ["--cache-dir", str(cache.resolve())]
+        command += ["--cache-dir", str(cache.resolve()), "--json"]
         if security.token_env:
             command += ["--token-env", security.token_env]
         if self._trial.metrics:

@@ -15,7 +15,7 @@ from typing import Any
 from tailgate.analysis.records.documents import toml_with_checksum, write_document
 from tailgate.loadtests.experiments.files import check_writable
 from tailgate.loadtests.experiments.model import Experiment
-from tailgate.loadtests.experiments.reading import to_toml
+from tailgate.loadtests.experiments.reading import to_toml, write_schema
 from tailgate.loadtests.traffic.schedule import Schedule
 from tailgate.loadtests.trials.context import RunError, StopRequestedError, TrialContext, TrialFacts
 from tailgate.loadtests.trials.environment import describe_environment, new_run_dir
@@ -166,6 +166,7 @@ class Orchestrator:
         run_dir = new_run_dir(self._out, self.experiment.name)
         self._folders = [run_dir]
         (run_dir / "experiment.toml").write_text(toml_with_checksum(to_toml(self.experiment)), encoding="utf-8")
+        write_schema(run_dir)
         write_document(run_dir / "environment.json", describe_environment(), indent=2)
         return run_dir
 

@@ -257,7 +257,7 @@ def main(arguments: list[str] | None = None) -> int:
         help=f'serve Prometheus metrics here; 0 is off, "{FREE_PORT}" takes a free one and says which',
     )
     parser.add_argument("--token-env", default=None, help="environment variable with the bearer token that calls need")
-    parser.add_argument("--json", action="store_true", help="say port and pid as JSON at a terminal too")
+    parser.add_argument("--json", action="store_true", help="print port and pid as JSON")
     options = parser.parse_args(arguments)
     return exit_code(lambda: _serve(options))
 

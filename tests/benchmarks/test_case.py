@@ -14,7 +14,18 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
-from benchmarks.case import OTHERS, archive_of, archives, deviations, judged_cases, keep, main, verdict_file, verdict_of
+from benchmarks.case import (
+    EXPERIMENTS,
+    OTHERS,
+    archive_of,
+    archives,
+    deviations,
+    judged_cases,
+    keep,
+    main,
+    verdict_file,
+    verdict_of,
+)
 from benchmarks.gallery import GALLERY, HEIGHT, PAGES, WIDTH, alone, kept, pictures, summary_of
 from benchmarks.kept import pack, unpack
 from benchmarks.other_rules import (
@@ -81,15 +92,21 @@ def test_each_arm_of_a_planted_case_is_what_its_name_says(monkeypatch: pytest.Mo
     seen: list[list[str]] = []
     monkeypatch.setattr("benchmarks.case.tailgate", lambda words, arm_command: seen.append(words) or 99)
     assert main(["plant", case, "--out", "runs", "--seed", "7"]) == 99
-    assert seen == [["run", case, "--out", "runs", "--seed", "7"]]
-    faults = {arm.name: planted_in(os.environ["PLANTED"], ["--replica", f"{arm.name}-0"]) for arm in load(case).arms}
+    path = EXPERIMENTS / f"{case}.toml"
+    assert seen == [["run", str(path), "--out", "runs", "--seed", "7"]]
+    faults = {arm.name: planted_in(os.environ["PLANTED"], ["--replica", f"{arm.name}-0"]) for arm in load(path).arms}
     assert faults["eager"] == faults.get("eager-twin", {}) == {}
     assert sum(map(bool, faults.values())) == len(set(faults) - {"eager", "eager-twin"})
 
 
+@pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda path: path.stem)
+def test_a_registered_experiment_is_valid_and_has_the_name_of_its_file(path: Path) -> None:
+    assert load(path).name == path.stem
+
+
 def written(folder: Path, *settings: str) -> Path:
     folder.mkdir(exist_ok=True)
-    text = to_toml(load("case-aa", settings=["trials.count=5", *settings], seed=77))
+    text = to_toml(load(EXPERIMENTS / "case-aa.toml", settings=["trials.count=5", *settings], seed=77))
     (folder / "experiment.toml").write_text(text, encoding="utf-8")
     return folder
 

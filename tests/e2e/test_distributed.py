@@ -75,7 +75,7 @@ def test_a_lost_host_is_reported_and_its_flushed_records_are_judged(tmp_path: Pa
     port = free_port()
     (tmp_path / "hosts.toml").write_text(EXPERIMENT.format(port=port))
     clock = {ANCHOR_VARIABLE: str(ANCHOR_NS)}
-    run = start(tmp_path, "run", tailgate("run", "hosts.toml", "--out", "out"), **clock)
+    run = start(tmp_path, "run", tailgate("run", "hosts.toml", "--out", "out", "--json"), **clock)
     command = tailgate("worker", "--master", f"127.0.0.1:{port}", "--keep", "kept", "--trials", "1")
     hosts = {
         name: start(tmp_path / name, "worker", command, **{ANCHOR_VARIABLE: str(ANCHOR_NS + shift)})

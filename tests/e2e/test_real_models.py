@@ -231,9 +231,9 @@ def test_parity_of_the_real_model_from_the_command_line(tmp_path: Path, capsys: 
         # parity sends no traffic
         '[traffic]\narrivals = "trace"\nworkload = "trace"\n'
     )
-    code = main(["parity", str(path), "--out", str(tmp_path / "out")])
+    code = main(["parity", str(path), "--out", str(tmp_path / "out"), "--json"])
     out, _ = capsys.readouterr()
-    line = json.loads(out.splitlines()[-1])
+    line = json.loads(out)
     assert (code, line["verdict"], line["exit_code"], line["arms"]) == (0, "PASS", 0, {"eager-padded": "PASS"}), out
     outcome = json.loads(Path(line["report"]).read_text())
     assert outcome["facts"]["eager"] == outcome["facts"]["eager-padded"]

@@ -251,6 +251,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--cache-dir", default="")
     parser.add_argument("--metrics-port", default="0", help='"free": a page that says that the arm is there')
     parser.add_argument("--token-env", default="")
+    parser.add_argument("--json", action="store_true", help="this one always does")
     parser.add_argument("--stall-s", type=float, default=0.4)
     parser.add_argument("--warmup-s", type=float, default=0.2)
     parser.add_argument("--token-s", type=float, default=TOKEN_S)

@@ -67,7 +67,7 @@ class Production:
                 starting = spawned("tests.fakes.arm", *words, *self.flags.get(arm, ()))
                 self.children[arm], self.ports[arm] = stack.enter_context(starting)
             self.ports["admin"] = free_port()
-            words = ["split", "--request-log", str(self.folder / "requests.log")]
+            words = ["split", "--json", "--request-log", str(self.folder / "requests.log")]
             for place, arm in enumerate(self.arms):
                 words += ["--arm", f"{arm}=127.0.0.1:{self.ports[arm]}", "--weight", f"{arm}={int(place == 0)}"]
             words += ["--port", "0", "--admin-port", str(self.ports["admin"])]

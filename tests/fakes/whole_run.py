@@ -80,14 +80,14 @@ def with_fake_arms(arguments: list[str], folder: Path, *flags: str) -> subproces
     """Run `tailgate` with fake arms to its end, without measuring machines unless `arguments` ask for it."""
     if not any("machines.reference_s" in argument for argument in arguments):
         arguments = [*arguments, "--set", "machines.reference_s=0"]
-    return command(tailgate(*arguments, flags=flags), folder)
+    return command(tailgate(*arguments, "--json", flags=flags), folder)
 
 
 def console_script(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the installed command to its end."""
+    """Run the installed command with --json to its end."""
     script = Path(sys.executable).with_name("tailgate")
     start = [str(script)] if script.exists() else [sys.executable, "-m", "tailgate.loadtests.commands.main"]
-    return command([*start, *arguments], folder)
+    return command([*start, *arguments, "--json"], folder)
 
 
 @contextlib.contextmanager
@@ -102,8 +102,8 @@ def ended(*processes: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """Return the JSON that a command prints last."""
-    line: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    """Return the JSON that a command prints."""
+    line: dict[str, Any] = json.loads(done.stdout)
     return line
 
 

@@ -313,10 +313,10 @@ SMALL_ARM = [
 
 def output_of(*words: str) -> dict[str, Any]:
     """Return the JSON that `tailgate` prints."""
-    command = [sys.executable, "-m", "tailgate.loadtests.commands.main", *words]
+    command = [sys.executable, "-m", "tailgate.loadtests.commands.main", *words, "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    line: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    line: dict[str, Any] = json.loads(done.stdout)
     return line
 
 

@@ -95,12 +95,12 @@ ARM = ("--arm", "compiled-padded", *(word for setting in SETTINGS for word in ("
 
 def tailgate(*words: str, code: int | None = 0, **environment: str) -> Any:
     """What `tailgate` says as JSON, or its stderr where it is to refuse. Any exit code will do where it is None."""
-    command = [sys.executable, "-m", "tailgate.loadtests.commands.main", *words]
+    command = [sys.executable, "-m", "tailgate.loadtests.commands.main", *words, "--json"]
     ended = subprocess.run(
         command, capture_output=True, text=True, cwd=ROOT, timeout=500, check=False, env={**os.environ, **environment}
     )
     assert code in (None, ended.returncode), ended.stderr
-    return ended.stderr if code == 2 else json.loads(ended.stdout.splitlines()[-1])
+    return ended.stderr if code == 2 else json.loads(ended.stdout)
 
 
 @pytest.fixture(scope="module")

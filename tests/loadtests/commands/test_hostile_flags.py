@@ -63,6 +63,11 @@ HOSTILE = {
 
 # What a command needs besides the flag that is tried. Names in capitals stand for what the fixture makes.
 BASE: dict[str, tuple[str, ...]] = {
+    "init": ("NEW", "--model", "random:tiny", "--rate", "4"),
+    "check": ("demo", "--out", "OUT"),
+    "doctor": ("--seconds", "0"),
+    "list": (),
+    "open": ("RUN", "--out", "OUT"),
     "run": ("demo", "--out", "OUT"),
     "ramp": ("demo", "--set", "ramp.candidate=compiled-padded", "--out", "OUT"),
     "frontier": ("demo", "--out", "OUT"),
@@ -99,7 +104,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(rows))
     run = write_run(folder / "run", FakeRun(duration_s=60.0, rate=1.0))
     earlier = write_run(folder / "earlier", FakeRun(duration_s=60.0, rate=1.0, day=-7, seed=2))
-    return {"OUT": str(folder / "out"), "RUN": str(run), "EARLIER": str(earlier), "TRACE": str(trace)}
+    return {
+        "NEW": str(folder / "new.toml"),
+        "OUT": str(folder / "out"),
+        "RUN": str(run),
+        "EARLIER": str(earlier),
+        "TRACE": str(trace),
+    }
 
 
 @pytest.fixture(autouse=True)

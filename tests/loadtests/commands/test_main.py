@@ -41,11 +41,11 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 def run_command(capsys: pytest.CaptureFixture[str], command: str, *arguments: object) -> tuple[int, dict, str]:
-    """The exit code, the JSON of the last line, and all that was printed; nothing is on stderr."""
+    """The exit code, the JSON where --json asks for it, and all that was printed; nothing is on stderr."""
     code = main([command, *map(str, arguments)])
     out, err = capsys.readouterr()
     assert err == ""
-    return code, json.loads(out.splitlines()[-1]), out
+    return code, json.loads(out) if "--json" in arguments else {}, out
 
 
 @pytest.mark.process
@@ -124,6 +124,68 @@ def test_bad_usage_is_one_line_with_exit_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
+# What a new user gets wrong: what was given, what is allowed, and what to type instead.
+MISTAKES = {
+    "a wrong command": (["rnu", "demo"], "'rnu'. Did you mean 'run'? see `tailgate --help`"),
+    "an unknown setting": (["run", "demo", "--set", "traffic.rte=3"], "traffic.rte is unknown: did you mean rate?"),
+    "an unknown key": (["check", "key.toml"], "trafic is unknown: did you mean traffic?"),
+    "a wrong type": (["run", "demo", "--set", "traffic.rate=fast"], 'traffic.rate is "fast": give a number'),
+    "a missing file": (
+        ["run", "canry.toml"],
+        '"canry.toml" does not exist: did you mean canary.toml? give a TOML file',
+    ),
+    "a misspelt built-in": (["run", "dmeo"], '"dmeo" does not exist: did you mean demo? give a TOML file'),
+    "an unknown flag": (["run", "demo", "--sede", "3"], "--sede (Possible options: --seed, --set): see `tailgate run"),
+    "an unknown arm": (
+        ["inspect", "demo", "--arm", "compiled-nave"],
+        '"compiled-nave" is not in experiment "demo": did you mean compiled-naive? use one of eager, compiled-padded',
+    ),
+    "an arm in a setting": (
+        ["run", "demo", "--set", "arms.eagre.weight=1"],
+        'called "eagre": did you mean eager? use one of eager, compiled-padded, compiled-naive, or its number',
+    ),
+    "an unknown preset": (
+        ["serve", "--preset", "compiled-nave"],
+        'preset is "compiled-nave": did you mean compiled-naive? use "eager", "eager-padded"',
+    ),
+    "a port of another program": (["run", "demo", "--set", "splitter.port=PORT"], "stop what listens there, or give 0"),
+    "a missing model": (
+        ["run", "demo", "--set", "model.id=./llama"],
+        'model.id "./llama" does not exist: give a Hugging Face path or id, or random:NAME',
+    ),
+    "broken TOML": (
+        ["check", "broken.toml"],
+        "at the end of a table declaration (at line 2, column 9): correct it there",
+    ),
+    "a missing device": (
+        ["run", "demo", "--set", "model.device=cuda"],
+        'model.device is "cuda" but no GPU is visible: use cpu, or run where `tailgate doctor` shows one',
+    ),
+    "a wrong choice": (
+        ["split", "--print-config", "envy"],
+        "'--print-config': 'envy' is not one of 'envoy', 'kubernetes'",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_answered_with_the_value_what_is_allowed_and_what_to_type(
+    mistake: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tailgate.loadtests.trials.preflight.sees_gpu", lambda: False)
+    for name, text in (
+        ("canary", ""),
+        ("key", 'name = "a"\n[trafic]\nrate = 1\n'),
+        ("broken", 'name = "a"\n[traffic\n'),
+    ):
+        (tmp_path / f"{name}.toml").write_text(text)
+    words, expected = MISTAKES[mistake]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert expected in refused(capsys, *(word.replace("PORT", port) for word in words))
+
+
 def test_a_port_in_use_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -183,12 +245,12 @@ def test_a_fault_of_a_run_keeps_and_judges_what_was_recorded(
         raise MemoryError
 
     monkeypatch.setattr("tailgate.loadtests.trials.trial.Trial.run", fail)
-    assert main(["run", "demo", "--out", str(tmp_path)]) == 1
+    assert main(["run", "demo", "--out", str(tmp_path), "--json"]) == 1
     output = capsys.readouterr()
     (path,) = tmp_path.glob("*/traceback-*.txt")
     assert f"its traceback is in {path}" in output.err
     assert "Traceback" not in output.err
-    assert json.loads(output.out.splitlines()[-1])["error"].startswith("out of memory")
+    assert json.loads(output.out)["error"].startswith("out of memory")
 
 
 @pytest.mark.process

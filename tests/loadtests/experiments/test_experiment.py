@@ -112,9 +112,7 @@ def test_a_built_in_experiment_survives_a_round_trip(name: str, built_in: Callab
     assert from_table(tomllib.loads(to_toml(experiment))) == experiment
 
 
-SEARCHES_AND_SHORT_ONES = {"demo", "embed", "minilm", "frontier-demo"} | {
-    f"case-{name}" for name in ("encoder", "frontier", "naive", "ramp")
-}
+SEARCHES_AND_SHORT_ONES = {"demo", "embed", "minilm", "frontier-demo"}
 
 
 @pytest.mark.parametrize("name", [name for name in builtin_names() if name not in SEARCHES_AND_SHORT_ONES])

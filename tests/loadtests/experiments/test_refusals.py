@@ -270,6 +270,7 @@ def test_files_and_variables_of_security_are_checked_before_the_start(
 NAMED = re.compile(r'(?<![\w.])([a-z][a-z_.]*[a-z]) = ("[^"{}]*"|\d+(?:\.\d+)?|true|false)')
 TABLES = (
     "",
+    "engine.",
     "traffic.",
     "trials.",
     "gates.",

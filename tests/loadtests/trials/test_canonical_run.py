@@ -78,7 +78,7 @@ def canonical(tmp_path_factory: pytest.TempPathFactory) -> Canonical:
     folder = tmp_path_factory.mktemp("canonical")
     pem = give(folder)
     (folder / "small.toml").write_text(EXPERIMENT + TLS.format(token='token_env = "PLANTED_TOKEN"'))
-    process = start(folder, "run", tailgate("run", "small.toml", "--out", "out"))
+    process = start(folder, "run", tailgate("run", "small.toml", "--out", "out", "--json"))
     with ended(process), Watched(folder / "tmp") as watched:
         watched.pids.append(process.pid)
         process.wait(240)
@@ -91,7 +91,7 @@ def canonical(tmp_path_factory: pytest.TempPathFactory) -> Canonical:
     )
 
 
-def test_the_run_ends_with_its_verdict_as_exit_code_and_last_line(canonical: Canonical) -> None:
+def test_the_run_ends_with_its_verdict_as_exit_code_and_json(canonical: Canonical) -> None:
     line = canonical.line
     assert (canonical.code, line["exit_code"], line["verdict"]) == (99, 99, "FAIL"), canonical.output
     assert (line["complete"], line["arms"]) == (True, {"naive": "FAIL"})

@@ -88,6 +88,21 @@ def test_a_closed_stream_does_not_break_the_run() -> None:
     assert out.closed
 
 
+@pytest.mark.parametrize("verbosity", [-1, 0, 1])
+def test_quiet_prints_nothing_and_verbose_what_the_processes_log(verbosity: int, tmp_path: Path) -> None:
+    log = tmp_path / "trial-01" / "logs" / "eager-0.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("warms up\nhalf a li")
+    status, out = Status(phase="starting arms", run_dir=tmp_path), io.StringIO()
+    with Display(status, verbosity=verbosity, stream=out):
+        status.note("eager is ready")
+    lines = out.getvalue().splitlines()
+    assert (
+        any("starting arms" in line for line in lines) == any("is ready" in line for line in lines) == (verbosity >= 0)
+    )
+    assert [line for line in lines if line.startswith("eager-0: ")] == ["eager-0: warms up"] * (verbosity > 0)
+
+
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 

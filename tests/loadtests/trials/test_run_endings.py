@@ -85,7 +85,9 @@ def test_an_arm_that_cannot_start_ends_the_run_with_its_own_words(
     before = children_of_this_process()
     (tmp_path / "small.toml").write_text(to_toml(experiment()))
     command = [sys.executable, str(FAKE_ARM), "--fail-start", "naive-0"]
-    assert main(["run", str(tmp_path / "small.toml"), "--out", str(tmp_path / "out")], arm_command=command) == 1
+    assert (
+        main(["run", str(tmp_path / "small.toml"), "--out", str(tmp_path / "out"), "--json"], arm_command=command) == 1
+    )
     out, err = capsys.readouterr()
     line = json.loads(out.splitlines()[-1])
     assert (line["exit_code"], line["complete"]) == (1, False)
@@ -118,7 +120,7 @@ def wait_for_rows(folder: Path, process: subprocess.Popen[str], count: int) -> P
 @pytest.mark.process
 def test_an_interrupted_run_keeps_and_judges_what_it_recorded(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(LONG)
-    process = start(tmp_path, "run", tailgate("run", "small.toml", "--out", "out"))
+    process = start(tmp_path, "run", tailgate("run", "small.toml", "--out", "out", "--json"))
     with ended(process):
         trial = wait_for_rows(tmp_path, process, 30)
         family_before = family(process.pid)[1:]
@@ -140,7 +142,7 @@ def test_an_interrupted_run_keeps_and_judges_what_it_recorded(tmp_path: Path) ->
 def test_a_killed_run_leaves_readable_records_and_no_process_or_secret(tmp_path: Path) -> None:
     pem = give(tmp_path)
     (tmp_path / "small.toml").write_text(LONG + TLS.format(token='token_env = "PLANTED_TOKEN"'))
-    process = start(tmp_path, "run", tailgate("run", "small.toml", "--out", "out"))
+    process = start(tmp_path, "run", tailgate("run", "small.toml", "--out", "out", "--json"))
     with ended(process), Watched(tmp_path / "tmp") as watched:
         watched.pids.append(process.pid)
         trial = wait_for_rows(tmp_path, process, 40)

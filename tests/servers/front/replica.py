@@ -115,7 +115,7 @@ def start(
     config.write_text(json.dumps(arm.to_dict()))
     started_ns = now_ns()
     process = subprocess.Popen(
-        [sys.executable, "-m", *module, "--config", str(config), *arguments],
+        [sys.executable, "-m", *module, "--config", str(config), "--json", *arguments],
         stdout=subprocess.PIPE,
         stderr=log.open("w"),
         text=True,

@@ -1,0 +1,183 @@
+"""`tailgate check`: what a run would do and could decide. Nothing is started or written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from tailgate.loadtests.commands import options
+from tailgate.loadtests.commands.run import UntilDecided, planned
+from tailgate.servers import stdout
+
+if TYPE_CHECKING:
+    from tailgate.analysis.settings.gate_limits import GateLimits
+    from tailgate.loadtests.experiments.model import Experiment
+    from tailgate.loadtests.traffic.schedule import Schedule
+
+EXAMPLES = """\
+  tailgate check my.toml
+  tailgate check my.toml --duration 20m
+  tailgate check demo --set traffic.rate=8"""
+
+
+class Gates(NamedTuple):
+    """A kind of gates, whether the run can decide it at the best, and what it counts or lacks."""
+
+    gates: str
+    decidable: bool
+    why: str
+
+
+def command(
+    experiment: options.ExperimentName,
+    settings: Annotated[list[str] | None, options.set_option("traffic.rate=4")] = None,
+    duration: options.Duration = None,
+    trace: options.TraceFile = "",
+    out: options.Out = "runs",
+    until_decided: UntilDecided = False,
+    at_most: options.AtMost = None,
+    seed: options.Seed = None,
+    as_json: options.Json = False,
+) -> int:
+    """Check an experiment and say what its run can decide.
+
+    Refuses whatever `tailgate run` would refuse before its start: settings, model, device, compiler, ports, trace. Then
+    says which arms run, with which traffic, for how long, and which gates so many requests can decide. Starts and
+    writes nothing.
+
+    Exit codes: 0 it can run, 2 it cannot.
+    """
+    from tailgate.loadtests.experiments.files import check_makeable
+    from tailgate.loadtests.trials.preflight import check_experiment
+    from tailgate.loadtests.trials.trial_schedule import TrialSchedules
+
+    loaded = planned(
+        experiment,
+        settings or (),
+        duration=duration,
+        trace=trace,
+        until_decided=until_decided,
+        at_most=at_most,
+        seed=seed,
+    )
+    check_experiment(loaded)
+    schedule = TrialSchedules.of(loaded).draw(1)
+    check_makeable(Path(out))
+    gates = list(decidable(loaded, schedule))
+    document = {
+        "name": loaded.name,
+        "arms": [arm.name for arm in loaded.arms],
+        "trials": loaded.trials.count,
+        "traffic_s": loaded.trials.count * loaded.traffic.duration_s,
+        "requests": schedule.planned,
+        "can_pass": all(item.decidable for item in gates) if gates else None,
+        "gates": [item._asdict() for item in gates],
+    }
+    stdout.write("\n".join(_words(loaded, schedule, gates)), document, as_json=as_json)
+    return 0
+
+
+def needed_requests(limits: GateLimits, slo: Mapping[str, Any]) -> Iterator[tuple[str, int | None]]:
+    """Yield each kind of estimate with the fewest requests of an arm that can decide it; None: no number can."""
+    from tailgate.analysis.settings.slo_targets import parse_slo
+    from tailgate.analysis.statistics.planning import POWER, TAIL_REQUESTS, requests_for_share
+
+    names = [f"p{100 * quantile:g} {metric.upper()}" for metric in limits.metrics for quantile in limits.quantiles]
+    yield f"latency ({', '.join(names)})", round(TAIL_REQUESTS / (1.0 - limits.quantile))
+    shares = [(f"slo {target.key}", target.allowed_share) for target in parse_slo(slo)]
+    for name, share in [*shares, ("errors", limits.max_error_pct / 100.0)]:
+        if 0.0 < share < 1.0:
+            yield name, requests_for_share(0.0, share, alpha=limits.alpha, power=POWER)
+        else:
+            yield name, 1 if share else None
+
+
+def least_minutes(limits: GateLimits, slo: Mapping[str, Any], *, rate: float, block_s: float, trials: int = 1) -> int:
+    """Return how long each trial sends traffic until all estimates can be decided, at `rate` requests/s to an arm."""
+    requests = max(count for _, count in needed_requests(limits, slo) if count)
+    blocks = max(limits.min_blocks, math.ceil(requests / (0.9 * rate) / block_s))  # arrivals are random
+    return math.ceil((blocks * block_s / trials + limits.cold_s) / 60.0)
+
+
+def decidable(experiment: Experiment, schedule: Schedule) -> Iterator[Gates]:
+    """Yield each kind of gates. Machines, variance and differences near a limit may leave a gate open all the same."""
+    limits, trials, width_s = experiment.gates, experiment.trials.count, _block_s(experiment)
+    if experiment.traffic.arrivals == "saturation":  # its gates are judged at the loads that it finds
+        return
+    for place, (name, needed) in enumerate(needed_requests(limits, experiment.slo)):
+        cold_s = 0.0 if place else limits.cold_s  # of latencies alone
+        requests = requests_of_an_arm(experiment, schedule, after_s=cold_s) * trials
+        blocks = max(0, math.floor((schedule.duration_s - cold_s) / width_s + (0.5 if place else 1e-9))) * trials
+        short = ["no finite run shows that none fails"] if needed is None else []
+        short += [f"{requests:,} of {needed:,} requests an arm"] if needed and requests < needed else []
+        if blocks < limits.min_blocks and not limits.sequential:
+            short.append(f"{blocks} of {limits.min_blocks} blocks")
+        yield Gates(name, not short, ", ".join(short) or f"{requests:,} requests an arm, {needed:,} needed")
+    unseen = [arm.name for arm in experiment.external_arms if not (arm.telemetry.log or arm.telemetry.log_command)]
+    seen = f"by stalls that clients see; arms.{unseen[0]}.telemetry.log would name compiles" if unseen else "counted"
+    yield Gates("compiles and stalls", True, seen)
+
+
+def _block_s(experiment: Experiment) -> float:
+    """Return the seconds of a block as it is judged: with arms that take turns, of one that holds a turn of each."""
+    turns = len(experiment.arms) if experiment.traffic.design == "switchback" else 1
+    return experiment.gates.block_s * turns
+
+
+def requests_of_an_arm(experiment: Experiment, schedule: Schedule, *, after_s: float = 0.0) -> int:
+    """Return how many requests of a trial, due after so many seconds, the arm with the fewest gets."""
+    before = schedule.planned_before(int(after_s * 1e9))
+    planned = [count - before[arm] for arm, count in schedule.planned.items()]
+    weights = [arm.weight for arm in experiment.arms]
+    return min(planned) * min(weights) // sum(weights) if schedule.design == "split" else min(planned)
+
+
+def _words(experiment: Experiment, schedule: Schedule, gates: Sequence[Gates]) -> Iterator[str]:
+    from tailgate.analysis.wording import counted, duration_text
+    from tailgate.loadtests.trials.environment import sees_gpu
+
+    traffic, trials = experiment.traffic, experiment.trials.count
+    rows = []
+    for arm in experiment.arms:
+        if arm.kind == "tailgate":
+            found = "cuda" if sees_gpu() else "cpu"
+            what = f"{arm.preset} on {found if arm.model.device == 'auto' else arm.model.device}"
+        else:
+            what = f"{arm.kind} at {arm.address[0]}"
+        more = f", {counted(arm.replicas, 'replica')}" if arm.replicas > 1 else ""
+        rows.append((arm.name, "control" if arm.control else "candidate", f"{what}{more}"))
+    if experiment.own_arms:
+        rows.append(("model", "", experiment.own_arms[0].model.id))
+    shares = [
+        f"{count:,} to {'every arm' if traffic.design == 'mirrored' else 'all arms together' if arm == '*' else arm}"
+        for arm, count in schedule.planned.items()
+    ]
+    pace = len(schedule) / schedule.duration_s
+    rows.append(("traffic", traffic.design, f"{pace:.3g} requests/s ({traffic.arrivals}), lengths: {traffic.workload}"))
+    rows.append(("requests", "", f"{', '.join(dict.fromkeys(shares))} in a trial"))
+    most = "at most " if experiment.gates.sequential else ""
+    length = f"{most}{duration_text(trials * traffic.duration_s)} of traffic in {counted(trials, 'trial')}"
+    start = ", after the arms have loaded, compiled and warmed up" if experiment.own_arms else ""
+    rows.append(("time", "", f"{length}{start}"))
+    yield f"{experiment.name} can run."
+    yield ""
+    yield from stdout.aligned(rows, left=2)
+    yield ""
+    yield from stdout.aligned(
+        [(item.gates, "can be decided" if item.decidable else "stays open", item.why) for item in gates], left=2
+    )
+    yield ""
+    if not gates:
+        yield "This is a search: it says which load each arm holds within [slo], and judges the arms at that load."
+        return
+    if all(item.decidable for item in gates):
+        yield "This run can PASS or FAIL. Where arms are nearly equal it may end INCONCLUSIVE and say what it lacks."
+        return
+    yield "This run can FAIL or end INCONCLUSIVE, and not PASS."
+    rate = requests_of_an_arm(experiment, schedule) / schedule.duration_s
+    if rate:
+        limits, width_s = experiment.gates, _block_s(experiment)
+        minutes = least_minutes(limits, experiment.slo, rate=rate, block_s=width_s, trials=trials)
+        yield f"A PASS needs --duration {minutes}m."

@@ -1,0 +1,219 @@
+"""`tailgate doctor`: what this machine lacks, and whether it is quiet and steady enough for a verdict."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from importlib import metadata
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, cast
+
+import typer
+
+from tailgate.loadtests.commands.exits import working
+from tailgate.loadtests.commands.options import Json, whole
+from tailgate.servers import stdout
+from tailgate.servers.complaint import ConfigError, not_installed
+
+if TYPE_CHECKING:
+    from tailgate.servers.processes import Child, Measured, Ready
+
+EXAMPLES = """\
+  tailgate doctor
+  tailgate doctor --seconds 60       measure for a minute"""
+
+_PORTS = ((50051, "serve"), (8080, "split"))
+# Figures of servers.reference: name and unit.
+_FIGURES = {
+    "matmul_tflops": ("matrix product", "TFLOP/s"),
+    "read_gb_per_s": ("memory", "GB/s"),
+    "launch_us": ("launch", "µs"),
+    "python_ms": ("Python", "ms"),
+}
+_POLL_S = 0.25
+
+
+class Finding(NamedTuple):
+    """One line: what it is about, how it is, and the remedy. A verdict on latency needs a machine that `carries` it."""
+
+    what: str
+    state: Literal["ok", "warning", "missing"]
+    text: str
+    carries: bool = True
+
+
+def command(
+    seconds: Annotated[
+        int, typer.Option(metavar="N", parser=whole(0, 600), help="How long to measure; 0: not at all.")
+    ] = 10,
+    as_json: Json = False,
+) -> int:
+    """Say what this machine lacks and what it can decide.
+
+    Looks for GPU, compilers, Envoy and free ports. Then measures what the hypervisor and other work take of the
+    processors, and whether the machine keeps one speed. Checks of a run judge the same by the same limits.
+
+    Exit codes: 0 nothing is missing, 1 something is.
+    """
+    found = [*installed(), *(measured(seconds) if seconds else ())]
+    lines = stdout.aligned([(item.state, item.what, item.text) for item in found], left=2)
+    open_by = [item.what for item in found if not item.carries]
+    if open_by:
+        lines += ["", f"A verdict on latency would stay open here: {', '.join(open_by)}. Compiles are counted anyway."]
+    elif seconds:
+        lines += ["", "This machine can carry a verdict on latency, as long as it stays like this."]
+    document = {"findings": [item._asdict() for item in found], "carries_latency": not open_by if seconds else None}
+    stdout.write("\n".join(lines), document, as_json=as_json)
+    return int(any(item.state == "missing" for item in found))
+
+
+def installed() -> Iterator[Finding]:
+    """Look for what a run needs. Nothing is started."""
+    from tailgate.loadtests.monitor.host import cpu_model, shown_gpus
+    from tailgate.loadtests.trials.environment import sees_gpu
+    from tailgate.loadtests.trials.preflight import check_compiler, check_port
+    from tailgate.servers.splitter.envoy import envoy_path
+
+    def tried(what: str, check: Callable[[], object], ok: str = "", hint: str = "") -> Finding:
+        """Return whether `check` raises no ConfigError; with a `hint` it need not."""
+        try:
+            found = check()
+        except ConfigError as error:
+            return Finding(what, "warning" if hint else "missing", hint or str(error))
+        return Finding(what, "ok", ok or str(found))
+
+    gpus, torch, usable = shown_gpus(), "", len(os.sched_getaffinity(0))
+    with suppress(metadata.PackageNotFoundError):
+        torch = metadata.version("torch")
+    blind = " sees no GPU: install the build for CUDA (pytorch.org)" if gpus and "+cpu" in torch else ""
+    few = "" if usable >= 4 else ": arms, splitter and load share them; use 4 or more for latencies on the CPU"
+    hidden = "its driver does not answer: nvidia-smi says why" if sees_gpu() else "none is visible"
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))), None)
+    yield Finding("Python", "ok", platform.python_version())
+    if torch:
+        yield Finding("torch", "warning" if blind else "ok", f"{torch}{blind}")
+    else:
+        yield Finding("torch", "warning", f"{not_installed('torch')}, unless all arms are external")
+    yield Finding("processors", "warning" if few else "ok", f"{usable} of {cpu_model()}{few}")
+    yield from (Finding("GPU", "ok", f"{gpu.name}, driver {gpu.driver}") for gpu in gpus)
+    if not gpus:
+        yield Finding("GPU", "warning", f'{hidden}; arms with model.device = "auto" run on the CPU')
+    yield tried("C++ compiler", check_compiler, os.environ.get("CXX") or "g++")
+    absent: Literal["missing", "warning"] = "missing" if gpus else "warning"
+    yield Finding("C compiler", "ok" if compiler else absent, compiler or "Triton needs one on a GPU: install gcc")
+    yield tried("Envoy", envoy_path)
+    for port, name in _PORTS:
+        check = partial(check_port, port, key="--port")
+        yield tried(
+            f"port {port}", check, f"free for `tailgate {name}`", f"taken: give `tailgate {name}` another --port"
+        )
+
+
+def measured(seconds: float) -> Iterator[Finding]:
+    """Measure the machine twice, each time for half of `seconds`, and what others take of it meanwhile."""
+    import psutil
+
+    from tailgate.analysis.settings.gate_limits import GateLimits
+    from tailgate.loadtests.monitor.host import Host
+    from tailgate.loadtests.trials.machines import REFERENCE_COMMAND, START_TIMEOUT_S
+    from tailgate.loadtests.trials.processes import child_environment
+    from tailgate.servers.processes import Child, Measured, Ready, TemporaryFolder, messages_of
+
+    limits, processors = GateLimits(), Host().probes["cpu_s", "steal_s", "cpus"]
+    clocks: list[tuple[float, Sequence[str]]] = []
+    command = [*REFERENCE_COMMAND, "--device", "auto", "--seconds", f"{seconds / 2:g}"]
+    parse, environment = messages_of(Ready, Measured), child_environment()
+    with TemporaryFolder("tailgate-doctor-") as scratch, working(f"measuring this machine for {seconds:g} s"):
+        log = scratch.path / "reference.log"
+        children = [
+            Child(name, command, log_path=log, environment=environment, commands=True, parse=parse)
+            for name in ("first", "second")
+        ]
+        try:
+            answers = [_answer(child, START_TIMEOUT_S) for child in children]
+            # What both used until now; what ended children used is in os.times().
+            own_s = -sum(os.times()[:4])
+            for child in children:
+                with suppress(psutil.Error):  # it has ended
+                    own_s -= sum(psutil.Process(child.pid).cpu_times()[:2])
+            before = (time.monotonic(), *processors())
+            for place, child in enumerate(children):
+                if isinstance(answers[place], Ready):
+                    child.command("go")
+                    answers[place] = _answer(child, 30.0 + 10.0 * seconds, lambda: clocks.extend(_clock()))
+            after = (time.monotonic(), *processors())
+        finally:
+            for child in children:
+                child.kill()
+    own_s += sum(os.times()[:4])
+    took_s, busy_s, steal_s = (now - then for now, then in zip(after[:3], before[:3], strict=True))
+    capacity_s = took_s * after[3]
+    for what, key, taken_s, remedy in (
+        ("steal", "max_steal_pct", steal_s, "other virtual machines take it: use processors of your own"),
+        ("other work", "max_other_cpu_pct", busy_s - own_s, "end other programs before a run"),
+    ):
+        value, limit = max(0.0, 100.0 * taken_s / capacity_s), getattr(limits, key)
+        text = f"{value:.2g} % of the processors' time, limit {limit:g} % (gates.{key})"
+        yield _limited(what, text, remedy, fine=value <= limit)
+    yield _speed(answers, limits.max_machine_drift)
+    yield _clocks(clocks)
+
+
+def _limited(what: str, text: str, remedy: str, *, fine: bool) -> Finding:
+    return Finding(what, "ok", text) if fine else Finding(what, "warning", f"{text}: {remedy}", carries=False)
+
+
+def _answer(child: Child, limit_s: float, poll: Callable[[], object] = lambda: None) -> Ready | Measured | str:
+    """Wait for the next message of a reference, and poll meanwhile; a text is why none comes."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        messages, ended = child.receive(_POLL_S)
+        if messages:
+            return cast("Ready | Measured", messages[0])
+        if ended is not None:
+            return f"the reference {child.ending(ended, 1)}"
+        poll()
+    return f"the reference took over {limit_s:g} s"
+
+
+def _speed(answers: Sequence[Ready | Measured | str], limit: float) -> Finding:
+    """Return whether both measurements agree."""
+    faults = [answer if isinstance(answer, str) else getattr(answer, "error", None) for answer in answers]
+    if why := next(filter(None, faults), None):
+        return _limited("speed", f"not measured: {why}", "end other work", fine=False)
+    first, second = (cast("Measured", answer).values for answer in answers)
+    shown = ", ".join(f"{name} {second[key]:.3g} {unit}" for key, (name, unit) in _FIGURES.items())
+    drift, worst = max((abs(second[key] / first[key] - 1.0), name) for key, (name, _) in _FIGURES.items())
+    text = f"{second['device']}: {shown}; {worst} changed most from one measurement to the next, by {100 * drift:.2g} %"
+    text += f", limit {100 * limit:g} % (gates.max_machine_drift)"
+    return _limited("speed", text, "end other work, or use a machine of your own", fine=drift <= limit)
+
+
+def _clock() -> Iterator[tuple[float, Sequence[str]]]:
+    """Yield the clock in MHz of the first GPU, and what holds it back, or that of the processors; or nothing."""
+    import psutil
+
+    from tailgate.loadtests.monitor.gpus import visible_cards
+
+    with suppress(Exception):  # no library, no driver, or a broken one
+        import pynvml
+
+        for card in visible_cards(pynvml, os.environ)[:1]:
+            yield card.probes["sm_mhz"](), card.probes["throttle"]()
+            return
+    with suppress(Exception):  # a machine that shows none
+        yield psutil.cpu_freq().current, ()
+
+
+def _clocks(clocks: Sequence[tuple[float, Sequence[str]]]) -> Finding:
+    """Return the range of the clock, and what held it back but for the power cap, which is usual under full load."""
+    from tailgate.analysis.run.machine_records import POWER_CAP, THROTTLES
+
+    speeds = [mhz for mhz, _ in clocks]
+    text = f"{min(speeds):,.0f} to {max(speeds):,.0f} MHz under load" if speeds else "not shown by this machine"
+    held = sorted({THROTTLES[name] for _, names in clocks for name in names if name in THROTTLES and name != POWER_CAP})
+    return _limited("clock", f"{text}{', held back by ' * bool(held)}{', '.join(held)}", "cool the card", fine=not held)
