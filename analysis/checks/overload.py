@@ -1,7 +1,7 @@
 """Whether the arms were offered more than they can serve: what they left undone grew through a whole trial.
 
 The trial is cut into windows. A burst or a stall raises the fewest requests under way, or turned away, in one window or
-two; overload raises this floor from window to window (docs/method.md, "Overload").
+two; overload raises this floor from window to window (docs/explanation/method.md, "Overload").
 """
 
 from __future__ import annotations

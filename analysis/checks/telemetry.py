@@ -193,7 +193,7 @@ BLIND = Rule(
     sees="torch or Triton did not report a test compile at the start of a replica.",
     find=_blind,
     says="The arm's record of compiles is incomplete: {}.",
-    remedy="Use a version of torch and Triton that docs/arms.md names, or a tailgate that reads this one.",
+    remedy="Use a version of torch and Triton that docs/explanation/arms.md names, or a tailgate that reads this one.",
     opens=("recompile",),
 )
 

@@ -54,7 +54,7 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     failed = [arm for arm, verdict in judgement.verdicts.items() if verdict == FAIL]
     shipped = to_ship(frontier, objective_of(run), out=out, failed=failed)
     if whole:
-        shipped.insert(0, f"No load can be stated, because checks failed: {', '.join(whole)}.")
+        shipped.insert(0, f"No load is known, because checks failed: {', '.join(whole)}.")
     rollout = Rollout.recorded(mapping(run.records.experiment.get("rollout")))
     target = latency_target(run)
     gated = search.get("gated", True) is not False
@@ -104,7 +104,7 @@ def _of_gates(run: Run, judgement: Judgement, out: Collection[str], *, gated: bo
 
 def _of_blocked(blocked: tuple[str, list[str]]) -> str:
     arm, checks = blocked
-    return f"No load can be stated for {arm}, because checks failed: {', '.join(checks)}."
+    return f"No load is known for {arm}, because checks failed: {', '.join(checks)}."
 
 
 def error_of(alpha: float, disturbed: list[str]) -> str:

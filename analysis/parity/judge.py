@@ -1,7 +1,8 @@
 """Whether arms compute the same: greedy tokens against the control's, logits against a float64 reference.
 
 Arms with quantised weights compute with other numbers than the control's. They are judged by what they lose on texts,
-and by whether their error is even over all sizes. docs/parity.md derives the limits. Nothing is run or read here.
+and by whether their error is even over all sizes. docs/explanation/parity.md derives the limits. Nothing is run or read
+here.
 """
 
 from __future__ import annotations

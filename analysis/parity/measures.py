@@ -1,7 +1,7 @@
 """How far logits are from a float64 reference, position by position, and how much of it noise can be.
 
 All arms were fed the same prompts and the same continuations (teacher forcing), so row i of every matrix of logits
-answers the same question. docs/parity.md derives the limits.
+answers the same question. docs/explanation/parity.md derives the limits.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ EVENT_MEANINGS: Final[Mapping[str, str]] = {
     "graph_capture": "A CUDA graph was recorded.",
     "autotune": "Kernels were benchmarked when first run.",
     "limit_hit": "The recompile limit was reached.",
-    "jit": "A compiler beside torch's made or tuned a kernel: Triton, or another that reports it.",
+    "jit": "A compiler other than torch's made or tuned a kernel: Triton, or another that reports it.",
     "background_compile": "A compile on another thread; no request waited.",
     "eager_fallback": "A step of a compiled arm began to run as plain Python.",
 }

@@ -96,7 +96,7 @@ class GateLimits(Settings):
     sequential: bool = False
     """Decide gates by interim analyses, and end the run when every arm is decided. `--until-decided` sets it."""
     restart_spread: float = Field(default=RESTART_SPREAD, ge=0.0, le=1.0)
-    """Assumed standard deviation of log latency between fresh starts of one arm. It counts as four starts beside the
+    """Assumed standard deviation of log latency between fresh starts of one arm. It counts as four starts next to the
     run's own."""
     tuning_spread: float = Field(default=TUNING_SPREAD, ge=0.0, le=1.0)
     """Assumed standard deviation of log latency, in addition, between compiles that tune kernels by timing them. 0

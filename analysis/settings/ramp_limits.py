@@ -18,7 +18,7 @@ class RampLimits(Settings):
     """`experiment` sends the traffic of the experiment. `none` uses production traffic, and `[users]` says where it
     flows."""
     candidate: str = ""
-    """Arm that traffic moves to. Default: the only arm beside the control."""
+    """Arm that traffic moves to. Default: the only arm besides the control."""
     steps: Annotated[tuple[Annotated[float, Field(ge=0.01, le=100.0)], ...], Listed] = (1.0, 5.0, 25.0, 50.0, 100.0)
     """Percent of the traffic, rising to 100."""
     step_s: float = Field(default=300.0, ge=1.0, le=86_400.0)

@@ -40,7 +40,7 @@ def command(
     if not report.is_file():
         raise ConfigError(f'"{report}" does not exist: `tailgate analyze {report.parent}` writes it')
     opened = _opened(report.resolve().as_uri())
-    hint = "" if opened else "\nno browser here: copy the file to where one is; report.md beside it is plain text"
+    hint = "" if opened else "\nno browser here: copy the file to where one is; report.md next to it is plain text"
     stdout.write(f"{report}{hint}", {"report": str(report), "opened": opened}, as_json=as_json)
     return 0
 

@@ -10,9 +10,9 @@ from markdown_it.token import Token
 from tests.docs.commands import pages
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "where.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "contributing" / "where.md").read_text(encoding="utf-8")
 
-DESIGN = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+DESIGN = (ROOT / "docs" / "contributing" / "architecture.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| (?:`([\w.]+)/?`)? ?\|([^|]*)\|", re.M)
 
 

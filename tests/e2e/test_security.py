@@ -1,4 +1,4 @@
-"""Secrets and sockets: no secret is written, and sockets listen where docs/security.md says."""
+"""Secrets and sockets: no secret is written, and sockets listen where docs/how-to/security.md says."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ SOCKET = "a Unix socket"
 
 
 def table() -> dict[str, str]:
-    """Return the sockets and their default addresses in "What listens where" of docs/security.md."""
-    text = (ROOT / "docs" / "security.md").read_text()
+    """Return the sockets and their default addresses in "What listens where" of docs/how-to/security.md."""
+    text = (ROOT / "docs" / "how-to" / "security.md").read_text()
     section = text.partition("## What listens where")[2].partition("\n## ")[0]
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("|")]
     assert cells[0][:2] == ["what", "by default"]

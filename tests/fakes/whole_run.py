@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,11 @@ def requests(run_dir: Path, trial: str = "trial-*") -> list[dict[str, Any]]:
 
 
 def children_of_this_process() -> set[str]:
-    return {child for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()}
+    found: set[str] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # the thread has ended since
+            found.update((task / "children").read_text().split())
+    return found
 
 
 def locust_command(*arguments: str) -> list[str]:

@@ -196,7 +196,7 @@ def test_an_arm_that_does_not_start_is_left_out_and_the_search_goes_on(tmp_path:
 
 def blocked(frontier: dict[str, Any]) -> list[str]:
     """What the answer says of loads that checks leave open."""
-    return [line for line in frontier["answer"] if line.startswith("No load can be stated for")]
+    return [line for line in frontier["answer"] if line.startswith("No load is known for")]
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_an_arm_that_was_never_started_does_not_block_the_others(tmp_path: Path)
 def test_an_arm_that_differs_in_more_than_its_policy_blocks_itself_alone(judged: dict[str, Any], copied: Path) -> None:
     configure(copied, lambda arm: {"model": {"dtype": "float16" if arm == "padded" else "float32"}})
     frontier = analyze(copied)["frontier"]
-    assert blocked(frontier) == ["No load can be stated for padded, because checks failed: comparable."]
+    assert blocked(frontier) == ["No load is known for padded, because checks failed: comparable."]
     before = {row["arm"]: row["steps"] for row in judged["frontier"]["arms"]}
     assert {row["arm"]: row["steps"] for row in frontier["arms"]} == {**before, "padded": 0}
 
