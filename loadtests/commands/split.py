@@ -26,7 +26,7 @@ from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from tailgate.servers.splitter.kubernetes import grpc_route_manifest
 
 EXAMPLES = """\
-  tailgate split --arm eager=127.0.0.1:50051 --arm compiled-padded=127.0.0.1:50052,127.0.0.1:50053 \
+  tailgate split --arm eager=127.0.0.1:50051 --arm compiled-padded=127.0.0.1:50052,127.0.0.1:50053 \\
                  --weight eager=90,compiled-padded=10 --port 8080 --admin-port 9901
   tailgate split --admin 127.0.0.1:9901 --weight eager=50,compiled-padded=50
   tailgate split --arm eager=127.0.0.1:50051 --arm compiled-padded=127.0.0.1:50052 --shadow compiled-padded=25%
