@@ -110,7 +110,7 @@ FEW = {"many": 23, "answers": 58}
         (pressed((0, 90)), False, "from 0 to 90 s"),
         (pressed((95, 100), start_s=90), True, ""),
         (pressed((97, 100), start_s=90), False, "from 97 to 100 s"),
-        (pressed(processors=1), False, "not what was asked for"),
+        (pressed(processors=1), False, "not what [pressure] asks for"),
         (pressed(end_ns=None), False, "not recorded"),
         (pressed(error="no memory"), False, "trial 1: no memory"),
     ],
