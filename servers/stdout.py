@@ -59,6 +59,8 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
     from rich.table import Table
     from rich.text import Text
 
+    if not rows:
+        return []
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for column in range(len(rows[0])):
         is_left = column < left or column == len(rows[0]) - 1

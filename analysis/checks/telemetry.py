@@ -277,6 +277,6 @@ COMPILED = Rule(
     sees="An arm asks for compiling, and a replica or a kind of step ran no compiled code.",
     find=_compiled,
     says="An arm with compile.enabled ran no compiled code: {}.",
-    remedy="See its graph breaks with `tailgate inspect`, or set compile.enabled = false.",
+    remedy="See its graph breaks with tailgate inspect, or set compile.enabled = false.",
     opens=(*ESTIMATES, "recompile"),
 )

@@ -109,10 +109,13 @@ def _of_blocked(blocked: tuple[str, list[str]]) -> str:
 
 def error_of(alpha: float, disturbed: list[str]) -> str:
     """Say by which chance any statement on loads is wrong, and which checks saw the machines disturbed."""
-    chance = f"All statements on loads hold together with {digits(100.0 * (1.0 - alpha))} % confidence"
+    confidence = f"hold together with {digits(100.0 * (1.0 - alpha))} % confidence"
     if not disturbed:
-        return f"{chance}."
-    return f"{chance} for machines as disturbed as these ({', '.join(disturbed)}: see the checks)."
+        return f"All statements on loads {confidence}."
+    return (
+        f"All statements on loads are of machines that were disturbed ({', '.join(disturbed)}: see the checks). On "
+        f"undisturbed machines they would {confidence}."
+    )
 
 
 def _ended(search: Mapping[str, Any]) -> str:

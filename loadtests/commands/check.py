@@ -97,8 +97,15 @@ def needed_requests(limits: GateLimits, slo: Mapping[str, Any]) -> Iterator[tupl
 def least_minutes(limits: GateLimits, slo: Mapping[str, Any], *, rate: float, block_s: float, trials: int = 1) -> int:
     """Return how long each trial sends traffic until all estimates can be decided, at `rate` requests/s to an arm."""
     requests = max(count for _, count in needed_requests(limits, slo) if count)
-    blocks = max(limits.min_blocks, math.ceil(requests / (0.9 * rate) / block_s))  # arrivals are random
-    return math.ceil((blocks * block_s / trials + limits.cold_s) / 60.0)
+    least = max(_least_blocks(limits, name) for name, _ in needed_requests(limits, slo))
+    blocks = max(least, math.ceil(requests / (0.9 * rate) / block_s))  # arrivals are random
+    return math.ceil((math.ceil(blocks / trials) * block_s + limits.cold_s) / 60.0)
+
+
+def _least_blocks(limits: GateLimits, name: str) -> int:
+    from tailgate.analysis.statistics.share_evidence import BLOCKS_FOR_PASS
+
+    return max(limits.min_blocks, BLOCKS_FOR_PASS) if name.startswith("slo p") else limits.min_blocks
 
 
 def decidable(experiment: Experiment, schedule: Schedule) -> Iterator[Gates]:
@@ -112,10 +119,12 @@ def decidable(experiment: Experiment, schedule: Schedule) -> Iterator[Gates]:
         blocks = max(0, math.floor((schedule.duration_s - cold_s) / width_s + (0.5 if place else 1e-9))) * trials
         short = ["no finite run shows that none fails"] if needed is None else []
         short += [f"{requests:,} of {needed:,} requests an arm"] if needed and requests < needed else []
-        if blocks < limits.min_blocks and not limits.sequential:
-            short.append(f"{blocks} of {limits.min_blocks} blocks")
+        if blocks < (least := _least_blocks(limits, name)) and not limits.sequential:
+            short.append(f"{blocks} of {least} blocks")
         yield Gates(name, not short, ", ".join(short) or f"{requests:,} requests an arm, {needed:,} needed")
-    unseen = [arm.name for arm in experiment.external_arms if not (arm.telemetry.log or arm.telemetry.log_command)]
+    # A candidate first: its compiles are what the gates ask for.
+    external = sorted(experiment.external_arms, key=lambda arm: arm.control)
+    unseen = [arm.name for arm in external if not (arm.telemetry.log or arm.telemetry.log_command)]
     seen = f"by stalls that clients see; arms.{unseen[0]}.telemetry.log would name compiles" if unseen else "counted"
     yield Gates("compiles and stalls", True, seen)
 
@@ -165,19 +174,21 @@ def _words(experiment: Experiment, schedule: Schedule, gates: Sequence[Gates]) -
     yield ""
     yield from stdout.aligned(rows, left=2)
     yield ""
+    if not gates:
+        yield "This is a search: it says which load each arm holds within [slo], and judges the arms at that load."
+        return
     yield from stdout.aligned(
         [(item.gates, "can be decided" if item.decidable else "stays open", item.why) for item in gates], left=2
     )
     yield ""
-    if not gates:
-        yield "This is a search: it says which load each arm holds within [slo], and judges the arms at that load."
-        return
     if all(item.decidable for item in gates):
         yield "This run can PASS or FAIL. Where arms are nearly equal it may end INCONCLUSIVE and say what it lacks."
         return
     yield "This run can FAIL or end INCONCLUSIVE, and not PASS."
     rate = requests_of_an_arm(experiment, schedule) / schedule.duration_s
-    if rate:
+    if impossible := [name for name, needed in needed_requests(experiment.gates, experiment.slo) if needed is None]:
+        yield f"No length of it can PASS: {', '.join(impossible)} allows no miss."
+    elif rate:
         limits, width_s = experiment.gates, _block_s(experiment)
         minutes = least_minutes(limits, experiment.slo, rate=rate, block_s=width_s, trials=trials)
-        yield f"A PASS needs --duration {minutes}m."
+        yield f"A PASS needs at least --duration {minutes}m."

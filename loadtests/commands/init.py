@@ -24,6 +24,7 @@ EXAMPLES = """\
 
 _PROMPT_TOKENS, _NEW_TOKENS = 1024, 256
 _TURN_S = 10.0
+_GENERATES = ("CausalLM", "LMHead", "ForConditionalGeneration")  # in the names of architectures
 _LEAST, _LARGEST = 1e-3, 1e6
 
 
@@ -70,13 +71,14 @@ def command(
     it writes the JSON Schema by which editors complete and check settings.
     """
     from tailgate.loadtests.experiments.files import check_makeable
+    from tailgate.loadtests.experiments.model import SCHEMA_ID
     from tailgate.loadtests.experiments.reading import SCHEMA, from_table, write_schema
     from tailgate.loadtests.experiments.toml_limits import parse_toml
     from tailgate.loadtests.trials.preflight import check_model
     from tailgate.servers.presets import check_name
 
     target, urls = Path(path), url or []
-    if target.exists():
+    if target.exists() or target.is_symlink():
         raise ConfigError(f'PATH "{path}" exists: give another, or remove it')
     check_makeable(target.parent, "PATH")
     try:
@@ -97,9 +99,12 @@ def command(
         p99_ms = _asked(None, "--p99-ms", "p99 TTFT in ms that users accept, or none", "none", _objective)
     text = written(path, model, urls, rate, p99_ms)
     from_table(parse_toml(text, path))
+    schema = target.parent / SCHEMA
+    if schema.exists() and (not schema.is_file() or SCHEMA_ID not in schema.read_text(errors="replace")):
+        raise ConfigError(f'"{schema}" is not the schema of tailgate: give PATH in another folder')
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(text, encoding="utf-8")
     write_schema(target.parent)
+    target.write_text(text, encoding="utf-8")
     words = f"wrote {path}, and {SCHEMA} for editors\nnext: tailgate check {path}"
     stdout.write(words, {"experiment": path, "schema": str(target.parent / SCHEMA)}, as_json=as_json)
     return 0
@@ -178,7 +183,9 @@ def _facts_of(model: str) -> tuple[bool, int]:
         if path.is_file():
             config = json.loads(path.read_text(encoding="utf-8"))
         known = config.get("architectures") or ["CausalLM"]
-        encoder = name in RANDOM_ENCODERS or not any("CausalLM" in one or "LMHead" in one for one in known)
-        return encoder, int(config.get("max_position_embeddings") or _PROMPT_TOKENS + _NEW_TOKENS)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        encoder = name in RANDOM_ENCODERS or not any(kind in one for one in known for kind in _GENERATES)
+        positions = int(config.get("max_position_embeddings") or _PROMPT_TOKENS + _NEW_TOKENS)
+        # RoBERTa counts two positions that hold no token: 514 for 512.
+        return encoder, positions - positions % 8 if encoder else positions
+    except (OSError, OverflowError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f'--model "{model}": {path} cannot be read ({error}): give a model\'s folder') from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,7 +77,11 @@ def set_option(example: str) -> Any:
 
 def experiments(incomplete: str) -> list[str]:
     """Return the built-in experiments, files and folders that a shell completes the word with."""
-    paths = [*Path().glob(f"{incomplete}*.toml"), *(path for path in Path().glob(f"{incomplete}*/"))]
+    folder, _, start = incomplete.rpartition("/")
+    paths: list[Path] = []
+    with suppress(OSError):
+        paths = sorted(path for path in Path(f"{folder}/" if "/" in incomplete else ".").iterdir())
+    paths = [path for path in paths if path.name.startswith(start) and (path.suffix == ".toml" or path.is_dir())]
     names = [name for name in builtin_names() if name.startswith(incomplete)]
     return [*names, *(f"{path}/" if path.is_dir() else str(path) for path in paths)]
 

@@ -71,6 +71,8 @@ def judge_run(
             line = {key: value for key, value in line.items() if key not in ("headline", "arms", "needed_s")}
             line["verdict"] = None
         line |= {"answer": frontier["answer"]}
-    text = verdict_table(summary, width=stdout.columns(), experiment=str(run_dir / "experiment.toml"))
+    experiment = run_dir / "experiment.toml"  # runs that are judged as one have none in common
+    name = str(experiment) if experiment.is_file() else experiment.name
+    text = verdict_table(summary, width=stdout.columns(), experiment=name)
     stdout.write(f"{text}\nreport: {report}", line, as_json=as_json)
     return code

@@ -22,6 +22,8 @@ from tailgate.servers.config import ArmConfig, EngineConfig, ModelConfig, Name, 
 from tailgate.servers.fields import DEFAULT, Listed, Settings
 from tailgate.servers.presets import Preset
 
+SCHEMA_ID = "urn:tailgate:schema:experiment"
+
 
 class OwnArm(ArmConfig):
     """A managed arm: tailgate starts it. Its policy, control, weight and replicas."""
@@ -279,7 +281,7 @@ class _Plain(GenerateJsonSchema):
 def json_schema() -> str:
     """Return the schema of what a file may hold. Whether all of it fits together, `tailgate run` says."""
     schema = Experiment.model_json_schema(mode="validation", schema_generator=_Plain)
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "urn:tailgate:schema:experiment"}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID}
     return json.dumps(_described(head | schema), indent=1, ensure_ascii=False) + "\n"
 
 

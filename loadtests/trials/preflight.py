@@ -31,6 +31,7 @@ _TORCH_S = 120.0
 
 def check_experiment(experiment: Experiment) -> None:
     """Raise ConfigError where this machine lacks what the experiment needs, as far as is known before a start."""
+    check_installed("locust")
     for arm in experiment.own_arms:
         check_arm(arm.config)
     if experiment.parity.full:

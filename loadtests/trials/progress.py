@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tailgate.loadtests.trials.status import Status
+from tailgate.servers.complaint import printable
 
 PLAIN_EVERY_S = 5.0
 VERBOSE_EVERY_S = 1.0
@@ -171,13 +172,16 @@ class Display:
     def _print_logs(self, run_dir: Path) -> None:
         """Print the whole lines that the logs in `run_dir` have got since the last call."""
         for path in sorted(run_dir.rglob("*.log")):
-            with path.open("rb") as file:
-                file.seek(self._logged.get(path, 0))
-                text = file.read()
+            try:
+                with path.open("rb") as file:
+                    file.seek(self._logged.get(path, 0))
+                    text = file.read()
+            except OSError:  # the next call reads it
+                continue
             text = text[: text.rfind(b"\n") + 1]
             self._logged[path] = self._logged.get(path, 0) + len(text)
             for line in text.decode(errors="replace").splitlines():
-                print(f"{path.stem}: {line}", file=self._stream, flush=True)
+                print(printable(f"{path.stem}: {line}"), file=self._stream, flush=True)
 
 
 def _clock(seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -68,10 +68,26 @@ def load_model(model: ModelConfig) -> nn.Module:
         with torch.device(device):
             loaded: Any = architecture.from_config(config, dtype=dtype, attn_implementation=implementation)
     else:
-        loaded = architecture.from_pretrained(model.id, dtype=dtype, attn_implementation=implementation)
+        loaded, found = architecture.from_pretrained(
+            model.id, dtype=dtype, attn_implementation=implementation, output_loading_info=True
+        )
+        check_weights(model, found["missing_keys"])
     module: nn.Module = loaded.to(device).eval().requires_grad_(False)
     quantise(module, model)
     return module
+
+
+def check_weights(model: ModelConfig, missing: Collection[str]) -> None:
+    """Raise ConfigError if parameters are `missing` from the weights, since transformers draws them at random.
+
+    An encoder's pooler may be missing: its output is not used.
+    """
+    lacking = sorted(name for name in missing if not (model.embeds and name.startswith("pooler.")))
+    if lacking:
+        raise ConfigError(
+            f'model.id is "{model.id}", whose weights lack {len(lacking)} parameters of its config.json, such as '
+            f"{lacking[0]}: give a folder whose config and weights belong together"
+        )
 
 
 def _architecture(model: ModelConfig) -> Any:

@@ -190,7 +190,7 @@ def job(folder: Path, code: int, leaves: str = JUDGED, **changed: str) -> tuple[
     [
         (0, JUDGED, {}, True, "PASS"),
         (99, JUDGED, {}, False, "FAIL"),
-        (3, JUDGED, {}, False, "INCONCLUSIVE"),
+        (3, JUDGED, {}, False, "::error::INCONCLUSIVE"),
         (3, JUDGED, {"HOLD_WHEN_INCONCLUSIVE": "0"}, True, "::warning::INCONCLUSIVE"),
         (1, JUDGED, {}, False, "broke (exit code 1)"),
         (1, BROKEN, {}, False, "::error::the run itself broke (exit code 1)\n"),

@@ -219,7 +219,7 @@ def test_a_search_that_shows_nothing_promises_nothing() -> None:
 
 def test_the_last_sentence_states_the_error_and_what_disturbed_the_machines() -> None:
     assert error_of(0.05, []) == "All statements on loads hold together with 95 % confidence."
-    assert "disturbed as these (machine speed: see the checks)" in error_of(0.05, ["machine speed"])
+    assert "disturbed (machine speed: see the checks)" in error_of(0.05, ["machine speed"])
 
 
 def test_the_gpus_for_a_load_span_what_each_arm_may_hold() -> None:

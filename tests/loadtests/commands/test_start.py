@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tomllib
 from pathlib import Path
@@ -15,6 +16,7 @@ from tailgate.analysis.checks.table import RULES
 from tailgate.analysis.summary.summary import analyze
 from tailgate.loadtests.commands import doctor
 from tailgate.loadtests.commands.main import main
+from tailgate.loadtests.commands.options import experiments
 from tailgate.loadtests.commands.run import planned
 from tailgate.loadtests.experiments.files import builtin_names, description
 from tailgate.loadtests.experiments.model import Experiment
@@ -72,7 +74,9 @@ def test_what_init_writes_is_checked_and_can_pass(
     [
         ({"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 512}, ("= 384", "= 128", "conversation")),
         ({"architectures": ["BertModel"], "max_position_embeddings": 512}, ("= 512", '"embed"', "p99_e2e_ms")),
+        ({"architectures": ["RobertaModel"], "max_position_embeddings": 514}, ("= 512", '"embed"')),
         ({"max_position_embeddings": "many"}, ()),
+        ({"max_position_embeddings": math.inf}, ()),
         ([], ()),
     ],
 )
@@ -121,18 +125,61 @@ def test_init_asks_at_a_terminal_for_what_no_option_gives(
         (("a b.toml", "--model", "random:tiny"), ('PATH "a b.toml"', "letters")),
         (("there.toml/a.toml", "--model", "random:tiny", "--rate", "1"), ('"there.toml" is no folder',)),
         (("there.toml",), ('"there.toml" exists', "give another")),
+        (
+            ("foreign/a.toml", "--model", "random:tiny", "--rate", "4"),
+            ("experiment.schema.json", "not the schema of tailgate", "another folder"),
+        ),
     ],
 )
 def test_init_refuses_in_one_line(
     words: tuple[str, ...], expected: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("there.toml").touch()
+    Path("foreign").mkdir()
+    Path("foreign/experiment.schema.json").write_text("{}")
     message = refused(capsys, "init", *words)
     assert all(word in message for word in expected), message
-    assert [path.name for path in Path().iterdir()] == ["there.toml"]
+    assert sorted(str(path) for path in Path().rglob("*")) == [
+        "foreign",
+        "foreign/experiment.schema.json",
+        "there.toml",
+    ]
 
 
 # --- check ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted({*builtin_names()} - {"h200", "minilm"}))
+def test_check_describes_every_built_in_experiment(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tailgate.loadtests.trials.preflight.check_experiment", lambda experiment: None)
+    code, _, out = run_command(capsys, "check", name)
+    assert (code, out.splitlines()[0]) == (0, f"{load(name).name} can run.")
+
+
+@pytest.mark.parametrize(("trials", "block_s"), [(8, 60.0), (7, 45.0)])
+def test_the_length_that_check_names_suffices_with_several_trials(
+    trials: int, block_s: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ("--set", f"trials.count={trials}", "--set", f"gates.block_s={block_s}")
+    _, _, out = run_command(capsys, "check", "demo", *settings)
+    duration = out.split("--duration ")[1].strip().rstrip(".")
+    assert run_command(capsys, "check", "demo", *settings, "--duration", duration, "--json")[1]["can_pass"]
+
+
+def test_check_names_no_length_where_none_can_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, out = run_command(capsys, "check", "demo", "--set", "slo.error_pct=0")
+    assert "No length of it can PASS: slo error_pct allows no miss." in out
+
+
+def test_a_shell_completes_relative_and_absolute_paths(tmp_path: Path) -> None:
+    Path("mine.toml").touch()
+    Path("folder").mkdir()
+    assert experiments("mi") == ["minilm", "mine.toml"]
+    assert experiments("fo") == ["folder/"]
+    assert experiments(f"{tmp_path}/mi") == [f"{tmp_path}/mine.toml"]
+    assert experiments("/nowhere/x") == experiments("**x") == []
 
 
 def test_check_says_how_long_a_run_must_be_that_can_decide_latency(capsys: pytest.CaptureFixture[str]) -> None:

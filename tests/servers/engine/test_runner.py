@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -279,6 +281,17 @@ def test_an_arm_warmed_by_one_request_recompiles_while_serving_and_says_why(reco
         assert "size mismatch" in event.reason
         assert event.shape.startswith(("prefill ", "decode "))
     assert_greedy_like_generate(runner, jobs)
+
+
+def test_weights_that_lack_parameters_of_their_config_are_refused(tmp_path: Path) -> None:
+    model: Any = load_model(PLAIN)
+    model.save_pretrained(tmp_path)
+    saved = PLAIN.replace(id=str(tmp_path))
+    assert torch.equal(load_model(saved).state_dict()["lm_head.weight"], model.state_dict()["lm_head.weight"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3, "layer_types": None}))
+    with pytest.raises(ConfigError, match=r"lack \d+ parameters of its config.json, such as model\.layers\.2\."):
+        load_model(saved)
 
 
 def test_the_linear_layers_of_the_blocks_alone_are_quantised() -> None:
