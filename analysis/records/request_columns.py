@@ -348,10 +348,12 @@ def first_rows(ids: Hashes) -> Ints:
     order = np.argsort(part, kind="stable").astype(np.int32)
     ordered = ids[order]
     ends = np.cumsum(np.bincount(part, minlength=1 << bits)).tolist()
+    del part
     for begin, end in pairwise((0, *ends)):
         inside = np.argsort(ordered[begin:end])
         order[begin:end], ordered[begin:end] = order[begin:end][inside], ordered[begin:end][inside]
     starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    del ordered
     first = np.empty(len(ids), dtype=np.int32)
     first[order] = np.repeat(np.minimum.reduceat(order, starts), np.diff(starts, append=len(ids)))
     first[ids == 0] = -1

@@ -147,18 +147,22 @@ def _server(requests: Requests, trial: int, arm: int, replica: int, rows: Ints) 
     answered, some = ok & (first > 0), _some(len(rows))
     wait_s = _quartile_s((first[some] - sent[some])[answered[some]])
     gap_s = _quartile_s((end[some] - first[some])[(answered & (end > first))[some]])
-    # A stable sort is fast, since the times are nearly in order.
-    begun, ended = (np.sort(times, kind="stable") for times in (np.where(first > 0, first, end), end))
+    begun, ended = np.where(first > 0, first, end), end.copy()
+    for times in (begun, ended):
+        times.sort(kind="stable")  # fast, since they are nearly in order
     # What a client gave up on is no sign of its server.
-    signs = _signs(begun if (first > 0).all() else np.sort(first[first > 0]), ended if ok.all() else np.sort(end[ok]))
-    fine = windows_of(())
+    answers = begun if (first > 0).all() else np.sort(first[first > 0])
+    finishes = ended if ok.all() else np.sort(end[ok])
     tokens = requests.gap_offsets[rows + 1] - requests.gap_offsets[rows] if len(requests.gaps_ms) else rows[:0]
+    if tokens.any():
+        several = answered & (tokens > 0) & (end > first)
+        gap_s = _quartile_s((end - first)[several] / tokens[several])
+    del first, end
+    signs, fine = _signs(answers, finishes), windows_of(())
     if tokens.any():
         silent = np.flatnonzero(np.diff(signs) >= FLOOR_NS // 2)
         fine = Windows(start_ns=signs[silent], end_ns=signs[silent + 1])
         signs = _signs(signs, np.sort(_tokens_within(requests, rows[tokens > 0], fine)))
-        several = answered & (tokens > 0) & (end > first)
-        gap_s = _quartile_s((end - first)[several] / tokens[several])
     return Server(
         arm=arm,
         trial=trial,
@@ -192,7 +196,11 @@ def _signs(*times: Ints) -> Ints:
     places = (own // TOGETHER_NS for own in times)
     ends = (np.append(place[1:] != place[:-1], True)[: place.size] for place in places)
     last = [own[end] for own, end in zip(times, ends, strict=True)]
-    return last[0] if len(last) == 1 else _signs(np.sort(np.concatenate(last)))
+    if len(last) == 1:
+        return last[0]
+    merged = np.concatenate(last)
+    merged.sort()
+    return _signs(merged)
 
 
 def _tokens_within(requests: Requests, rows: Ints, windows: Windows) -> Ints:
@@ -206,8 +214,11 @@ def _tokens_within(requests: Requests, rows: Ints, windows: Windows) -> Ints:
 
 def _integral(times_ns: Ints, start_ns: Ints, end_ns: Ints) -> Floats:
     """Return the number of times passed, integrated from each `start_ns` to its `end_ns`, in s."""
-    since = (times_ns - times_ns[0]) / 1e9
-    before = np.append(0.0, np.cumsum(since, out=since))
+    before = np.zeros(len(times_ns) + 1)
+    since = before[1:]
+    np.subtract(times_ns, times_ns[0], out=since)
+    since /= 1e9
+    np.cumsum(since, out=since)
 
     def upto(at_ns: Ints) -> Floats:
         passed = np.searchsorted(times_ns, at_ns, side="right")

@@ -26,6 +26,8 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
     requests = run.requests
     own = run.of_arm(arm)
     usable = own & run.usable
+    steady = run.steady(usable, (arm,))
+    metrics = _metrics(run, usable)
     completed = int((own & requests.ok).sum())
     failed = int((own & requests.failed).sum())
     tokens = int(requests.output_tokens[usable].sum())
@@ -42,8 +44,8 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
         "request_rate": rate(int(usable.sum())),
         "output_token_rate": rate(tokens) if run.seconds > 0 and not run.embeds else None,
         "goodput_rps": rate(int((meets_all(requests, run.targets) & usable).sum())) if run.targets else None,
-        "metrics": _metrics(run, usable),
-        "steady": _metrics(run, run.steady(usable, (arm,))),
+        "metrics": metrics,
+        "steady": metrics if np.array_equal(steady, usable) else _metrics(run, steady),
         "cold": _metrics(run, usable & run.cold),
         "external": _external_row(run, arm),
         "compile": _compile_row(run, arm, judgement.facts[arm]),
