@@ -1,7 +1,8 @@
-"""The kinds of NumPy arrays that analysis counts with, in as many bits as the numbers need."""
+"""The kinds of NumPy arrays that analysis counts with, and functions that process them in parts to save memory."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,35 @@ Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.signedinteger[Any]]
 Bools = npt.NDArray[np.bool_]
 
-_AT_ONCE = 1 << 22
+_AT_ONCE = 1 << 20
+
+
+def parts(size: int) -> Iterator[slice]:
+    """Yield slices that cover `size` rows, about a million each."""
+    return (slice(first, min(first + _AT_ONCE, size)) for first in range(0, size, _AT_ONCE))
+
+
+def by_trial(trial: Ints) -> Iterator[tuple[slice, int, Bools]]:
+    """Yield a part of the rows, a trial in it, and the mask of the trial's rows in the part."""
+    for part in parts(len(trial)):
+        for number in np.unique(trial[part]).tolist():
+            yield part, number, trial[part] == number
+
+
+def index_parts(mask: Bools) -> Iterator[Ints]:
+    """Yield the indices at which the mask is true, ascending, in 4 bytes each; at least one empty array."""
+    yield np.zeros(0, dtype=np.int32)
+    yield from ((np.flatnonzero(mask[part]) + part.start).astype(np.int32) for part in parts(len(mask)))
 
 
 def indices(mask: Bools) -> Ints:
     """Return where the mask is true, rising, in 4 bytes each, without an array of 8."""
-    starts = range(0, len(mask), _AT_ONCE)
-    parts = [(np.flatnonzero(mask[first : first + _AT_ONCE]) + first).astype(np.int32) for first in starts]
-    return np.concatenate([*parts, np.zeros(0, dtype=np.int32)])
+    return np.concatenate([*index_parts(mask)])
+
+
+def counts_of(numbers: Ints, size: int) -> Ints:
+    """Count each number below `size`, as `np.bincount` does, which would copy all numbers."""
+    counts = np.zeros(size, dtype=np.int64)
+    for part in parts(len(numbers)):
+        counts += np.bincount(numbers[part], minlength=size)
+    return counts

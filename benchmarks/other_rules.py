@@ -269,9 +269,9 @@ def answers(run: Run, arm: str, metric: str) -> Answers:
         trial.number: (trial.start_ns + cold_ns, max(trial.start_ns + cold_ns, trial.end_ns + _SLACK_NS))
         for trial in run.trials
     }
-    requests, rows = run.requests, run.answered(arm)
+    requests = run.requests
     latency_ms = requests.metric_ms(metric).astype(np.float64)
-    rows = rows[~run.cold[rows] & ~np.isnan(latency_ms[rows])]
+    rows = np.flatnonzero(run.answered(arm) & ~run.cold & ~np.isnan(latency_ms))
     begin_ns, end_ns = np.array([windows[int(number)] for number in requests.trial[rows]], np.int64).reshape(-1, 2).T
     start_ns = requests.start_ns[rows]
     within = (start_ns >= begin_ns) & (start_ns < end_ns)

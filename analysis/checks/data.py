@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tailgate.analysis.checks.check import TAIL, TOO_SHORT, Check, Evidence, Rule
-from tailgate.analysis.judging.comparisons import blocks_at
 from tailgate.analysis.judging.gates import FAIL, PASS
 from tailgate.analysis.judging.gates.latency import noninferiority_name
 from tailgate.analysis.judging.gates.objectives import held_to
@@ -206,8 +205,7 @@ def _missed_on_one(run: Run, arm: str) -> Iterable[tuple[str, str, str]]:
     for gate, kind, own, allowed in shares:
         if not len(own.missed) or own.missed.mean() > allowed:
             continue
-        trial = requests.trial[own.row]
-        block, of_machine = blocks_at(run, trial, own.at_ns), run.machines.codes(trial)
+        block, of_machine = run.block_of(own.row, own.at_ns), run.machines.codes(requests.trial[own.row])
         for place, machine in enumerate(run.machines.names):
             mine = of_machine == place
             result = judge_share(own.missed[mine], block[mine], allowed=allowed, alpha=run.limits.alpha)

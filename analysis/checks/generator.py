@@ -10,7 +10,7 @@ from typing import Any
 
 from tailgate.analysis.checks.check import ALL_KINDS, ESTIMATES, Check, Evidence, Rule
 from tailgate.analysis.records.plain_values import mapping, number
-from tailgate.analysis.run.pairs import lag_differences
+from tailgate.analysis.run.pairs import drawn, lag_differences
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.statistics.quantiles import quantile
 from tailgate.analysis.wording import counted
@@ -53,7 +53,7 @@ def _lag_ms(run: Run) -> float | None:
     if run.is_production:
         return None
     lags = [number(mapping(row.get("lag_ms")).get("p99")) for row in run.records.generators]
-    recorded = quantile(run.requests.lag_ms(~run.requests.broken), 0.99)
+    recorded = quantile(run.requests.lag_ms(drawn(run, ~run.requests.broken)), 0.99)
     known = [lag for lag in (*lags, recorded) if lag is not None and not math.isnan(lag)]
     return max(known, default=None)
 

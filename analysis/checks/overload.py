@@ -114,7 +114,7 @@ def _loads(run: Run, arm: str) -> list[Load | None]:
     own = run.of_arm(arm) & ~requests.broken
     loads = []
     for trial in run.trials:
-        rows = np.flatnonzero(own & (requests.trial == trial.number))
+        rows = requests.rows(own, trial.number)
         start_s, end_s = ((column[rows] - trial.first_ns) / 1e9 for column in (requests.start_ns, requests.end_ns))
         seconds = trial.seconds - (trial.first_ns - trial.start_ns) / 1e9
         loads.append(load_of(start_s, end_s, requests.ok[rows], requests.shed[rows], seconds=seconds))

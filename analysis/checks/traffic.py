@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -13,7 +14,7 @@ from tailgate.analysis.checks.complete import allowed_missing, is_recorded_whole
 from tailgate.analysis.judging.ramp import ramp_of
 from tailgate.analysis.run.attribution import OTHER
 from tailgate.analysis.run.compile_events import windows_of
-from tailgate.analysis.run.pairs import Copies, copies_of, matters_ms
+from tailgate.analysis.run.pairs import in_pairs, matters_ms
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.spikes import expected_ms, usual_ms
 from tailgate.analysis.run.trials import SECOND
@@ -26,6 +27,8 @@ _SLOWDOWN_LIMIT = 1.10
 _SLOWDOWN_ALPHA = 0.05
 _SLOWDOWN_DRAWS = 499
 _FEWEST_DURING = 5
+_LONELY = "requests that went to one of the two arms alone"
+_APART = "pairs scheduled up to {most} ms apart, limit {limit} ms"
 
 
 # --- Schedules and shares ---------------------------------------------------------------------------------------------
@@ -152,23 +155,42 @@ def _pairs(seen: Evidence) -> Iterable[Check]:
     if run.copied and not run.in_turn and recorded:
         allowed_ms = matters_ms(run, 0.5)
         for arm in (arm for arm in run.treatments if arm not in run.ended_arms):
-            yield copies(copies_of(run, arm, allowed_ms=allowed_ms), allowed_ms)
+            yield PAIRS.found(copy_faults(run, arm, allowed_ms=allowed_ms), arm=arm)
 
 
-def copies(found: Copies, allowed_ms: float) -> Check:
-    """Check that every request of the arm has one copy on the control, due at the same instant and equal in content."""
-    counts = {
-        "requests that went to one of the two arms alone": found.lonely
-        if found.lonely > allowed_missing(found.pairs + found.lonely)
-        else 0,
-        "rows that are a second copy on the same arm": found.repeated,
-        "rows that name no pair": found.unpaired,
-        "pairs in two trials": found.other_trial,
-        f"pairs scheduled up to {found.farthest_ms:.4g} ms apart, limit {allowed_ms:.3g} ms": found.other_instant,
-        **{f"pairs that differ in {what}": count for what, count in found.unequal.items()},
-    }
-    faults = [f"{what} ({count})" for what, count in counts.items() if count]
-    return PAIRS.found(faults, arm=found.arm)
+def copy_faults(run: Run, arm: str, *, allowed_ms: float) -> list[str]:
+    """List what keeps a request of the arm from having one copy on the control in its trial, due at the same instant
+    and equal in content."""
+    requests, pairs, farthest_ns, lonely = run.requests, 0, 0, [np.zeros(0, dtype=np.int32)]
+    asked = {"prompt tokens": requests.prompt_tokens, "answer tokens asked for": requests.max_tokens}
+    if run.account(arm).external or run.account(run.control).external:
+        del asked["prompt tokens"]  # external servers count with tokenizers of their own
+    counts: Counter[str] = Counter()
+    for trial in run.trials:
+        arms = [requests.rows(run.of_arm(name), trial.number) for name in (arm, run.control)]
+        for own, others in (arms, arms[::-1]):
+            paired, last = in_pairs(requests.pair, own, own)
+            counts["rows that name no pair"] += len(own) - len(paired)
+            counts["rows that are a second copy on the same arm"] += int((paired != last).sum())
+            rows, copies = in_pairs(requests.pair, paired, others)
+            counts[_LONELY] += len(paired) - len(rows)
+            if len(rows) < len(paired):
+                lonely.append(np.unique(requests.pair[paired[~np.isin(paired, rows)]]))
+        pairs += len(rows)
+        for what, tokens in asked.items():
+            one, other = tokens[rows], tokens[copies]
+            counts[f"pairs that differ in {what}"] += int(((one >= 0) & (other >= 0) & (one != other)).sum())
+        if run.reported_open_loop is not False:  # the copies of a closed loop start when each arm's own user is free
+            both = requests.scheduled[rows] & requests.scheduled[copies]
+            both &= ~(requests.broken[rows] | requests.broken[copies])
+            difference_ns = np.abs(requests.start_ns[rows[both]] - requests.start_ns[copies[both]])
+            counts[_APART] += int((difference_ns > allowed_ms * 1e6).sum())
+            farthest_ns = max(farthest_ns, int(difference_ns.max(initial=0)))
+    counts["pairs in two trials"] = int((np.unique(np.concatenate(lonely), return_counts=True)[1] > 1).sum())
+    if counts[_LONELY] <= allowed_missing(pairs + counts[_LONELY]):
+        del counts[_LONELY]
+    limits = {"most": f"{farthest_ns / 1e6:.4g}", "limit": f"{allowed_ms:.3g}"}
+    return [f"{what.format_map(limits)} ({count})" for what, count in counts.items() if count]
 
 
 PAIRS = Rule(
@@ -247,7 +269,7 @@ def _slowdown(run: Run) -> tuple[float | None, float | None]:
         edges = trial.start_ns + (np.arange(bins + 1) * bin_s * SECOND).astype(np.int64)
         windows = windows_of((event.start_ns, event.end_ns) for event in events if event.trial == trial.number)
         inside.append(windows.overlap_ns(edges[:-1], edges[1:]) / (bin_s * SECOND))
-        rows = np.flatnonzero(own & (requests.trial == trial.number))
+        rows = requests.rows(own, trial.number)
         rows = rows[expected_ms(requests, usual, rows) > 0]
         since = np.clip((requests.start_ns[rows] - trial.start_ns) / 1e9, 0.0, bins * bin_s - 1e-6)
         starts.append(since + offset)

@@ -13,10 +13,10 @@ import numpy as np
 from tailgate.analysis.arrays import Bools, Ints
 from tailgate.analysis.judging.paths import Path, exchange_of, with_evidence
 from tailgate.analysis.run.gaps import gaps_of
-from tailgate.analysis.run.pairs import in_pairs
+from tailgate.analysis.run.pairs import drawn, drawn_pairs
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.startup import start_spread
-from tailgate.analysis.run.trials import Machines, block_numbers
+from tailgate.analysis.run.trials import Machines
 from tailgate.analysis.settings.metrics import JUDGED_METRICS
 from tailgate.analysis.statistics.compare import (
     Comparison,
@@ -34,8 +34,6 @@ STEP_QUANTILES = (0.5, 0.9)  # that a step of a ramp is left by: few requests sa
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 _SMALLEST_MS = 1e-3
 _UNEVEN = 1.25  # times as many requests as the other arm
-# Of an arm, drawn at random: their p99.9 is known far better than blocks agree on it.
-MOST_REQUESTS = 2_000_000
 MOST_GAPS = 1_000_000
 
 
@@ -160,10 +158,10 @@ class Rows:
 def steady_rows(run: Run, arm: str) -> Rows:
     """Select steady traffic: without the cold start and the requests in flight while either arm compiled. Both arms
     lose the same stretches, and if requests are copied, a request and its copy go together."""
-    selected = [run.steady(run.of_arm(name) & run.usable, (arm, run.control)) for name in (arm, run.control)]
-    paired = run.copied and all(len(rows) > 0 and (run.requests.pair[rows] >= 0).all() for rows in selected)
-    treatment, control = in_pairs(run.requests.pair, *selected) if paired else selected
-    treatment, control = drawn(treatment, control, paired=paired, rng=run.rng(6))
+    own, base = (run.steady(run.of_arm(name) & run.usable, (arm, run.control)) for name in (arm, run.control))
+    lonely = run.requests.pair < 0
+    paired = run.copied and all(mask.any() and not (mask & lonely).any() for mask in (own, base))
+    treatment, control = drawn_pairs(run, own, base) if paired else (drawn(run, mask) for mask in (own, base))
     # Sequential evidence exchanges requests where shares are uneven; other comparisons draw as many of each arm.
     uneven = not (paired or run.limits.sequential or run.separate or run.in_turn) and (
         exchange_of(run, arm) == "requests"
@@ -172,28 +170,13 @@ def steady_rows(run: Run, arm: str) -> Rows:
     return Rows(treatment=treatment, control=control, paired=paired, uneven=uneven)
 
 
-def drawn(treatment: Ints, control: Ints, *, paired: bool, rng: np.random.Generator) -> tuple[Ints, Ints]:
-    """Return about MOST_REQUESTS rows of an arm that has more, and all rows of one that has not.
-
-    `paired`: row i of one is the copy of row i of the other, and both are drawn or neither.
-    """
-
-    def kept(rows: Ints) -> Bools:
-        return np.asarray(rng.random(len(rows), dtype=np.float32) * len(rows) < MOST_REQUESTS)
-
-    if max(len(treatment), len(control)) <= MOST_REQUESTS:
-        return treatment, control
-    own = kept(treatment)
-    return treatment[own], control[own if paired else kept(control)]
-
-
 def samples_of(run: Run, metric: str, rows: Rows, *, segments: int = 1) -> tuple[Sample, Sample]:
     """Return the metric's values where defined for a request and its copy alike, by `segments` of a block."""
     own, base = (_known(run, metric, arm) for arm in (rows.treatment, rows.control))
-    whole = (len(own), len(base)) == (len(rows.treatment), len(rows.control))
-    if rows.paired and not whole and len(own) and len(base):
-        own, base = in_pairs(run.requests.pair, own, base)
-    treatment, control = leveled(run.machines, *(_sample(run, metric, arm, segments) for arm in (own, base)))
+    if rows.paired and own.any() and base.any():
+        own = base = own & base
+    selected = rows.treatment[own], rows.control[base]
+    treatment, control = leveled(run.machines, *(_sample(run, metric, arm, segments) for arm in selected))
     if rows.uneven:
         return equal_counts(treatment, control, rng=run.rng(5, JUDGED_METRICS.index(metric)))
     return treatment, control
@@ -219,29 +202,20 @@ def leveled(machines: Machines, treatment: Sample, control: Sample) -> tuple[Sam
     )
 
 
-def _known(run: Run, metric: str, rows: Ints) -> Ints:
+def _known(run: Run, metric: str, rows: Ints) -> Bools:
     requests = run.requests
     if metric == "itl":
         offsets = requests.gap_offsets
-        return rows[(offsets[rows + 1] > offsets[rows]) | requests.failed[rows]]
-    known = ~np.isnan(requests.metric_ms(metric)[rows])
-    return rows if known.all() else rows[known]
+        return np.asarray((offsets[rows + 1] > offsets[rows]) | requests.failed[rows])
+    return ~np.isnan(requests.metric_ms(metric, rows))
 
 
 def _sample(run: Run, metric: str, rows: Ints, segments: int) -> Sample:
     """Return the values of the rows. For ITL these are all gaps, each in the block in which it ended."""
     requests = run.requests
     if metric != "itl":
-        values, trial = requests.metric_ms(metric)[rows], requests.trial[rows]
-        if segments == 1:
-            return Sample(values=values, block=run.block[rows], trial=trial)
-        return Sample(values=values, block=blocks_at(run, trial, requests.start_ns[rows], segments), trial=trial)
+        block = run.block_of(rows, segments=segments)
+        return Sample(values=requests.metric_ms(metric, rows), block=block, trial=requests.trial[rows])
     gaps = gaps_of(requests, rows, most=MOST_GAPS)
-    trial = requests.trial[gaps.row]
-    return Sample(values=gaps.ms, block=blocks_at(run, trial, gaps.end_ns, segments), trial=trial)
-
-
-def blocks_at(run: Run, trial: Ints, at_ns: Ints, segments: int = 1) -> Ints:
-    """Return the block of each moment, or its segment of `segments` to a block; a moment past the end of its trial is
-    in the trial's last block."""
-    return block_numbers(run.trials, run.block_s, trial, at_ns, segments)
+    block = run.block_of(gaps.row, gaps.end_ns, segments=segments)
+    return Sample(values=gaps.ms, block=block, trial=requests.trial[gaps.row])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tailgate.analysis.checks.applied import apply_checks
@@ -49,10 +48,8 @@ def judge(run: Run, given: Sequence[Check] = (), *, at_end: bool = True) -> Judg
     """
     # A search drives the arms past what they hold, so their latency over the whole run means nothing.
     search = is_search(run)
-    with ThreadPoolExecutor(1) as other_processor:
-        stalled = other_processor.submit(client_stalls, run.requests, run.arms)
-        compared = Comparisons() if search else comparisons(run, secondary=at_end)
-        stalls = stalled.result()
+    compared = Comparisons() if search else comparisons(run, secondary=at_end)
+    stalls = client_stalls(run.requests, run.arms)
     checks, machines = checks_of_run(run, compared, stalls, at_end=at_end)
     checks = [*(check for check in checks if check.check not in {own.check for own in given}), *given]
     facts = {arm: compile_facts(run, arm) for arm in run.arms}

@@ -61,7 +61,7 @@ def place_events(
         start, end = row["start_ns"], row["end_ns"]
         if start is None or end is None or end < start:
             return "with times that are missing or run backwards"
-        first, last = spans.get(row["trial"], (start, end))
+        first, _, last = spans.get(row["trial"], (start, start, end))
         early = _SLACK_NS if row["phase"] == "serving" else _LONGEST_START_NS
         return "with times outside of the run" if start < first - early or end > last + _SLACK_NS else None
 

@@ -1,6 +1,6 @@
 """The requests of a run as slim columns of NumPy, filled table by table while files are read.
 
-A request takes about 35 bytes, 16 more until the ids of its trial are compared, and a gap between tokens 4. Names are
+A request takes about 28 bytes, 16 more until the ids of its trial are compared, and a gap between tokens 4. Names are
 codes, ids are hashes of 64 bits, and times are one start in ns with single-precision distances from it, which are off
 by 6e-8 of their length at most. Columns are read-only: one that holds a single value takes no memory.
 """
@@ -8,8 +8,9 @@ by 6e-8 of their length at most. Columns are read-only: one that holds a single 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ _IDS = {"request_id": "id", "pair_id": "pair", "session_id": "session"}
 _WIDTHS = (np.int8, np.int16, np.int32, np.int64)
 _LAST_NS = 9_200_000_000_000_000_000  # beyond any clock
 _STALL_SLACK_NS = 1_000_000_000
-_PART = 1 << 22  # rows that are sorted at once
+_PART = 1 << 13  # about how many rows are sorted at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,6 @@ class RequestColumns:
     sent_ms: Floats  # after the start; NaN where unknown, as the next two
     first_ms: Floats
     end_ms: Floats
-    tpot_ms: Floats  # NaN where there is one token or none
     prompt_tokens: Ints  # -1 where unknown, as the next four
     max_tokens: Ints
     output_tokens: Ints
@@ -104,18 +104,22 @@ def is_named(codes: Ints, names: tuple[str, ...], name: str) -> Bools:
 
 
 class ColumnBuilder:
-    """Columns that tables of requests are appended to. Without `sessions` no request has one."""
+    """Columns to which tables of requests with the schema `schema` are appended. Without `sessions` no request has
+    one."""
 
     def __init__(self, *, sessions: bool = True) -> None:
         self.rows = 0
+        self.schema = pa.schema(field for field in JUDGED_REQUESTS if sessions or field.name != "session_id")
         self._ids = {column: own for column, own in _IDS.items() if sessions or own != "session"}
         self._codes: dict[str, dict[str, int]] = {name: {} for name in _NAMES}
-        self._own: dict[str, list[npt.NDArray[Any]]] = {}  # of the trial that is read, table by table
-        self._ended: dict[str, list[npt.NDArray[Any]]] = {}  # of the trials before it
+        self._columns: dict[str, npt.NDArray[Any]] = {}
+        self._own: dict[str, list[Hashes]] = {"id": [], "pair": []}  # of the trial that is read, table by table
         self._before = 0  # the rows of the trials before it
+        self._processor = ThreadPoolExecutor(1)
+        self._comparing: Future[dict[str, npt.NDArray[Any]]] | None = None
 
     def add(self, table: pa.Table) -> None:
-        """Append the rows of a table with the columns of REQUESTS."""
+        """Append the rows of a table."""
         for batch in table.combine_chunks().to_batches():
             self._append({name: batch.column(name) for name in batch.schema.names})
 
@@ -124,10 +128,17 @@ class ColumnBuilder:
         found = _numbers(columns) | {name: self._coded(name, columns[name]) for name in _NAMES}
         found |= {"session": np.zeros(rows, dtype=np.uint64)}
         found |= {own: hashes(columns[name]) for name, own in self._ids.items()}
-        for name, values in found.items():
-            # Times stay whole, since sums of them must not wrap.
-            self._own.setdefault(name, []).append(values if name == "start_ns" else slim(values))
+        for name, parts in self._own.items():
+            parts.append(found.pop(name))
+        self._extend(found)
         self.rows += rows
+
+    def _extend(self, columns: Mapping[str, npt.NDArray[Any]]) -> None:
+        for name, values in columns.items():
+            # Times stay whole, since sums of them must not wrap.
+            own = values if name == "start_ns" else slim(values)
+            # The only reference to a column is in the call, which may then move it.
+            self._columns[name] = _extended(self._columns.pop(name), own) if name in self._columns else own
 
     def _coded(self, name: str, column: pa.Array) -> Ints:
         encoded = column.dictionary_encode()
@@ -142,29 +153,51 @@ class ColumnBuilder:
         Of the ids only those in `named` stay; without it all do.
         """
         self._append({field.name: pa.nulls(0, field.type) for field in JUDGED_REQUESTS})
-        own = _joined_all(self._own)
-        ids, pair = own["id"], first_rows(own["pair"])
-        own |= {"named": slim(ids > 0), "repeated": slim(_repeated(ids, own["arm"], own["trial"]))}
-        if named is not None:
-            known = np.unique(hashes(pa.array(sorted(named), pa.string())))
-            own["id"] = slim(np.where(np.isin(ids, known), ids, np.uint64(0)) if known.size else np.zeros_like(ids))
-        own["pair"] = slim(np.where(pair >= 0, pair + np.int32(self._before), np.int32(-1)))
-        for name, column in own.items():
-            self._ended.setdefault(name, []).append(column)
-        self._before = self.rows
+        self._compared()
+        arm, trial = (self._columns[name][self._before :].copy() for name in ("arm", "trial"))
+        self._comparing = self._processor.submit(_compare, self._own, arm, trial, self._before, named)
+        self._own, self._before = {"id": [], "pair": []}, self.rows
+
+    def _compared(self) -> None:
+        """Append the columns of the last trial's ids, which are compared while the next trial is read."""
+        if self._comparing is not None:
+            self._extend(self._comparing.result())
+            self._comparing = None
+            pa.default_memory_pool().release_unused()
 
     def columns(self) -> RequestColumns:
         """Return what was appended, and let go of it."""
         self.end_trial()
-        arrays = _joined_all(self._ended)
+        self._compared()
+        self._processor.shutdown()
+        arrays, self._columns = self._columns, {}
         names = {name: tuple(sorted(known)) for name, known in self._codes.items()}
         for name, known in self._codes.items():
             if names[name] != tuple(known):
-                rank = np.array([*map(names[name].index, known), -1])
+                rank = np.array([*map(names[name].index, known), -1], dtype=arrays[name].dtype)
                 arrays[name] = slim(rank[arrays[name]])
         return RequestColumns(
             **arrays, arms=names["arm"], replicas=names["replica"], statuses=names["status"], phases=names["phase"]
         )
+
+
+def _compare(
+    own: dict[str, list[Hashes]], arm: Ints, trial: Ints, before: int, named: Collection[str] | None
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the columns that follow from the ids of a trial, with `before` rows of other trials before it.
+
+    It empties `own`, so that the ids take memory no longer.
+    """
+    pair, ids = first_rows(np.concatenate(own.pop("pair"))), np.concatenate(own.pop("id"))
+    found: dict[str, npt.NDArray[Any]] = {
+        "pair": slim(np.where(pair >= 0, pair + np.int32(before), np.int32(-1))),
+        "named": slim(ids > 0),
+        "repeated": slim(_repeated(ids, arm, trial)),
+    }
+    if named is not None:
+        known = np.unique(hashes(pa.array(sorted(named), pa.string())))
+        ids = np.where(np.isin(ids, known), ids, np.uint64(0)) if known.size else np.zeros_like(ids)
+    return found | {"id": slim(ids)}
 
 
 def slim(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -184,24 +217,19 @@ def is_constant(column: npt.NDArray[Any]) -> bool:
     return column.strides == (0,)
 
 
-def _joined_all(parts: dict[str, list[npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
-    """Return each column as one array, and let go of its parts before the next one is joined."""
-    columns = {}
-    for name in list(parts):
-        columns[name] = _joined(parts.pop(name))
-        pa.default_memory_pool().release_unused()
-    return columns
-
-
-def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return the slim parts as one column that is slim too."""
-    parts = [part for part in parts if part.size] or parts[:1]
-    if len(parts) == 1:
-        return parts[0]
-    heads = np.concatenate([part[:1] for part in parts])
-    if all(map(is_constant, parts)) and is_constant(head := slim(heads)):
-        return np.broadcast_to(head[0], sum(map(len, parts)))
-    return np.concatenate(parts)
+def _extended(column: npt.NDArray[Any], more: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Append `more` to the slim column. It reuses the column's memory, since a copy would need as much again."""
+    size, rows = len(column), len(column) + len(more)
+    if not size or not len(more):
+        return column if size else more
+    if is_constant(column) and is_constant(more) and column[:1].tobytes() == more[:1].tobytes():
+        return np.broadcast_to(column[0], rows)
+    wide = np.result_type(column, more)
+    if is_constant(column) or column.dtype != wide or not column.flags.owndata:
+        column = np.array(column, dtype=wide)
+    column.resize(rows, refcheck=False)
+    column[size:] = more
+    return column
 
 
 def _numbers(columns: Mapping[str, pa.Array]) -> dict[str, npt.NDArray[Any]]:
@@ -217,7 +245,6 @@ def _numbers(columns: Mapping[str, pa.Array]) -> dict[str, npt.NDArray[Any]]:
     wrong |= seen & ((first < start) | (ended & (first > end)))
     wrong |= ended & (stall > end - start + _STALL_SLACK_NS)  # no stall is longer than its request
     output = _count(columns["output_tokens"])
-    several = ended & seen & (output > 1)
     flags = SCHEDULED * (scheduled > 0) + ERROR * _is_text(columns["error"]) + WRONG * wrong
     return {
         "trial": integers(columns["trial"], 1),
@@ -226,7 +253,6 @@ def _numbers(columns: Mapping[str, pa.Array]) -> dict[str, npt.NDArray[Any]]:
         "sent_ms": _after_ms(sent, start, sent > 0),
         "first_ms": _after_ms(first, start, seen),
         "end_ms": _after_ms(end, start, ended),
-        "tpot_ms": _after_ms(end, first, several) / np.maximum(output - 1, 1).astype(np.float32),
         "prompt_tokens": integers(columns["prompt_tokens"], -1),
         "max_tokens": integers(columns["max_tokens"], -1),
         "output_tokens": output,
@@ -316,21 +342,20 @@ def first_rows(ids: Hashes) -> Ints:
     """Return the first row that has the id of each row, -1 where it is 0."""
     if not ids.any():
         return np.broadcast_to(np.int32(-1), len(ids))
-    first = np.full(len(ids), -1, dtype=np.int32)
-    # Equal ids are in one part, since a sort of all at once takes much memory.
+    # Sort by the highest bits first: sorts that fit into a processor cache are faster than one of all rows.
     bits = (len(ids) // _PART).bit_length()
-    part = (ids >> np.uint64(64 - bits)).astype(np.uint8) if bits else np.zeros(len(ids), dtype=np.uint8)
-
-    def fill(number: int) -> None:
-        rows = np.flatnonzero(part == number).astype(np.int32)
-        rows = rows[np.argsort(ids[rows])]
-        ordered = ids[rows]
-        starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: rows.size])
-        if rows.size:
-            first[rows] = np.repeat(np.minimum.reduceat(rows, starts), np.diff(starts, append=rows.size))
-
-    with ThreadPoolExecutor(2) as processors:
-        list(processors.map(fill, range(1 << bits)))
+    part = (ids >> np.uint64(64 - bits)).astype(np.uint16) if bits else np.zeros(len(ids), dtype=np.uint16)
+    order = np.argsort(part, kind="stable").astype(np.int32)
+    ordered = ids[order]
+    ends = np.cumsum(np.bincount(part, minlength=1 << bits)).tolist()
+    del part
+    for begin, end in pairwise((0, *ends)):
+        inside = np.argsort(ordered[begin:end])
+        order[begin:end], ordered[begin:end] = order[begin:end][inside], ordered[begin:end][inside]
+    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    del ordered
+    first = np.empty(len(ids), dtype=np.int32)
+    first[order] = np.repeat(np.minimum.reduceat(order, starts), np.diff(starts, append=len(ids)))
     first[ids == 0] = -1
     return first
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tailgate.analysis.arrays import Bools, Floats, Ints
+from tailgate.analysis.arrays import Bools, Floats, Ints, by_trial, indices, parts
 from tailgate.analysis.records.request_columns import (
     ERROR,
     SCHEDULED,
@@ -31,8 +31,14 @@ METRICS = ("ttft", "e2e", "tpot", "max_itl")
 # A request cancelled this close to the end of the trial was cut by it; earlier, the server or the client failed.
 _CUT_SLACK_NS = 1_000_000_000
 _STAMP_SLACK_MS = 5.0  # gaps are held in single precision
-_ROWS_AT_ONCE = 1 << 20
-_NEVER = np.iinfo(np.int64).max
+
+
+class Span(NamedTuple):
+    """When the requests of a trial began and ended."""
+
+    first_ns: int  # the first start
+    last_ns: int  # the last start
+    end_ns: int  # the last end, or start
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,8 +95,8 @@ class Requests:
     measured: Bools  # not ramp-up
     ttft_ms: Floats
     e2e_ms: Floats
-    tpot_ms: Floats
     max_itl_ms: Floats
+    has_tokens: bool  # whether answers consist of tokens; else only their end is defined
     prompt_tokens: Ints  # -1 where unknown
     max_tokens: Ints  # -1 where unknown
     output_tokens: Ints
@@ -111,18 +117,35 @@ class Requests:
         """Mask the requests that went to the arm, shape (requests,)."""
         return np.asarray(self.arm == (self.arms.index(name) if name in self.arms else -1))  # none has code -1
 
-    def spans(self) -> dict[int, tuple[int, int]]:
-        """Return the first start and the last end in each trial, of requests with times in order."""
+    def rows(self, mask: Bools, trial: int) -> Ints:
+        """Return the trial's requests in `mask`, ascending."""
+        found = (indices(mask[part] & (self.trial[part] == trial)) + np.int32(part.start) for part in parts(len(mask)))
+        return np.concatenate([np.zeros(0, dtype=np.int32), *found])
+
+    def spans(self) -> dict[int, Span]:
+        """Return the span of each trial's requests with times in order."""
         return _spans(self.trial, ~self.broken, self.end_ns)
 
     def lag_ms(self, rows: Ints | Bools) -> Floats:
         """Return how much later than scheduled each of `rows` was sent, NaN if unknown."""
-        return np.where(self.scheduled[rows], self.sent_ns.after_ms[rows], np.float32(math.nan))
+        return _where(self.scheduled[rows], self.sent_ns.after_ms[rows])
 
-    def metric_ms(self, name: str) -> Floats:
-        """Return the latencies called `name`, one of METRICS; NaN if undefined."""
-        latencies: Floats = getattr(self, f"{name}_ms")
+    def metric_ms(self, name: str, rows: slice | Ints | Bools = slice(None)) -> Floats:
+        """Return the latencies of `rows` called `name`, one of METRICS; NaN if undefined."""
+        if name == "tpot":
+            return self._tpot_ms(rows)
+        latencies: Floats = getattr(self, f"{name}_ms")[rows]
         return latencies
+
+    def _tpot_ms(self, rows: slice | Ints | Bools) -> Floats:
+        # Not a column, since it follows from others and takes memory. A failed request has its deadline, as in E2E.
+        each_ms, tokens = np.array(self.end_ns.after_ms[rows]), self.output_tokens[rows]
+        each_ms -= self.first_ns.after_ms[rows]
+        each_ms /= np.maximum(tokens - 1, 1)
+        each_ms[~self.ok[rows] | (tokens < 2) | (not self.has_tokens)] = math.nan
+        if self.has_tokens and (failed := self.failed[rows]).any():
+            each_ms[failed] = self.e2e_ms[rows][failed]
+        return each_ms
 
 
 def requests_of(
@@ -167,6 +190,7 @@ def requests_of(
         uncounted=slim(columns.has_status("OK") & (columns.output_tokens < 0)),
         output_tokens=slim(np.maximum(columns.output_tokens, 0)),
         gap_offsets=offsets,
+        has_tokens=tokens,
         deadline_ms=deadline_ms,
         repeated=repeated,
     )
@@ -197,7 +221,7 @@ def _ends(columns: RequestColumns, offsets: Ints, planned_ns: Mapping[int, int],
     rows = np.flatnonzero(~completed | unended)
     if rows.size:
         spans = _spans(columns.trial, (columns.flags & WRONG) == 0, Moments(columns.start_ns, columns.end_ms))
-        ended = {trial: min(latest, planned_ns.get(trial, latest)) for trial, (_, latest) in spans.items()}
+        ended = {trial: min(span.end_ns, planned_ns.get(trial, span.end_ns)) for trial, span in spans.items()}
         last = np.array([ended.get(trial, 0) for trial in columns.trial[rows].tolist()], dtype=np.int64)
         end_ms = end_ms.copy()
         own = rows[unended[rows]]
@@ -208,9 +232,13 @@ def _ends(columns: RequestColumns, offsets: Ints, planned_ns: Mapping[int, int],
         cut[rows] = (lost & at_the_end) | (unended & ~completed)[rows]
     broken |= seen & (columns.first_ms > end_ms)
     # An answer that is OK holds a token, by a count that is there, and names no error.
-    hollow = completed & ((columns.output_tokens == 0) | ((columns.flags & ERROR) > 0))
-    seen &= ~(hollow & (columns.output_tokens <= 0))
+    hollow = columns.output_tokens == 0
+    hollow |= (columns.flags & ERROR) > 0
+    hollow &= completed
     completed &= ~hollow
+    hollow &= columns.output_tokens <= 0
+    seen &= ~hollow
+    del hollow, unended  # masks of all requests take memory
     if len(columns.gaps_ms):
         # No answer ends before its last token.
         streamed_ms = _over_gaps(np.add, columns.gaps_ms, offsets, 0.0)
@@ -220,16 +248,15 @@ def _ends(columns: RequestColumns, offsets: Ints, planned_ns: Mapping[int, int],
     return _Ends(end_ms=end_ms, ok=ok, failed=~(ok | cut | broken), cut=cut, broken=broken, seen=seen)
 
 
-def _spans(trial: Ints, usable: Bools, end_ns: Moments) -> dict[int, tuple[int, int]]:
-    """Return the first start and the last end, or start, in each trial of the usable requests."""
-    spans: dict[int, tuple[int, int]] = {}
-    for first in range(0, len(trial), _ROWS_AT_ONCE):  # the ends of all requests at once would take much memory
-        part = slice(first, first + _ROWS_AT_ONCE)
-        start, end = end_ns.start_ns[part], end_ns[part]
-        for number in np.unique(trial[part][usable[part]]).tolist():
-            own = usable[part] & (trial[part] == number)
-            begun, ended = spans.get(number, (_NEVER, 0))
-            spans[number] = min(begun, int(start[own].min())), max(ended, int(start[own].max()), int(end[own].max()))
+def _spans(trial: Ints, usable: Bools, end_ns: Moments) -> dict[int, Span]:
+    spans: dict[int, Span] = {}
+    for part, number, own in by_trial(trial):
+        if (own := own & usable[part]).any():
+            start, end = end_ns.start_ns[part][own], end_ns[part][own]
+            first, last = int(start.min()), int(start.max())
+            span = Span(first, last, max(last, int(end.max())))
+            seen = spans.get(number, span)
+            spans[number] = Span(min(seen.first_ns, first), max(seen.last_ns, last), max(seen.end_ns, span.end_ns))
     return spans
 
 
@@ -247,7 +274,6 @@ def _latencies(
         late = np.flatnonzero(unseen)
         late = late[known[columns.arm[late]]]
         ttft = _set(ttft, late, age[late])
-    tpot = _where(ok & seen, columns.tpot_ms)
     max_itl = np.broadcast_to(np.float32(math.nan), len(columns))
     if len(columns.gaps_ms):
         max_itl = _where(ok | cut, _over_gaps(np.maximum, columns.gaps_ms, offsets, math.nan).astype(np.float32))
@@ -261,11 +287,11 @@ def _latencies(
     rows = np.flatnonzero(failed)
     if rows.size:
         penalty = np.fmax(age[rows], np.float32(longest if deadline_ms is None else deadline_ms))
-        e2e, tpot, max_itl = (_set(metric, rows, penalty) for metric in (e2e, tpot, max_itl))
+        e2e, max_itl = (_set(metric, rows, penalty) for metric in (e2e, max_itl))
         ttft = _set(ttft, rows[~seen[rows]], penalty[~seen[rows]])
     if not tokens:
-        ttft = tpot = max_itl = np.broadcast_to(np.float32(math.nan), len(columns))
-    return {"ttft_ms": ttft, "e2e_ms": e2e, "tpot_ms": tpot, "max_itl_ms": max_itl}
+        ttft = max_itl = np.broadcast_to(np.float32(math.nan), len(columns))
+    return {"ttft_ms": ttft, "e2e_ms": e2e, "max_itl_ms": max_itl}
 
 
 def _where(kept: Bools, values: Floats) -> Floats:

@@ -19,14 +19,15 @@ from tailgate.analysis.records.documents import read_document, read_toml
 from tailgate.analysis.records.joining import RecordedRun, RunList, read_run_list
 from tailgate.analysis.records.plain_values import first_of, table
 from tailgate.analysis.records.request_columns import ColumnBuilder, RequestColumns
-from tailgate.analysis.records.schemas import JUDGED_REQUESTS, REQUIRED, TABLES
+from tailgate.analysis.records.schemas import REQUIRED, TABLES
 from tailgate.analysis.records.tables import RecordError, one_line, read_ahead, tables_in
 from tailgate.analysis.records.weight_journal import JOURNAL, WeightChange, read_journal
 from tailgate.analysis.wording import counted
 
 MIRRORED = "mirrored"
 
-_BYTES_A_BYTE = 0.8  # of requests in a file, at the peak of an analysis (benchmarks/analysis.py)
+# Peak memory of an analysis by bytes of all request files, and by those of the largest trial (benchmarks/analysis.py).
+_BYTES_A_BYTE, _OF_A_TRIAL = 0.25, 0.55
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +252,8 @@ def _requests(
             trial = {"trial": run.trials[number]}
             accounts = {path.stem: account | trial for path, account in files.all(folder, "generator-*.json")}
             trials.append((run, files, number, info is not None, accounts, table_files(folder, "requests")))
-    read = groupby(read_ahead(_request_tables([path for *_, paths in trials for path in paths])), key=itemgetter(0))
+    tables = _request_tables([path for *_, paths in trials for path in paths], builder.schema)
+    read = groupby(read_ahead(tables), key=itemgetter(0))
     for run, files, number, has_info, accounts, paths in trials:
         for path in paths:
             before, nameless, foreign = builder.rows, 0, 0
@@ -273,12 +275,12 @@ def _requests(
     return builder.columns(), [account for *_, accounts, _ in trials for account in accounts.values()]
 
 
-def _request_tables(paths: Sequence[Path]) -> Iterator[tuple[Path, pa.Table | str]]:
+def _request_tables(paths: Sequence[Path], schema: pa.Schema) -> Iterator[tuple[Path, pa.Table | str]]:
     """Yield the requests of all files, each with its path, and what is wrong with a file after its rows."""
     for path in paths:
         problems: list[str] = []
-        yield path, JUDGED_REQUESTS.empty_table()
-        for rows in tables_in(path, JUDGED_REQUESTS, problems, required=REQUIRED["requests"]):
+        yield path, schema.empty_table()
+        for rows in tables_in(path, schema, problems, required=REQUIRED["requests"]):
             yield path, rows
         yield from ((path, problem) for problem in problems)
 
@@ -298,11 +300,11 @@ def design_of(experiment: Mapping[str, Any], infos: Iterable[Mapping[str, Any] |
 
 def _check_memory(opened: Sequence[tuple[RecordedRun, _Files]]) -> None:
     """Raise RecordError if there is no file of requests, and if their analysis takes more memory than is free."""
-    paths = [path for run, _ in opened for folder in run.folders for path in table_files(folder, "requests")]
-    if not paths:
+    trials = [table_files(folder, "requests") for run, _ in opened for folder in run.folders]
+    if not any(trials):
         raise _no_requests(opened[0][0])
-    size = sum(path.stat().st_size for path in paths)
-    needed = _BYTES_A_BYTE * size
+    sizes = [sum(path.stat().st_size for path in paths) for paths in trials]
+    size, needed = sum(sizes), _BYTES_A_BYTE * sum(sizes) + _OF_A_TRIAL * max(sizes)
     if needed > (free := psutil.virtual_memory().available):
         raise RecordError(
             f"{opened[0][0].name} holds {size / 1e9:.1f} GB of requests, whose analysis takes about {needed / 1e9:.1f} "

@@ -12,6 +12,7 @@ import contextlib
 import io
 import re
 import zlib
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,6 +34,7 @@ END_LINE_BYTES = len(b"\nrows 000000000000 crc32 00000000\n")
 _LARGEST_INT = 9.2e18
 _ROWS_AT_ONCE = 1 << 16  # of Parquet
 _BYTES_AT_ONCE = 1 << 24
+_AHEAD = 3  # items read before they are used
 T = TypeVar("T")
 _LONGEST, _HEAD = 1000, 700  # characters of an error
 
@@ -198,11 +200,11 @@ def tables_in(
 
 
 def read_ahead(items: Iterator[T]) -> Iterator[T]:
-    """Yield the items, each of which another processor reads while the one before it is used."""
+    """Yield the items, each of which another processor reads while those before it are used."""
     with ThreadPoolExecutor(1) as reader:
-        coming = reader.submit(next, items, None)
-        while (item := coming.result()) is not None:
-            coming = reader.submit(next, items, None)
+        coming = deque(reader.submit(next, items, None) for _ in range(_AHEAD))
+        while (item := coming.popleft().result()) is not None:
+            coming.append(reader.submit(next, items, None))
             yield item
 
 

@@ -167,7 +167,7 @@ def _most_ns(periods: Windows, compiles: Windows, start_ns: Ints, end_ns: Ints) 
 
 
 def _of_trial(requests: Requests, arm: str, trial: int) -> Ints:
-    own = np.flatnonzero(requests.of_arm(arm) & (requests.trial == trial) & ~requests.broken)
+    own = requests.rows(requests.of_arm(arm) & ~requests.broken, trial)
     return own[np.argsort(requests.start_ns[own], kind="stable")]
 
 

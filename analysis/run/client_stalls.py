@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
+import pyarrow as pa
 
 from tailgate.analysis.arrays import Bools, Floats, Ints
 from tailgate.analysis.records.requests import Requests
@@ -73,12 +76,15 @@ class ArmStalls:
 def client_stalls(requests: Requests, arms: Collection[str]) -> dict[str, ArmStalls]:
     """Find the stalls of each of `arms`."""
     seen: dict[str, list[ArmStalls]] = {arm: [] for arm in arms}
-    for trial in np.unique(requests.trial).tolist():
-        servers = servers_of(requests, trial)
-        for server in servers:
-            if (arm := requests.arms[server.arm]) in seen:
-                others = [other for other in servers if other is not server]
-                seen[arm].append(_of_server(requests, server, others))
+    with ThreadPoolExecutor(2) as processors:
+        for trial in np.unique(requests.trial).tolist():
+            pa.default_memory_pool().release_unused()  # also frees NumPy's memory, whose arrays are large here
+            servers = servers_of(requests, trial)
+            own = [server for server in servers if requests.arms[server.arm] in seen]
+            for found in processors.map(partial(_of_server, requests, servers), own):
+                seen[found.arm].append(found)
+            del own, servers  # before those of the next trial
+    pa.default_memory_pool().release_unused()
     return {
         arm: ArmStalls(
             arm=arm,
@@ -94,8 +100,8 @@ def client_stalls(requests: Requests, arms: Collection[str]) -> dict[str, ArmSta
     }
 
 
-def _of_server(requests: Requests, server: Server, others: Sequence[Server]) -> ArmStalls:
-    own = silences_of(server)
+def _of_server(requests: Requests, servers: Sequence[Server], server: Server) -> ArmStalls:
+    own, others = silences_of(server), [other for other in servers if other is not server]
     arm, replica = requests.arms[server.arm], requests.replicas[server.replica] if server.replica >= 0 else None
     work = _explained_by_prompts(requests, server, own) if own.stall.any() else own.stall
     sent, ended = server.sent_ns, server.end_ns(requests) if own.stall.any() else server.sent_ns

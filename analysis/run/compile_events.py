@@ -67,7 +67,7 @@ def compile_events(table: pa.Table | None, requests: Requests) -> tuple[CompileE
                 kind=kind,
                 start_ns=row["start_ns"],
                 end_ns=row["end_ns"],
-                serving=phase == "serving" if phase else row["end_ns"] > spans.get(trial, (0, 0))[0],
+                serving=phase == "serving" if phase else row["end_ns"] > spans.get(trial, (0, 0, 0))[0],
                 stalls=kind not in _RUNS_ON,
                 request_ids=tuple(name for name in row["request_ids"] or () if name is not None),
                 row=row,

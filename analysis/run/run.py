@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailgate.analysis.arrays import Bools, Ints, indices
+from tailgate.analysis.arrays import Bools, Ints, by_trial
 from tailgate.analysis.records.placing import Unplaced, misplaced_requests, place_events
 from tailgate.analysis.records.plain_values import first_of, mapping, number, rows_of, table
 from tailgate.analysis.records.plain_values import seconds as seconds_of
@@ -24,7 +24,7 @@ from tailgate.analysis.records.tables import RecordError
 from tailgate.analysis.run.arm_account import ArmAccount, replica_names
 from tailgate.analysis.run.attribution import Attribution, attribute
 from tailgate.analysis.run.compile_events import CompileEvent, compile_events, stall_windows
-from tailgate.analysis.run.trials import SECOND, Machines, Trial, block_numbers, planned_ends, trials_of
+from tailgate.analysis.run.trials import SECOND, Machines, Trial, planned_ends, trials_of
 from tailgate.analysis.settings.gate_limits import GateLimits, usual_for
 from tailgate.analysis.settings.metrics import EMBED, EMBED_METRICS, JUDGED_METRICS, task_of
 from tailgate.analysis.settings.slo_targets import SloTarget, parse_slo
@@ -49,7 +49,6 @@ class Run:
     attribution: Attribution
     trials: tuple[Trial, ...]
     machines: Machines
-    block: Ints  # of each request, unique over trials
     cold: Bools
     usable: Bools  # measured and with times in order
 
@@ -89,12 +88,9 @@ class Run:
         # Arms that take turns meet only in a block that holds a turn of each.
         width_s = block_s * len(arms) if design == "switchback" else block_s
         trials = trials_of(requests, infos, width_s, whole=limits.sequential)
-        block = block_numbers(trials, width_s, requests.trial, requests.start_ns)
-        cold = np.zeros(len(requests), dtype=np.bool_)
-        for trial in trials:
-            cold |= (requests.trial == trial.number) & (
-                requests.start_ns < trial.first_ns + int(limits.cold_s * SECOND)
-            )
+        cold, first_ns = np.zeros(len(requests), dtype=np.bool_), {trial.number: trial.first_ns for trial in trials}
+        for part, trial, own in by_trial(requests.trial):
+            cold[part] |= own & (requests.start_ns[part] < first_ns[trial] + int(limits.cold_s * SECOND))
         seed = experiment.get("seed")
         return cls(
             records=records,
@@ -112,7 +108,6 @@ class Run:
             attribution=attribute(requests, events),
             trials=trials,
             machines=Machines.of(records.runs),
-            block=block,
             cold=slim(cold),
             usable=slim(requests.measured & ~requests.broken),
         )
@@ -222,20 +217,34 @@ class Run:
         """Mask the requests that went to the arm, shape (requests,)."""
         return self.requests.of_arm(name)
 
-    def answered(self, arm: str) -> Ints:
-        """Return the rows of the arm's completed answers that are judged, ascending."""
-        return indices(self.of_arm(arm) & self.usable & self.requests.ok)
+    def answered(self, arm: str) -> Bools:
+        """Mask the arm's completed answers that are judged, shape (requests,)."""
+        return np.asarray(self.of_arm(arm) & self.usable & self.requests.ok)
 
-    def steady(self, mask: Bools, arms: Sequence[str]) -> Ints:
-        """Return the rows in `mask` past the cold start that no compile delayed and that were not in flight while one
-        of `arms` compiled: indices of requests, rising."""
-        rows = indices(mask & ~self.cold & ~self.attribution.hit)
+    def steady(self, mask: Bools, arms: Sequence[str]) -> Bools:
+        """Mask the requests in `mask` past the cold start that no compile delayed and that were not in flight while one
+        of `arms` compiled, shape (requests,)."""
+        kept = mask & ~self.cold & ~self.attribution.hit
         for trial in self.trials:
             stalls = [stall_windows(self.events, arm=arm, trial=trial.number) for arm in arms]
             for windows in (windows for windows in stalls if windows.start_ns.size):
-                hit = windows.touch(self.requests.start_ns[rows], self.requests.end_ns[rows])
-                rows = rows[~hit | (self.requests.trial[rows] != trial.number)]
-        return rows
+                rows = self.requests.rows(kept, trial.number)
+                kept[rows[windows.touch(self.requests.start_ns[rows], self.requests.end_ns[rows])]] = False
+        return np.asarray(kept)
+
+    def block_of(self, rows: Ints, at_ns: Ints | None = None, *, segments: int = 1) -> Ints:
+        """Return the block of each of `rows`, or its segment of `segments` to a block, unique over trials.
+
+        It is the block in which the request was due, or that of the moment `at_ns`. A moment past the end of its trial
+        is in the trial's last block.
+        """
+        block, trials = np.zeros(len(rows), dtype=np.int32), {trial.number: trial for trial in self.trials}
+        for part, place, own in by_trial(self.requests.trial[rows]):
+            trial, mine = trials[place], rows[part][own]
+            since = (self.requests.start_ns[mine] if at_ns is None else at_ns[part][own]) - trial.start_ns
+            since //= int(self.block_s * SECOND / segments)
+            block[part][own] = trial.first_block * segments + np.clip(since, 0, trial.blocks * segments - 1)
+        return block
 
     def sessions(self, arm: str, rows: Bools | None = None) -> int:
         """Count the arm's sessions, since the splitter places sessions; a request without one counts as one. With

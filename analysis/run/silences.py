@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,8 @@ from tailgate.analysis.statistics.quantiles import quantile
 FLOOR_NS = 250_000_000  # a shorter silence may be a garbage collection or a delay of the network
 TOGETHER_NS = 5_000_000  # signs this close together came out of one step
 _FEWEST = 50  # silences that show what is usual
+_MANY = 1 << 17  # of more silences, or more requests, as many show that
+_GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 _FEWEST_OF_A_LEVEL = 30  # the same for one number of requests in flight
 _CHANCE = 0.01  # that a server which never stalls shows one silence that counts as a stall
 _LEAST_SLOPE = 0.5  # of the tail: an exponential one has 1, that of steps of one length hardly any
@@ -95,9 +98,9 @@ class Silences:
 
 def servers_of(requests: Requests, trial: int) -> list[Server]:
     """Return every replica of every arm in the trial."""
-    servers = []
+    found: list[tuple[int, int, Ints]] = []
     for arm in range(len(requests.arms)):
-        of_arm = np.flatnonzero(~requests.broken & (requests.trial == trial) & (requests.arm == arm)).astype(np.int32)
+        of_arm = requests.rows((requests.arm == arm) & ~requests.broken, trial)
         replicas = requests.replica[of_arm]
         present = np.unique(replicas)
         known = present[present >= 0]
@@ -106,8 +109,9 @@ def servers_of(requests: Requests, trial: int) -> list[Server]:
             replicas = np.full_like(replicas, known[0])
         # Where there were several, their unanswered requests belong to none.
         for replica in (known if known.size else present).tolist():
-            servers.append(_server(requests, arm, trial, replica, of_arm[replicas == replica]))
-    return servers
+            found.append((arm, replica, of_arm[replicas == replica]))
+    with ThreadPoolExecutor(2) as processors:
+        return list(processors.map(lambda item: _server(requests, trial, *item), found))
 
 
 def silences_of(server: Server) -> Silences:
@@ -116,44 +120,49 @@ def silences_of(server: Server) -> Silences:
     lengths = ends - starts
     if lengths.size < _FEWEST:
         return Silences(start_ns=starts, end_ns=ends, stall=np.zeros(lengths.size, np.bool_), detectable_s=math.nan)
-    due = server.due_within(starts, ends)
-    level = _level(server.in_flight(starts))
+    some = np.zeros(lengths.size, np.bool_)
+    some[_some(lengths.size)] = True
+    chosen = np.flatnonzero(some | (lengths >= FLOOR_NS))
+    due = server.due_within(starts[chosen], ends[chosen])
+    level = _level(server.in_flight(starts[chosen]))
     # Where tokens were not read, a silence seems longer than it was: it does not count for what is usual.
-    telling = server.fine.touch(starts, ends)
-    telling = telling if telling.sum() >= _FEWEST else np.ones_like(telling)
+    telling = some[chosen] & server.fine.touch(starts[chosen], ends[chosen])
+    telling = telling if telling.sum() >= _FEWEST else some[chosen]
     usual = _usual(level, due, telling)
     score = due / usual[level]
-    limit = _limit(score[telling], score.size)
-    return Silences(
-        start_ns=starts,
-        end_ns=ends,
-        stall=(lengths >= FLOOR_NS) & (score > limit),
-        detectable_s=_detectable_s(server, usual * limit),
-    )
+    limit = _limit(score[telling], lengths.size)
+    stall = np.zeros(lengths.size, np.bool_)
+    stall[chosen] = (lengths[chosen] >= FLOOR_NS) & (score > limit)
+    return Silences(start_ns=starts, end_ns=ends, stall=stall, detectable_s=_detectable_s(server, usual * limit))
 
 
-def _server(requests: Requests, arm: int, trial: int, replica: int, rows: Ints) -> Server:
+def _server(requests: Requests, trial: int, arm: int, replica: int, rows: Ints) -> Server:
     late_ms = np.nan_to_num(requests.lag_ms(rows).astype(np.float64), copy=False, nan=0.0, posinf=0.0, neginf=0.0)
     sent = requests.start_ns[rows] + (np.maximum(late_ms, 0.0, out=late_ms) * 1e6).astype(np.int64)
-    del late_ms  # arrays of a long trial take much memory
     order = np.argsort(sent, kind="stable")
     rows, sent = rows[order], sent[order]
+    del late_ms, order  # arrays of a long trial take much memory
     first, ok = requests.first_ns[rows], requests.ok[rows]
     end = np.maximum(requests.end_ns[rows], sent)
-    answered = ok & (first > 0)
-    wait_s = _quartile_s((first - sent)[answered])
-    gap_s = _quartile_s((end - first)[answered & (end > first)])
-    begun, ended = np.sort(np.where(first > 0, first, end)), np.sort(end)
+    answered, some = ok & (first > 0), _some(len(rows))
+    wait_s = _quartile_s((first[some] - sent[some])[answered[some]])
+    gap_s = _quartile_s((end[some] - first[some])[(answered & (end > first))[some]])
+    begun, ended = np.where(first > 0, first, end), end.copy()
+    for times in (begun, ended):
+        times.sort(kind="stable")  # fast, since they are nearly in order
     # What a client gave up on is no sign of its server.
-    signs = _signs(begun if (first > 0).all() else np.sort(first[first > 0]), ended if ok.all() else np.sort(end[ok]))
-    fine = windows_of(())
+    answers = begun if (first > 0).all() else np.sort(first[first > 0])
+    finishes = ended if ok.all() else np.sort(end[ok])
     tokens = requests.gap_offsets[rows + 1] - requests.gap_offsets[rows] if len(requests.gaps_ms) else rows[:0]
+    if tokens.any():
+        several = answered & (tokens > 0) & (end > first)
+        gap_s = _quartile_s((end - first)[several] / tokens[several])
+    del first, end
+    signs, fine = _signs(answers, finishes), windows_of(())
     if tokens.any():
         silent = np.flatnonzero(np.diff(signs) >= FLOOR_NS // 2)
         fine = Windows(start_ns=signs[silent], end_ns=signs[silent + 1])
         signs = _signs(signs, np.sort(_tokens_within(requests, rows[tokens > 0], fine)))
-        several = answered & (tokens > 0) & (end > first)
-        gap_s = _quartile_s((end - first)[several] / tokens[several])
     return Server(
         arm=arm,
         trial=trial,
@@ -169,6 +178,14 @@ def _server(requests: Requests, arm: int, trial: int, replica: int, rows: Ints) 
     )
 
 
+def _some(size: int) -> Ints:
+    """Return the places of all of so many values, or of about `_MANY` of more.
+
+    They spread evenly and in no fixed step, since values may alternate. Source: Weyl's sequence of the golden ratio.
+    """
+    return np.arange(size) if size <= _MANY else (np.arange(_MANY) * _GOLDEN % 1.0 * size).astype(np.int64)
+
+
 def _quartile_s(times_ns: npt.NDArray[np.int64 | np.float64]) -> float:
     """Return the lower quartile in seconds, at least 1 ms; 1 s without values."""
     return max(1e-3, quantile(times_ns, 0.25) / 1e9) if times_ns.size else 1.0
@@ -176,8 +193,14 @@ def _quartile_s(times_ns: npt.NDArray[np.int64 | np.float64]) -> float:
 
 def _signs(*times: Ints) -> Ints:
     """Merge the times, each array in order, and keep the last of each 5 ms: the tokens of one step are one sign."""
-    last = [own[np.diff(own // TOGETHER_NS, append=-1) != 0] for own in times]
-    return last[0] if len(last) == 1 else _signs(np.sort(np.concatenate(last)))
+    places = (own // TOGETHER_NS for own in times)
+    ends = (np.append(place[1:] != place[:-1], True)[: place.size] for place in places)
+    last = [own[end] for own, end in zip(times, ends, strict=True)]
+    if len(last) == 1:
+        return last[0]
+    merged = np.concatenate(last)
+    merged.sort()
+    return _signs(merged)
 
 
 def _tokens_within(requests: Requests, rows: Ints, windows: Windows) -> Ints:
@@ -191,8 +214,11 @@ def _tokens_within(requests: Requests, rows: Ints, windows: Windows) -> Ints:
 
 def _integral(times_ns: Ints, start_ns: Ints, end_ns: Ints) -> Floats:
     """Return the number of times passed, integrated from each `start_ns` to its `end_ns`, in s."""
-    since = (times_ns - times_ns[0]) / 1e9
-    before = np.append(0.0, np.cumsum(since, out=since))
+    before = np.zeros(len(times_ns) + 1)
+    since = before[1:]
+    np.subtract(times_ns, times_ns[0], out=since)
+    since /= 1e9
+    np.cumsum(since, out=since)
 
     def upto(at_ns: Ints) -> Floats:
         passed = np.searchsorted(times_ns, at_ns, side="right")
@@ -308,11 +334,11 @@ def _before_the_first(requests: Requests, server: Server, silences: Silences) ->
 
     Each is half as long again as nearly all prompts of its length, while later requests got their first token earlier.
     """
+    if not (requests.first_ns.after_ms[server.rows] >= _PARTIAL_NS / 1e6).any():
+        return
     answered = (requests.first_ns[server.rows] > 0) & requests.ok[server.rows]
     rows, sent = server.rows[answered], server.sent_ns[answered]
     first = requests.first_ns[rows]
-    if not (first - sent >= _PARTIAL_NS).any():
-        return
     # A silence of the whole server is no sign of a second one.
     whole = silences.end_ns - silences.start_ns >= FLOOR_NS
     silent = Windows(start_ns=silences.start_ns[whole], end_ns=silences.end_ns[whole])

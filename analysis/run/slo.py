@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tailgate.analysis.arrays import Bools, Floats, Ints, indices
+from tailgate.analysis.arrays import Bools, Floats, Ints, counts_of, indices
 from tailgate.analysis.records.requests import Requests
 from tailgate.analysis.run.gaps import gaps_of
 from tailgate.analysis.settings.slo_targets import SloTarget
@@ -31,7 +31,7 @@ class Units:
 
     missed: Bools
     row: Ints  # the request
-    at_ns: Ints  # when the request was due, or the gap ended
+    at_ns: Ints | None  # when the gap ended; None for requests, which count when they were due
     ms: Floats  # how long each took, infinite where it failed or its time is unknown
     limit_ms: float | None  # beyond which `ms` is a miss: of failures the deadline; None where that is unknown
 
@@ -50,17 +50,17 @@ def units(requests: Requests, mask: Bools, target: SloTarget) -> Units:
         return failures(requests, mask)
     missed, counts = misses(requests, target)
     rows = indices(counts & mask)
-    ms = requests.metric_ms(target.metric)[rows]
+    ms = requests.metric_ms(target.metric, rows)
     ms = np.where(missed[rows] & ~(_beyond(ms, target)), np.inf, ms)
-    return Units(missed=missed[rows], row=rows, at_ns=requests.start_ns[rows], ms=ms, limit_ms=target.limit)
+    return Units(missed=missed[rows], row=rows, at_ns=None, ms=ms, limit_ms=target.limit)
 
 
 def failures(requests: Requests, mask: Bools) -> Units:
     """Return the requests in `mask` that completed or failed; those that failed missed. `ms` is their E2E."""
     rows = indices(mask & (requests.ok | requests.failed))
-    missed = requests.failed[rows]
-    ms = np.where(missed, np.inf, requests.e2e_ms[rows])
-    return Units(missed=missed, row=rows, at_ns=requests.start_ns[rows], ms=ms, limit_ms=requests.deadline_ms)
+    missed, ms = requests.failed[rows], requests.e2e_ms[rows]
+    ms[missed] = np.inf
+    return Units(missed=missed, row=rows, at_ns=None, ms=ms, limit_ms=requests.deadline_ms)
 
 
 def misses(requests: Requests, target: SloTarget) -> tuple[Bools, Bools]:
@@ -143,9 +143,13 @@ def judge_share(
         return ShareResult(
             missed=0, requests=0, allowed=allowed, low=0.0, high=1.0, design_effect=1.0, verdict="INCONCLUSIVE"
         )
-    blocks = int((np.bincount(block) > 0).sum())
+    blocks = int((counts_of(block, int(block.max()) + 1) > 0).sum())
     slow = None if ms is None or limit_ms is None else ms
-    far = slow is None or allowed >= 1.0 or is_far(float(slow[~missed].max(initial=0.0)), limit_ms, blocks=blocks)
+    far = (
+        slow is None
+        or allowed >= 1.0
+        or is_far(float(np.max(slow, where=~missed, initial=0.0)), limit_ms, blocks=blocks)
+    )
     own = design_effect_of(missed, block)
     effect = own if slow is None or far else max(own, bunching(slow, block, allowed=allowed))
     low = float(beta_quantile(alpha / tests, count / own, (size - count) / own + 1.0)) if count > 0 else 0.0
@@ -181,4 +185,4 @@ def observed(requests: Requests, mask: Bools, target: SloTarget) -> float:
         return 100.0 * float(requests.failed[counted].mean()) if counted.any() else math.nan
     if target.metric == "itl":
         return quantile(gaps_of(requests, np.flatnonzero(mask)).ms, target.quantile)
-    return quantile(requests.metric_ms(target.metric)[mask], target.quantile)
+    return quantile(requests.metric_ms(target.metric, mask), target.quantile)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tailgate.analysis.arrays import Bools, Floats, Ints, indices
+from tailgate.analysis.arrays import Bools, Floats, Ints
 from tailgate.analysis.records.requests import Requests
 from tailgate.analysis.run.attribution import CAUSES, OTHER, Attribution
 from tailgate.analysis.run.compile_events import CompileEvent
@@ -90,7 +90,7 @@ def excursions(requests: Requests, attribution: Attribution, *, arm: str, contro
     """
     found = [(np.zeros(0, dtype=np.int64), np.zeros(0))]
     for trial in np.unique(requests.trial).tolist():
-        own, base = (indices((requests.trial == trial) & requests.of_arm(name)) for name in (arm, control))
+        own, base = (requests.rows(requests.of_arm(name), trial) for name in (arm, control))
         for rows in (own, base):
             quiet = rows[requests.ok[rows] & (attribution.cause[rows] == OTHER)]
             if (usual := usual_ms(requests, quiet)) is not None:
@@ -109,7 +109,7 @@ def usual_ms(requests: Requests, quiet: Ints | Bools) -> tuple[float, float] | N
     e2e = requests.e2e_ms[quiet]
     if len(e2e) < _FEWEST_QUIET:
         return None
-    ttft, tpot = quantile(requests.ttft_ms[quiet], 0.5), quantile(requests.tpot_ms[quiet], 0.5)
+    ttft, tpot = (quantile(requests.metric_ms(name, quiet), 0.5) for name in ("ttft", "tpot"))
     # An answer without tokens, such as a vector, is there at once: its end is its beginning.
     first = quantile(e2e, 0.5) if math.isnan(ttft) else ttft
     return first, 0.0 if math.isnan(tpot) else tpot

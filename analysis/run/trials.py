@@ -21,9 +21,6 @@ from tailgate.analysis.records.schemas import RUN_HOST
 
 SECOND = 1_000_000_000
 
-_NEVER = np.iinfo(np.int64).max
-_ROWS_AT_ONCE = 1 << 20
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
@@ -70,15 +67,12 @@ def trials_of(
 
     `whole`: the rest at the end is a block of its own, so that no block changes by what comes after it.
     """
-    by_number = {int(info["trial"]): info for info in infos}
+    by_number, spans = {int(info["trial"]): info for info in infos}, requests.spans()
     trials: list[Trial] = []
     first_block = 0
     for trial in sorted({*by_number, *np.unique(requests.trial).tolist()}):
-        info = by_number.get(trial, {})
-        own = (requests.trial == trial) & ~requests.broken
-        known, due = bool(own.any()), requests.start_ns
-        first = int(np.min(due, where=own, initial=_NEVER)) if known else 0
-        last = int(np.max(due, where=own, initial=0))
+        info, known = by_number.get(trial, {}), trial in spans
+        first, last, _ = spans.get(trial, (0, 0, 0))
         reported = number(info.get("start_ns"))
         start = int(info["start_ns"]) if reported is not None and 0 < reported <= first else first
         lengths = [] if (duration := seconds_of(info.get("duration_s"))) is None else [duration]
@@ -100,21 +94,6 @@ def trials_of(
         )
         first_block += blocks
     return tuple(trials)
-
-
-def block_numbers(trials: Sequence[Trial], block_s: float, trial: Ints, at_ns: Ints, segments: int = 1) -> Ints:
-    """Return the block of each moment of a trial, or its segment of `segments` to a block.
-
-    What lies past the trial's end is in its last block. Unknown trials: 0.
-    """
-    block = np.zeros(len(at_ns), dtype=np.int32)
-    for first in range(0, len(at_ns), _ROWS_AT_ONCE):  # times of all requests at once would take much memory
-        part = slice(first, first + _ROWS_AT_ONCE)
-        for item in trials:
-            own = trial[part] == item.number
-            since = (at_ns[part][own] - item.start_ns) // int(block_s * SECOND / segments)
-            block[part][own] = item.first_block * segments + np.clip(since, 0, item.blocks * segments - 1)
-    return block
 
 
 # --- Devices and machines ---------------------------------------------------------------------------------------------

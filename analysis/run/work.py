@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tailgate.analysis.arrays import Ints
+from tailgate.analysis.arrays import Ints, index_parts, indices
 from tailgate.analysis.records.plain_values import mapping
-from tailgate.analysis.run.pairs import in_pairs
+from tailgate.analysis.run.pairs import drawn, drawn_pairs
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.statistics.distributions import hypergeometric_sf
 from tailgate.analysis.wording import counted
@@ -52,9 +52,8 @@ def work_of(run: Run, arm: str) -> Work:
     if run.in_turn and not run.separate:
         # Each got requests of its own, and what is answered past the knee is no fair share of them.
         return Work(arm=arm, control=control, other=tuple(other))
-    own, base = run.answered(arm), run.answered(control)
-    if paired:
-        own, base = in_pairs(requests.pair, own, base)
+    masks = (run.answered(name) for name in (arm, control))
+    own, base = drawn_pairs(run, *masks) if paired else (drawn(run, mask) for mask in masks)
     if not own.size or not base.size:
         return Work(arm=arm, control=control, other=tuple(other))
     answers, requested = requests.output_tokens, requests.max_tokens
@@ -91,13 +90,13 @@ def _not_as_forced(run: Run, arm: str) -> str:
     """Describe answers of forced lengths that are not as long as requested; empty if none."""
     if mapping(run.records.experiment.get("traffic")).get("ignore_eos") is not True:
         return ""
-    rows = run.answered(arm)
-    requested, answered = run.requests.max_tokens[rows], run.requests.output_tokens[rows]
-    wrong = np.flatnonzero((requested > 0) & (answered != requested))
+    requested, answered = run.requests.max_tokens, run.requests.output_tokens
+    rows = run.answered(arm) & (requested > 0)
+    wrong = indices(rows & (answered != requested))
     if not wrong.size:
         return ""
     such = f"such as {counted(int(answered[wrong[0]]), 'token')} of {int(requested[wrong[0]])}"
-    return f"{wrong.size} of {int((requested > 0).sum())} answers of {arm} are not as long as asked for, {such}"
+    return f"{wrong.size} of {rows.sum()} answers of {arm} are not as long as asked for, {such}"
 
 
 def _planned_differences(run: Run, arm: str, own: Ints, base: Ints) -> list[str]:
@@ -178,7 +177,7 @@ _MANY_TOKENS = 8
 _AT_ONCE_MS = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TokenTimes:
     """How the tokens of completed answers came. `at_once` are answers of many tokens that came within 1 ms."""
 
@@ -192,21 +191,16 @@ class TokenTimes:
 def token_times(run: Run, arm: str) -> TokenTimes:
     """Describe when the arm's tokens came. Nothing is untimed if no arm's records have token times."""
     requests = run.requests
-    rows = run.answered(arm)
-    tokens, times = requests.output_tokens[rows], requests.token_times[rows]
-    # A chunk of an external server may hold several tokens, and no fewer than one.
-    untimed = times > tokens if run.account(arm).external else times != tokens
-    timed = bool((requests.token_times > 0).any())
-    first_ms, end_ms = (moments.after_ms[rows] for moments in (requests.first_ns, requests.end_ns))
-    many = (tokens >= _MANY_TOKENS) & ~np.isnan(first_ms)
-    at_once = many & (end_ms - first_ms <= _AT_ONCE_MS)
-    return TokenTimes(
-        arm=arm,
-        answers=int(rows.size),
-        untimed=int(untimed.sum()) if timed else 0,
-        many=int(many.sum()),
-        at_once=int(at_once.sum()),
-    )
+    timed, external = bool((requests.token_times > 0).any()), bool(run.account(arm).external)
+    counts = np.zeros(4, dtype=np.int64)
+    for rows in index_parts(run.answered(arm)):
+        tokens, times = requests.output_tokens[rows], requests.token_times[rows]
+        # A chunk of an external server may hold several tokens, and no fewer than one.
+        untimed = times > tokens if external else times != tokens
+        first_ms, end_ms = (moments.after_ms[rows] for moments in (requests.first_ns, requests.end_ns))
+        many = (tokens >= _MANY_TOKENS) & ~np.isnan(first_ms)
+        counts += (len(rows), timed * untimed.sum(), many.sum(), (many & (end_ms - first_ms <= _AT_ONCE_MS)).sum())
+    return TokenTimes(arm, *counts.tolist())
 
 
 def gates_on_gaps(run: Run) -> bool:

@@ -22,10 +22,13 @@ def quantile(values: npt.ArrayLike, q: float) -> float:
     return quantiles(values, (q,))[0]
 
 
-def quantiles(values: npt.ArrayLike, qs: Sequence[float]) -> list[float]:
-    """Return several quantiles, as `quantile` gives them, from one partial sort."""
+def quantiles(values: npt.ArrayLike, qs: Sequence[float], *, in_place: bool = False) -> list[float]:
+    """Return several quantiles, as `quantile` gives them, from one partial sort of a copy of the values.
+
+    `in_place`: of the values themselves, none of which is NaN.
+    """
     known = np.asarray(values)
-    known = known[~np.isnan(known)]
+    known = known if in_place else known[~np.isnan(known)]
     if not known.size:
         return [math.nan] * len(qs)
     return [float(value) for value in np.quantile(known, np.asarray(qs), overwrite_input=True, method="linear")]
@@ -35,16 +38,23 @@ def quantiles_of_groups(values: Floats, group: Ints, qs: Sequence[float]) -> Flo
     """Return `quantiles` of each group, which numbers that of each value from 0. Shape (groups, quantiles)."""
     sizes, known = np.bincount(group), np.bincount(group[~np.isnan(values)], minlength=int(group.max(initial=-1)) + 1)
     ends = np.cumsum(sizes)
-    ordered = values[np.argsort(group, kind="stable")]
+    ordered = values[np.argsort(group.astype(np.int16) if len(sizes) < 1 << 15 else group, kind="stable")]  # by radix
     for first, end in zip((ends - sizes).tolist(), ends.tolist(), strict=True):
         ordered[first:end].sort()  # what is no number comes last
-    place = np.maximum(known - 1, 0)[:, None] * np.asarray(qs)
+    return quantiles_of_ordered(ordered, ends - sizes, known, qs)
+
+
+def quantiles_of_ordered(ordered: Floats, first: Ints, size: Ints, qs: Sequence[float]) -> Floats:
+    """Return `quantiles` of each stretch of `size` sorted numbers from `first` on. Shape (stretches, quantiles)."""
+    if not ordered.size:
+        return np.full((len(first), len(qs)), math.nan)
+    begin, most = first[:, None], np.maximum(size - 1, 0)[:, None]
+    place = most * np.asarray(qs)
     below = np.floor(place).astype(np.int64)
-    first = (ends - sizes)[:, None]
-    low, high = ordered[first + below], ordered[first + np.minimum(below + 1, np.maximum(known - 1, 0)[:, None])]
+    low, high = ordered[begin + below], ordered[begin + np.minimum(below + 1, most)]
     share, width = place - below, high - low
     between = np.where(share < 0.5, low + width * share, high - width * (1.0 - share))  # as NumPy does, to the last bit
-    return np.asarray(np.where(known[:, None] > 0, between, math.nan))
+    return np.asarray(np.where(size[:, None] > 0, between, math.nan))
 
 
 def ordered_interval(

@@ -20,7 +20,7 @@ import math
 
 import numpy as np
 
-from tailgate.analysis.arrays import Bools, Floats, Ints
+from tailgate.analysis.arrays import Bools, Floats, Ints, counts_of, parts
 from tailgate.analysis.statistics.sequential import Evidence, mixed
 
 FEWEST_BLOCKS = 4  # of a PASS at any interim analysis, where the slowest request is far below the limit
@@ -145,13 +145,16 @@ def tail_effects(values: Floats, block: Ints, *, blocks: int, allowed: float, li
 
 def _by_bin(values: Floats, block: Ints, blocks: int) -> Ints:
     """Count the requests of each block in each bin of log latency, (blocks, bins); failures are in the last."""
-    logs = np.log(np.maximum(values, _SMALLEST_MS))
-    ended = np.isfinite(logs)
-    finite = logs[ended] if ended.any() else np.zeros(1)
-    lowest = float(finite.min())
-    last = int((float(finite.max()) - lowest) / _BIN) + 1
-    place = np.where(ended, (np.where(ended, logs, lowest) - lowest) / _BIN, last).astype(np.int64)
-    return np.bincount(block * (last + 1) + place, minlength=blocks * (last + 1)).reshape(blocks, last + 1)
+    ended = np.isfinite(values)
+    ends = np.min(values, where=ended, initial=math.inf), np.max(values, where=ended, initial=_SMALLEST_MS)
+    lowest, highest = np.log(np.maximum(ends, _SMALLEST_MS)).tolist() if ended.any() else (0.0, 0.0)
+    last = int((highest - lowest) / _BIN) + 1
+    counts = np.zeros(blocks * (last + 1), dtype=np.int64)
+    for part in parts(len(values)):  # numbers of all requests at once would take much memory
+        place = np.minimum((np.log(np.maximum(values[part], _SMALLEST_MS)) - lowest) / _BIN, last)
+        place = np.maximum(place, 0).astype(np.int64)  # rounding may put the fastest below 0
+        counts += np.bincount(block[part].astype(np.int64) * (last + 1) + place, minlength=counts.size)
+    return counts.reshape(blocks, last + 1)
 
 
 def _from_bin(counts: Ints) -> Ints:
@@ -170,8 +173,8 @@ def _slowest_effect(above: Ints, counts: Ints, allowed: float) -> float:
 
 def design_effect_of(missed: Bools, block: Ints) -> float:
     """Return the design effect of the requests that missed; `block` numbers the block of each, from 0."""
-    total = np.bincount(block)
-    return design_effect(np.bincount(block[missed], minlength=len(total)), total)
+    blocks = int(block.max(initial=-1)) + 1
+    return design_effect(counts_of(block[missed], blocks), counts_of(block, blocks))
 
 
 def design_effect(missed: Ints, requests: Ints) -> float:

@@ -26,10 +26,10 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
     requests = run.requests
     own = run.of_arm(arm)
     usable = own & run.usable
+    steady = run.steady(usable, (arm,))
+    metrics = _metrics(run, usable)
     completed = int((own & requests.ok).sum())
     failed = int((own & requests.failed).sum())
-    steady = np.zeros(len(requests), dtype=np.bool_)
-    steady[run.steady(usable, (arm,))] = True
     tokens = int(requests.output_tokens[usable].sum())
 
     def rate(count: int) -> float | None:
@@ -44,8 +44,8 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
         "request_rate": rate(int(usable.sum())),
         "output_token_rate": rate(tokens) if run.seconds > 0 and not run.embeds else None,
         "goodput_rps": rate(int((meets_all(requests, run.targets) & usable).sum())) if run.targets else None,
-        "metrics": _metrics(run, usable),
-        "steady": _metrics(run, steady),
+        "metrics": metrics,
+        "steady": metrics if np.array_equal(steady, usable) else _metrics(run, steady),
         "cold": _metrics(run, usable & run.cold),
         "external": _external_row(run, arm),
         "compile": _compile_row(run, arm, judgement.facts[arm]),
@@ -60,7 +60,7 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
 def _metrics(run: Run, mask: Bools) -> dict[str, Any]:
     requests = run.requests
     # Failed requests stand in these figures with their deadline.
-    table = {name: _described(requests.metric_ms(name)[mask]) for name in METRICS if name in run.metrics}
+    table = {name: _described(requests.metric_ms(name, mask)) for name in METRICS if name in run.metrics}
     if "itl" in run.metrics:
         gaps_ms = requests.gaps_ms
         if len(gaps_ms):
@@ -73,12 +73,12 @@ _QUANTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p95_ms": 0.95, "p99_ms": 0.99, "p99
 
 
 def _described(values: npt.NDArray[Any]) -> dict[str, Any]:
-    known = values[~np.isnan(values)]
-    return {
-        "n": int(known.size),
-        **dict(zip(_QUANTILES, quantiles(known, list(_QUANTILES.values())), strict=True)),
-        "mean_ms": float(known.mean(dtype=np.float64)) if known.size else None,
-    }
+    """Describe the values. It changes their order."""
+    missing = np.isnan(values)
+    known = values[~missing] if missing.any() else values
+    mean = float(known.mean(dtype=np.float64)) if known.size else None  # before the order changes, and its rounding
+    found = quantiles(known, list(_QUANTILES.values()), in_place=True)
+    return {"n": int(known.size), **dict(zip(_QUANTILES, found, strict=True)), "mean_ms": mean}
 
 
 def _external_row(run: Run, arm: str) -> dict[str, Any] | None:

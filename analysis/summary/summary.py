@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tailgate.analysis.arrays import Bools, Floats, parts
 from tailgate.analysis.checks.check import Check
 from tailgate.analysis.checks.pressure import in_words
 from tailgate.analysis.frontier.summary_rows import summary_rows as frontier_rows
@@ -34,8 +35,8 @@ from tailgate.analysis.run.trials import SECOND
 from tailgate.analysis.settings.metrics import EMBED, EMBED_METRICS
 from tailgate.analysis.settings.slo_targets import merged
 from tailgate.analysis.statistics.compare import Comparison
-from tailgate.analysis.statistics.quantiles import ordered_interval, quantiles, quantiles_of_groups
-from tailgate.analysis.statistics.share_evidence import design_effect_of
+from tailgate.analysis.statistics.quantiles import ordered_interval, quantiles_of_groups, quantiles_of_ordered
+from tailgate.analysis.statistics.share_evidence import design_effect
 from tailgate.analysis.summary.arms import arm_row
 from tailgate.analysis.summary.model import SCHEMA, Summary
 
@@ -90,7 +91,6 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     with ThreadPoolExecutor(1) as other_processor:
         over_time = other_processor.submit(_over_time, run)
         arms = [arm_row(run, arm, judgement) for arm in run.arms]
-        distribution = _distribution(run)
     return {
         "schema": SCHEMA,
         "name": str(run.records.experiment.get("name") or run_id),
@@ -112,7 +112,6 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "design": _design(run),
         "events": _events(run),
         **over_time.result(),
-        "distribution": distribution,
         "interim": _interim(run),
         "ramp": None if ramp is None else asdict(ramp),
         "weights": _weights(run),
@@ -129,6 +128,7 @@ def _over_time(run: Run) -> dict[str, Any]:
     return {
         "spikes": [_spike_row(run, spike) for spike in spikes],
         "series": _latency_series(run),
+        "distribution": _distribution(run),
     }
 
 
@@ -270,10 +270,13 @@ def _bins(run: Run, arm: str, bin_s: float) -> dict[str, list[Any]]:
     requests = run.requests
     found: dict[str, list[Any]] = {name: [] for name in _BINS}
     for trial in run.trials:
-        own = np.flatnonzero(run.of_arm(arm) & (requests.trial == trial.number) & ~requests.broken)
-        since = (requests.start_ns[own] - trial.start_ns) // int(bin_s * SECOND)
-        numbers, place = np.unique(since, return_inverse=True)
-        counts = (np.bincount(place), np.bincount(place[requests.failed[own]], minlength=len(numbers)))
+        own = requests.rows(run.of_arm(arm) & ~requests.broken, trial.number)
+        since = ((requests.start_ns[own] - trial.start_ns) // int(bin_s * SECOND)).astype(np.int32)
+        first = int(since.min(initial=0))
+        size = np.bincount(since - first)
+        numbers = np.flatnonzero(size) + first
+        place = (np.cumsum(size > 0) - 1).astype(np.int32)[since - first]
+        counts = (size[size > 0], np.bincount(place[requests.failed[own]], minlength=len(numbers)))
         ttft = quantiles_of_groups(requests.ttft_ms[own], place, (0.5, 0.99))
         e2e = quantiles_of_groups(requests.e2e_ms[own], place, (0.5, 0.99))
         columns = (np.full(len(numbers), trial.number), numbers * bin_s, *counts, *ttft.T, *e2e.T)
@@ -291,15 +294,17 @@ def _distribution(run: Run) -> dict[str, Any]:
         metrics[metric] = {}
         if not usable.any():
             continue
-        low, high = float(values[usable].min()), float(values[usable].max())
+        low, high = (
+            float(of(values, where=usable, initial=start)) for of, start in ((np.min, math.inf), (np.max, 0.0))
+        )
         edges = np.geomspace(low * 0.999, max(high, low * 1.01) * 1.001, _CURVE_BINS + 1)
         for arm in run.arms:
             own = usable & run.of_arm(arm)
-            took, block = values[own], run.block[own]
-            ordered = np.sort(took)
+            ordered = values[own]
+            ordered.sort()
+            at = quantiles_of_ordered(ordered, np.array([0]), np.array([ordered.size]), _QUANTILES)[0]
             curve = []
-            for q, value in zip(_QUANTILES, quantiles(ordered, _QUANTILES), strict=True):
-                effect = design_effect_of(took > value, block)
+            for q, value, effect in zip(_QUANTILES, at.tolist(), _effects(run, own, values, at), strict=True):
                 lower, upper = ordered_interval(ordered, q, confidence=0.95, design_effect=effect)
                 curve.append([q, value, lower, upper])
             metrics[metric][arm] = {
@@ -308,6 +313,18 @@ def _distribution(run: Run) -> dict[str, Any]:
                 "ecdf": curve,
             }
     return metrics
+
+
+def _effects(run: Run, own: Bools, values: Floats, at: Floats) -> list[float]:
+    """Return the design effect of the requests in `own` beyond each of the rising values `at`."""
+    counts = np.zeros((len(at) + 1, run.blocks), dtype=np.int64)
+    for part in parts(len(own)):
+        rows = np.flatnonzero(own[part]) + part.start
+        beyond = np.searchsorted(at.astype(values.dtype), values[rows])  # how many of them
+        counts += np.bincount(beyond * run.blocks + run.block_of(rows), minlength=counts.size).reshape(counts.shape)
+    slower = np.cumsum(counts[::-1], axis=0)[::-1]
+    held = int(np.flatnonzero(slower[0]).max(initial=-1)) + 1  # blocks
+    return [design_effect(slow[:held], slower[0, :held]) for slow in slower[1:]]
 
 
 def _design(run: Run) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import math
 from dataclasses import replace
 
 from tailgate.analysis.arrays import Bools, Ints
-from tailgate.analysis.judging.comparisons import blocks_at
 from tailgate.analysis.judging.gates import INCONCLUSIVE, Gate, count_gate
 from tailgate.analysis.judging.gates.latency import whole_s
 from tailgate.analysis.judging.paths import share_path, share_tests
@@ -118,7 +117,7 @@ def _needed_s(run: Run, arm: str, result: ShareResult) -> float | None:
 
 
 def _blocks(run: Run, own: Units) -> Ints:
-    return blocks_at(run, run.requests.trial[own.row], own.at_ns)
+    return run.block_of(own.row, own.at_ns)
 
 
 def _missing(result: ShareResult) -> str:

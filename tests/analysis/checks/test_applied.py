@@ -417,6 +417,7 @@ ALL_TIMES = ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")
         (lambda number, row: row | {"prompt_tokens": row["prompt_tokens"] - 1}, "pairs"),
         (lambda number, row: row | {"max_tokens": 100}, "pairs"),
         (lambda number, row: row | ({"pair_id": f"1-{number + 1}"} if number == 9 else {}), "pairs"),
+        (lambda number, row: row | ({"trial": 2} if number == 9 else {}), "pairs"),
         (lambda number, row: [row, row | {"request_id": row["request_id"] + "b"}] if number % 3 == 0 else row, "pairs"),
         (lambda number, row: [] if number % 50 == 0 else row, "pairs"),
         (lambda number, row: row | ({"pair_id": f"1-{10**6 + number}"} if number % 50 == 0 else {}), "pairs"),

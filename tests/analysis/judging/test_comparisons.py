@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from tailgate.analysis.judging import comparisons as comparisons_module
-from tailgate.analysis.judging.comparisons import (
-    QUANTILES,
-    blocks_at,
-    compared,
-    comparisons,
-    drawn,
-    samples_of,
-    steady_rows,
-)
+from tailgate.analysis.judging.comparisons import QUANTILES, compared, comparisons, samples_of, steady_rows
 from tailgate.analysis.records.run_records import read_run
 from tailgate.analysis.records.schemas import REQUESTS
 from tailgate.analysis.records.tables import read_table
+from tailgate.analysis.run import pairs as pairs_module
+from tailgate.analysis.run.pairs import drawn
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.trials import SECOND
 from tailgate.analysis.settings.metrics import JUDGED_METRICS
@@ -110,7 +105,7 @@ class TestSteadyTraffic:
     def test_of_many_requests_some_are_drawn_from_the_whole_run_with_their_copies(self, tmp_path, monkeypatch):
         run = run_of(tmp_path)
         every = steady_rows(run, "compiled")
-        monkeypatch.setattr(comparisons_module, "MOST_REQUESTS", len(every.treatment) // 4)
+        monkeypatch.setattr(pairs_module, "MOST_REQUESTS", len(every.treatment) // 4)
         rows = steady_rows(run, "compiled")
         assert rows.paired
         assert np.array_equal(run.requests.pair[rows.treatment], run.requests.pair[rows.control])
@@ -119,10 +114,25 @@ class TestSteadyTraffic:
         early = starts[rows.treatment] < np.median(starts[every.treatment])
         assert early.mean() == pytest.approx(0.5, abs=0.15)
 
+    def test_a_copy_is_of_the_same_trial(self, tmp_path):
+        run = run_of(tmp_path, replace(SMALL, trials=2))
+        requests = run.requests
+        ttft_ms = np.where(np.arange(len(requests)) % 50 == 0, np.nan, requests.ttft_ms)
+        pair = requests.pair % np.int32((requests.trial == 1).sum())
+        again = replace(run, requests=replace(requests, pair=pair, ttft_ms=ttft_ms))
+        rows = steady_rows(again, "compiled")
+        assert rows.paired
+        assert (requests.trial[rows.treatment] == requests.trial[rows.control]).all()
+        assert len(rows.treatment) == len(steady_rows(run, "compiled").treatment)
+        samples = samples_of(again, "ttft", rows)
+        assert 0 < len(samples[0]) < len(rows.treatment)
+        assert np.array_equal(*(sample.trial for sample in samples))
+
     def test_an_arm_with_few_requests_keeps_them_all(self, monkeypatch):
-        monkeypatch.setattr(comparisons_module, "MOST_REQUESTS", 10_000)
-        few, many = np.arange(8_000), np.arange(10_000, 90_000)
-        mine, theirs = drawn(few, many, paired=False, rng=np.random.default_rng(1))
+        monkeypatch.setattr(pairs_module, "MOST_REQUESTS", 10_000)
+        place, seeded = np.arange(90_000), SimpleNamespace(rng=np.random.default_rng)
+        many = place[10_000:]
+        mine, theirs = drawn(seeded, place < 8_000), drawn(seeded, place >= 10_000)
         assert len(mine) == 8_000
         assert len(theirs) == pytest.approx(10_000, rel=0.05)
         assert theirs.mean() == pytest.approx(many.mean(), rel=0.05)
@@ -151,7 +161,7 @@ class TestTokenGaps:
     def test_requests_that_end_after_the_trial_are_in_its_last_block(self, run):
         trial = run.trials[0]
         at = np.array([trial.start_ns, trial.start_ns + 10_000 * SECOND, trial.start_ns - SECOND])
-        assert blocks_at(run, np.ones(3, dtype=np.int64), at).tolist() == [0, trial.blocks - 1, 0]
+        assert run.block_of(np.zeros(3, dtype=np.int64), at).tolist() == [0, trial.blocks - 1, 0]
 
 
 def test_a_slower_arm_is_slower_at_every_quantile(tmp_path):

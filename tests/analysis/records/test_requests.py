@@ -32,7 +32,7 @@ class TestLatency:
         requests = requests_of(columns_of([row(sent_ns=T0 + 3 * S // 100)]))
         assert requests.ttft_ms.tolist() == [100.0]
         assert requests.e2e_ms.tolist() == [500.0]
-        assert requests.tpot_ms.tolist() == [100.0]
+        assert requests.metric_ms("tpot").tolist() == [100.0]
         assert requests.lag_ms(np.array([0])).tolist() == [30.0]
 
     def test_sent_time_stands_in_for_a_missing_schedule(self):
@@ -61,10 +61,19 @@ class TestLatency:
         requests = requests_of(columns_of([row(0, status="INTERNAL")]), deadline_ms=60_000)
         assert requests.ttft_ms.tolist() == [100.0]
         assert requests.e2e_ms.tolist() == [60_000.0]
+        assert requests.metric_ms("tpot").tolist() == [60_000.0]
 
     def test_a_failure_that_took_longer_than_the_deadline_counts_in_full(self):
         requests = requests_of(columns_of([row(0, status="DEADLINE_EXCEEDED", e2e_s=70)]), deadline_ms=60_000)
         assert requests.e2e_ms.tolist() == [70_000.0]
+
+    def test_only_an_answer_of_two_tokens_or_more_has_a_tpot(self):
+        cut = row(3, status="CANCELLED", e2e_s=20)
+        columns = columns_of([row(0), row(1, output_tokens=1), row(2, ttft_s=None), cut, row(4, error="broken off")])
+        requests = requests_of(columns, deadline_ms=60_000)
+        np.testing.assert_array_equal(requests.metric_ms("tpot"), [100.0, math.nan, math.nan, math.nan, 60_000.0])
+        np.testing.assert_array_equal(requests.metric_ms("tpot", np.array([4, 1])), [60_000.0, math.nan])
+        assert np.isnan(requests_of(columns, deadline_ms=60_000, tokens=False).metric_ms("tpot")).all()
 
     def test_a_long_wait_cut_by_the_end_counts_and_a_short_one_does_not(self):
         done = [row(index, at_s=index, e2e_s=1.0) for index in range(5)]

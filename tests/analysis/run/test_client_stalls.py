@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tailgate.analysis.records.requests import Requests, requests_of
+from tailgate.analysis.run import silences
 from tailgate.analysis.run.client_stalls import HOST, UNKNOWN, WORK, ArmStalls, Stall, client_stalls, is_explained
 from tailgate.analysis.run.compile_events import CompileEvent
 from tailgate.analysis.run.silences import partial_stalls, servers_of, silences_of
@@ -63,6 +64,27 @@ def test_a_stall_of_one_arm_is_seen_from_its_begin_to_its_end() -> None:
     assert stall.seconds == pytest.approx(3.0, abs=0.05)
     assert 14 <= stall.requests.size <= 18  # four in flight and twelve that come meanwhile
     assert found.detectable_s < 0.5
+
+
+def test_a_stall_is_seen_where_of_many_silences_some_show_what_is_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = served("new", (60.01, 3.0)), served("old")
+    (stall,) = seen(*rows).stalls
+    monkeypatch.setattr(silences, "_MANY", 150)
+    (found,) = seen(*rows).stalls
+    assert (found.start_ns, found.end_ns, found.cause) == (stall.start_ns, stall.end_ns, stall.cause)
+
+
+def test_silences_that_alternate_between_two_lengths_are_no_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, free_s = [], 0.0
+    for index in range(240):
+        begin, free_s = free_s, free_s + (0.01, 0.27)[index % 2]
+        row = {"request_id": str(index), "arm": "new", "replica": "new-0", "trial": 1, "status": "OK"}
+        row |= {"scheduled_ns": at(begin), "sent_ns": at(begin), "end_ns": at(free_s), "output_tokens": 1}
+        rows.append(row)
+    monkeypatch.setattr(silences, "_MANY", 150)
+    (server,) = servers_of(table_of(rows), 1)
+    found = silences_of(server)
+    assert (found.stall.size, found.stall.sum()) == (240, 0)
 
 
 STOP = (60.0, 2.0)

@@ -56,7 +56,7 @@ def test_requests_and_blocks_are_counted_through_all_trials(tmp_path):
     run = load(tmp_path, replace(SHORT, trials=3))
     assert run.planned == {"eager": 540, "compiled": 540}
     assert ([trial.first_block for trial in run.trials], run.blocks) == ([0, 3, 6], 9)
-    assert np.unique(run.block).tolist() == list(range(9))
+    assert np.unique(run.block_of(np.arange(len(run.requests)))).tolist() == list(range(9))
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,13 @@ def test_a_trial_that_was_stopped_lasted_as_long_as_it_was_seen(tmp_path):
 def test_no_steady_request_is_cold_or_met_a_compile(tmp_path):
     run = load(tmp_path, replace(SHORT, arms=(EAGER, NAIVE)))
     assert (run.control, run.treatments) == ("eager", ("naive",))
-    rows = run.steady(np.ones(len(run.requests), dtype=bool), run.arms)
+    rows = np.flatnonzero(run.steady(np.ones(len(run.requests), dtype=bool), run.arms))
     windows = stall_windows(run.events, arm="naive", trial=1)
     assert 0 < len(rows) < np.count_nonzero(~run.cold)
     assert not run.cold[rows].any()
     assert not windows.touch(run.requests.start_ns[rows], run.requests.end_ns[rows]).any()
     own = run.of_arm("eager")
-    assert run.steady(own, ("eager",)).tolist() == np.flatnonzero(own & ~run.cold).tolist()
+    assert run.steady(own, ("eager",)).tolist() == (own & ~run.cold).tolist()
 
 
 def test_the_seed_is_that_of_the_experiment_and_places_draw_by_themselves(tmp_path):
