@@ -247,9 +247,6 @@ class CompileConfig(Settings):
     takes `mode`, `options`, `join_projections` and `artifact`."""
     regional: bool = False
     """Compile the repeated block once for all layers, instead of the whole model."""
-    regions: Annotated[tuple[str, ...], Listed] = ()
-    """Qualified names of modules to compile, each by itself, instead of the whole model: `["model.layers.0.mlp",
-    "lm_head"]`."""
     recompile_limit: int = Field(default=0, ge=0, le=100_000)
     """Graphs of one function before torch gives up and runs it eagerly. 0 is the limit of torch, or what the planned
     shapes need if that is more."""
@@ -290,11 +287,6 @@ class CompileConfig(Settings):
             raise ValueError(
                 f'mode is "{self.mode}" but compile.backend is "{self.backend}", and modes are inductor\'s: '
                 'use mode = "default" or backend = "inductor"'
-            )
-        if self.regional and self.regions:
-            raise ValueError(
-                f"regional is true but compile.regions is {list(self.regions)}: regional is the repeated block "
-                "alone, drop one of them"
             )
         if self.mark_dynamic and self.dynamic is False:
             raise ValueError("mark_dynamic is true but compile.dynamic is false: drop one of them")

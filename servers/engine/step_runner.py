@@ -22,7 +22,7 @@ from tailgate.servers.clock import now_ns
 from tailgate.servers.compiler import artifacts
 from tailgate.servers.compiler import policy as compiler_policy
 from tailgate.servers.compiler.recorder import CompileRecorder, EagerCanary, Trigger
-from tailgate.servers.compiler.regions import CompiledRegions, select_regions
+from tailgate.servers.compiler.regions import CompiledBlocks, repeated_blocks
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.config import ArmConfig
 from tailgate.servers.engine.kv_cache import SlotCache
@@ -113,7 +113,7 @@ class StepRunner(ABC):
         self._graphs: dict[StepShape, CapturedStep] = {}
         self._pool: Any = None
         self._unpromised: set[Kind] = set()  # steps whose graphs may fit a part of their bounds
-        self._regions: CompiledRegions | None = None
+        self._blocks: CompiledBlocks | None = None
 
     # what a task says
 
@@ -175,16 +175,16 @@ class StepRunner(ABC):
         self.vocab_size = int(self.model.config.get_text_config().vocab_size)
         if policy.join_projections:
             join_weights(self.model)
-        regions = select_regions(self.model, policy)
+        blocks = repeated_blocks(self.model) if policy.regional else ()
         compiler_policy.configure_compiler(
             policy,
             planned_shapes=len(list(self.shapes.planned())),
             closed=self.shapes.is_closed(),
-            regions=len(regions) or 1,
+            regions=len(blocks) or 1,
         )
         self._steps = dict(self._make_steps())
-        if regions:
-            self._regions = CompiledRegions(self.model, regions, policy, cache=self.cache)
+        if blocks:
+            self._blocks = CompiledBlocks(blocks, policy, cache=self.cache)
         else:
             self._steps = {kind: compiler_policy.compile_step(step, policy) for kind, step in self._steps.items()}
         self._ran_compiled()
@@ -202,8 +202,6 @@ class StepRunner(ABC):
             if self.arm.compile.capture:
                 self._capture(shape)
         self._warm_rest()
-        if self._regions is not None:
-            self._regions.check_called()
         compiler_policy.settle(self.arm.compile)
         report(len(plan), len(plan), "warm")
 
@@ -313,7 +311,7 @@ class StepRunner(ABC):
 
     def _ran_compiled(self) -> bool:
         """Return whether what the policy compiles has run as compiled code since the last call."""
-        return self._regions.ran_compiled() if self._regions is not None else not self._canary.ran_eagerly()
+        return self._blocks.ran_compiled() if self._blocks is not None else not self._canary.ran_eagerly()
 
     def _note_canary(self, shape: StepShape, start_ns: int, end_ns: int) -> bool:
         graph = self._graphs.get(shape)

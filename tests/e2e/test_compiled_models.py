@@ -65,32 +65,6 @@ def test_a_regional_arm_compiles_one_graph_a_shape_however_many_layers(recorder:
     assert_greedy_like_generate(runner, jobs)
 
 
-REGIONS = {
-    "attention and head": (
-        ("model.layers.0.self_attn", "model.layers.1.self_attn", "lm_head"),
-        "LlamaAttention Linear",
-    ),
-    "all layers but one": (("model.layers.1",), "LlamaDecoderLayer"),
-    "the model": (("model",), "LlamaModel"),
-}
-
-
-@pytest.mark.parametrize("name", REGIONS)
-def test_regions_run_compiled_and_the_rest_eagerly_without_changing_an_answer(
-    name: str, recorder: CompileRecorder
-) -> None:
-    regions, classes = REGIONS[name]
-    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", regions=regions)
-    arm = ArmConfig(name="named", shapes=ShapeConfig(kind="pad"), compile=policy, engine=ENGINE)
-    runner = runner_for(arm, recorder)
-    frames = {event.frame.rpartition(" ")[2] for event in recorder.drain() if event.kind in ("compile", "recompile")}
-    assert set(classes.split()) <= frames
-    jobs = jobs_for(runner.vocab_size, seed=8, count=6)
-    serve(runner, jobs)
-    assert recorder.drain() == [], "no compile, and no step that ran eagerly"
-    assert_greedy_like_generate(runner, jobs)
-
-
 def minimal(name: str, **policy: Any) -> ArmConfig:
     """Return an arm that is warm for one static shape."""
     compiling = CompileConfig(enabled=True, dynamic=False, backend="eager", warmup="minimal", **policy)

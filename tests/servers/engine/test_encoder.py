@@ -13,8 +13,7 @@ from transformers import AutoModel, RobertaConfig
 
 from tailgate.servers.compiler.policy import UnforeseenShapeError
 from tailgate.servers.compiler.recorder import CompileRecorder
-from tailgate.servers.complaint import ConfigError
-from tailgate.servers.config import ArmConfig, EngineConfig, ModelConfig, ShapeConfig
+from tailgate.servers.config import ArmConfig, EngineConfig, ModelConfig
 from tailgate.servers.engine import step_runner
 from tailgate.servers.engine.encoder import EncoderRunner, pooled
 from tailgate.servers.engine.in_process import Answers, ask, requests_of
@@ -93,17 +92,6 @@ def assert_as_plain(runner: EncoderRunner) -> None:
 @pytest.mark.parametrize("preset", ["eager", "compiled-padded"])
 def test_the_first_tokens_vector_is_taken_where_pooling_says_so(preset: str, recorder: CompileRecorder) -> None:
     assert_as_plain(warm(arm_of(preset, pooling="cls"), recorder))
-
-
-def test_regions_of_an_encoder_are_named(recorder: CompileRecorder) -> None:
-    policy = compiling("encoder.layer.0.intermediate", "encoder.layer.1.intermediate")
-    arm = ArmConfig(name="regions", model=MODEL, engine=ENGINE, shapes=ShapeConfig(kind="pad"), compile=policy)
-    runner = warm(arm, recorder)
-    assert {event.frame.rpartition(" ")[2] for event in recorder.drain()} == {"BertIntermediate"}
-    assert_as_plain(runner)
-    missing = arm.replace(compile=compiling("model.layers.0"))
-    with pytest.raises(ConfigError, match=r"model\.layers\.0.*embeddings"):
-        runner_for(missing, recorder).load()
 
 
 def served(runner: EncoderRunner, lengths: Sequence[int]) -> Answers:
