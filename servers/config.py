@@ -15,7 +15,7 @@ from tailgate.servers.presets import RANDOM_ENCODERS, RANDOM_PRESETS, Preset, ch
 
 _SHORTEST_BUCKET = 32  # tokens
 
-# Modes in which inductor manages CUDA graphs by itself.
+# Modes in which inductor manages CUDA graphs.
 GRAPH_TREE_MODES = ("reduce-overhead", "max-autotune")
 
 # What the compiler does that holds the device while it lasts; an eager fallback runs, only slower. A limit hit lasts
@@ -118,7 +118,6 @@ class ModelConfig(Settings):
 
     @property
     def embeds(self) -> bool:
-        """Whether the model embeds texts instead of generating them."""
         return self.task == "embed"
 
     @model_validator(mode="after")
@@ -190,7 +189,6 @@ class EngineConfig(Settings):
 
     @property
     def max_length(self) -> int:
-        """Positions one request may occupy: prompt plus generated tokens."""
         return self.max_prompt_tokens + self.max_new_tokens
 
     @property
@@ -200,7 +198,6 @@ class EngineConfig(Settings):
 
     @property
     def prefill_tokens(self) -> int:
-        """Tokens of one prompt that a prefill step takes at most."""
         return min(self.prefill_chunk or self.max_prompt_tokens, self.max_prompt_tokens)
 
 
@@ -328,10 +325,6 @@ class ArmConfig(Settings):
             preset = RANDOM_PRESETS[self.model.id.removeprefix("random:")]
             check_positions(self.model, self.engine, preset["max_position_embeddings"])
         shapes, engine, compiled = self.shapes, self.engine, self.compile
-        if shapes.kind == "exact" and shapes.min_size > engine.slots:
-            raise ValueError(
-                f"shapes.min_size is {shapes.min_size} but engine.slots is {engine.slots}: raise engine.slots"
-            )
         if compiled.join_projections and self.model.quantisation not in _JOINED:
             raise ValueError(
                 f'compile.join_projections is true but model.quantisation is "{self.model.quantisation}", and of '
@@ -390,9 +383,6 @@ def check_positions(model: ModelConfig, engine: EngineConfig, positions: int) ->
         )
 
 
-# --- Buckets ----------------------------------------------------------------------------------------------------------
-
-
 def doubling(first: int, last: int) -> tuple[int, ...]:
     """Return `first`, twice that, and so on below `last`, then `last` itself."""
     steps = []
@@ -427,36 +417,27 @@ def prompt_contexts(shapes: ShapeConfig, engine: EngineConfig) -> tuple[int, ...
     return doubling(2 * lengths[-1], engine.max_prompt_tokens)
 
 
-# --- Presets ----------------------------------------------------------------------------------------------------------
-
 # Size 1 is padded to 2: the compiler specialises sizes 0 and 1, so a dynamic dimension must start at 2.
 _FROM_TWO = {"kind": "exact", "min_size": 2}
 _DYNAMIC = {"enabled": True, "dynamic": True, "fullgraph": True, "mark_dynamic": True}
 
-# What each is for.
-PRESET_MEANINGS: Mapping[Preset, str] = {
-    "eager": "Nothing is compiled or padded; the usual control.",
-    "eager-padded": "The shapes of `compiled-padded` without compiling: what padding alone costs.",
-    "compiled-padded": "One shape for prefill, one for decode and one for later chunks. Never compiles under traffic.",
-    "compiled-bucketed": "Every size rounds up to a bucket, and each bucket has a CUDA graph. Never compiles under "
-    "traffic.",
-    "compiled-dynamic": "One graph with marked dimensions. Never compiles under traffic within its bounds.",
-    "compiled-strict": "As `compiled-dynamic`, but what no graph fits is refused instead of compiled.",
-    "compiled-naive": "The defaults of torch.compile, warmed by one short request. Compiles at new batch sizes and "
-    "lengths, half a minute or more each on a GPU.",
-}
-
-# The shapes and the compile policy of each.
-_POLICIES: Mapping[Preset, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
-    "eager": ({}, {}),
-    "eager-padded": ({"kind": "pad"}, {}),
+# What each preset is for, its shapes and its compile policy.
+PRESET_POLICIES: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
+    "eager": ("Nothing is compiled or padded; the usual control.", {}, {}),
+    "eager-padded": (
+        "The shapes of `compiled-padded` without compiling: what padding alone costs.",
+        {"kind": "pad"},
+        {},
+    ),
     "compiled-padded": (
+        "One shape for prefill, one for decode and one for later chunks. Never compiles under traffic.",
         {"kind": "pad"},
         {"enabled": True, "mode": "reduce-overhead", "dynamic": False, "fullgraph": True},
     ),
     # One repeated block is compiled instead of the whole model: a ladder of shapes is a ladder of graphs, and a block's
     # graph serves every layer.
     "compiled-bucketed": (
+        "Every size rounds up to a bucket, and each bucket has a CUDA graph. Never compiles under traffic.",
         {"kind": "buckets"},
         {
             "enabled": True,
@@ -468,9 +449,22 @@ _POLICIES: Mapping[Preset, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
             "options": {"coordinate_descent_tuning": True, "combo_kernels": True},
         },
     ),
-    "compiled-dynamic": (_FROM_TWO, _DYNAMIC),
-    "compiled-strict": (_FROM_TWO, {**_DYNAMIC, "strict": True}),
-    "compiled-naive": ({}, {"enabled": True, "warmup": "minimal"}),
+    "compiled-dynamic": (
+        "One graph with marked dimensions. Never compiles under traffic within its bounds.",
+        _FROM_TWO,
+        _DYNAMIC,
+    ),
+    "compiled-strict": (
+        "As `compiled-dynamic`, but what no graph fits is refused instead of compiled.",
+        _FROM_TWO,
+        {**_DYNAMIC, "strict": True},
+    ),
+    "compiled-naive": (
+        "The defaults of torch.compile, warmed by one short request. Compiles at new batch sizes and lengths, half a "
+        "minute or more each on a GPU.",
+        {},
+        {"enabled": True, "warmup": "minimal"},
+    ),
 }
 
 
@@ -481,8 +475,7 @@ def with_preset(table: Mapping[str, Any]) -> dict[str, Any]:
     and joined projections with weights that can be joined.
     """
     preset, own, model = table.get("preset"), table.get("compile", {}), table.get("model", {})
-    known = preset in _POLICIES if isinstance(preset, str) else False
-    shapes, policy = _POLICIES[preset] if known else ({}, {})  # type: ignore[index]
+    _, shapes, policy = PRESET_POLICIES.get(str(preset), ("", {}, {}))
     if isinstance(own, Mapping):
         policy = {"warmup": policy.get("warmup", "shapes")} if own.get("enabled") is False else policy
         left = ["options", "join_projections"] if own.get("backend", "inductor") != "inductor" else []

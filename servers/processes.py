@@ -15,11 +15,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Self, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -156,7 +155,6 @@ class Child:
 
     @property
     def log_path(self) -> Path:
-        """The file with what it prints."""
         assert self._log_path is not None
         return self._log_path
 
@@ -189,7 +187,6 @@ class Child:
             self._process.stdin.flush()
 
     def end_commands(self) -> None:
-        """Close its stdin."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -258,42 +255,33 @@ def describe_exit(code: int) -> str:
         return f"signal {-code}"
 
 
-class TemporaryFolder:
-    """A new folder at `path` that this user alone may enter. With `for_sockets` its path is short enough for one."""
+@contextlib.contextmanager
+def temporary_folder(prefix: str, *, for_sockets: bool = False) -> Iterator[Path]:
+    """Yield a new folder that this user alone may enter. With `for_sockets` its path is short enough for one.
 
-    def __init__(self, prefix: str, *, for_sockets: bool = False) -> None:
-        place = tempfile.gettempdir()
-        if for_sockets and len(os.fsencode(place)) >= _LONGEST_PLACE:
-            place = "/tmp"
-        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
-        try:
-            self._remover = subprocess.Popen(
-                ["/bin/sh", "-c", _REMOVER, str(self.path)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # what ends this process may be meant for its whole group
-            )
-        except OSError:
-            self.path.rmdir()
-            raise
-
-    def remove(self) -> None:
-        """Remove the folder, but for what cannot be removed. A second call does nothing."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self._remover.kill()
-        self._remover.communicate()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.remove()
-
-
-# --- What the programs of servers say ---------------------------------------------------------------------------------
+    It is removed at the end of the block, and soon after a kill of this process.
+    """
+    place = tempfile.gettempdir()
+    if for_sockets and len(os.fsencode(place)) >= _LONGEST_PLACE:
+        place = "/tmp"
+    path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+    try:
+        remover = subprocess.Popen(
+            ["/bin/sh", "-c", _REMOVER, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # what ends this process may be meant for its whole group
+        )
+    except OSError:
+        path.rmdir()
+        raise
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        remover.kill()
+        remover.communicate()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

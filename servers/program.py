@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tailgate.servers.complaint import ConfigError, fault, one_line
 from tailgate.servers.config import ArmConfig
-from tailgate.servers.processes import TemporaryFolder
+from tailgate.servers.processes import temporary_folder
 
 
 def read_arm(path: str) -> ArmConfig:
@@ -63,8 +63,8 @@ def compile_cache(folder: str) -> Iterator[str]:
     if folder:
         yield folder
         return
-    with TemporaryFolder("tailgate-compile-") as fresh:
-        yield str(fresh.path)
+    with temporary_folder("tailgate-compile-") as fresh:
+        yield str(fresh)
 
 
 # What would carry decisions of earlier processes into this one, or out of it: profiles of sizes, under a name or in

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from tailgate.servers.address import joined
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.processes import Child, TemporaryFolder
+from tailgate.servers.processes import Child, temporary_folder
 from tailgate.servers.splitter.admin import Admin, SplitterError
 from tailgate.servers.splitter.bootstrap import LISTENER, bootstrap
 from tailgate.servers.splitter.envoy_config import SplitterConfig
@@ -47,7 +47,7 @@ def envoy_path() -> Path:
 class Envoy:
     """A running Envoy. `port` and `admin` are real, also when the configuration asked for port 0.
 
-    `private` is the folder of its admin socket, which goes with it.
+    `private` closes the folder of its admin socket.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Envoy:
         log_path: Path,
         port: int,
         admin: str,
-        private: TemporaryFolder,
+        private: contextlib.ExitStack,
     ) -> None:
         self.config = config
         self.log_path = log_path
@@ -84,9 +84,10 @@ class Envoy:
             *("--concurrency", str(config.workers), "--log-level", "warning"),
             *("--disable-hot-restart", "--file-flush-interval-msec", str(FLUSH_MS)),
         ]
-        private, process = TemporaryFolder("tailgate-envoy-", for_sockets=True), None
+        private, process = contextlib.ExitStack(), None
         try:
-            socket = "" if config.admin_port else str(private.path / "admin")
+            folder = private.enter_context(temporary_folder("tailgate-envoy-", for_sockets=True))
+            socket = "" if config.admin_port else str(folder / "admin")
             document = bootstrap(config, admin_socket=socket)
             config_path.write_text(json.dumps(document, indent=2) + "\n")
             process = Child("envoy", arguments, log_path=log_path)
@@ -104,7 +105,7 @@ class Envoy:
         except BaseException:
             if process is not None:
                 process.stop(_GRACE_S)
-            private.remove()
+            private.close()
             raise
 
     @property
@@ -116,11 +117,9 @@ class Envoy:
 
     @property
     def pid(self) -> int:
-        """Envoy's process id."""
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Return Envoy's exit code, or None while it runs."""
         return self._process.poll()
 
     def healthy(self) -> Health:
@@ -161,7 +160,7 @@ class Envoy:
                 while self.admin.stats(active)[active] and time.monotonic() < deadline and self.poll() is None:
                     time.sleep(0.02)
         self._process.stop(_GRACE_S)
-        self._private.remove()
+        self._private.close()
 
     def __enter__(self) -> Self:
         return self

@@ -115,7 +115,6 @@ def test_a_name_with_dots_may_be_written_as_tables() -> None:
         ({"model": {"device": "tpu"}}, ("model.device", '"tpu"', "cuda:N")),
         ({"model": {"device": "cuda:one"}}, ('"cuda:one"', "cuda:N")),
         ({"model": {"device": "cpu:1"}}, ('"cpu:1"',)),
-        ({"shapes": {"min_size": 4}, "engine": {"slots": 3}}, ("shapes.min_size is 4", "engine.slots is 3")),
         ({"engine": 5}, ("arm.engine", "table")),
         ({"model": {"task": "sing"}}, ("model.task", "sing", "embed")),
         ({"model": {"task": "embed"}}, ('"random:tiny" generates', "random:bert-base")),
