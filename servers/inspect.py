@@ -53,9 +53,6 @@ READY, AS_CONFIGURED = (
 )  # with any other outcome a request waits, runs slowly unnoticed, or fails
 
 
-# --- Shapes -----------------------------------------------------------------------------------------------------------
-
-
 def parse_shapes(text: str, arm: ArmConfig) -> list[StepShape]:
     """Read the shapes in `text`, separated by commas. Raises ConfigError for what the engine can never run."""
     shapes = []
@@ -108,9 +105,6 @@ def unplanned_shapes(arm: ArmConfig) -> Iterator[StepShape]:
             yield StepShape("decode", batch, 1, context)
 
 
-# --- What they meet ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
     """What running one listed shape took."""
@@ -148,11 +142,9 @@ class Inspection:
 
     @property
     def exit_code(self) -> int:
-        """0 when every shape was ready."""
         return EXIT_COMPILES if self.unready else 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything in JSON's own types."""
         return {
             "arm": self.arm.name,
             "device": self.device,
@@ -264,9 +256,6 @@ def _outcome(
     return READY, ""
 
 
-# --- How it reads -----------------------------------------------------------------------------------------------------
-
-
 def text_of(inspection: Inspection) -> str:
     """Return the inspection for a terminal: the shapes, what was not compiled or seen, and the verdict."""
     arm, breaks = inspection.arm, inspection.graph_breaks
@@ -311,7 +300,6 @@ def _seconds(value: float) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m tailgate.servers.inspect", description=(__doc__ or "").splitlines()[0]
     )

@@ -96,12 +96,10 @@ class Plan(Settings):
         return fed
 
     def write(self, path: Path) -> None:
-        """Write the plan to `path`."""
         path.write_text(self.model_dump_json(), encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        """Read the plan in `path`."""
         return read(cls, json.loads(path.read_text(encoding="utf-8")), where="plan")
 
 
@@ -137,9 +135,6 @@ def make_plan(
         late_tokens=tuple(late_rng.randrange(vocab_size) for _ in range(late[-1] - longest if late else 0)),
         late_places=tuple(context - longest for context in late),
     )
-
-
-# --- An arm -----------------------------------------------------------------------------------------------------------
 
 
 def free_run(runner: ModelRunner, plan: Plan) -> list[list[int]]:
@@ -263,9 +258,6 @@ def checksum(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-# --- The reference ----------------------------------------------------------------------------------------------------
-
-
 class NothingBelowFloat64(TorchFunctionMode):
     """Keep at float64 what a model rounds to float32 on purpose: norms, softmax, rotary angles."""
 
@@ -328,9 +320,6 @@ def in_float64(values: torch.Tensor) -> np.ndarray[Any, Any]:
             f"the reference came out as {values.dtype}: the model rounds where it cannot be prevented from it"
         )
     return values.cpu().numpy()
-
-
-# --- The process ------------------------------------------------------------------------------------------------------
 
 
 def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:

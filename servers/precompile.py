@@ -27,7 +27,6 @@ from tailgate.servers.program import (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m tailgate.servers.precompile", description=(__doc__ or "").splitlines()[0]
     )

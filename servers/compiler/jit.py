@@ -71,7 +71,6 @@ def _event(
 
 
 def cut(text: str) -> str:
-    """Shorten a text of an event."""
     return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
 
 
@@ -152,7 +151,6 @@ def _compiled(end_ns: int, *, src: Any, metadata: Any, times: Any, cache_hit: bo
 
 
 def _tuned(tuner: Any, start_ns: int, end_ns: int) -> CompileEvent:
-    """Describe one tuning: every variant of a kernel was run for sizes that it had not met."""
     name, where = _kernel(getattr(tuner, "base_fn", None))
     variant = str(next(reversed(tuner.cache), ""))
     return _event("triton", name or "a kernel", variant, start_ns=start_ns, end_ns=end_ns, where=where, tuned=True)

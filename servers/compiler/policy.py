@@ -54,9 +54,6 @@ def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bo
         symbolic_shapes.use_duck_shape = False
 
 
-# --- Backends and options ---------------------------------------------------------------------------------------------
-
-
 def load_backend(policy: CompileConfig) -> None:
     """Load the policy's backend, and check inductor's options. Raises ConfigError, one line that says what is wrong."""
     try:
@@ -77,9 +74,6 @@ def _unusable(policy: CompileConfig, error: BaseException) -> str:
         "that announces it, or use one of "
         f"{', '.join(sorted(torch._dynamo.list_backends(exclude_tags=())))}"
     )
-
-
-# --- Graphs -----------------------------------------------------------------------------------------------------------
 
 
 GraphChange = Callable[[torch.fx.Graph], None]

@@ -156,8 +156,6 @@ class CompileRecorder:
             event.event_id = f"{next(self._ids)}"
         return events
 
-    # --- What the runner reports ---
-
     def record_eager_step(self, start_ns: int, end_ns: int) -> None:
         """Note that a step which should have run compiled code ran plain Python: one event per uninterrupted spell."""
         if self._fallback_is_open and self._events and self._events[-1].kind == "eager_fallback":
@@ -169,14 +167,11 @@ class CompileRecorder:
         self._fallback_is_open = True
 
     def record_compiled_step(self) -> None:
-        """Note that a step ran compiled code, which ends a spell of eager fallback."""
         self._fallback_is_open = False
 
     def record_capture(self, start_ns: int, end_ns: int) -> None:
         """Note that the runner captured a CUDA graph of its own, of the running step."""
         self._add(CompileEvent(kind="graph_capture", start_ns=start_ns, end_ns=end_ns), self.trigger)
-
-    # --- What torch reports ---
 
     def _read_torch(self) -> None:
         """Listen to torch, and compile a function of one line for two sizes, which takes 0.2 to 0.5 s. A blind spot
@@ -331,8 +326,6 @@ class CompileRecorder:
     def _add(self, event: CompileEvent, step: Trigger) -> None:
         event.shape, event.batch_id, event.phase = step.shape, step.batch_id, step.phase
         self._events.append(event)
-
-    # --- What other compilers report ---
 
     def _read_triton(self) -> None:
         """Listen to Triton, and on a GPU have it compile an empty kernel. A blind spot where that is not reported."""

@@ -107,7 +107,6 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
 
 
 def _start(arm: ArmConfig, arrivals: Arrivals, outbox: Outbox) -> tuple[Engine, Any]:
-    """Return a warm engine and its device."""
     entered_ns = now_ns()
     outbox.put(Progress(at_ns=entered_ns, stage="load", detail=arm.model.id))
     from tailgate.servers.compiler.recorder import CompileRecorder
@@ -164,7 +163,6 @@ def _start(arm: ArmConfig, arrivals: Arrivals, outbox: Outbox) -> tuple[Engine, 
 
 
 def _announce(compile: CompileUnderWay, outbox: Outbox) -> None:
-    """Tell the front of the compile before it begins: from then on it may hold the interpreter lock."""
     outbox.put(compile)
     if not compile.end_ns:
         outbox.flush()

@@ -52,8 +52,6 @@ def pooled(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.
 
 
 class EncoderRunner(StepRunner):
-    """Owns an encoder and its compiled step. Every method belongs to the device thread."""
-
     def _make_steps(self) -> Mapping[str, Callable[..., Tensors]]:
         if (positions := readable_tokens(self.model)) is not None:
             check_positions(self.arm.model, self.arm.engine, positions)

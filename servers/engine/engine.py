@@ -78,7 +78,6 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is queued, running or still to be handed out."""
         return self._pending is None and len(self.scheduler) == 0
 
     def turns(self) -> Iterator[list[StepOutput | CompileEvent]]:
@@ -110,7 +109,6 @@ class Engine:
         return not self._is_closed
 
     def submit(self, message: Submit) -> None:
-        """Queue a request."""
         job = Job(**{item.name: getattr(message, item.name) for item in fields(message)})
         if not job.ignore_eos:
             job.stop_ids = self.runner.eos_ids
@@ -247,7 +245,6 @@ class Engine:
         return StepOutput(emit_ns=now_ns(), finished=finished)
 
     def _end(self, job: Job, status: str, **result: Any) -> Finished:
-        """Free the job's slot and return how it ended."""
         self.release(job.request_id)
         # a copy: a step that still holds the job may add to its own
         timing = replace(job.timing, queue_ns=max(0, (job.admitted_ns or now_ns()) - job.recv_ns))

@@ -131,7 +131,6 @@ class LayerView:
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Update the layer."""
         return self.layer.update(key_states, value_states)
 
 
@@ -148,12 +147,10 @@ class SlotCache(Cache):  # type: ignore[misc]
         super().__init__(layers=made)
 
     def views(self) -> list[LayerView]:
-        """Return one view for each layer."""
         layers: list[Any] = self.layers
         return [LayerView(layer) for layer in layers]
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return keys and values of every layer that is allocated."""
         layers: list[Any] = self.layers
         return [tensor for layer in layers if layer.is_initialized for tensor in (layer.keys, layer.values)]
 
@@ -165,5 +162,4 @@ class SlotCache(Cache):  # type: ignore[misc]
         torch._foreach_copy_(targets, sources)
 
     def memory_bytes(self) -> int:
-        """Return the bytes that keys and values hold."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())

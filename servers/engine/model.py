@@ -134,12 +134,10 @@ def join_weights(model: nn.Module) -> None:
 
 
 def _side_by_side(matrices: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Copy the matrices into one block of memory, one after the other."""
     return torch.split(torch.cat(list(matrices)), [matrix.shape[0] for matrix in matrices])
 
 
 def eos_ids(module: Any) -> frozenset[int]:
-    """Return the end-of-sequence ids of a loaded model."""
     ids = module.generation_config.eos_token_id if module.generation_config is not None else None
     ids = module.config.eos_token_id if ids is None else ids
     if ids is None:

@@ -22,8 +22,6 @@ Choose = Callable[[torch.Tensor, torch.Tensor, Sequence[Job], Sequence[int]], to
 
 
 class ModelRunner(StepRunner):
-    """Owns model, cache and compiled steps. Every method belongs to the device thread."""
-
     cache: SlotCache
 
     def __init__(self, arm: ArmConfig, recorder: CompileRecorder) -> None:
@@ -102,7 +100,6 @@ class ModelRunner(StepRunner):
         return [tokens[place] for place in places]
 
     def move(self, move: Move) -> None:
-        """Carry out the scheduler's row move."""
         self.cache.move_row(move.source, move.target, move.positions)
         self._newest[move.target] = self._newest[move.source]
 

@@ -31,7 +31,6 @@ def largest(logits: torch.Tensor) -> torch.Tensor:
 
 
 def is_greedy(jobs: Sequence[Job]) -> bool:
-    """Return whether every job is greedy."""
     return all(job.temperature <= 0 for job in jobs)
 
 

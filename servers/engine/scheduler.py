@@ -96,7 +96,6 @@ class _Held:
         return [job for job in self._jobs.values() if job.deadline_ns and job.deadline_ns <= now_ns]
 
     def find(self, request_id: str) -> Job | None:
-        """Return the job with that id, if it is still held."""
         return self._jobs.get(request_id)
 
     def __iter__(self) -> Iterator[Job]:
@@ -121,7 +120,6 @@ class Scheduler(_Held):
         self._decode_is_due = False
 
     def submit(self, job: Job) -> None:
-        """Queue `job`."""
         self._jobs[job.request_id] = job
         self._queue.append(job)
 
@@ -205,7 +203,6 @@ class Batcher(_Held):
         self._waiting: OrderedDict[str, Job] = OrderedDict()
 
     def submit(self, job: Job) -> None:
-        """Queue `job`."""
         self._jobs[job.request_id] = self._waiting[job.request_id] = job
 
     def next_step(self, at_ns: int) -> Step | None:
@@ -228,7 +225,6 @@ class Batcher(_Held):
         return max(0, oldest.recv_ns + self._wait_ns - at_ns)
 
     def record(self, job: Job, result: object) -> Outcome:
-        """Return why the text is over: it has run."""
         return "embedded"
 
     def release(self, request_id: str) -> None:

@@ -45,7 +45,6 @@ class StepShape:
 
     @property
     def tokens(self) -> int:
-        """Tokens the step computes, padding included."""
         return self.batch * self.length
 
 
@@ -61,7 +60,6 @@ class ExactShape:
     first: Kind = "prefill"
 
     def prefill(self, batch: int, length: int) -> StepShape:
-        """Return the shape for whole texts, or for the beginnings of prompts, the longest of `length` tokens."""
         rows = batch if self.first == "prefill" and self.engine.prefill_batch == 1 else max(batch, self.min_size)
         padded = max(length, self.min_size)
         return StepShape(self.first, rows, padded, padded)
@@ -120,7 +118,6 @@ class Buckets:
     first: Kind = "prefill"
 
     def prefill(self, batch: int, length: int) -> StepShape:
-        """Return the shape padded to buckets."""
         padded = round_up(length, self.lengths, "prompt", "tokens")
         rows = round_up(batch, self.prefill_batches, f"{self.first} batch", "rows")
         return StepShape(self.first, rows, padded, padded)
@@ -132,16 +129,13 @@ class Buckets:
         return StepShape("extend", rows, self.lengths[-1], round_up(context, self.prompt_contexts, "prompt", "tokens"))
 
     def decode(self, batch: int, context: int) -> StepShape:
-        """Return the shape padded to buckets."""
         rows = round_up(batch, self.batches, "batch", "rows")
         return StepShape("decode", rows, 1, round_up(context, self.contexts, "context", "positions"))
 
     def is_closed(self) -> bool:
-        """Return True: the set of shapes is finite."""
         return True
 
     def planned(self) -> Iterator[StepShape]:
-        """Yield every shape."""
         for length, batch in product(self.lengths, self.prefill_batches):
             yield StepShape(self.first, batch, length, length)
         for context, batch in product(self.prompt_contexts, self.prefill_batches):
@@ -175,7 +169,6 @@ def shape_policy(shapes: ShapeConfig, engine: EngineConfig, *, embeds: bool = Fa
 
 
 def policy_of(arm: ArmConfig) -> ShapePolicy:
-    """Return the policy of the arm."""
     return shape_policy(arm.shapes, arm.engine, embeds=arm.model.embeds)
 
 
@@ -190,9 +183,6 @@ def round_up(value: int, ladder: tuple[int, ...], what: str, unit: str) -> int:
 def spread(limit: int) -> list[int]:
     """Return up to three distinct odd sizes below `limit` (or what fits), large to small."""
     return sorted({max(1, min(size | 1, limit)) for size in (limit // 7, limit // 3, limit - 2)}, reverse=True)
-
-
-# --- The warm-up ------------------------------------------------------------------------------------------------------
 
 
 def warmup_plan(arm: ArmConfig) -> list[StepShape]:
@@ -239,9 +229,6 @@ def _alone(arm: ArmConfig, length: int) -> Iterator[StepShape]:
     for begun in range(chunk, length, chunk):
         yield shapes.extend(1, min(chunk, length - begun), min(begun + chunk, length))
     yield shapes.decode(1, length + 1)
-
-
-# --- Borders: sizes at which shapes change ----------------------------------------------------------------------------
 
 
 def prompt_borders(arm: ArmConfig) -> frozenset[int]:

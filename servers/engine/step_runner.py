@@ -331,7 +331,6 @@ class StepRunner(ABC):
         return product_name(self.device)
 
     def dtype_name(self) -> str:
-        """Return the type of the weights, "bfloat16" for example."""
         return str(self.model.dtype).removeprefix("torch.")
 
     def memory_bytes(self) -> dict[str, int]:

@@ -58,7 +58,6 @@ class Watcher:
         self._closed = False
 
     def put(self, event: TelemetryEvent) -> None:
-        """Queue `event` if it is of a kind that the subscriber watches."""
         if self._closed or not isinstance(event, self._kinds):
             return
         if len(self._events) >= self._limit:
@@ -70,7 +69,6 @@ class Watcher:
         self._changed.set()
 
     def close(self) -> None:
-        """End the queue after what it holds."""
         self._closed = True
         self._changed.set()
 
@@ -83,7 +81,6 @@ class Watcher:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no event is queued."""
         return not self._events
 
 
@@ -99,14 +96,12 @@ class Answer:
         self._changed = asyncio.Event()
 
     def add(self, token_id: int, emit_ns: int) -> None:
-        """Append a token."""
         self.token_ids.append(token_id)
         self.emit_ns.append(emit_ns)
         self.output_tokens += 1
         self._changed.set()
 
     def finish(self, finished: Finished) -> None:
-        """End the answer."""
         self.finished = finished
         self._changed.set()
 
@@ -122,7 +117,6 @@ class Answer:
         return token_ids, emit_ns
 
     async def ended(self) -> Finished:
-        """Wait for the end."""
         while self.finished is None:
             await self.next()
         return self.finished
@@ -158,7 +152,6 @@ class Front:
 
     @property
     def in_flight(self) -> int:
-        """Requests queued or running."""
         return len(self._answers)
 
     def admit(self, submit: Submit) -> Answer:

@@ -78,7 +78,6 @@ class TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Return the method's handler, or the refusal."""
         details: Any = handler_call_details
         if not details.method.startswith(_OPEN_TO_ALL):
             given = next((value for key, value in details.invocation_metadata or () if key == "authorization"), None)
@@ -169,7 +168,6 @@ async def serve(arm: ArmConfig, options: argparse.Namespace, *, cache_dir: str, 
         log.info("%s is warm and has answered", replica)
 
     async def follow() -> None:
-        """Process what the engine says until it is gone."""
         readiness = None
         async for messages in pipe.received():
             front.receive(messages)
@@ -212,7 +210,6 @@ async def serve(arm: ArmConfig, options: argparse.Namespace, *, cache_dir: str, 
 
 
 def _server(front: Front, health_service: health.aio.HealthServicer, token: str) -> grpc.aio.Server:
-    """Return the server of a replica's services, behind the check of the token."""
     options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", message_bytes(front.arm.engine)))
     server = grpc.aio.server(options=options, interceptors=(TokenCheck(token),) if token else ())
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(front), server)  # type: ignore[no-untyped-call]
@@ -240,7 +237,6 @@ def _metrics_port(text: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m tailgate.servers.front.serve", description="Serve one arm replica over gRPC."
     )

@@ -31,15 +31,12 @@ _TRAILERS = tuple(
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
-    """`tailgate.v1.Inference` over a Front."""
-
     def __init__(self, front: Front) -> None:
         self.front = front
 
     async def Generate(  # noqa: N802  (gRPC's name)
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[inference_pb2.GenerateChunk]:
-        """Stream the answer."""
         async with self._answering(request, context) as (_, answer):
             async for chunk in stream(self.front, request, answer):
                 yield chunk
@@ -47,7 +44,6 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Embed(  # noqa: N802
         self, request: inference_pb2.EmbedRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.EmbedResponse:
-        """Return the vector of one text."""
         async with self._answering(request, context) as (submit, answer):
             finished = await answer.ended()
         return embed_response(finished.vector, len(submit.prompt))

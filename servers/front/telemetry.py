@@ -32,8 +32,6 @@ _FIELDS: dict[type, tuple[str, str]] = {
 
 
 class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
-    """`tailgate.v1.Telemetry` over a Front."""
-
     def __init__(self, front: Front) -> None:
         self.front = front
 

@@ -221,7 +221,6 @@ def reweight(admin: Admin, weights: Mapping[str, int], shadows: Mapping[str, flo
 
 
 def _tables(document: Iterable[Any]) -> Iterator[dict[str, Any]]:
-    """Yield every object within Envoy's dump, outermost first."""
     if isinstance(document, dict):
         yield document
         document = document.values()

@@ -76,7 +76,6 @@ class SplitterConfig:
 
     @property
     def weights(self) -> dict[str, int]:
-        """The configured weight of every arm."""
         return {arm.name: arm.weight for arm in self.arms}
 
     @property
@@ -115,7 +114,6 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_ip(host: str) -> bool:
-    """Return whether `host` is an IP address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

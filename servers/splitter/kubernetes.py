@@ -110,7 +110,6 @@ def route_weights(route: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _services(route: Mapping[str, Any], arms: Iterable[str]) -> dict[str, str]:
-    """Return the arm of each Service."""
     present, found = route_weights(route), {}
     for arm in arms:
         service = next((name for name in (service_name(arm), arm) if name in present), None)
@@ -173,7 +172,6 @@ class Gateway:
         self._place["plural"] = f"{kind.lower()}s"
 
     def state(self) -> RouteState:
-        """Read the route."""
         return self._state(self._call(self._api.get_namespaced_custom_object))
 
     def reweight(self, weights: Mapping[str, int]) -> RouteState:
@@ -198,7 +196,6 @@ class Gateway:
         return RouteState(weights=arm_weights(route, self._arms), in_force=bool(accepted) and all(accepted))
 
     def _call(self, method: Callable[..., Any], **arguments: Any) -> Mapping[str, Any]:
-        """Return the route that the API server answers with."""
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
 

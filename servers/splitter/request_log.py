@@ -64,7 +64,6 @@ class LoggedRequest:
 
 
 def log_format() -> dict[str, Any]:
-    """Return the JSON format of a line, for Envoy's configuration."""
     return {
         "event": "%ACCESS_LOG_TYPE%",
         "connection": "%CONNECTION_ID%",
