@@ -47,10 +47,8 @@ _LISTED = re.compile(
 )
 _WHOLE = ("prefill", "encode")  # read from the beginning, so that the context is the length
 
-READY, AS_CONFIGURED = (
-    "ready",
-    "eager as asked",
-)  # with any other outcome a request waits, runs slowly unnoticed, or fails
+# With any other outcome a request waits, runs slowly unnoticed, or fails.
+READY, AS_CONFIGURED = "ready", "eager as asked"
 
 
 def parse_shapes(text: str, arm: ArmConfig) -> list[StepShape]:
@@ -140,16 +138,12 @@ class Inspection:
         """How often each graph break was met, by place and cause."""
         return dict(Counter(text for graph in self.graphs for text in graph.breaks))
 
-    @property
-    def exit_code(self) -> int:
-        return EXIT_COMPILES if self.unready else 0
-
     def to_dict(self) -> dict[str, Any]:
         return {
             "arm": self.arm.name,
             "device": self.device,
             "dtype": self.dtype,
-            "exit_code": self.exit_code,
+            "exit_code": EXIT_COMPILES if self.unready else 0,
             "unready": [str(visit.shape) for visit in self.unready],
             "shapes": [
                 asdict(visit) | {"shape": str(visit.shape), "padded": str(visit.padded)} for visit in self.visits
@@ -204,11 +198,9 @@ def _visit(
     from tailgate.servers.engine.step_runner import filling_step
 
     step = filling_step(shape, runner.vocab_size, torch.Generator().manual_seed(0))
-    padded = runner.shape_of(step)
-    before = len(events)
+    padded, before = runner.shape_of(step), len(events)
     seconds: list[float] = []
-    compiled = True
-    failed: tuple[str, str] | None = None
+    compiled, failed = True, None
     while len(seconds) < WARMUP_CALLS and not failed:
         started_ns = now_ns()
         try:
@@ -321,7 +313,7 @@ def _inspect(options: argparse.Namespace) -> int:
         inspection = inspect_arm(arm, shapes, report=progress_to_stderr(quiet=options.quiet))
     with contextlib.suppress(BrokenPipeError):
         stdout.write(text_of(inspection), inspection.to_dict(), as_json=options.json)
-    return inspection.exit_code
+    return EXIT_COMPILES if inspection.unready else 0
 
 
 if __name__ == "__main__":

@@ -24,8 +24,6 @@ class Submit:
     recv_ns: int
     deadline_ns: int = 0  # 0 = none
     ignore_eos: bool = False
-    temperature: float = 0.0
-    seed: int = 0
     name: str = ""
 
 

@@ -8,7 +8,7 @@ import torch
 
 from tailgate.servers.compiler.recorder import CompileRecorder, Trigger
 from tailgate.servers.config import GRAPH_TREE_MODES, ArmConfig
-from tailgate.servers.engine import attention, sampling
+from tailgate.servers.engine import attention
 from tailgate.servers.engine.encoder import EncoderRunner
 from tailgate.servers.engine.kv_cache import SlotCache
 from tailgate.servers.engine.model import eos_ids
@@ -17,7 +17,7 @@ from tailgate.servers.engine.shapes import Kind, StepShape
 from tailgate.servers.engine.step_runner import StepRunner, Tensors, filling_step
 from tailgate.servers.engine.steps import DecodeStep, ExtendStep, PrefillStep, gather_last
 
-# The next tokens [B] from logits [B, vocab], their argmax [B], the jobs, and the row of each job.
+# The next tokens [B] from logits [B, vocab], their argmax [B], the jobs, and the row of each job. Parity feeds its own.
 Choose = Callable[[torch.Tensor, torch.Tensor, Sequence[Job], Sequence[int]], torch.Tensor]
 
 
@@ -26,7 +26,7 @@ class ModelRunner(StepRunner):
 
     def __init__(self, arm: ArmConfig, recorder: CompileRecorder) -> None:
         super().__init__(arm, recorder)
-        self.choose: Choose = self._draw
+        self.choose: Choose = lambda logits, greedy, jobs, places: greedy
 
     @torch.no_grad()
     def _make_steps(self) -> Mapping[str, Callable[..., Tensors]]:
@@ -126,14 +126,6 @@ class ModelRunner(StepRunner):
             last.append(0)
         varying = [self._tensor(item) for item in (ids, places, rows, last)]
         return varying, () if step.kind == "prefill" else (self._context[: shape.context],)
-
-    def _draw(
-        self, logits: torch.Tensor, greedy: torch.Tensor, jobs: Sequence[Job], places: Sequence[int]
-    ) -> torch.Tensor:
-        if sampling.is_greedy(jobs):
-            return greedy
-        table = sampling.draw_table(jobs, places, logits.shape[0])
-        return sampling.choose(logits, greedy, self._tensor(table, torch.float32))
 
     def _varying(
         self, kind: Kind, varying: list[torch.Tensor], fixed: Tensors

@@ -16,7 +16,7 @@ from tailgate.servers.config import ArmConfig
 from tailgate.servers.engine.messages import BlindSpots, Cancel, Finished, StepOutput, Submit
 from tailgate.servers.front.metrics import FrontMetrics
 from tailgate.servers.front.requests import RefusedError
-from tailgate.servers.front.tokenizer import Tokenizer
+from tailgate.servers.front.tokenizer import Encode
 from tailgate.servers.rpc.telemetry_pb2 import (
     CompileEvent,
     CompileUnderWay,
@@ -130,12 +130,12 @@ class Front:
         arm: ArmConfig,
         replica: str,
         send: Callable[[Submit | Cancel], None],
-        tokenizer: Tokenizer,
+        encode: Encode,
         metrics: FrontMetrics,
     ) -> None:
         self.arm = arm
         self.replica = replica
-        self.tokenizer = tokenizer
+        self.encode = encode
         self.metrics = metrics
         self.warm: SnapshotResponse | None = None  # what the engine reports; `ready` once it has answered a request
         self.ready: SnapshotResponse | None = None

@@ -13,7 +13,7 @@ import grpc
 
 from tailgate.servers.config import ArmConfig, EngineConfig
 from tailgate.servers.engine.messages import Submit
-from tailgate.servers.front.tokenizer import Tokenizer
+from tailgate.servers.front.tokenizer import Encode
 from tailgate.servers.rpc import inference_pb2
 
 ID_CHARACTERS = 256
@@ -47,7 +47,7 @@ def message_bytes(engine: EngineConfig) -> int:
 
 
 async def check_request(
-    request: Request, arm: ArmConfig, tokenizer: Tokenizer, vocab: int, *, recv_ns: int, deadline_ns: int = 0
+    request: Request, arm: ArmConfig, encode: Encode, vocab: int, *, recv_ns: int, deadline_ns: int = 0
 ) -> Submit:
     """Return the engine's form of `request`. Raises RefusedError."""
     if isinstance(request, inference_pb2.GenerateRequest) == arm.model.embeds:
@@ -59,40 +59,31 @@ async def check_request(
     submit = Submit(
         request_id="",  # the front gives it one
         name=request.request_id or uuid.uuid4().hex,
-        prompt=await _tokens_of(request, arm.engine, tokenizer, vocab),
+        prompt=await _tokens_of(request, arm.engine, encode, vocab),
         max_tokens=0,
         recv_ns=recv_ns,
         deadline_ns=deadline_ns,
     )
     if isinstance(request, inference_pb2.GenerateRequest):
-        _add_sampling(submit, request, arm.engine)
+        if not 1 <= request.max_tokens <= arm.engine.max_new_tokens:
+            raise _invalid(
+                f"max_tokens is {request.max_tokens}; the limit is 1 to {arm.engine.max_new_tokens}: "
+                "ask for fewer or raise max_new_tokens"
+            )
+        submit.max_tokens, submit.ignore_eos = request.max_tokens, request.ignore_eos
     return submit
 
 
-def _add_sampling(submit: Submit, request: inference_pb2.GenerateRequest, engine: EngineConfig) -> None:
-    if not 1 <= request.max_tokens <= engine.max_new_tokens:
-        raise _invalid(
-            f"max_tokens is {request.max_tokens}; the limit is 1 to {engine.max_new_tokens}: "
-            "ask for fewer or raise max_new_tokens"
-        )
-    sampling = request.sampling
-    if not 0.0 <= sampling.temperature <= 100.0:
-        raise _invalid(f"temperature is {sampling.temperature:g}: give a value from 0 to 100")
-    submit.max_tokens = request.max_tokens
-    submit.ignore_eos = request.ignore_eos
-    submit.temperature, submit.seed = sampling.temperature, sampling.seed
-
-
-async def _tokens_of(request: Request, engine: EngineConfig, tokenizer: Tokenizer, vocab: int) -> list[int]:
+async def _tokens_of(request: Request, engine: EngineConfig, encode: Encode, vocab: int) -> list[int]:
     name, has_ids = _name(request), request.HasField("token_ids")
     if not has_ids and not request.HasField("text"):
         raise _invalid(f"the {name} is missing: give text or token_ids")
     if has_ids:
         ids = list(request.token_ids.ids)
     elif len(request.text) <= TEXT_AT_ONCE_CHARACTERS:
-        ids = tokenizer.encode(request.text)
+        ids = encode(request.text)
     else:  # other calls go on meanwhile
-        ids = await asyncio.to_thread(tokenizer.encode, request.text)
+        ids = await asyncio.to_thread(encode, request.text)
     if not ids or not (has_ids or request.text):
         raise _invalid(f"the {name} is empty: give at least one token")
     _check_tokens(len(ids), name, engine)

@@ -38,7 +38,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[inference_pb2.GenerateChunk]:
         async with self._answering(request, context) as (_, answer):
-            async for chunk in stream(self.front, request, answer):
+            async for chunk in stream(answer):
                 yield chunk
 
     async def Embed(  # noqa: N802
@@ -62,7 +62,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             submit = await check_request(
                 request,
                 front.arm,
-                front.tokenizer,
+                front.encode,
                 1 << 31 if front.ready is None else front.ready.vocab_size,
                 recv_ns=recv_ns,
                 deadline_ns=0 if left_s is None else recv_ns + int(left_s * 1e9),
@@ -93,19 +93,14 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         context.set_trailing_metadata(tuple(zip(_TRAILERS, values, strict=True)))
 
 
-async def stream(
-    front: Front, request: inference_pb2.GenerateRequest, answer: Answer
-) -> AsyncIterator[inference_pb2.GenerateChunk]:
-    """Yield the chunks of the answer, until it has finished; with text where the prompt was text."""
-    text_stream = front.tokenizer.stream() if request.HasField("text") else None
+async def stream(answer: Answer) -> AsyncIterator[inference_pb2.GenerateChunk]:
+    """Yield the chunks of the answer, until it has finished."""
     finished = None
     while finished is None:
         token_ids, emit_ns = await answer.next()
         finished = answer.finished
         if token_ids:
             chunk = inference_pb2.GenerateChunk(token_ids=token_ids, emit_ns=emit_ns)
-            if text_stream is not None:
-                chunk.text = text_stream.push(token_ids)
             if finished is not None and finished.status == "OK":
                 chunk.finish_reason = _REASONS[finished.reason]
             yield chunk
@@ -146,12 +141,12 @@ async def try_out(front: Front) -> str:
     assert front.warm is not None
     request = first_request(front.arm, vocab := front.warm.vocab_size)
     try:
-        submit = await check_request(request, front.arm, front.tokenizer, vocab, recv_ns=now_ns())
+        submit = await check_request(request, front.arm, front.encode, vocab, recv_ns=now_ns())
     except RefusedError as refusal:
         return f"its own first request is refused: {refusal.message}"
     answer, tokens = front.take(submit), 0
     if isinstance(request, inference_pb2.GenerateRequest):
-        async for chunk in stream(front, request, answer):
+        async for chunk in stream(answer):
             tokens += len(chunk.token_ids)
     finished = await answer.ended()
     if finished.status != "OK":

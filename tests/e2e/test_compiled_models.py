@@ -10,7 +10,7 @@ import torch
 from tailgate.servers.compiler import policy as compiler_policy
 from tailgate.servers.compiler.recorder import CompileRecorder
 from tailgate.servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
-from tailgate.servers.engine import sampling
+from tailgate.servers.engine import steps
 from tailgate.servers.engine.quantisation import weight_bytes
 from tailgate.servers.engine.scheduler import Job
 from tests.servers.engine.test_encoder import (
@@ -155,7 +155,7 @@ def split_at_two(logits: torch.Tensor) -> torch.Tensor:
 def test_bounds_that_the_model_breaks_cost_graphs_before_serving_and_none_after(
     recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sampling, "largest", split_at_two)
+    monkeypatch.setattr(steps, "largest", split_at_two)
     arm = ArmConfig.from_preset("compiled-dynamic", engine=ENGINE)
     runner = runner_for(
         arm.replace(compile=arm.compile.replace(backend="aot_eager", options={}, join_projections=False)), recorder
