@@ -63,10 +63,8 @@ def say(message: DataclassInstance) -> None:
 
 
 def messages_of(*kinds: type[object]) -> Callable[[bytes], object]:
-    """Return what makes one of these dataclasses of a line that `say` printed, with its types checked.
-
-    It returns None for any other line, and raises ValueError where one of the kinds does not have its fields.
-    """
+    """Return what makes one of these dataclasses of a line that `say` printed, and None of any other line; it raises
+    ValueError where one does not have its fields."""
     from pydantic import TypeAdapter  # the children that only speak do not pay for it
 
     adapters = {kind.__name__: TypeAdapter(kind) for kind in kinds}
@@ -93,9 +91,8 @@ class Child:
     """One started program, the leader of its own session, so that a Ctrl-C of the terminal reaches its parent alone.
 
     `log_path` gets what it prints, without the messages unless `log_messages`: the lines of stdout from which `parse`
-    makes one. Without a path it prints where this process does, and has no messages. `environment` is the whole
-    environment, this process's by default. With `commands` it reads lines from its stdin. Start it from the main
-    thread: the kernel ties the death signal to the thread that forked.
+    makes one. Without a path it prints where this process does, and has no messages. With `commands` it reads lines
+    from its stdin. Start it from the main thread: the kernel ties the death signal to the thread that forked.
     """
 
     def __init__(
@@ -225,7 +222,6 @@ class Child:
         return code
 
     def log_tail(self, lines: int = 5) -> str:
-        """Return the last non-empty lines of the log on one line, or a note that it is empty."""
         return log_tail(self.log_path, lines)
 
     def ending(self, code: int, lines: int = 2) -> str:

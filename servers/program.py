@@ -27,11 +27,8 @@ def read_arm(path: str) -> ArmConfig:
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:
-    """Log lines from `level` on, with their time and the name of their logger.
-
-    Of libraries a screen shows errors alone: their warnings are about their own builds and deprecations. A log file
-    (`level` INFO and no terminal) has them. torch reads TORCH_LOGS when it is imported; a user's own stays.
-    """
+    """Log lines from `level` on. A screen shows errors alone of libraries; a log file (`level` INFO and no terminal)
+    has their warnings too. torch reads TORCH_LOGS when it is imported; a user's own stays."""
     logging.basicConfig(level=level, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     if level > logging.INFO or sys.stderr.isatty():
         logging.captureWarnings(True)
@@ -84,11 +81,9 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 def pin_to_card(arm: ArmConfig, environment: MutableMapping[str, str]) -> ArmConfig:
     """Narrow `environment` to the arm's card, and return the arm as a process with that environment reads it.
 
-    Inductor keeps compiled code under the number of its card: an arm that changes places from trial to trial would
-    compile and tune everything anew, though the cards are alike. In a process that sees its card alone, the number is
-    always 0. An arm on the processor sees no card: torch's compiler asks for the state of every card that it sees,
-    which takes half a gigabyte on the first one. A card that `environment` does not show stays as it is: whatever
-    resolves the name reports it.
+    Inductor keeps compiled code under the number of its card, which is 0 in a process that sees its card alone: an arm
+    that changes places between trials finds its code. An arm on the processor sees no card: torch's compiler would take
+    half a gigabyte on the first one. A card that `environment` does not show is left to `resolve_device`.
     """
     if arm.model.device == "cpu":
         environment[_VISIBLE] = ""

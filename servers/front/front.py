@@ -39,34 +39,21 @@ _RETAINED = {
     StepRecord: 200_000,
     MemoryReading: 10_000,
 }
-# More than is ever retained: a subscriber further behind has stopped reading, and would fill this process's memory.
-MOST_WAITING = 500_000
 
 
 class Watcher:
-    """The queue of one telemetry subscriber: the retained events of `kinds`, then new ones, then the end.
+    """The queue of one telemetry subscriber: the retained events of `kinds`, then new ones, then the end."""
 
-    `fell_behind`: the end came because the subscriber did not read.
-    """
-
-    def __init__(self, kinds: tuple[type, ...], retained: Iterable[TelemetryEvent], *, limit: int) -> None:
-        self.fell_behind = False
+    def __init__(self, kinds: tuple[type, ...], retained: Iterable[TelemetryEvent]) -> None:
         self._kinds = kinds
         self._events = deque(retained)
-        self._limit = limit
         self._changed = asyncio.Event()
         self._closed = False
 
     def put(self, event: TelemetryEvent) -> None:
-        if self._closed or not isinstance(event, self._kinds):
-            return
-        if len(self._events) >= self._limit:
-            self.fell_behind = True
-            self._events.clear()
-            self.close()
-            return
-        self._events.append(event)
-        self._changed.set()
+        if not self._closed and isinstance(event, self._kinds):
+            self._events.append(event)
+            self._changed.set()
 
     def close(self) -> None:
         self._closed = True
@@ -106,10 +93,7 @@ class Answer:
         self._changed.set()
 
     async def next(self) -> tuple[list[int], list[int]]:
-        """Wait for tokens and return all since the last call with their times; there may be none at the end.
-
-        A slow stream gets fewer, larger chunks instead of falling behind.
-        """
+        """Wait for tokens and return all since the last call with their times: a slow stream gets larger chunks."""
         await self._changed.wait()
         self._changed.clear()
         token_ids, emit_ns = self.token_ids, self.emit_ns
@@ -123,8 +107,6 @@ class Answer:
 
 
 class Front:
-    """What the services share: requests in flight, the engine's state, and the telemetry log."""
-
     def __init__(
         self,
         arm: ArmConfig,
@@ -274,10 +256,10 @@ class Front:
             watcher.put(event)
 
     @contextlib.contextmanager
-    def watch(self, *kinds: type, limit: int = MOST_WAITING) -> Iterator[Watcher]:
+    def watch(self, *kinds: type) -> Iterator[Watcher]:
         """Queue everything retained of `kinds` and everything to come."""
         retained = (log for kind, log in self._logs.items() if kind in kinds)
-        watcher = Watcher(kinds, itertools.chain.from_iterable(retained), limit=limit)
+        watcher = Watcher(kinds, itertools.chain.from_iterable(retained))
         self._watchers.add(watcher)
         try:
             yield watcher

@@ -1,7 +1,7 @@
 """Requests as the engine takes them, and the refusal of any other.
 
-Limits that depend on the arm follow from `max_prompt_tokens`; the rest are fixed, so that reading one request never
-delays the others. docs/explanation/arms.md lists all of them.
+Limits follow from `max_prompt_tokens` or are fixed, so that reading one request never delays the others.
+docs/explanation/arms.md lists them.
 """
 
 from __future__ import annotations

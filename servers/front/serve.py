@@ -1,8 +1,7 @@
 """Serve one arm replica: `python -m tailgate.servers.front.serve --config ARM.json --port 50051`.
 
-Prints one JSON line {"port": …, "pid": …} once the port listens, with a "metrics_port" where metrics are served; health
-turns SERVING when the engine is warm and has answered a request.
-SIGTERM drains: no new request, running ones finish within the grace time, exit 0.
+With --json it prints {"port": …, "pid": …} once the port listens, and a "metrics_port" where metrics are served. Health
+turns SERVING when the engine is warm and has answered a request. SIGTERM drains: running requests finish, exit 0.
 """
 
 from __future__ import annotations
@@ -87,16 +86,14 @@ class TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 async def _refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    given = any(key == "authorization" for key, _ in context.invocation_metadata() or ())
-    what = "the bearer token is wrong" if given else "a bearer token is missing"
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{what}: send authorization: Bearer TOKEN")
+    await context.abort(
+        grpc.StatusCode.UNAUTHENTICATED, "a bearer token is missing or wrong: send authorization: Bearer TOKEN"
+    )
 
 
 class EnginePipe:
-    """The front's end of the pipe to the engine process. What does not fit in the pipe waits in memory.
-
-    A front that waited for its engine could answer neither health checks nor signals.
-    """
+    """The front's end of the pipe to the engine process. What does not fit in the pipe waits in memory, so that the
+    front answers health checks and signals meanwhile."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -232,26 +229,15 @@ def _listen(server: grpc.aio.Server, host: str, port: int) -> int:
         ) from None
 
 
-def _metrics_port(text: str) -> str:
-    return text if text == FREE_PORT else str(int(text))
-
-
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tailgate.servers.front.serve", description="Serve one arm replica over gRPC."
-    )
+    parser = argparse.ArgumentParser(prog="python -m tailgate.servers.front.serve")
     parser.add_argument("--config", required=True, help="the arm as JSON (ArmConfig.to_dict())")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 takes a free one (default)")
     parser.add_argument("--replica", default="", help="name in records; defaults to the arm's name and -0")
     parser.add_argument("--cache-dir", default="", help="keep compile artifacts here; default: a fresh one each start")
-    parser.add_argument(
-        "--metrics-port",
-        type=_metrics_port,
-        default="0",
-        metavar="PORT",
-        help=f'serve Prometheus metrics here; 0 is off, "{FREE_PORT}" takes a free one and says which',
-    )
+    help_text = f'serve Prometheus metrics here; 0 is off, "{FREE_PORT}" takes a free one and says which'
+    parser.add_argument("--metrics-port", default="0", metavar="PORT", help=help_text)
     parser.add_argument("--token-env", default=None, help="environment variable with the bearer token that calls need")
     parser.add_argument("--json", action="store_true", help="print port and pid as JSON")
     options = parser.parse_args(arguments)

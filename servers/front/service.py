@@ -107,10 +107,7 @@ async def stream(answer: Answer) -> AsyncIterator[inference_pb2.GenerateChunk]:
 
 
 def embed_response(vector: bytes, tokens: int) -> inference_pb2.EmbedResponse:
-    """Return the answer whose values are `vector`, float32 in little-endian order.
-
-    The wire holds them alike. So they stay bytes, and no number becomes a Python object.
-    """
+    """Return the answer whose values are `vector`, float32 in little-endian order as on the wire: they stay bytes."""
     response = inference_pb2.EmbedResponse.FromString(_head_of_values(len(vector) // 4) + vector)
     response.tokens = tokens
     return response
@@ -135,8 +132,7 @@ def first_request(arm: ArmConfig, vocab_size: int) -> Request:
 async def try_out(front: Front) -> str:
     """Return why the warm replica cannot answer a request, in one line; empty when it can.
 
-    A warm engine may still fail every answer. The request takes the path of any other, and is in no count and no
-    record.
+    The request takes the path of any other, and is in no count and no record.
     """
     assert front.warm is not None
     request = first_request(front.arm, vocab := front.warm.vocab_size)

@@ -90,8 +90,7 @@ class Admin:
 
 
 def admin_address(text: str, otherwise: str = "") -> str:
-    """Return the address, "host:port" or an absolute path. Raises ConfigError, in the words of `otherwise`, for any
-    other text."""
+    """Return the address, "host:port" or an absolute path. Raises ConfigError(`otherwise`) for any other text."""
     if not text.startswith("/"):
         host_port(text, otherwise)
     elif not text.isprintable():
@@ -151,8 +150,7 @@ def started_s_ago(admin: Admin) -> float:
 def ended_requests(admin: Admin) -> tuple[int, float]:
     """Return how many requests have ended since Envoy started, and when that was on the monotonic clock.
 
-    Copies to a shadow are not counted. Counters are read one after the other while traffic flows: the difference may be
-    off by the requests of that instant. Raises SplitterError.
+    Copies to a shadow are not counted. The number may be off by the requests of this instant. Raises SplitterError.
     """
     names = f"http.{LISTENER}.downstream_rq_total", f"http.{LISTENER}.downstream_rq_active", "server.uptime"
     counted, read_s = admin.stats(*names), time.monotonic()
@@ -174,10 +172,7 @@ def configured_shares(admin: Admin) -> Shares:
 
 
 def live_shares(admin: Admin, configured: Mapping[str, int] | None = None) -> Shares:
-    """Return the shares in force; faster with the `configured` weights of a split that starts without shadows.
-
-    Raises SplitterError.
-    """
+    """Return the shares in force; faster with the `configured` weights of a split that starts without shadows."""
     known = Shares(weights=configured, shadows={}) if configured else configured_shares(admin)
     with admin.reading("/runtime", "shares of arms") as document:
         entries = document.get("entries", {})
@@ -196,10 +191,9 @@ def _percent(share: Mapping[str, Any] | float) -> float:
 def reweight(admin: Admin, weights: Mapping[str, int], shadows: Mapping[str, float] | None = None) -> Shares:
     """Have new requests follow `weights`, and be copied to the arms of `shadows` (percentages; 0 ends the copies).
 
-    All of it changes in one step; streams in flight are not touched, copies neither. Arms that are not named keep
-    theirs. The fewest sessions change their arm when the sum of all weights stays the same. Returns the shares from now
-    on. Raises ConfigError for an unknown arm, a bad weight or percentage, an arm that would have both or nothing but
-    zeros, and SplitterError when no split answers.
+    All of it changes in one step; streams in flight stay, and so do arms that are not named. The fewest sessions change
+    their arm when the sum of all weights stays the same. Returns the shares from now on. Raises ConfigError for shares
+    that cannot be, SplitterError when no split answers.
     """
     current = live_shares(admin)
     new = Shares(weights={**current.weights, **weights}, shadows={**current.shadows, **(shadows or {})})

@@ -45,10 +45,7 @@ def envoy_path() -> Path:
 
 
 class Envoy:
-    """A running Envoy. `port` and `admin` are real, also when the configuration asked for port 0.
-
-    `private` closes the folder of its admin socket.
-    """
+    """A running Envoy, whose `port` and `admin` are real. `private` closes the folder of its admin socket."""
 
     def __init__(
         self,
@@ -71,9 +68,8 @@ class Envoy:
     def start(cls, config: SplitterConfig, *, log_path: Path, work_dir: Path, timeout_s: float = 30.0) -> Self:
         """Start Envoy and return when its port is bound; it serves from `wait_ready` on.
 
-        Writes `envoy.json` to `work_dir` and Envoy's log to `log_path`. The process has its own session, so that a
-        terminal's Ctrl-C does not reach it, and on Linux it ends with the thread that starts it. Raises ConfigError
-        when the platform has no Envoy, SplitterError when Envoy ends or is silent for `timeout_s`.
+        Writes `envoy.json` to `work_dir` and Envoy's log to `log_path`. Raises ConfigError when the platform has no
+        Envoy, SplitterError when Envoy ends or is silent for `timeout_s`.
         """
         binary = envoy_path()
         work_dir.mkdir(parents=True, exist_ok=True)

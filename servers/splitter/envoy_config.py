@@ -43,13 +43,10 @@ class ArmTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitterConfig:
-    """What the splitter does, of settings in their ranges. Port 0 takes a free port. A session keeps meeting one arm.
+    """What the splitter does. Port 0 takes a free port. A session keeps meeting one arm. Metadata passes as it is.
 
     `admin_port` is where any process of this machine reaches Envoy's admin interface; 0: a Unix socket, which this user
-    alone may open.
-
-    `tls` is what clients meet; None is plaintext, which the arms are always reached by. It holds names of files, and so
-    does Envoy's configuration. Metadata, `authorization` among it, passes as it is. `request_log` is the file for
+    alone may open. `tls` is what clients meet; arms are always reached in plaintext. `request_log` is the file for
     `request_log.parse_line`, none where it is empty.
     """
 

@@ -21,9 +21,8 @@ _TIMEOUT_S: Final = 10.0
 def grpc_route_manifest(config: SplitterConfig) -> dict[str, Any]:
     """Return the Gateway API GRPCRoute (JSON-ready) with the same pins, refusal, weights and shadows.
 
-    Arm "x" is the Service `service_name("x")`. Stickiness, health checks and the response header that names the arm are
-    not portable in a GRPCRoute and left out. A shadow needs Gateway API 1.3 or newer. Raises ConfigError when
-    two arms share a Service name.
+    A GRPCRoute has no stickiness, health checks or response header that names the arm; a shadow needs Gateway API 1.3.
+    Raises ConfigError when two arms share a Service name.
     """
     services = [service_name(arm.name) for arm in config.arms]
     for arm, service in zip(config.arms, services, strict=True):
@@ -65,10 +64,9 @@ def service_name(arm: str) -> str:
 def weights_patch(route: Mapping[str, Any], weights: Mapping[str, int]) -> dict[str, Any]:
     """Return the merge patch (RFC 7386) that gives the arms of a route these weights, and changes nothing else.
 
-    An arm is the Service `service_name(arm)`, or the one of that very name. Weights are set in every rule that has
-    several backends; arms that are not named keep theirs. The patch holds the version of `route`: the API server
-    refuses it once another program has changed the route. Raises ConfigError for an unknown arm, a bad weight, and a
-    rule that would have nothing but zeros.
+    An arm is the Service `service_name(arm)`, or the one of that very name. Every rule with several backends is
+    changed. The patch holds the version of `route`: the API server refuses it once another program has changed the
+    route. Raises ConfigError for an unknown arm, a bad weight, and a rule that would have nothing but zeros.
     """
     services = _services(route, weights)
     for arm, weight in weights.items():
@@ -81,12 +79,6 @@ def weights_patch(route: Mapping[str, Any], weights: Mapping[str, int]) -> dict[
         if not any(backend.get("weight", 1) for backend in rule["backendRefs"]):
             raise ConfigError("every arm would have weight 0: give at least one arm a weight of 1 or more")
     return {"metadata": {"resourceVersion": route["metadata"]["resourceVersion"]}, "spec": {"rules": rules}}
-
-
-def arm_weights(route: Mapping[str, Any], arms: Iterable[str]) -> dict[str, int]:
-    """Return the weight of each of `arms` in a route. Raises ConfigError for an unknown arm."""
-    present = route_weights(route)
-    return {arm: present[service] for service, arm in _services(route, arms).items()}
 
 
 def route_weights(route: Mapping[str, Any]) -> dict[str, int]:
@@ -128,10 +120,8 @@ def _is_weighted(rule: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteState:
-    """A route as it was read: the weight of each arm, and whether its gateways follow what it says.
-
-    `in_force`: every gateway that reports has accepted this very generation; False also where none reports.
-    """
+    """The weight of each arm in a route, and whether every gateway has accepted this generation; False where none
+    reports."""
 
     weights: Mapping[str, int]
     in_force: bool
@@ -193,7 +183,9 @@ class Gateway:
             for condition in parent.get("conditions", [])
             if condition.get("type") == "Accepted"
         ]
-        return RouteState(weights=arm_weights(route, self._arms), in_force=bool(accepted) and all(accepted))
+        present = route_weights(route)
+        weights = {arm: present[service] for service, arm in _services(route, self._arms).items()}
+        return RouteState(weights=weights, in_force=bool(accepted) and all(accepted))
 
     def _call(self, method: Callable[..., Any], **arguments: Any) -> Mapping[str, Any]:
         from kubernetes.client import ApiException

@@ -37,9 +37,9 @@ _ENVOY_STATUS: Final = {"UC": "UNAVAILABLE", "UF": "UNAVAILABLE", "UH": "UNAVAIL
 class LoggedRequest:
     """One request as Envoy saw it. `first_ns` and `end_ns` count from `start_ns`, which is on the host's wall clock.
 
-    `first_ns` is the first byte of the replica's answer, None where none came: the first token, from servers whose
-    headers go out with it, as tailgate's do. `end_ns` is the last one, or when the request was given up. Of a request
-    that has come and not `ended` only path, start and connection mean anything.
+    `first_ns` is the first byte of the replica's answer, None where none came: the first token, as headers go out with
+    it. `end_ns` is the last one, or when the request was given up. Of a request that has come and not `ended` only
+    path, start and connection mean anything.
     """
 
     ended: bool
@@ -139,6 +139,4 @@ def _status(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _whole(value: Any) -> int | None:
-    if isinstance(value, bool) or value is None:
-        return None
-    return whole_number(str(value))
+    return None if value is None else whole_number(str(value))

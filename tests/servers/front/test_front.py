@@ -6,8 +6,6 @@ import asyncio
 import logging
 import multiprocessing
 from array import array
-from functools import partial
-from unittest.mock import AsyncMock
 
 import grpc
 import pytest
@@ -141,7 +139,7 @@ def event(number: int) -> TelemetryEvent:
 
 def test_a_watcher_gives_earlier_events_then_later_ones_then_the_end() -> None:
     async def read() -> list[int]:
-        watcher = Watcher((Progress,), [event(1), event(2)], limit=9)
+        watcher = Watcher((Progress,), [event(1), event(2)])
         seen = await watcher.take(1) + await watcher.take(9)
         waiting = asyncio.create_task(watcher.take(9))
         await asyncio.sleep(0)
@@ -153,22 +151,6 @@ def test_a_watcher_gives_earlier_events_then_later_ones_then_the_end() -> None:
         return [item.at_ns for item in seen + await watcher.take(9) if isinstance(item, Progress)]
 
     assert asyncio.run(read()) == [1, 2, 3]
-
-
-def test_a_watch_that_is_not_read_ends_with_its_reason_and_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    front, context = front_of(), AsyncMock()
-    monkeypatch.setattr(front, "watch", partial(front.watch, limit=2))
-
-    async def read() -> None:
-        front.publish(event(1))
-        events = aiter(TelemetryService(front).Watch(telemetry_pb2.WatchRequest(progress=True), context))
-        assert (await anext(events)).WhichOneof("event") == "progress"
-        for number in range(3):
-            front.publish(event(number))
-        assert [item async for item in events] == []
-
-    asyncio.run(read())
-    assert context.abort.await_args.args[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def submit(name: object = "same", tokens: int = 1) -> Submit:

@@ -226,7 +226,7 @@ def test_a_token_lets_in_clients_that_have_it(tmp_path: Path, monkeypatch: pytes
     assert replica.health() == SERVING  # without a token
     assert count_tokens(replica.inference.Generate(ask(), timeout=PATIENCE_S, metadata=mine)) == 4
     reflection = reflection_pb2_grpc.ServerReflectionStub(replica.channel)
-    for metadata, word in (((), "missing"), ((("authorization", "Bearer other"),), "wrong")):
+    for metadata in ((), (("authorization", "Bearer other"),)):
         for call in (
             lambda sent: list(replica.inference.Generate(ask(), timeout=PATIENCE_S, metadata=sent)),
             lambda sent: replica.telemetry.Snapshot(telemetry_pb2.SnapshotRequest(), metadata=sent),
@@ -235,7 +235,6 @@ def test_a_token_lets_in_clients_that_have_it(tmp_path: Path, monkeypatch: pytes
             with pytest.raises(grpc.RpcError) as caught:
                 call(metadata)
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-            assert word in caught.value.details()
     assert SECRET.encode() not in Path(f"/proc/{replica.process.pid}/cmdline").read_bytes()
     assert SECRET not in (tmp_path / "answers.log").read_text()
     assert SECRET not in str(replica.telemetry.Snapshot(telemetry_pb2.SnapshotRequest(), metadata=mine))
