@@ -33,6 +33,7 @@ _WIDENED = ("float8-weight-only", "int8-weight-only")
 _JOINED = ("none", "float8-per-row")
 # The oldest NVIDIA GPUs that know float8: Ada and Hopper.
 _FLOAT8_CAPABILITY = (8, 9)
+_OF_INDUCTOR = ("mode", "options", "join_projections", "artifact")
 # What each task has no use for, and why.
 _UNUSED: Mapping[Task, Mapping[str, str]] = {
     "generate": {
@@ -274,17 +275,11 @@ class CompileConfig(Settings):
                     f"{key} is {as_toml(getattr(self, key))} but compile.enabled is false, so that nothing is "
                     "compiled: set enabled = true, choose a compiled preset, or leave it out"
                 )
-        for key, what in (("options", "reads them"), ("join_projections", "reads it"), ("artifact", "keeps code")):
-            if self.backend != "inductor" and getattr(self, key):
+            if self.backend != "inductor" and key in _OF_INDUCTOR and getattr(self, key) != field.default:
                 raise ValueError(
-                    f'{key} is set but compile.backend is "{self.backend}", and only inductor {what}: remove one of '
-                    "them"
+                    f'{key} is {as_toml(getattr(self, key))} but compile.backend is "{self.backend}", and inductor '
+                    "alone takes it: remove one of them"
                 )
-        if self.mode != "default" and self.backend != "inductor":
-            raise ValueError(
-                f'mode is "{self.mode}" but compile.backend is "{self.backend}", and modes are inductor\'s: '
-                'use mode = "default" or backend = "inductor"'
-            )
         if self.mark_dynamic and self.dynamic is False:
             raise ValueError("mark_dynamic is true but compile.dynamic is false: drop one of them")
         if self.capture and self.mode in GRAPH_TREE_MODES:

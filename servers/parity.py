@@ -1,8 +1,7 @@
 """Measure what one arm answers to a plan, and what float64 would: `python -m tailgate.servers.parity arm | reference`.
 
-Each runs in a process of its own, started by loadtests/trials/parity_processes.py: compile caches belong to code
-objects, and two models may not fit one device. Prints one JSON line for each stage; results are files in --out. Nothing
-is judged here.
+Each runs in a process of its own: compile caches belong to code objects, and two models may not fit one device. Prints
+one JSON line for each stage; results are files in --out.
 """
 
 from __future__ import annotations
@@ -49,10 +48,8 @@ Batches = Sequence[tuple[int, ...]]  # the numbers of the texts of each batch
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """A prompt, the tokens that follow it whatever a model prefers, and the row of the logits by compared place.
-
-    The token at place n is sampled from n positions more than the prompt has. The last token is fed nowhere.
-    """
+    """A prompt, the tokens that follow it whatever a model prefers, and the row of the logits by compared place: the
+    token at place n follows n positions more than the prompt has. The last token is fed nowhere."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -105,10 +102,9 @@ def make_plan(
 ) -> Plan:
     """Draw random prompts that reach every length at which an arm changes its shape.
 
-    Lengths are those of `prompt_borders` of every arm, and the rest spread evenly over orders of magnitude. Answers
-    differ in length, so that rows become free at different steps. `prompts` and `least` are raised to the number of
-    lengths at which shapes change. With `prompts` 0, half as many again as the engine has slots, from 16 to 64, or as
-    there are such lengths where these are more.
+    The other lengths spread evenly over orders of magnitude. Answers differ in length, so that rows become free at
+    different steps. `prompts` and `least` are raised to the number of lengths at which shapes change. With `prompts` 0,
+    half as many again as the engine has slots, from 16 to 64, or as there are such lengths.
     """
     engine = arms[0].engine
     longest = engine.max_prompt_tokens
@@ -217,8 +213,8 @@ def served_vectors(runner: EncoderRunner, texts: Sequence[Sequence[int]], batche
 
 
 def arm_facts(runner: ModelRunner | EncoderRunner, weights: str) -> dict[str, Any]:
-    """Return what must be equal between arms, as loaded and not as configured; and in `held`, how the arm holds its
-    weights. `weights` is their checksum before they were quantised."""
+    """Return what must be equal between arms, as loaded; in `held`, how the arm holds its weights. `weights` is their
+    checksum before they were quantised."""
     model = runner.model
     every, quantised = weight_bytes(model)
     return {
@@ -269,10 +265,8 @@ def _widened(value: Any) -> Any:
 
 @torch.no_grad()
 def reference_logits(model: nn.Module, plan: Plan, out: np.ndarray[Any, Any]) -> None:
-    """Fill `out` [positions, vocabulary] float64 with what the whole sequences give, one by one, without any cache.
-
-    The model's weights are widened to float64.
-    """
+    """Fill `out` [positions, vocabulary] float64 with what whole sequences give, one by one, without any cache. The
+    model's weights are widened."""
     model.double()
     device = next(model.parameters()).device
     done = 0

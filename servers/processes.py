@@ -49,10 +49,7 @@ _LONGEST_PLACE = 70  # bytes; the path of a socket may have 107
 
 
 def launched(command: Sequence[str], *, death_signal: signal.Signals = signal.SIGKILL) -> list[str]:
-    """Return the command line that becomes `command`, which gets `death_signal` when this process ends.
-
-    Linux ties the signal to the thread that forks: start it from one that lives as long as the child.
-    """
+    """Return the command line that becomes `command`, which gets `death_signal` when this process ends."""
     launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(int(death_signal))]
     return [*launcher, *command]
 
@@ -92,7 +89,8 @@ class Child:
 
     `log_path` gets what it prints, without the messages unless `log_messages`: the lines of stdout from which `parse`
     makes one. Without a path it prints where this process does, and has no messages. With `commands` it reads lines
-    from its stdin. Start it from the main thread: the kernel ties the death signal to the thread that forked.
+    from its stdin. It gets `death_signal` when this process ends; the kernel ties that to the thread that forks, so
+    start it from the main thread.
     """
 
     def __init__(

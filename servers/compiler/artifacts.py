@@ -97,11 +97,8 @@ def read(arm: ArmConfig, device: str) -> Artifact:
 
 
 def facts_of(arm: ArmConfig, device: str) -> dict[str, Any]:
-    """Return what must be equal where the arm's compiled code is used, by key: device, versions, settings and the name
-    of the model or of its folder (not its path).
-
-    A GPU is identified by its product name, a CPU by its instruction set and the number of threads.
-    """
+    """Return what must be equal where the arm's compiled code is used, by key: a GPU by its product name, a CPU by its
+    instruction set and the number of threads, a model by its name or that of its folder."""
     threads = arm.engine.threads or torch.get_num_threads()
     on_cpu = torch.device(device).type == "cpu"
     processor = f"a processor with {torch.backends.cpu.get_cpu_capability()} and {threads} threads"

@@ -40,10 +40,8 @@ def listen(listener: Listener) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def jit_compile(kernel: str, *, variant: str = "", compiler: str = "jit") -> Iterator[None]:
-    """Record the enclosed code as one JIT compile of `kernel`, whether it succeeds or raises.
-
-    `variant` says what sets this compile apart from others: sizes, types, tiles. `compiler` is its name.
-    """
+    """Record the enclosed code as one JIT compile of `kernel`, whether it succeeds or raises. `variant` sets it apart
+    from others: sizes, types, tiles."""
     start_ns = now_ns()
     try:
         yield
@@ -85,11 +83,8 @@ def place(filename: str | None, line: int | None, function: str | None) -> str:
 
 
 def watch_triton(listener: Listener) -> Callable[[], None]:
-    """Call `listener` with each kernel that Triton compiles or fetches from its disk cache, and each tuning.
-
-    Triton's compile listener reports the kernels. Its autotuner reports nothing, so its `run` is wrapped. Returns what
-    ends it. Raises what is raised where this Triton lacks one of the two.
-    """
+    """Call `listener` with each kernel that Triton compiles or fetches from its disk cache, and each tuning. Returns
+    what ends it. The autotuner reports nothing, so its `run` is wrapped. Raises where this Triton lacks either."""
     knobs = importlib.import_module("triton.knobs").compilation
     autotuner = importlib.import_module("triton.runtime.autotuner").Autotuner
     earlier, run = knobs.listener, autotuner.run

@@ -32,8 +32,8 @@ class UnforeseenShapeError(RuntimeError):
 def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bool, regions: int) -> None:
     """Set the process-wide compiler options that the policy needs. Raises ConfigError for what torch does not know.
 
-    The shapes that a warm-up visits are `planned_shapes`; where they are `closed`, no other one can come. As many
-    `regions` are compiled separately, 1 where it is the whole model.
+    A warm-up visits `planned_shapes`; where they are `closed`, no other one can come. As many `regions` are compiled
+    separately, 1 where it is the whole model.
     """
     if not policy.enabled:
         return
@@ -59,21 +59,17 @@ def load_backend(policy: CompileConfig) -> None:
     try:
         torch._dynamo.lookup_backend(policy.backend)  # a package's entry point is only loaded here
     except (Exception, SystemExit) as error:
-        raise ConfigError(_unusable(policy, error)) from None
+        known = ", ".join(sorted(torch._dynamo.list_backends(exclude_tags=())))
+        raise ConfigError(
+            f'compile.backend is "{policy.backend}", which cannot be used ({named(error)}): install or repair the '
+            f"package that announces it, or use one of {known}"
+        ) from None
     for name, value in policy.options.items() if policy.backend == "inductor" else ():
         try:
             torch.compile(lambda: None, options={name: value})  # type: ignore[dict-item]  # compiles nothing yet
         except RuntimeError as error:
             problem = str(error).partition(", known options")[0]
             raise ConfigError(f"compile.options.{name} is {value!r} ({problem}): see torch._inductor.config") from None
-
-
-def _unusable(policy: CompileConfig, error: BaseException) -> str:
-    return (
-        f'compile.backend is "{policy.backend}", which cannot be used ({named(error)}): install or repair the package '
-        "that announces it, or use one of "
-        f"{', '.join(sorted(torch._dynamo.list_backends(exclude_tags=())))}"
-    )
 
 
 GraphChange = Callable[[torch.fx.Graph], None]

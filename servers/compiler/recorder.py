@@ -1,8 +1,7 @@
 """What compilers did and when: compile events, what they could not do, and the eager canary.
 
-torch reports its compiles on one stream, the logger `torch.__trace` that TORCH_TRACE and tlparse read: begin, end,
-reasons, graph breaks, caches, recordings of CUDA graphs. It costs nothing while nothing compiles, and 2 to 14 % of a
-compile: torch builds all records once one is read, graphs in words among them.
+torch reports its compiles on one stream, the logger `torch.__trace` that TORCH_TRACE and tlparse read. It costs nothing
+while nothing compiles, and 2 to 14 % of a compile: torch builds all records once one is read.
 
 The recorder joins a record to the running step, which triggered it: the device thread compiles synchronously. What
 compiles on another thread delays no step and is a `background_compile`, unless it began and ended within one step: then
@@ -10,7 +9,7 @@ that step may have waited for it.
 
 `install` checks that the stream reports a test compile. Where it does not, or a record cannot be read, torch's public
 counter of frames shows after each step whether it compiled. Such an event covers the whole step, and `blind_spots` says
-what is not seen. Alarms and interim analyses rely on these events.
+what is not seen.
 """
 
 from __future__ import annotations
@@ -78,11 +77,8 @@ class _Compile:
 
 
 class CompileRecorder:
-    """Collects the compile events of this process. Install once, on the device thread, where all else happens too.
-
-    `publish` is called with all blind spots when there is a new one, `announce` when a compile of the device thread
-    begins, and when it is over.
-    """
+    """Collects the compile events of this process, on the device thread. `publish` is called with all blind spots when
+    there is a new one, `announce` when a compile of this thread begins, and when it is over."""
 
     def __init__(
         self,
@@ -132,8 +128,7 @@ class CompileRecorder:
         return tuple(self._blind_spots)
 
     def drain(self) -> list[CompileEvent]:
-        """Return the events since the last call, oldest first; to be called after each step. What ran on other threads
-        comes last, without a step unless it began and ended within the one that has just run."""
+        """Return the events since the last call, after each step: oldest first, and last what ran on other threads."""
         self._end()  # nothing is under way after a step
         self.cudagraph_skips += self._fresh(*_SKIPS)
         if not self._is_read and self._fresh(*_FRAMES):

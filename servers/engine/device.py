@@ -1,9 +1,8 @@
 """The engine process: one device thread that loads, warms and runs the model, joined to the gRPC front by a pipe.
 
-The main thread of this process is the device thread, because CUDA graphs are bound to the thread that recorded them.
-Two more threads move messages. The front lives in another process, so that serving thousands of streams takes no
-interpreter time from the device thread, and so that health checks are answered while a compile holds this process's
-interpreter lock.
+The main thread is the device thread, because CUDA graphs are bound to the thread that recorded them. Two more threads
+move messages. The front is another process: it takes no interpreter time from the device thread, and answers health
+checks while a compile holds this process's interpreter lock.
 """
 
 from __future__ import annotations
@@ -209,10 +208,8 @@ def itemised(
 
 
 def read_memory(device: Any, at_ns: int) -> MemoryReading:
-    """Read what the process holds of the host and of `device`. The next `peak_bytes` counts from here.
-
-    Takes some tens of microseconds. The device is not asked, so that a step under way goes on.
-    """
+    """Read what the process holds of the host and of `device`, without asking the device, in some tens of microseconds.
+    The next `peak_bytes` counts from here."""
     import torch
 
     resident = psutil.Process().memory_info().rss

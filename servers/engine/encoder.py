@@ -1,8 +1,4 @@
-"""EncoderRunner: whole texts to vectors of unit length.
-
-What is served is one function: the model, the pooling of its tokens' vectors and their normalisation. The compile
-policy takes it whole, or takes regions of the model.
-"""
+"""EncoderRunner: whole texts to vectors of unit length, by one function of model, pooling and normalisation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Static KV memory in which every row has a position of its own.
+"""Static KV memory in which every row has a position of its own; the model sees an ordinary `Cache`.
 
-transformers' static cache advances all rows together. Here each layer writes new keys and values to (row, position) and
-hands attention what it may see. The model stays unchanged: it sees an ordinary `Cache`.
+transformers' static cache advances all rows together.
 """
 
 from __future__ import annotations
@@ -52,12 +51,11 @@ class Window:
 
 
 class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
-    """One layer's keys and values: [slots · (max_length + 1) + spare, kv_heads, head_dim] each, a token's heads side by
-    side.
+    """One layer's keys and values: [slots · (max_length + 1) + spare, kv_heads, head_dim] each.
 
-    The extra position of each row holds what padding writes; no mask ever lets attention see it. The tensors are flat
-    because the compiler writes in place only what it was given, not a view of it. `spare` positions follow the last
-    row: the padding of a chunk of so many tokens reaches beyond its row's end.
+    The extra position of each row holds what padding writes and attention never sees. The tensors are flat because the
+    compiler writes in place only what it was given, not a view of it. `spare` positions follow the last row: the
+    padding of a chunk of so many tokens reaches beyond its row's end.
     """
 
     def __init__(self, *, slots: int, max_length: int, window: Window, spare: int, static_address: bool) -> None:
@@ -120,11 +118,8 @@ class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
 
 @dataclass(slots=True, eq=False)
 class LayerView:
-    """The cache as one layer sees it, for a block that is compiled separately.
-
-    A block asks the cache for its layer by number, and the compiler would make a graph for every number. The view
-    ignores the number, so that one graph serves all layers.
-    """
+    """The cache as one layer sees it, for a block that is compiled separately. It ignores the layer's number: the
+    compiler would make a graph for each."""
 
     layer: SlotLayer
 

@@ -1,7 +1,6 @@
-"""What the gRPC front and the engine process say to each other over their pipe. Plain data, no torch.
+"""What the gRPC front and the engine process say to each other over their pipe, besides messages of telemetry.proto.
 
-Events that `Telemetry.Watch` streams are sent as telemetry.proto has them; the engine is warm when it sends the part of
-a `SnapshotResponse` that it knows.
+The engine is warm when it sends the part of a `SnapshotResponse` that it knows.
 """
 
 from __future__ import annotations

@@ -83,8 +83,6 @@ class ModelRunner(StepRunner):
                     self._steps["decode"](*varying, *fixed)
         self._ran_compiled()
 
-    # steps
-
     def _answer(self, step: Step, shape: StepShape, places: Sequence[int]) -> torch.Tensor:
         logits, greedy = self.run(step, shape)
         tokens = self.choose(logits, greedy, step.jobs, places)

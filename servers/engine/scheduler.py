@@ -1,13 +1,8 @@
 """Which requests the next engine step takes. No tensors and no clock of its own.
 
-`Scheduler` batches generation iteration by iteration: a queue, rows, deadlines, cancellation. Rows stay dense: the
-active requests always hold rows 0 … n-1, so that a decode step is a plain slice of the cache. When a request leaves,
-the last row moves into its place. A step is planned before the tokens of the step before it are known: a job counts
-what was launched for it separately from the output that has come back.
-
-`Batcher` batches whole texts for an encoder: a queue, a largest batch and a longest wait.
-
-The front limits how many requests may wait (servers/front/front.py).
+Rows stay dense: the active requests always hold rows 0 … n-1, so that a decode step is a plain slice of the cache. When
+a request leaves, the last row moves into its place. A step is planned before the tokens of the step before it are
+known: a job counts what was launched for it separately from the output that has come back.
 """
 
 from __future__ import annotations
@@ -78,7 +73,7 @@ class LaunchedStep:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A request has moved: the first `positions` of cache row `source` must be copied to row `target`."""
+    """The first `positions` of cache row `source` must be copied to row `target`."""
 
     source: int
     target: int
@@ -124,8 +119,7 @@ class Scheduler(_Held):
         self._queue.append(job)
 
     def next_step(self, at_ns: int = 0) -> Step | None:
-        """Plan the next step and count it as launched; None when there is nothing to do. Admits queued jobs into rows.
-        The time does not matter."""
+        """Plan the next step and count it as launched, or None. Admits queued jobs into rows."""
         decodable = tuple(job for job in self._active if job.can_decode)
         if not (decodable and self._decode_is_due):
             prefill = self._next_prefill()

@@ -1,8 +1,4 @@
-"""Which tensor shapes steps have, which of them a warm-up runs, and where they change: integers, no tensors.
-
-A step has a real size (rows, new tokens a row, positions attended to) and the padded size that the policy turns it
-into. The fewer padded sizes there are, the fewer graphs a compiler needs; the more there are, the less is padded.
-"""
+"""Which tensor shapes steps have, which of them a warm-up runs, and where they change: integers, no tensors."""
 
 from __future__ import annotations
 
@@ -50,10 +46,8 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactShape:
-    """Shapes as they come, except that batch and length are never smaller than `min_size`.
-
-    `first` is the kind of the steps that read whole prompts or texts.
-    """
+    """Shapes as they come, but no smaller than `min_size`. `first` is the kind of the steps that read whole prompts or
+    texts."""
 
     engine: EngineConfig
     min_size: int = 1
@@ -80,9 +74,8 @@ class ExactShape:
     def planned(self) -> Iterator[StepShape]:
         """Yield the shapes to warm, in order.
 
-        Sizes differ in every free dimension: a graph that served two such has no size of its own left. They are odd: a
-        size equal to a model dimension (head size, heads) would specialise that dimension. The largest come first: the
-        compiler tunes a dynamic graph for the sizes of its first call.
+        Sizes differ in every free dimension, and are odd: one equal to a model dimension (head size, heads) would
+        specialise it. The largest come first: the compiler tunes a dynamic graph for the sizes of its first call.
         """
         engine = self.engine
         batches = sorted({self.min_size, min(3, engine.slots), engine.slots}, reverse=True)
@@ -123,8 +116,7 @@ class Buckets:
         return StepShape(self.first, rows, padded, padded)
 
     def extend(self, batch: int, length: int, context: int) -> StepShape:
-        """Return the shape padded to buckets. A chunk is padded to the full one: its length is no dimension in the
-        buckets."""
+        """Return the shape padded to buckets and to a full chunk."""
         rows = self.prefill(batch, length).batch
         return StepShape("extend", rows, self.lengths[-1], round_up(context, self.prompt_contexts, "prompt", "tokens"))
 
@@ -147,8 +139,9 @@ class Buckets:
 ShapePolicy = ExactShape | Buckets
 
 
-def shape_policy(shapes: ShapeConfig, engine: EngineConfig, *, embeds: bool = False) -> ShapePolicy:
-    """Return the policy that `shapes` asks for, with empty ladders filled from the engine's limits."""
+def policy_of(arm: ArmConfig) -> ShapePolicy:
+    """Return the policy that the arm asks for, with empty ladders filled from the engine's limits."""
+    shapes, engine, embeds = arm.shapes, arm.engine, arm.model.embeds
     first: Kind = "encode" if embeds else "prefill"
     if shapes.kind == "exact":
         return ExactShape(engine=engine, min_size=shapes.min_size, first=first)
@@ -168,10 +161,6 @@ def shape_policy(shapes: ShapeConfig, engine: EngineConfig, *, embeds: bool = Fa
     )
 
 
-def policy_of(arm: ArmConfig) -> ShapePolicy:
-    return shape_policy(arm.shapes, arm.engine, embeds=arm.model.embeds)
-
-
 def round_up(value: int, ladder: tuple[int, ...], what: str, unit: str) -> int:
     """Return the first step of `ladder` that holds `value`. Raises ConfigError where none does."""
     position = bisect_left(ladder, value)
@@ -188,8 +177,7 @@ def spread(limit: int) -> list[int]:
 def warmup_plan(arm: ArmConfig) -> list[StepShape]:
     """Return the steps to run before serving. A replica's request to itself always meets shapes among them.
 
-    `minimal` is what an unsuspecting deployment does: one short request, then open the doors. `lengths` looks careful:
-    prompts of many lengths, one after another, so that no step has ever two rows.
+    `lengths` looks careful: prompts of many lengths, one after another, so that no step has ever two rows.
     """
     if arm.compile.warmup == "lengths":
         steps = (step for length in _lengths(arm.engine.max_prompt_tokens) for step in _alone(arm, length))
@@ -232,10 +220,10 @@ def _alone(arm: ArmConfig, length: int) -> Iterator[StepShape]:
 
 
 def prompt_borders(arm: ArmConfig) -> frozenset[int]:
-    """Return the lengths of prompts, in tokens, that lie on a border or just past it, as far as prompts may be so long.
+    """Return the lengths of prompts, in tokens, that lie on a border or just past it.
 
-    Borders are one token, the longest prompt, the buckets, the smallest size that is not padded up, and the
-    first length that is cut (whose last chunk is one token). A prompt of n tokens is decoded from context n + 1 on.
+    Borders are one token, the longest prompt, the buckets, the smallest size that is not padded up, and the first
+    length that is cut. A prompt of n tokens is decoded from context n + 1 on.
     """
     longest = arm.engine.max_prompt_tokens
     ends = {1, arm.engine.prefill_tokens, longest, *arm.length_ladder, *_small_sizes(arm.shapes)}

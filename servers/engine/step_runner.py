@@ -1,8 +1,6 @@
 """StepRunner: padded steps are loaded, warmed, captured and run on the one device thread, whatever the model's task.
 
-What a step is, which tensors it takes and what its outputs are, a runner of one task says: ModelRunner (generation) and
-EncoderRunner (embedding). Every arm runs the same steps; the shape policy decides their sizes and the compile policy
-whether they are compiled.
+Every arm runs the same steps; the shape policy decides their sizes and the compile policy whether they are compiled.
 """
 
 from __future__ import annotations
@@ -39,11 +37,8 @@ Tensors = tuple[torch.Tensor, ...]
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Collect no garbage inside.
-
-    What a collection destroys may call the driver, which breaks a recording: another CUDA graph, or a kernel that lost
-    a tuning. torch has not collected before a recording since 2.9 (github.com/pytorch/pytorch/pull/161037).
-    """
+    """Collect no garbage inside: what is destroyed may call the driver, which breaks a recording. torch itself has not
+    collected before one since 2.9 (github.com/pytorch/pytorch/pull/161037)."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -54,11 +49,8 @@ def uncollected() -> Iterator[None]:
 
 
 class CapturedStep:
-    """`call(*varying, *fixed)` as one CUDA graph, recorded once and replayed with new inputs.
-
-    Graph trees, which `mode="reduce-overhead"` brings, decide at every call what to record. A captured step decides
-    nothing: its kernels were fixed in the warm-up, so that neither a guard nor the compiler runs while serving. Its
-    outputs are overwritten by the next replay of any graph in the pool.
+    """`call(*varying, *fixed)` as one CUDA graph, recorded once and replayed with new inputs: neither a guard nor the
+    compiler runs while serving. Its outputs are overwritten by the next replay of any graph in the pool.
     """
 
     def __init__(self, call: Callable[..., Any], varying: Sequence[torch.Tensor], fixed: Tensors, pool: Any) -> None:
@@ -90,8 +82,7 @@ class DeviceStep(LaunchedStep):
 class StepRunner(ABC):
     """Owns the model and its compiled steps. Every method belongs to the device thread.
 
-    A step is launched and collected separately: on a GPU (`overlaps`) the next one can be launched before the results
-    of the last have come back.
+    On a GPU (`overlaps`) the next step can be launched before the results of the last have come back.
     """
 
     device: torch.device
@@ -114,8 +105,6 @@ class StepRunner(ABC):
         self._pool: Any = None
         self._unpromised: set[Kind] = set()  # steps whose graphs may fit a part of their bounds
         self._blocks: CompiledBlocks | None = None
-
-    # what a task says
 
     @abstractmethod
     def _make_steps(self) -> Mapping[str, Callable[..., Tensors]]:
@@ -141,8 +130,6 @@ class StepRunner(ABC):
 
     def _warm_rest(self) -> None:  # noqa: B027 (there may be nothing)
         """Warm what the planned shapes do not; nothing by default."""
-
-    # start-up
 
     def load(self) -> None:
         """Load the model and make its steps; nothing is compiled yet, except for what the arm's artifact brings.
@@ -234,8 +221,6 @@ class StepRunner(ABC):
             self._graphs[shape].compiled = self._ran_compiled()
         self.recorder.record_capture(started_ns, now_ns())
 
-    # steps
-
     def shape_of(self, step: Step) -> StepShape:
         """Return the padded shape that `step` runs at."""
         if step.kind == "decode":
@@ -323,8 +308,6 @@ class StepRunner(ABC):
         else:
             self.recorder.record_eager_step(start_ns, end_ns)
         return compiled
-
-    # what it is and holds
 
     def device_name(self) -> str:
         """Return the accelerator's product name, or cpu."""

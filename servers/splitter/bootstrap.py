@@ -253,9 +253,9 @@ def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
         "health_checks": [
             {
                 "grpc_health_check": {"service_name": INFERENCE_SERVICE},
-                "interval": _seconds(config.health_interval_s),
+                "interval": f"{config.health_interval_s:g}s",
                 # Without traffic Envoy checks once a minute by default: a warm arm would look cold for as long.
-                "no_traffic_interval": _seconds(config.health_interval_s),
+                "no_traffic_interval": f"{config.health_interval_s:g}s",
                 "timeout": "20s",
                 # NOT_SERVING counts at once and a refused connection after three checks. Silence must last three
                 # timeouts, so that a compile that also stalls the gRPC front is not taken for a death.
@@ -277,7 +277,3 @@ def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
             "max_ejection_percent": 50,
         },
     }
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.9f}".rstrip("0").rstrip(".") + "s"

@@ -22,7 +22,7 @@ from tailgate.servers.config import (
     check_quantisation,
     with_preset,
 )
-from tailgate.servers.engine.shapes import StepShape, shape_policy
+from tailgate.servers.engine.shapes import StepShape, policy_of
 from tailgate.servers.fields import read
 from tailgate.servers.presets import PRESETS
 
@@ -184,7 +184,7 @@ def test_a_chunk_is_never_longer_than_the_longest_prompt() -> None:
 
 def shapes_of_prompt(arm: ArmConfig, length: int) -> set[StepShape]:
     """The shapes of the steps that take a prompt, in chunks where it is longer than one."""
-    policy, chunk = shape_policy(arm.shapes, arm.engine), arm.engine.prefill_tokens
+    policy, chunk = policy_of(arm), arm.engine.prefill_tokens
     ends = [*range(chunk, length, chunk), length]
     later = {policy.extend(1, end - start, end) for start, end in pairwise(ends)}
     return {policy.prefill(1, ends[0]), *later}

@@ -100,7 +100,6 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
             for key, value in (("strict", True), ("options", {"max_autotune": True}))
         ),
         ({"arm": {"compile": {"artifact": "x", "enabled": False}}}, ("compile.artifact", "nothing is compiled")),
-        ({"arm": {"compile": {"artifact": "x", "backend": "eager"}}}, ("compile.artifact", "inductor")),
         (
             {"arm": {"compile": {"artifact": "x"}}, "trials": {"compile_cache": "shared"}},
             ("artifact is set", 'trials.compile_cache is "shared"'),

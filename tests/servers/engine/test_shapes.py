@@ -10,15 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.config import ArmConfig, CompileConfig, EngineConfig, ShapeConfig, default_lengths, doubling
+from tailgate.servers.config import (
+    ArmConfig,
+    CompileConfig,
+    EngineConfig,
+    ModelConfig,
+    ShapeConfig,
+    default_lengths,
+    doubling,
+)
 from tailgate.servers.engine.shapes import (
     Buckets,
     ShapePolicy,
     StepShape,
     first_prompt,
     late_contexts,
+    policy_of,
     prompt_borders,
-    shape_policy,
     warmup_plan,
 )
 from tailgate.servers.fields import read
@@ -26,6 +34,7 @@ from tailgate.servers.presets import PRESETS
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
 TEXTS = EngineConfig(slots=6, max_prompt_tokens=100)
+ENCODER = ModelConfig(id="some/encoder", task="embed")
 ENGINES = st.builds(
     EngineConfig,
     slots=st.integers(2, 64),
@@ -37,7 +46,7 @@ ENGINES = st.builds(
 
 
 def text_shapes(shapes: ShapeConfig, engine: EngineConfig) -> ShapePolicy:
-    return shape_policy(shapes, engine, embeds=True)
+    return policy_of(ArmConfig(model=ENCODER, shapes=shapes, engine=engine))
 
 
 POLICIES = st.sampled_from(
@@ -49,7 +58,7 @@ POLICIES = st.sampled_from(
 def test_a_step_holds_its_requests_and_is_planned(
     engine: EngineConfig, shapes: ShapeConfig, data: st.DataObject
 ) -> None:
-    policy = shape_policy(shapes, engine)
+    policy = policy_of(ArmConfig(shapes=shapes, engine=engine))
     length = data.draw(st.integers(1, engine.prefill_tokens))
     batch = data.draw(st.integers(1, engine.prefill_batch))
     rows = data.draw(st.integers(1, engine.slots))
@@ -71,13 +80,14 @@ def test_a_step_holds_its_requests_and_is_planned(
 
 
 def test_each_kind_of_policy_pads_as_its_name_says() -> None:
-    padded = shape_policy(ShapeConfig(kind="pad"), EngineConfig(slots=8, max_prompt_tokens=100, max_new_tokens=20))
+    engine = EngineConfig(slots=8, max_prompt_tokens=100, max_new_tokens=20)
+    padded = policy_of(ArmConfig(shapes=ShapeConfig(kind="pad"), engine=engine))
     assert list(padded.planned()) == [StepShape("prefill", 1, 100, 100), StepShape("decode", 8, 1, 120)]
     for min_size, prefill, decode, encode in (
         (1, StepShape("prefill", 1, 1, 1), StepShape("decode", 1, 1, 91), StepShape("encode", 1, 1, 1)),
         (2, StepShape("prefill", 1, 2, 2), StepShape("decode", 2, 1, 91), StepShape("encode", 2, 2, 2)),
     ):
-        exact = shape_policy(ShapeConfig(min_size=min_size), EngineConfig())
+        exact = policy_of(ArmConfig(shapes=ShapeConfig(min_size=min_size)))
         assert (exact.prefill(1, 1), exact.decode(1, 91)) == (prefill, decode)
         assert exact.prefill(1, 37) == StepShape("prefill", 1, 37, 37)
         assert text_shapes(ShapeConfig(min_size=min_size), TEXTS).prefill(1, 1) == encode
@@ -93,7 +103,8 @@ def test_a_size_past_the_ladder_is_refused_with_the_largest_bucket() -> None:
     decoder = Buckets(batches=(4,), prefill_batches=(1,), lengths=(128, 512), contexts=(640,))
     with pytest.raises(ConfigError, match=r"640 .* 512.*bucket of 640"):
         decoder.prefill(1, 640)
-    encoder = text_shapes(ShapeConfig(kind="buckets", batch_ladder=(2,), length_ladder=(8,)), TEXTS)
+    engine = EngineConfig(slots=2, max_prompt_tokens=8)
+    encoder = text_shapes(ShapeConfig(kind="buckets", batch_ladder=(2,), length_ladder=(8,)), engine)
     with pytest.raises(ConfigError, match=r"9 .* 8"):
         encoder.prefill(1, 9)
 
@@ -137,7 +148,7 @@ def test_wherever_the_shapes_of_two_neighbouring_prompts_differ_both_are_borders
 ) -> None:
     shapes = ShapeConfig(kind="buckets", length_ladder=ladder, context_ladder=contexts)
     arm = ArmConfig(shapes=shapes, engine=ENGINE.replace(prefill_chunk=chunk))
-    policy, step = shape_policy(arm.shapes, arm.engine), arm.engine.prefill_tokens
+    policy, step = policy_of(arm), arm.engine.prefill_tokens
 
     def met(length: int) -> list[object]:
         begun = policy.prefill(1, min(length, step))
@@ -184,7 +195,7 @@ def test_the_first_request_of_a_replica_meets_shapes_that_were_warmed(preset: st
     engine = EngineConfig(max_prompt_tokens=longest, prefill_chunk=chunk)
     arm = ArmConfig.from_preset(preset, engine=engine)
     arm = arm.replace(compile=arm.compile.replace(warmup="lengths", capture=False))
-    shapes = shape_policy(arm.shapes, engine)
+    shapes = policy_of(arm)
     plan, prompt = warmup_plan(arm), first_prompt(arm)
     assert shapes.prefill(1, min(prompt, engine.prefill_tokens)) in plan
     assert shapes.decode(1, prompt + 1) in plan
