@@ -161,10 +161,8 @@ def _plain(event: CompileEvent) -> dict[str, Any]:
 
 
 def inspect_arm(arm: ArmConfig, shapes: Sequence[StepShape], *, report: Callable[[str], None]) -> Inspection:
-    """Load the arm, warm it as it would be served, and run each shape; by default planned and unplanned ones.
-
-    A shape that compiles changes the outcome of later ones, as it does while serving. `report` gets progress lines.
-    """
+    """Load the arm, warm it as it would be served, and run each shape; by default planned and unplanned ones. A shape
+    that compiles changes the outcome of later ones, as it does while serving."""
     report(f"loading {arm.model.id}")
     from tailgate.servers.engine.in_process import warm_runner
 
@@ -292,9 +290,7 @@ def _seconds(value: float) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tailgate.servers.inspect", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m tailgate.servers.inspect")
     parser.add_argument("--config", required=True, help="the arm as JSON (ArmConfig.to_dict())")
     parser.add_argument("--shapes", default="", help=f"shapes to run, separated by commas: {NOTATION[6:]}")
     parser.add_argument("--cache-dir", default="", help="keep compiled code here (default: nowhere)")

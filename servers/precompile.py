@@ -27,9 +27,7 @@ from tailgate.servers.program import (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tailgate.servers.precompile", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m tailgate.servers.precompile")
     parser.add_argument("--config", required=True, help="the arm as JSON (ArmConfig.to_dict())")
     parser.add_argument("--out", required=True, help="where the file is written")
     parser.add_argument("--json", action="store_true", help="print one JSON object alone")

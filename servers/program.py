@@ -53,10 +53,8 @@ def progress_to_stderr(*, quiet: bool) -> Callable[[str], None]:
 
 @contextmanager
 def compile_cache(folder: str) -> Iterator[str]:
-    """Yield where compiled code is kept: `folder`, or a fresh one that is removed afterwards.
-
-    A cold cache is the honest default: a replica with last week's artifacts would hide what a rollout costs.
-    """
+    """Yield where compiled code is kept: `folder`, or a fresh one that is removed afterwards, since last week's code
+    would hide what a rollout costs."""
     if folder:
         yield folder
         return
@@ -101,10 +99,8 @@ def pin_to_card(arm: ArmConfig, environment: MutableMapping[str, str]) -> ArmCon
 
 
 def isolate_compiler(environment: MutableMapping[str, str], folder: str) -> None:
-    """Have the compiler take over from earlier processes what lies in `folder`, and nothing else.
-
-    Torch reads these variables when it is imported. Without a folder it keeps code in its default place.
-    """
+    """Have the compiler take over from earlier processes what lies in `folder`, its default place if empty, and nothing
+    else. Torch reads these variables when it is imported."""
     for name in _CARRYING:
         environment.pop(name, None)
     environment["TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO"] = "0"

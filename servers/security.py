@@ -1,7 +1,6 @@
-"""Certificates and bearer tokens as both sides need them. A secret is named here, never held in a configuration.
+"""Certificates and bearer tokens as both sides need them.
 
-Configurations carry names of files and of environment variables alone, so that they can be written to a run
-directory, printed and passed on a command line.
+Configurations carry names of files and of environment variables alone, so that they can be printed and kept.
 """
 
 from __future__ import annotations
@@ -76,10 +75,8 @@ def _check_readable(what: str, path: str) -> None:
 
 
 def check_named(values: Mapping[str, str | None]) -> None:
-    """Refuse a flag that was given empty. Raises ConfigError.
-
-    `--token-env "$NAME"` with an unset variable must not open a server that was meant to be closed.
-    """
+    """Raise ConfigError for a flag that was given empty: `--token-env "$NAME"` with an unset variable must not open a
+    server that was meant to be closed."""
     for flag, value in values.items():
         if value is not None and not value.strip():
             raise ConfigError(f"{flag} is empty: give what it is to use, or leave it out to go without")

@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError as Un
 from tailgate.servers.compiler import products
 from tailgate.servers.compiler.products import join_linears, scale_products, store_single_rows
 from tailgate.servers.complaint import ConfigError, named
-from tailgate.servers.config import GRAPH_TREE_MODES, CompileConfig
+from tailgate.servers.config import CompileConfig
 
 __all__ = ["UnprovenBounds"]
 
@@ -135,18 +135,6 @@ def mark_dimension(tensor: torch.Tensor, dimension: int, bounds: Sequence[int], 
 def fix_address(tensor: torch.Tensor) -> None:
     """Tell the compiler that this memory stays where it is, so that graphs may change it in place."""
     torch._dynamo.mark_static_address(tensor)
-
-
-def begin_step(policy: CompileConfig) -> None:
-    """Mark the outputs of the previous step as no longer read, for CUDA-graph trees."""
-    if policy.enabled and policy.mode in GRAPH_TREE_MODES:
-        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-
-
-def settle(policy: CompileConfig) -> None:
-    """End the warm-up: from here on a strict policy raises for shapes that no graph fits (see `refusal`)."""
-    if policy.strict:
-        torch.compiler.set_stance("fail_on_recompile")
 
 
 def refusal(error: RuntimeError) -> str | None:

@@ -101,11 +101,8 @@ class _Held:
 
 
 class Scheduler(_Held):
-    """Queue, rows and the order of steps.
-
-    While prompts wait, prefill and decode steps alternate, so a running request waits for one prefill step at most
-    between two of its tokens; `prefill_chunk` bounds how long that step is (0: whole prompts).
-    """
+    """Queue, rows and the order of steps. While prompts wait, prefill and decode steps alternate, so a running request
+    waits for one prefill step at most between two of its tokens."""
 
     def __init__(self, limits: EngineConfig) -> None:
         super().__init__()

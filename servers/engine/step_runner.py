@@ -22,7 +22,7 @@ from tailgate.servers.compiler import policy as compiler_policy
 from tailgate.servers.compiler.recorder import CompileRecorder, EagerCanary, Trigger
 from tailgate.servers.compiler.regions import CompiledBlocks, repeated_blocks
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.config import ArmConfig
+from tailgate.servers.config import GRAPH_TREE_MODES, ArmConfig
 from tailgate.servers.engine.kv_cache import SlotCache
 from tailgate.servers.engine.model import join_weights, load_model
 from tailgate.servers.engine.placement import product_name, resolve_device
@@ -189,7 +189,8 @@ class StepRunner(ABC):
             if self.arm.compile.capture:
                 self._capture(shape)
         self._warm_rest()
-        compiler_policy.settle(self.arm.compile)
+        if self.arm.compile.strict:
+            torch.compiler.set_stance("fail_on_recompile")  # `run` reads its errors
         report(len(plan), len(plan), "warm")
 
     def _warm(self, shape: StepShape) -> None:
@@ -283,7 +284,9 @@ class StepRunner(ABC):
             promised = step.kind not in self._unpromised
             for tensor, dimension, bounds in self._varying(step.kind, varying, fixed):
                 compiler_policy.mark_dimension(tensor, dimension, bounds, promised=promised)
-        compiler_policy.begin_step(self.arm.compile)
+        if self.arm.compile.enabled and self.arm.compile.mode in GRAPH_TREE_MODES:
+            # the outputs of the step before are no longer read
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         try:
             return self._steps[step.kind](*varying, *fixed)
         except RuntimeError as error:

@@ -96,8 +96,7 @@ class EnginePipe:
     front answers health checks and signals meanwhile."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+        self._reader, self._writer = reader, writer
 
     @classmethod
     async def of(cls, connection: Connection) -> Self:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
@@ -19,15 +18,12 @@ from tailgate.servers.engine.messages import Submit, Timing
 from tailgate.servers.engine.shapes import first_prompt
 from tailgate.servers.front.front import Answer, Front
 from tailgate.servers.front.requests import RefusedError, Request, check_request
-from tailgate.servers.metadata import trailing_key
+from tailgate.servers.metadata import FIGURES, TIMING, trailing_key
 from tailgate.servers.rpc import inference_pb2, inference_pb2_grpc
 
 _REASONS = {"length": inference_pb2.FINISH_REASON_LENGTH, "stop": inference_pb2.FINISH_REASON_STOP}
-_TIMING = tuple(item.name for item in dataclasses.fields(Timing))
-_TIMES = attrgetter(*_TIMING)
-_TRAILERS = tuple(
-    map(trailing_key, ("arm", "replica", *_TIMING, "prompt_tokens", "output_tokens", "recv_ns", "end_ns"))
-)
+_TIMES = attrgetter(*TIMING)
+_TRAILERS = tuple(map(trailing_key, ("arm", "replica", *FIGURES)))
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):

@@ -18,9 +18,9 @@ from tailgate.servers.complaint import ConfigError
 from tailgate.servers.splitter.bootstrap import LISTENER, SHADOW_KEYS, WEIGHT_KEYS
 from tailgate.servers.splitter.envoy_config import check_shadow, check_weight, fraction
 
-LARGEST_BYTES: Final = 64 << 20  # of an answer
 # Envoy states its age in whole seconds: two readings of one start are closer than this.
 SAME_START_S: Final = 5.0
+_TIMEOUT_S: Final = 10.0
 
 
 class SplitterError(RuntimeError):
@@ -58,20 +58,17 @@ class Admin:
         """Return the answer to a change. Raises SplitterError."""
         return self._answer("POST", path)
 
-    def fetch(self, method: str, path: str, *, timeout_s: float = 10.0) -> tuple[int, str]:
+    def fetch(self, method: str, path: str) -> tuple[int, str]:
         """Return (HTTP status, body). Raises OSError or HTTPException when there is no answer."""
         # http.client, not urllib: a proxy from the environment must not stand in between.
         if self.address.startswith("/"):
-            connection: http.client.HTTPConnection = _SocketConnection(self.address, timeout_s)
+            connection: http.client.HTTPConnection = _SocketConnection(self.address)
         else:
-            connection = http.client.HTTPConnection(*host_port(self.address), timeout=timeout_s)
+            connection = http.client.HTTPConnection(*host_port(self.address), timeout=_TIMEOUT_S)
         try:
             connection.request(method, path)
             response = connection.getresponse()
-            body = response.read(LARGEST_BYTES + 1)
-            if len(body) > LARGEST_BYTES:
-                raise http.client.HTTPException(f"an answer of more than {LARGEST_BYTES >> 20} MiB")
-            return response.status, body.decode(errors="replace")
+            return response.status, response.read().decode(errors="replace")
         finally:
             connection.close()
 
@@ -99,8 +96,8 @@ def admin_address(text: str, otherwise: str = "") -> str:
 
 
 class _SocketConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=_TIMEOUT_S)
         self._path = path
 
     def connect(self) -> None:
@@ -171,9 +168,9 @@ def configured_shares(admin: Admin) -> Shares:
     raise SplitterError(f"{admin.address} is an Envoy but splits nothing by weight: give the admin port of a split")
 
 
-def live_shares(admin: Admin, configured: Mapping[str, int] | None = None) -> Shares:
-    """Return the shares in force; faster with the `configured` weights of a split that starts without shadows."""
-    known = Shares(weights=configured, shadows={}) if configured else configured_shares(admin)
+def live_shares(admin: Admin) -> Shares:
+    """Return the shares in force. Raises SplitterError."""
+    known = configured_shares(admin)
     with admin.reading("/runtime", "shares of arms") as document:
         entries = document.get("entries", {})
         live = {key: entry["final_value"] for key, entry in entries.items() if entry.get("final_value")}

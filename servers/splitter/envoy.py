@@ -138,11 +138,9 @@ class Envoy:
             if not waiting and self.admin.fetch("GET", "/ready")[0] == 200:
                 return
             if time.monotonic() > deadline:
-                if not waiting:
-                    raise SplitterError(f"Envoy does not serve after {timeout_s:g} s: see {self.log_path}")
-                states = ", ".join(f'"{name}" {health[name][0]} of {health[name][1]}' for name in waiting)
+                states = ", ".join(f'arm "{name}" {health[name][0]} of {health[name][1]}' for name in waiting)
                 raise SplitterError(
-                    f"healthy replicas after {timeout_s:g} s: arm {states}: see their logs, or wait longer"
+                    f"healthy replicas after {timeout_s:g} s: {states or 'all'}: see their logs and {self.log_path}"
                 )
             time.sleep(0.05)
 

@@ -16,10 +16,8 @@ MAX_WEIGHT = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmTarget:
-    """One arm behind the splitter: its replicas as "host:port", and its share of the traffic that is not pinned.
-
-    A shadow has weight 0 and gets copies of `shadow_percent` of those requests; its answers are thrown away.
-    """
+    """One arm: its replicas as "host:port", and its share of the traffic that is not pinned. A shadow has weight 0 and
+    gets copies of `shadow_percent` of those requests; its answers are thrown away."""
 
     name: str
     backends: tuple[str, ...]

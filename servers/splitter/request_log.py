@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from tailgate.servers.metadata import (
     ARM_HEADER,
+    FIGURES,
     INFERENCE_SERVICE,
     SESSION_HEADER,
     STATUS_NAMES,
@@ -22,11 +23,6 @@ from tailgate.servers.metadata import (
 
 # Envoy keeps lines for this long before it writes them; by default it keeps them for 10 s.
 FLUSH_MS: Final = 200
-# The whole numbers that a replica's trailing metadata carry.
-FIGURES: Final = (
-    *("queue_ns", "prefill_ns", "decode_ns", "compile_stall_ns", "batch_id", "batch_size", "padded_batch"),
-    *("padded_length", "prompt_tokens", "output_tokens", "recv_ns", "end_ns"),
-)
 _ENDED: Final = "DownstreamEnd"
 _LARGEST: Final = 2**63 - 1  # what a column holds
 _SINCE: Final = "%COMMON_DURATION(DS_RX_BEG:{}:ns)%"
