@@ -20,7 +20,6 @@ from tailgate.servers.splitter.envoy_config import check_shadow, check_weight, f
 
 # Envoy states its age in whole seconds: two readings of one start are closer than this.
 SAME_START_S: Final = 5.0
-_TIMEOUT_S: Final = 10.0
 
 
 class SplitterError(RuntimeError):
@@ -58,13 +57,13 @@ class Admin:
         """Return the answer to a change. Raises SplitterError."""
         return self._answer("POST", path)
 
-    def fetch(self, method: str, path: str) -> tuple[int, str]:
+    def fetch(self, method: str, path: str, *, timeout_s: float = 10.0) -> tuple[int, str]:
         """Return (HTTP status, body). Raises OSError or HTTPException when there is no answer."""
         # http.client, not urllib: a proxy from the environment must not stand in between.
         if self.address.startswith("/"):
-            connection: http.client.HTTPConnection = _SocketConnection(self.address)
+            connection: http.client.HTTPConnection = _SocketConnection(self.address, timeout_s)
         else:
-            connection = http.client.HTTPConnection(*host_port(self.address), timeout=_TIMEOUT_S)
+            connection = http.client.HTTPConnection(*host_port(self.address), timeout=timeout_s)
         try:
             connection.request(method, path)
             response = connection.getresponse()
@@ -96,8 +95,8 @@ def admin_address(text: str, otherwise: str = "") -> str:
 
 
 class _SocketConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=_TIMEOUT_S)
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
         self._path = path
 
     def connect(self) -> None:
