@@ -27,6 +27,7 @@ from tailgate.servers.fields import read
 from tailgate.servers.presets import PRESETS
 
 BERT = {"id": "random:bert-tiny", "task": "embed"}
+CAPTURE = {"enabled": True, "capture": True}
 
 
 def refusal(make: Any, *arguments: Any, words: tuple[str, ...] = (), **options: Any) -> str:
@@ -102,18 +103,17 @@ def test_a_name_with_dots_may_be_written_as_tables() -> None:
         ({"preset": "fast"}, ('arm.preset is "fast"', "compiled-naive")),
         ({"engine": {"prefill_batch": 9}}, ("engine.prefill_batch", "9", "8")),
         ({"model": {"id": ""}}, ("model.id",)),
+        ({"compile": CAPTURE}, ("arm.compile.capture is true", "shapes.kind", '"exact"')),
+        ({"compile": {**CAPTURE, "warmup": "minimal"}, "shapes": {"kind": "pad"}}, ("compile.warmup", '"minimal"')),
         ({"model": {"id": "random:huge"}}, ("random:huge", "llama-3.2-1b")),
         ({"shapes": {"kind": "round"}}, ("shapes.kind", "round", "buckets")),
         ({"shapes": {"kind": "buckets", "batch_ladder": [4, 2]}}, ("batch_ladder", "[4, 2]")),
         ({"shapes": {"kind": "buckets", "batch_ladder": [1, 2]}}, ("2", "engine.slots", "8")),
         ({"shapes": {"batch_ladder": [8]}}, ("batch_ladder", 'kind = "buckets"')),
-        ({"name": "a b"}, ('"a b"',)),
         ({"name": "größe"}, ('"größe"', "A to Z")),
-        ({"name": ".hidden"}, ('".hidden"', "begin with a letter")),
         ({"name": "-v"}, ('"-v"', "begin with a letter")),
         ({"name": "x" * 300}, ("300 characters", "at most 64")),
         ({"model": {"device": "tpu"}}, ("model.device", '"tpu"', "cuda:N")),
-        ({"model": {"device": "cuda:one"}}, ('"cuda:one"', "cuda:N")),
         ({"model": {"device": "cpu:1"}}, ('"cpu:1"',)),
         ({"engine": 5}, ("arm.engine", "table")),
         ({"model": {"task": "sing"}}, ("model.task", "sing", "embed")),
@@ -147,25 +147,10 @@ def test_a_bad_table_is_refused_with_key_value_and_remedy(table: dict[str, objec
         ({"enabled": True, "options": 3}, ("options", "table")),
         ({"enabled": True, "artifact": "a", "backend": "aot_eager"}, ("compile.artifact", '"aot_eager"')),
         ({"enabled": True, "mode": "max-autotune", "backend": "aot_eager"}, ('"max-autotune"', '"aot_eager"')),
-        ({"enabled": True, "mode": "reduce-overhead", "backend": "late"}, ('"late"',)),
     ],
 )
 def test_contradicting_compile_settings_are_refused(table: dict[str, object], words: tuple[str, ...]) -> None:
     refusal(read, CompileConfig, table, where="compile", words=words)
-
-
-@pytest.mark.parametrize(
-    ("shapes", "policy", "words"),
-    [
-        ({"kind": "exact"}, {}, ("shapes.kind", '"exact"')),
-        ({"kind": "pad"}, {"warmup": "minimal"}, ("compile.warmup", '"minimal"')),
-    ],
-)
-def test_captured_graphs_need_planned_shapes_that_are_warmed(
-    shapes: dict[str, Any], policy: dict[str, Any], words: tuple[str, ...]
-) -> None:
-    table = {"shapes": shapes, "compile": {"enabled": True, "capture": True, **policy}}
-    refusal(ArmConfig.from_dict, table, words=("arm.compile.capture is true", *words))
 
 
 def test_a_dtype_or_a_gpu_that_quantised_weights_cannot_use_is_refused() -> None:
@@ -175,11 +160,6 @@ def test_a_dtype_or_a_gpu_that_quantised_weights_cannot_use_is_refused() -> None
     ):
         refusal(check_quantisation, model, on_gpu=True, capability=(8, 0), words=words)
         check_quantisation(model.replace(dtype="auto"), on_gpu=True, capability=(8, 9))
-
-
-def test_a_chunk_is_never_longer_than_the_longest_prompt() -> None:
-    for chunk, tokens in ((0, 100), (64, 64), (640, 100)):
-        assert EngineConfig(max_prompt_tokens=100, prefill_chunk=chunk).prefill_tokens == tokens
 
 
 def shapes_of_prompt(arm: ArmConfig, length: int) -> set[StepShape]:

@@ -53,7 +53,6 @@ def test_shapes_are_read_as_they_are_written(text: str, expected: list[StepShape
     [
         ("prefill 3", ("prefill 3", "ROWSxTOKENS")),
         ("decode 3x2", ("decode 3x2", "ROWS@CONTEXT")),
-        ("decode 1@9,", ("is not a shape",)),
         ("prefill 2x5", ("2 rows", "engine.prefill_batch", "1")),
         ("prefill 1x41", ("41 tokens", "40")),
         ("decode 5@9", ("5 rows", "engine.slots", "4")),
@@ -62,7 +61,6 @@ def test_shapes_are_read_as_they_are_written(text: str, expected: list[StepShape
         ("encode 1x5", ('"generate"', "encode")),
         ("prefill " + "9" * 5000 + "x1", ("is not a shape",)),
         ("prefill ٣x1", ("is not a shape",)),
-        ("x" * 20_000, ("is not a shape",)),
     ],
 )
 def test_shapes_that_the_engine_can_never_run_are_refused_in_a_short_line(text: str, words: tuple[str, ...]) -> None:

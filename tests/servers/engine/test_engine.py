@@ -19,7 +19,7 @@ from tailgate.servers.engine import engine as engine_module
 from tailgate.servers.engine.device import Outbox, itemised, process_started_ns
 from tailgate.servers.engine.engine import Engine
 from tailgate.servers.engine.messages import Cancel, StepOutput, Submit
-from tailgate.servers.engine.placement import device_name, product_name, resolve_device
+from tailgate.servers.engine.placement import resolve_device
 from tailgate.servers.engine.scheduler import LaunchedStep, Move, Scheduler, Step
 from tailgate.servers.engine.shapes import StepShape
 from tailgate.servers.engine.step_runner import uncollected
@@ -376,10 +376,3 @@ def test_a_missing_device_is_refused(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert {resolve_device(present).type for present in ("auto", "cuda:1")} == {"cuda"}
-
-
-def test_records_name_every_device_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [device_name(torch.device(name)) for name in ("cpu", "cuda", "cuda:3")] == ["cpu", "cuda:0", "cuda:3"]
-    assert product_name(torch.device("cpu")) == "cpu"
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    assert product_name(torch.device("cuda:0")) == "NVIDIA H200"

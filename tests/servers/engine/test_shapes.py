@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -107,18 +106,6 @@ def test_a_size_past_the_ladder_is_refused_with_the_largest_bucket() -> None:
     encoder = text_shapes(ShapeConfig(kind="buckets", batch_ladder=(2,), length_ladder=(8,)), engine)
     with pytest.raises(ConfigError, match=r"9 .* 8"):
         encoder.prefill(1, 9)
-
-
-@given(kind=st.sampled_from(["pad", "buckets"]), slots=st.integers(1, 70), longest=st.integers(1, 600), data=st.data())
-def test_a_closed_policy_plans_all_texts(
-    kind: Literal["pad", "buckets"], slots: int, longest: int, data: st.DataObject
-) -> None:
-    shapes = text_shapes(ShapeConfig(kind=kind), EngineConfig(slots=slots, max_prompt_tokens=longest))
-    batch, length = data.draw(st.integers(1, slots)), data.draw(st.integers(1, longest))
-    shape = shapes.prefill(batch, length)
-    assert shapes.is_closed()
-    assert shape in set(shapes.planned())
-    assert (shape.batch >= batch, shape.length >= length) == (True, True)
 
 
 @given(min_size=st.integers(1, 4), slots=st.integers(4, 70), longest=st.integers(1, 600))
