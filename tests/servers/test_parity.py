@@ -270,20 +270,6 @@ def plan_for(*arms: ArmConfig, **how: int) -> parity.Plan:
     return parity.make_plan(list(arms), **{"vocab_size": 259, "prompts": 0, "tokens": 12, "seed": 3, **how})
 
 
-def test_the_plan_reaches_both_ends_and_both_sides_of_every_bucket() -> None:
-    arms = [arm_for("eager", "float32"), arm_for("compiled-bucketed", "float32")]
-    plan = plan_for(*arms, prompts=24, tokens=99)
-    lengths = {len(prompt) for prompt in plan.prompts}
-    assert {1, 16, 17, 40} <= lengths
-    assert max(lengths) == ENGINE.max_prompt_tokens
-    assert len(plan.prompts) == 24
-    assert {token for prompt in plan.prompts for token in prompt} <= set(range(259))
-    assert set(plan.counts) <= set(range(6, ENGINE.max_new_tokens + 1))
-    assert len(set(plan.counts)) > 3
-    assert plan_for(*arms, prompts=24, tokens=99) == plan
-    assert plan_for(*arms, prompts=24, tokens=99, seed=4) != plan
-
-
 def test_a_strict_arm_that_was_not_warmed_at_a_border_is_refused_with_the_reason() -> None:
     policy = CompileConfig(enabled=True, dynamic=False, backend="eager", strict=True, warmup="minimal")
     with pytest.raises(UnforeseenShapeError, match=r"first request \d+ \(prompt of .* no graph fits"):
@@ -335,7 +321,13 @@ def test_lost_tokens_large_logits_and_other_texts_are_errors(tmp_path: Path, mon
         measured(arm, tmp_path, prompts=3)
 
 
-def test_a_plan_without_a_count_reaches_every_border_and_fills_the_slots() -> None:
+def test_a_plan_reaches_every_border_and_fills_the_slots_without_a_count() -> None:
+    few = [arm_for("eager", "float32"), arm_for("compiled-bucketed", "float32")]
+    plan = plan_for(*few, prompts=24, tokens=99)
+    assert plan_for(*few, prompts=24, tokens=99) == plan != plan_for(*few, prompts=24, tokens=99, seed=4)
+    assert {token for prompt in plan.prompts for token in prompt} <= set(range(259))
+    assert len(set(plan.counts)) > 3
+    assert set(plan.counts) <= set(range(6, ENGINE.max_new_tokens + 1))
     shapes = ShapeConfig(kind="buckets", length_ladder=(*range(3, 200, 4), 200))
     many = ArmConfig(name="many", shapes=shapes, engine=EngineConfig(max_prompt_tokens=200))
     assert len(plan_for(arm_for("eager", "float32", slots=24), tokens=2).prompts) == 36

@@ -15,7 +15,7 @@ from tailgate.servers.compiler.policy import UnforeseenShapeError
 from tailgate.servers.compiler.recorder import CompileRecorder
 from tailgate.servers.config import ArmConfig, EngineConfig, ModelConfig
 from tailgate.servers.engine import step_runner
-from tailgate.servers.engine.encoder import EncoderRunner, pooled
+from tailgate.servers.engine.encoder import EncoderRunner
 from tailgate.servers.engine.in_process import Answers, ask, requests_of
 from tailgate.servers.engine.model import check_task, load_model, readable_tokens
 from tailgate.servers.engine.runner import runner_for
@@ -115,11 +115,6 @@ def test_compiled_code_that_no_step_calls_is_seen(recorder: CompileRecorder, mon
     monkeypatch.setattr(step_runner.compiler_policy, "compile_step", lambda step, policy: step)
     outputs = served(warm(arm_of("compiled-padded"), recorder), [3, 5]).outputs
     assert [output.step.compiled for output in outputs if output.step] == [False]
-
-
-def test_padding_has_no_part_in_the_mean() -> None:
-    hidden = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [100.0, 100.0]]])
-    assert pooled(hidden, torch.tensor([[1, 1, 0]]), "mean").tolist() == [[2.0, 3.0]]
 
 
 @pytest.mark.parametrize("broken", [0.0, float("nan")])

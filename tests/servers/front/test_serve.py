@@ -353,23 +353,14 @@ def arm_file(folder: Path, **settings: Any) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--token-env", "TAILGATE_TEST_TOKEN"], ("TAILGATE_TEST_TOKEN", "not set")),
-        (["--token-env", SECRET], ("--token-env",)),
-        (["--token-env", ""], ("--token-env", "empty")),
-    ],
-)
-def test_bad_security_settings_end_with_code_2_and_one_line(
-    tmp_path: Path, flags: list[str], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    serve_arm = ["--config", arm_file(tmp_path), *flags]
-    for main, arguments in ((serve.main, serve_arm), (tailgate.main, ["serve", "--preset", "eager", *flags])):
-        assert main(arguments) == 2
-        (line,) = capsys.readouterr().err.strip().splitlines()
-        assert all(word in line for word in words)
-        assert SECRET not in line
+def test_bad_security_settings_end_with_code_2_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    serve_arm, by_hand = ["--config", arm_file(tmp_path)], ["serve", "--preset", "eager"]
+    for variable, words in (("TAILGATE_TEST_TOKEN", "not set"), (SECRET, "--token-env"), ("", "empty")):
+        for main, arguments in ((serve.main, serve_arm), (tailgate.main, by_hand)):
+            assert main([*arguments, "--token-env", variable]) == 2
+            (line,) = capsys.readouterr().err.strip().splitlines()
+            assert words in line
+            assert SECRET not in line
 
 
 def test_a_used_port_and_a_missing_tokenizer_end_with_code_2(
