@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.fields import Listed, Settings, as_toml, matching, read
-from tailgate.servers.presets import RANDOM_ENCODERS, RANDOM_PRESETS, Preset, check_name
+from tailgate.servers.presets import RANDOM_PRESETS, Preset, check_name
 
 _SHORTEST_BUCKET = 32  # tokens
 
@@ -120,17 +120,6 @@ class ModelConfig(Settings):
     @property
     def embeds(self) -> bool:
         return self.task == "embed"
-
-    @model_validator(mode="after")
-    def _task_fits(self) -> Self:
-        if self.id.startswith("random:") and self.embeds != (self.id.removeprefix("random:") in RANDOM_ENCODERS):
-            does, task = ("embeds", "embed") if not self.embeds else ("generates", "generate")
-            others = (name for name in RANDOM_PRESETS if self.embeds == (name in RANDOM_ENCODERS))
-            raise ValueError(
-                f'task is "{self.task}" but model.id "{self.id}" {does}: set model.task = "{task}", or take '
-                f"random:{', random:'.join(others)}"
-            )
-        return self
 
 
 def check_quantisation(model: ModelConfig, *, on_gpu: bool, capability: tuple[int, int] | None = None) -> None:
@@ -316,9 +305,6 @@ class ArmConfig(Settings):
                 raise ValueError(
                     f'{path} is {as_toml(value)} but model.task is "{self.model.task}", and {why}: leave it out'
                 )
-        if self.model.embeds and self.model.id.startswith("random:"):
-            preset = RANDOM_PRESETS[self.model.id.removeprefix("random:")]
-            check_positions(self.model, self.engine, preset["max_position_embeddings"])
         shapes, engine, compiled = self.shapes, self.engine, self.compile
         if compiled.join_projections and self.model.quantisation not in _JOINED:
             raise ValueError(
@@ -367,15 +353,6 @@ class ArmConfig(Settings):
     def from_dict(cls, table: Mapping[str, Any]) -> Self:
         """Return the arm that `to_dict` wrote. Raises ConfigError."""
         return read(cls, table, where="arm")
-
-
-def check_positions(model: ModelConfig, engine: EngineConfig, positions: int) -> None:
-    """Check that the encoder has a position for every token of the longest text. Raises ConfigError."""
-    if engine.max_prompt_tokens > positions:
-        raise ConfigError(
-            f'engine.max_prompt_tokens is {engine.max_prompt_tokens} but model.id "{model.id}" reads {positions} '
-            f"tokens at most: set it to {positions} or less"
-        )
 
 
 def doubling(first: int, last: int) -> tuple[int, ...]:

@@ -15,8 +15,7 @@ from tailgate.servers.clock import now_ns
 from tailgate.servers.config import ArmConfig
 from tailgate.servers.engine.messages import BlindSpots, Cancel, Finished, StepOutput, Submit
 from tailgate.servers.front.metrics import FrontMetrics
-from tailgate.servers.front.requests import RefusedError
-from tailgate.servers.front.tokenizer import Encode
+from tailgate.servers.front.requests import Encode, RefusedError
 from tailgate.servers.rpc.telemetry_pb2 import (
     CompileEvent,
     CompileUnderWay,

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 
 import grpc
 
+from tailgate.servers.complaint import ConfigError
 from tailgate.servers.config import ArmConfig, EngineConfig
 from tailgate.servers.engine.messages import Submit
-from tailgate.servers.front.tokenizer import Encode
+from tailgate.servers.presets import BOS_ID, BYTE_OFFSET
 from tailgate.servers.rpc import inference_pb2
 
 ID_CHARACTERS = 256
@@ -30,6 +32,8 @@ METADATA_BYTES = 16 << 10
 TEXT_AT_ONCE_CHARACTERS = 4 << 10
 
 Request = inference_pb2.GenerateRequest | inference_pb2.EmbedRequest
+# The token ids of a text, with the begin-of-sequence token if the model has one.
+Encode = Callable[[str], list[int]]
 
 
 class RefusedError(Exception):
@@ -44,6 +48,30 @@ class RefusedError(Exception):
 def message_bytes(engine: EngineConfig) -> int:
     """Return the size of the largest message that the server reads; gRPC refuses others with RESOURCE_EXHAUSTED."""
     return max(_LEAST_MESSAGE_BYTES, engine.max_prompt_tokens * BYTES_A_TOKEN + _OTHER_FIELDS_BYTES)
+
+
+def encode_bytes(text: str) -> list[int]:
+    """Return one token a byte, after padding, begin and end: ids 3 … 258."""
+    return [BOS_ID, *(byte + BYTE_OFFSET for byte in text.encode("utf-8"))]
+
+
+def load_tokenizer(model_id: str) -> Encode:
+    """Load the byte tokenizer for `random:` presets, otherwise the model's own. Raises ConfigError."""
+    if model_id.startswith("random:"):
+        return encode_bytes
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_id)
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ConfigError(f'no tokenizer can be loaded for model.id "{model_id}": {first}') from None
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer(text)["input_ids"]
+        return ids
+
+    return encode
 
 
 async def check_request(

@@ -35,10 +35,9 @@ from tailgate.servers.engine.device import serve_engine
 from tailgate.servers.engine.messages import Shutdown
 from tailgate.servers.front.front import Front
 from tailgate.servers.front.metrics import FrontMetrics
-from tailgate.servers.front.requests import METADATA_BYTES, message_bytes
+from tailgate.servers.front.requests import METADATA_BYTES, load_tokenizer, message_bytes
 from tailgate.servers.front.service import InferenceService, try_out
 from tailgate.servers.front.telemetry import TelemetryService
-from tailgate.servers.front.tokenizer import load_tokenizer
 from tailgate.servers.metadata import INFERENCE_SERVICE
 from tailgate.servers.program import compile_cache, exit_code, log_to_stderr, pin_to_card, read_arm
 from tailgate.servers.rpc import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc

@@ -1,8 +1,7 @@
 """Regenerate the committed gRPC stubs: `python -m tailgate.servers.rpc.generate [OUT_DIR]`.
 
-Needs the grpcio-tools version that constraints.txt pins. It is old on purpose: generated code refuses to run on a
-grpcio or protobuf older than its generator, so the pin is what sets the floors in pyproject.toml
-(grpcio >= 1.72.2, protobuf >= 6.30).
+Needs the grpcio-tools that constraints.txt pins, old on purpose: generated code refuses to run on a grpcio or protobuf
+older than its generator, so the pin sets the floors in pyproject.toml.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from tailgate.loadtests.traffic.prompts import PromptSource, load_prompt_text, p
 from tailgate.loadtests.traffic.schedule import BLOCKS, SCHEDULE, PlannedRequest, Schedule, planned_requests
 from tailgate.loadtests.traffic.settings import TrafficConfig
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.front.tokenizer import Encode, load_tokenizer
+from tailgate.servers.front.requests import Encode, load_tokenizer
 from tests.fakes.processes import refusal
 
 WORDS = (

@@ -148,8 +148,10 @@ def test_models_that_cannot_do_the_task_are_refused(task: Any, table: dict[str, 
     check_task(ModelConfig(id="some/model", task="embed"), bert)  # type: ignore[arg-type]
 
 
-def test_positions_that_begin_after_the_paddings_are_not_counted() -> None:
+def test_texts_longer_than_the_models_positions_are_refused_and_those_of_the_padding_do_not_count() -> None:
     """RoBERTa numbers positions from the padding's id on."""
+    long = ArmConfig(name="long", model=MODEL, engine=ENGINE.replace(max_prompt_tokens=513))
+    refusal(runner_for(long, CompileRecorder()).load, words=("max_prompt_tokens is 513", "512", "bert-tiny"))
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
     config = RobertaConfig(vocab_size=300, pad_token_id=1, max_position_embeddings=20, **sizes)
     assert readable_tokens(AutoModel.from_config(config, add_pooling_layer=False)) == 18

@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tailgate.servers.clock import now_ns
 from tailgate.servers.config import ArmConfig, EngineConfig, ModelConfig
 from tailgate.servers.engine.model import load_model
-from tailgate.servers.front.tokenizer import encode_bytes
+from tailgate.servers.front.requests import encode_bytes
 from tailgate.servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from tests.fakes.processes import PATIENCE_S, wait_for
 

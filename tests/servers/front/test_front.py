@@ -15,11 +15,10 @@ from tailgate.servers.config import ArmConfig, CompileConfig
 from tailgate.servers.engine.messages import BlindSpots, Cancel, Finished, StepOutput, Submit
 from tailgate.servers.front.front import Front, TelemetryEvent, Watcher
 from tailgate.servers.front.metrics import FrontMetrics
-from tailgate.servers.front.requests import RefusedError
+from tailgate.servers.front.requests import RefusedError, load_tokenizer
 from tailgate.servers.front.serve import EnginePipe
 from tailgate.servers.front.service import embed_response
 from tailgate.servers.front.telemetry import TelemetryService, telemetry_events
-from tailgate.servers.front.tokenizer import load_tokenizer
 from tailgate.servers.rpc import inference_pb2, telemetry_pb2
 from tailgate.servers.rpc.telemetry_pb2 import (
     CompileEvent,

@@ -25,7 +25,7 @@ from tailgate.servers.engine.messages import Finished, StepOutput, Submit
 from tailgate.servers.front import serve
 from tailgate.servers.front.front import Front
 from tailgate.servers.front.metrics import FrontMetrics
-from tailgate.servers.front.tokenizer import encode_bytes
+from tailgate.servers.front.requests import encode_bytes
 from tailgate.servers.rpc import inference_pb2, telemetry_pb2
 from tests.fakes.processes import PATIENCE_S, listeners, unix_names, wait_for
 from tests.servers.front.replica import (
