@@ -1,7 +1,6 @@
 """One clock for every process of a run: integer nanoseconds since the epoch that never step back.
 
-The wall clock is read once and the monotonic clock, which processes of a host share, carries on from there. The anchor
-is passed on in `ANCHOR_VARIABLE`.
+The wall clock is read once, and the monotonic clock, which processes of a host share, carries on from there.
 """
 
 from __future__ import annotations

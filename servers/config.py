@@ -441,11 +441,8 @@ PRESET_POLICIES: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] 
 
 
 def with_preset(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an arm's table over the policies of its preset; what is no table is left for `read` to refuse.
-
-    Nothing is taken of a compile policy that the table switches off. What inductor alone reads goes with the backend,
-    and joined projections with weights that can be joined.
-    """
+    """Return an arm's table over the policies of its preset, but for what it switches off, what its backend does not
+    take, and joined projections of weights that cannot be joined. What is no table is left for `read` to refuse."""
     preset, own, model = table.get("preset"), table.get("compile", {}), table.get("model", {})
     _, shapes, policy = PRESET_POLICIES.get(str(preset), ("", {}, {}))
     if isinstance(own, Mapping):

@@ -1,8 +1,8 @@
 """Which shapes of an arm find their graph ready.
 
 `python -m tailgate.servers.inspect --config ARM.json --shapes "prefill 1x128, decode 8@512"` loads and warms the arm as
-a server would, runs each shape as a step of the engine, and prints what the compiler did. It opens no port and needs no
-traffic. Exit codes: 0 no shape makes the compiler run, 99 some do, 2 cannot be configured so.
+a server would, runs each shape as a step of the engine, and prints what the compiler did. Exit codes: 0 no shape makes
+the compiler run, 99 some do, 2 cannot be configured so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Compile an arm and write its code to a file: `python -m tailgate.servers.precompile --config ARM.json --out FILE`.
 
-The arm is loaded and warmed as it would be served, in a compile cache of its own. A start with `compile.artifact` set
-to the file compiles none of its graphs again. Exit codes: 0 written, 2 cannot be configured so, 1 it broke.
+Exit codes: 0 written, 2 cannot be configured so, 1 it broke.
 """
 
 from __future__ import annotations

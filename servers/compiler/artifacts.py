@@ -1,8 +1,7 @@
 """Compiled code that outlives its process: saved to a file, loaded from one, and refused where it does not belong.
 
 A file is a line that names the format, the SHA-256 of all that follows, one line of JSON that says what the code was
-compiled for, and torch's portable cache. The checksum tells damage and not malice: torch unpickles its cache, so an
-artifact is to be trusted like a program.
+compiled for, and torch's portable cache, which torch unpickles: an artifact is to be trusted like a program.
 """
 
 from __future__ import annotations

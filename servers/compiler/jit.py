@@ -1,11 +1,6 @@
 """Kernels that are compiled outside of torch.compile, when they are first called: by Triton, CuTe or any other JIT.
 
-`watch_triton` reports Triton's. Any other compiler is reported by the code that calls it:
-
-    from tailgate.servers.compiler.jit import jit_compile
-
-    with jit_compile("attention_sm90", variant="head_dim=128, bf16", compiler="cute"):
-        kernel = cute.compile(...)
+`watch_triton` reports Triton's. Any other compiler is reported by the code that calls it, in `with jit_compile(...)`.
 
 No torch here, so that a plug-in may import it anywhere. Outside of a tailgate server it costs nothing and does nothing.
 """

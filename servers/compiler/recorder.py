@@ -3,13 +3,11 @@
 torch reports its compiles on one stream, the logger `torch.__trace` that TORCH_TRACE and tlparse read. It costs nothing
 while nothing compiles, and 2 to 14 % of a compile: torch builds all records once one is read.
 
-The recorder joins a record to the running step, which triggered it: the device thread compiles synchronously. What
-compiles on another thread delays no step and is a `background_compile`, unless it began and ended within one step: then
-that step may have waited for it.
+A record belongs to the running step, since the device thread compiles synchronously. What compiles on another thread is
+a `background_compile`, unless it began and ended within one step, which may have waited for it.
 
-`install` checks that the stream reports a test compile. Where it does not, or a record cannot be read, torch's public
-counter of frames shows after each step whether it compiled. Such an event covers the whole step, and `blind_spots` says
-what is not seen.
+`install` checks that the stream reports a test compile. Where it does not, or a record cannot be read, `blind_spots`
+says so, and torch's public counter of frames shows after each step whether it compiled: an event of the whole step.
 """
 
 from __future__ import annotations

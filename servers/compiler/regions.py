@@ -24,12 +24,8 @@ def repeated_blocks(model: nn.Module) -> Sequence[nn.Module]:
 
 
 class CompiledBlocks:
-    """Runs every block compiled when a step calls it, over `cache` where there is one; the rest of the model stays as
-    it is.
-
-    Blocks of one class have one code, so that a shape costs one compile and not one for each layer: each block is given
-    its own view of the cache, which ignores the layer's number.
-    """
+    """Runs every block compiled when a step calls it, over its own view of `cache` where there is one, which ignores
+    the layer's number: a shape costs one compile for all blocks of a class."""
 
     def __init__(self, blocks: Sequence[nn.Module], policy: CompileConfig, *, cache: Any = None) -> None:
         self._window = cache.window if cache is not None else None

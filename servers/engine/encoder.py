@@ -20,11 +20,8 @@ _NO_LENGTH = 0.5  # a vector shorter than this was not normalised: it is zero
 
 
 class EncodeStep(nn.Module):
-    """The served function: vectors of unit length [B, width] float32, from input_ids and mask [B, T], int64.
-
-    The mask is 1 for a text's own tokens, which stand first, and each row has one at least. `canary` counts the calls
-    that began as plain Python.
-    """
+    """The served function: vectors of unit length [B, width] float32, from input_ids and mask [B, T], int64: 1 for a
+    text's own tokens, one at least, which stand first. `canary` counts the calls that began as plain Python."""
 
     def __init__(self, model: nn.Module, pooling: Pooling) -> None:
         super().__init__()
@@ -35,17 +32,13 @@ class EncodeStep(nn.Module):
     def forward(self, input_ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor]:
         if not torch.compiler.is_compiling():
             self.canary.steps += 1
-        hidden = self.model(input_ids=input_ids, attention_mask=mask).last_hidden_state
-        return (nn.functional.normalize(pooled(hidden.float(), mask, self.pooling), dim=-1),)
-
-
-def pooled(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:
-    """Return one vector [B, width] a text from those of its tokens [B, T, width]: their mean without padding, or the
-    first token's."""
-    if pooling == "cls":
-        return hidden[:, 0]
-    own = mask[..., None].to(hidden.dtype)
-    return (hidden * own).sum(dim=1) / own.sum(dim=1)
+        hidden = self.model(input_ids=input_ids, attention_mask=mask).last_hidden_state.float()
+        if self.pooling == "cls":
+            vectors = hidden[:, 0]
+        else:  # the mean without padding
+            own = mask[..., None].to(hidden.dtype)
+            vectors = (hidden * own).sum(dim=1) / own.sum(dim=1)
+        return (nn.functional.normalize(vectors, dim=-1),)
 
 
 class EncoderRunner(StepRunner):

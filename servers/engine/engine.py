@@ -48,8 +48,7 @@ class Engine:
 
     Where the device works by itself, the next step is launched before the tokens of the last one are handed out: what
     it computes for an answer that they end is dropped. A step that may start the compiler is not launched before
-    finished tokens are out: they would wait for the compile. `drain_events` gives the compile events since its last
-    call.
+    finished tokens are out. `drain_events` gives the compile events since its last call.
     """
 
     def __init__(

@@ -55,10 +55,7 @@ class Timing:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """A request is over. `status` is a gRPC status name; `reason` is length, stop or embedded when it is OK, and
-    embedded where the vector that the model gave has no direction.
-
-    vector: of an embedded text, float32 numbers in the machine's byte order.
-    """
+    embedded where the vector has no direction. vector: float32 numbers in the machine's byte order."""
 
     request_id: str
     status: str

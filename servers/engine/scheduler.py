@@ -181,11 +181,8 @@ class Scheduler(_Held):
 
 
 class Batcher(_Held):
-    """Texts that wait, texts that run, and when the next batch leaves.
-
-    A batch takes `slots` texts at most and leaves when it is full, or `max_wait_ms` after its oldest text arrived at
-    the server; later texts never overtake earlier ones. Texts that run have a row, those that wait have none (-1).
-    """
+    """Texts that wait (row -1), texts that run, and when the next batch leaves: when it has `slots` texts, or
+    `max_wait_ms` after its oldest text arrived at the server. Later texts never overtake earlier ones."""
 
     def __init__(self, limits: EngineConfig) -> None:
         super().__init__()

@@ -1,8 +1,4 @@
-"""Requests as the engine takes them, and the refusal of any other.
-
-Limits follow from `max_prompt_tokens` or are fixed, so that reading one request never delays the others.
-docs/explanation/arms.md lists them.
-"""
+"""Requests as the engine takes them, and the refusal of any other: docs/explanation/arms.md lists the limits."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ PROTOS = ("tailgate/v1/inference", "tailgate/v1/telemetry", "inference/oip")
 
 
 def generate(out_dir: Path) -> list[Path]:
-    """Write `*_pb2.py`, `*_pb2.pyi` and `*_pb2_grpc.py` for every proto into `out_dir`; returns their paths."""
+    """Write the stubs of every proto into `out_dir`; returns their paths."""
     from grpc_tools import protoc
 
     with tempfile.TemporaryDirectory() as scratch:

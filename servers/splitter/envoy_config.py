@@ -43,9 +43,8 @@ class ArmTarget:
 class SplitterConfig:
     """What the splitter does. Port 0 takes a free port. A session keeps meeting one arm. Metadata passes as it is.
 
-    `admin_port` is where any process of this machine reaches Envoy's admin interface; 0: a Unix socket, which this user
-    alone may open. `tls` is what clients meet; arms are always reached in plaintext. `request_log` is the file for
-    `request_log.parse_line`, none where it is empty.
+    `admin_port` is where any process of this machine reaches Envoy's admin interface; 0: a Unix socket of this user
+    alone. `tls` is what clients meet; arms are always reached in plaintext. `request_log` is a file, or empty.
     """
 
     arms: tuple[ArmTarget, ...]

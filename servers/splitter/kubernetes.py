@@ -64,9 +64,8 @@ def service_name(arm: str) -> str:
 def weights_patch(route: Mapping[str, Any], weights: Mapping[str, int]) -> dict[str, Any]:
     """Return the merge patch (RFC 7386) that gives the arms of a route these weights, and changes nothing else.
 
-    An arm is the Service `service_name(arm)`, or the one of that very name. Every rule with several backends is
-    changed. The patch holds the version of `route`: the API server refuses it once another program has changed the
-    route. Raises ConfigError for an unknown arm, a bad weight, and a rule that would have nothing but zeros.
+    An arm is the Service `service_name(arm)`, or the one of that very name. It holds the version of `route`: the API
+    server refuses it once another program has changed the route. Raises ConfigError for weights that cannot be.
     """
     services = _services(route, weights)
     for arm, weight in weights.items():
@@ -130,9 +129,8 @@ class RouteState:
 class Gateway:
     """The route (GRPCRoute or HTTPRoute, by `kind`) of a cluster that splits the traffic among `arms`.
 
-    `proxy` is the address of a `kubectl proxy`; without it the API server is the one that a pod finds. The role in
-    deploy/kubernetes/ramp allows all that is needed for a GRPCRoute. Methods raise SplitterError where the API server
-    does not answer or refuses, and ConfigError where the route does not split among the arms.
+    `proxy` is the address of a `kubectl proxy`; without it the API server is the one that a pod finds. Methods raise
+    SplitterError where it does not answer or refuses, and ConfigError where the route does not split among the arms.
     """
 
     def __init__(
