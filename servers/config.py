@@ -333,13 +333,6 @@ class ArmConfig(Settings):
                 )
         return self
 
-    @property
-    def length_ladder(self) -> tuple[int, ...]:
-        """The prompt lengths at which a whole prompt's shapes change, rising: prompts between two have the same ones.
-        Empty where shapes are exact."""
-        whole = {min(step, self.engine.prefill_tokens) for step in prefill_lengths(self.shapes, self.engine)}
-        return tuple(sorted({*whole, *prompt_contexts(self.shapes, self.engine)}))
-
     @classmethod
     def from_preset(
         cls, preset: str, *, name: str = "", model: ModelConfig | None = None, engine: EngineConfig | None = None

@@ -103,8 +103,8 @@ def make_plan(
     """Draw random prompts that reach every length at which an arm changes its shape.
 
     The other lengths spread evenly over orders of magnitude. Answers differ in length, so that rows become free at
-    different steps. `prompts` and `least` are raised to the number of such lengths. With `prompts` 0, half as many again
-    as the engine has slots, from 16 to 64, or as there are such lengths.
+    different steps. `prompts` and `least` are raised to the number of such lengths. With `prompts` 0, half as many
+    again as the engine has slots, from 16 to 64, or as there are such lengths.
     """
     engine = arms[0].engine
     longest = engine.max_prompt_tokens

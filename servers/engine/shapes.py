@@ -225,9 +225,10 @@ def prompt_borders(arm: ArmConfig) -> frozenset[int]:
     Borders are one token, the longest prompt, the buckets, the smallest size that is not padded up, and the first
     length that is cut. A prompt of n tokens is decoded from context n + 1 on.
     """
-    longest = arm.engine.max_prompt_tokens
-    ends = {1, arm.engine.prefill_tokens, longest, *arm.length_ladder, *_small_sizes(arm.shapes)}
-    return _both_sides(ends | {end - 1 for end in arm.shapes.context_ladder}, longest)
+    shapes, engine, longest = arm.shapes, arm.engine, arm.engine.max_prompt_tokens
+    buckets = {min(step, engine.prefill_tokens) for step in prefill_lengths(shapes, engine)}
+    ends = {1, engine.prefill_tokens, longest, *buckets, *prompt_contexts(shapes, engine), *_small_sizes(shapes)}
+    return _both_sides(ends | {end - 1 for end in shapes.context_ladder}, longest)
 
 
 def late_contexts(arm: ArmConfig) -> frozenset[int]:

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tailgate.servers.complaint import LONGEST, ConfigError, fault, one_line, span_s, write_failure
 from tailgate.servers.config import (
     ArmConfig,
     CompileConfig,
-    EngineConfig,
     ModelConfig,
-    ShapeConfig,
     check_quantisation,
     with_preset,
 )
-from tailgate.servers.engine.shapes import StepShape, policy_of
 from tailgate.servers.fields import read
 from tailgate.servers.presets import PRESETS
 
@@ -157,36 +153,6 @@ def test_a_dtype_or_a_gpu_that_quantised_weights_cannot_use_is_refused() -> None
     ):
         refusal(check_quantisation, model, on_gpu=True, capability=(8, 0), words=words)
         check_quantisation(model.replace(dtype="auto"), on_gpu=True, capability=(8, 9))
-
-
-def shapes_of_prompt(arm: ArmConfig, length: int) -> set[StepShape]:
-    """The shapes of the steps that take a prompt, in chunks where it is longer than one."""
-    policy, chunk = policy_of(arm), arm.engine.prefill_tokens
-    ends = [*range(chunk, length, chunk), length]
-    later = {policy.extend(1, end - start, end) for start, end in pairwise(ends)}
-    return {policy.prefill(1, ends[0]), *later}
-
-
-@settings(max_examples=60)
-@given(
-    preset=st.sampled_from(["compiled-padded", "compiled-bucketed"]),
-    longest=st.integers(1, 300),
-    chunk=st.just(0) | st.integers(20, 300),
-    ladder=st.booleans(),
-)
-def test_the_ladder_tells_which_prompts_share_shapes(preset: str, longest: int, chunk: int, ladder: bool) -> None:
-    engine = EngineConfig(max_prompt_tokens=longest, prefill_chunk=chunk)
-    arm = ArmConfig.from_preset(preset, engine=engine)
-    if ladder and preset == "compiled-bucketed":
-        arm = arm.replace(shapes=ShapeConfig(kind="buckets", length_ladder=(5, 50, 350)))
-    assert arm.length_ladder[-1] == longest
-    by_step: dict[int, set[StepShape]] = {}
-    for length in range(1, longest + 1):
-        step = next(step for step in arm.length_ladder if step >= length)
-        assert by_step.setdefault(step, shapes_of_prompt(arm, length)) == shapes_of_prompt(arm, length)
-    shapes = list(by_step.values())
-    assert all(one != other for index, one in enumerate(shapes) for other in shapes[:index])
-    assert ArmConfig.from_preset("eager").length_ladder == ()
 
 
 def test_a_length_of_time_is_read_or_none() -> None:

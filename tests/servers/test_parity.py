@@ -210,12 +210,6 @@ def test_a_planted_fault_fails(fault: Fault, dtype: str, finding: str) -> None:
     assert finding != "flips" or verdicts(outcome)["error"] == "PASS"
 
 
-def test_a_control_that_computes_another_model_is_no_measure() -> None:
-    said, plan, reference = control("float32")
-    wrong, _ = answers(arm_for("eager", "float32"), plan, perturb_a_weight)
-    assert judged(wrong, said, plan, reference).verdict == "INCONCLUSIVE"
-
-
 @functools.cache
 def yardstick() -> tuple[Answers, parity.Plan, np.ndarray[Any, Any]]:
     """The control's answers to as many prompts as set an interval, and the reference."""
@@ -236,20 +230,6 @@ def accuracy_of(arm: ArmConfig, fault: Fault | None = None) -> Parity:
     mine, _ = answers(arm, plan, fault)
     accuracy = Accuracy(quantised={"int8": "int8-weight-only"}, max_kl=0.05)
     return judged(said, mine, plan, reference, accuracy=accuracy)
-
-
-def stretch_the_scales(runner: ModelRunner) -> None:
-    runner.model.model.layers[1].mlp.down_proj.weight.scale.mul_(1.5)
-
-
-@pytest.mark.parametrize(
-    ("fault", "finding"),
-    [(stretch_the_scales, "kl"), (forget_the_moves, "kl"), (take_the_second_best_once, "answers")],
-)
-def test_a_planted_fault_fails_a_quantised_arm(fault: Fault, finding: str) -> None:
-    outcome = accuracy_of(quantised("eager"), fault)
-    assert outcome.control.verdict == "PASS"
-    assert verdicts(outcome)[finding] == "FAIL", outcome.arms[0]
 
 
 def test_facts_name_the_dtype_and_the_weights_before_they_are_quantised() -> None:

@@ -360,19 +360,11 @@ def test_no_garbage_is_collected_while_a_graph_is_recorded() -> None:
     assert gc.isenabled()
 
 
-@pytest.mark.parametrize(
-    ("name", "gpus", "words"),
-    [
-        ("cuda", 0, ("no GPU",)),
-        ("cuda:2", 2, ("2 GPUs", "cuda:1")),
-    ],
-)
+@pytest.mark.parametrize(("name", "gpus", "words"), [("cuda", 0, ("no GPU",)), ("cuda:2", 2, ("2 GPUs", "cuda:1"))])
 def test_a_missing_device_is_refused(
     name: str, gpus: int, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     refusal(resolve_device, name, words=words)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert {resolve_device(present).type for present in ("auto", "cuda:1")} == {"cuda"}
+    assert resolve_device("auto").type == ("cuda" if gpus else "cpu")

@@ -181,32 +181,3 @@ def test_a_cancelled_text_leaves_its_batch_and_a_running_one_is_forgotten() -> N
     assert waiting.find("b") is None
     assert step.jobs[0].row == -1
     assert waiting.find("c") is step.jobs[1]
-
-
-@given(
-    arrivals=st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=40),
-    most=st.integers(1, 5),
-    wait_ms=st.integers(0, 12),
-)
-def test_every_text_runs_once_in_order_in_time_and_in_a_batch(
-    arrivals: list[tuple[int, bool]], most: int, wait_ms: int
-) -> None:
-    """Time goes on in ms. A step takes none, so that a batch may leave at every moment when one is due."""
-    waiting, left, at_ms = batcher(most=most, wait_ms=wait_ms), [], 0
-    came: dict[str, int] = {}
-    for number, (gap_ms, cancels) in enumerate(arrivals):
-        for moment in range(at_ms, at_ms + gap_ms):
-            while (batch := names(waiting, moment)) is not None:
-                assert len(batch) <= most
-                assert all(moment - came[name] <= wait_ms for name in batch)
-                left += batch
-        at_ms += gap_ms
-        name = str(number)
-        waiting.submit(text(name, at_ms=at_ms))
-        came[name] = at_ms
-        if cancels:
-            waiting.release(name)
-            del came[name]
-    while (batch := names(waiting, at_ms + wait_ms)) is not None:
-        left += batch
-    assert left == list(came)

@@ -15,6 +15,7 @@ from tailgate.servers.config import (
     ShapeConfig,
     default_lengths,
     doubling,
+    prefill_lengths,
 )
 from tailgate.servers.engine.shapes import (
     Buckets,
@@ -184,7 +185,7 @@ def test_ladders_double_and_rise() -> None:
     assert [doubling(32, 100), doubling(32, 8), doubling(1, 1)] == [(32, 64, 100), (8,), (1,)]
     for longest in (1, 32, 100, 4096):
         arm = ArmConfig.from_preset("compiled-bucketed", engine=EngineConfig(max_prompt_tokens=longest))
-        assert default_lengths(longest) == arm.length_ladder
+        assert default_lengths(longest) == prefill_lengths(arm.shapes, arm.engine)
     for ladder in ([0, 1], [2, 2], [4, 2], [-1]):
         with pytest.raises(ConfigError, match="length_ladder"):
             read(ShapeConfig, {"kind": "buckets", "length_ladder": ladder})
