@@ -368,6 +368,7 @@ def test_a_step_that_compiles_nothing_and_another_reader_of_the_stream_are_left_
     records.clear()
     step(torch.ones(3))
     assert records == []
+    recorder.drain()
     recorder.remove()
     assert stream.handlers == others
     stream.removeHandler(other)
