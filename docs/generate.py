@@ -35,7 +35,7 @@ from tailgate.loadtests.traffic import schedule
 from tailgate.loadtests.traffic.settings import UsedWith
 from tailgate.loadtests.trials.run_metrics import HISTOGRAMS, RunCollector
 from tailgate.loadtests.trials.status import ReplicaState, Status
-from tailgate.servers.config import PRESET_MEANINGS, CompileConfig, ShapeConfig, with_preset
+from tailgate.servers.config import PRESET_POLICIES, CompileConfig, ShapeConfig, with_preset
 from tailgate.servers.fields import DEFAULT, as_toml
 from tailgate.servers.front.metrics import FrontMetrics
 from tailgate.servers.presets import PRESETS, RANDOM_ENCODERS, RANDOM_PRESETS
@@ -291,7 +291,7 @@ def presets() -> str:
         policy = {key: table[key] for key in ("shapes", "compile") if table[key]}
         toml = tomli_w.dumps({"arms": policy}).strip()
         sets = f"```toml\n{toml}\n```\n" if policy else "Sets nothing: every key has its default.\n"
-        parts.append(f"\n## `{preset}`\n\n{PRESET_MEANINGS[preset]}\n\n{sets}")
+        parts.append(f"\n## `{preset}`\n\n{PRESET_POLICIES[preset][0]}\n\n{sets}")
     shapes = [
         (
             f"`random:{name}`",

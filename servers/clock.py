@@ -1,8 +1,6 @@
 """One clock for every process of a run: integer nanoseconds since the epoch that never step back.
 
-The wall clock is read once and the monotonic clock carries on from there, so an NTP step in mid-run cannot tear a
-request apart. Processes on one host share the monotonic clock; passing the anchor on in `ANCHOR_VARIABLE` makes
-their timestamps comparable to the nanosecond.
+The wall clock is read once, and the monotonic clock, which processes of a host share, carries on from there.
 """
 
 from __future__ import annotations

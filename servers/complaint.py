@@ -61,8 +61,7 @@ def named(error: BaseException) -> str:
 
 
 class ConfigError(ValueError):
-    """A setting is unknown, out of range or impossible. The message is one line: key, value, limit, remedy. A value of
-    many characters is not repeated whole."""
+    """A setting is unknown, out of range or impossible. The message is one short line: key, value, limit, remedy."""
 
     def __init__(self, message: str) -> None:
         super().__init__(shortened(" ".join(message.splitlines())))

@@ -11,11 +11,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.fields import Listed, Settings, as_toml, matching, read
-from tailgate.servers.presets import RANDOM_ENCODERS, RANDOM_PRESETS, Preset, check_name
+from tailgate.servers.presets import RANDOM_PRESETS, Preset, check_name
 
 _SHORTEST_BUCKET = 32  # tokens
 
-# Modes in which inductor manages CUDA graphs by itself.
+# Modes in which inductor manages CUDA graphs.
 GRAPH_TREE_MODES = ("reduce-overhead", "max-autotune")
 
 # What the compiler does that holds the device while it lasts; an eager fallback runs, only slower. A limit hit lasts
@@ -33,6 +33,7 @@ _WIDENED = ("float8-weight-only", "int8-weight-only")
 _JOINED = ("none", "float8-per-row")
 # The oldest NVIDIA GPUs that know float8: Ada and Hopper.
 _FLOAT8_CAPABILITY = (8, 9)
+_OF_INDUCTOR = ("mode", "options", "join_projections", "artifact")
 # What each task has no use for, and why.
 _UNUSED: Mapping[Task, Mapping[str, str]] = {
     "generate": {
@@ -118,19 +119,7 @@ class ModelConfig(Settings):
 
     @property
     def embeds(self) -> bool:
-        """Whether the model embeds texts instead of generating them."""
         return self.task == "embed"
-
-    @model_validator(mode="after")
-    def _task_fits(self) -> Self:
-        if self.id.startswith("random:") and self.embeds != (self.id.removeprefix("random:") in RANDOM_ENCODERS):
-            does, task = ("embeds", "embed") if not self.embeds else ("generates", "generate")
-            others = (name for name in RANDOM_PRESETS if self.embeds == (name in RANDOM_ENCODERS))
-            raise ValueError(
-                f'task is "{self.task}" but model.id "{self.id}" {does}: set model.task = "{task}", or take '
-                f"random:{', random:'.join(others)}"
-            )
-        return self
 
 
 def check_quantisation(model: ModelConfig, *, on_gpu: bool, capability: tuple[int, int] | None = None) -> None:
@@ -190,7 +179,6 @@ class EngineConfig(Settings):
 
     @property
     def max_length(self) -> int:
-        """Positions one request may occupy: prompt plus generated tokens."""
         return self.max_prompt_tokens + self.max_new_tokens
 
     @property
@@ -200,7 +188,6 @@ class EngineConfig(Settings):
 
     @property
     def prefill_tokens(self) -> int:
-        """Tokens of one prompt that a prefill step takes at most."""
         return min(self.prefill_chunk or self.max_prompt_tokens, self.max_prompt_tokens)
 
 
@@ -247,9 +234,6 @@ class CompileConfig(Settings):
     takes `mode`, `options`, `join_projections` and `artifact`."""
     regional: bool = False
     """Compile the repeated block once for all layers, instead of the whole model."""
-    regions: Annotated[tuple[str, ...], Listed] = ()
-    """Qualified names of modules to compile, each by itself, instead of the whole model: `["model.layers.0.mlp",
-    "lm_head"]`."""
     recompile_limit: int = Field(default=0, ge=0, le=100_000)
     """Graphs of one function before torch gives up and runs it eagerly. 0 is the limit of torch, or what the planned
     shapes need if that is more."""
@@ -280,22 +264,11 @@ class CompileConfig(Settings):
                     f"{key} is {as_toml(getattr(self, key))} but compile.enabled is false, so that nothing is "
                     "compiled: set enabled = true, choose a compiled preset, or leave it out"
                 )
-        for key, what in (("options", "reads them"), ("join_projections", "reads it"), ("artifact", "keeps code")):
-            if self.backend != "inductor" and getattr(self, key):
+            if self.backend != "inductor" and key in _OF_INDUCTOR and getattr(self, key) != field.default:
                 raise ValueError(
-                    f'{key} is set but compile.backend is "{self.backend}", and only inductor {what}: remove one of '
-                    "them"
+                    f'{key} is {as_toml(getattr(self, key))} but compile.backend is "{self.backend}", and inductor '
+                    "alone takes it: remove one of them"
                 )
-        if self.mode != "default" and self.backend != "inductor":
-            raise ValueError(
-                f'mode is "{self.mode}" but compile.backend is "{self.backend}", and modes are inductor\'s: '
-                'use mode = "default" or backend = "inductor"'
-            )
-        if self.regional and self.regions:
-            raise ValueError(
-                f"regional is true but compile.regions is {list(self.regions)}: regional is the repeated block "
-                "alone, drop one of them"
-            )
         if self.mark_dynamic and self.dynamic is False:
             raise ValueError("mark_dynamic is true but compile.dynamic is false: drop one of them")
         if self.capture and self.mode in GRAPH_TREE_MODES:
@@ -332,14 +305,7 @@ class ArmConfig(Settings):
                 raise ValueError(
                     f'{path} is {as_toml(value)} but model.task is "{self.model.task}", and {why}: leave it out'
                 )
-        if self.model.embeds and self.model.id.startswith("random:"):
-            preset = RANDOM_PRESETS[self.model.id.removeprefix("random:")]
-            check_positions(self.model, self.engine, preset["max_position_embeddings"])
         shapes, engine, compiled = self.shapes, self.engine, self.compile
-        if shapes.kind == "exact" and shapes.min_size > engine.slots:
-            raise ValueError(
-                f"shapes.min_size is {shapes.min_size} but engine.slots is {engine.slots}: raise engine.slots"
-            )
         if compiled.join_projections and self.model.quantisation not in _JOINED:
             raise ValueError(
                 f'compile.join_projections is true but model.quantisation is "{self.model.quantisation}", and of '
@@ -367,13 +333,6 @@ class ArmConfig(Settings):
                 )
         return self
 
-    @property
-    def length_ladder(self) -> tuple[int, ...]:
-        """The prompt lengths at which a whole prompt's shapes change, rising: prompts between two have the same ones.
-        Empty where shapes are exact."""
-        whole = {min(step, self.engine.prefill_tokens) for step in prefill_lengths(self.shapes, self.engine)}
-        return tuple(sorted({*whole, *prompt_contexts(self.shapes, self.engine)}))
-
     @classmethod
     def from_preset(
         cls, preset: str, *, name: str = "", model: ModelConfig | None = None, engine: EngineConfig | None = None
@@ -387,18 +346,6 @@ class ArmConfig(Settings):
     def from_dict(cls, table: Mapping[str, Any]) -> Self:
         """Return the arm that `to_dict` wrote. Raises ConfigError."""
         return read(cls, table, where="arm")
-
-
-def check_positions(model: ModelConfig, engine: EngineConfig, positions: int) -> None:
-    """Check that the encoder has a position for every token of the longest text. Raises ConfigError."""
-    if engine.max_prompt_tokens > positions:
-        raise ConfigError(
-            f'engine.max_prompt_tokens is {engine.max_prompt_tokens} but model.id "{model.id}" reads {positions} '
-            f"tokens at most: set it to {positions} or less"
-        )
-
-
-# --- Buckets ----------------------------------------------------------------------------------------------------------
 
 
 def doubling(first: int, last: int) -> tuple[int, ...]:
@@ -435,36 +382,27 @@ def prompt_contexts(shapes: ShapeConfig, engine: EngineConfig) -> tuple[int, ...
     return doubling(2 * lengths[-1], engine.max_prompt_tokens)
 
 
-# --- Presets ----------------------------------------------------------------------------------------------------------
-
 # Size 1 is padded to 2: the compiler specialises sizes 0 and 1, so a dynamic dimension must start at 2.
 _FROM_TWO = {"kind": "exact", "min_size": 2}
 _DYNAMIC = {"enabled": True, "dynamic": True, "fullgraph": True, "mark_dynamic": True}
 
-# What each is for.
-PRESET_MEANINGS: Mapping[Preset, str] = {
-    "eager": "Nothing is compiled or padded; the usual control.",
-    "eager-padded": "The shapes of `compiled-padded` without compiling: what padding alone costs.",
-    "compiled-padded": "One shape for prefill, one for decode and one for later chunks. Never compiles under traffic.",
-    "compiled-bucketed": "Every size rounds up to a bucket, and each bucket has a CUDA graph. Never compiles under "
-    "traffic.",
-    "compiled-dynamic": "One graph with marked dimensions. Never compiles under traffic within its bounds.",
-    "compiled-strict": "As `compiled-dynamic`, but what no graph fits is refused instead of compiled.",
-    "compiled-naive": "The defaults of torch.compile, warmed by one short request. Compiles at new batch sizes and "
-    "lengths, half a minute or more each on a GPU.",
-}
-
-# The shapes and the compile policy of each.
-_POLICIES: Mapping[Preset, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
-    "eager": ({}, {}),
-    "eager-padded": ({"kind": "pad"}, {}),
+# What each preset is for, its shapes and its compile policy.
+PRESET_POLICIES: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
+    "eager": ("Nothing is compiled or padded; the usual control.", {}, {}),
+    "eager-padded": (
+        "The shapes of `compiled-padded` without compiling: what padding alone costs.",
+        {"kind": "pad"},
+        {},
+    ),
     "compiled-padded": (
+        "One shape for prefill, one for decode and one for later chunks. Never compiles under traffic.",
         {"kind": "pad"},
         {"enabled": True, "mode": "reduce-overhead", "dynamic": False, "fullgraph": True},
     ),
     # One repeated block is compiled instead of the whole model: a ladder of shapes is a ladder of graphs, and a block's
     # graph serves every layer.
     "compiled-bucketed": (
+        "Every size rounds up to a bucket, and each bucket has a CUDA graph. Never compiles under traffic.",
         {"kind": "buckets"},
         {
             "enabled": True,
@@ -476,21 +414,30 @@ _POLICIES: Mapping[Preset, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
             "options": {"coordinate_descent_tuning": True, "combo_kernels": True},
         },
     ),
-    "compiled-dynamic": (_FROM_TWO, _DYNAMIC),
-    "compiled-strict": (_FROM_TWO, {**_DYNAMIC, "strict": True}),
-    "compiled-naive": ({}, {"enabled": True, "warmup": "minimal"}),
+    "compiled-dynamic": (
+        "One graph with marked dimensions. Never compiles under traffic within its bounds.",
+        _FROM_TWO,
+        _DYNAMIC,
+    ),
+    "compiled-strict": (
+        "As `compiled-dynamic`, but what no graph fits is refused instead of compiled.",
+        _FROM_TWO,
+        {**_DYNAMIC, "strict": True},
+    ),
+    "compiled-naive": (
+        "The defaults of torch.compile, warmed by one short request. Compiles at new batch sizes and lengths, half a "
+        "minute or more each on a GPU.",
+        {},
+        {"enabled": True, "warmup": "minimal"},
+    ),
 }
 
 
 def with_preset(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an arm's table over the policies of its preset; what is no table is left for `read` to refuse.
-
-    Nothing is taken of a compile policy that the table switches off. What inductor alone reads goes with the backend,
-    and joined projections with weights that can be joined.
-    """
+    """Return an arm's table over the policies of its preset, but for what it switches off, what its backend does not
+    take, and joined projections of weights that cannot be joined. What is no table is left for `read` to refuse."""
     preset, own, model = table.get("preset"), table.get("compile", {}), table.get("model", {})
-    known = preset in _POLICIES if isinstance(preset, str) else False
-    shapes, policy = _POLICIES[preset] if known else ({}, {})  # type: ignore[index]
+    _, shapes, policy = PRESET_POLICIES.get(str(preset), ("", {}, {}))
     if isinstance(own, Mapping):
         policy = {"warmup": policy.get("warmup", "shapes")} if own.get("enabled") is False else policy
         left = ["options", "join_projections"] if own.get("backend", "inductor") != "inductor" else []

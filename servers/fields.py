@@ -20,11 +20,9 @@ Listed = Field(strict=False)
 class Settings(BaseModel):
     """A table of settings. `read` makes one of what a user wrote; a direct construction raises ValidationError.
 
-    The docstrings of a table and of its keys are what the reference and the JSON Schema say to users. One that ends
-    with `DEFAULT` states the default that a user gets where the model has another.
-
-    A validator's message begins with the key that it is about, seen from the table: "port is 80 but ...". That of a
-    field alone begins behind the key: 'is "a b": ...'. `elsewhere` holds the remedy for keys that another table has.
+    The docstrings of a table and of its keys are what the reference and the JSON Schema say to users. A validator's
+    message begins with the key that it is about, seen from the table: "port is 80 but ...". That of a field alone
+    begins behind the key: 'is "a b": ...'. `elsewhere` holds the remedy for keys that another table has.
     """
 
     model_config = ConfigDict(

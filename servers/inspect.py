@@ -1,8 +1,8 @@
 """Which shapes of an arm find their graph ready.
 
 `python -m tailgate.servers.inspect --config ARM.json --shapes "prefill 1x128, decode 8@512"` loads and warms the arm as
-a server would, runs each shape as a step of the engine, and prints what the compiler did. It opens no port and needs no
-traffic. Exit codes: 0 no shape makes the compiler run, 99 some do, 2 cannot be configured so.
+a server would, runs each shape as a step of the engine, and prints what the compiler did. Exit codes: 0 no shape makes
+the compiler run, 99 some do, 2 cannot be configured so.
 """
 
 from __future__ import annotations
@@ -47,13 +47,8 @@ _LISTED = re.compile(
 )
 _WHOLE = ("prefill", "encode")  # read from the beginning, so that the context is the length
 
-READY, AS_CONFIGURED = (
-    "ready",
-    "eager as asked",
-)  # with any other outcome a request waits, runs slowly unnoticed, or fails
-
-
-# --- Shapes -----------------------------------------------------------------------------------------------------------
+# With any other outcome a request waits, runs slowly unnoticed, or fails.
+READY, AS_CONFIGURED = "ready", "eager as asked"
 
 
 def parse_shapes(text: str, arm: ArmConfig) -> list[StepShape]:
@@ -108,9 +103,6 @@ def unplanned_shapes(arm: ArmConfig) -> Iterator[StepShape]:
             yield StepShape("decode", batch, 1, context)
 
 
-# --- What they meet ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
     """What running one listed shape took."""
@@ -146,18 +138,12 @@ class Inspection:
         """How often each graph break was met, by place and cause."""
         return dict(Counter(text for graph in self.graphs for text in graph.breaks))
 
-    @property
-    def exit_code(self) -> int:
-        """0 when every shape was ready."""
-        return EXIT_COMPILES if self.unready else 0
-
     def to_dict(self) -> dict[str, Any]:
-        """Return everything in JSON's own types."""
         return {
             "arm": self.arm.name,
             "device": self.device,
             "dtype": self.dtype,
-            "exit_code": self.exit_code,
+            "exit_code": EXIT_COMPILES if self.unready else 0,
             "unready": [str(visit.shape) for visit in self.unready],
             "shapes": [
                 asdict(visit) | {"shape": str(visit.shape), "padded": str(visit.padded)} for visit in self.visits
@@ -175,10 +161,8 @@ def _plain(event: CompileEvent) -> dict[str, Any]:
 
 
 def inspect_arm(arm: ArmConfig, shapes: Sequence[StepShape], *, report: Callable[[str], None]) -> Inspection:
-    """Load the arm, warm it as it would be served, and run each shape; by default planned and unplanned ones.
-
-    A shape that compiles changes the outcome of later ones, as it does while serving. `report` gets progress lines.
-    """
+    """Load the arm, warm it as it would be served, and run each shape; by default planned and unplanned ones. A shape
+    that compiles changes the outcome of later ones, as it does while serving."""
     report(f"loading {arm.model.id}")
     from tailgate.servers.engine.in_process import warm_runner
 
@@ -212,11 +196,9 @@ def _visit(
     from tailgate.servers.engine.step_runner import filling_step
 
     step = filling_step(shape, runner.vocab_size, torch.Generator().manual_seed(0))
-    padded = runner.shape_of(step)
-    before = len(events)
+    padded, before = runner.shape_of(step), len(events)
     seconds: list[float] = []
-    compiled = True
-    failed: tuple[str, str] | None = None
+    compiled, failed = True, None
     while len(seconds) < WARMUP_CALLS and not failed:
         started_ns = now_ns()
         try:
@@ -264,9 +246,6 @@ def _outcome(
     return READY, ""
 
 
-# --- How it reads -----------------------------------------------------------------------------------------------------
-
-
 def text_of(inspection: Inspection) -> str:
     """Return the inspection for a terminal: the shapes, what was not compiled or seen, and the verdict."""
     arm, breaks = inspection.arm, inspection.graph_breaks
@@ -311,10 +290,7 @@ def _seconds(value: float) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tailgate.servers.inspect", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m tailgate.servers.inspect")
     parser.add_argument("--config", required=True, help="the arm as JSON (ArmConfig.to_dict())")
     parser.add_argument("--shapes", default="", help=f"shapes to run, separated by commas: {NOTATION[6:]}")
     parser.add_argument("--cache-dir", default="", help="keep compiled code here (default: nowhere)")
@@ -333,7 +309,7 @@ def _inspect(options: argparse.Namespace) -> int:
         inspection = inspect_arm(arm, shapes, report=progress_to_stderr(quiet=options.quiet))
     with contextlib.suppress(BrokenPipeError):
         stdout.write(text_of(inspection), inspection.to_dict(), as_json=options.json)
-    return inspection.exit_code
+    return EXIT_COMPILES if inspection.unready else 0
 
 
 if __name__ == "__main__":

@@ -14,6 +14,13 @@ INFERENCE_SERVICE = "tailgate.v1.Inference"
 ARM_HEADER = "x-tailgate-arm"
 SESSION_HEADER = "x-tailgate-session"
 
+# The whole numbers of a replica's trailing metadata: a request's timing, then what the front knows.
+TIMING: Final = (
+    *("queue_ns", "prefill_ns", "decode_ns", "compile_stall_ns"),
+    *("batch_id", "batch_size", "padded_batch", "padded_length"),
+)
+FIGURES: Final = (*TIMING, "prompt_tokens", "output_tokens", "recv_ns", "end_ns")
+
 # How a call ended, by the number of its gRPC status.
 STATUS_NAMES: Final = (
     "OK",

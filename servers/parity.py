@@ -1,8 +1,7 @@
 """Measure what one arm answers to a plan, and what float64 would: `python -m tailgate.servers.parity arm | reference`.
 
-Each runs in a process of its own, started by loadtests/trials/parity_processes.py: compile caches belong to code
-objects, and two models may not fit one device. Prints one JSON line for each stage; results are files in --out. Nothing
-is judged here.
+Each runs in a process of its own: compile caches belong to code objects, and two models may not fit one device. Prints
+one JSON line for each stage; results are files in --out.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import math
 import os
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,16 +43,13 @@ log = logging.getLogger("tailgate.parity")
 
 MAX_LOGITS_BYTES = 8 << 30
 
-Report = Callable[[str, int, int], None]  # what goes on, done, total
 Batches = Sequence[tuple[int, ...]]  # the numbers of the texts of each batch
 
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """A prompt, the tokens that follow it whatever a model prefers, and the row of the logits by compared place.
-
-    The token at place n is sampled from n positions more than the prompt has. The last token is fed nowhere.
-    """
+    """A prompt, the tokens that follow it whatever a model prefers, and the row of the logits by compared place: the
+    token at place n follows n positions more than the prompt has. The last token is fed nowhere."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -65,8 +61,8 @@ Lists = Annotated[tuple[Numbers, ...], Listed]
 
 
 class Plan(Settings):
-    """What every arm answers: prompts, how many tokens to answer each with, and, once the control has answered, the
-    continuations along which all logits are compared.
+    """What every arm answers: prompts, how many tokens to answer each with, and, from the control, the continuations
+    along which all logits are compared.
 
     `late_prompt` is one more request, fed `late_tokens` and never asked to answer by itself: its logits are compared at
     `late_places`, counted from its first answer, where contexts are longer than any prompt.
@@ -95,14 +91,10 @@ class Plan(Settings):
             fed.append(Fed(self.late_prompt, (*self.late_tokens, 0), rows))
         return fed
 
-    def write(self, path: Path) -> None:
-        """Write the plan to `path`."""
-        path.write_text(self.model_dump_json(), encoding="utf-8")
 
-    @classmethod
-    def read(cls, path: Path) -> Plan:
-        """Read the plan in `path`."""
-        return read(cls, json.loads(path.read_text(encoding="utf-8")), where="plan")
+def read_plan(path: str | Path) -> Plan:
+    """Return the plan in the JSON file."""
+    return read(Plan, json.loads(Path(path).read_text(encoding="utf-8")), where="plan")
 
 
 def make_plan(
@@ -110,10 +102,9 @@ def make_plan(
 ) -> Plan:
     """Draw random prompts that reach every length at which an arm changes its shape.
 
-    Lengths are those of `prompt_borders` of every arm, and the rest spread evenly over orders of magnitude. Answers
-    differ in length, so that rows become free at different steps. `prompts` and `least` are raised to the number of
-    lengths at which shapes change. With `prompts` 0, half as many again as the engine has slots, from 16 to 64, or as
-    there are such lengths where these are more.
+    The other lengths spread evenly over orders of magnitude. Answers differ in length, so that rows become free at
+    different steps. `prompts` and `least` are raised to the number of such lengths. With `prompts` 0, half as many
+    again as the engine has slots, from 16 to 64, or as there are such lengths.
     """
     engine = arms[0].engine
     longest = engine.max_prompt_tokens
@@ -139,16 +130,13 @@ def make_plan(
     )
 
 
-# --- An arm -----------------------------------------------------------------------------------------------------------
-
-
 def free_run(runner: ModelRunner, plan: Plan) -> list[list[int]]:
     """Return the greedy answers [request][token], requests joining while others run."""
     requests = requests_of(plan.prompts, plan.counts)
     return list(ask(runner, requests, slots=runner.arm.engine.slots).tokens.values())
 
 
-def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any], report: Report) -> None:
+def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any]) -> None:
     """Fill `out` [positions, vocabulary] float32 with the logits for every compared token of the plan.
 
     The engine serves as always; only the tokens are the plan's. Rows join, run together and leave. The late request
@@ -169,7 +157,7 @@ def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any], re
             if at in fed.rows:
                 out[fed.rows[at]] = row
                 done += 1
-        report("teacher forcing", done, plan.positions)
+        _report("teacher forcing", done, plan.positions)
         return torch.tensor(tokens, dtype=greedy.dtype, device=greedy.device)
 
     choosing, runner.choose = runner.choose, choose
@@ -200,9 +188,7 @@ def rows_of(batches: Batches) -> list[tuple[int, int]]:
     return [(text, len(batch)) for batch in batches for text in batch]
 
 
-def served_vectors(
-    runner: EncoderRunner, texts: Sequence[Sequence[int]], batches: Batches, report: Report
-) -> np.ndarray[Any, Any]:
+def served_vectors(runner: EncoderRunner, texts: Sequence[Sequence[int]], batches: Batches) -> np.ndarray[Any, Any]:
     """Return the vectors [rows, width] float32 that the serving engine gives; NaN where a vector has no direction.
 
     Raises as `ask`, and RuntimeError when a batch is split.
@@ -218,7 +204,7 @@ def served_vectors(
             if finished.timing.batch_size != len(batch):
                 raise RuntimeError(f"the engine made a batch of {finished.timing.batch_size} of {len(batch)} texts")
             vectors.append(finished.vector)
-        report("embedding", len(vectors), len(rows_of(batches)))
+        _report("embedding", len(vectors), len(rows_of(batches)))
     width = max(map(len, vectors)) // 4
     unknown = np.full(width, np.nan, dtype=np.float32).tobytes()
     return np.frombuffer(b"".join(vector or unknown for vector in vectors), dtype=np.float32).reshape(
@@ -227,8 +213,8 @@ def served_vectors(
 
 
 def arm_facts(runner: ModelRunner | EncoderRunner, weights: str) -> dict[str, Any]:
-    """Return what must be equal between arms, as loaded and not as configured; and in `held`, how the arm holds its
-    weights. `weights` is their checksum before they were quantised."""
+    """Return what must be equal between arms, as loaded; in `held`, how the arm holds its weights. `weights` is their
+    checksum before they were quantised."""
     model = runner.model
     every, quantised = weight_bytes(model)
     return {
@@ -263,9 +249,6 @@ def checksum(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-# --- The reference ----------------------------------------------------------------------------------------------------
-
-
 class NothingBelowFloat64(TorchFunctionMode):
     """Keep at float64 what a model rounds to float32 on purpose: norms, softmax, rotary angles."""
 
@@ -280,17 +263,10 @@ def _widened(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value
 
 
-def load_reference(model: ModelConfig) -> nn.Module:
-    """Load the arms' model with the arms' weights before any is quantised, and attention as plain products."""
-    return load_model(model.replace(attention="eager", quantisation="none"))
-
-
 @torch.no_grad()
-def reference_logits(model: nn.Module, plan: Plan, out: np.ndarray[Any, Any], report: Report) -> None:
-    """Fill `out` [positions, vocabulary] float64 with what the whole sequences give, one by one, without any cache.
-
-    The model's weights are widened to float64.
-    """
+def reference_logits(model: nn.Module, plan: Plan, out: np.ndarray[Any, Any]) -> None:
+    """Fill `out` [positions, vocabulary] float64 with what whole sequences give, one by one, without any cache. The
+    model's weights are widened."""
     model.double()
     device = next(model.parameters()).device
     done = 0
@@ -301,13 +277,11 @@ def reference_logits(model: nn.Module, plan: Plan, out: np.ndarray[Any, Any], re
             logits = model(input_ids=ids, use_cache=False, logits_to_keep=places).logits[0]
         out[list(fed.rows.values())] = in_float64(logits)
         done += len(fed.rows)
-        report("float64", done, plan.positions)
+        _report("float64", done, plan.positions)
 
 
 @torch.no_grad()
-def reference_vectors(
-    model: nn.Module, pooling: Pooling, texts: Sequence[Sequence[int]], report: Report
-) -> np.ndarray[Any, Any]:
+def reference_vectors(model: nn.Module, pooling: Pooling, texts: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:
     """Return the vectors [texts, width] float64 of each text alone, unpadded. The model's weights are widened."""
     step = EncodeStep(model.double(), pooling)
     device = next(model.parameters()).device
@@ -317,7 +291,7 @@ def reference_vectors(
         with NothingBelowFloat64():
             (vector,) = step(ids, torch.ones_like(ids))
         rows.append(in_float64(vector[0]))
-        report("float64", number + 1, len(texts))
+        _report("float64", number + 1, len(texts))
     return np.stack(rows)
 
 
@@ -330,9 +304,6 @@ def in_float64(values: torch.Tensor) -> np.ndarray[Any, Any]:
     return values.cpu().numpy()
 
 
-# --- The process ------------------------------------------------------------------------------------------------------
-
-
 def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
     """Write answers.json and logits.npy of `arm` to `folder`, of an encoder vectors.npy and rows.json
     instead of the last two; or refused.json where it is strict and refuses a shape. The control (no plan yet) writes
@@ -340,7 +311,7 @@ def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
     recorder = CompileRecorder()
     recorder.install()
     runner = runner_for(arm, recorder)
-    _report("loading", 0, 0)
+    _report("loading")
     weights = weights_of(arm.model) if arm.model.quantisation != "none" else ""
     runner.load()
     say(Loaded(facts=arm_facts(runner, weights or checksum(runner.model))))
@@ -353,17 +324,17 @@ def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
         sizes = {name: task[name] for name in ("prompts", "tokens", "seed", "least")}
         plan = make_plan(arms, vocab_size=runner.vocab_size, **sizes)
     else:
-        plan = Plan.read(plan_path)
+        plan = read_plan(plan_path)
     try:
         if isinstance(runner, EncoderRunner):
             batches = make_batches(min(item.engine.slots for item in arms), len(plan.prompts))
-            np.save(folder / "vectors.npy", served_vectors(runner, plan.prompts, batches, _report))
+            np.save(folder / "vectors.npy", served_vectors(runner, plan.prompts, batches))
             _write(folder / "rows.json", rows_of(batches))
         else:
             plan = _write_answers(runner, plan, folder)
             if texts is not None:
                 logits = _matrix(folder / "texts.npy", texts, runner.vocab_size, np.float32)
-                forced_logits(runner, texts, logits, _report)
+                forced_logits(runner, texts, logits)
                 logits.flush()
     except UnforeseenShapeError as error:
         if is_control:
@@ -373,17 +344,17 @@ def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
         _write(folder / "refused.json", {"reason": str(error)})
         log.warning("%s", error)
     if is_control:
-        plan.write(plan_path)
+        plan_path.write_text(plan.model_dump_json(), encoding="utf-8")
 
 
 def _write_answers(runner: ModelRunner, plan: Plan, folder: Path) -> Plan:
     """Write answers and logits to `folder`; returns the plan, with the answers as its continuations if it had none."""
     logits = _matrix(folder / "logits.npy", plan, runner.vocab_size, np.float32)
-    _report("free run", 0, 0)
+    _report("free run")
     answers = free_run(runner, plan)
     if not plan.continuations:
         plan = plan.replace(continuations=tuple(map(tuple, answers)))
-    forced_logits(runner, plan, logits, _report)
+    forced_logits(runner, plan, logits)
     logits.flush()
     # an answer like the others: the tokens that the arm prefers at the late places
     late = logits[sum(plan.counts) :].argmax(axis=1).tolist()
@@ -392,27 +363,28 @@ def _write_answers(runner: ModelRunner, plan: Plan, folder: Path) -> Plan:
 
 
 def run_reference(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
-    """Write logits.npy, or vectors.npy, of the float64 reference for the control `arm` to `folder`."""
-    _report("loading", 0, 0)
-    model: Any = load_reference(arm.model)
+    """Write logits.npy, or vectors.npy, of the float64 reference for the control `arm` to `folder`: its weights before
+    they are quantised, and attention as plain products."""
+    _report("loading")
+    model: Any = load_model(arm.model.replace(attention="eager", quantisation="none"))
     say(Loaded(facts={"weights": checksum(model)}))
     if arm.model.embeds:
-        texts = Plan.read(Path(task["plan"])).prompts
-        np.save(folder / "vectors.npy", reference_vectors(model, arm.model.pooling, texts, _report))
+        texts = read_plan(task["plan"]).prompts
+        np.save(folder / "vectors.npy", reference_vectors(model, arm.model.pooling, texts))
         return
     vocab_size = int(model.config.get_text_config().vocab_size)
-    plans = {"logits.npy": Plan.read(Path(task["plan"]))}
+    plans = {"logits.npy": read_plan(task["plan"])}
     if task["texts"]:
         plans["texts.npy"] = _given_texts(task, vocab_size)
     for name, plan in plans.items():
         logits = _matrix(folder / name, plan, vocab_size, np.float64)
-        reference_logits(model, plan, logits, _report)
+        reference_logits(model, plan, logits)
         logits.flush()
 
 
 def _given_texts(task: dict[str, Any], vocab_size: int) -> Plan:
     """Read the texts of the task. Raises ConfigError when they are of another vocabulary."""
-    texts = Plan.read(Path(task["texts"]))
+    texts = read_plan(task["texts"])
     largest = max(token for ids in (*texts.prompts, *texts.continuations) for token in ids)
     if largest >= vocab_size:
         raise ConfigError(
@@ -437,19 +409,15 @@ def _matrix(path: Path, plan: Plan, vocab_size: int, dtype: type) -> np.memmap[A
     return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(plan.positions, vocab_size))
 
 
-def _report(stage: str, done: int, total: int) -> None:
+def _report(stage: str, done: int = 0, total: int = 0) -> None:
     say(Stage(name=stage, done=done, total=total))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0 done, 2 cannot be configured so, 1 broke."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tailgate.servers.parity", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m tailgate.servers.parity")
     parser.add_argument("what", choices=("arm", "reference"))
-    parser.add_argument(
-        "--config", required=True, help="the arm as JSON (ArmConfig.to_dict()); the control's for reference"
-    )
+    parser.add_argument("--config", required=True, help="the arm, or the reference's control, as JSON")
     parser.add_argument("--task", required=True, help="what to ask, as JSON: plan, texts, arms, prompts, tokens, seed")
     parser.add_argument("--out", required=True, help="folder for answers and logits")
     options = parser.parse_args(arguments)

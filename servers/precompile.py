@@ -1,7 +1,6 @@
 """Compile an arm and write its code to a file: `python -m tailgate.servers.precompile --config ARM.json --out FILE`.
 
-The arm is loaded and warmed as it would be served, in a compile cache of its own. A start with `compile.artifact` set
-to the file compiles none of its graphs again. Exit codes: 0 written, 2 cannot be configured so, 1 it broke.
+Exit codes: 0 written, 2 cannot be configured so, 1 it broke.
 """
 
 from __future__ import annotations
@@ -27,10 +26,7 @@ from tailgate.servers.program import (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tailgate.servers.precompile", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m tailgate.servers.precompile")
     parser.add_argument("--config", required=True, help="the arm as JSON (ArmConfig.to_dict())")
     parser.add_argument("--out", required=True, help="where the file is written")
     parser.add_argument("--json", action="store_true", help="print one JSON object alone")

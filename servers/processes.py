@@ -15,11 +15,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Self, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -50,10 +49,7 @@ _LONGEST_PLACE = 70  # bytes; the path of a socket may have 107
 
 
 def launched(command: Sequence[str], *, death_signal: signal.Signals = signal.SIGKILL) -> list[str]:
-    """Return the command line that becomes `command`, which gets `death_signal` when this process ends.
-
-    Linux ties the signal to the thread that forks: start it from one that lives as long as the child.
-    """
+    """Return the command line that becomes `command`, which gets `death_signal` when this process ends."""
     launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(int(death_signal))]
     return [*launcher, *command]
 
@@ -64,10 +60,8 @@ def say(message: DataclassInstance) -> None:
 
 
 def messages_of(*kinds: type[object]) -> Callable[[bytes], object]:
-    """Return what makes one of these dataclasses of a line that `say` printed, with its types checked.
-
-    It returns None for any other line, and raises ValueError where one of the kinds does not have its fields.
-    """
+    """Return what makes one of these dataclasses of a line that `say` printed, and None of any other line; it raises
+    ValueError where one does not have its fields."""
     from pydantic import TypeAdapter  # the children that only speak do not pay for it
 
     adapters = {kind.__name__: TypeAdapter(kind) for kind in kinds}
@@ -94,9 +88,9 @@ class Child:
     """One started program, the leader of its own session, so that a Ctrl-C of the terminal reaches its parent alone.
 
     `log_path` gets what it prints, without the messages unless `log_messages`: the lines of stdout from which `parse`
-    makes one. Without a path it prints where this process does, and has no messages. `environment` is the whole
-    environment, this process's by default. With `commands` it reads lines from its stdin. Start it from the main
-    thread: the kernel ties the death signal to the thread that forked.
+    makes one. Without a path it prints where this process does, and has no messages. With `commands` it reads lines
+    from its stdin. It gets `death_signal` when this process ends; the kernel ties that to the thread that forks, so
+    start it from the main thread.
     """
 
     def __init__(
@@ -156,7 +150,6 @@ class Child:
 
     @property
     def log_path(self) -> Path:
-        """The file with what it prints."""
         assert self._log_path is not None
         return self._log_path
 
@@ -189,7 +182,6 @@ class Child:
             self._process.stdin.flush()
 
     def end_commands(self) -> None:
-        """Close its stdin."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -228,7 +220,6 @@ class Child:
         return code
 
     def log_tail(self, lines: int = 5) -> str:
-        """Return the last non-empty lines of the log on one line, or a note that it is empty."""
         return log_tail(self.log_path, lines)
 
     def ending(self, code: int, lines: int = 2) -> str:
@@ -258,42 +249,33 @@ def describe_exit(code: int) -> str:
         return f"signal {-code}"
 
 
-class TemporaryFolder:
-    """A new folder at `path` that this user alone may enter. With `for_sockets` its path is short enough for one."""
+@contextlib.contextmanager
+def temporary_folder(prefix: str, *, for_sockets: bool = False) -> Iterator[Path]:
+    """Yield a new folder that this user alone may enter. With `for_sockets` its path is short enough for one.
 
-    def __init__(self, prefix: str, *, for_sockets: bool = False) -> None:
-        place = tempfile.gettempdir()
-        if for_sockets and len(os.fsencode(place)) >= _LONGEST_PLACE:
-            place = "/tmp"
-        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
-        try:
-            self._remover = subprocess.Popen(
-                ["/bin/sh", "-c", _REMOVER, str(self.path)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # what ends this process may be meant for its whole group
-            )
-        except OSError:
-            self.path.rmdir()
-            raise
-
-    def remove(self) -> None:
-        """Remove the folder, but for what cannot be removed. A second call does nothing."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self._remover.kill()
-        self._remover.communicate()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.remove()
-
-
-# --- What the programs of servers say ---------------------------------------------------------------------------------
+    It is removed at the end of the block, and soon after a kill of this process.
+    """
+    place = tempfile.gettempdir()
+    if for_sockets and len(os.fsencode(place)) >= _LONGEST_PLACE:
+        place = "/tmp"
+    path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+    try:
+        remover = subprocess.Popen(
+            ["/bin/sh", "-c", _REMOVER, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # what ends this process may be meant for its whole group
+        )
+    except OSError:
+        path.rmdir()
+        raise
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        remover.kill()
+        remover.communicate()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tailgate.servers.complaint import ConfigError, fault, one_line
 from tailgate.servers.config import ArmConfig
-from tailgate.servers.processes import TemporaryFolder
+from tailgate.servers.processes import temporary_folder
 
 
 def read_arm(path: str) -> ArmConfig:
@@ -27,11 +27,8 @@ def read_arm(path: str) -> ArmConfig:
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:
-    """Log lines from `level` on, with their time and the name of their logger.
-
-    Of libraries a screen shows errors alone: their warnings are about their own builds and deprecations. A log file
-    (`level` INFO and no terminal) has them. torch reads TORCH_LOGS when it is imported; a user's own stays.
-    """
+    """Log lines from `level` on. A screen shows errors alone of libraries; a log file (`level` INFO and no terminal)
+    has their warnings too. torch reads TORCH_LOGS when it is imported; a user's own stays."""
     logging.basicConfig(level=level, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     if level > logging.INFO or sys.stderr.isatty():
         logging.captureWarnings(True)
@@ -56,15 +53,13 @@ def progress_to_stderr(*, quiet: bool) -> Callable[[str], None]:
 
 @contextmanager
 def compile_cache(folder: str) -> Iterator[str]:
-    """Yield where compiled code is kept: `folder`, or a fresh one that is removed afterwards.
-
-    A cold cache is the honest default: a replica with last week's artifacts would hide what a rollout costs.
-    """
+    """Yield where compiled code is kept: `folder`, or a fresh one that is removed afterwards, since last week's code
+    would hide what a rollout costs."""
     if folder:
         yield folder
         return
-    with TemporaryFolder("tailgate-compile-") as fresh:
-        yield str(fresh.path)
+    with temporary_folder("tailgate-compile-") as fresh:
+        yield str(fresh)
 
 
 # What would carry decisions of earlier processes into this one, or out of it: profiles of sizes, under a name or in
@@ -84,11 +79,9 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 def pin_to_card(arm: ArmConfig, environment: MutableMapping[str, str]) -> ArmConfig:
     """Narrow `environment` to the arm's card, and return the arm as a process with that environment reads it.
 
-    Inductor keeps compiled code under the number of its card: an arm that changes places from trial to trial would
-    compile and tune everything anew, though the cards are alike. In a process that sees its card alone, the number is
-    always 0. An arm on the processor sees no card: torch's compiler asks for the state of every card that it sees,
-    which takes half a gigabyte on the first one. A card that `environment` does not show stays as it is: whatever
-    resolves the name reports it.
+    Inductor keeps compiled code under the number of its card, which is 0 in a process that sees its card alone: an arm
+    that changes places between trials finds its code. An arm on the processor sees no card: torch's compiler would take
+    half a gigabyte on the first one. A card that `environment` does not show is left to `resolve_device`.
     """
     if arm.model.device == "cpu":
         environment[_VISIBLE] = ""
@@ -106,10 +99,8 @@ def pin_to_card(arm: ArmConfig, environment: MutableMapping[str, str]) -> ArmCon
 
 
 def isolate_compiler(environment: MutableMapping[str, str], folder: str) -> None:
-    """Have the compiler take over from earlier processes what lies in `folder`, and nothing else.
-
-    Torch reads these variables when it is imported. Without a folder it keeps code in its default place.
-    """
+    """Have the compiler take over from earlier processes what lies in `folder`, its default place if empty, and nothing
+    else. Torch reads these variables when it is imported."""
     for name in _CARRYING:
         environment.pop(name, None)
     environment["TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO"] = "0"

@@ -1,10 +1,8 @@
 """Measure how fast a device and its host are: `python -m tailgate.servers.reference --device cuda:0`.
 
-The work never changes; loadtests/trials/machines.py has it done before and after each trial. Four parts tell a slow
-card from a slow host: a matrix product (the device computes), a read of memory (the device loads), many small launches
-(the host issues), a loop of Python (the host interprets). Says `Ready` once all is allocated and warm, measures
-when a line comes on stdin, and says `Measured`. Where nothing can be measured, its error says why and the exit code is
-0.
+The work never changes. Four parts tell a slow card from a slow host: a matrix product (the device computes), a read of
+memory (the device loads), many small launches (the host issues), a loop of Python (the host interprets). Says `Ready`
+once all is allocated and warm, measures when a line comes on stdin, and says `Measured`, also where it could not.
 """
 
 from __future__ import annotations
@@ -66,10 +64,7 @@ def measure(device: torch.device, seconds: float, begin: Callable[[], None] = la
         for _ in range(_WARM_CALLS):
             work()
     begin()
-    python: list[float] = []
-    launched: list[float] = []
-    products: list[float] = []
-    reads: list[float] = []
+    python, launched, products, reads = (list[float]() for _ in range(4))
     began = time.perf_counter()
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     # On a shared host some processors are half as fast as others: the loop and the launches visit all of them.
@@ -156,8 +151,7 @@ def _begin() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print one JSON line when it can measure, and one with what it measured or why it did not."""
-    parser = argparse.ArgumentParser(prog="python -m tailgate.servers.reference", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tailgate.servers.reference")
     parser.add_argument("--device", required=True, help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--seconds", type=float, default=2.0)
     options = parser.parse_args(arguments)

@@ -1,7 +1,6 @@
-"""Certificates and bearer tokens as both sides need them. A secret is named here, never held in a configuration.
+"""Certificates and bearer tokens as both sides need them.
 
-Configurations carry names of files and of environment variables alone, so that they can be written to a run
-directory, printed and passed on a command line.
+Configurations carry names of files and of environment variables alone, so that they can be printed and kept.
 """
 
 from __future__ import annotations
@@ -30,29 +29,23 @@ class ServerTls:
 
 
 def server_tls(certificate: str, key: str) -> ServerTls | None:
-    """Return the checked files, or None if neither is given. Raises ConfigError for a missing or unusable one."""
+    """Return the files, or None if neither is given. Raises ConfigError where they are not a readable pair of PEM."""
     if not (certificate or key):
         return None
     if not certificate or not key:
         missing, given = ("key", "certificate") if certificate else ("certificate", "key")
         raise ConfigError(f"a TLS {missing} is missing for the {given}: give both as PEM files")
-    check_pair(certificate, key)
+    _check_readable("TLS certificate", certificate)
+    _check_readable("TLS key", key)
+    load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate, key)
     return ServerTls(certificate=certificate, key=key)
-
-
-def check_pair(certificate: str, key: str) -> None:
-    """Check that both files are readable PEM and belong together. Raises ConfigError with the file's name."""
-    for what, path in (("certificate", certificate), ("key", key)):
-        _check_readable(f"TLS {what}", path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    load_pair(context, certificate, key)
 
 
 def load_pair(context: ssl.SSLContext, certificate: str, key: str) -> None:
     """Load the certificate into `context`. Raises ConfigError."""
     try:
         # Without a password function, OpenSSL would ask on the terminal for the one of an encrypted key.
-        context.load_cert_chain(certificate, key, password=_no_password)
+        context.load_cert_chain(certificate, key, password=lambda: "")
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise ConfigError(f'TLS key "{key}" does not belong to certificate "{certificate}": give its own') from None
@@ -60,10 +53,6 @@ def load_pair(context: ssl.SSLContext, certificate: str, key: str) -> None:
             f'TLS certificate "{certificate}" with key "{key}" cannot be used ({error.reason or "not PEM"}): '
             "give PEM files, the key without a password"
         ) from None
-
-
-def _no_password() -> str:
-    return ""
 
 
 def check_authority(path: str) -> None:
@@ -85,14 +74,9 @@ def _check_readable(what: str, path: str) -> None:
         raise ConfigError(f'{what} "{path}" cannot be read ({error.strerror}): give a PEM file') from None
 
 
-# --- Tokens -----------------------------------------------------------------------------------------------------------
-
-
 def check_named(values: Mapping[str, str | None]) -> None:
-    """Refuse a flag that was given empty. Raises ConfigError.
-
-    `--token-env "$NAME"` with an unset variable must not open a server that was meant to be closed.
-    """
+    """Raise ConfigError for a flag that was given empty: `--token-env "$NAME"` with an unset variable must not open a
+    server that was meant to be closed."""
     for flag, value in values.items():
         if value is not None and not value.strip():
             raise ConfigError(f"{flag} is empty: give what it is to use, or leave it out to go without")

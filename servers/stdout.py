@@ -23,10 +23,7 @@ def is_terminal() -> bool:
 
 
 def write(words: str, document: Mapping[str, Any], *, as_json: bool = False) -> None:
-    """Write `document` as one line of JSON, or else `words`, where there are any.
-
-    Raises ValueError for a number that JSON cannot hold.
-    """
+    """Write `document` as one line of JSON, or else `words`. Raises ValueError for a number that JSON cannot hold."""
     if as_json:
         print(json.dumps(document, allow_nan=False), flush=True)
     elif words:
@@ -52,9 +49,7 @@ def columns(*, piped: int = PIPE_COLUMNS) -> int:
 
 def aligned(rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
     """Return lines with columns two spaces apart: the first `left` and the last left-aligned, others right-aligned.
-
-    If a row is wider than the terminal, cells wrap. A pipe has no width.
-    """
+    If a row is wider than the terminal, cells wrap."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -16,7 +16,7 @@ from tailgate.loadtests.traffic.schedule import PlannedRequest
 from tailgate.servers.clock import now_ns
 from tailgate.servers.config import Task
 from tailgate.servers.metadata import ARM_HEADER, SESSION_HEADER
-from tailgate.servers.rpc.inference_pb2 import EmbedRequest, GenerateRequest, Sampling
+from tailgate.servers.rpc.inference_pb2 import EmbedRequest, GenerateRequest
 
 _AVOIDED_NS = 1_000_000_000
 
@@ -132,5 +132,4 @@ class OwnEncoder:
             session_id=plan.session_id,
             max_tokens=plan.max_tokens,
             ignore_eos=self._ignore_eos,
-            sampling=Sampling(seed=plan.prompt_seed),
         )

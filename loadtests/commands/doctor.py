@@ -121,14 +121,14 @@ def measured(seconds: float) -> Iterator[Finding]:
     from tailgate.loadtests.monitor.host import Host
     from tailgate.loadtests.trials.machines import REFERENCE_COMMAND, START_TIMEOUT_S
     from tailgate.loadtests.trials.processes import child_environment
-    from tailgate.servers.processes import Child, Measured, Ready, TemporaryFolder, messages_of
+    from tailgate.servers.processes import Child, Measured, Ready, messages_of, temporary_folder
 
     limits, processors = GateLimits(), Host().probes["cpu_s", "steal_s", "cpus"]
     clocks: list[tuple[float, Sequence[str]]] = []
     command = [*REFERENCE_COMMAND, "--device", "auto", "--seconds", f"{seconds / 2:g}"]
     parse, environment = messages_of(Ready, Measured), child_environment()
-    with TemporaryFolder("tailgate-doctor-") as scratch, working(f"measuring this machine for {seconds:g} s"):
-        log = scratch.path / "reference.log"
+    with temporary_folder("tailgate-doctor-") as scratch, working(f"measuring this machine for {seconds:g} s"):
+        log = scratch / "reference.log"
         children = [
             Child(name, command, log_path=log, environment=environment, commands=True, parse=parse)
             for name in ("first", "second")

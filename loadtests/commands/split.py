@@ -17,7 +17,7 @@ from tailgate.loadtests.commands.exits import EXIT_BROKE, complain, stopping
 from tailgate.loadtests.commands.options import Json, Port, file_name, port_option
 from tailgate.servers import stdout
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.processes import TemporaryFolder, log_tail
+from tailgate.servers.processes import log_tail, temporary_folder
 from tailgate.servers.security import check_named, server_tls
 from tailgate.servers.splitter.admin import Admin, SplitterError, admin_address, reweight
 from tailgate.servers.splitter.bootstrap import bootstrap
@@ -105,10 +105,10 @@ def _split(config: SplitterConfig, *, as_json: bool) -> int:
     from tailgate.loadtests.external.grpc_channel import check_replica
 
     stopped: list[int] = []
-    with TemporaryFolder("tailgate-split-") as scratch, stopping(lambda: stopped.append(1), _note):
-        log_path = scratch.path / "envoy.log"
+    with temporary_folder("tailgate-split-") as scratch, stopping(lambda: stopped.append(1), _note):
+        log_path = scratch / "envoy.log"
         try:
-            with Envoy.start(config, log_path=log_path, work_dir=scratch.path) as envoy:
+            with Envoy.start(config, log_path=log_path, work_dir=scratch) as envoy:
                 admin = envoy.admin.address
                 stdout.write("", {"port": envoy.port, "target": envoy.target, "admin": admin}, as_json=as_json)
                 _note(

@@ -27,7 +27,7 @@ _SCHEDULE: Columns = (
     ("session_id", pa.string(), "Session of a split."),
     ("prompt_tokens", pa.int32(), "Tokens of the prompt."),
     ("max_tokens", pa.int32(), "Tokens of the answer."),
-    ("prompt_seed", pa.int64(), "Names the token sequence, and seeds sampling."),
+    ("prompt_seed", pa.int64(), "Names the token sequence."),
     ("arm", pa.string(), "A name: pinned to that arm; `*`: a copy to every arm; null: the splitter chooses."),
     ("phase", pa.string(), "`rampup` or `measure`."),
 )

@@ -123,7 +123,7 @@ class Trial:
         config = splitter_config(experiment, targets)
         self._envoy = envoy = Envoy.start(config, log_path=context.logs / "envoy.log", work_dir=context.folder)
         self._monitor.name("splitter", envoy.pid)
-        self.splitter = EnvoySplitter(envoy.admin, configured=config.weights)
+        self.splitter = EnvoySplitter(envoy.admin)
         if context.metrics:
             page = MetricsPage(address=envoy.admin.address, path=ENVOY_METRICS)
             context.status.pages = {**context.status.pages, "splitter": page}

@@ -50,13 +50,12 @@ class Splitter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EnvoySplitter:
-    """The split behind an admin interface; it is read faster where the `configured` weights are known."""
+    """The split behind an admin interface."""
 
     admin: Admin
-    configured: Mapping[str, int] | None = None
 
     def shares(self) -> Shares:
-        return live_shares(self.admin, self.configured)
+        return live_shares(self.admin)
 
     def reweight(self, weights: Mapping[str, int]) -> None:
         reweight(self.admin, weights)

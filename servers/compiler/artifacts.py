@@ -1,8 +1,7 @@
 """Compiled code that outlives its process: saved to a file, loaded from one, and refused where it does not belong.
 
 A file is a line that names the format, the SHA-256 of all that follows, one line of JSON that says what the code was
-compiled for, and torch's portable cache. The checksum tells damage and not malice: torch unpickles its cache, so an
-artifact is to be trusted like a program.
+compiled for, and torch's portable cache, which torch unpickles: an artifact is to be trusted like a program.
 """
 
 from __future__ import annotations
@@ -97,11 +96,8 @@ def read(arm: ArmConfig, device: str) -> Artifact:
 
 
 def facts_of(arm: ArmConfig, device: str) -> dict[str, Any]:
-    """Return what must be equal where the arm's compiled code is used, by key: device, versions, settings and the name
-    of the model or of its folder (not its path).
-
-    A GPU is identified by its product name, a CPU by its instruction set and the number of threads.
-    """
+    """Return what must be equal where the arm's compiled code is used, by key: a GPU by its product name, a CPU by its
+    instruction set and the number of threads, a model by its name or that of its folder."""
     threads = arm.engine.threads or torch.get_num_threads()
     on_cpu = torch.device(device).type == "cpu"
     processor = f"a processor with {torch.backends.cpu.get_cpu_capability()} and {threads} threads"

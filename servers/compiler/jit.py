@@ -1,11 +1,6 @@
 """Kernels that are compiled outside of torch.compile, when they are first called: by Triton, CuTe or any other JIT.
 
-`watch_triton` reports Triton's. Any other compiler is reported by the code that calls it:
-
-    from tailgate.servers.compiler.jit import jit_compile
-
-    with jit_compile("attention_sm90", variant="head_dim=128, bf16", compiler="cute"):
-        kernel = cute.compile(...)
+`watch_triton` reports Triton's. Any other compiler is reported by the code that calls it, in `with jit_compile(...)`.
 
 No torch here, so that a plug-in may import it anywhere. Outside of a tailgate server it costs nothing and does nothing.
 """
@@ -40,10 +35,8 @@ def listen(listener: Listener) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def jit_compile(kernel: str, *, variant: str = "", compiler: str = "jit") -> Iterator[None]:
-    """Record the enclosed code as one JIT compile of `kernel`, whether it succeeds or raises.
-
-    `variant` says what sets this compile apart from others: sizes, types, tiles. `compiler` is its name.
-    """
+    """Record the enclosed code as one JIT compile of `kernel`, whether it succeeds or raises. `variant` sets it apart
+    from others: sizes, types, tiles."""
     start_ns = now_ns()
     try:
         yield
@@ -71,7 +64,6 @@ def _event(
 
 
 def cut(text: str) -> str:
-    """Shorten a text of an event."""
     return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
 
 
@@ -86,11 +78,8 @@ def place(filename: str | None, line: int | None, function: str | None) -> str:
 
 
 def watch_triton(listener: Listener) -> Callable[[], None]:
-    """Call `listener` with each kernel that Triton compiles or fetches from its disk cache, and each tuning.
-
-    Triton's compile listener reports the kernels. Its autotuner reports nothing, so its `run` is wrapped. Returns what
-    ends it. Raises what is raised where this Triton lacks one of the two.
-    """
+    """Call `listener` with each kernel that Triton compiles or fetches from its disk cache, and each tuning. Returns
+    what ends it. The autotuner reports nothing, so its `run` is wrapped. Raises where this Triton lacks either."""
     knobs = importlib.import_module("triton.knobs").compilation
     autotuner = importlib.import_module("triton.runtime.autotuner").Autotuner
     earlier, run = knobs.listener, autotuner.run
@@ -152,7 +141,6 @@ def _compiled(end_ns: int, *, src: Any, metadata: Any, times: Any, cache_hit: bo
 
 
 def _tuned(tuner: Any, start_ns: int, end_ns: int) -> CompileEvent:
-    """Describe one tuning: every variant of a kernel was run for sizes that it had not met."""
     name, where = _kernel(getattr(tuner, "base_fn", None))
     variant = str(next(reversed(tuner.cache), ""))
     return _event("triton", name or "a kernel", variant, start_ns=start_ns, end_ns=end_ns, where=where, tuned=True)

@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError as Un
 from tailgate.servers.compiler import products
 from tailgate.servers.compiler.products import join_linears, scale_products, store_single_rows
 from tailgate.servers.complaint import ConfigError, named
-from tailgate.servers.config import GRAPH_TREE_MODES, CompileConfig
+from tailgate.servers.config import CompileConfig
 
 __all__ = ["UnprovenBounds"]
 
@@ -32,8 +32,8 @@ class UnforeseenShapeError(RuntimeError):
 def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bool, regions: int) -> None:
     """Set the process-wide compiler options that the policy needs. Raises ConfigError for what torch does not know.
 
-    The shapes that a warm-up visits are `planned_shapes`; where they are `closed`, no other one can come. As many
-    `regions` are compiled separately, 1 where it is the whole model.
+    A warm-up visits `planned_shapes`; where they are `closed`, no other one can come. As many `regions` are compiled
+    separately, 1 where it is the whole model.
     """
     if not policy.enabled:
         return
@@ -54,32 +54,22 @@ def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bo
         symbolic_shapes.use_duck_shape = False
 
 
-# --- Backends and options ---------------------------------------------------------------------------------------------
-
-
 def load_backend(policy: CompileConfig) -> None:
     """Load the policy's backend, and check inductor's options. Raises ConfigError, one line that says what is wrong."""
     try:
         torch._dynamo.lookup_backend(policy.backend)  # a package's entry point is only loaded here
     except (Exception, SystemExit) as error:
-        raise ConfigError(_unusable(policy, error)) from None
+        known = ", ".join(sorted(torch._dynamo.list_backends(exclude_tags=())))
+        raise ConfigError(
+            f'compile.backend is "{policy.backend}", which cannot be used ({named(error)}): install or repair the '
+            f"package that announces it, or use one of {known}"
+        ) from None
     for name, value in policy.options.items() if policy.backend == "inductor" else ():
         try:
             torch.compile(lambda: None, options={name: value})  # type: ignore[dict-item]  # compiles nothing yet
         except RuntimeError as error:
             problem = str(error).partition(", known options")[0]
             raise ConfigError(f"compile.options.{name} is {value!r} ({problem}): see torch._inductor.config") from None
-
-
-def _unusable(policy: CompileConfig, error: BaseException) -> str:
-    return (
-        f'compile.backend is "{policy.backend}", which cannot be used ({named(error)}): install or repair the package '
-        "that announces it, or use one of "
-        f"{', '.join(sorted(torch._dynamo.list_backends(exclude_tags=())))}"
-    )
-
-
-# --- Graphs -----------------------------------------------------------------------------------------------------------
 
 
 GraphChange = Callable[[torch.fx.Graph], None]
@@ -145,18 +135,6 @@ def mark_dimension(tensor: torch.Tensor, dimension: int, bounds: Sequence[int], 
 def fix_address(tensor: torch.Tensor) -> None:
     """Tell the compiler that this memory stays where it is, so that graphs may change it in place."""
     torch._dynamo.mark_static_address(tensor)
-
-
-def begin_step(policy: CompileConfig) -> None:
-    """Mark the outputs of the previous step as no longer read, for CUDA-graph trees."""
-    if policy.enabled and policy.mode in GRAPH_TREE_MODES:
-        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-
-
-def settle(policy: CompileConfig) -> None:
-    """End the warm-up: from here on a strict policy raises for shapes that no graph fits (see `refusal`)."""
-    if policy.strict:
-        torch.compiler.set_stance("fail_on_recompile")
 
 
 def refusal(error: RuntimeError) -> str | None:

@@ -10,8 +10,6 @@ import torch
 from torch import nn
 from torch._inductor.inductor_prims import force_stride_order
 
-# --- Weights side by side in memory -----------------------------------------------------------------------------------
-
 
 def join_linears(graph: torch.fx.Graph) -> None:
     """Join products of one input with weights adjacent in memory (model.join_weights) into one product.
@@ -72,9 +70,6 @@ def _share(graph: torch.fx.Graph, product: torch.fx.Node, nodes: Sequence[torch.
         graph.erase_node(node)
 
 
-# --- Scales of rows ---------------------------------------------------------------------------------------------------
-
-
 def scale_products(graph: torch.fx.Graph) -> None:
     """Multiply the row scales of float8 products with the result instead of within the product.
 
@@ -117,8 +112,6 @@ def scaled_product(source: torch.Tensor, weights: Sequence[Any]) -> torch.Tensor
     scaled: torch.Tensor = product * (rows.scale * scales.t())
     return scaled.to(source.dtype).reshape(*source.shape[:-1], -1)
 
-
-# --- Single rows ------------------------------------------------------------------------------------------------------
 
 # What memory does not hide while it brings a product's weights.
 _ACTIVATIONS = frozenset({"silu", "gelu", "relu", "leaky_relu", "sigmoid", "tanh", "softplus", "mish"})

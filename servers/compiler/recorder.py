@@ -1,16 +1,13 @@
 """What compilers did and when: compile events, what they could not do, and the eager canary.
 
-torch reports its compiles on one stream, the logger `torch.__trace` that TORCH_TRACE and tlparse read: begin, end,
-reasons, graph breaks, caches, recordings of CUDA graphs. It costs nothing while nothing compiles, and 2 to 14 % of a
-compile: torch builds all records once one is read, graphs in words among them.
+torch reports its compiles on one stream, the logger `torch.__trace` that TORCH_TRACE and tlparse read. It costs nothing
+while nothing compiles, and 2 to 14 % of a compile: torch builds all records once one is read.
 
-The recorder joins a record to the running step, which triggered it: the device thread compiles synchronously. What
-compiles on another thread delays no step and is a `background_compile`, unless it began and ended within one step: then
-that step may have waited for it.
+A record belongs to the running step, since the device thread compiles synchronously. What compiles on another thread is
+a `background_compile`, unless it began and ended within one step, which may have waited for it.
 
-`install` checks that the stream reports a test compile. Where it does not, or a record cannot be read, torch's public
-counter of frames shows after each step whether it compiled. Such an event covers the whole step, and `blind_spots` says
-what is not seen. Alarms and interim analyses rely on these events.
+`install` checks that the stream reports a test compile. Where it does not, or a record cannot be read, `blind_spots`
+says so, and torch's public counter of frames shows after each step whether it compiled: an event of the whole step.
 """
 
 from __future__ import annotations
@@ -78,11 +75,8 @@ class _Compile:
 
 
 class CompileRecorder:
-    """Collects the compile events of this process. Install once, on the device thread, where all else happens too.
-
-    `publish` is called with all blind spots when there is a new one, `announce` when a compile of the device thread
-    begins, and when it is over.
-    """
+    """Collects the compile events of this process, on the device thread. `publish` is called with all blind spots when
+    there is a new one, `announce` when a compile of this thread begins, and when it is over."""
 
     def __init__(
         self,
@@ -132,8 +126,7 @@ class CompileRecorder:
         return tuple(self._blind_spots)
 
     def drain(self) -> list[CompileEvent]:
-        """Return the events since the last call, oldest first; to be called after each step. What ran on other threads
-        comes last, without a step unless it began and ended within the one that has just run."""
+        """Return the events since the last call, after each step: oldest first, and last what ran on other threads."""
         self._end()  # nothing is under way after a step
         self.cudagraph_skips += self._fresh(*_SKIPS)
         if not self._is_read and self._fresh(*_FRAMES):
@@ -156,8 +149,6 @@ class CompileRecorder:
             event.event_id = f"{next(self._ids)}"
         return events
 
-    # --- What the runner reports ---
-
     def record_eager_step(self, start_ns: int, end_ns: int) -> None:
         """Note that a step which should have run compiled code ran plain Python: one event per uninterrupted spell."""
         if self._fallback_is_open and self._events and self._events[-1].kind == "eager_fallback":
@@ -169,14 +160,11 @@ class CompileRecorder:
         self._fallback_is_open = True
 
     def record_compiled_step(self) -> None:
-        """Note that a step ran compiled code, which ends a spell of eager fallback."""
         self._fallback_is_open = False
 
     def record_capture(self, start_ns: int, end_ns: int) -> None:
         """Note that the runner captured a CUDA graph of its own, of the running step."""
         self._add(CompileEvent(kind="graph_capture", start_ns=start_ns, end_ns=end_ns), self.trigger)
-
-    # --- What torch reports ---
 
     def _read_torch(self) -> None:
         """Listen to torch, and compile a function of one line for two sizes, which takes 0.2 to 0.5 s. A blind spot
@@ -331,8 +319,6 @@ class CompileRecorder:
     def _add(self, event: CompileEvent, step: Trigger) -> None:
         event.shape, event.batch_id, event.phase = step.shape, step.batch_id, step.phase
         self._events.append(event)
-
-    # --- What other compilers report ---
 
     def _read_triton(self) -> None:
         """Listen to Triton, and on a GPU have it compile an empty kernel. A blind spot where that is not reported."""

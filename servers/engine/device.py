@@ -1,9 +1,8 @@
 """The engine process: one device thread that loads, warms and runs the model, joined to the gRPC front by a pipe.
 
-The main thread of this process is the device thread, because CUDA graphs are bound to the thread that recorded them.
-Two more threads move messages. The front lives in another process, so that serving thousands of streams takes no
-interpreter time from the device thread, and so that health checks are answered while a compile holds this process's
-interpreter lock.
+The main thread is the device thread, because CUDA graphs are bound to the thread that recorded them. Two more threads
+move messages. The front is another process: it takes no interpreter time from the device thread, and answers health
+checks while a compile holds this process's interpreter lock.
 """
 
 from __future__ import annotations
@@ -107,7 +106,6 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
 
 
 def _start(arm: ArmConfig, arrivals: Arrivals, outbox: Outbox) -> tuple[Engine, Any]:
-    """Return a warm engine and its device."""
     entered_ns = now_ns()
     outbox.put(Progress(at_ns=entered_ns, stage="load", detail=arm.model.id))
     from tailgate.servers.compiler.recorder import CompileRecorder
@@ -164,7 +162,6 @@ def _start(arm: ArmConfig, arrivals: Arrivals, outbox: Outbox) -> tuple[Engine, 
 
 
 def _announce(compile: CompileUnderWay, outbox: Outbox) -> None:
-    """Tell the front of the compile before it begins: from then on it may hold the interpreter lock."""
     outbox.put(compile)
     if not compile.end_ns:
         outbox.flush()
@@ -211,10 +208,8 @@ def itemised(
 
 
 def read_memory(device: Any, at_ns: int) -> MemoryReading:
-    """Read what the process holds of the host and of `device`. The next `peak_bytes` counts from here.
-
-    Takes some tens of microseconds. The device is not asked, so that a step under way goes on.
-    """
+    """Read what the process holds of the host and of `device`, without asking the device, in some tens of microseconds.
+    The next `peak_bytes` counts from here."""
     import torch
 
     resident = psutil.Process().memory_info().rss

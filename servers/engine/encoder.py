@@ -1,8 +1,4 @@
-"""EncoderRunner: whole texts to vectors of unit length.
-
-What is served is one function: the model, the pooling of its tokens' vectors and their normalisation. The compile
-policy takes it whole, or takes regions of the model.
-"""
+"""EncoderRunner: whole texts to vectors of unit length, by one function of model, pooling and normalisation."""
 
 from __future__ import annotations
 
@@ -13,7 +9,8 @@ import torch
 from torch import nn
 
 from tailgate.servers.compiler.recorder import EagerCanary
-from tailgate.servers.config import Pooling, check_positions
+from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import Pooling
 from tailgate.servers.engine.model import readable_tokens
 from tailgate.servers.engine.scheduler import Step
 from tailgate.servers.engine.shapes import Kind, StepShape
@@ -23,11 +20,8 @@ _NO_LENGTH = 0.5  # a vector shorter than this was not normalised: it is zero
 
 
 class EncodeStep(nn.Module):
-    """The served function: vectors of unit length [B, width] float32, from input_ids and mask [B, T], int64.
-
-    The mask is 1 for a text's own tokens, which stand first, and each row has one at least. `canary` counts the calls
-    that began as plain Python.
-    """
+    """The served function: vectors of unit length [B, width] float32, from input_ids and mask [B, T], int64: 1 for a
+    text's own tokens, one at least, which stand first. `canary` counts the calls that began as plain Python."""
 
     def __init__(self, model: nn.Module, pooling: Pooling) -> None:
         super().__init__()
@@ -38,25 +32,23 @@ class EncodeStep(nn.Module):
     def forward(self, input_ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor]:
         if not torch.compiler.is_compiling():
             self.canary.steps += 1
-        hidden = self.model(input_ids=input_ids, attention_mask=mask).last_hidden_state
-        return (nn.functional.normalize(pooled(hidden.float(), mask, self.pooling), dim=-1),)
-
-
-def pooled(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:
-    """Return one vector [B, width] a text from those of its tokens [B, T, width]: their mean without padding, or the
-    first token's."""
-    if pooling == "cls":
-        return hidden[:, 0]
-    own = mask[..., None].to(hidden.dtype)
-    return (hidden * own).sum(dim=1) / own.sum(dim=1)
+        hidden = self.model(input_ids=input_ids, attention_mask=mask).last_hidden_state.float()
+        if self.pooling == "cls":
+            vectors = hidden[:, 0]
+        else:  # the mean without padding
+            own = mask[..., None].to(hidden.dtype)
+            vectors = (hidden * own).sum(dim=1) / own.sum(dim=1)
+        return (nn.functional.normalize(vectors, dim=-1),)
 
 
 class EncoderRunner(StepRunner):
-    """Owns an encoder and its compiled step. Every method belongs to the device thread."""
-
     def _make_steps(self) -> Mapping[str, Callable[..., Tensors]]:
-        if (positions := readable_tokens(self.model)) is not None:
-            check_positions(self.arm.model, self.arm.engine, positions)
+        positions, longest = readable_tokens(self.model), self.arm.engine.max_prompt_tokens
+        if positions is not None and longest > positions:
+            raise ConfigError(
+                f'engine.max_prompt_tokens is {longest} but model.id "{self.arm.model.id}" reads {positions} tokens at '
+                f"most: set it to {positions} or less"
+            )
         # Models that count positions by their tokens know padding by its id.
         self._padding = int(getattr(self.model.config.get_text_config(), "pad_token_id", None) or 0)
         step = EncodeStep(self.model, self.arm.model.pooling)

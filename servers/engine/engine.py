@@ -37,26 +37,18 @@ class Runner(Protocol):
     overlaps: bool  # whether launch returns before the step is done
     eos_ids: frozenset[int]  # tokens that end an answer
 
-    def is_ready(self, step: Step) -> bool:
-        """Return whether `step` can launch without starting the compiler."""
-
-    def launch(self, step: Step, batch_id: int) -> LaunchedStep:
-        """Start a step."""
-
-    def collect(self, launched: Any) -> Sequence[Any]:
-        """Wait for the results of the step's jobs: a token each, or the vector of a text (`Finished.vector`)."""
-
-    def move(self, move: Move) -> None:
-        """Copy a cache row."""
+    def is_ready(self, step: Step) -> bool: ...
+    def launch(self, step: Step, batch_id: int) -> LaunchedStep: ...
+    def collect(self, launched: Any) -> Sequence[Any]: ...
+    def move(self, move: Move) -> None: ...
 
 
 class Engine:
     """Turns submissions into steps and steps into outputs.
 
-    Where the device works by itself, the next step is launched before the tokens of the last one are handed out: a
-    token that ends its answer is then seen one step late, and what that step computed for the ended answer is dropped.
-    A step that may start the compiler is not launched before finished tokens are out: they would wait for the compile.
-    `drain_events` gives the compile events since its last call.
+    Where the device works by itself, the next step is launched before the tokens of the last one are handed out: what
+    it computes for an answer that they end is dropped. A step that may start the compiler is not launched before
+    finished tokens are out. `drain_events` gives the compile events since its last call.
     """
 
     def __init__(
@@ -78,7 +70,6 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is queued, running or still to be handed out."""
         return self._pending is None and len(self.scheduler) == 0
 
     def turns(self) -> Iterator[list[StepOutput | CompileEvent]]:
@@ -110,7 +101,6 @@ class Engine:
         return not self._is_closed
 
     def submit(self, message: Submit) -> None:
-        """Queue a request."""
         job = Job(**{item.name: getattr(message, item.name) for item in fields(message)})
         if not job.ignore_eos:
             job.stop_ids = self.runner.eos_ids
@@ -186,8 +176,7 @@ class Engine:
                 job.timing.decode_ns += end_ns - start_ns
             else:
                 job.timing.prefill_ns += end_ns - start_ns
-        finished = []
-        emitted = []
+        finished, emitted = [], []
         for job, result, answers in zip(jobs, results, launched.answers, strict=True):
             if not answers or self.scheduler.find(job.request_id) is not job:
                 continue  # more of its prompt to come, or cancelled or ended while the step ran
@@ -247,7 +236,6 @@ class Engine:
         return StepOutput(emit_ns=now_ns(), finished=finished)
 
     def _end(self, job: Job, status: str, **result: Any) -> Finished:
-        """Free the job's slot and return how it ended."""
         self.release(job.request_id)
         # a copy: a step that still holds the job may add to its own
         timing = replace(job.timing, queue_ns=max(0, (job.admitted_ns or now_ns()) - job.recv_ns))

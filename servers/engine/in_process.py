@@ -56,11 +56,8 @@ class Answers:
 def ask(runner: ModelRunner | EncoderRunner, requests: Sequence[Submit], *, slots: int = 0) -> Answers:
     """Answer `requests`, and nothing else, by the engine that serves.
 
-    All come at once. With `slots`, one comes every other turn while fewer than that many are held: requests join while
-    others run, and none waits for a slot. A batch of texts leaves at once.
-
-    Raises RuntimeError when a request fails or loses tokens; UnforeseenShapeError, once all were asked, when a strict
-    arm refuses any.
+    All come at once; with `slots`, one every other turn while fewer than that many are held. Raises RuntimeError when a
+    request fails or loses tokens; UnforeseenShapeError, once all were asked, when a strict arm refuses any.
     """
     arm = runner.arm.replace(engine=runner.arm.engine.replace(max_wait_ms=0.0))
     engine, waiting = Engine(scheduler_for(arm), runner, runner.recorder.drain), deque(requests)

@@ -1,7 +1,6 @@
-"""Static KV memory in which every row has a position of its own.
+"""Static KV memory in which every row has a position of its own; the model sees an ordinary `Cache`.
 
-transformers' static cache advances all rows together. Here each layer writes new keys and values to (row, position) and
-hands attention what it may see. The model stays unchanged: it sees an ordinary `Cache`.
+transformers' static cache advances all rows together.
 """
 
 from __future__ import annotations
@@ -52,12 +51,11 @@ class Window:
 
 
 class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
-    """One layer's keys and values: [slots · (max_length + 1) + spare, kv_heads, head_dim] each, a token's heads side by
-    side.
+    """One layer's keys and values: [slots · (max_length + 1) + spare, kv_heads, head_dim] each.
 
-    The extra position of each row holds what padding writes; no mask ever lets attention see it. The tensors are flat
-    because the compiler writes in place only what it was given, not a view of it. `spare` positions follow the last
-    row: the padding of a chunk of so many tokens reaches beyond its row's end.
+    The extra position of each row holds what padding writes and attention never sees. The tensors are flat because the
+    compiler writes in place only what it was given, not a view of it. `spare` positions follow the last row: the
+    padding of a chunk of so many tokens reaches beyond its row's end.
     """
 
     def __init__(self, *, slots: int, max_length: int, window: Window, spare: int, static_address: bool) -> None:
@@ -120,18 +118,14 @@ class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
 
 @dataclass(slots=True, eq=False)
 class LayerView:
-    """The cache as one layer sees it, for a block that is compiled separately.
-
-    A block asks the cache for its layer by number, and the compiler would make a graph for every number. The view
-    ignores the number, so that one graph serves all layers.
-    """
+    """The cache as one layer sees it, for a block that is compiled separately. It ignores the layer's number: the
+    compiler would make a graph for each."""
 
     layer: SlotLayer
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Update the layer."""
         return self.layer.update(key_states, value_states)
 
 
@@ -148,12 +142,10 @@ class SlotCache(Cache):  # type: ignore[misc]
         super().__init__(layers=made)
 
     def views(self) -> list[LayerView]:
-        """Return one view for each layer."""
         layers: list[Any] = self.layers
         return [LayerView(layer) for layer in layers]
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return keys and values of every layer that is allocated."""
         layers: list[Any] = self.layers
         return [tensor for layer in layers if layer.is_initialized for tensor in (layer.keys, layer.values)]
 
@@ -165,5 +157,4 @@ class SlotCache(Cache):  # type: ignore[misc]
         torch._foreach_copy_(targets, sources)
 
     def memory_bytes(self) -> int:
-        """Return the bytes that keys and values hold."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())

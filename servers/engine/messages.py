@@ -1,7 +1,6 @@
-"""What the gRPC front and the engine process say to each other over their pipe. Plain data, no torch.
+"""What the gRPC front and the engine process say to each other over their pipe, besides messages of telemetry.proto.
 
-Events that `Telemetry.Watch` streams are sent as telemetry.proto has them; the engine is warm when it sends the part of
-a `SnapshotResponse` that it knows.
+The engine is warm when it sends the part of a `SnapshotResponse` that it knows.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ class Submit:
     recv_ns: int
     deadline_ns: int = 0  # 0 = none
     ignore_eos: bool = False
-    temperature: float = 0.0
-    seed: int = 0
     name: str = ""
 
 
@@ -58,10 +55,7 @@ class Timing:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """A request is over. `status` is a gRPC status name; `reason` is length, stop or embedded when it is OK, and
-    embedded where the vector that the model gave has no direction.
-
-    vector: of an embedded text, float32 numbers in the machine's byte order.
-    """
+    embedded where the vector has no direction. vector: float32 numbers in the machine's byte order."""
 
     request_id: str
     status: str

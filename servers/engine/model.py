@@ -47,11 +47,8 @@ def check_task(model: ModelConfig, config: Any) -> None:
 
 
 def load_model(model: ModelConfig) -> nn.Module:
-    """Load the model in evaluation mode, with the device, dtype, attention and quantisation of its settings.
-
-    Random weights depend on `model.seed`, the device and the torch version alone, so arms of one run share them. On
-    cuda:N, N is this thread's current device afterwards.
-    """
+    """Load the model in evaluation mode. Random weights depend on `model.seed`, the device and the torch version alone.
+    On cuda:N, N is this thread's current device afterwards."""
     device = resolve_device(model.device)
     if device.type == "cuda" and device.index is not None:
         # Kernels are launched and graphs captured on this thread's current device, wherever their tensors are.
@@ -59,7 +56,8 @@ def load_model(model: ModelConfig) -> nn.Module:
     dtype = resolve_dtype(model.dtype, device)
     config = model_config(model)
     check_task(model, config)
-    architecture, implementation = _architecture(model), str(model.attention)
+    architecture: Any = AutoModel if model.embeds else AutoModelForCausalLM
+    implementation = str(model.attention)
     if implementation == "sdpa":
         implementation = attention.ENCODER_NAME if model.embeds else attention.NAME
     # an encoder's own weights may lack those of a head that it does not use, which are then drawn
@@ -90,10 +88,6 @@ def check_weights(model: ModelConfig, missing: Collection[str]) -> None:
         )
 
 
-def _architecture(model: ModelConfig) -> Any:
-    return AutoModel if model.embeds else AutoModelForCausalLM
-
-
 def readable_tokens(module: Any) -> int | None:
     """Return the most tokens that a loaded encoder has positions for; None if it has no limit."""
     positions = getattr(module.config, "max_position_embeddings", None)
@@ -111,10 +105,8 @@ _JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 @torch.no_grad()
 def join_weights(model: nn.Module) -> None:
-    """Place the weights of projections that read the same input adjacent in memory.
-
-    The modules and what they compute stay the same. A compiler pass can then read them as one matrix.
-    """
+    """Place the weights of projections that read the same input adjacent in memory: a compiler pass can then read them
+    as one matrix."""
     for parent in model.modules():
         for names in _JOINED:
             parts = [getattr(parent, name, None) for name in names]
@@ -134,12 +126,10 @@ def join_weights(model: nn.Module) -> None:
 
 
 def _side_by_side(matrices: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Copy the matrices into one block of memory, one after the other."""
     return torch.split(torch.cat(list(matrices)), [matrix.shape[0] for matrix in matrices])
 
 
 def eos_ids(module: Any) -> frozenset[int]:
-    """Return the end-of-sequence ids of a loaded model."""
     ids = module.generation_config.eos_token_id if module.generation_config is not None else None
     ids = module.config.eos_token_id if ids is None else ids
     if ids is None:

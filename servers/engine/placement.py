@@ -32,7 +32,6 @@ def device_name(device: torch.device) -> str:
 
 
 def product_name(device: torch.device) -> str:
-    """Return what the accelerator is, or cpu."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 

@@ -8,7 +8,7 @@ import torch
 
 from tailgate.servers.compiler.recorder import CompileRecorder, Trigger
 from tailgate.servers.config import GRAPH_TREE_MODES, ArmConfig
-from tailgate.servers.engine import attention, sampling
+from tailgate.servers.engine import attention
 from tailgate.servers.engine.encoder import EncoderRunner
 from tailgate.servers.engine.kv_cache import SlotCache
 from tailgate.servers.engine.model import eos_ids
@@ -17,18 +17,16 @@ from tailgate.servers.engine.shapes import Kind, StepShape
 from tailgate.servers.engine.step_runner import StepRunner, Tensors, filling_step
 from tailgate.servers.engine.steps import DecodeStep, ExtendStep, PrefillStep, gather_last
 
-# The next tokens [B] from logits [B, vocab], their argmax [B], the jobs, and the row of each job.
+# The next tokens [B] from logits [B, vocab], their argmax [B], the jobs, and the row of each job. Parity feeds its own.
 Choose = Callable[[torch.Tensor, torch.Tensor, Sequence[Job], Sequence[int]], torch.Tensor]
 
 
 class ModelRunner(StepRunner):
-    """Owns model, cache and compiled steps. Every method belongs to the device thread."""
-
     cache: SlotCache
 
     def __init__(self, arm: ArmConfig, recorder: CompileRecorder) -> None:
         super().__init__(arm, recorder)
-        self.choose: Choose = self._draw
+        self.choose: Choose = lambda logits, greedy, jobs, places: greedy
 
     @torch.no_grad()
     def _make_steps(self) -> Mapping[str, Callable[..., Tensors]]:
@@ -85,8 +83,6 @@ class ModelRunner(StepRunner):
                     self._steps["decode"](*varying, *fixed)
         self._ran_compiled()
 
-    # steps
-
     def _answer(self, step: Step, shape: StepShape, places: Sequence[int]) -> torch.Tensor:
         logits, greedy = self.run(step, shape)
         tokens = self.choose(logits, greedy, step.jobs, places)
@@ -102,7 +98,6 @@ class ModelRunner(StepRunner):
         return [tokens[place] for place in places]
 
     def move(self, move: Move) -> None:
-        """Carry out the scheduler's row move."""
         self.cache.move_row(move.source, move.target, move.positions)
         self._newest[move.target] = self._newest[move.source]
 
@@ -129,14 +124,6 @@ class ModelRunner(StepRunner):
             last.append(0)
         varying = [self._tensor(item) for item in (ids, places, rows, last)]
         return varying, () if step.kind == "prefill" else (self._context[: shape.context],)
-
-    def _draw(
-        self, logits: torch.Tensor, greedy: torch.Tensor, jobs: Sequence[Job], places: Sequence[int]
-    ) -> torch.Tensor:
-        if sampling.is_greedy(jobs):
-            return greedy
-        table = sampling.draw_table(jobs, places, logits.shape[0])
-        return sampling.choose(logits, greedy, self._tensor(table, torch.float32))
 
     def _varying(
         self, kind: Kind, varying: list[torch.Tensor], fixed: Tensors

@@ -1,13 +1,8 @@
 """Which requests the next engine step takes. No tensors and no clock of its own.
 
-`Scheduler` batches generation iteration by iteration: a queue, rows, deadlines, cancellation. Rows stay dense: the
-active requests always hold rows 0 … n-1, so that a decode step is a plain slice of the cache. When a request leaves,
-the last row moves into its place. A step is planned before the tokens of the step before it are known: a job counts
-what was launched for it separately from the output that has come back.
-
-`Batcher` batches whole texts for an encoder: a queue, a largest batch and a longest wait.
-
-The front limits how many requests may wait (servers/front/front.py).
+Rows stay dense: the active requests always hold rows 0 … n-1, so that a decode step is a plain slice of the cache. When
+a request leaves, the last row moves into its place. A step is planned before the tokens of the step before it are
+known: a job counts what was launched for it separately from the output that has come back.
 """
 
 from __future__ import annotations
@@ -78,7 +73,7 @@ class LaunchedStep:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A request has moved: the first `positions` of cache row `source` must be copied to row `target`."""
+    """The first `positions` of cache row `source` must be copied to row `target`."""
 
     source: int
     target: int
@@ -96,7 +91,6 @@ class _Held:
         return [job for job in self._jobs.values() if job.deadline_ns and job.deadline_ns <= now_ns]
 
     def find(self, request_id: str) -> Job | None:
-        """Return the job with that id, if it is still held."""
         return self._jobs.get(request_id)
 
     def __iter__(self) -> Iterator[Job]:
@@ -107,11 +101,8 @@ class _Held:
 
 
 class Scheduler(_Held):
-    """Queue, rows and the order of steps.
-
-    While prompts wait, prefill and decode steps alternate, so a running request waits for one prefill step at most
-    between two of its tokens; `prefill_chunk` bounds how long that step is (0: whole prompts).
-    """
+    """Queue, rows and the order of steps. While prompts wait, prefill and decode steps alternate, so a running request
+    waits for one prefill step at most between two of its tokens."""
 
     def __init__(self, limits: EngineConfig) -> None:
         super().__init__()
@@ -121,13 +112,11 @@ class Scheduler(_Held):
         self._decode_is_due = False
 
     def submit(self, job: Job) -> None:
-        """Queue `job`."""
         self._jobs[job.request_id] = job
         self._queue.append(job)
 
     def next_step(self, at_ns: int = 0) -> Step | None:
-        """Plan the next step and count it as launched; None when there is nothing to do. Admits queued jobs into rows.
-        The time does not matter."""
+        """Plan the next step and count it as launched, or None. Admits queued jobs into rows."""
         decodable = tuple(job for job in self._active if job.can_decode)
         if not (decodable and self._decode_is_due):
             prefill = self._next_prefill()
@@ -192,11 +181,8 @@ class Scheduler(_Held):
 
 
 class Batcher(_Held):
-    """Texts that wait, texts that run, and when the next batch leaves.
-
-    A batch takes `slots` texts at most and leaves when it is full, or `max_wait_ms` after its oldest text arrived at
-    the server; later texts never overtake earlier ones. Texts that run have a row, those that wait have none (-1).
-    """
+    """Texts that wait (row -1), texts that run, and when the next batch leaves: when it has `slots` texts, or
+    `max_wait_ms` after its oldest text arrived at the server. Later texts never overtake earlier ones."""
 
     def __init__(self, limits: EngineConfig) -> None:
         super().__init__()
@@ -205,7 +191,6 @@ class Batcher(_Held):
         self._waiting: OrderedDict[str, Job] = OrderedDict()
 
     def submit(self, job: Job) -> None:
-        """Queue `job`."""
         self._jobs[job.request_id] = self._waiting[job.request_id] = job
 
     def next_step(self, at_ns: int) -> Step | None:
@@ -228,7 +213,6 @@ class Batcher(_Held):
         return max(0, oldest.recv_ns + self._wait_ns - at_ns)
 
     def record(self, job: Job, result: object) -> Outcome:
-        """Return why the text is over: it has run."""
         return "embedded"
 
     def release(self, request_id: str) -> None:

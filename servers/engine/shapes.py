@@ -1,8 +1,4 @@
-"""Which tensor shapes steps have, which of them a warm-up runs, and where they change: integers, no tensors.
-
-A step has a real size (rows, new tokens a row, positions attended to) and the padded size that the policy turns it
-into. The fewer padded sizes there are, the fewer graphs a compiler needs; the more there are, the less is padded.
-"""
+"""Which tensor shapes steps have, which of them a warm-up runs, and where they change: integers, no tensors."""
 
 from __future__ import annotations
 
@@ -45,23 +41,19 @@ class StepShape:
 
     @property
     def tokens(self) -> int:
-        """Tokens the step computes, padding included."""
         return self.batch * self.length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactShape:
-    """Shapes as they come, except that batch and length are never smaller than `min_size`.
-
-    `first` is the kind of the steps that read whole prompts or texts.
-    """
+    """Shapes as they come, but no smaller than `min_size`. `first` is the kind of the steps that read whole prompts or
+    texts."""
 
     engine: EngineConfig
     min_size: int = 1
     first: Kind = "prefill"
 
     def prefill(self, batch: int, length: int) -> StepShape:
-        """Return the shape for whole texts, or for the beginnings of prompts, the longest of `length` tokens."""
         rows = batch if self.first == "prefill" and self.engine.prefill_batch == 1 else max(batch, self.min_size)
         padded = max(length, self.min_size)
         return StepShape(self.first, rows, padded, padded)
@@ -82,9 +74,8 @@ class ExactShape:
     def planned(self) -> Iterator[StepShape]:
         """Yield the shapes to warm, in order.
 
-        Sizes differ in every free dimension: a graph that served two such has no size of its own left. They are odd: a
-        size equal to a model dimension (head size, heads) would specialise that dimension. The largest come first: the
-        compiler tunes a dynamic graph for the sizes of its first call.
+        Sizes differ in every free dimension, and are odd: one equal to a model dimension (head size, heads) would
+        specialise it. The largest come first: the compiler tunes a dynamic graph for the sizes of its first call.
         """
         engine = self.engine
         batches = sorted({self.min_size, min(3, engine.slots), engine.slots}, reverse=True)
@@ -120,28 +111,23 @@ class Buckets:
     first: Kind = "prefill"
 
     def prefill(self, batch: int, length: int) -> StepShape:
-        """Return the shape padded to buckets."""
         padded = round_up(length, self.lengths, "prompt", "tokens")
         rows = round_up(batch, self.prefill_batches, f"{self.first} batch", "rows")
         return StepShape(self.first, rows, padded, padded)
 
     def extend(self, batch: int, length: int, context: int) -> StepShape:
-        """Return the shape padded to buckets. A chunk is padded to the full one: its length is no dimension in the
-        buckets."""
+        """Return the shape padded to buckets and to a full chunk."""
         rows = self.prefill(batch, length).batch
         return StepShape("extend", rows, self.lengths[-1], round_up(context, self.prompt_contexts, "prompt", "tokens"))
 
     def decode(self, batch: int, context: int) -> StepShape:
-        """Return the shape padded to buckets."""
         rows = round_up(batch, self.batches, "batch", "rows")
         return StepShape("decode", rows, 1, round_up(context, self.contexts, "context", "positions"))
 
     def is_closed(self) -> bool:
-        """Return True: the set of shapes is finite."""
         return True
 
     def planned(self) -> Iterator[StepShape]:
-        """Yield every shape."""
         for length, batch in product(self.lengths, self.prefill_batches):
             yield StepShape(self.first, batch, length, length)
         for context, batch in product(self.prompt_contexts, self.prefill_batches):
@@ -153,8 +139,9 @@ class Buckets:
 ShapePolicy = ExactShape | Buckets
 
 
-def shape_policy(shapes: ShapeConfig, engine: EngineConfig, *, embeds: bool = False) -> ShapePolicy:
-    """Return the policy that `shapes` asks for, with empty ladders filled from the engine's limits."""
+def policy_of(arm: ArmConfig) -> ShapePolicy:
+    """Return the policy that the arm asks for, with empty ladders filled from the engine's limits."""
+    shapes, engine, embeds = arm.shapes, arm.engine, arm.model.embeds
     first: Kind = "encode" if embeds else "prefill"
     if shapes.kind == "exact":
         return ExactShape(engine=engine, min_size=shapes.min_size, first=first)
@@ -174,11 +161,6 @@ def shape_policy(shapes: ShapeConfig, engine: EngineConfig, *, embeds: bool = Fa
     )
 
 
-def policy_of(arm: ArmConfig) -> ShapePolicy:
-    """Return the policy of the arm."""
-    return shape_policy(arm.shapes, arm.engine, embeds=arm.model.embeds)
-
-
 def round_up(value: int, ladder: tuple[int, ...], what: str, unit: str) -> int:
     """Return the first step of `ladder` that holds `value`. Raises ConfigError where none does."""
     position = bisect_left(ladder, value)
@@ -192,14 +174,10 @@ def spread(limit: int) -> list[int]:
     return sorted({max(1, min(size | 1, limit)) for size in (limit // 7, limit // 3, limit - 2)}, reverse=True)
 
 
-# --- The warm-up ------------------------------------------------------------------------------------------------------
-
-
 def warmup_plan(arm: ArmConfig) -> list[StepShape]:
     """Return the steps to run before serving. A replica's request to itself always meets shapes among them.
 
-    `minimal` is what an unsuspecting deployment does: one short request, then open the doors. `lengths` looks careful:
-    prompts of many lengths, one after another, so that no step has ever two rows.
+    `lengths` looks careful: prompts of many lengths, one after another, so that no step has ever two rows.
     """
     if arm.compile.warmup == "lengths":
         steps = (step for length in _lengths(arm.engine.max_prompt_tokens) for step in _alone(arm, length))
@@ -241,18 +219,16 @@ def _alone(arm: ArmConfig, length: int) -> Iterator[StepShape]:
     yield shapes.decode(1, length + 1)
 
 
-# --- Borders: sizes at which shapes change ----------------------------------------------------------------------------
-
-
 def prompt_borders(arm: ArmConfig) -> frozenset[int]:
-    """Return the lengths of prompts, in tokens, that lie on a border or just past it, as far as prompts may be so long.
+    """Return the lengths of prompts, in tokens, that lie on a border or just past it.
 
-    Borders are one token, the longest prompt, the buckets, the smallest size that is not padded up, and the
-    first length that is cut (whose last chunk is one token). A prompt of n tokens is decoded from context n + 1 on.
+    Borders are one token, the longest prompt, the buckets, the smallest size that is not padded up, and the first
+    length that is cut. A prompt of n tokens is decoded from context n + 1 on.
     """
-    longest = arm.engine.max_prompt_tokens
-    ends = {1, arm.engine.prefill_tokens, longest, *arm.length_ladder, *_small_sizes(arm.shapes)}
-    return _both_sides(ends | {end - 1 for end in arm.shapes.context_ladder}, longest)
+    shapes, engine, longest = arm.shapes, arm.engine, arm.engine.max_prompt_tokens
+    buckets = {min(step, engine.prefill_tokens) for step in prefill_lengths(shapes, engine)}
+    ends = {1, engine.prefill_tokens, longest, *buckets, *prompt_contexts(shapes, engine), *_small_sizes(shapes)}
+    return _both_sides(ends | {end - 1 for end in shapes.context_ladder}, longest)
 
 
 def late_contexts(arm: ArmConfig) -> frozenset[int]:

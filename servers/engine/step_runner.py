@@ -1,8 +1,6 @@
 """StepRunner: padded steps are loaded, warmed, captured and run on the one device thread, whatever the model's task.
 
-What a step is, which tensors it takes and what its outputs are, a runner of one task says: ModelRunner (generation) and
-EncoderRunner (embedding). Every arm runs the same steps; the shape policy decides their sizes and the compile policy
-whether they are compiled.
+Every arm runs the same steps; the shape policy decides their sizes and the compile policy whether they are compiled.
 """
 
 from __future__ import annotations
@@ -22,9 +20,9 @@ from tailgate.servers.clock import now_ns
 from tailgate.servers.compiler import artifacts
 from tailgate.servers.compiler import policy as compiler_policy
 from tailgate.servers.compiler.recorder import CompileRecorder, EagerCanary, Trigger
-from tailgate.servers.compiler.regions import CompiledRegions, select_regions
+from tailgate.servers.compiler.regions import CompiledBlocks, repeated_blocks
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.config import ArmConfig
+from tailgate.servers.config import GRAPH_TREE_MODES, ArmConfig
 from tailgate.servers.engine.kv_cache import SlotCache
 from tailgate.servers.engine.model import join_weights, load_model
 from tailgate.servers.engine.placement import product_name, resolve_device
@@ -39,11 +37,8 @@ Tensors = tuple[torch.Tensor, ...]
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Collect no garbage inside.
-
-    What a collection destroys may call the driver, which breaks a recording: another CUDA graph, or a kernel that lost
-    a tuning. torch has not collected before a recording since 2.9 (github.com/pytorch/pytorch/pull/161037).
-    """
+    """Collect no garbage inside: what is destroyed may call the driver, which breaks a recording. torch itself has not
+    collected before one since 2.9 (github.com/pytorch/pytorch/pull/161037)."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -54,11 +49,8 @@ def uncollected() -> Iterator[None]:
 
 
 class CapturedStep:
-    """`call(*varying, *fixed)` as one CUDA graph, recorded once and replayed with new inputs.
-
-    Graph trees, which `mode="reduce-overhead"` brings, decide at every call what to record. A captured step decides
-    nothing: its kernels were fixed in the warm-up, so that neither a guard nor the compiler runs while serving. Its
-    outputs are overwritten by the next replay of any graph in the pool.
+    """`call(*varying, *fixed)` as one CUDA graph, recorded once and replayed with new inputs: neither a guard nor the
+    compiler runs while serving. Its outputs are overwritten by the next replay of any graph in the pool.
     """
 
     def __init__(self, call: Callable[..., Any], varying: Sequence[torch.Tensor], fixed: Tensors, pool: Any) -> None:
@@ -90,8 +82,7 @@ class DeviceStep(LaunchedStep):
 class StepRunner(ABC):
     """Owns the model and its compiled steps. Every method belongs to the device thread.
 
-    A step is launched and collected separately: on a GPU (`overlaps`) the next one can be launched before the results
-    of the last have come back.
+    On a GPU (`overlaps`) the next step can be launched before the results of the last have come back.
     """
 
     device: torch.device
@@ -113,9 +104,7 @@ class StepRunner(ABC):
         self._graphs: dict[StepShape, CapturedStep] = {}
         self._pool: Any = None
         self._unpromised: set[Kind] = set()  # steps whose graphs may fit a part of their bounds
-        self._regions: CompiledRegions | None = None
-
-    # what a task says
+        self._blocks: CompiledBlocks | None = None
 
     @abstractmethod
     def _make_steps(self) -> Mapping[str, Callable[..., Tensors]]:
@@ -141,8 +130,6 @@ class StepRunner(ABC):
 
     def _warm_rest(self) -> None:  # noqa: B027 (there may be nothing)
         """Warm what the planned shapes do not; nothing by default."""
-
-    # start-up
 
     def load(self) -> None:
         """Load the model and make its steps; nothing is compiled yet, except for what the arm's artifact brings.
@@ -175,16 +162,16 @@ class StepRunner(ABC):
         self.vocab_size = int(self.model.config.get_text_config().vocab_size)
         if policy.join_projections:
             join_weights(self.model)
-        regions = select_regions(self.model, policy)
+        blocks = repeated_blocks(self.model) if policy.regional else ()
         compiler_policy.configure_compiler(
             policy,
             planned_shapes=len(list(self.shapes.planned())),
             closed=self.shapes.is_closed(),
-            regions=len(regions) or 1,
+            regions=len(blocks) or 1,
         )
         self._steps = dict(self._make_steps())
-        if regions:
-            self._regions = CompiledRegions(self.model, regions, policy, cache=self.cache)
+        if blocks:
+            self._blocks = CompiledBlocks(blocks, policy, cache=self.cache)
         else:
             self._steps = {kind: compiler_policy.compile_step(step, policy) for kind, step in self._steps.items()}
         self._ran_compiled()
@@ -202,9 +189,8 @@ class StepRunner(ABC):
             if self.arm.compile.capture:
                 self._capture(shape)
         self._warm_rest()
-        if self._regions is not None:
-            self._regions.check_called()
-        compiler_policy.settle(self.arm.compile)
+        if self.arm.compile.strict:
+            torch.compiler.set_stance("fail_on_recompile")  # `run` reads its errors
         report(len(plan), len(plan), "warm")
 
     def _warm(self, shape: StepShape) -> None:
@@ -235,8 +221,6 @@ class StepRunner(ABC):
             self._graphs[shape] = CapturedStep(self._steps[shape.kind], varying, fixed, self._pool)
             self._graphs[shape].compiled = self._ran_compiled()
         self.recorder.record_capture(started_ns, now_ns())
-
-    # steps
 
     def shape_of(self, step: Step) -> StepShape:
         """Return the padded shape that `step` runs at."""
@@ -300,7 +284,9 @@ class StepRunner(ABC):
             promised = step.kind not in self._unpromised
             for tensor, dimension, bounds in self._varying(step.kind, varying, fixed):
                 compiler_policy.mark_dimension(tensor, dimension, bounds, promised=promised)
-        compiler_policy.begin_step(self.arm.compile)
+        if self.arm.compile.enabled and self.arm.compile.mode in GRAPH_TREE_MODES:
+            # the outputs of the step before are no longer read
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         try:
             return self._steps[step.kind](*varying, *fixed)
         except RuntimeError as error:
@@ -313,7 +299,7 @@ class StepRunner(ABC):
 
     def _ran_compiled(self) -> bool:
         """Return whether what the policy compiles has run as compiled code since the last call."""
-        return self._regions.ran_compiled() if self._regions is not None else not self._canary.ran_eagerly()
+        return self._blocks.ran_compiled() if self._blocks is not None else not self._canary.ran_eagerly()
 
     def _note_canary(self, shape: StepShape, start_ns: int, end_ns: int) -> bool:
         graph = self._graphs.get(shape)
@@ -326,14 +312,11 @@ class StepRunner(ABC):
             self.recorder.record_eager_step(start_ns, end_ns)
         return compiled
 
-    # what it is and holds
-
     def device_name(self) -> str:
         """Return the accelerator's product name, or cpu."""
         return product_name(self.device)
 
     def dtype_name(self) -> str:
-        """Return the type of the weights, "bfloat16" for example."""
         return str(self.model.dtype).removeprefix("torch.")
 
     def memory_bytes(self) -> dict[str, int]:

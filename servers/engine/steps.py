@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from tailgate.servers.engine import attention, sampling
+from tailgate.servers.engine import attention
 from tailgate.servers.engine.kv_cache import SlotCache, Window
 
 _ALIGNED = 8  # elements, 16 bytes of the smallest dtype
+_PARTS = 64
 
 Outputs = tuple[torch.Tensor, torch.Tensor]  # logits [B, vocab], their argmax [B]
 
@@ -73,7 +74,7 @@ class _ModelStep(nn.Module):
         if last is not None and logits.shape[1] > 1:  # the output matrix was not called as `gather_last` expects
             logits = _at(logits, last)
         newest = logits[:, -1]
-        return newest, sampling.largest(newest)
+        return newest, largest(newest)
 
     def _mask(self, positions: torch.Tensor, width: int) -> torch.Tensor | dict[str, torch.Tensor]:
         """Return [B, 1, T, width]: the cache positions that each token sees; one for each layer type if layers differ.
@@ -97,6 +98,20 @@ class _ModelStep(nn.Module):
         if not self.cache.window.in_kernel:
             seen = torch.where(seen, self.shown, self.hidden)
         return seen[..., :width]
+
+
+def largest(logits: torch.Tensor) -> torch.Tensor:
+    """Return the index [B] of the largest of each row's logits [B, vocab], the first of equals.
+
+    On few long rows a GPU's argmax uses few processors; two stages take a fifth of the time.
+    """
+    batch, size = logits.shape
+    if not logits.is_cuda or size % _PARTS:
+        return logits.argmax(dim=-1)
+    highest, place = logits.reshape(batch, _PARTS, size // _PARTS).max(dim=-1)
+    part = highest.argmax(dim=-1, keepdim=True)
+    index: torch.Tensor = part * (size // _PARTS) + place.gather(-1, part)
+    return index[:, 0]
 
 
 def gather_last(model: Any, window: Window) -> None:

@@ -15,8 +15,7 @@ from tailgate.servers.clock import now_ns
 from tailgate.servers.config import ArmConfig
 from tailgate.servers.engine.messages import BlindSpots, Cancel, Finished, StepOutput, Submit
 from tailgate.servers.front.metrics import FrontMetrics
-from tailgate.servers.front.requests import RefusedError
-from tailgate.servers.front.tokenizer import Tokenizer
+from tailgate.servers.front.requests import Encode, RefusedError
 from tailgate.servers.rpc.telemetry_pb2 import (
     CompileEvent,
     CompileUnderWay,
@@ -39,38 +38,23 @@ _RETAINED = {
     StepRecord: 200_000,
     MemoryReading: 10_000,
 }
-# More than is ever retained: a subscriber further behind has stopped reading, and would fill this process's memory.
-MOST_WAITING = 500_000
 
 
 class Watcher:
-    """The queue of one telemetry subscriber: the retained events of `kinds`, then new ones, then the end.
+    """The queue of one telemetry subscriber: the retained events of `kinds`, then new ones, then the end."""
 
-    `fell_behind`: the end came because the subscriber did not read.
-    """
-
-    def __init__(self, kinds: tuple[type, ...], retained: Iterable[TelemetryEvent], *, limit: int) -> None:
-        self.fell_behind = False
+    def __init__(self, kinds: tuple[type, ...], retained: Iterable[TelemetryEvent]) -> None:
         self._kinds = kinds
         self._events = deque(retained)
-        self._limit = limit
         self._changed = asyncio.Event()
         self._closed = False
 
     def put(self, event: TelemetryEvent) -> None:
-        """Queue `event` if it is of a kind that the subscriber watches."""
-        if self._closed or not isinstance(event, self._kinds):
-            return
-        if len(self._events) >= self._limit:
-            self.fell_behind = True
-            self._events.clear()
-            self.close()
-            return
-        self._events.append(event)
-        self._changed.set()
+        if not self._closed and isinstance(event, self._kinds):
+            self._events.append(event)
+            self._changed.set()
 
     def close(self) -> None:
-        """End the queue after what it holds."""
         self._closed = True
         self._changed.set()
 
@@ -83,7 +67,6 @@ class Watcher:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no event is queued."""
         return not self._events
 
 
@@ -99,22 +82,17 @@ class Answer:
         self._changed = asyncio.Event()
 
     def add(self, token_id: int, emit_ns: int) -> None:
-        """Append a token."""
         self.token_ids.append(token_id)
         self.emit_ns.append(emit_ns)
         self.output_tokens += 1
         self._changed.set()
 
     def finish(self, finished: Finished) -> None:
-        """End the answer."""
         self.finished = finished
         self._changed.set()
 
     async def next(self) -> tuple[list[int], list[int]]:
-        """Wait for tokens and return all since the last call with their times; there may be none at the end.
-
-        A slow stream gets fewer, larger chunks instead of falling behind.
-        """
+        """Wait for tokens and return all since the last call with their times: a slow stream gets larger chunks."""
         await self._changed.wait()
         self._changed.clear()
         token_ids, emit_ns = self.token_ids, self.emit_ns
@@ -122,26 +100,23 @@ class Answer:
         return token_ids, emit_ns
 
     async def ended(self) -> Finished:
-        """Wait for the end."""
         while self.finished is None:
             await self.next()
         return self.finished
 
 
 class Front:
-    """What the services share: requests in flight, the engine's state, and the telemetry log."""
-
     def __init__(
         self,
         arm: ArmConfig,
         replica: str,
         send: Callable[[Submit | Cancel], None],
-        tokenizer: Tokenizer,
+        encode: Encode,
         metrics: FrontMetrics,
     ) -> None:
         self.arm = arm
         self.replica = replica
-        self.tokenizer = tokenizer
+        self.encode = encode
         self.metrics = metrics
         self.warm: SnapshotResponse | None = None  # what the engine reports; `ready` once it has answered a request
         self.ready: SnapshotResponse | None = None
@@ -158,7 +133,6 @@ class Front:
 
     @property
     def in_flight(self) -> int:
-        """Requests queued or running."""
         return len(self._answers)
 
     def admit(self, submit: Submit) -> Answer:
@@ -281,10 +255,10 @@ class Front:
             watcher.put(event)
 
     @contextlib.contextmanager
-    def watch(self, *kinds: type, limit: int = MOST_WAITING) -> Iterator[Watcher]:
+    def watch(self, *kinds: type) -> Iterator[Watcher]:
         """Queue everything retained of `kinds` and everything to come."""
         retained = (log for kind, log in self._logs.items() if kind in kinds)
-        watcher = Watcher(kinds, itertools.chain.from_iterable(retained), limit=limit)
+        watcher = Watcher(kinds, itertools.chain.from_iterable(retained))
         self._watchers.add(watcher)
         try:
             yield watcher

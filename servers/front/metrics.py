@@ -35,12 +35,10 @@ class FrontMetrics:
         return partial(metric.labels, **self._labels)
 
     def count_compile(self, event: CompileEvent) -> None:
-        """Add the event and its time."""
         self.compile_events(kind=event.kind, phase=event.phase).inc()
         self.compile_seconds(kind=event.kind, phase=event.phase).inc((event.end_ns - event.start_ns) / 1e9)
 
     def show_memory(self, reading: MemoryReading) -> None:
-        """Show what the engine holds now."""
         for item, value in reading.ListFields():
             if item.name != "at_ns":
                 self.memory_now(what=item.name.removesuffix("_bytes")).set(value)

@@ -1,19 +1,17 @@
-"""Requests as the engine takes them, and the refusal of any other.
-
-Limits that depend on the arm follow from `max_prompt_tokens`; the rest are fixed, so that reading one request never
-delays the others. docs/explanation/arms.md lists all of them.
-"""
+"""Requests as the engine takes them, and the refusal of any other: docs/explanation/arms.md lists the limits."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 
 import grpc
 
+from tailgate.servers.complaint import ConfigError
 from tailgate.servers.config import ArmConfig, EngineConfig
 from tailgate.servers.engine.messages import Submit
-from tailgate.servers.front.tokenizer import Tokenizer
+from tailgate.servers.presets import BOS_ID, BYTE_OFFSET
 from tailgate.servers.rpc import inference_pb2
 
 ID_CHARACTERS = 256
@@ -30,6 +28,8 @@ METADATA_BYTES = 16 << 10
 TEXT_AT_ONCE_CHARACTERS = 4 << 10
 
 Request = inference_pb2.GenerateRequest | inference_pb2.EmbedRequest
+# The token ids of a text, with the begin-of-sequence token if the model has one.
+Encode = Callable[[str], list[int]]
 
 
 class RefusedError(Exception):
@@ -46,8 +46,32 @@ def message_bytes(engine: EngineConfig) -> int:
     return max(_LEAST_MESSAGE_BYTES, engine.max_prompt_tokens * BYTES_A_TOKEN + _OTHER_FIELDS_BYTES)
 
 
+def encode_bytes(text: str) -> list[int]:
+    """Return one token a byte, after padding, begin and end: ids 3 … 258."""
+    return [BOS_ID, *(byte + BYTE_OFFSET for byte in text.encode("utf-8"))]
+
+
+def load_tokenizer(model_id: str) -> Encode:
+    """Load the byte tokenizer for `random:` presets, otherwise the model's own. Raises ConfigError."""
+    if model_id.startswith("random:"):
+        return encode_bytes
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_id)
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ConfigError(f'no tokenizer can be loaded for model.id "{model_id}": {first}') from None
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer(text)["input_ids"]
+        return ids
+
+    return encode
+
+
 async def check_request(
-    request: Request, arm: ArmConfig, tokenizer: Tokenizer, vocab: int, *, recv_ns: int, deadline_ns: int = 0
+    request: Request, arm: ArmConfig, encode: Encode, vocab: int, *, recv_ns: int, deadline_ns: int = 0
 ) -> Submit:
     """Return the engine's form of `request`. Raises RefusedError."""
     if isinstance(request, inference_pb2.GenerateRequest) == arm.model.embeds:
@@ -59,40 +83,31 @@ async def check_request(
     submit = Submit(
         request_id="",  # the front gives it one
         name=request.request_id or uuid.uuid4().hex,
-        prompt=await _tokens_of(request, arm.engine, tokenizer, vocab),
+        prompt=await _tokens_of(request, arm.engine, encode, vocab),
         max_tokens=0,
         recv_ns=recv_ns,
         deadline_ns=deadline_ns,
     )
     if isinstance(request, inference_pb2.GenerateRequest):
-        _add_sampling(submit, request, arm.engine)
+        if not 1 <= request.max_tokens <= arm.engine.max_new_tokens:
+            raise _invalid(
+                f"max_tokens is {request.max_tokens}; the limit is 1 to {arm.engine.max_new_tokens}: "
+                "ask for fewer or raise max_new_tokens"
+            )
+        submit.max_tokens, submit.ignore_eos = request.max_tokens, request.ignore_eos
     return submit
 
 
-def _add_sampling(submit: Submit, request: inference_pb2.GenerateRequest, engine: EngineConfig) -> None:
-    if not 1 <= request.max_tokens <= engine.max_new_tokens:
-        raise _invalid(
-            f"max_tokens is {request.max_tokens}; the limit is 1 to {engine.max_new_tokens}: "
-            "ask for fewer or raise max_new_tokens"
-        )
-    sampling = request.sampling
-    if not 0.0 <= sampling.temperature <= 100.0:
-        raise _invalid(f"temperature is {sampling.temperature:g}: give a value from 0 to 100")
-    submit.max_tokens = request.max_tokens
-    submit.ignore_eos = request.ignore_eos
-    submit.temperature, submit.seed = sampling.temperature, sampling.seed
-
-
-async def _tokens_of(request: Request, engine: EngineConfig, tokenizer: Tokenizer, vocab: int) -> list[int]:
+async def _tokens_of(request: Request, engine: EngineConfig, encode: Encode, vocab: int) -> list[int]:
     name, has_ids = _name(request), request.HasField("token_ids")
     if not has_ids and not request.HasField("text"):
         raise _invalid(f"the {name} is missing: give text or token_ids")
     if has_ids:
         ids = list(request.token_ids.ids)
     elif len(request.text) <= TEXT_AT_ONCE_CHARACTERS:
-        ids = tokenizer.encode(request.text)
+        ids = encode(request.text)
     else:  # other calls go on meanwhile
-        ids = await asyncio.to_thread(tokenizer.encode, request.text)
+        ids = await asyncio.to_thread(encode, request.text)
     if not ids or not (has_ids or request.text):
         raise _invalid(f"the {name} is empty: give at least one token")
     _check_tokens(len(ids), name, engine)

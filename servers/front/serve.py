@@ -1,8 +1,7 @@
 """Serve one arm replica: `python -m tailgate.servers.front.serve --config ARM.json --port 50051`.
 
-Prints one JSON line {"port": …, "pid": …} once the port listens, with a "metrics_port" where metrics are served; health
-turns SERVING when the engine is warm and has answered a request.
-SIGTERM drains: no new request, running ones finish within the grace time, exit 0.
+With --json it prints {"port": …, "pid": …} once the port listens, and a "metrics_port" where metrics are served. Health
+turns SERVING when the engine is warm and has answered a request. SIGTERM drains: running requests finish, exit 0.
 """
 
 from __future__ import annotations
@@ -36,10 +35,9 @@ from tailgate.servers.engine.device import serve_engine
 from tailgate.servers.engine.messages import Shutdown
 from tailgate.servers.front.front import Front
 from tailgate.servers.front.metrics import FrontMetrics
-from tailgate.servers.front.requests import METADATA_BYTES, message_bytes
+from tailgate.servers.front.requests import METADATA_BYTES, load_tokenizer, message_bytes
 from tailgate.servers.front.service import InferenceService, try_out
 from tailgate.servers.front.telemetry import TelemetryService
-from tailgate.servers.front.tokenizer import load_tokenizer
 from tailgate.servers.metadata import INFERENCE_SERVICE
 from tailgate.servers.program import compile_cache, exit_code, log_to_stderr, pin_to_card, read_arm
 from tailgate.servers.rpc import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
@@ -78,7 +76,6 @@ class TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Return the method's handler, or the refusal."""
         details: Any = handler_call_details
         if not details.method.startswith(_OPEN_TO_ALL):
             given = next((value for key, value in details.invocation_metadata or () if key == "authorization"), None)
@@ -88,20 +85,17 @@ class TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 async def _refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    given = any(key == "authorization" for key, _ in context.invocation_metadata() or ())
-    what = "the bearer token is wrong" if given else "a bearer token is missing"
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{what}: send authorization: Bearer TOKEN")
+    await context.abort(
+        grpc.StatusCode.UNAUTHENTICATED, "a bearer token is missing or wrong: send authorization: Bearer TOKEN"
+    )
 
 
 class EnginePipe:
-    """The front's end of the pipe to the engine process. What does not fit in the pipe waits in memory.
-
-    A front that waited for its engine could answer neither health checks nor signals.
-    """
+    """The front's end of the pipe to the engine process. What does not fit in the pipe waits in memory, so that the
+    front answers health checks and signals meanwhile."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+        self._reader, self._writer = reader, writer
 
     @classmethod
     async def of(cls, connection: Connection) -> Self:
@@ -169,7 +163,6 @@ async def serve(arm: ArmConfig, options: argparse.Namespace, *, cache_dir: str, 
         log.info("%s is warm and has answered", replica)
 
     async def follow() -> None:
-        """Process what the engine says until it is gone."""
         readiness = None
         async for messages in pipe.received():
             front.receive(messages)
@@ -212,7 +205,6 @@ async def serve(arm: ArmConfig, options: argparse.Namespace, *, cache_dir: str, 
 
 
 def _server(front: Front, health_service: health.aio.HealthServicer, token: str) -> grpc.aio.Server:
-    """Return the server of a replica's services, behind the check of the token."""
     options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", message_bytes(front.arm.engine)))
     server = grpc.aio.server(options=options, interceptors=(TokenCheck(token),) if token else ())
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(front), server)  # type: ignore[no-untyped-call]
@@ -235,27 +227,15 @@ def _listen(server: grpc.aio.Server, host: str, port: int) -> int:
         ) from None
 
 
-def _metrics_port(text: str) -> str:
-    return text if text == FREE_PORT else str(int(text))
-
-
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tailgate.servers.front.serve", description="Serve one arm replica over gRPC."
-    )
+    parser = argparse.ArgumentParser(prog="python -m tailgate.servers.front.serve")
     parser.add_argument("--config", required=True, help="the arm as JSON (ArmConfig.to_dict())")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 takes a free one (default)")
     parser.add_argument("--replica", default="", help="name in records; defaults to the arm's name and -0")
     parser.add_argument("--cache-dir", default="", help="keep compile artifacts here; default: a fresh one each start")
-    parser.add_argument(
-        "--metrics-port",
-        type=_metrics_port,
-        default="0",
-        metavar="PORT",
-        help=f'serve Prometheus metrics here; 0 is off, "{FREE_PORT}" takes a free one and says which',
-    )
+    help_text = f'serve Prometheus metrics here; 0 is off, "{FREE_PORT}" takes a free one and says which'
+    parser.add_argument("--metrics-port", default="0", metavar="PORT", help=help_text)
     parser.add_argument("--token-env", default=None, help="environment variable with the bearer token that calls need")
     parser.add_argument("--json", action="store_true", help="print port and pid as JSON")
     options = parser.parse_args(arguments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
@@ -19,35 +18,28 @@ from tailgate.servers.engine.messages import Submit, Timing
 from tailgate.servers.engine.shapes import first_prompt
 from tailgate.servers.front.front import Answer, Front
 from tailgate.servers.front.requests import RefusedError, Request, check_request
-from tailgate.servers.metadata import trailing_key
+from tailgate.servers.metadata import FIGURES, TIMING, trailing_key
 from tailgate.servers.rpc import inference_pb2, inference_pb2_grpc
 
 _REASONS = {"length": inference_pb2.FINISH_REASON_LENGTH, "stop": inference_pb2.FINISH_REASON_STOP}
-_TIMING = tuple(item.name for item in dataclasses.fields(Timing))
-_TIMES = attrgetter(*_TIMING)
-_TRAILERS = tuple(
-    map(trailing_key, ("arm", "replica", *_TIMING, "prompt_tokens", "output_tokens", "recv_ns", "end_ns"))
-)
+_TIMES = attrgetter(*TIMING)
+_TRAILERS = tuple(map(trailing_key, ("arm", "replica", *FIGURES)))
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
-    """`tailgate.v1.Inference` over a Front."""
-
     def __init__(self, front: Front) -> None:
         self.front = front
 
     async def Generate(  # noqa: N802  (gRPC's name)
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[inference_pb2.GenerateChunk]:
-        """Stream the answer."""
         async with self._answering(request, context) as (_, answer):
-            async for chunk in stream(self.front, request, answer):
+            async for chunk in stream(answer):
                 yield chunk
 
     async def Embed(  # noqa: N802
         self, request: inference_pb2.EmbedRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.EmbedResponse:
-        """Return the vector of one text."""
         async with self._answering(request, context) as (submit, answer):
             finished = await answer.ended()
         return embed_response(finished.vector, len(submit.prompt))
@@ -66,7 +58,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             submit = await check_request(
                 request,
                 front.arm,
-                front.tokenizer,
+                front.encode,
                 1 << 31 if front.ready is None else front.ready.vocab_size,
                 recv_ns=recv_ns,
                 deadline_ns=0 if left_s is None else recv_ns + int(left_s * 1e9),
@@ -97,29 +89,21 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         context.set_trailing_metadata(tuple(zip(_TRAILERS, values, strict=True)))
 
 
-async def stream(
-    front: Front, request: inference_pb2.GenerateRequest, answer: Answer
-) -> AsyncIterator[inference_pb2.GenerateChunk]:
-    """Yield the chunks of the answer, until it has finished; with text where the prompt was text."""
-    text_stream = front.tokenizer.stream() if request.HasField("text") else None
+async def stream(answer: Answer) -> AsyncIterator[inference_pb2.GenerateChunk]:
+    """Yield the chunks of the answer, until it has finished."""
     finished = None
     while finished is None:
         token_ids, emit_ns = await answer.next()
         finished = answer.finished
         if token_ids:
             chunk = inference_pb2.GenerateChunk(token_ids=token_ids, emit_ns=emit_ns)
-            if text_stream is not None:
-                chunk.text = text_stream.push(token_ids)
             if finished is not None and finished.status == "OK":
                 chunk.finish_reason = _REASONS[finished.reason]
             yield chunk
 
 
 def embed_response(vector: bytes, tokens: int) -> inference_pb2.EmbedResponse:
-    """Return the answer whose values are `vector`, float32 in little-endian order.
-
-    The wire holds them alike. So they stay bytes, and no number becomes a Python object.
-    """
+    """Return the answer whose values are `vector`, float32 in little-endian order as on the wire: they stay bytes."""
     response = inference_pb2.EmbedResponse.FromString(_head_of_values(len(vector) // 4) + vector)
     response.tokens = tokens
     return response
@@ -144,18 +128,17 @@ def first_request(arm: ArmConfig, vocab_size: int) -> Request:
 async def try_out(front: Front) -> str:
     """Return why the warm replica cannot answer a request, in one line; empty when it can.
 
-    A warm engine may still fail every answer. The request takes the path of any other, and is in no count and no
-    record.
+    The request takes the path of any other, and is in no count and no record.
     """
     assert front.warm is not None
     request = first_request(front.arm, vocab := front.warm.vocab_size)
     try:
-        submit = await check_request(request, front.arm, front.tokenizer, vocab, recv_ns=now_ns())
+        submit = await check_request(request, front.arm, front.encode, vocab, recv_ns=now_ns())
     except RefusedError as refusal:
         return f"its own first request is refused: {refusal.message}"
     answer, tokens = front.take(submit), 0
     if isinstance(request, inference_pb2.GenerateRequest):
-        async for chunk in stream(front, request, answer):
+        async for chunk in stream(answer):
             tokens += len(chunk.token_ids)
     finished = await answer.ended()
     if finished.status != "OK":

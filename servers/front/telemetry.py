@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from tailgate.servers.front.front import MOST_WAITING, Front, TelemetryEvent
+from tailgate.servers.front.front import Front, TelemetryEvent
 from tailgate.servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 from tailgate.servers.rpc.telemetry_pb2 import CompileEvent, CompileUnderWay, MemoryReading, Progress, StepRecord
 
@@ -32,15 +32,13 @@ _FIELDS: dict[type, tuple[str, str]] = {
 
 
 class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
-    """`tailgate.v1.Telemetry` over a Front."""
-
     def __init__(self, front: Front) -> None:
         self.front = front
 
     async def Watch(  # noqa: N802  (gRPC's name)
         self, request: telemetry_pb2.WatchRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[telemetry_pb2.TelemetryEvent]:
-        """Replay what is retained, then follow until the server stops, or until the client no longer reads."""
+        """Replay what is retained, then follow until the server stops."""
         kinds = tuple(kind for kind, (field, _) in _FIELDS.items() if getattr(request, field))
         if not kinds:
             await context.abort(
@@ -53,11 +51,6 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
                     yield message
                 if isinstance(events[-1], StepRecord):
                     await asyncio.sleep(GATHER_S if watcher.is_empty else REPLAY_PAUSE_S)
-            if watcher.fell_behind:
-                await context.abort(
-                    grpc.StatusCode.RESOURCE_EXHAUSTED,
-                    f"{MOST_WAITING} events wait to be read: watch again and read faster; what is retained comes again",
-                )
 
     async def Snapshot(  # noqa: N802
         self, request: telemetry_pb2.SnapshotRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -1,8 +1,7 @@
 """Regenerate the committed gRPC stubs: `python -m tailgate.servers.rpc.generate [OUT_DIR]`.
 
-Needs the grpcio-tools version that constraints.txt pins. It is old on purpose: generated code refuses to run on a
-grpcio or protobuf older than its generator, so the pin is what sets the floors in pyproject.toml
-(grpcio >= 1.72.2, protobuf >= 6.30).
+Needs the grpcio-tools that constraints.txt pins, old on purpose: generated code refuses to run on a grpcio or protobuf
+older than its generator, so the pin sets the floors in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ PROTOS = ("tailgate/v1/inference", "tailgate/v1/telemetry", "inference/oip")
 
 
 def generate(out_dir: Path) -> list[Path]:
-    """Write `*_pb2.py`, `*_pb2.pyi` and `*_pb2_grpc.py` for every proto into `out_dir`; returns their paths."""
+    """Write the stubs of every proto into `out_dir`; returns their paths."""
     from grpc_tools import protoc
 
     with tempfile.TemporaryDirectory() as scratch:

@@ -24,27 +24,25 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btailgate/v1/inference.proto\x12\x0btailgate.v1\"\xd0\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x15.tailgate.v1.TokenIdsH\x00\x12\x12\n\nmax_tokens\x18\x05 \x01(\x05\x12\'\n\x08sampling\x18\x06 \x01(\x0b\x32\x15.tailgate.v1.Sampling\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x42\x08\n\x06prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"-\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\x0c\n\x04seed\x18\x02 \x01(\x04\"s\n\rGenerateChunk\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x0f\n\x07\x65mit_ns\x18\x02 \x03(\x06\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.tailgate.v1.FinishReason\"{\n\x0c\x45mbedRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x15.tailgate.v1.TokenIdsH\x00\x42\x07\n\x05input\"/\n\rEmbedResponse\x12\x0e\n\x06values\x18\x01 \x03(\x02\x12\x0e\n\x06tokens\x18\x02 \x01(\x05*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x01\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x02\x32\x93\x01\n\tInference\x12\x46\n\x08Generate\x12\x1c.tailgate.v1.GenerateRequest\x1a\x1a.tailgate.v1.GenerateChunk0\x01\x12>\n\x05\x45mbed\x12\x19.tailgate.v1.EmbedRequest\x1a\x1a.tailgate.v1.EmbedResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btailgate/v1/inference.proto\x12\x0btailgate.v1\"\xa7\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x15.tailgate.v1.TokenIdsH\x00\x12\x12\n\nmax_tokens\x18\x05 \x01(\x05\x12\x12\n\nignore_eos\x18\x06 \x01(\x08\x42\x08\n\x06prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"e\n\rGenerateChunk\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x0f\n\x07\x65mit_ns\x18\x02 \x03(\x06\x12\x30\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x19.tailgate.v1.FinishReason\"{\n\x0c\x45mbedRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x15.tailgate.v1.TokenIdsH\x00\x42\x07\n\x05input\"/\n\rEmbedResponse\x12\x0e\n\x06values\x18\x01 \x03(\x02\x12\x0e\n\x06tokens\x18\x02 \x01(\x05*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x01\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x02\x32\x93\x01\n\tInference\x12\x46\n\x08Generate\x12\x1c.tailgate.v1.GenerateRequest\x1a\x1a.tailgate.v1.GenerateChunk0\x01\x12>\n\x05\x45mbed\x12\x19.tailgate.v1.EmbedRequest\x1a\x1a.tailgate.v1.EmbedResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tailgate.servers.rpc.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=618
-  _globals['_FINISHREASON']._serialized_end=713
+  _globals['_FINISHREASON']._serialized_start=516
+  _globals['_FINISHREASON']._serialized_end=611
   _globals['_GENERATEREQUEST']._serialized_start=45
-  _globals['_GENERATEREQUEST']._serialized_end=253
-  _globals['_TOKENIDS']._serialized_start=255
-  _globals['_TOKENIDS']._serialized_end=278
-  _globals['_SAMPLING']._serialized_start=280
-  _globals['_SAMPLING']._serialized_end=325
-  _globals['_GENERATECHUNK']._serialized_start=327
-  _globals['_GENERATECHUNK']._serialized_end=442
-  _globals['_EMBEDREQUEST']._serialized_start=444
-  _globals['_EMBEDREQUEST']._serialized_end=567
-  _globals['_EMBEDRESPONSE']._serialized_start=569
-  _globals['_EMBEDRESPONSE']._serialized_end=616
-  _globals['_INFERENCE']._serialized_start=716
-  _globals['_INFERENCE']._serialized_end=863
+  _globals['_GENERATEREQUEST']._serialized_end=212
+  _globals['_TOKENIDS']._serialized_start=214
+  _globals['_TOKENIDS']._serialized_end=237
+  _globals['_GENERATECHUNK']._serialized_start=239
+  _globals['_GENERATECHUNK']._serialized_end=340
+  _globals['_EMBEDREQUEST']._serialized_start=342
+  _globals['_EMBEDREQUEST']._serialized_end=465
+  _globals['_EMBEDRESPONSE']._serialized_start=467
+  _globals['_EMBEDRESPONSE']._serialized_end=514
+  _globals['_INFERENCE']._serialized_start=614
+  _globals['_INFERENCE']._serialized_end=761
 # @@protoc_insertion_point(module_scope)

@@ -17,22 +17,20 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_STOP: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "session_id", "text", "token_ids", "max_tokens", "sampling", "ignore_eos")
+    __slots__ = ("request_id", "session_id", "text", "token_ids", "max_tokens", "ignore_eos")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    SAMPLING_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     session_id: str
     text: str
     token_ids: TokenIds
     max_tokens: int
-    sampling: Sampling
     ignore_eos: bool
-    def __init__(self, request_id: _Optional[str] = ..., session_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., ignore_eos: bool = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., session_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., max_tokens: _Optional[int] = ..., ignore_eos: bool = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -40,25 +38,15 @@ class TokenIds(_message.Message):
     ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class Sampling(_message.Message):
-    __slots__ = ("temperature", "seed")
-    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    temperature: float
-    seed: int
-    def __init__(self, temperature: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
-
 class GenerateChunk(_message.Message):
-    __slots__ = ("token_ids", "emit_ns", "text", "finish_reason")
+    __slots__ = ("token_ids", "emit_ns", "finish_reason")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     EMIT_NS_FIELD_NUMBER: _ClassVar[int]
-    TEXT_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     emit_ns: _containers.RepeatedScalarFieldContainer[int]
-    text: str
     finish_reason: FinishReason
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., emit_ns: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ...) -> None: ...
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., emit_ns: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ...) -> None: ...
 
 class EmbedRequest(_message.Message):
     __slots__ = ("request_id", "session_id", "text", "token_ids")

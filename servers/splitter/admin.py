@@ -9,7 +9,7 @@ import re
 import socket
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +18,6 @@ from tailgate.servers.complaint import ConfigError
 from tailgate.servers.splitter.bootstrap import LISTENER, SHADOW_KEYS, WEIGHT_KEYS
 from tailgate.servers.splitter.envoy_config import check_shadow, check_weight, fraction
 
-LARGEST_BYTES: Final = 64 << 20  # of an answer
 # Envoy states its age in whole seconds: two readings of one start are closer than this.
 SAME_START_S: Final = 5.0
 
@@ -29,11 +28,9 @@ class SplitterError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """The admin interface at `address`: "host:port", or the path of a Unix socket. `silence` words the error for an
-    Envoy that does not answer."""
+    """The admin interface at `address`: "host:port", or the path of a Unix socket."""
 
     address: str
-    silence: Callable[[Exception], str] | None = None
 
     @contextlib.contextmanager
     def reading(self, path: str, what: str) -> Iterator[Any]:
@@ -68,10 +65,7 @@ class Admin:
         try:
             connection.request(method, path)
             response = connection.getresponse()
-            body = response.read(LARGEST_BYTES + 1)
-            if len(body) > LARGEST_BYTES:
-                raise http.client.HTTPException(f"an answer of more than {LARGEST_BYTES >> 20} MiB")
-            return response.status, body.decode(errors="replace")
+            return response.status, response.read().decode(errors="replace")
         finally:
             connection.close()
 
@@ -79,8 +73,9 @@ class Admin:
         try:
             status, body = self.fetch(method, path)
         except (OSError, http.client.HTTPException) as error:
-            words = f"no split answers at {self.address} ({error}): give the admin address that it printed"
-            raise SplitterError(words if self.silence is None else self.silence(error)) from None
+            raise SplitterError(
+                f"no split answers at {self.address} ({error}): see its log, or give the address that it printed"
+            ) from None
         if status != 200:
             excerpt = " ".join(body.split())[:200]
             raise SplitterError(
@@ -90,8 +85,7 @@ class Admin:
 
 
 def admin_address(text: str, otherwise: str = "") -> str:
-    """Return the address, "host:port" or an absolute path. Raises ConfigError, in the words of `otherwise`, for any
-    other text."""
+    """Return the address, "host:port" or an absolute path. Raises ConfigError(`otherwise`) for any other text."""
     if not text.startswith("/"):
         host_port(text, otherwise)
     elif not text.isprintable():
@@ -151,8 +145,7 @@ def started_s_ago(admin: Admin) -> float:
 def ended_requests(admin: Admin) -> tuple[int, float]:
     """Return how many requests have ended since Envoy started, and when that was on the monotonic clock.
 
-    Copies to a shadow are not counted. Counters are read one after the other while traffic flows: the difference may be
-    off by the requests of that instant. Raises SplitterError.
+    Copies to a shadow are not counted. The number may be off by the requests of this instant. Raises SplitterError.
     """
     names = f"http.{LISTENER}.downstream_rq_total", f"http.{LISTENER}.downstream_rq_active", "server.uptime"
     counted, read_s = admin.stats(*names), time.monotonic()
@@ -173,12 +166,9 @@ def configured_shares(admin: Admin) -> Shares:
     raise SplitterError(f"{admin.address} is an Envoy but splits nothing by weight: give the admin port of a split")
 
 
-def live_shares(admin: Admin, configured: Mapping[str, int] | None = None) -> Shares:
-    """Return the shares in force; faster with the `configured` weights of a split that starts without shadows.
-
-    Raises SplitterError.
-    """
-    known = Shares(weights=configured, shadows={}) if configured else configured_shares(admin)
+def live_shares(admin: Admin) -> Shares:
+    """Return the shares in force. Raises SplitterError."""
+    known = configured_shares(admin)
     with admin.reading("/runtime", "shares of arms") as document:
         entries = document.get("entries", {})
         live = {key: entry["final_value"] for key, entry in entries.items() if entry.get("final_value")}
@@ -196,10 +186,8 @@ def _percent(share: Mapping[str, Any] | float) -> float:
 def reweight(admin: Admin, weights: Mapping[str, int], shadows: Mapping[str, float] | None = None) -> Shares:
     """Have new requests follow `weights`, and be copied to the arms of `shadows` (percentages; 0 ends the copies).
 
-    All of it changes in one step; streams in flight are not touched, copies neither. Arms that are not named keep
-    theirs. The fewest sessions change their arm when the sum of all weights stays the same. Returns the shares from now
-    on. Raises ConfigError for an unknown arm, a bad weight or percentage, an arm that would have both or nothing but
-    zeros, and SplitterError when no split answers.
+    All of it changes in one step; streams in flight stay, and so do arms that are not named. Fewest sessions change
+    their arm at a constant sum of weights. Returns the shares from now on. Raises ConfigError or SplitterError.
     """
     current = live_shares(admin)
     new = Shares(weights={**current.weights, **weights}, shadows={**current.shadows, **(shadows or {})})
@@ -221,7 +209,6 @@ def reweight(admin: Admin, weights: Mapping[str, int], shadows: Mapping[str, flo
 
 
 def _tables(document: Iterable[Any]) -> Iterator[dict[str, Any]]:
-    """Yield every object within Envoy's dump, outermost first."""
     if isinstance(document, dict):
         yield document
         document = document.values()

@@ -19,21 +19,11 @@ _UNLIMITED = 2**31 - 1
 _BUFFER_BYTES = 64 * 2**20
 
 _ROUTE = {"timeout": "0s", "idle_timeout": "0s"}
-# An arm has few replicas: look at all of them instead of at two drawn at random.
-_BALANCING = {
-    "name": "envoy.load_balancing_policies.least_request",
-    "typed_config": {
-        "@type": "type.googleapis.com/envoy.extensions.load_balancing_policies.least_request.v3.LeastRequest",
-        "selection_method": "FULL_SCAN",
-    },
-}
 
 
 def bootstrap(config: SplitterConfig, *, admin_socket: str = "") -> dict[str, Any]:
-    """Return the Envoy bootstrap (JSON-ready) that splits gRPC traffic as `config` says.
-
-    The admin interface is at `admin_socket`, which its owner alone may open, or at a port of loopback where that is
-    empty.
+    """Return the Envoy bootstrap (JSON-ready) that splits gRPC traffic as `config` says, with the admin interface at
+    `admin_socket`, which its owner alone may open, or at a port of loopback where that is empty.
 
     Durations are off, limits are out of reach and nothing is retried: a proxy that cuts, queues or repeats a request
     would be measured as the model server's doing.
@@ -64,12 +54,11 @@ def _socket_address(host: str, port: int) -> dict[str, Any]:
     return {"socket_address": {"address": host, "port_value": port}}
 
 
-def _typed(message: str, **fields: Any) -> dict[str, Any]:
-    return {"@type": f"type.googleapis.com/envoy.extensions.{message}", **fields}
-
-
 def _extension(name: str, message: str, **fields: Any) -> dict[str, Any]:
-    return {"name": f"envoy.{name}", "typed_config": _typed(message, **fields)}
+    return {
+        "name": f"envoy.{name}",
+        "typed_config": {"@type": f"type.googleapis.com/envoy.extensions.{message}", **fields},
+    }
 
 
 def _header(name: str, value: str) -> dict[str, Any]:
@@ -225,6 +214,11 @@ def _weighted_route(config: SplitterConfig) -> dict[str, Any]:
 def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
     addresses = [split_address(backend) for backend in arm.backends]
     hosts = [host for host, _ in addresses]
+    balancing = _extension(
+        "load_balancing_policies.least_request",
+        "load_balancing_policies.least_request.v3.LeastRequest",
+        selection_method="FULL_SCAN",
+    )
     limits = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), _UNLIMITED)
     return {
         "name": arm.name,
@@ -238,7 +232,8 @@ def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
                 {"lb_endpoints": [{"endpoint": {"address": _socket_address(host, port)}} for host, port in addresses]}
             ],
         },
-        "load_balancing_policy": {"policies": [{"typed_extension_config": _BALANCING}]},
+        # An arm has few replicas: look at all of them instead of at two drawn at random.
+        "load_balancing_policy": {"policies": [{"typed_extension_config": balancing}]},
         "common_lb_config": {
             # By default Envoy sends to sick replicas too once half are sick.
             "healthy_panic_threshold": {"value": 0},
@@ -247,20 +242,20 @@ def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
         },
         # HTTP/2, and no limit on what waits, runs or is buffered.
         "typed_extension_protocol_options": {
-            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": _typed(
-                "upstreams.http.v3.HttpProtocolOptions",
-                explicit_http_config={"http2_protocol_options": _http2()},
-                common_http_protocol_options={"idle_timeout": "0s"},
-            )
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+                "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+                "explicit_http_config": {"http2_protocol_options": _http2()},
+                "common_http_protocol_options": {"idle_timeout": "0s"},
+            }
         },
         "per_connection_buffer_limit_bytes": _BUFFER_BYTES,
         "circuit_breakers": {"thresholds": [{"priority": "DEFAULT", **limits}]},
         "health_checks": [
             {
                 "grpc_health_check": {"service_name": INFERENCE_SERVICE},
-                "interval": _seconds(config.health_interval_s),
+                "interval": f"{config.health_interval_s:g}s",
                 # Without traffic Envoy checks once a minute by default: a warm arm would look cold for as long.
-                "no_traffic_interval": _seconds(config.health_interval_s),
+                "no_traffic_interval": f"{config.health_interval_s:g}s",
                 "timeout": "20s",
                 # NOT_SERVING counts at once and a refused connection after three checks. Silence must last three
                 # timeouts, so that a compile that also stalls the gRPC front is not taken for a death.
@@ -282,7 +277,3 @@ def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
             "max_ejection_percent": 50,
         },
     }
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.9f}".rstrip("0").rstrip(".") + "s"

@@ -17,16 +17,13 @@ from typing import Any, Self
 
 from tailgate.servers.address import joined
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.processes import Child, TemporaryFolder
+from tailgate.servers.processes import Child, temporary_folder
 from tailgate.servers.splitter.admin import Admin, SplitterError
 from tailgate.servers.splitter.bootstrap import LISTENER, bootstrap
 from tailgate.servers.splitter.envoy_config import SplitterConfig
 from tailgate.servers.splitter.request_log import FLUSH_MS
 
 _GRACE_S = 5.0  # between SIGTERM and SIGKILL
-
-# For every arm: (replicas that may get traffic, replicas).
-Health = dict[str, tuple[int, int]]
 
 
 def envoy_path() -> Path:
@@ -45,10 +42,7 @@ def envoy_path() -> Path:
 
 
 class Envoy:
-    """A running Envoy. `port` and `admin` are real, also when the configuration asked for port 0.
-
-    `private` is the folder of its admin socket, which goes with it.
-    """
+    """A running Envoy, whose `port` and `admin` are real. `private` closes the folder of its admin socket."""
 
     def __init__(
         self,
@@ -58,12 +52,12 @@ class Envoy:
         log_path: Path,
         port: int,
         admin: str,
-        private: TemporaryFolder,
+        private: contextlib.ExitStack,
     ) -> None:
         self.config = config
         self.log_path = log_path
         self.port = port
-        self.admin = Admin(admin, silence=self._silence)
+        self.admin = Admin(admin)
         self._process = process
         self._private = private
 
@@ -71,9 +65,8 @@ class Envoy:
     def start(cls, config: SplitterConfig, *, log_path: Path, work_dir: Path, timeout_s: float = 30.0) -> Self:
         """Start Envoy and return when its port is bound; it serves from `wait_ready` on.
 
-        Writes `envoy.json` to `work_dir` and Envoy's log to `log_path`. The process has its own session, so that a
-        terminal's Ctrl-C does not reach it, and on Linux it ends with the thread that starts it. Raises ConfigError
-        when the platform has no Envoy, SplitterError when Envoy ends or is silent for `timeout_s`.
+        Writes `envoy.json` to `work_dir` and Envoy's log to `log_path`. Raises ConfigError when the platform has no
+        Envoy, SplitterError when Envoy ends or is silent for `timeout_s`.
         """
         binary = envoy_path()
         work_dir.mkdir(parents=True, exist_ok=True)
@@ -84,9 +77,10 @@ class Envoy:
             *("--concurrency", str(config.workers), "--log-level", "warning"),
             *("--disable-hot-restart", "--file-flush-interval-msec", str(FLUSH_MS)),
         ]
-        private, process = TemporaryFolder("tailgate-envoy-", for_sockets=True), None
+        private, process = contextlib.ExitStack(), None
         try:
-            socket = "" if config.admin_port else str(private.path / "admin")
+            folder = private.enter_context(temporary_folder("tailgate-envoy-", for_sockets=True))
+            socket = "" if config.admin_port else str(folder / "admin")
             document = bootstrap(config, admin_socket=socket)
             config_path.write_text(json.dumps(document, indent=2) + "\n")
             process = Child("envoy", arguments, log_path=log_path)
@@ -104,7 +98,7 @@ class Envoy:
         except BaseException:
             if process is not None:
                 process.stop(_GRACE_S)
-            private.remove()
+            private.close()
             raise
 
     @property
@@ -116,14 +110,12 @@ class Envoy:
 
     @property
     def pid(self) -> int:
-        """Envoy's process id."""
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Return Envoy's exit code, or None while it runs."""
         return self._process.poll()
 
-    def healthy(self) -> Health:
+    def healthy(self) -> dict[str, tuple[int, int]]:
         """Return (replicas that may get traffic, replicas) for every arm."""
         with self.admin.reading("/clusters?format=json", "replicas") as document:
             hosts = {cluster["name"]: cluster.get("host_statuses", []) for cluster in document["cluster_statuses"]}
@@ -143,11 +135,9 @@ class Envoy:
             if not waiting and self.admin.fetch("GET", "/ready")[0] == 200:
                 return
             if time.monotonic() > deadline:
-                if not waiting:
-                    raise SplitterError(f"Envoy does not serve after {timeout_s:g} s: see {self.log_path}")
-                states = ", ".join(f'"{name}" {health[name][0]} of {health[name][1]}' for name in waiting)
+                states = ", ".join(f'arm "{name}" {health[name][0]} of {health[name][1]}' for name in waiting)
                 raise SplitterError(
-                    f"healthy replicas after {timeout_s:g} s: arm {states}: see their logs, or wait longer"
+                    f"healthy replicas after {timeout_s:g} s: {states or 'all'}: see their logs and {self.log_path}"
                 )
             time.sleep(0.05)
 
@@ -161,7 +151,7 @@ class Envoy:
                 while self.admin.stats(active)[active] and time.monotonic() < deadline and self.poll() is None:
                     time.sleep(0.02)
         self._process.stop(_GRACE_S)
-        self._private.remove()
+        self._private.close()
 
     def __enter__(self) -> Self:
         return self
@@ -170,11 +160,6 @@ class Envoy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop(grace_s=5.0 if kind is None else 0.0)
-
-    def _silence(self, error: Exception) -> str:
-        code = self.poll()
-        state = "does not answer" if code is None else f"ended with exit code {code}"
-        return f"Envoy {state} ({type(error).__name__}): see {self.log_path}"
 
 
 def _listening_port(admin: Admin) -> int:

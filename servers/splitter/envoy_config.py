@@ -16,10 +16,8 @@ MAX_WEIGHT = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmTarget:
-    """One arm behind the splitter: its replicas as "host:port", and its share of the traffic that is not pinned.
-
-    A shadow has weight 0 and gets copies of `shadow_percent` of those requests; its answers are thrown away.
-    """
+    """One arm: its replicas as "host:port", and its share of the traffic that is not pinned. A shadow has weight 0 and
+    gets copies of `shadow_percent` of those requests; its answers are thrown away."""
 
     name: str
     backends: tuple[str, ...]
@@ -43,14 +41,10 @@ class ArmTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitterConfig:
-    """What the splitter does, of settings in their ranges. Port 0 takes a free port. A session keeps meeting one arm.
+    """What the splitter does. Port 0 takes a free port. A session keeps meeting one arm. Metadata passes as it is.
 
-    `admin_port` is where any process of this machine reaches Envoy's admin interface; 0: a Unix socket, which this user
-    alone may open.
-
-    `tls` is what clients meet; None is plaintext, which the arms are always reached by. It holds names of files, and so
-    does Envoy's configuration. Metadata, `authorization` among it, passes as it is. `request_log` is the file for
-    `request_log.parse_line`, none where it is empty.
+    `admin_port` is where any process of this machine reaches Envoy's admin interface; 0: a Unix socket of this user
+    alone. `tls` is what clients meet; arms are always reached in plaintext. `request_log` is a file, or empty.
     """
 
     arms: tuple[ArmTarget, ...]
@@ -76,7 +70,6 @@ class SplitterConfig:
 
     @property
     def weights(self) -> dict[str, int]:
-        """The configured weight of every arm."""
         return {arm.name: arm.weight for arm in self.arms}
 
     @property
@@ -115,7 +108,6 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_ip(host: str) -> bool:
-    """Return whether `host` is an IP address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -21,9 +21,8 @@ _TIMEOUT_S: Final = 10.0
 def grpc_route_manifest(config: SplitterConfig) -> dict[str, Any]:
     """Return the Gateway API GRPCRoute (JSON-ready) with the same pins, refusal, weights and shadows.
 
-    Arm "x" is the Service `service_name("x")`. Stickiness, health checks and the response header that names the arm are
-    not portable in a GRPCRoute and left out. A shadow needs Gateway API 1.3 or newer. Raises ConfigError when
-    two arms share a Service name.
+    A GRPCRoute has no stickiness, health checks or response header that names the arm; a shadow needs Gateway API 1.3.
+    Raises ConfigError when two arms share a Service name.
     """
     services = [service_name(arm.name) for arm in config.arms]
     for arm, service in zip(config.arms, services, strict=True):
@@ -65,10 +64,8 @@ def service_name(arm: str) -> str:
 def weights_patch(route: Mapping[str, Any], weights: Mapping[str, int]) -> dict[str, Any]:
     """Return the merge patch (RFC 7386) that gives the arms of a route these weights, and changes nothing else.
 
-    An arm is the Service `service_name(arm)`, or the one of that very name. Weights are set in every rule that has
-    several backends; arms that are not named keep theirs. The patch holds the version of `route`: the API server
-    refuses it once another program has changed the route. Raises ConfigError for an unknown arm, a bad weight, and a
-    rule that would have nothing but zeros.
+    An arm is the Service `service_name(arm)`, or the one of that very name. It holds the version of `route`: the API
+    server refuses it once another program has changed the route. Raises ConfigError for weights that cannot be.
     """
     services = _services(route, weights)
     for arm, weight in weights.items():
@@ -81,12 +78,6 @@ def weights_patch(route: Mapping[str, Any], weights: Mapping[str, int]) -> dict[
         if not any(backend.get("weight", 1) for backend in rule["backendRefs"]):
             raise ConfigError("every arm would have weight 0: give at least one arm a weight of 1 or more")
     return {"metadata": {"resourceVersion": route["metadata"]["resourceVersion"]}, "spec": {"rules": rules}}
-
-
-def arm_weights(route: Mapping[str, Any], arms: Iterable[str]) -> dict[str, int]:
-    """Return the weight of each of `arms` in a route. Raises ConfigError for an unknown arm."""
-    present = route_weights(route)
-    return {arm: present[service] for service, arm in _services(route, arms).items()}
 
 
 def route_weights(route: Mapping[str, Any]) -> dict[str, int]:
@@ -110,7 +101,6 @@ def route_weights(route: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _services(route: Mapping[str, Any], arms: Iterable[str]) -> dict[str, str]:
-    """Return the arm of each Service."""
     present, found = route_weights(route), {}
     for arm in arms:
         service = next((name for name in (service_name(arm), arm) if name in present), None)
@@ -129,10 +119,8 @@ def _is_weighted(rule: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteState:
-    """A route as it was read: the weight of each arm, and whether its gateways follow what it says.
-
-    `in_force`: every gateway that reports has accepted this very generation; False also where none reports.
-    """
+    """The weight of each arm in a route, and whether every gateway has accepted this generation; False where none
+    reports."""
 
     weights: Mapping[str, int]
     in_force: bool
@@ -141,9 +129,8 @@ class RouteState:
 class Gateway:
     """The route (GRPCRoute or HTTPRoute, by `kind`) of a cluster that splits the traffic among `arms`.
 
-    `proxy` is the address of a `kubectl proxy`; without it the API server is the one that a pod finds. The role in
-    deploy/kubernetes/ramp allows all that is needed for a GRPCRoute. Methods raise SplitterError where the API server
-    does not answer or refuses, and ConfigError where the route does not split among the arms.
+    `proxy` is the address of a `kubectl proxy`; without it the API server is the one that a pod finds. Methods raise
+    SplitterError where it does not answer or refuses, and ConfigError where the route does not split among the arms.
     """
 
     def __init__(
@@ -173,7 +160,6 @@ class Gateway:
         self._place["plural"] = f"{kind.lower()}s"
 
     def state(self) -> RouteState:
-        """Read the route."""
         return self._state(self._call(self._api.get_namespaced_custom_object))
 
     def reweight(self, weights: Mapping[str, int]) -> RouteState:
@@ -195,10 +181,11 @@ class Gateway:
             for condition in parent.get("conditions", [])
             if condition.get("type") == "Accepted"
         ]
-        return RouteState(weights=arm_weights(route, self._arms), in_force=bool(accepted) and all(accepted))
+        present = route_weights(route)
+        weights = {arm: present[service] for service, arm in _services(route, self._arms).items()}
+        return RouteState(weights=weights, in_force=bool(accepted) and all(accepted))
 
     def _call(self, method: Callable[..., Any], **arguments: Any) -> Mapping[str, Any]:
-        """Return the route that the API server answers with."""
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
 

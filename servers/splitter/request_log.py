@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from tailgate.servers.metadata import (
     ARM_HEADER,
+    FIGURES,
     INFERENCE_SERVICE,
     SESSION_HEADER,
     STATUS_NAMES,
@@ -22,11 +23,6 @@ from tailgate.servers.metadata import (
 
 # Envoy keeps lines for this long before it writes them; by default it keeps them for 10 s.
 FLUSH_MS: Final = 200
-# The whole numbers that a replica's trailing metadata carry.
-FIGURES: Final = (
-    *("queue_ns", "prefill_ns", "decode_ns", "compile_stall_ns", "batch_id", "batch_size", "padded_batch"),
-    *("padded_length", "prompt_tokens", "output_tokens", "recv_ns", "end_ns"),
-)
 _ENDED: Final = "DownstreamEnd"
 _LARGEST: Final = 2**63 - 1  # what a column holds
 _SINCE: Final = "%COMMON_DURATION(DS_RX_BEG:{}:ns)%"
@@ -37,9 +33,9 @@ _ENVOY_STATUS: Final = {"UC": "UNAVAILABLE", "UF": "UNAVAILABLE", "UH": "UNAVAIL
 class LoggedRequest:
     """One request as Envoy saw it. `first_ns` and `end_ns` count from `start_ns`, which is on the host's wall clock.
 
-    `first_ns` is the first byte of the replica's answer, None where none came: the first token, from servers whose
-    headers go out with it, as tailgate's do. `end_ns` is the last one, or when the request was given up. Of a request
-    that has come and not `ended` only path, start and connection mean anything.
+    `first_ns` is the first byte of the replica's answer, None where none came: the first token, as headers go out with
+    it. `end_ns` is the last one, or when the request was given up. Of a request that has come and not `ended` only
+    path, start and connection mean anything.
     """
 
     ended: bool
@@ -64,7 +60,6 @@ class LoggedRequest:
 
 
 def log_format() -> dict[str, Any]:
-    """Return the JSON format of a line, for Envoy's configuration."""
     return {
         "event": "%ACCESS_LOG_TYPE%",
         "connection": "%CONNECTION_ID%",
@@ -140,6 +135,4 @@ def _status(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _whole(value: Any) -> int | None:
-    if isinstance(value, bool) or value is None:
-        return None
-    return whole_number(str(value))
+    return None if value is None else whole_number(str(value))

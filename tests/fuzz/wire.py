@@ -33,11 +33,10 @@ from tailgate.loadtests.users import Observed
 from tailgate.loadtests.users.observer import Observer
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import LONGEST
-from tailgate.servers.metadata import STATUS_NAMES, trailing_key
+from tailgate.servers.metadata import FIGURES, STATUS_NAMES, trailing_key
 from tailgate.servers.rpc import telemetry_pb2
 from tailgate.servers.rpc.inference_pb2 import EmbedResponse
 from tailgate.servers.rpc.oip_pb2 import ModelInferResponse, ModelStreamInferResponse
-from tailgate.servers.splitter.request_log import FIGURES
 from tests.fakes import http2
 from tests.fakes.http2 import chunk, frame, grpc_message
 from tests.fuzz.oracle import Reader, pieces

@@ -62,13 +62,10 @@ def test_a_file_that_is_no_artifact_is_refused(tmp_path: Path) -> None:
     ("changed", "words"),
     [
         ({"torch": "2.11.0+cu130"}, "torch 2.11.0+cu130"),
-        ({"tailgate": "0123abcd"}, "tailgate 0123abcd"),
         ({"device": "NVIDIA H100"}, "device NVIDIA H100 and here it is a processor with"),
         ({"model name": "llama"}, "model name llama and here it is random:tiny"),
-        ({"model.dtype": "bfloat16"}, "model.dtype bfloat16 and here it is auto"),
         ({"engine.slots": 8}, "engine.slots 8 and here it is 4"),
         ({"engine.later": 8}, "engine.later 8 and here it is not set"),
-        ({"shapes.length_ladder": [64, 256]}, "shapes.length_ladder [64, 256]"),
         ({"compile.options.combo_kernels": False}, "compile.options.combo_kernels False"),
     ],
 )

@@ -25,6 +25,7 @@ from tailgate.servers.config import ArmConfig, CompileConfig, EngineConfig, Mode
 from tailgate.servers.engine import in_process
 from tailgate.servers.engine.encoder import EncoderRunner
 from tailgate.servers.engine.engine import Engine
+from tailgate.servers.engine.model import load_model
 from tailgate.servers.engine.runner import ModelRunner
 from tailgate.servers.engine.scheduler import Move
 from tailgate.servers.engine.shapes import prompt_borders
@@ -54,6 +55,10 @@ def arm_for(preset: str, dtype: str, **engine: Any) -> ArmConfig:
     return arm.replace(compile=LIGHT, shapes=ladders)
 
 
+def load_reference(model: ModelConfig) -> torch.nn.Module:
+    return load_model(model.replace(attention="eager", quantisation="none"))
+
+
 def quiet(*_: object) -> None:
     """Progress is not shown."""
 
@@ -81,7 +86,7 @@ def answers(
         if plan is None:
             plan_of = plan_of.replace(continuations=tuple(map(tuple, free)))
         logits = np.zeros((plan_of.positions, runner.vocab_size), dtype=np.float32)
-        parity.forced_logits(runner, plan_of, logits, quiet)
+        parity.forced_logits(runner, plan_of, logits)
         if plan_of.late_places:
             free = [*free, logits[sum(plan_of.counts) :].argmax(axis=1).tolist()]
         return Answers(name=arm.name, tokens=free, logits=logits), plan_of
@@ -98,7 +103,7 @@ def control(dtype: str) -> tuple[Answers, parity.Plan, np.ndarray[Any, Any]]:
     arm = arm_for("eager", dtype)
     said, plan = answers(arm, None)
     reference = np.zeros(said.logits.shape)
-    parity.reference_logits(parity.load_reference(arm.model), plan, reference, quiet)
+    parity.reference_logits(load_reference(arm.model), plan, reference)
     return said, plan, reference
 
 
@@ -205,19 +210,13 @@ def test_a_planted_fault_fails(fault: Fault, dtype: str, finding: str) -> None:
     assert finding != "flips" or verdicts(outcome)["error"] == "PASS"
 
 
-def test_a_control_that_computes_another_model_is_no_measure() -> None:
-    said, plan, reference = control("float32")
-    wrong, _ = answers(arm_for("eager", "float32"), plan, perturb_a_weight)
-    assert judged(wrong, said, plan, reference).verdict == "INCONCLUSIVE"
-
-
 @functools.cache
 def yardstick() -> tuple[Answers, parity.Plan, np.ndarray[Any, Any]]:
     """The control's answers to as many prompts as set an interval, and the reference."""
     arm = arm_for("eager", "float32")
     said, plan = answers(arm, None, prompts=40)
     reference = np.zeros(said.logits.shape)
-    parity.reference_logits(parity.load_reference(quantised("eager").model), plan, reference, quiet)
+    parity.reference_logits(load_reference(quantised("eager").model), plan, reference)
     return said, plan, reference
 
 
@@ -231,20 +230,6 @@ def accuracy_of(arm: ArmConfig, fault: Fault | None = None) -> Parity:
     mine, _ = answers(arm, plan, fault)
     accuracy = Accuracy(quantised={"int8": "int8-weight-only"}, max_kl=0.05)
     return judged(said, mine, plan, reference, accuracy=accuracy)
-
-
-def stretch_the_scales(runner: ModelRunner) -> None:
-    runner.model.model.layers[1].mlp.down_proj.weight.scale.mul_(1.5)
-
-
-@pytest.mark.parametrize(
-    ("fault", "finding"),
-    [(stretch_the_scales, "kl"), (forget_the_moves, "kl"), (take_the_second_best_once, "answers")],
-)
-def test_a_planted_fault_fails_a_quantised_arm(fault: Fault, finding: str) -> None:
-    outcome = accuracy_of(quantised("eager"), fault)
-    assert outcome.control.verdict == "PASS"
-    assert verdicts(outcome)[finding] == "FAIL", outcome.arms[0]
 
 
 def test_facts_name_the_dtype_and_the_weights_before_they_are_quantised() -> None:
@@ -263,22 +248,6 @@ def test_facts_name_the_dtype_and_the_weights_before_they_are_quantised() -> Non
 
 def plan_for(*arms: ArmConfig, **how: int) -> parity.Plan:
     return parity.make_plan(list(arms), **{"vocab_size": 259, "prompts": 0, "tokens": 12, "seed": 3, **how})
-
-
-def test_the_plan_reaches_both_ends_and_both_sides_of_every_bucket(tmp_path: Path) -> None:
-    arms = [arm_for("eager", "float32"), arm_for("compiled-bucketed", "float32")]
-    plan = plan_for(*arms, prompts=24, tokens=99)
-    lengths = {len(prompt) for prompt in plan.prompts}
-    assert {1, 16, 17, 40} <= lengths
-    assert max(lengths) == ENGINE.max_prompt_tokens
-    assert len(plan.prompts) == 24
-    assert {token for prompt in plan.prompts for token in prompt} <= set(range(259))
-    assert set(plan.counts) <= set(range(6, ENGINE.max_new_tokens + 1))
-    assert len(set(plan.counts)) > 3
-    assert plan_for(*arms, prompts=24, tokens=99) == plan
-    assert plan_for(*arms, prompts=24, tokens=99, seed=4) != plan
-    plan.write(tmp_path / "plan.json")
-    assert parity.Plan.read(tmp_path / "plan.json") == plan
 
 
 def test_a_strict_arm_that_was_not_warmed_at_a_border_is_refused_with_the_reason() -> None:
@@ -310,7 +279,7 @@ def measured(arm: ArmConfig, folder: Path, **task: Any) -> parity.Plan:
         parity.run_arm(arm, {**paths, "arms": arms, "prompts": 0, "tokens": 24, "seed": 3, "least": 0, **task}, folder)
     finally:
         reset_compiler()
-    return parity.Plan.read(folder / "plan.json")
+    return parity.read_plan(folder / "plan.json")
 
 
 def test_lost_tokens_large_logits_and_other_texts_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +289,8 @@ def test_lost_tokens_large_logits_and_other_texts_are_errors(tmp_path: Path, mon
             return [replace(output, tokens=output.tokens[1:]) for output in outputs], events
 
     arm, texts = arm_for("eager", "float32"), tmp_path / "texts.json"
-    parity.Plan(prompts=((1, 259),), counts=(1,), continuations=((2,),)).write(texts)
+    other = parity.Plan(prompts=((1, 259),), counts=(1,), continuations=((2,),))
+    texts.write_text(other.model_dump_json())
     with pytest.raises(ConfigError, match=r"parity\.texts .*259"):
         measured(arm, tmp_path, texts=str(texts), on_texts=[arm.name])
     monkeypatch.setattr(in_process, "Engine", Losing)
@@ -331,7 +301,13 @@ def test_lost_tokens_large_logits_and_other_texts_are_errors(tmp_path: Path, mon
         measured(arm, tmp_path, prompts=3)
 
 
-def test_a_plan_without_a_count_reaches_every_border_and_fills_the_slots() -> None:
+def test_a_plan_reaches_every_border_and_fills_the_slots_without_a_count() -> None:
+    few = [arm_for("eager", "float32"), arm_for("compiled-bucketed", "float32")]
+    plan = plan_for(*few, prompts=24, tokens=99)
+    assert plan_for(*few, prompts=24, tokens=99) == plan != plan_for(*few, prompts=24, tokens=99, seed=4)
+    assert {token for prompt in plan.prompts for token in prompt} <= set(range(259))
+    assert len(set(plan.counts)) > 3
+    assert set(plan.counts) <= set(range(6, ENGINE.max_new_tokens + 1))
     shapes = ShapeConfig(kind="buckets", length_ladder=(*range(3, 200, 4), 200))
     many = ArmConfig(name="many", shapes=shapes, engine=EngineConfig(max_prompt_tokens=200))
     assert len(plan_for(arm_for("eager", "float32", slots=24), tokens=2).prompts) == 36
@@ -357,7 +333,7 @@ def test_the_checksum_sees_a_change_of_any_element_and_of_their_order() -> None:
 
 
 def test_nothing_in_the_reference_is_rounded_to_float32() -> None:
-    model = parity.load_reference(ModelConfig(dtype="bfloat16", device="cpu"))
+    model = load_reference(ModelConfig(dtype="bfloat16", device="cpu"))
     seen: list[torch.dtype] = []
     for module in model.modules():
         if not list(module.children()):
@@ -368,7 +344,7 @@ def test_nothing_in_the_reference_is_rounded_to_float32() -> None:
             )
     plan = parity.Plan(prompts=((1, 2, 3),), counts=(2,), continuations=((4, 5),))
     out = np.zeros((2, 259))
-    parity.reference_logits(model, plan, out, quiet)
+    parity.reference_logits(model, plan, out)
     assert set(seen) == {torch.float64}
     with parity.NothingBelowFloat64():
         half = torch.ones(2, dtype=torch.float64)
@@ -390,13 +366,13 @@ def vectors_of(arm: ArmConfig, fault: Callable[[EncoderRunner], None] = lambda r
     runner = EncoderRunner(arm, CompileRecorder())
     runner.load()
     fault(runner)
-    return parity.served_vectors(runner, PLAN.prompts, BATCHES, quiet)
+    return parity.served_vectors(runner, PLAN.prompts, BATCHES)
 
 
 @functools.cache
 def control_vectors() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    model = parity.load_reference(ENCODER)
-    reference = parity.reference_vectors(model, "mean", PLAN.prompts, quiet)
+    model = load_reference(ENCODER)
+    reference = parity.reference_vectors(model, "mean", PLAN.prompts)
     return vectors_of(ENCODERS[0]), reference
 
 
@@ -452,7 +428,7 @@ def test_a_strict_encoder_that_was_not_warmed_at_a_border_is_refused_and_no_cont
     strict = ENCODERS[0].replace(name="strict", compile=policy)
     with pytest.raises(ConfigError, match=r"the control refuses"):
         measured(strict, tmp_path)
-    PLAN.write(tmp_path / "plan.json")
+    (tmp_path / "plan.json").write_text(PLAN.model_dump_json())
     measured(strict, tmp_path)
     reason = json.loads((tmp_path / "refused.json").read_text())["reason"]
     assert "no graph fits" in reason

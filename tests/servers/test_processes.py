@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tailgate.servers.processes import Child, TemporaryFolder, describe_exit, log_tail, messages_of
+from tailgate.servers.processes import Child, describe_exit, log_tail, messages_of, temporary_folder
 from tests.fakes.processes import PATIENCE_S, wait_for
 
 pytestmark = pytest.mark.process
@@ -127,24 +127,23 @@ def test_the_tail_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
 
 
 def test_a_temporary_folder_is_private_and_can_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with TemporaryFolder("of-this-test-") as folder:
-        assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
-        (folder.path / "admin").touch()
-    assert not folder.path.exists()
-    folder.remove()
+    with temporary_folder("of-this-test-") as folder:
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        (folder / "admin").touch()
+    assert not folder.exists()
     long = tmp_path / ("x" * 80)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    with TemporaryFolder("of-this-test-", for_sockets=True) as folder:
-        assert len(str(folder.path / "admin")) <= 107
+    with temporary_folder("of-this-test-", for_sockets=True) as folder:
+        assert len(str(folder / "admin")) <= 107
 
 
 MAKER = """
 import time
-from tailgate.servers.processes import TemporaryFolder
-folder = TemporaryFolder("of-this-test-")
-print(folder.path, flush=True)
-time.sleep(600)
+from tailgate.servers.processes import temporary_folder
+with temporary_folder("of-this-test-") as folder:
+    print(folder, flush=True)
+    time.sleep(600)
 """
 
 

@@ -181,22 +181,14 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(
-    ("stream", "words", "as_json", "lines"),
-    [
-        (Terminal, "words", False, ["words"]),
-        (Terminal, "words", True, ['{"found": 1}']),
-        (io.StringIO, "words", False, ["words"]),
-        (io.StringIO, "words", True, ['{"found": 1}']),
-        (io.StringIO, "", False, []),
-    ],
-)
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
 def test_stdout_gets_words_or_with_json_one_object_alone(
-    stream: type[io.StringIO], words: str, as_json: bool, lines: list[str], monkeypatch: pytest.MonkeyPatch
+    stream: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdout", shown := stream())
-    stdout.write(words, {"found": 1}, as_json=as_json)
-    assert shown.getvalue().splitlines() == lines
+    for words, as_json, lines in (("words", False, "words\n"), ("words", True, '{"found": 1}\n'), ("", False, "")):
+        monkeypatch.setattr(sys, "stdout", shown := stream())
+        stdout.write(words, {"found": 1}, as_json=as_json)
+        assert shown.getvalue() == lines
     with pytest.raises(ValueError, match="JSON"):
         stdout.write("", {"ratio": float("nan")}, as_json=True)
 

@@ -97,10 +97,9 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
         ({"arm": {"compile": {"backend": "aot_eager"}}}, ("compile.mode", "reduce-overhead", "aot_eager")),
         *(
             ({"arm": {"compile": {"enabled": False, key: value}}}, (f"compile.{key} is ", "enabled is false"))
-            for key, value in (("strict", True), ("regions", ["lm_head"]), ("options", {"max_autotune": True}))
+            for key, value in (("strict", True), ("options", {"max_autotune": True}))
         ),
         ({"arm": {"compile": {"artifact": "x", "enabled": False}}}, ("compile.artifact", "nothing is compiled")),
-        ({"arm": {"compile": {"artifact": "x", "backend": "eager"}}}, ("compile.artifact", "inductor")),
         (
             {"arm": {"compile": {"artifact": "x"}}, "trials": {"compile_cache": "shared"}},
             ("artifact is set", 'trials.compile_cache is "shared"'),

@@ -102,7 +102,7 @@ def split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Split]:
 
 def test_a_change_by_hand_is_recorded_once_with_the_weights_before(split: Split, tmp_path: Path) -> None:
     admin = split.envoy.admin
-    splitter = EnvoySplitter(admin, configured=CONFIGURED)
+    splitter = EnvoySplitter(admin)
     controller = WeightController(tmp_path, CONFIGURED, trial=2, configured=CONFIGURED)
     assert controller.poll(splitter) is None
     assert read_weights(tmp_path) == ()

@@ -81,15 +81,6 @@ def test_a_compile_on_another_thread_holds_up_the_step_that_began_before_it(reco
     assert (event.kind, place_of(event)) == ("jit", (3, "decode batch 8", "serving"))
 
 
-def test_a_kernel_compiled_in_an_eager_step_or_a_recording_is_an_event(recorder: CompileRecorder) -> None:
-    recorder.trigger = serving()
-    for record, kind in ((recorder.record_capture, "graph_capture"), (recorder.record_eager_step, "eager_fallback")):
-        start_ns = now_ns()
-        compile_attention()
-        record(start_ns, now_ns())
-        assert sorted(kinds(recorder)) == sorted([kind, "jit"])
-
-
 def test_a_kernel_compiled_in_a_compile_of_torch_is_part_of_it(recorder: CompileRecorder) -> None:
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         compile_attention()

@@ -21,7 +21,7 @@ from tailgate.servers.compiler import artifacts, policy, products, regions
 from tailgate.servers.compiler.policy import graph_changes, load_backend
 from tailgate.servers.compiler.products import join_linears, scale_products, scaled_product, store_single_rows
 from tailgate.servers.compiler.recorder import EagerCanary
-from tailgate.servers.compiler.regions import select_regions
+from tailgate.servers.compiler.regions import repeated_blocks
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.config import CompileConfig
 from tailgate.servers.engine.model import join_weights
@@ -98,34 +98,14 @@ def model(layers: int = 2) -> nn.Module:
     return whole
 
 
-def selected(*names: str, regional: bool = False) -> list[str]:
-    return list(select_regions(model(), CompileConfig(enabled=True, regions=names, regional=regional)))
-
-
-def test_regional_is_every_block_of_the_longest_list() -> None:
-    assert selected(regional=True) == ["body.layers.0", "body.layers.1"]
+def test_the_repeated_block_is_the_longest_list_of_modules() -> None:
+    whole: Any = model()
+    assert list(repeated_blocks(whole)) == list(whole.body.layers)
     with pytest.raises(ConfigError, match="the model repeats no block"):
-        select_regions(nn.Sequential(nn.ReLU()), CompileConfig(enabled=True, regional=True))
+        repeated_blocks(nn.Sequential(nn.ReLU()))
 
 
-def test_regions_are_modules_by_name_the_outermost_of_those_inside_each_other() -> None:
-    assert selected() == []
-    assert selected("head", "body.layers.1.mlp") == ["head", "body.layers.1.mlp"]
-    assert selected("body.layers.0", "body.layers.0.mlp", "body.layers.1.mlp") == ["body.layers.0", "body.layers.1.mlp"]
-
-
-@pytest.mark.parametrize(
-    ("region", "words"),
-    [
-        ("body.layers.0.ffn", ('"body.layers.0.ffn"', "body, head, body.layers, body.extra, body.layers.0")),
-        ("body.layers.*", ('"body.layers.*"', "no module")),
-    ],
-)
-def test_names_of_no_module_are_refused(region: str, words: tuple[str, ...]) -> None:
-    refusal(selected, region, words=words)
-
-
-def test_tokens_that_a_region_writes_as_plain_python_count_and_those_of_others_do_not(
+def test_tokens_that_a_block_writes_as_plain_python_count_and_those_of_others_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     window = SimpleNamespace(canary=EagerCanary(), positions=torch.zeros(1))
@@ -139,9 +119,8 @@ def test_tokens_that_a_region_writes_as_plain_python_count_and_those_of_others_d
     monkeypatch.setattr(regions, "compile_step", lambda function, policy: lambda module, x: module.forward(x))
     for inside, compiled in ((nn.Linear(2, 2), True), (Writing(2, 2), False)):
         whole = nn.Sequential(inside, Writing(2, 2))
-        run = regions.CompiledRegions(
-            whole, {"0": inside}, CompileConfig(enabled=True), cache=SimpleNamespace(window=window, views=list)
-        )
+        cache = SimpleNamespace(window=window, views=list)
+        run = regions.CompiledBlocks([inside], CompileConfig(enabled=True), cache=cache)
         whole(torch.zeros(1, 2))
         assert run.ran_compiled() is compiled
 

@@ -13,10 +13,9 @@ from transformers import AutoModel, RobertaConfig
 
 from tailgate.servers.compiler.policy import UnforeseenShapeError
 from tailgate.servers.compiler.recorder import CompileRecorder
-from tailgate.servers.complaint import ConfigError
-from tailgate.servers.config import ArmConfig, EngineConfig, ModelConfig, ShapeConfig
+from tailgate.servers.config import ArmConfig, EngineConfig, ModelConfig
 from tailgate.servers.engine import step_runner
-from tailgate.servers.engine.encoder import EncoderRunner, pooled
+from tailgate.servers.engine.encoder import EncoderRunner
 from tailgate.servers.engine.in_process import Answers, ask, requests_of
 from tailgate.servers.engine.model import check_task, load_model, readable_tokens
 from tailgate.servers.engine.runner import runner_for
@@ -95,17 +94,6 @@ def test_the_first_tokens_vector_is_taken_where_pooling_says_so(preset: str, rec
     assert_as_plain(warm(arm_of(preset, pooling="cls"), recorder))
 
 
-def test_regions_of_an_encoder_are_named(recorder: CompileRecorder) -> None:
-    policy = compiling("encoder.layer.0.intermediate", "encoder.layer.1.intermediate")
-    arm = ArmConfig(name="regions", model=MODEL, engine=ENGINE, shapes=ShapeConfig(kind="pad"), compile=policy)
-    runner = warm(arm, recorder)
-    assert {event.frame.rpartition(" ")[2] for event in recorder.drain()} == {"BertIntermediate"}
-    assert_as_plain(runner)
-    missing = arm.replace(compile=compiling("model.layers.0"))
-    with pytest.raises(ConfigError, match=r"model\.layers\.0.*embeddings"):
-        runner_for(missing, recorder).load()
-
-
 def served(runner: EncoderRunner, lengths: Sequence[int]) -> Answers:
     return ask(runner, requests_of([job(length).prompt for length in lengths], [0] * len(lengths)))
 
@@ -127,11 +115,6 @@ def test_compiled_code_that_no_step_calls_is_seen(recorder: CompileRecorder, mon
     monkeypatch.setattr(step_runner.compiler_policy, "compile_step", lambda step, policy: step)
     outputs = served(warm(arm_of("compiled-padded"), recorder), [3, 5]).outputs
     assert [output.step.compiled for output in outputs if output.step] == [False]
-
-
-def test_padding_has_no_part_in_the_mean() -> None:
-    hidden = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [100.0, 100.0]]])
-    assert pooled(hidden, torch.tensor([[1, 1, 0]]), "mean").tolist() == [[2.0, 3.0]]
 
 
 @pytest.mark.parametrize("broken", [0.0, float("nan")])
@@ -165,8 +148,10 @@ def test_models_that_cannot_do_the_task_are_refused(task: Any, table: dict[str, 
     check_task(ModelConfig(id="some/model", task="embed"), bert)  # type: ignore[arg-type]
 
 
-def test_positions_that_begin_after_the_paddings_are_not_counted() -> None:
+def test_texts_longer_than_the_models_positions_are_refused_and_those_of_the_padding_do_not_count() -> None:
     """RoBERTa numbers positions from the padding's id on."""
+    long = ArmConfig(name="long", model=MODEL, engine=ENGINE.replace(max_prompt_tokens=513))
+    refusal(runner_for(long, CompileRecorder()).load, words=("max_prompt_tokens is 513", "512", "bert-tiny"))
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
     config = RobertaConfig(vocab_size=300, pad_token_id=1, max_position_embeddings=20, **sizes)
     assert readable_tokens(AutoModel.from_config(config, add_pooling_layer=False)) == 18

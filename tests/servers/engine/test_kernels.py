@@ -1,4 +1,4 @@
-"""Attention, sampling and the cache of keys and values."""
+"""Attention and the cache of keys and values."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import pytest
 import torch
 from transformers.integrations.sdpa_attention import repeat_kv
 
-from tailgate.servers.engine import attention, sampling
+from tailgate.servers.engine import attention
 from tailgate.servers.engine.attention import grouped_attention
 from tailgate.servers.engine.kv_cache import SlotCache
-from tailgate.servers.engine.scheduler import Job
 
 
 class Module(torch.nn.Module):
@@ -37,40 +36,6 @@ def test_a_padding_row_reads_nothing_beyond_the_memory() -> None:
     positions[0] = torch.arange(16, 20)
     queries, keys, seen = attention.segments(positions, torch.tensor([2, 2]), 20)
     assert (queries.tolist(), keys.tolist(), seen.tolist()) == ([0, 4, 8], [42, 42, 42], [20, 4])
-
-
-def job(seed: int = 0, *, launched: int = 1, **settings: float) -> Job:
-    return Job(request_id="x", prompt=[1], max_tokens=1, recv_ns=0, launched=launched, seed=seed, **settings)  # type: ignore[arg-type]
-
-
-def draw(logits: torch.Tensor, jobs: list[Job], rows: list[int] | None = None) -> list[int]:
-    rows = rows if rows is not None else list(range(len(jobs)))
-    draws = torch.tensor(sampling.draw_table(jobs, rows, logits.shape[0]))
-    tokens = sampling.choose(logits, logits.argmax(-1), draws).tolist()
-    return [tokens[row] for row in rows]
-
-
-def test_temperature_zero_takes_the_largest_logit() -> None:
-    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
-    jobs = [job(), job(5, temperature=1.0), job()]
-    assert draw(logits, jobs)[::2] == logits.argmax(-1).tolist()[::2]
-    assert sampling.is_greedy([job()])
-    assert not sampling.is_greedy(jobs)
-
-
-def test_draws_follow_the_distribution_of_the_tokens() -> None:
-    logits = torch.log(torch.tensor([[0.7, 0.2, 0.1]])).expand(2000, -1)
-    tokens = draw(logits, [job(3, launched=n, temperature=1.0) for n in range(2000)])
-    assert abs(tokens.count(0) / 2000 - 0.7) < 0.04
-    assert abs(tokens.count(2) / 2000 - 0.1) < 0.03
-
-
-def test_uniform_numbers_are_spread_over_the_unit_interval_and_repeat_for_seed_and_index() -> None:
-    numbers = [sampling.uniform(7, index) for index in range(4000)]
-    assert all(0 <= number < 1 for number in numbers)
-    assert abs(sum(numbers) / 4000 - 0.5) < 0.02
-    assert sampling.uniform(7, 1) == numbers[1] != sampling.uniform(8, 1)
-    assert 0 <= sampling.uniform(2**64 - 1, 0) < 1
 
 
 def test_a_moved_row_is_copied_in_every_layer() -> None:

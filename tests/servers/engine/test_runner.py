@@ -109,11 +109,8 @@ def assert_answers_like_generate(arm: ArmConfig, recorder: CompileRecorder, *, s
     assert_greedy_like_generate(runner, jobs)
 
 
-MLPS = ("model.layers.0.mlp", "model.layers.1.mlp")
-
-
-def compiling(*regions: str, **settings: Any) -> CompileConfig:
-    return CompileConfig(enabled=True, dynamic=False, backend="eager", regions=regions, **settings)
+def compiling(**settings: Any) -> CompileConfig:
+    return CompileConfig(enabled=True, dynamic=False, backend="eager", **settings)
 
 
 @pytest.mark.parametrize(
@@ -141,18 +138,6 @@ def test_buckets_may_be_larger_than_anything_that_comes(recorder: CompileRecorde
     shapes = ShapeConfig(kind="buckets", batch_ladder=(8,), length_ladder=(64,), context_ladder=(96,))
     arm = ArmConfig(name="roomy", shapes=shapes, engine=ENGINE.replace(prefill_chunk=20))
     assert_answers_like_generate(arm, recorder, seed=3, count=6)
-
-
-def test_a_sampled_answer_does_not_depend_on_its_batches(recorder: CompileRecorder) -> None:
-    runner = runner_for(ArmConfig.from_preset("eager", engine=ENGINE), recorder)
-    answers = []
-    for neighbours in (0, 5):
-        jobs = jobs_for(runner.vocab_size, seed=9, count=1 + neighbours)
-        jobs[0].prompt, jobs[0].max_tokens = [5, 6, 7], 10
-        jobs[0].temperature, jobs[0].seed = 1.0, 42
-        serve(runner, jobs)
-        answers.append(jobs[0].output)
-    assert answers[0] == answers[1]
 
 
 # A model that is made in no time and whose greedy answers vary.
@@ -233,41 +218,16 @@ def test_a_model_from_disk_keeps_its_own_attention(family: str, tmp_path: object
     assert_answers_like_generate(arm, recorder, seed=2)
 
 
-def test_layers_of_one_class_share_the_graphs_of_a_named_region(recorder: CompileRecorder) -> None:
-    policy = compiling(*MLPS)
-    runner = runner_for(ArmConfig(name="mlp", shapes=ShapeConfig(kind="pad"), compile=policy, engine=ENGINE), recorder)
-    assert len(runner.cache.layers) > 1
-    assert len(recorder.drain()) == len(list(runner.shapes.planned()))
-
-
-def test_a_region_past_the_recompile_limit_is_seen_to_run_eagerly(recorder: CompileRecorder) -> None:
-    policy = compiling(*MLPS, recompile_limit=2, warmup="minimal")
+def test_a_block_past_the_recompile_limit_is_seen_to_run_eagerly(recorder: CompileRecorder) -> None:
+    policy = compiling(regional=True, recompile_limit=2, warmup="minimal")
     runner = runner_for(ArmConfig(name="limited", compile=policy, engine=ENGINE), recorder)
     recorder.drain()
     serve(runner, jobs_for(runner.vocab_size, seed=4, count=4))
     assert {"limit_hit", "eager_fallback"} <= {event.kind for event in recorder.drain()}
 
 
-def test_uncalled_regions_and_unknown_backends_are_refused(
-    recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load = step_runner.load_model
-
-    def with_a_module_aside(model: ModelConfig) -> torch.nn.Module:
-        loaded = load(model)
-        loaded.aside = torch.nn.Linear(2, 2)
-        return loaded
-
-    monkeypatch.setattr(step_runner, "load_model", with_a_module_aside)
-    policy = compiling("aside", "lm_head", warmup="minimal")
-    with pytest.raises(ConfigError, match=r'"aside" of compile\.regions was called by no step'):
-        runner_for(ArmConfig(name="aside", compile=policy, engine=ENGINE), recorder)
-    with pytest.raises(ConfigError, match=r'compile.backend is "unknown".*inductor'):
-        runner_for(ArmConfig(name="odd", compile=policy.replace(backend="unknown"), engine=ENGINE), recorder)
-
-
 def test_an_arm_warmed_by_one_request_recompiles_while_serving_and_says_why(recorder: CompileRecorder) -> None:
-    arm = ArmConfig(name="naive", compile=compiling(*MLPS, warmup="minimal"), engine=ENGINE)
+    arm = ArmConfig(name="naive", compile=compiling(regional=True, warmup="minimal"), engine=ENGINE)
     runner = runner_for(arm, recorder)
     recorder.drain()
     serve(runner, [own_request(arm)])

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import Literal
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.config import ArmConfig, CompileConfig, EngineConfig, ShapeConfig, default_lengths, doubling
+from tailgate.servers.config import (
+    ArmConfig,
+    CompileConfig,
+    EngineConfig,
+    ModelConfig,
+    ShapeConfig,
+    default_lengths,
+    doubling,
+    prefill_lengths,
+)
 from tailgate.servers.engine.shapes import (
     Buckets,
     ShapePolicy,
     StepShape,
     first_prompt,
     late_contexts,
+    policy_of,
     prompt_borders,
-    shape_policy,
     warmup_plan,
 )
 from tailgate.servers.fields import read
@@ -26,6 +32,7 @@ from tailgate.servers.presets import PRESETS
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
 TEXTS = EngineConfig(slots=6, max_prompt_tokens=100)
+ENCODER = ModelConfig(id="some/encoder", task="embed")
 ENGINES = st.builds(
     EngineConfig,
     slots=st.integers(2, 64),
@@ -37,7 +44,7 @@ ENGINES = st.builds(
 
 
 def text_shapes(shapes: ShapeConfig, engine: EngineConfig) -> ShapePolicy:
-    return shape_policy(shapes, engine, embeds=True)
+    return policy_of(ArmConfig(model=ENCODER, shapes=shapes, engine=engine))
 
 
 POLICIES = st.sampled_from(
@@ -49,7 +56,7 @@ POLICIES = st.sampled_from(
 def test_a_step_holds_its_requests_and_is_planned(
     engine: EngineConfig, shapes: ShapeConfig, data: st.DataObject
 ) -> None:
-    policy = shape_policy(shapes, engine)
+    policy = policy_of(ArmConfig(shapes=shapes, engine=engine))
     length = data.draw(st.integers(1, engine.prefill_tokens))
     batch = data.draw(st.integers(1, engine.prefill_batch))
     rows = data.draw(st.integers(1, engine.slots))
@@ -71,13 +78,14 @@ def test_a_step_holds_its_requests_and_is_planned(
 
 
 def test_each_kind_of_policy_pads_as_its_name_says() -> None:
-    padded = shape_policy(ShapeConfig(kind="pad"), EngineConfig(slots=8, max_prompt_tokens=100, max_new_tokens=20))
+    engine = EngineConfig(slots=8, max_prompt_tokens=100, max_new_tokens=20)
+    padded = policy_of(ArmConfig(shapes=ShapeConfig(kind="pad"), engine=engine))
     assert list(padded.planned()) == [StepShape("prefill", 1, 100, 100), StepShape("decode", 8, 1, 120)]
     for min_size, prefill, decode, encode in (
         (1, StepShape("prefill", 1, 1, 1), StepShape("decode", 1, 1, 91), StepShape("encode", 1, 1, 1)),
         (2, StepShape("prefill", 1, 2, 2), StepShape("decode", 2, 1, 91), StepShape("encode", 2, 2, 2)),
     ):
-        exact = shape_policy(ShapeConfig(min_size=min_size), EngineConfig())
+        exact = policy_of(ArmConfig(shapes=ShapeConfig(min_size=min_size)))
         assert (exact.prefill(1, 1), exact.decode(1, 91)) == (prefill, decode)
         assert exact.prefill(1, 37) == StepShape("prefill", 1, 37, 37)
         assert text_shapes(ShapeConfig(min_size=min_size), TEXTS).prefill(1, 1) == encode
@@ -93,21 +101,10 @@ def test_a_size_past_the_ladder_is_refused_with_the_largest_bucket() -> None:
     decoder = Buckets(batches=(4,), prefill_batches=(1,), lengths=(128, 512), contexts=(640,))
     with pytest.raises(ConfigError, match=r"640 .* 512.*bucket of 640"):
         decoder.prefill(1, 640)
-    encoder = text_shapes(ShapeConfig(kind="buckets", batch_ladder=(2,), length_ladder=(8,)), TEXTS)
+    engine = EngineConfig(slots=2, max_prompt_tokens=8)
+    encoder = text_shapes(ShapeConfig(kind="buckets", batch_ladder=(2,), length_ladder=(8,)), engine)
     with pytest.raises(ConfigError, match=r"9 .* 8"):
         encoder.prefill(1, 9)
-
-
-@given(kind=st.sampled_from(["pad", "buckets"]), slots=st.integers(1, 70), longest=st.integers(1, 600), data=st.data())
-def test_a_closed_policy_plans_all_texts(
-    kind: Literal["pad", "buckets"], slots: int, longest: int, data: st.DataObject
-) -> None:
-    shapes = text_shapes(ShapeConfig(kind=kind), EngineConfig(slots=slots, max_prompt_tokens=longest))
-    batch, length = data.draw(st.integers(1, slots)), data.draw(st.integers(1, longest))
-    shape = shapes.prefill(batch, length)
-    assert shapes.is_closed()
-    assert shape in set(shapes.planned())
-    assert (shape.batch >= batch, shape.length >= length) == (True, True)
 
 
 @given(min_size=st.integers(1, 4), slots=st.integers(4, 70), longest=st.integers(1, 600))
@@ -137,7 +134,7 @@ def test_wherever_the_shapes_of_two_neighbouring_prompts_differ_both_are_borders
 ) -> None:
     shapes = ShapeConfig(kind="buckets", length_ladder=ladder, context_ladder=contexts)
     arm = ArmConfig(shapes=shapes, engine=ENGINE.replace(prefill_chunk=chunk))
-    policy, step = shape_policy(arm.shapes, arm.engine), arm.engine.prefill_tokens
+    policy, step = policy_of(arm), arm.engine.prefill_tokens
 
     def met(length: int) -> list[object]:
         begun = policy.prefill(1, min(length, step))
@@ -172,19 +169,13 @@ def test_a_warm_up_by_lengths_runs_one_row_of_many_lengths_and_chunks() -> None:
     assert len(set(plan)) == len(plan)
 
 
-@given(longest=st.integers(1, 5000))
-def test_no_length_is_warmed_twice(longest: int) -> None:
-    lengths = [shape.length for shape in plan_of(EngineConfig(max_prompt_tokens=longest)) if shape.kind == "prefill"]
-    assert all(before > after for before, after in pairwise([*lengths, 0]))
-
-
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 @given(longest=st.integers(1, 5000), chunk=st.integers(0, 600))
 def test_the_first_request_of_a_replica_meets_shapes_that_were_warmed(preset: str, longest: int, chunk: int) -> None:
     engine = EngineConfig(max_prompt_tokens=longest, prefill_chunk=chunk)
     arm = ArmConfig.from_preset(preset, engine=engine)
     arm = arm.replace(compile=arm.compile.replace(warmup="lengths", capture=False))
-    shapes = shape_policy(arm.shapes, engine)
+    shapes = policy_of(arm)
     plan, prompt = warmup_plan(arm), first_prompt(arm)
     assert shapes.prefill(1, min(prompt, engine.prefill_tokens)) in plan
     assert shapes.decode(1, prompt + 1) in plan
@@ -194,7 +185,7 @@ def test_ladders_double_and_rise() -> None:
     assert [doubling(32, 100), doubling(32, 8), doubling(1, 1)] == [(32, 64, 100), (8,), (1,)]
     for longest in (1, 32, 100, 4096):
         arm = ArmConfig.from_preset("compiled-bucketed", engine=EngineConfig(max_prompt_tokens=longest))
-        assert default_lengths(longest) == arm.length_ladder
+        assert default_lengths(longest) == prefill_lengths(arm.shapes, arm.engine)
     for ladder in ([0, 1], [2, 2], [4, 2], [-1]):
         with pytest.raises(ConfigError, match="length_ladder"):
             read(ShapeConfig, {"kind": "buckets", "length_ladder": ladder})

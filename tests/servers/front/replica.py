@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tailgate.servers.clock import now_ns
 from tailgate.servers.config import ArmConfig, EngineConfig, ModelConfig
 from tailgate.servers.engine.model import load_model
-from tailgate.servers.front.tokenizer import ByteTokenizer
+from tailgate.servers.front.requests import encode_bytes
 from tailgate.servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from tests.fakes.processes import PATIENCE_S, wait_for
 
@@ -182,7 +182,7 @@ def assert_as_plain(texts: tuple[str, ...], answers: list[inference_pb2.EmbedRes
     """The vectors are those of the Hugging Face model alone."""
     model = load_model(ENCODER.replace(attention="eager"))
     for text, answer in zip(texts, answers, strict=True):
-        ids = ByteTokenizer().encode(text)
+        ids = encode_bytes(text)
         assert answer.tokens == len(ids)
         own = torch.tensor(answer.values, dtype=torch.float64)
         assert float(own.norm()) == pytest.approx(1.0, abs=1e-5)

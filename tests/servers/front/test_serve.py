@@ -25,7 +25,7 @@ from tailgate.servers.engine.messages import Finished, StepOutput, Submit
 from tailgate.servers.front import serve
 from tailgate.servers.front.front import Front
 from tailgate.servers.front.metrics import FrontMetrics
-from tailgate.servers.front.tokenizer import ByteTokenizer
+from tailgate.servers.front.requests import encode_bytes
 from tailgate.servers.rpc import inference_pb2, telemetry_pb2
 from tests.fakes.processes import PATIENCE_S, listeners, unix_names, wait_for
 from tests.servers.front.replica import (
@@ -226,7 +226,7 @@ def test_a_token_lets_in_clients_that_have_it(tmp_path: Path, monkeypatch: pytes
     assert replica.health() == SERVING  # without a token
     assert count_tokens(replica.inference.Generate(ask(), timeout=PATIENCE_S, metadata=mine)) == 4
     reflection = reflection_pb2_grpc.ServerReflectionStub(replica.channel)
-    for metadata, word in (((), "missing"), ((("authorization", "Bearer other"),), "wrong")):
+    for metadata in ((), (("authorization", "Bearer other"),)):
         for call in (
             lambda sent: list(replica.inference.Generate(ask(), timeout=PATIENCE_S, metadata=sent)),
             lambda sent: replica.telemetry.Snapshot(telemetry_pb2.SnapshotRequest(), metadata=sent),
@@ -235,7 +235,6 @@ def test_a_token_lets_in_clients_that_have_it(tmp_path: Path, monkeypatch: pytes
             with pytest.raises(grpc.RpcError) as caught:
                 call(metadata)
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-            assert word in caught.value.details()
     assert SECRET.encode() not in Path(f"/proc/{replica.process.pid}/cmdline").read_bytes()
     assert SECRET not in (tmp_path / "answers.log").read_text()
     assert SECRET not in str(replica.telemetry.Snapshot(telemetry_pb2.SnapshotRequest(), metadata=mine))
@@ -248,7 +247,7 @@ def served(arm: ArmConfig, send: Callable[[Front, Any], None] = lambda front, me
 
     async def begin() -> tuple[grpc.aio.Server, int]:
         metrics = FrontMetrics(arm.name, "arm-0")
-        front = Front(arm, "arm-0", lambda message: send(front, message), ByteTokenizer(), metrics)
+        front = Front(arm, "arm-0", lambda message: send(front, message), encode_bytes, metrics)
         front.warm = READY
         front.open()
         server = serve._server(front, health.aio.HealthServicer(), token="")
@@ -268,7 +267,7 @@ def served(arm: ArmConfig, send: Callable[[Front, Any], None] = lambda front, me
 def spell(front: Front, message: object) -> None:
     """Answer with as many letters as tokens are requested; 2,000 tokens never come after the first."""
     if isinstance(message, Submit):
-        name, letters = message.request_id, ByteTokenizer().encode("abcdefghij")[1:]
+        name, letters = message.request_id, encode_bytes("abcdefghij")[1:]
         ends = [Finished(request_id=name, status="OK", reason="length")] if message.max_tokens < 2000 else []
         tokens = [(name, token) for token in (letters[: message.max_tokens] if ends else letters[:1])]
         front.receive([StepOutput(emit_ns=1, tokens=tokens, finished=ends)])
@@ -278,10 +277,12 @@ GENERATOR = ArmConfig(name="eager", engine=ENGINE)
 EMBEDDER = ArmConfig(name="eager", model=ENCODER, engine=ENCODER_ENGINE)
 
 
-def test_text_gives_text() -> None:
-    with served(GENERATOR, spell) as replica:
+def test_a_text_is_read_by_the_tokenizer() -> None:
+    sent: list[Submit] = []
+    with served(GENERATOR, lambda front, message: [sent.append(message), spell(front, message)]) as replica:
         chunks = list(replica.inference.Generate(inference_pb2.GenerateRequest(text="hello", max_tokens=8)))
-        assert "".join(chunk.text for chunk in chunks) == "abcdefgh"
+        assert sent[0].prompt == encode_bytes("hello")
+        assert [token for chunk in chunks for token in chunk.token_ids] == encode_bytes("abcdefgh")[1:]
         assert chunks[-1].finish_reason == inference_pb2.FINISH_REASON_LENGTH
         replica.wait_until_idle()
 
@@ -297,7 +298,6 @@ def test_bad_requests_are_refused_with_value_and_limit() -> None:
         (ask(max_tokens=10**9), ("1000000000", "4096", "max_new_tokens")),
         (generate(token_ids=ids(ids=[259]), max_tokens=1), ("259", "258")),
         (generate(token_ids=ids(ids=[-4]), max_tokens=1), ("-4",)),
-        (ask(sampling=inference_pb2.Sampling(temperature=-1)), ("temperature", "-1")),
         (ask(request_id="r" * 257), ("request_id", "257", "256")),
         (ask(session_id="s" * 300_000), ("session_id", "300000", "256")),
         (ask(tokens=500_000), ("500000", "32", "max_prompt_tokens")),
@@ -305,12 +305,8 @@ def test_bad_requests_are_refused_with_value_and_limit() -> None:
         (text(text="a"), ("Generate",)),
     ]
     texts: list[tuple[Any, tuple[str, ...]]] = [
-        (text(), ("text", "missing")),
         (text(text=""), ("text", "empty")),
         (text(text="x" * 48), ("text", "49", "48")),
-        (text(text="x" * 5000), ("text", "5000 bytes", "3072")),
-        (text(token_ids=ids(ids=[259])), ("259", "258")),
-        (text(text="a", request_id="i" * 300), ("request_id", "300", "256")),
         (ask(), ("Embed",)),
     ]
     for arm, cases in ((GENERATOR, prompts), (EMBEDDER, texts)):
@@ -353,23 +349,14 @@ def arm_file(folder: Path, **settings: Any) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--token-env", "TAILGATE_TEST_TOKEN"], ("TAILGATE_TEST_TOKEN", "not set")),
-        (["--token-env", SECRET], ("--token-env",)),
-        (["--token-env", ""], ("--token-env", "empty")),
-    ],
-)
-def test_bad_security_settings_end_with_code_2_and_one_line(
-    tmp_path: Path, flags: list[str], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    serve_arm = ["--config", arm_file(tmp_path), *flags]
-    for main, arguments in ((serve.main, serve_arm), (tailgate.main, ["serve", "--preset", "eager", *flags])):
-        assert main(arguments) == 2
-        (line,) = capsys.readouterr().err.strip().splitlines()
-        assert all(word in line for word in words)
-        assert SECRET not in line
+def test_bad_security_settings_end_with_code_2_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    serve_arm, by_hand = ["--config", arm_file(tmp_path)], ["serve", "--preset", "eager"]
+    for variable, words in (("TAILGATE_TEST_TOKEN", "not set"), (SECRET, "--token-env"), ("", "empty")):
+        for main, arguments in ((serve.main, serve_arm), (tailgate.main, by_hand)):
+            assert main([*arguments, "--token-env", variable]) == 2
+            (line,) = capsys.readouterr().err.strip().splitlines()
+            assert words in line
+            assert SECRET not in line
 
 
 def test_a_used_port_and_a_missing_tokenizer_end_with_code_2(

@@ -15,13 +15,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from tailgate.servers.address import host_port
 from tailgate.servers.metadata import ARM_HEADER, INFERENCE_SERVICE, SESSION_HEADER
 from tailgate.servers.rpc import inference_pb2, inference_pb2_grpc
 from tailgate.servers.splitter.envoy import Envoy
 from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig, stat_name
 from tests.fakes.processes import PATIENCE_S, wait_for
-from tests.faults.relay import Relay, Weather
 
 T = TypeVar("T")
 INTERNAL = grpc.StatusCode.INTERNAL
@@ -52,9 +50,8 @@ class Replica(inference_pb2_grpc.InferenceServicer):
     every prompt aborts with INTERNAL where the replica `fails`.
     """
 
-    def __init__(self, arm: str, index: int, *, relayed: bool = False) -> None:
+    def __init__(self, arm: str, index: int) -> None:
         self.arm = arm
-        self.relayed = relayed
         self.name = f"{arm}-{index}"
         self.calls = 0
         self.active = 0
@@ -63,7 +60,6 @@ class Replica(inference_pb2_grpc.InferenceServicer):
         self.metadata: list[dict[str, str | bytes]] = []
         self.health = health.aio.HealthServicer()
         self.server: grpc.aio.Server | None = None
-        self.relay: Relay | None = None
         self.address = ""
 
     async def Generate(  # noqa: N802
@@ -99,15 +95,9 @@ class Replica(inference_pb2_grpc.InferenceServicer):
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         await self.health.set(INFERENCE_SERVICE, SERVING)
         await self.server.start()
-        if self.relayed:
-            self.relay = Relay(host_port(self.address))
-            await self.relay.start()
-            self.address = f"127.0.0.1:{self.relay.port}"
 
     async def stop(self) -> None:
         assert self.server is not None
-        if self.relay is not None:
-            await self.relay.change(Weather(refused=True))
         await self.server.stop(0)
 
 
@@ -169,11 +159,8 @@ class Split:
     def __init__(self, loop: Loop, work_dir: Path, replicas: dict[str, int], **settings: Any) -> None:
         self.loop = loop
         self.work_dir = work_dir
-        relayed: bool = settings.pop("relayed", False)
         weights, shadows = settings.pop("weights", {}), settings.pop("shadows", {})
-        self.replicas = {
-            arm: [Replica(arm, index, relayed=relayed) for index in range(count)] for arm, count in replicas.items()
-        }
+        self.replicas = {arm: [Replica(arm, index) for index in range(count)] for arm, count in replicas.items()}
         for replica in self.all:
             loop.run(replica.start())
         arms = (
