@@ -2,8 +2,7 @@
 
 One greenlet a request: it takes an idle connection or opens one, sends, and stamps the clock right after each read;
 every event in what was read has that time. Nothing here raises for a failed request: it ends the call with the same
-status names as the gRPC client, so that arms of all kinds are recorded alike. HTTP/1.1 itself is parsed by
-geventhttpclient (llhttp).
+status names as the gRPC client, so that arms of all kinds are recorded alike.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import contextlib
 import errno
 import ssl
 from collections.abc import Callable
+from http.client import HTTPException, HTTPResponse
 from typing import Any, Final
 
 import gevent
 import gevent.socket
 import gevent.ssl
-from geventhttpclient.response import HTTPParseError, HTTPResponse
 
 from tailgate.loadtests.clients.call import Call
 from tailgate.loadtests.external.addresses import parse_address
@@ -25,12 +24,8 @@ from tailgate.loadtests.external.arms import ExternalArm, OpenAiOptions
 from tailgate.loadtests.external.client_security import bearer_token, client_context, explain, server_name
 from tailgate.loadtests.external.openai_wire import (
     DONE,
-    LARGEST_ERROR,
-    MEDIA_HEADERS,
     EventStream,
-    error_of_body,
-    is_event_stream,
-    media_type,
+    error_of_answer,
     read_event,
     request_path,
     shortened,
@@ -38,7 +33,8 @@ from tailgate.loadtests.external.openai_wire import (
 from tailgate.servers.clock import now_ns
 from tailgate.servers.metadata import trailing_key
 
-_LARGEST_HEADERS: Final = 256 * 1024
+_CONNECT_S: Final = 10.0
+_RETRY_NS: Final = 100_000_000
 _READ_BYTES: Final = 65_536
 _DRAIN_S: Final = 1.0  # for what follows the end mark, so that the connection can be used again
 _LOCAL_LIMITS: Final = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
@@ -52,24 +48,12 @@ class OpenAiClient:
 
     A request has a connection to itself; afterwards the connection waits for the next. A connection that the server
     closed meanwhile costs one more attempt, and only while nothing of an answer has come. After a failed connect,
-    requests fail at once with UNAVAILABLE until `retry_s` has passed.
+    requests fail at once with UNAVAILABLE for a tenth of a second.
     """
 
-    def __init__(
-        self,
-        config: ExternalArm,
-        address: str,
-        *,
-        connect_timeout_s: float = 10.0,
-        retry_s: float = 0.1,
-        most_idle: int = 4096,
-    ) -> None:
+    def __init__(self, config: ExternalArm, address: str) -> None:
         assert isinstance(config.options, OpenAiOptions)
         self.address = parse_address(address, "openai")
-        self.target = self.address.target
-        self._connect_timeout_s = connect_timeout_s
-        self._retry_ns = int(retry_s * 1e9)
-        self._most_idle = most_idle
         token = self._token = bearer_token(config)
         lines = [
             f"POST {request_path(config.options, self.address)} HTTP/1.1",
@@ -113,11 +97,7 @@ class OpenAiClient:
         return call
 
     def connect(self, timeout_s: float | None = None) -> str:
-        """Open a connection unless one is idle, and return "", or the reason why there is none."""
-        if self._closed:
-            return "the client is closed"
-        if self._idle:
-            return ""
+        """Open a connection, and return "", or the reason why there is none."""
         with gevent.Timeout(timeout_s, False):
             try:
                 self._idle.append(self._connect())
@@ -141,18 +121,17 @@ class OpenAiClient:
             while sock is None:
                 sock, reused = self._take()
                 try:
-                    kept = self._exchange(call, sock, reused)
+                    kept = exchange(call, sock, reused)
                 except _StaleConnectionError:
                     _shut(sock)
                     sock = None
         except OSError as problem:
             call.finish("UNAVAILABLE", str(problem), now_ns())
         finally:
-            if sock is not None:
-                if kept and not self._closed and len(self._idle) < self._most_idle:
-                    self._idle.append(sock)
-                else:
-                    _shut(sock)
+            if kept and not self._closed:
+                self._idle.append(sock)
+            elif sock is not None:
+                _shut(sock)
             # Killed, or an error of this program: the call has ended either way.
             call.finish("INTERNAL", "the client gave up", now_ns())
 
@@ -169,16 +148,14 @@ class OpenAiClient:
         try:
             return self._connect(), False
         except OSError as problem:
-            self._refusal, self._refused_until_ns = str(problem), now_ns() + self._retry_ns
+            self._refusal, self._refused_until_ns = str(problem), now_ns() + _RETRY_NS
             raise
 
     def _connect(self) -> Any:
         """Return a new connection. Raises OSError with the reason why there is none."""
         sock: Any = None
         try:
-            sock = gevent.socket.create_connection(
-                (self.address.host, self.address.port), timeout=self._connect_timeout_s
-            )
+            sock = gevent.socket.create_connection((self.address.host, self.address.port), timeout=_CONNECT_S)
             sock.setsockopt(gevent.socket.IPPROTO_TCP, gevent.socket.TCP_NODELAY, 1)
             if self._tls is not None:
                 sock = self._tls.wrap_socket(sock, server_hostname=self._tls_name)
@@ -186,50 +163,69 @@ class OpenAiClient:
         except BaseException as problem:
             if sock is not None:
                 _shut(sock)
-            if isinstance(problem, OSError) and problem.errno in _LOCAL_LIMITS:
+            if not isinstance(problem, OSError):
+                raise
+            if problem.errno in _LOCAL_LIMITS:
                 limits = f"({problem.strerror}): raise its limits (ulimit -n)"
                 raise OSError(f"this machine can open no more connections {limits}") from None
-            if isinstance(problem, OSError):
-                why = explain(problem, self._tls_name) if isinstance(problem, ssl.SSLError) else problem
-                raise OSError(f"cannot connect to {self.target}: {why}") from None
-            raise
+            why = explain(problem, self._tls_name) if isinstance(problem, ssl.SSLError) else problem
+            raise OSError(f"cannot connect to {self.address.target}: {why}") from None
         return sock
-
-    def _exchange(self, call: OpenAiCall, sock: Any, reused: bool) -> bool:
-        """Send the request and read until the call has ended. Return whether the connection can serve another."""
-        call.sent_ns = now_ns()
-        broken: OSError | None = None
-        try:
-            sock.sendall(call.request)
-        except OSError as problem:
-            broken = problem  # a server that refuses a request early has said why
-        response, silent = call.response, True
-        while not call.status or (call.status == "OK" and not response.message_complete):
-            if call.ended_ns or call.status:
-                sock.settimeout(_DRAIN_S)  # an answer is whole with its finish_reason: do not wait for [DONE]
-            try:
-                data = sock.recv(_READ_BYTES)
-            except TimeoutError:
-                call.break_off("", now_ns())
-                return False
-            except OSError as problem:
-                data, broken = b"", broken or problem
-            at_ns = now_ns()
-            if not data and silent:
-                if reused and at_ns - call.sent_ns < _STALE_NS:
-                    raise _StaleConnectionError
-                why = f": {broken}" if broken is not None else ""
-                call.finish("UNAVAILABLE", f"the server closed the connection without an answer{why}", at_ns)
-                return False
-            silent = False
-            call.feed(data, at_ns)
-            if not data:
-                return False
-        return broken is None and not response.should_close()
 
 
 class _StaleConnectionError(Exception):
     """The server had closed the kept connection before it saw the request."""
+
+
+def exchange(call: OpenAiCall, sock: Any, reused: bool) -> bool:
+    """Send the request and read until the call has ended. Return whether the connection can serve another."""
+    call.sent_ns = now_ns()
+    sent = False
+    with contextlib.suppress(OSError):  # a server that refuses a request early has said why
+        sock.sendall(call.request)
+        sent = True
+    response = HTTPResponse(sock, method="POST")
+    try:
+        response.begin()
+        if (failed := error_of_answer(response)) is None:
+            return _read_stream(call, sock, response) and sent
+        call.finish(*failed, now_ns())
+        return sent and response.isclosed() and not response.will_close
+    except OSError as problem:
+        at_ns = now_ns()
+        if reused and response.headers is None and at_ns - call.sent_ns < _STALE_NS:
+            raise _StaleConnectionError from None
+        call.finish("UNAVAILABLE", f"the server closed the connection without an answer: {problem}", at_ns)
+    except (HTTPException, ValueError, OverflowError) as problem:
+        why = shortened(f"{type(problem).__name__}: {problem}")
+        call.finish("UNAVAILABLE", f"the server does not speak HTTP/1.1 ({why})", now_ns())
+    finally:
+        response.close()
+    return False
+
+
+def _read_stream(call: OpenAiCall, sock: Any, response: HTTPResponse) -> bool:
+    while not call.status or call.status == "OK":
+        if call.ended_ns or call.status:
+            sock.settimeout(_DRAIN_S)  # an answer is whole with its finish_reason: do not wait for [DONE]
+        try:
+            piece = response.read1(_READ_BYTES)
+        except TimeoutError:
+            call.break_off("", now_ns())
+            return False
+        except (OSError, HTTPException, ValueError, OverflowError):  # OverflowError: a chunk of less than -2^63
+            piece, response.length = b"", -1
+        at_ns = now_ns()
+        if piece:
+            call.take(piece, at_ns)
+        elif response.length:
+            call.break_off("the server closed the connection inside its answer", at_ns)
+            return False
+        else:
+            call.end_stream(at_ns)
+            sock.settimeout(None)
+            return call.status == "OK" and not response.will_close
+    return False
 
 
 def _is_closed(sock: Any) -> bool:
@@ -250,21 +246,6 @@ def _shut(sock: Any) -> None:
         sock.close()
 
 
-class _Response(HTTPResponse):
-    """llhttp's view of one answer; `pieces` are the parts of its body since they were last taken."""
-
-    def __init__(self) -> None:
-        super().__init__("POST")
-        self.pieces: list[bytes] = []
-
-    def _on_body(self, buf: bytearray) -> None:
-        self.pieces.append(bytes(buf))
-
-    def header(self, name: str) -> str:
-        value = self.get(name)
-        return value if isinstance(value, str) else ",".join(value) if value else ""
-
-
 class OpenAiCall(Call):
     """One request. Its connection is closed when it is cancelled.
 
@@ -273,21 +254,14 @@ class OpenAiCall(Call):
     `output_tokens` is the server's count where it gave one.
     """
 
-    __slots__ = (
-        *("_body", "_calls", "_counts", "_events", "_head_bytes", "_is_stream"),
-        *("chunks", "counted_tokens", "ended_ns", "greenlet", "request", "response"),
-    )
+    __slots__ = ("_calls", "_counts", "_events", "chunks", "counted_tokens", "ended_ns", "greenlet", "request")
 
     def __init__(self, *, request: bytes, calls: set[OpenAiCall], token: str = "", **settings: Any) -> None:
         super().__init__(**settings)
         self.token = token
-        self.response = _Response()
         self.ended_ns = 0  # when the finish_reason came; 0: not yet
         self._events = EventStream()
-        self._is_stream: bool | None = None  # None: headers have not come
         self._counts = True  # every event with text so far had a count of tokens
-        self._body = b""
-        self._head_bytes = 0  # before the end of the headers
         self.chunks = 0
         self.counted_tokens: int | None = None  # by the server
         self.request = request
@@ -309,40 +283,13 @@ class OpenAiCall(Call):
         self.request = b""
         self._calls.discard(self)
 
-    def feed(self, data: bytes, at_ns: int) -> None:
-        """Take what was read at `at_ns`; empty means that the server closed its side."""
-        response = self.response
+    def take(self, piece: bytes, at_ns: int) -> None:
+        """Take a piece of the answer that was read at `at_ns`."""
         try:
-            response.feed(data)
-        except HTTPParseError as problem:
-            where = "inside its answer" if response.message_begun else "instead of an answer"
-            what = "closed the connection" if not data else f"does not speak HTTP/1.1 ({shortened(str(problem))})"
-            self.finish("UNAVAILABLE", f"the server {what} {where}", at_ns)
-            return
-        if not response.headers_complete or response.get_code() < 200:
-            self._head_bytes += len(data)
-            if not data or self._head_bytes > _LARGEST_HEADERS:
-                self.finish("UNAVAILABLE", "the server closed the connection without an answer", at_ns)
-            return
-        if self._is_stream is None:
-            kind = media_type(*map(response.header, MEDIA_HEADERS))
-            self._is_stream = response.get_code() == 200 and is_event_stream(kind)
-        pieces, response.pieces = response.pieces, []
-        if self._is_stream:
-            for piece in pieces:
-                try:
-                    events = self._events.feed(piece)
-                except ValueError as error:
-                    self.finish("INTERNAL", str(error), at_ns)
-                    break
-                for event in events:
-                    self._event(event, at_ns)
-        else:
-            self._body += b"".join(pieces)
-        if response.message_complete or len(self._body) >= LARGEST_ERROR:
-            self._complete(at_ns)
-        elif not data:
-            self.break_off("the server closed the connection inside its answer", at_ns)
+            for event in self._events.feed(piece):
+                self._event(event, at_ns)
+        except ValueError as error:
+            self.finish("INTERNAL", str(error), at_ns)
 
     def break_off(self, error: str, at_ns: int) -> None:
         """End a call of which no more will come: its answer is whole if its finish_reason came, and ended then."""
@@ -354,8 +301,8 @@ class OpenAiCall(Call):
     def _event(self, data: bytes, at_ns: int) -> None:
         if self.status:
             return
-        if data == DONE or data.strip() == DONE:
-            self._end_stream(at_ns)
+        if data.strip() == DONE:
+            self._done(at_ns)
             return
         try:
             chunk = read_event(data)
@@ -369,7 +316,7 @@ class OpenAiCall(Call):
         if chunk.ended and not self.ended_ns:
             self.ended_ns = at_ns
         total = chunk.completion_tokens
-        if chunk.text:
+        if chunk.answers:
             self.chunks += 1
             # A count in each event says how many tokens this chunk brought. One at the end alone does not, nor does one
             # below the number of chunks.
@@ -385,21 +332,14 @@ class OpenAiCall(Call):
         if chunk.prompt_tokens is not None:
             self.trailing_metadata[trailing_key("prompt_tokens")] = str(chunk.prompt_tokens)
 
-    def _complete(self, at_ns: int) -> None:
+    def end_stream(self, at_ns: int) -> None:
         """End the call with the whole answer."""
-        if self.status:
-            return
-        code = self.response.get_code()
-        if not self._is_stream:
-            location, kind = self.response.header("location"), media_type(*map(self.response.header, MEDIA_HEADERS))
-            self.finish(*error_of_body(code, self._body, location, kind), at_ns)
-        elif self.ended_ns or self._events.close() == DONE:
-            self._end_stream(at_ns)
+        if self.ended_ns or self._events.close() == DONE:
+            self._done(at_ns)
         else:
             self.finish("UNAVAILABLE", "the stream ended without a finish_reason and without [DONE]", at_ns)
 
-    def _end_stream(self, at_ns: int) -> None:
-        """End the call with its stream."""
+    def _done(self, at_ns: int) -> None:
         if self.ended_ns or self.chunks or self.token_ns:
             self.finish("OK", "", at_ns)
         else:

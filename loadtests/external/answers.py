@@ -118,11 +118,8 @@ def _openai(config: ExternalArm, address: str, asking: Asking, left_s: Callable[
     where = parse_address(address, config.kind)
     body = openai_wire.request_body(options, config.model_name, asking)
     with _requested(config, address, "POST", openai_wire.request_path(options, where), left_s(), body) as reply:
-        kind = openai_wire.media_type(*(reply.getheader(name) or "" for name in openai_wire.MEDIA_HEADERS))
-        if reply.status != 200 or not openai_wire.is_event_stream(kind):
-            content, location = reply.read(openai_wire.LARGEST_ERROR), reply.getheader("location") or ""
-            status, message = openai_wire.error_of_body(reply.status, content, location, kind)
-            raise FailedError(message, status=status, http=reply.status)
+        if (failed := openai_wire.error_of_answer(reply)) is not None:
+            raise FailedError(failed[1], status=failed[0], http=reply.status)
         return _streamed(reply, left_s)
 
 
@@ -164,10 +161,8 @@ def _streamed(reply: http.client.HTTPResponse, left_s: Callable[[], float]) -> A
             break
         chunk = openai_wire.read_event(data)
         if chunk.failed is not None:
-            status, message = chunk.failed
-            raise FailedError(message, status=status)
-        text = openai_wire.text_in(data)
-        parts += [text] if text else []
+            raise FailedError(chunk.failed[1], status=chunk.failed[0])
+        parts += [chunk.text] if chunk.text else []
         size = _bounded(size + len(data))
         ended = ended or chunk.ended
         answer.tokens = chunk.completion_tokens if chunk.completion_tokens is not None else answer.tokens

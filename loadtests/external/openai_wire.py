@@ -1,13 +1,14 @@
 """What goes over the wire to and from an OpenAI-compatible server: request bodies, server-sent events, errors.
 
-No I/O and no clock: the load generator and the readiness check read the same bytes by the same rules. Interfaces:
-the OpenAI API reference (completions, chat completions, streaming) and, for the event stream, the HTML standard,
-section 9.2 "Server-sent events".
+The load generator and the readiness check read the same bytes by the same rules. Interfaces: the OpenAI API reference
+(completions, chat completions, streaming) and, for the event stream, the HTML standard, section 9.2 "Server-sent
+events".
 """
 
 from __future__ import annotations
 
 import json
+from http.client import HTTPResponse
 from typing import Any, Final, NamedTuple
 
 from tailgate.loadtests.external.addresses import Address
@@ -27,17 +28,17 @@ _WHOLE: Final = frozenset(
 )
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-_PATHS: Final = {"completions": "/completions", "chat": "/chat/completions"}
 
 # gRPC's names, so that all arms fail in the same words. Codes not listed go by their hundreds.
 _HTTP_STATUS: Final = {
+    3: "FAILED_PRECONDITION",
+    4: "INVALID_ARGUMENT",
+    5: "INTERNAL",
     401: "UNAUTHENTICATED",
     403: "PERMISSION_DENIED",
     404: "NOT_FOUND",
     408: "DEADLINE_EXCEEDED",
-    409: "ABORTED",
     429: "RESOURCE_EXHAUSTED",
-    501: "UNIMPLEMENTED",
     502: "UNAVAILABLE",
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
@@ -47,7 +48,7 @@ _HTTP_STATUS: Final = {
 
 def request_path(options: OpenAiOptions, address: Address) -> str:
     """Return the path of the endpoint below the address's own, such as /v1/completions."""
-    return address.path + _PATHS[options.endpoint]
+    return f"{address.path}/{'chat/completions' if options.endpoint == 'chat' else 'completions'}"
 
 
 def request_body(options: OpenAiOptions, model: str, asking: Asking) -> bytes:
@@ -62,19 +63,6 @@ def request_body(options: OpenAiOptions, model: str, asking: Asking) -> bytes:
         each = {"continuous_usage_stats": True} if options.usage == "each" else {}
         body["stream_options"] = {"include_usage": True, **each}
     return json.dumps(body, separators=(",", ":")).encode()
-
-
-MEDIA_HEADERS = ("content-type", "content-encoding")
-
-
-def media_type(content_type: str, encoding: str) -> str:
-    """Return the Content-Type, after the Content-Encoding where there is one."""
-    return content_type if encoding.lower() in ("", "identity") else f"{encoding}-compressed {content_type}"
-
-
-def is_event_stream(content_type: str) -> bool:
-    """Return whether a media type names plain server-sent events. Media types have no case."""
-    return content_type.partition(";")[0].strip().lower() == "text/event-stream"
 
 
 class EventStream:
@@ -152,18 +140,15 @@ def _as_error(data: bytes) -> bytes:
 
 
 class Chunk(NamedTuple):
-    """What one event says. `text`: it carries some of the answer. Counts are the server's own, None where not given."""
+    """What one event says. Counts are the server's own, None where not given."""
 
-    text: bool
+    text: str = ""
+    answers: bool = False  # it carries some of the answer: text or a tool call
     ended: bool = False  # it gives a finish_reason
     goes_on: bool = False  # it belongs to an answer that has not ended
     completion_tokens: int | None = None
     prompt_tokens: int | None = None
     failed: tuple[str, str] | None = None  # (status, message)
-
-
-_TEXT: Final = Chunk(text=True, goes_on=True)
-_NOTHING: Final = Chunk(text=False)
 
 
 def read_event(data: bytes) -> Chunk:
@@ -174,49 +159,27 @@ def read_event(data: bytes) -> Chunk:
     choices = event.get("choices")
     usage = event.get("usage")
     if (event.get("error") is not None or (not choices and usage is None)) and (failed := error_in(event)) is not None:
-        return Chunk(text=False, failed=failed)
-    text = ended = False
+        return Chunk(failed=failed)
+    text, answers, ended = "", False, False
     if choices:
         choice = choices[0]
         reason = choice.get("finish_reason")
         ended = reason is not None and reason != ""
         if ended and reason not in _WHOLE:
             why = shortened(json.dumps(reason, ensure_ascii=False))
-            return Chunk(text=False, failed=("ABORTED", f"the server broke the answer off: finish_reason {why}"))
+            return Chunk(failed=("ABORTED", f"the server broke the answer off: finish_reason {why}"))
         delta = choice.get("delta")
         if delta is None:
-            text = bool(choice.get("text"))
+            text = str(choice.get("text") or "")
         else:
-            text = bool(
-                delta.get("content")
-                or delta.get("reasoning_content")
-                or delta.get("reasoning")
-                or delta.get("tool_calls")
-            )
-    if usage is None:
-        if not ended:
-            return _TEXT if text else _NOTHING
-        return Chunk(text=text, ended=True)
+            thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
+            text = f"{thought}{delta.get('content') or ''}"
+        answers = bool(text) or (delta is not None and bool(delta.get("tool_calls")))
     tokens = _count(usage, "completion_tokens")
     if tokens is not None and tokens > MOST_TOKENS:
         many = f"the server counts {tokens} tokens or more in its answer; the limit is {MOST_TOKENS}"
-        return Chunk(text=False, failed=("INTERNAL", many))
-    return Chunk(
-        text=text,
-        ended=ended,
-        goes_on=bool(choices) and not ended,
-        completion_tokens=tokens,
-        prompt_tokens=_count(usage, "prompt_tokens"),
-    )
-
-
-def text_in(data: bytes) -> str:
-    """Return the text of an event in which `read_event` found neither an error nor an unknown form."""
-    choice = (json.loads(data).get("choices") or [{}])[0]
-    delta = choice.get("delta")
-    if delta is None:
-        return str(choice.get("text") or "")
-    return str(delta.get("reasoning_content") or delta.get("reasoning") or "") + str(delta.get("content") or "")
+        return Chunk(failed=("INTERNAL", many))
+    return Chunk(text, answers, ended, bool(choices) and not ended, tokens, _count(usage, "prompt_tokens"))
 
 
 def _count(usage: Any, key: str) -> int | None:
@@ -226,12 +189,7 @@ def _count(usage: Any, key: str) -> int | None:
 
 def http_status_name(code: int) -> str:
     """Return the gRPC status that an HTTP status other than 2xx stands for."""
-    known = _HTTP_STATUS.get(code)
-    if known is not None:
-        return known
-    if 300 <= code < 400:
-        return "FAILED_PRECONDITION"
-    return "INVALID_ARGUMENT" if 400 <= code < 500 else "INTERNAL" if code >= 500 else "UNKNOWN"
+    return _HTTP_STATUS.get(code) or _HTTP_STATUS.get(code // 100, "UNKNOWN")
 
 
 def error_in(body: Any) -> tuple[str, str] | None:
@@ -257,6 +215,16 @@ def _http_code(value: Any) -> int | None:
     if isinstance(value, str) and value.isascii() and value.isdigit():
         value = int(value)
     return value if type(value) is int and 400 <= value < 600 else None
+
+
+def error_of_answer(answer: HTTPResponse) -> tuple[str, str] | None:
+    """Return (status, message) of an HTTP answer whose headers have come; None for an event stream."""
+    kind, encoding = answer.getheader("content-type", ""), answer.getheader("content-encoding", "")
+    if encoding.lower() not in ("", "identity"):
+        kind = f"{encoding}-compressed {kind}"
+    if answer.status == 200 and kind.partition(";")[0].strip().lower() == "text/event-stream":
+        return None
+    return error_of_body(answer.status, answer.read(LARGEST_ERROR), answer.getheader("location", ""), kind)
 
 
 def error_of_body(code: int, body: bytes, location: str = "", content_type: str = "") -> tuple[str, str]:

@@ -192,7 +192,6 @@ def test_counts_of_every_chunk_are_believed_where_they_can_be(parts: list[bytes]
         (b"\x00\x00\x18\x04\x00\x00\x00\x00\x00", "UNAVAILABLE", "does not speak HTTP/1.1"),
         (b"", "UNAVAILABLE", "without an answer"),
         (answer(said("a"), said("b")), "UNAVAILABLE", "without a finish_reason and without [DONE]"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: zzz\r\n\r\n", "UNAVAILABLE", "does not speak HTTP/1.1"),
         (answer(ONE, part(" two", "abort"), DONE), "ABORTED", "abort"),
         (answer(ONE, part(" two", "content_filter"), DONE), "ABORTED", "content_filter"),
         (answer(ONE, b"event: error\n" + event(LOST), DONE), "INTERNAL", "the worker went away"),

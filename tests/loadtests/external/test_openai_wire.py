@@ -99,7 +99,7 @@ def test_endless_event_is_refused() -> None:
 )
 def test_chunk_counts_when_it_carries_some_of_the_answer(content: object, text: bool, ended: bool) -> None:
     chunk = read_event(json.dumps(content).encode())
-    assert (chunk.text, chunk.ended) == (text, ended)
+    assert (chunk.answers, chunk.ended) == (text, ended)
     assert chunk.failed is None
 
 

@@ -370,14 +370,6 @@ def test_a_schedule_that_cannot_be_encoded_is_a_failure() -> None:
     assert failures == ["the schedule cannot be encoded: no words"]
 
 
-@pytest.fixture(params=["kernel", "naps"])
-def timer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precise_sleep, "spare_timers", [])
-    if request.param == "naps":  # no descriptor is left
-        monkeypatch.setattr(precise_sleep, "KernelTimer", Mock(side_effect=OSError))
-
-
-@pytest.mark.usefixtures("timer")
 @pytest.mark.parametrize("ahead_ms", [-1.0, 0.0, 0.05, 0.4, 3.0])
 def test_a_sleep_never_ends_early(ahead_ms: float) -> None:
     for _ in range(20):
@@ -386,7 +378,6 @@ def test_a_sleep_never_ends_early(ahead_ms: float) -> None:
         assert now_ns() >= due
 
 
-@pytest.mark.usefixtures("timer")
 def test_others_run_while_one_sleeps_and_a_killed_sleeper_leaves_a_timer_that_wakes_nothing() -> None:
     turns: list[int] = []
 
@@ -412,11 +403,10 @@ def test_the_kernels_timer_costs_no_core() -> None:
     assert time.thread_time() - used < 0.5 * (time.perf_counter() - began)
 
 
-def test_a_timer_of_the_process_that_forked_this_one_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precise_sleep, "spare_timers", [])
+def test_a_process_that_is_forked_leaves_the_timers_to_its_parent() -> None:
     sleep_until(now_ns() + 900_000)
-    (first,) = precise_sleep.spare_timers
-    first.process += 1
-    sleep_until(now_ns() + 900_000)
-    (second,) = precise_sleep.spare_timers
-    assert second is not first
+    assert precise_sleep.spare_timers
+    child = os.fork()
+    if not child:
+        os._exit(len(precise_sleep.spare_timers))
+    assert os.waitpid(child, 0)[1] == 0
