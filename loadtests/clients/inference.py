@@ -14,7 +14,7 @@ import gevent
 import gevent.socket
 from gevent import get_hub
 
-from tailgate.loadtests.clients.connection import CLOSED, LOST, Connection
+from tailgate.loadtests.clients.connection import Connection
 from tailgate.loadtests.clients.frames import request_prefix
 from tailgate.loadtests.clients.grpc_call import GENERATE_PATH, GrpcCall
 from tailgate.loadtests.clients.tls import TlsError, TlsStream
@@ -84,13 +84,11 @@ class InferenceClient:
 
     def connect(self, timeout_s: float | None = None) -> str:
         """Wait for a connection and return "", or the reason why there is none."""
-        if self._closed:
-            return "the client is closed"
-        if not self._is_usable:
+        if self._usable() is None:
             if self._connecting is None:
                 self._connecting = gevent.spawn(self._connect)
             self._connecting.join(timeout_s)
-        return "" if self._is_usable else self._refusal or "still connecting"
+        return "" if self._usable() else self._refusal or "still connecting"
 
     def close(self) -> None:
         """End every call, CANCELLED if it was running, and close every socket."""
@@ -102,23 +100,22 @@ class InferenceClient:
         for connection in list(self.connections):
             connection.close("CANCELLED", "the client was closed")
 
-    @property
-    def _is_usable(self) -> bool:
-        return any(connection.usable for connection in self.connections)
-
-    def _assign(self, call: GrpcCall) -> None:
-        if self._closed:
-            call.finish("UNAVAILABLE", "the client is closed", now_ns())
-            return
+    def _usable(self) -> Connection | None:
+        """Return the connection with the fewest streams of those that take one more."""
         best: Connection | None = None
         for connection in self.connections:
             if connection.usable and (best is None or connection.streams < best.streams):
                 best = connection
-        if best is not None:
-            best.open(call)
-            return
-        self._waiting.append(call)
-        self._open_more()
+        return best
+
+    def _assign(self, call: GrpcCall) -> None:
+        if self._closed:
+            call.finish("UNAVAILABLE", "the client is closed", now_ns())
+        elif (connection := self._usable()) is not None:
+            connection.open(call)
+        else:
+            self._waiting.append(call)
+            self._open_more()
 
     def _open_more(self) -> None:
         """Open one more connection, if one may be; else let calls wait, or fail while connects are refused."""
@@ -160,8 +157,6 @@ class InferenceClient:
                 connection.close("UNAVAILABLE", f"no HTTP/2 settings in {self._connect_timeout_s} s")
             if connection.closed:
                 refusal = f"cannot connect to {self.target}: {connection.reason}"
-                if tls is None and not connection.greeted and connection.reason.startswith((LOST, CLOSED)):
-                    refusal += " before it said anything: if its port speaks TLS: use https://"
             else:
                 self.connections.append(connection)
         except OSError as problem:
@@ -184,7 +179,7 @@ class InferenceClient:
             if self._waiting[0].status:
                 self._waiting.popleft()
                 continue
-            if not self._is_usable:
+            if self._usable() is None:
                 return self._open_more()
             self._assign(self._waiting.popleft())
 

@@ -222,16 +222,11 @@ _REQUEST_S = 120.0  # a server may load its model with its first request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What one short answer showed. `tokens` is the server's own count, None when it gave none.
-
-    `context` is the most tokens of a prompt and its answer, where the server tells it.
-    """
+    """What one short answer to a request for `asked` tokens showed. `tokens` is the server's own count, None when it
+    gave none; `context` the most tokens of a prompt and its answer, where the server tells it."""
 
     asked: int
-    chunks: int
     tokens: int | None
-    prompt_tokens: int | None
-    seconds: float
     context: int | None = None
 
 
@@ -279,12 +274,8 @@ def _probed(config: ExternalArm, address: str, timeout_s: float) -> Probe:
     prompt: str | list[int] = _PROMPT
     if config.options.prompt == "token_ids":
         prompt = [3 + index % (config.vocab_size - 3) for index in range(TOKENS)]
-    context = None
-    if config.kind == "openai":
-        context = _openai_context(config, address)
-    else:
+    if config.kind == "oip":
         _check_oip_model(config, address)
-    began = time.monotonic()
     asking = Asking(prompt=prompt, max_tokens=TOKENS, whole_length=True, seed=0)
     found = _exchange(config, address, asking, timeout_s=timeout_s)
     if not found.pieces and isinstance(config.options, OipOptions):
@@ -292,14 +283,11 @@ def _probed(config: ExternalArm, address: str, timeout_s: float) -> Probe:
             f'it was asked for {TOKENS} tokens and nothing came in tensor "{config.options.output_tensor}": '
             "does the model stream?"
         )
-    return Probe(
-        asked=TOKENS,
-        chunks=found.pieces,
-        tokens=found.tokens,
-        prompt_tokens=found.prompt_tokens,
-        seconds=time.monotonic() - began,
-        context=context,
-    )
+    context = None
+    if config.kind == "openai":
+        with _requested(config, address, "GET", f"{parse_address(address, 'openai').path}/models", 10.0) as reply:
+            context = openai_wire.context_of(reply.read(openai_wire.LARGEST_EVENT), config.model_name)
+    return Probe(asked=TOKENS, tokens=found.tokens, context=context)
 
 
 _HTTP_REMEDIES = {
@@ -320,26 +308,12 @@ _GRPC_REMEDIES = {
 }
 
 
-def _openai_context(config: ExternalArm, address: str) -> int | None:
-    """Return the longest context that the list of models tells. Raises FailedError where the server is not up, as far
-    as /health and that list tell; servers have both, one or none."""
-    for path in ("/health", f"{parse_address(address, config.kind).path}/models"):
-        with _requested(config, address, "GET", path, 10.0) as answer:
-            body = answer.read(openai_wire.LARGEST_EVENT)
-        if answer.status in (502, 503):
-            status, message = openai_wire.error_of_body(answer.status, body)
-            raise FailedError(message, status=status, http=answer.status)
-    return openai_wire.context_of(body, config.model_name) if answer.status == 200 else None
-
-
 def _check_oip_model(config: ExternalArm, address: str) -> None:
-    """Check that server and model are ready, and that the model has the tensors of the options."""
+    """Check that the model is ready and has the tensors of the options."""
     options, name = config.options, config.model_name
     with _oip_channel(config, address) as (channel, metadata):
         stub: Any = oip_pb2_grpc.GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
         call = {"timeout": 10.0, "metadata": metadata}
-        if not stub.ServerReady(oip_pb2.ServerReadyRequest(), **call).ready:
-            raise FailedError("the server says that it is not ready", not_yet=True)
         if not stub.ModelReady(oip_pb2.ModelReadyRequest(name=name), **call).ready:
             raise FailedError(f'the server says that model "{name}" is not ready', not_yet=True)
         try:
