@@ -22,22 +22,6 @@ class Call:
     A subclass tells the wire of a cancel (`_withdraw`) and frees what only a running call needs (`_release`).
     """
 
-    __slots__ = (
-        "_on_done",
-        "_timer",
-        "deadline_ns",
-        "end_ns",
-        "error",
-        "initial_metadata",
-        "sent_ns",
-        "start_ns",
-        "status",
-        "tag",
-        "token",
-        "token_ns",
-        "trailing_metadata",
-    )
-
     def __init__(
         self, *, timeout_s: float | None = None, on_done: Callable[[Any], None] | None = None, tag: Any = None
     ) -> None:

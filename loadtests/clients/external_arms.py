@@ -46,8 +46,6 @@ def external_route(arm: str, config: ExternalArm, *, traffic: PromptSource, igno
 class OipCall(GrpcCall):
     """One inference. Each token of a tensor of ids, or each piece of text, has the time at which it came."""
 
-    __slots__ = ("_options",)
-
     def __init__(self, *, options: OipOptions, **settings: Any) -> None:
         super().__init__(**settings)
         self._options = options

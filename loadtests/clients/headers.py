@@ -25,8 +25,6 @@ class HeaderError(Exception):
 class HeaderDecoder:
     """The compression state of one direction of a connection. Every block must pass through it, in order."""
 
-    __slots__ = ("_largest_list", "table")
-
     def __init__(self, *, largest_list: int) -> None:
         self.table = HeaderTable()
         self._largest_list = largest_list  # bytes of all fields of a block, counted as RFC 9113, 6.5.2 says

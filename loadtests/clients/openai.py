@@ -254,8 +254,6 @@ class OpenAiCall(Call):
     `output_tokens` is the server's count where it gave one.
     """
 
-    __slots__ = ("_calls", "_counts", "_events", "chunks", "counted_tokens", "ended_ns", "greenlet", "request")
-
     def __init__(self, *, request: bytes, calls: set[OpenAiCall], token: str = "", **settings: Any) -> None:
         super().__init__(**settings)
         self.token = token

@@ -1,46 +1,27 @@
-"""The way to an arm: how a planned request is written for it, and which of its replicas gets it.
-
-A client is whatever starts a request without waiting and hands back a call with the times of its tokens. All calls end
-with a gRPC status name, so that records do not depend on the kind of client.
-"""
+"""The way to an arm: how a planned request is written for it, and which of its replicas gets it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from functools import lru_cache
 from urllib.parse import quote
 
-from tailgate.loadtests.clients.call import Call
 from tailgate.loadtests.clients.frames import literal
+from tailgate.loadtests.clients.inference import InferenceClient
+from tailgate.loadtests.clients.openai import OpenAiClient
 from tailgate.loadtests.traffic.schedule import PlannedRequest
 from tailgate.servers.clock import now_ns
 from tailgate.servers.config import Task
 from tailgate.servers.metadata import ARM_HEADER, SESSION_HEADER
 from tailgate.servers.rpc.inference_pb2 import EmbedRequest, GenerateRequest, Sampling
 
+Client = InferenceClient | OpenAiClient
+
 _AVOIDED_NS = 1_000_000_000
-
-
-class Client(Protocol):
-    """Starts requests to one address. `on_done` runs once, in the reader: it must neither block nor raise."""
-
-    def start(
-        self,
-        body: bytes,
-        *,
-        headers: bytes = ...,
-        timeout_s: float | None = ...,
-        on_done: Callable[[Any], None] | None = ...,
-        tag: Any = ...,
-    ) -> Call: ...
-    def connect(self, timeout_s: float | None = ...) -> str: ...
-    def close(self) -> None: ...
 
 
 class Endpoint:
     """One replica of an arm, or the splitter before all of them. `replica` is empty where the answer tells its name."""
-
-    __slots__ = ("client", "refused_ns", "replica", "running")
 
     def __init__(self, client: Client, replica: str = "") -> None:
         self.client = client
@@ -55,8 +36,6 @@ Encode = Callable[[PlannedRequest, str, "str | None"], tuple[bytes, bytes]]
 
 class Route:
     """How requests for one arm are written, and where they go."""
-
-    __slots__ = ("_turn", "encode", "endpoints")
 
     def __init__(self, encode: Encode, endpoints: Sequence[Endpoint]) -> None:
         self.encode = encode
@@ -90,7 +69,7 @@ class OwnEncoder:
         prompt_ids: Callable[[PlannedRequest], list[int]],
         *,
         ignore_eos: bool,
-        text: Callable[[PlannedRequest], str | None] | None = None,
+        text: Callable[[PlannedRequest], str | None],
         task: Task = "generate",
     ) -> None:
         self._prompt_ids = prompt_ids
@@ -100,13 +79,12 @@ class OwnEncoder:
         self._plan: PlannedRequest | None = None
         self._body = b""
         self._session = b""
-        self._pins: dict[str, bytes] = {}
+        self._pin = lru_cache(literal)
 
     def __call__(self, plan: PlannedRequest, request_id: str, arm: str | None) -> tuple[bytes, bytes]:
         if plan is not self._plan:
             request = self._request(plan)
-            text = None if self._text is None else self._text(plan)
-            if text is None:
+            if (text := self._text(plan)) is None:
                 request.token_ids.ids.extend(self._prompt_ids(plan))
             else:
                 request.text = text
@@ -117,10 +95,7 @@ class OwnEncoder:
             self._session = literal(SESSION_HEADER, session) if session else b""
         headers = self._session
         if arm is not None:
-            pin = self._pins.get(arm)
-            if pin is None:
-                pin = self._pins[arm] = literal(ARM_HEADER, arm)
-            headers += pin
+            headers += self._pin(ARM_HEADER, arm)
         # Protobuf messages may be concatenated: the long part, the prompt, is encoded once for all arms.
         return GenerateRequest(request_id=request_id).SerializeToString() + self._body, headers
 

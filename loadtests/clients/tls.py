@@ -21,8 +21,6 @@ class TlsError(OSError):
 class TlsStream:
     """One connection's TLS, client side. The server must agree on HTTP/2 by ALPN."""
 
-    __slots__ = ("_incoming", "_name", "_outgoing", "_tls", "ended")
-
     def __init__(self, context: ssl.SSLContext, name: str) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._name = name

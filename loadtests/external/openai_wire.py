@@ -73,8 +73,6 @@ class EventStream:
     `error`. A LF that follows a CR across two pieces belongs to it, so no event waits for a byte that may never come.
     """
 
-    __slots__ = ("_data", "_is_error", "_line", "_skip_lf", "_started")
-
     def __init__(self) -> None:
         self._line = b""  # begun and not ended
         self._data: list[bytes] = []

@@ -48,7 +48,6 @@ class LoadLog:
         self.started = 0
         self.finished = 0
         self.failed = 0
-        self.unrecorded = 0
         self.start_ns: int | None = None  # null in the files until the start is agreed on
         self.settled_ns: int | None = None  # all that was due before has ended and is on disk
         self.lag = Histogram()
@@ -69,15 +68,14 @@ class LoadLog:
         if arm is not None:
             self._arms[arm].inflight += 1
 
-    def ended(self, record: RequestRecord | None, pinned: str | None) -> None:
-        """Count and record a request that has ended, of which no more is kept if `record` is None; `pinned` is the arm
-        given to `begun`. Raises the OSError with which the disk failed."""
+    def ended(self, record: RequestRecord, pinned: str | None) -> None:
+        """Count and record a request that has ended; `pinned` is the arm given to `begun`.
+
+        Raises the OSError with which the disk failed.
+        """
         self.finished += 1
         if pinned is not None:
             self._arms[pinned].inflight -= 1
-        if record is None:
-            self.unrecorded += 1
-            return
         self._arms[record.arm or "*"].add(record)
         if record.status != "OK":
             self.failed += 1
@@ -101,7 +99,7 @@ class LoadLog:
             "failed": self.failed,
             "records": {
                 "written": file.rows if file else 0,
-                "dropped": (file.dropped_rows if file else 0) + self.unrecorded,
+                "dropped": file.dropped_rows if file else 0,
                 "waiting_bytes": self.waiting_bytes,
             },
             "lag_ms": self.lag.summary(),

@@ -39,8 +39,6 @@ LIBC.timerfd_settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ct
 class KernelTimer:
     """One kernel timer that wakes one greenlet."""
 
-    __slots__ = ("_spec", "_watcher", "_where", "descriptor")
-
     def __init__(self) -> None:
         self.descriptor = int(LIBC.timerfd_create(_MONOTONIC, _NONBLOCK_CLOEXEC))
         if self.descriptor < 0:

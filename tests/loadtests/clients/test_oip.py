@@ -197,7 +197,7 @@ def body(external: ExternalArm, plan: PlannedRequest, *, whole: bool = True, tra
 
 def test_copies_for_own_arms_share_their_prompt_and_differ_in_id_and_arm() -> None:
     ids = Mock(return_value=[5, 6, 7])
-    encode, one = OwnEncoder(ids, ignore_eos=True), plan()
+    encode, one = OwnEncoder(ids, ignore_eos=True, text=lambda plan: None), plan()
     copies = [encode(one, f"1-7-{arm}", arm) for arm in ("eager", "compiled")]
     encode(plan(index=8), "1-8", None)
     assert [asked.args[0].index for asked in ids.call_args_list] == [7, 8]

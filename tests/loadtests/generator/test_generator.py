@@ -19,7 +19,6 @@ import pytest
 
 from tailgate.analysis.records.schemas import REQUESTS
 from tailgate.analysis.records.tables import read_table
-from tailgate.loadtests.generator import generator as generators
 from tailgate.loadtests.generator import precise_sleep
 from tailgate.loadtests.generator.generator import Generator
 from tailgate.loadtests.generator.load_log import LoadLog
@@ -143,17 +142,6 @@ def test_a_disk_that_hangs_delays_no_request_and_the_account_tells_what_it_cost(
     assert account["records"]["dropped"] > 200
     assert recorder.file.rows + account["records"]["dropped"] < 1200  # some still wait
     os.close(reader)
-
-
-def test_answers_that_cannot_be_booked_in_time_are_counted_and_not_kept(
-    targets: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(generators, "MOST_UNBOOKED", 0)
-    run = Run(schedule(list(range(0, 100, 10)), arm="eager"), targets=targets)
-    account = run.log.account()
-    assert run.records == []
-    assert account["finished"] == account["records"]["dropped"] == 10
-    assert run.log.account()["arms"]["eager"]["inflight"] == 0
 
 
 def test_stalled_answers_do_not_delay_later_requests(targets: dict[str, str]) -> None:
