@@ -11,13 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import gevent
-import gevent.socket
 from gevent import get_hub
 
 from tailgate.loadtests.clients.connection import Connection
 from tailgate.loadtests.clients.frames import request_prefix
 from tailgate.loadtests.clients.grpc_call import GENERATE_PATH, GrpcCall
-from tailgate.loadtests.clients.tls import TlsError, TlsStream
+from tailgate.loadtests.clients.tls import TlsError, TlsStream, connected
 from tailgate.loadtests.external.addresses import parse_target
 from tailgate.loadtests.external.client_security import OPEN, SecurityConfig, bearer_token, client_context, server_name
 from tailgate.servers.clock import now_ns
@@ -137,41 +136,36 @@ class InferenceClient:
         self._assign(call)
 
     def _connect(self) -> None:
-        refusal = ""
-        sock: gevent.socket.socket | None = None
-        connection: Connection | None = None
         try:
-            sock = gevent.socket.create_connection(
-                (self.address.host, self.address.port), timeout=self._connect_timeout_s
-            )
-            sock.setsockopt(gevent.socket.IPPROTO_TCP, gevent.socket.TCP_NODELAY, 1)
-            tls = None
-            if self._tls_context is not None:
-                too_late = TlsError(f"no TLS handshake in {self._connect_timeout_s} s")
-                with gevent.Timeout(self._connect_timeout_s, too_late):
-                    tls = TlsStream(self._tls_context, self._tls_name)
-                    tls.shake_hands(sock)
-            sock.setblocking(False)
-            connection = Connection(self, sock, tls)
-            if not connection.settings_received.wait(self._connect_timeout_s):
-                connection.close("UNAVAILABLE", f"no HTTP/2 settings in {self._connect_timeout_s} s")
-            if connection.closed:
-                refusal = f"cannot connect to {self.target}: {connection.reason}"
-            else:
-                self.connections.append(connection)
+            refusal = self._new_connection()
         except OSError as problem:
-            refusal = f"cannot connect to {self.target}: {problem}"
+            refusal = str(problem)
         finally:
             self._connecting = None
-            if sock is not None and connection is None:
-                sock.close()
-        if refusal:
-            self._refusal, self._refused_until_ns = refusal, now_ns() + self._retry_ns
-            if not any(not connection.draining for connection in self.connections):
-                self._fail_waiting(refusal)
-        else:
-            self._refusal = ""
-            self.stream_ended()
+        if not refusal:
+            return self.stream_ended()
+        self._refusal = f"cannot connect to {self.target}: {refusal}"
+        self._refused_until_ns = now_ns() + self._retry_ns
+        if all(connection.draining for connection in self.connections):
+            self._fail_waiting(self._refusal)
+        return None
+
+    def _new_connection(self) -> str:
+        """Add a connection and return "", or why the server did not greet. Raises OSError."""
+        sock = connected(self.address, self._connect_timeout_s)
+        tls = None
+        if self._tls_context is not None:
+            too_late = TlsError(f"no TLS handshake in {self._connect_timeout_s} s")
+            with gevent.Timeout(self._connect_timeout_s, too_late):
+                tls = TlsStream(self._tls_context, self._tls_name)
+                tls.shake_hands(sock)
+        sock.setblocking(False)
+        connection = Connection(self, sock, tls)
+        if not connection.settings_received.wait(self._connect_timeout_s):
+            connection.close("UNAVAILABLE", f"no HTTP/2 settings in {self._connect_timeout_s} s")
+        if not connection.closed:
+            self.connections.append(connection)
+        return connection.reason if connection.closed else ""
 
     def stream_ended(self) -> None:
         """Start waiting calls as far as connections take them."""

@@ -8,17 +8,16 @@ status names as the gRPC client, so that arms of all kinds are recorded alike.
 from __future__ import annotations
 
 import contextlib
-import errno
 import ssl
 from collections.abc import Callable
 from http.client import HTTPException, HTTPResponse
 from typing import Any, Final
 
 import gevent
-import gevent.socket
 import gevent.ssl
 
 from tailgate.loadtests.clients.call import Call
+from tailgate.loadtests.clients.tls import connected
 from tailgate.loadtests.external.addresses import parse_address
 from tailgate.loadtests.external.arms import ExternalArm, OpenAiOptions
 from tailgate.loadtests.external.client_security import bearer_token, client_context, explain, server_name
@@ -37,7 +36,6 @@ _CONNECT_S: Final = 10.0
 _RETRY_NS: Final = 100_000_000
 _READ_BYTES: Final = 65_536
 _DRAIN_S: Final = 1.0  # for what follows the end mark, so that the connection can be used again
-_LOCAL_LIMITS: Final = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
 
 # A kept connection that the server had closed shows it at once. What fails later was the server's own doing.
 _STALE_NS: Final = 250_000_000
@@ -153,23 +151,14 @@ class OpenAiClient:
 
     def _connect(self) -> Any:
         """Return a new connection. Raises OSError with the reason why there is none."""
-        sock: Any = None
         try:
-            sock = gevent.socket.create_connection((self.address.host, self.address.port), timeout=_CONNECT_S)
-            sock.setsockopt(gevent.socket.IPPROTO_TCP, gevent.socket.TCP_NODELAY, 1)
+            sock = connected(self.address, _CONNECT_S)
             if self._tls is not None:
                 sock = self._tls.wrap_socket(sock, server_hostname=self._tls_name)
-            sock.settimeout(None)  # deadlines are the calls'
-        except BaseException as problem:
-            if sock is not None:
-                _shut(sock)
-            if not isinstance(problem, OSError):
-                raise
-            if problem.errno in _LOCAL_LIMITS:
-                limits = f"({problem.strerror}): raise its limits (ulimit -n)"
-                raise OSError(f"this machine can open no more connections {limits}") from None
+        except OSError as problem:
             why = explain(problem, self._tls_name) if isinstance(problem, ssl.SSLError) else problem
             raise OSError(f"cannot connect to {self.address.target}: {why}") from None
+        sock.settimeout(None)  # deadlines are the calls'
         return sock
 
 

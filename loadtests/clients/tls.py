@@ -1,17 +1,35 @@
-"""TLS of HTTP/2 connections without a socket: bytes in, bytes out, never waiting; and its handshake over a socket.
+"""Sockets to servers, and TLS of HTTP/2 connections without a socket: bytes in, bytes out, never waiting.
 
 So the reader of a connection still needs one read and one time stamp for each wake-up.
 """
 
 from __future__ import annotations
 
+import errno
 import ssl
 from contextlib import suppress
 from typing import Any, Final
 
+import gevent.socket
+
+from tailgate.loadtests.external.addresses import Address
 from tailgate.loadtests.external.client_security import ENDED_HANDSHAKE, explain, no_http2
 
 _READ_BYTES: Final = 65_536
+_LOCAL_LIMITS: Final = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
+
+
+def connected(address: Address, timeout_s: float) -> Any:
+    """Return a socket to `address` that waits for `timeout_s` at most. Raises OSError."""
+    try:
+        sock = gevent.socket.create_connection((address.host, address.port), timeout=timeout_s)
+    except OSError as problem:
+        if problem.errno in _LOCAL_LIMITS:
+            limits = f"this machine can open no more connections ({problem.strerror})"
+            raise OSError(f"{limits}: raise its limits (ulimit -n)") from None
+        raise
+    sock.setsockopt(gevent.socket.IPPROTO_TCP, gevent.socket.TCP_NODELAY, 1)
+    return sock
 
 
 class TlsError(OSError):
