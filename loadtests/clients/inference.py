@@ -18,7 +18,7 @@ from tailgate.loadtests.clients.frames import request_prefix
 from tailgate.loadtests.clients.grpc_call import GENERATE_PATH, GrpcCall
 from tailgate.loadtests.clients.tls import TlsError, TlsStream, connected
 from tailgate.loadtests.external.addresses import parse_target
-from tailgate.loadtests.external.client_security import OPEN, SecurityConfig, bearer_token, client_context, server_name
+from tailgate.loadtests.external.client_security import OPEN, SecurityConfig, bearer_token, client_context
 from tailgate.servers.clock import now_ns
 
 
@@ -50,7 +50,7 @@ class InferenceClient:
         self.target = self.address.target
         self._call = call
         self._tls_context = client_context(security) if self.address.tls else None
-        self._tls_name = server_name(security, self.address.host)
+        self._tls_name = security.tls_server_name or self.address.host
         self.stream_window = stream_window
         self.connection_window = connection_window
         self._token = bearer_token(security)

@@ -20,7 +20,7 @@ from tailgate.loadtests.clients.call import Call
 from tailgate.loadtests.clients.tls import connected
 from tailgate.loadtests.external.addresses import parse_address
 from tailgate.loadtests.external.arms import ExternalArm, OpenAiOptions
-from tailgate.loadtests.external.client_security import bearer_token, client_context, explain, server_name
+from tailgate.loadtests.external.client_security import bearer_token, client_context, explain
 from tailgate.loadtests.external.openai_wire import (
     DONE,
     EventStream,
@@ -67,7 +67,7 @@ class OpenAiClient:
         self._tls: ssl.SSLContext | None = None
         if self.address.tls:
             self._tls = client_context(config, protocols=("http/1.1",), kind=gevent.ssl.SSLContext)
-        self._tls_name = server_name(config, self.address.host)
+        self._tls_name = config.tls_server_name or self.address.host
         self._idle: list[Any] = []
         self._calls: set[OpenAiCall] = set()
         self._refused_until_ns = 0

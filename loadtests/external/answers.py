@@ -29,7 +29,6 @@ from tailgate.loadtests.external.client_security import (
     bearer_token,
     client_context,
     explain,
-    server_name,
     without_token,
 )
 from tailgate.loadtests.external.grpc_channel import open_channel
@@ -89,7 +88,7 @@ def _failures(config: ExternalArm, address: str) -> Iterator[None]:
         raise
     except ssl.SSLError as error:
         host = parse_address(address, config.kind).host
-        raise FailedError(explain(error, server_name(config, host))) from None
+        raise FailedError(explain(error, config.tls_server_name or host)) from None
     except Exception as error:  # whatever a server does costs its own answer alone
         text = str(error) if type(error) is TimeoutError else f"{type(error).__name__}: {error}"
         transport = isinstance(error, OSError | http.client.HTTPException)
@@ -137,7 +136,7 @@ def _requested(
         if where.tls:
             connection.connect()
             context = client_context(config, protocols=("http/1.1",))
-            connection.sock = context.wrap_socket(connection.sock, server_hostname=server_name(config, where.host))
+            connection.sock = context.wrap_socket(connection.sock, server_hostname=config.tls_server_name or where.host)
         connection.request(method, path, body, headers)
         yield connection.getresponse()
     finally:

@@ -27,7 +27,6 @@ _WHOLE: Final = frozenset(
     {"stop", "length", "tool_calls", "function_call", "eos", "eos_token", "stop_sequence", "end_turn", "max_tokens"}
 )
 
-_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 # gRPC's names, so that all arms fail in the same words. Codes not listed go by their hundreds.
 _HTTP_STATUS: Final = {
@@ -68,55 +67,34 @@ def request_body(options: OpenAiOptions, model: str, asking: Asking) -> bytes:
 class EventStream:
     """The data of server-sent events, whatever pieces the bytes come in.
 
-    Lines end with LF, CR LF or CR; an event ends with an empty line. Comments, events without data and fields other
-    than `data` and `event` are skipped. The data of an event named "error" is returned as an object with the key
-    `error`. A LF that follows a CR across two pieces belongs to it, so no event waits for a byte that may never come.
+    Lines end with LF or CR LF; an event ends with an empty line. Comments, events without data and fields other than
+    `data` and `event` are skipped. The data of an event named "error" is returned as an object with the key `error`.
     """
 
     def __init__(self) -> None:
         self._line = b""  # begun and not ended
         self._data: list[bytes] = []
         self._is_error = False  # the event's name is "error"
-        self._skip_lf = False
-        self._started = False
 
     def feed(self, piece: bytes) -> list[bytes]:
         """Return the data of each event that this piece completes. Raises ValueError for one of more than 4 MiB."""
-        if not piece:
-            return []
-        if self._skip_lf:
-            self._skip_lf = False
-            if piece[0] == 0x0A:
-                piece = piece[1:]
-        if self._line:
-            piece = self._line + piece
-        if b"\r" in piece:
-            if piece[-1] == 0x0D:
-                self._skip_lf = True
-            piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         events: list[bytes] = []
-        *lines, rest = piece.split(b"\n")
+        *lines, self._line = (self._line + piece).split(b"\n")
         data = self._data
         for line in lines:
-            if line:
-                if not self._started:
-                    self._started = True
-                    line = line.removeprefix(_BYTE_ORDER_MARK)
-                # The usual line first; a field without a colon or with another name says nothing here.
-                if line.startswith(b"data:"):
-                    data.append(line[6:] if line[5:6] == b" " else line[5:])
-                elif line == b"data":
-                    data.append(b"")
-                elif line.startswith(b"event:"):
-                    self._is_error = line[6:].strip() == b"error"
-            elif data:
-                event = data[0] if len(data) == 1 else b"\n".join(data)
+            line = line.removesuffix(b"\r")
+            # The usual line first; a field without a colon or with another name says nothing here.
+            if line.startswith(b"data:"):
+                data.append(line[6:] if line[5:6] == b" " else line[5:])
+            elif line.startswith(b"event:"):
+                self._is_error = line[6:].strip() == b"error"
+            elif not line and data:
+                event = b"\n".join(data)
                 data.clear()
                 if event.strip():
                     events.append(_as_error(event) if self._is_error else event)
                 self._is_error = False
-        self._line = rest
-        if len(rest) + sum(map(len, data)) > LARGEST_EVENT:
+        if len(self._line) + sum(map(len, data)) > LARGEST_EVENT:
             raise ValueError(f"an event has more than {LARGEST_EVENT} bytes")
         return events
 

@@ -10,7 +10,7 @@ import pytest
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.experiments.reading import from_table, to_table
 from tailgate.loadtests.external.addresses import Address, parse_address
-from tailgate.loadtests.external.client_security import SecurityConfig, bearer_token, server_name
+from tailgate.loadtests.external.client_security import SecurityConfig, bearer_token
 from tailgate.servers.complaint import ConfigError
 from tests.fakes.credentials import make_certificates
 from tests.fakes.processes import refusal
@@ -171,12 +171,6 @@ def test_what_an_arm_names_is_looked_for_before_the_run(tmp_path: Path, monkeypa
     monkeypatch.setenv("VLLM_TOKEN", "abc")
     log.touch()
     check(token_env="VLLM_TOKEN", openai={"tokenizer": str(tmp_path)}, telemetry={"log": str(log)})
-
-
-def test_the_name_to_check_is_the_configured_one_or_the_host() -> None:
-    assert server_name(SecurityConfig(), "arm.example") == "arm.example"
-    assert server_name(SecurityConfig(tls_server_name="other.example"), "10.0.0.1") == "other.example"
-    assert server_name(SecurityConfig(), "fe80::1%eth0") == "fe80::1"
 
 
 def test_files_that_are_missing_or_hold_something_else_are_named(tmp_path: Path) -> None:
