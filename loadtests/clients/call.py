@@ -45,16 +45,13 @@ class Call:
 
     @property
     def first_token_ns(self) -> int | None:
-        """When the first token came; None before."""
         return self.token_ns[0] if self.token_ns else None
 
     @property
     def output_tokens(self) -> int:
-        """The number of tokens received so far."""
         return len(self.token_ns)
 
     def add_tokens(self, count: int, at_ns: int) -> None:
-        """Record that `count` more tokens came at `at_ns`."""
         self.token_ns.extend([at_ns] * count)
 
     def cancel(self, status: str = "CANCELLED", error: str = "cancelled by the client") -> None:

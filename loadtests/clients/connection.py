@@ -70,12 +70,10 @@ class Connection:
 
     @property
     def usable(self) -> bool:
-        """Whether one more stream may be opened now."""
         return not self.draining and not self.closed and len(self._calls) < self._peer_streams
 
     @property
     def streams(self) -> int:
-        """Streams open now."""
         return len(self._calls)
 
     def open(self, call: GrpcCall) -> None:

@@ -262,7 +262,6 @@ class OpenAiCall(Call):
         return len(self.token_ns) if self.counted_tokens is None else self.counted_tokens
 
     def _withdraw(self) -> None:
-        """Close its connection."""
         if self.greenlet is not None and self.greenlet is not gevent.getcurrent():
             self.greenlet.kill(block=False)
 

@@ -149,7 +149,6 @@ class Uploads:
             call.send_window += change
 
     def set_frame_bytes(self, value: int) -> None:
-        """Send frames of up to `value` bytes."""
         if not frames.DEFAULT_FRAME <= value <= frames.LARGEST_FRAME:
             raise ProtocolError(
                 f"the largest frame is {value}; the limits are {frames.DEFAULT_FRAME} and {frames.LARGEST_FRAME}"

@@ -29,7 +29,6 @@ class Address:
 
     @property
     def target(self) -> str:
-        """host:port, as a gRPC target writes it."""
         return joined(self.host, self.port)
 
     @property

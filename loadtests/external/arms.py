@@ -108,7 +108,6 @@ class OipOptions(_Options):
 
 
 def _as_list(value: Any) -> Any:
-    """Return a single text as a list of it."""
     return [value] if isinstance(value, str) else value
 
 
@@ -146,7 +145,6 @@ class TelemetryConfig(Settings):
 
     @property
     def logs(self) -> tuple[str | tuple[str, ...], ...]:
-        """Each log that is followed: a path, or a command."""
         return self.log or self.log_command
 
 
@@ -208,18 +206,15 @@ class ExternalArm(SecurityConfig):
 
     @property
     def options(self) -> OpenAiOptions | OipOptions:
-        """The options of the arm's own protocol."""
         options: OpenAiOptions | OipOptions = getattr(self, self.kind)
         return options
 
     @property
     def replicas(self) -> int:
-        """How many addresses it has."""
         return len(self.address)
 
     @property
     def replica_names(self) -> tuple[str, ...]:
-        """One name for each address."""
         return tuple(f"{self.name}-{index}" for index in range(self.replicas))
 
     def check(self, where: str) -> None:

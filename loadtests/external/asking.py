@@ -38,7 +38,6 @@ class Asking:
     greedy: bool = False
 
     def fields(self, options: OpenAiOptions | OipOptions) -> dict[str, Any]:
-        """Return what a request says of its answer, `extra` included."""
         greedy = {"temperature": 0, "seed": self.seed & 0x7FFFFFFF}
         fields: dict[str, Any] = {"max_tokens": self.max_tokens, **greedy}
         if self.whole_length:

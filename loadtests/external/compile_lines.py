@@ -217,7 +217,6 @@ class CompileLog:
         return spots or ([] if self._servers else ["no line of it is known to be of vLLM, SGLang or PyTorch"])
 
     def _compile(self, known: LoggedCompile, match: re.Match[str], line: str, process: str) -> LoggedCompile:
-        """Return the compile that a line of `_LINES` reports."""
         found = {name: text or "" for name, text in match.groupdict().items()}
         start_ns = known.end_ns - _ns(found.get("took") or "0")
         if known.kind == "compile":

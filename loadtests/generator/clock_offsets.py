@@ -35,7 +35,6 @@ class Exchange(NamedTuple):
 
     @property
     def travel_ns(self) -> int:
-        """How long both ways took together."""
         return max(0, (self.back_ns - self.sent_ns) - (self.answered_ns - self.received_ns))
 
     def uncertainty_ns(self, at_ns: int) -> int:

@@ -10,16 +10,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 
 import gevent
 from gevent.event import Event
 
 from tailgate.loadtests.clients.call import Call
 from tailgate.loadtests.clients.external_arms import external_route
-from tailgate.loadtests.clients.grpc_call import EMBED_PATH, EmbedCall
+from tailgate.loadtests.clients.grpc_call import EMBED_PATH, GENERATE_PATH, EmbedCall, GrpcCall
 from tailgate.loadtests.clients.inference import InferenceClient
-from tailgate.loadtests.clients.route import Client, Encode, Endpoint, OwnEncoder, Route
+from tailgate.loadtests.clients.route import Endpoint, OwnEncoder, Route
 from tailgate.loadtests.generator.histogram import Histogram
 from tailgate.loadtests.generator.load_log import LoadLog
 from tailgate.loadtests.generator.precise_sleep import sleep_until
@@ -29,37 +29,25 @@ from tailgate.loadtests.generator.trial_config import TrialConfig
 from tailgate.loadtests.traffic.prompts import PromptSource
 from tailgate.loadtests.traffic.schedule import EVERY_ARM, PlannedRequest, Schedule
 from tailgate.servers.clock import now_ns
-from tailgate.servers.complaint import ConfigError, write_failure
+from tailgate.servers.complaint import write_failure
 
 _IN_A_ROW = 16  # requests started late or booked before others take their turn: some 0.3 ms
 _HEARTBEAT_S = 0.02
 _CHECK_EVERY_NS = 250_000_000  # for an end, and at what is still under way once all was sent
 
 
-def _client(config: TrialConfig, address: str) -> Client:
-    if config.task == "embed":
-        return InferenceClient(address, security=config.security, path=EMBED_PATH, call=EmbedCall)
-    return InferenceClient(address, security=config.security)
+def _client(config: TrialConfig, address: str) -> InferenceClient:
+    path, call = (EMBED_PATH, EmbedCall) if config.task == "embed" else (GENERATE_PATH, GrpcCall)
+    return InferenceClient(address, security=config.security, path=path, call=call)
 
 
 def _routes(config: TrialConfig) -> dict[str, Route]:
     """Return the route to each arm, or "*" to all others. Arms at one address share its connections."""
 
     source = PromptSource.of(config.prompts, model=config.tokenizer, vocab_size=config.vocab_size)
-    encode: Encode = OwnEncoder(
-        source.ids,
-        text=source.plain,
-        ignore_eos=config.ignore_eos,
-        task=config.task,
-    )
-    endpoints: dict[str, Endpoint] = {}
-    routes: dict[str, Route] = {}
-    for arm, target in config.targets.items():
-        addresses = target.split(",")
-        for address in addresses:
-            if address not in endpoints:
-                endpoints[address] = Endpoint(_client(config, address))
-        routes[arm] = Route(encode, [endpoints[address] for address in addresses])
+    encode = OwnEncoder(source.ids, text=source.plain, ignore_eos=config.ignore_eos, task=config.task)
+    endpoint = lru_cache(None)(lambda address: Endpoint(_client(config, address)))
+    routes = {arm: Route(encode, list(map(endpoint, target.split(",")))) for arm, target in config.targets.items()}
     for arm, external in config.external.items():
         routes[arm] = external_route(arm, external, traffic=source, ignore_eos=config.ignore_eos)
     return routes
@@ -137,7 +125,6 @@ class Generator:
 
     def load(self, schedule: Schedule) -> None:
         """Encode the first seconds of `schedule`, and go on encoding a few seconds ahead of time."""
-        self._check_arms(schedule)
         trial = self._config.trial
         self._preparer = Preparer(
             schedule, prepare=lambda plan: self.prepare(plan, f"{trial}-{plan.index}"), on_failure=self._fail
@@ -196,7 +183,6 @@ class Generator:
 
     @property
     def inflight(self) -> int:
-        """Calls in flight."""
         return len(self._inflight)
 
     def wait_idle(self, timeout_s: float) -> bool:
@@ -219,17 +205,6 @@ class Generator:
             client.close()
         self._garbage.close()
         self._guarded(self._log.write)
-
-    def _check_arms(self, schedule: Schedule) -> None:
-        config = self._config
-        pins = schedule.table["arm"].unique().to_pylist()
-        if EVERY_ARM in pins and not config.arms:
-            raise ConfigError("the schedule sends copies to every arm but generator.arms is empty: name the arms")
-        arms = [arm for pin in pins for arm in (config.arms if pin == EVERY_ARM else (pin,))]
-        missing = [arm for arm in arms if arm not in self._routes]
-        if missing and "*" not in self._routes:
-            what = "requests that are not pinned" if missing[0] is None else f'arm "{missing[0]}"'
-            raise ConfigError(f'generator.targets has no address for {what}: add it or "*"')
 
     def _fail(self, failure: str) -> None:
         self._log.error = failure

@@ -84,11 +84,9 @@ class LoadLog:
 
     @property
     def waiting_bytes(self) -> int:
-        """How much of the records waits for the disk."""
         return 0 if self._recorder is None else self._recorder.file.waiting_bytes
 
     def account(self) -> dict[str, Any]:
-        """Return what generator-<worker>.json says now."""
         file = self._recorder.file if self._recorder is not None else None
         offset_ns, at_ns = 0 if self._clock is None else self._clock.offset_ns, now_ns()
         return {
@@ -224,7 +222,6 @@ class GarbageWindow:
         self.spent_ms = round(self.spent_ms + (time.perf_counter() - began) * 1e3, 3)
 
     def close(self) -> None:
-        """Turn the collector on again."""
         if self._is_open:
             gc.unfreeze()
             gc.enable()

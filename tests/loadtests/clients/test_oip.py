@@ -27,8 +27,6 @@ from tailgate.loadtests.generator.trial_config import TrialConfig
 from tailgate.loadtests.traffic.prompts import PromptSource, prompt_words, token_ids
 from tailgate.loadtests.traffic.schedule import PlannedRequest
 from tailgate.servers.clock import now_ns
-from tailgate.servers.complaint import ConfigError
-from tailgate.servers.fields import read
 from tailgate.servers.rpc.inference_pb2 import EmbedResponse, GenerateRequest
 from tailgate.servers.rpc.oip_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from tests.fakes import triton
@@ -267,10 +265,3 @@ def test_own_and_external_arms_are_recorded_alike() -> None:
     assert {request.headers["x-request-id"] for request in peer.requests} == {
         record.request_id for record in records if record.arm == "vllm"
     }
-
-
-def test_arm_cannot_be_in_two_places() -> None:
-    with pytest.raises(ConfigError, match='both have "a": keep one'):
-        read(TrialConfig, {"targets": {"a": "h:1"}, "external": {"a": config("oip", "h:1")}}, where="generator")
-    with pytest.raises(ConfigError, match=r"generator.targets is empty"):
-        read(TrialConfig, {}, where="generator")

@@ -275,7 +275,7 @@ def test_copies_carry_the_same_prompt_and_their_own_id() -> None:
         ('{"targets": {"*": "a:1"}, "timeout_s": 0}', "generator.timeout_s is 0"),
         ('{"targets": {"*": "a:1"}, "vocab_size": 3}', "generator.vocab_size is 3"),
         ('{"targets": {"*": "a:1"}, "colour": 1}', "generator.colour is unknown"),
-        ("[]", "holds no object"),
+        ("[]", "generator is []: give a table"),
         *((text, "trial config ") for text in ("", "[" * 5000, "1" * 5000)),
     ],
 )
@@ -285,19 +285,6 @@ def test_bad_trial_config_is_one_clear_line(tmp_path: Path, text: str, message: 
         TrialConfig.read(tmp_path / "generator.json")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("arm", "settings", "message"),
-    [
-        ("*", {"arms": ()}, "name the arms"),
-        ("*", {"targets": {"eager": "a:1"}}, 'no address for arm "compiled"'),
-        (None, {"targets": {"eager": "a:1"}}, "no address for requests that are not pinned"),
-    ],
-)
-def test_schedule_that_cannot_be_routed_is_refused(arm: str | None, settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Run(schedule([0], arm=arm), **{"targets": {"*": "a:1"}, **settings})
 
 
 def test_nothing_due_at_the_end_or_later_is_sent_and_what_is_under_way_ends_by_itself(targets: dict[str, str]) -> None:
