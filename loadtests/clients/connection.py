@@ -157,7 +157,6 @@ class Connection:
                 ended = not data
                 if tls is not None:
                     data = tls.decrypted(data)
-                    ended = ended or tls.ended
                     if tls.has_output:
                         self.write(b"")
                 if data:

@@ -43,7 +43,6 @@ class TlsStream:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._name = name
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
-        self.ended = False  # the peer said that nothing more will come
 
     @property
     def has_output(self) -> bool:
@@ -78,11 +77,8 @@ class TlsStream:
         try:
             while piece := read(_READ_BYTES):
                 pieces.append(piece)
-            self.ended = True
-        except ssl.SSLWantReadError:
+        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):  # after its last words the peer ends the connection
             pass
-        except ssl.SSLZeroReturnError:
-            self.ended = True
         except ssl.SSLError as problem:
             raise TlsError(explain(problem, self._name)) from None
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -16,7 +16,7 @@ import pytest
 from tailgate.loadtests.clients.call import Call
 from tailgate.loadtests.clients.external_arms import external_route, oip_client
 from tailgate.loadtests.clients.grpc_call import EmbedCall
-from tailgate.loadtests.clients.route import Endpoint, OwnEncoder, Route
+from tailgate.loadtests.clients.route import Endpoint, Route
 from tailgate.loadtests.external.arms import ExternalArm, OipArm, OipOptions, OpenAiArm, OpenAiOptions
 from tailgate.loadtests.external.asking import Asking
 from tailgate.loadtests.external.oip_wire import infer_request, read_response
@@ -27,7 +27,7 @@ from tailgate.loadtests.generator.trial_config import TrialConfig
 from tailgate.loadtests.traffic.prompts import PromptSource, prompt_words, token_ids
 from tailgate.loadtests.traffic.schedule import PlannedRequest
 from tailgate.servers.clock import now_ns
-from tailgate.servers.rpc.inference_pb2 import EmbedResponse, GenerateRequest
+from tailgate.servers.rpc.inference_pb2 import EmbedResponse
 from tailgate.servers.rpc.oip_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from tests.fakes import triton
 from tests.fakes.http2 import finished, grpc_message
@@ -191,19 +191,6 @@ def plan(**change: Any) -> PlannedRequest:
 def body(external: ExternalArm, plan: PlannedRequest, *, whole: bool = True, traffic: Any = None) -> tuple[Any, bytes]:
     route = external_route("x", external, traffic=traffic or PromptSource(vocab_size=100), ignore_eos=whole)
     return route.encode(plan, "1-7-x", "x")
-
-
-def test_copies_for_own_arms_share_their_prompt_and_differ_in_id_and_arm() -> None:
-    ids = Mock(return_value=[5, 6, 7])
-    encode, one = OwnEncoder(ids, ignore_eos=True, text=lambda plan: None), plan()
-    copies = [encode(one, f"1-7-{arm}", arm) for arm in ("eager", "compiled")]
-    encode(plan(index=8), "1-8", None)
-    assert [asked.args[0].index for asked in ids.call_args_list] == [7, 8]
-    first, second = (GenerateRequest.FromString(content) for content, _ in copies)
-    assert (first.request_id, second.request_id) == ("1-7-eager", "1-7-compiled")
-    assert list(first.token_ids.ids) == [5, 6, 7]
-    assert b"compiled" in copies[1][1]
-    assert b"x-tailgate-session" in copies[1][1]
 
 
 def test_exact_length_is_asked_for_only_when_the_traffic_wants_it() -> None:

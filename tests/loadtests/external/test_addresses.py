@@ -53,6 +53,7 @@ def test_address_has_the_parts_that_its_protocol_needs(text: str, kind: Any, add
         ("http://me:s3cret@host/v1", "openai", "token_env"),
         ("http://host/v1?key=s3cret", "openai", "token_env"),
         ("http://host/v1#top", "openai", "query"),
+        ("https://me:s3cret@arms.example:443", "oip", "leave out user, password"),
         ("unix:///run/x.sock", "oip", 'the scheme "unix"'),
         ("http://ho st/v1", "openai", "with a host"),
         ("grpc://host", "oip", 'address "grpc://host" is not host:port'),

@@ -156,13 +156,6 @@ def test_stalled_answers_do_not_delay_later_requests(targets: dict[str, str]) ->
     assert run.log.lag.max_ms < 300  # below the stall: nothing waited for an answer
 
 
-def test_unreachable_arm_gives_records_and_leaves_the_other_alone(targets: dict[str, str], closed: str) -> None:
-    run = Run(schedule([0, 10, 20]), targets={"eager": targets["eager"], "compiled": closed})
-    assert run.statuses("eager") == ["OK"] * 3
-    assert run.statuses("compiled") == ["UNAVAILABLE"] * 3
-    assert all("refused" in (record.error or "") for record in run.records if record.arm == "compiled")
-
-
 def test_a_replica_that_refuses_or_is_slow_gets_few_requests(targets: dict[str, str], closed: str) -> None:
     plan = schedule(list(range(0, 500, 25)), arm="eager")
     with serve(Behaviour(first_s=0.3, replica="slow")) as slow:
