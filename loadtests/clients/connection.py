@@ -324,8 +324,6 @@ class Connection:
                 self._peer_streams = value
             elif key == frames.INITIAL_WINDOW_SIZE:
                 self._uploads.set_stream_window(value, self._calls.values())
-            elif key == frames.MAX_FRAME_SIZE:
-                self._uploads.set_frame_bytes(value)
         self.write(frame(frames.SETTINGS, frames.ACK, 0))
         self.settings_received.set()
         self._uploads.resume()

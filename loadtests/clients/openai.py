@@ -27,7 +27,6 @@ from tailgate.loadtests.external.openai_wire import (
     error_of_answer,
     read_event,
     request_path,
-    shortened,
 )
 from tailgate.servers.clock import now_ns
 from tailgate.servers.metadata import trailing_key
@@ -186,8 +185,8 @@ def exchange(call: OpenAiCall, sock: Any, reused: bool) -> bool:
             raise _StaleConnectionError from None
         call.finish("UNAVAILABLE", f"the server closed the connection without an answer: {problem}", at_ns)
     except (HTTPException, ValueError, OverflowError) as problem:
-        why = shortened(f"{type(problem).__name__}: {problem}")
-        call.finish("UNAVAILABLE", f"the server does not speak HTTP/1.1 ({why})", now_ns())
+        why = f"the server does not speak HTTP/1.1 ({type(problem).__name__}: {problem})"
+        call.finish("UNAVAILABLE", why, now_ns())
     finally:
         response.close()
     return False
@@ -293,7 +292,7 @@ class OpenAiCall(Call):
         try:
             chunk = read_event(data)
         except (ValueError, AttributeError, LookupError, TypeError, RecursionError) as problem:
-            what = shortened(data[:200].decode("utf-8", "replace"))
+            what = data[:200].decode("utf-8", "replace")
             self.finish("INTERNAL", f"an event has an unknown form ({type(problem).__name__}): {what}", at_ns)
             return
         if chunk.failed is not None:
@@ -320,7 +319,7 @@ class OpenAiCall(Call):
 
     def end_stream(self, at_ns: int) -> None:
         """End the call with the whole answer."""
-        if self.ended_ns or self._events.close() == DONE:
+        if self.ended_ns:
             self._done(at_ns)
         else:
             self.finish("UNAVAILABLE", "the stream ended without a finish_reason and without [DONE]", at_ns)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 import grpc
@@ -32,22 +33,19 @@ from tailgate.loadtests.external.client_security import (
     without_token,
 )
 from tailgate.loadtests.external.grpc_channel import open_channel
-from tailgate.loadtests.external.openai_wire import shortened
-from tailgate.servers.complaint import ConfigError
+from tailgate.servers.complaint import ConfigError, one_line
 from tailgate.servers.rpc import oip_pb2, oip_pb2_grpc
 
 LARGEST: Final = 1_000_000  # characters of an answer, each of which goes into a record
 
 
 class FailedError(Exception):
-    """The server gave no answer that can be used. `not_yet` says that it may give one later.
+    """The server gave no answer that can be used, with the gRPC `status` where it gave one. `not_yet` says that it may
+    give one later."""
 
-    `status` is the gRPC status of the failure and `http` its HTTP status, where the server gave one.
-    """
-
-    def __init__(self, message: str, *, status: str = "", http: int | None = None, not_yet: bool = False) -> None:
-        super().__init__(f"{status}: {message}" if status and http is None else message)
-        self.status, self.http = status, http
+    def __init__(self, message: str, *, status: str = "", not_yet: bool = False) -> None:
+        super().__init__(f"{status}: {message}" if status else message)
+        self.status = status
         self.not_yet = not_yet or status in ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
 
 
@@ -84,7 +82,7 @@ def _failures(config: ExternalArm, address: str) -> Iterator[None]:
     try:
         yield
     except FailedError as error:
-        error.args = (shortened(without_token(str(error), token)),)
+        error.args = (one_line(without_token(str(error), token)),)
         raise
     except ssl.SSLError as error:
         host = parse_address(address, config.kind).host
@@ -92,7 +90,7 @@ def _failures(config: ExternalArm, address: str) -> Iterator[None]:
     except Exception as error:  # whatever a server does costs its own answer alone
         text = str(error) if type(error) is TimeoutError else f"{type(error).__name__}: {error}"
         transport = isinstance(error, OSError | http.client.HTTPException)
-        raise FailedError(shortened(without_token(text, token)), not_yet=transport) from None
+        raise FailedError(one_line(without_token(text, token)), not_yet=transport) from None
 
 
 def _exchange(config: ExternalArm, address: str, asking: Asking, *, timeout_s: float) -> Answer:
@@ -118,7 +116,7 @@ def _openai(config: ExternalArm, address: str, asking: Asking, left_s: Callable[
     body = openai_wire.request_body(options, config.model_name, asking)
     with _requested(config, address, "POST", openai_wire.request_path(options, where), left_s(), body) as reply:
         if (failed := openai_wire.error_of_answer(reply)) is not None:
-            raise FailedError(failed[1], status=failed[0], http=reply.status)
+            raise FailedError(failed[1], status=failed[0])
         return _streamed(reply, left_s)
 
 
@@ -143,17 +141,9 @@ def _requested(
         connection.close()
 
 
-def _events(answer: http.client.HTTPResponse) -> Iterator[bytes]:
-    stream = openai_wire.EventStream()
-    while piece := answer.read1(65_536):
-        yield from stream.feed(piece)
-    if (tail := stream.close()) is not None:
-        yield tail
-
-
 def _streamed(reply: http.client.HTTPResponse, left_s: Callable[[], float]) -> Answer:
-    answer, parts, ended, size = Answer(), [], False, 0
-    for data in _events(reply):
+    answer, parts, ended, size, stream = Answer(), [], False, 0, openai_wire.EventStream()
+    for data in chain.from_iterable(map(stream.feed, iter(lambda: reply.read1(65_536), b""))):
         left_s()
         if data.strip() == openai_wire.DONE:
             ended = True
@@ -263,8 +253,7 @@ def _probe(answer: Future[Probe], config: ExternalArm, address: str, timeout_s: 
         with _failures(config, address):
             answer.set_result(_probed(config, address, timeout_s))
     except FailedError as error:
-        remedy = _HTTP_REMEDIES.get(error.http or 0) if config.kind == "openai" else _GRPC_REMEDIES.get(error.status)
-        if remedy and not error.not_yet:
+        if remedy := _REMEDIES[config.kind].get(error.status):
             error.args = (f"{error}: {remedy}",)
         answer.set_exception(error)
 
@@ -289,21 +278,26 @@ def _probed(config: ExternalArm, address: str, timeout_s: float) -> Probe:
     return Probe(asked=TOKENS, tokens=found.tokens, context=context)
 
 
-_HTTP_REMEDIES = {
-    200: "give the address of an API that streams as OpenAI's does, and see what a proxy in between changes",
-    401: "give its token by token_env",
-    403: "give a token that may use the model",
-    404: "give the address with its path, such as http://host:8000/v1, and the model_name that the server knows",
-    422: "it does not take a field of the request: see openai.usage, length_fields, extra and prompt",
-    400: "see model_name and openai.prompt, usage, length_fields and extra",
-}
-_GRPC_REMEDIES = {
-    "UNAUTHENTICATED": "give its token by token_env",
-    "NOT_FOUND": "give the model_name that the server knows",
-    "UNIMPLEMENTED": "is it a server of the Open Inference Protocol that streams as Triton does?",
-    "UNKNOWN": "see model_name, and what the server's own log says",
-    "INTERNAL": "see the tensors of [arms.oip], and what the server's own log says",
-    "INVALID_ARGUMENT": "see the tensors of [arms.oip]",
+# By kind of arm and status of the failure.
+_REMEDIES: dict[str, dict[str, str]] = {
+    "openai": {
+        "UNAUTHENTICATED": "give its token by token_env",
+        "PERMISSION_DENIED": "give a token that may use the model",
+        "NOT_FOUND": (
+            "give the address with its path, such as http://host:8000/v1, and the model_name that the server knows"
+        ),
+        "INVALID_ARGUMENT": (
+            "it does not take a field of the request: see model_name and openai.prompt, usage, length_fields and extra"
+        ),
+    },
+    "oip": {
+        "UNAUTHENTICATED": "give its token by token_env",
+        "NOT_FOUND": "give the model_name that the server knows",
+        "UNIMPLEMENTED": "is it a server of the Open Inference Protocol that streams as Triton does?",
+        "UNKNOWN": "see model_name, and what the server's own log says",
+        "INTERNAL": "see the tensors of [arms.oip], and what the server's own log says",
+        "INVALID_ARGUMENT": "see the tensors of [arms.oip]",
+    },
 }
 
 

@@ -20,7 +20,6 @@ LARGEST_EVENT: Final = 4 * 1024 * 1024
 MOST_TOKENS: Final = 1 << 20  # of an answer: each has its time, eight bytes
 LARGEST_ERROR: Final = 64 * 1024  # bytes of a body that is no event stream
 _LARGEST_COUNT: Final = 2**31 - 1
-_MOST_TEXT: Final = 500  # characters of a server's message that go into a record
 
 # How a server says that an answer is whole: OpenAI's, TGI's and Anthropic-like names. Others say that it broke off.
 _WHOLE: Final = frozenset(
@@ -98,11 +97,6 @@ class EventStream:
             raise ValueError(f"an event has more than {LARGEST_EVENT} bytes")
         return events
 
-    def close(self) -> bytes | None:
-        """Return the end mark of a stream that stopped right after it, without the empty line; else None."""
-        tail = [*self._data, self._line.removeprefix(b"data:").strip()] if self._line else self._data
-        return DONE if tail and tail[-1].strip() == DONE else None
-
 
 def _as_error(data: bytes) -> bytes:
     """Return the data of an event named "error" as a JSON object with the key `error`."""
@@ -142,7 +136,7 @@ def read_event(data: bytes) -> Chunk:
         reason = choice.get("finish_reason")
         ended = reason is not None and reason != ""
         if ended and reason not in _WHOLE:
-            why = shortened(json.dumps(reason, ensure_ascii=False))
+            why = json.dumps(reason, ensure_ascii=False)
             return Chunk(failed=("ABORTED", f"the server broke the answer off: finish_reason {why}"))
         delta = choice.get("delta")
         if delta is None:
@@ -182,9 +176,8 @@ def error_in(body: Any) -> tuple[str, str] | None:
     table = error if isinstance(error, dict) else {"message": error}
     message = table.get("message") or table.get("detail") or table
     code = _http_code(table.get("code")) or _http_code(table.get("status"))
-    return "INTERNAL" if code is None else http_status_name(code), shortened(
-        message if isinstance(message, str) else json.dumps(message)
-    )
+    status = "INTERNAL" if code is None else http_status_name(code)
+    return status, message if isinstance(message, str) else json.dumps(message)
 
 
 def _http_code(value: Any) -> int | None:
@@ -206,18 +199,19 @@ def error_of_answer(answer: HTTPResponse) -> tuple[str, str] | None:
 def error_of_body(code: int, body: bytes, location: str = "", content_type: str = "") -> tuple[str, str]:
     """Return (status, message) of an HTTP answer that is no event stream, whatever its body holds."""
     if 300 <= code < 400:
-        where = f" to {shortened(location)}" if location else ""
+        where = f" to {location}" if location else ""
         return http_status_name(code), f"HTTP {code}: the server redirects{where}: give that address"
     try:
         error = error_in(json.loads(body))
     except (ValueError, RecursionError):
         error = None
-    text = error[1] if error is not None else shortened(body.decode("utf-8", "replace"))
+    text = error[1] if error is not None else body.decode("utf-8", "replace").strip()
     if 200 <= code < 300:
         if error is not None:
             return error
-        named = f"the Content-Type {shortened(content_type)}" if content_type else "no Content-Type"
-        return "INTERNAL", f"the answer has {named} and not text/event-stream: {text or 'it is empty'}"
+        named = f"the Content-Type {content_type}" if content_type else "no Content-Type"
+        why = f"the answer has {named} and not text/event-stream: give an API that streams, and see what a proxy changes"
+        return "INTERNAL", f"{why} ({text or 'it is empty'})"
     return http_status_name(code), f"HTTP {code}: {text}" if text else f"HTTP {code}"
 
 
@@ -234,9 +228,3 @@ def context_of(body: bytes, model: str) -> int | None:
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return None
     return limit if type(limit) is int and limit > 0 else None
-
-
-def shortened(text: str) -> str:
-    """Return `text` on one line and not longer than a record should hold."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return line if len(line) <= _MOST_TEXT else line[: _MOST_TEXT - 1] + "…"

@@ -195,7 +195,7 @@ def test_counts_of_every_chunk_are_believed_where_they_can_be(parts: list[bytes]
         (answer(ONE, event({"choices": [], "usage": {"completion_tokens": 859}})), "UNAVAILABLE", "finish_reason"),
         (answer(part("one", ""), part(" two", "")), "UNAVAILABLE", "finish_reason"),  # an empty one is none
         (answer(DONE), "INTERNAL", "neither text"),
-        (typed(b"application/x-ndjson"), "INTERNAL", "application/x-ndjson and not text/event-stream: data"),
+        (typed(b"application/x-ndjson"), "INTERNAL", "application/x-ndjson and not text/event-stream"),
     ],
 )
 def test_every_failure_has_a_status_name_and_a_reason(reply: bytes, status: str, text: str) -> None:

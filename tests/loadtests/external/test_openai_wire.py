@@ -55,7 +55,6 @@ def test_events_are_the_same_at_any_byte_boundary(events: list[list[str]], end: 
     found = [event for piece in cut(data, places) for event in stream.feed(piece)]
     whole = ["\n".join(event).encode() for event in events]
     assert found == [data for data in whole if data.strip()]
-    assert stream.close() is None
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 10_000), max_size=10))
@@ -218,7 +217,7 @@ def test_token_is_shown_to_the_server_and_in_no_line(monkeypatch: pytest.MonkeyP
     with HttpPeer(lambda request: request.send(plain("403 No", b"s3cret may not"))) as peer:
         found = asked(openai(peer.address, **dict(security)))
     assert peer.requests[-1].headers["authorization"] == "Bearer s3cret"
-    assert found.error == "HTTP 403: *** may not"
+    assert found.error == "PERMISSION_DENIED: HTTP 403: *** may not"
     monkeypatch.delenv("MY_TOKEN")
     assert "MY_TOKEN" in asked(openai("http://127.0.0.1:9/v1", **dict(security))).error
 
@@ -272,7 +271,7 @@ def test_token_ids_are_sent_where_the_arm_takes_them() -> None:
         (plain("308 Moved", b"", "Location: http://b/v1"), "redirects to http://b/v1"),
         (plain("200 OK", b'{"choices": []}', "Content-Type: application/json"), "Content-Type application/json.*proxy"),
         (plain("200 OK", b"x", "Content-Type: text/event-stream", "Content-Encoding: gzip"), "gzip"),
-        (plain("200 OK", b"data: {}"), "no Content-Type and not text/event-stream: data"),
+        (plain("200 OK", b"data: {}"), "no Content-Type and not text/event-stream"),
         (answer(event({"error": {"message": "out of memory"}})), "out of memory"),
         (answer(said("a")), "without a finish_reason"),
     ],
