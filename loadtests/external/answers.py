@@ -96,28 +96,21 @@ def _failures(config: ExternalArm, address: str) -> Iterator[None]:
 def _exchange(config: ExternalArm, address: str, asking: Asking, *, timeout_s: float) -> Answer:
     """Return the answer of the replica at `address`. Raises FailedError for what the server refuses or says wrongly,
     TimeoutError, and what the transport raises."""
-    deadline = time.monotonic() + timeout_s
-
-    def left_s() -> float:
-        if (left := deadline - time.monotonic()) <= 0:
-            raise TimeoutError
-        return left
-
     try:
-        return (_openai if config.kind == "openai" else _oip)(config, address, asking, left_s)
+        return (_openai if config.kind == "openai" else _oip)(config, address, asking, timeout_s)
     except TimeoutError:
         raise TimeoutError(f"no answer within {timeout_s:g} s") from None
 
 
-def _openai(config: ExternalArm, address: str, asking: Asking, left_s: Callable[[], float]) -> Answer:
-    options = config.options
+def _openai(config: ExternalArm, address: str, asking: Asking, timeout_s: float) -> Answer:
+    options, deadline = config.options, time.monotonic() + timeout_s
     assert isinstance(options, OpenAiOptions)
     where = parse_address(address, config.kind)
     body = openai_wire.request_body(options, config.model_name, asking)
-    with _requested(config, address, "POST", openai_wire.request_path(options, where), left_s(), body) as reply:
+    with _requested(config, address, "POST", openai_wire.request_path(options, where), timeout_s, body) as reply:
         if (failed := openai_wire.error_of_answer(reply)) is not None:
             raise FailedError(failed[1], status=failed[0])
-        return _streamed(reply, left_s)
+        return _streamed(reply, deadline)
 
 
 @contextmanager
@@ -141,10 +134,11 @@ def _requested(
         connection.close()
 
 
-def _streamed(reply: http.client.HTTPResponse, left_s: Callable[[], float]) -> Answer:
+def _streamed(reply: http.client.HTTPResponse, deadline: float) -> Answer:
     answer, parts, ended, size, stream = Answer(), [], False, 0, openai_wire.EventStream()
     for data in chain.from_iterable(map(stream.feed, iter(lambda: reply.read1(65_536), b""))):
-        left_s()
+        if time.monotonic() > deadline:
+            raise TimeoutError
         if data.strip() == openai_wire.DONE:
             ended = True
             break
@@ -162,7 +156,7 @@ def _streamed(reply: http.client.HTTPResponse, left_s: Callable[[], float]) -> A
     return answer
 
 
-def _oip(config: ExternalArm, address: str, asking: Asking, left_s: Callable[[], float]) -> Answer:
+def _oip(config: ExternalArm, address: str, asking: Asking, timeout_s: float) -> Answer:
     options = config.options
     assert isinstance(options, OipOptions)
     body = oip_wire.infer_request(options, config.model_name, asking, f"asked-{asking.seed}")
@@ -170,7 +164,7 @@ def _oip(config: ExternalArm, address: str, asking: Asking, left_s: Callable[[],
     values: list[str | int] = []
     with _oip_channel(config, address) as (channel, metadata):
         stream = channel.stream_stream(oip_wire.METHOD)
-        for message in stream(iter([body]), timeout=left_s(), metadata=metadata):
+        for message in stream(iter([body]), timeout=timeout_s, metadata=metadata):
             piece = oip_wire.read_response(options, message)
             if piece.error:
                 raise FailedError(piece.error)

@@ -210,7 +210,9 @@ def error_of_body(code: int, body: bytes, location: str = "", content_type: str 
         if error is not None:
             return error
         named = f"the Content-Type {content_type}" if content_type else "no Content-Type"
-        why = f"the answer has {named} and not text/event-stream: give an API that streams, and see what a proxy changes"
+        why = (
+            f"the answer has {named} and not text/event-stream: give an API that streams, and see what a proxy changes"
+        )
         return "INTERNAL", f"{why} ({text or 'it is empty'})"
     return http_status_name(code), f"HTTP {code}: {text}" if text else f"HTTP {code}"
 
