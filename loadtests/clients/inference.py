@@ -64,7 +64,6 @@ class InferenceClient:
         self._connecting: gevent.Greenlet[[], None] | None = None
         self._refused_until_ns = 0
         self._refusal = ""
-        self._closed = False
 
     def start(
         self,
@@ -91,7 +90,6 @@ class InferenceClient:
 
     def close(self) -> None:
         """End every call, CANCELLED if it was running, and close every socket."""
-        self._closed = True
         if self._connecting is not None:
             self._connecting.kill()
         while self._waiting:
@@ -108,9 +106,7 @@ class InferenceClient:
         return best
 
     def _assign(self, call: GrpcCall) -> None:
-        if self._closed:
-            call.finish("UNAVAILABLE", "the client is closed", now_ns())
-        elif (connection := self._usable()) is not None:
+        if (connection := self._usable()) is not None:
             connection.open(call)
         else:
             self._waiting.append(call)
@@ -187,5 +183,4 @@ class InferenceClient:
         """Stop using the connection; waiting calls may open another."""
         if connection in self.connections:
             self.connections.remove(connection)
-        if not self._closed:
-            self.stream_ended()
+        self.stream_ended()

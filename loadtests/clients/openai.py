@@ -68,10 +68,8 @@ class OpenAiClient:
             self._tls = client_context(config, protocols=("http/1.1",), kind=gevent.ssl.SSLContext)
         self._tls_name = config.tls_server_name or self.address.host
         self._idle: list[Any] = []
-        self._calls: set[OpenAiCall] = set()
         self._refused_until_ns = 0
         self._refusal = ""
-        self._closed = False
 
     def start(
         self,
@@ -84,30 +82,12 @@ class OpenAiClient:
     ) -> OpenAiCall:
         """Start a call. `body` is JSON, `headers` are whole header lines; `on_done` must neither block nor raise."""
         request = b"%b%bContent-Length: %d\r\n\r\n%b" % (self._head, headers, len(body), body)
-        call = OpenAiCall(
-            request=request, timeout_s=timeout_s, on_done=on_done, tag=tag, calls=self._calls, token=self._token
-        )
-        if self._closed:
-            call.finish("UNAVAILABLE", "the client is closed", now_ns())
-        else:
-            call.greenlet = gevent.spawn(self._serve, call)
+        call = OpenAiCall(request=request, timeout_s=timeout_s, on_done=on_done, tag=tag, token=self._token)
+        call.greenlet = gevent.spawn(self._serve, call)
         return call
 
-    def connect(self, timeout_s: float | None = None) -> str:
-        """Open a connection, and return "", or the reason why there is none."""
-        with gevent.Timeout(timeout_s, False):
-            try:
-                self._idle.append(self._connect())
-            except OSError as problem:
-                return str(problem)
-            return ""
-        return "still connecting"
-
     def close(self) -> None:
-        """End every call, CANCELLED if it was running, and close every idle socket."""
-        self._closed = True
-        for call in list(self._calls):
-            call.cancel(error="the client was closed")
+        """Close every idle socket."""
         while self._idle:
             _shut(self._idle.pop())
 
@@ -125,7 +105,7 @@ class OpenAiClient:
         except OSError as problem:
             call.finish("UNAVAILABLE", str(problem), now_ns())
         finally:
-            if kept and not self._closed:
+            if kept:
                 self._idle.append(sock)
             elif sock is not None:
                 _shut(sock)
@@ -242,7 +222,7 @@ class OpenAiCall(Call):
     `output_tokens` is the server's count where it gave one.
     """
 
-    def __init__(self, *, request: bytes, calls: set[OpenAiCall], token: str = "", **settings: Any) -> None:
+    def __init__(self, *, request: bytes, token: str, **settings: Any) -> None:
         super().__init__(**settings)
         self.token = token
         self.ended_ns = 0  # when the finish_reason came; 0: not yet
@@ -252,8 +232,6 @@ class OpenAiCall(Call):
         self.counted_tokens: int | None = None  # by the server
         self.request = request
         self.greenlet: gevent.Greenlet[..., None] | None = None
-        self._calls = calls  # of the client, while they run
-        calls.add(self)
 
     @property
     def output_tokens(self) -> int:
@@ -266,7 +244,6 @@ class OpenAiCall(Call):
 
     def _release(self) -> None:
         self.request = b""
-        self._calls.discard(self)
 
     def take(self, piece: bytes, at_ns: int) -> None:
         """Take a piece of the answer that was read at `at_ns`."""

@@ -85,8 +85,9 @@ class Generator:
         self._chores = [gevent.spawn(self._record_loop), gevent.spawn(self._tick), gevent.spawn(self._heartbeat)]
 
     def connect(self) -> None:
-        """Try a connection to every target, so that the first request does not pay for it."""
-        gevent.joinall([gevent.spawn(client.connect, 5.0) for client in self._clients])
+        """Try a connection to every gRPC target, so that the first request does not pay for it."""
+        clients = [client for client in self._clients if isinstance(client, InferenceClient)]
+        gevent.joinall([gevent.spawn(client.connect, 5.0) for client in clients])
 
     @property
     def failure(self) -> str | None:

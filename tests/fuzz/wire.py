@@ -198,7 +198,7 @@ def _infer_answers(folder: Path) -> list[bytes]:
 
 
 def _openai(folder: Path, content: bytes, draws: random.Random) -> None:
-    call = OpenAiCall(request=b"", calls=set(), token="secret")
+    call = OpenAiCall(request=b"", token="secret")
     sock = SimpleNamespace(sendall=len, settimeout=bool, makefile=lambda mode: BytesIO(content))
     exchange(call, sock, reused=False)
     _records(call)

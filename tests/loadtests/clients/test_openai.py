@@ -228,7 +228,6 @@ def test_connections_are_kept_and_used_again() -> None:
         request.send(GOOD)
 
     with HttpPeer(script) as peer, client_of(peer.address) as client:
-        assert client.connect(5) == ""
         assert [ask(client).status for _ in range(5)] == ["OK"] * 5
         assert peer.connections == 1
         together = [client.start(b"slow", timeout_s=10) for _ in range(3)]
@@ -264,17 +263,6 @@ def test_cancelled_call_ends_at_once_and_hangs_up() -> None:
         until(gone.is_set)
 
 
-def test_close_ends_every_call_once() -> None:
-    with HttpPeer(lambda request: request.link.recv(1)) as peer, client_of(peer.address) as client:
-        done: list[OpenAiCall] = []
-        calls = [client.start(b"{}", on_done=done.append) for _ in range(3)]
-        until(lambda: len(peer.requests) == 3)
-        client.close()
-        assert [call.status for call in calls] == ["CANCELLED"] * 3
-        assert len(done) == 3
-        assert client.start(b"{}").status == "UNAVAILABLE"
-
-
 def test_refused_connect_fails_at_once_for_a_while() -> None:
     with client_of(f"http://127.0.0.1:{free_port()}/v1") as client:
         calls = [client.start(b"{}", timeout_s=5) for _ in range(50)]
@@ -299,7 +287,6 @@ def test_tls_is_checked_and_connections_are_kept(tmp_path: Path) -> None:
     files = make_certificates(tmp_path)
     with HttpPeer(scripted([GOOD]), tls=context(files, protocols=())) as peer:
         with client_of(peer.address, tls_ca=files.ca) as trusting:
-            assert trusting.connect(5) == ""
             assert [ask(trusting).status for _ in range(3)] == ["OK"] * 3
             assert peer.connections == 1
         for security, says in (
