@@ -103,16 +103,10 @@ class Uploads:
         self._blocked: deque[GrpcCall] = deque()  # requests whose body waits for a window
 
     def start(self, call: GrpcCall, stream_id: int, block: bytes) -> None:
-        """Send the request on the stream, with the header block `block`."""
+        """Send the request on the stream, with the header block `block`, which fits one frame."""
         size, body, window = frames.DEFAULT_FRAME, call.body, self._stream_window
         call.connection, call.stream_id, call.send_window = self._connection, stream_id, window
-        if len(block) <= size:
-            out = frame(HEADERS, END_HEADERS, stream_id, block)
-        else:
-            out = frame(HEADERS, 0, stream_id, block[:size])
-            for start in range(size, len(block), size):
-                last = END_HEADERS if start + size >= len(block) else 0
-                out += frame(frames.CONTINUATION, last, stream_id, block[start : start + size])
+        out = frame(HEADERS, END_HEADERS, stream_id, block)
         if len(body) <= size and len(body) <= self.window and len(body) <= window and not self._blocked:
             self.window -= len(body)
             call.position = len(body)

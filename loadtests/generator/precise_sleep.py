@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from contextlib import suppress
 from typing import Any
 
@@ -26,10 +27,7 @@ _WORTH_IT_NS = 200_000
 _NAP_S = 0.000_001
 _MONOTONIC, _NONBLOCK_CLOEXEC = 1, 0o2004000
 _READ = 1
-
-
-class _ITimerSpec(ctypes.Structure):
-    _fields_ = (("every_s", ctypes.c_long), ("every_ns", ctypes.c_long), ("s", ctypes.c_long), ("ns", ctypes.c_long))
+_SPEC = struct.Struct("llll")  # struct itimerspec: seconds and nanoseconds between repetitions, and to the first
 
 
 LIBC: Any = ctypes.CDLL(None, use_errno=True)
@@ -44,13 +42,10 @@ class KernelTimer:
         if self.descriptor < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
         self._watcher = get_hub().loop.io(self.descriptor, _READ)
-        self._spec = _ITimerSpec()
-        self._where = ctypes.addressof(self._spec)
 
     def wait(self, left_ns: int) -> None:
         """Sleep for `left_ns` (below a second). This voids what was left of an interrupted wait."""
-        self._spec.ns = left_ns
-        LIBC.timerfd_settime(self.descriptor, 0, self._where, None)
+        LIBC.timerfd_settime(self.descriptor, 0, _SPEC.pack(0, 0, 0, left_ns), None)
         get_hub().wait(self._watcher)
         with suppress(BlockingIOError):
             os.read(self.descriptor, 8)

@@ -68,10 +68,6 @@ def good(stream_id: int, *ids: int) -> bytes:
     )
 
 
-def setting(key: int, value: int) -> bytes:
-    return struct.pack(">HI", key, value)
-
-
 def window(stream_id: int, increment: int) -> bytes:
     return frame(wire.WINDOW_UPDATE, 0, stream_id, increment.to_bytes(4, "big"))
 
