@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import ssl
-from contextlib import suppress
 from typing import Any, Final
 
 import gevent.socket
@@ -61,8 +60,6 @@ class TlsStream:
                     raise TlsError(ENDED_HANDSHAKE) from None
                 self._incoming.write(received)
             except ssl.SSLError as problem:
-                with suppress(OSError):
-                    sock.sendall(self._outgoing.read())  # the alert that tells the server why
                 raise TlsError(explain(problem, self._name)) from None
         agreed = self._tls.selected_alpn_protocol()
         if agreed != "h2":  # the server must not take the handshake for done

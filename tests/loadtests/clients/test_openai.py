@@ -115,18 +115,6 @@ def test_token_has_the_time_at_which_its_bytes_came() -> None:
     assert all(0 <= seen - sent < 40 * MS for seen, sent in zip(call.token_ns, came, strict=True))
 
 
-def test_counts_in_every_event_give_each_token_its_chunks_time() -> None:
-    stream = answer(
-        said("a", usage={"completion_tokens": 1}),
-        said("b c", usage={"completion_tokens": 3}),
-        said(" d", finish="length", usage={"completion_tokens": 4}),
-        DONE,
-    )
-    call = outcome(scripted([stream]))
-    assert (call.chunks, call.output_tokens, len(call.token_ns)) == (3, 4, 4)
-    assert call.token_ns[1] == call.token_ns[2]
-
-
 LOST = {"code": "InternalError", "message": "the worker went away"}
 
 
@@ -160,6 +148,7 @@ def test_an_answer_ends_with_its_finish_reason_where_nothing_follows(secure: boo
 @pytest.mark.parametrize(
     ("parts", "chunks", "tokens"),
     [
+        ((part("a", tokens=1), part("b c", tokens=3), part(" d", "stop", 4)), 3, 4),
         # Counts below the number of chunks are not counts of a chunk.
         ((part("one", tokens=0), part(" two", tokens=0), part(" three", tokens=0), part("", "stop", 3)), 3, 3),
         # Tokens whose text is held back have the time of their count.
