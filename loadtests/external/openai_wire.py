@@ -19,7 +19,6 @@ DONE: Final = b"[DONE]"
 LARGEST_EVENT: Final = 4 * 1024 * 1024
 MOST_TOKENS: Final = 1 << 20  # of an answer: each has its time, eight bytes
 LARGEST_ERROR: Final = 64 * 1024  # bytes of a body that is no event stream
-_LARGEST_COUNT: Final = 2**31 - 1
 
 # How a server says that an answer is whole: OpenAI's, TGI's and Anthropic-like names. Others say that it broke off.
 _WHOLE: Final = frozenset(
@@ -147,14 +146,14 @@ def read_event(data: bytes) -> Chunk:
         answers = bool(text) or (delta is not None and bool(delta.get("tool_calls")))
     tokens = _count(usage, "completion_tokens")
     if tokens is not None and tokens > MOST_TOKENS:
-        many = f"the server counts {tokens} tokens or more in its answer; the limit is {MOST_TOKENS}"
+        many = f"the server counts {tokens} tokens in its answer; the limit is {MOST_TOKENS}"
         return Chunk(failed=("INTERNAL", many))
     return Chunk(text, answers, ended, bool(choices) and not ended, tokens, _count(usage, "prompt_tokens"))
 
 
 def _count(usage: Any, key: str) -> int | None:
     value = usage.get(key) if isinstance(usage, dict) else None
-    return min(value, _LARGEST_COUNT) if type(value) is int and value >= 0 else None
+    return value if type(value) is int and value >= 0 else None
 
 
 def http_status_name(code: int) -> str:

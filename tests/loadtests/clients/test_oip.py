@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +9,6 @@ from importlib.util import find_spec
 from typing import Any
 from unittest.mock import Mock
 
-import gevent
 import pytest
 
 from tailgate.loadtests.clients.call import Call
@@ -20,20 +18,15 @@ from tailgate.loadtests.clients.route import Endpoint, Route
 from tailgate.loadtests.external.arms import ExternalArm, OipArm, OipOptions, OpenAiArm, OpenAiOptions
 from tailgate.loadtests.external.asking import Asking
 from tailgate.loadtests.external.oip_wire import infer_request, read_response
-from tailgate.loadtests.generator.generator import Generator
-from tailgate.loadtests.generator.load_log import LoadLog
-from tailgate.loadtests.generator.record import RequestRecord
-from tailgate.loadtests.generator.trial_config import TrialConfig
 from tailgate.loadtests.traffic.prompts import PromptSource, prompt_words, token_ids
 from tailgate.loadtests.traffic.schedule import PlannedRequest
-from tailgate.servers.clock import now_ns
 from tailgate.servers.rpc.inference_pb2 import EmbedResponse
 from tailgate.servers.rpc.oip_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from tests.fakes import triton
 from tests.fakes.http2 import finished, grpc_message
 from tests.fakes.http_servers import DONE, HttpPeer, answer, said, scripted, usage
 from tests.fakes.inference import Behaviour, serve
-from tests.loadtests.generator.test_generator import schedule
+from tests.loadtests.generator.test_generator import Run, schedule
 
 MS = 1_000_000
 IDS = OipOptions(
@@ -131,14 +124,6 @@ def test_a_tensor_that_is_no_answer_is_an_error(message: ModelStreamInferRespons
     assert error in read_response(OipOptions(), message.SerializeToString()).error
 
 
-def test_an_error_of_many_lines_is_one_of_a_few() -> None:
-    call = Call()
-    call.finish("INTERNAL", "no\nmore\x1b[2J" + "x" * 100_000, 1)
-    assert call.error.isprintable()
-    assert call.error.startswith("no more\\x1b[2J")
-    assert len(call.error) < 1100
-
-
 def embedded(payload: bytes) -> EmbedCall:
     """A call whose server sent this, and that it went well."""
     call = EmbedCall(headers=b"", body=b"", timeout_s=None, on_done=None, tag=None)
@@ -214,27 +199,15 @@ def test_replica_with_the_fewest_requests_is_next_and_equals_take_turns() -> Non
     assert {route.endpoint().replica for _ in range(5)} == {"1"}
 
 
-def run(settings: dict[str, Any], offsets_ms: list[int], stop_s: float = 60.0) -> tuple[list[RequestRecord], bool]:
-    trial = TrialConfig(**{"arms": ("eager", "vllm"), "drain_s": 10.0, "timeout_s": 5.0, **settings})
-    log = LoadLog(None, worker=0, planned=len(offsets_ms), arms=trial.arms)
-    records: list[RequestRecord] = []
-    generator = Generator(trial, log=log, on_record=records.append)
-    generator.load(schedule(offsets_ms, arm="*", tokens=3))
-    generator.connect()
-    gc.freeze()  # the generator collects garbage before it starts, which takes long in a process full of imports
-    stop = gevent.spawn_later(stop_s, generator.stop)
-    ended = generator.run(now_ns() + 50_000_000)
-    stop.kill()
-    generator.stop()
-    assert generator.failure is None
-    return records, ended
-
-
 def test_own_and_external_arms_are_recorded_alike() -> None:
     with serve(Behaviour(arm="eager")) as eager, HttpPeer(scripted([GOOD])) as peer:
         external = {"vllm": config("openai", peer.address)}
-        records, ended = run({"targets": {"eager": eager.target}, "external": external}, list(range(0, 200, 10)))
-    assert ended
+        run = Run(
+            schedule(list(range(0, 200, 10))),
+            **{"arms": ("eager", "vllm"), "targets": {"eager": eager.target}, "external": external},
+        )
+    records = run.records
+    assert run.ended
     assert Counter((record.arm, record.status, record.replica) for record in records) == {
         ("eager", "OK", "eager-0"): 20,
         ("vllm", "OK", "vllm-0"): 20,

@@ -100,7 +100,7 @@ def test_chunk_counts_when_it_carries_some_of_the_answer(content: object, text: 
         ({"detail": [{"loc": ["body"]}]}, "INTERNAL", '[{"loc": ["body"]}]'),
         (  # before it takes memory
             {"choices": [{"text": "a"}], "usage": {"completion_tokens": 10**10}},
-            *("INTERNAL", "the server counts 2147483647 tokens or more in its answer; the limit is 1048576"),
+            *("INTERNAL", "the server counts 10000000000 tokens in its answer; the limit is 1048576"),
         ),
     ],
 )
@@ -140,11 +140,6 @@ def test_completions_take_text_or_token_ids_and_chats_one_message() -> None:
 )
 def test_the_list_of_models_tells_the_context_or_nothing(body: bytes, limit: int | None) -> None:
     assert context_of(body, "llama") == limit
-
-
-def test_a_count_of_the_prompt_is_bounded() -> None:
-    usage = {"choices": [], "usage": {"completion_tokens": 3, "prompt_tokens": 10**40}}
-    assert read_event(json.dumps(usage).encode()).prompt_tokens == 2**31 - 1
 
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nconnection: close\r\n\r\n"
@@ -192,7 +187,6 @@ def test_completions_are_asked_greedily_whatever_the_settings_say() -> None:
         (answer(said(" a")), "without a finish_reason"),
         (answer(event({"error": {"message": "out of memory"}})), "out of memory"),
         (answer(event("[1]")), "no JSON object"),
-        (answer(b"data: {\n\n"), "JSONDecodeError"),
         (b"nonsense\r\n\r\n", "BadStatusLine"),
         (b"", "RemoteDisconnected"),
     ],
@@ -272,8 +266,6 @@ def test_token_ids_are_sent_where_the_arm_takes_them() -> None:
         (plain("200 OK", b'{"choices": []}', "Content-Type: application/json"), "Content-Type application/json.*proxy"),
         (plain("200 OK", b"x", "Content-Type: text/event-stream", "Content-Encoding: gzip"), "gzip"),
         (plain("200 OK", b"data: {}"), "no Content-Type and not text/event-stream"),
-        (answer(event({"error": {"message": "out of memory"}})), "out of memory"),
-        (answer(said("a")), "without a finish_reason"),
     ],
 )
 def test_answer_that_waiting_will_not_change_ends_the_wait(reply: bytes, says: str) -> None:

@@ -263,8 +263,6 @@ def test_copies_carry_the_same_prompt_and_their_own_id() -> None:
     [
         ("{}", "generator.targets is empty"),
         ('{"targets": {"*": "nowhere"}}', 'target "nowhere" is not host:port'),
-        ('{"targets": {"*": "a:1"}, "timeout_s": 0}', "generator.timeout_s is 0"),
-        ('{"targets": {"*": "a:1"}, "vocab_size": 3}', "generator.vocab_size is 3"),
         ('{"targets": {"*": "a:1"}, "colour": 1}', "generator.colour is unknown"),
         ("[]", "generator is []: give a table"),
         *((text, "trial config ") for text in ("", "[" * 5000, "1" * 5000)),
