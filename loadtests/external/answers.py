@@ -64,8 +64,8 @@ class Answer:
 def ask(config: ExternalArm, address: str, asking: Asking, *, timeout_s: float) -> Answer:
     """Return the answer of the replica at `address`, within `timeout_s`, or why there is none."""
     try:
-        with _failures(config, address):
-            answer = _exchange(config, address, asking, timeout_s=timeout_s)
+        with _failures(config, address, timeout_s):
+            answer = _exchange(config, address, asking, timeout_s)
             answer.text = without_token(answer.text, bearer_token(config))
             return answer
     except FailedError as error:
@@ -73,7 +73,7 @@ def ask(config: ExternalArm, address: str, asking: Asking, *, timeout_s: float) 
 
 
 @contextmanager
-def _failures(config: ExternalArm, address: str) -> Iterator[None]:
+def _failures(config: ExternalArm, address: str, timeout_s: float) -> Iterator[None]:
     """Raise whatever goes wrong inside as a FailedError of one line, without the arm's token."""
     try:
         token = bearer_token(config)
@@ -87,19 +87,18 @@ def _failures(config: ExternalArm, address: str) -> Iterator[None]:
     except ssl.SSLError as error:
         host = parse_address(address, config.kind).host
         raise FailedError(explain(error, config.tls_server_name or host)) from None
+    except TimeoutError:
+        raise FailedError(f"no answer within {timeout_s:g} s", not_yet=True) from None
     except Exception as error:  # whatever a server does costs its own answer alone
-        text = str(error) if type(error) is TimeoutError else f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
         transport = isinstance(error, OSError | http.client.HTTPException)
         raise FailedError(one_line(without_token(text, token)), not_yet=transport) from None
 
 
-def _exchange(config: ExternalArm, address: str, asking: Asking, *, timeout_s: float) -> Answer:
+def _exchange(config: ExternalArm, address: str, asking: Asking, timeout_s: float) -> Answer:
     """Return the answer of the replica at `address`. Raises FailedError for what the server refuses or says wrongly,
     TimeoutError, and what the transport raises."""
-    try:
-        return (_openai if config.kind == "openai" else _oip)(config, address, asking, timeout_s)
-    except TimeoutError:
-        raise TimeoutError(f"no answer within {timeout_s:g} s") from None
+    return (_openai if config.kind == "openai" else _oip)(config, address, asking, timeout_s)
 
 
 def _openai(config: ExternalArm, address: str, asking: Asking, timeout_s: float) -> Answer:
@@ -244,7 +243,7 @@ def wait_ready(
 def _probe(answer: Future[Probe], config: ExternalArm, address: str, timeout_s: float) -> None:
     """Set in `answer` what the server answered, or a FailedError."""
     try:
-        with _failures(config, address):
+        with _failures(config, address, timeout_s):
             answer.set_result(_probed(config, address, timeout_s))
     except FailedError as error:
         if remedy := _REMEDIES[config.kind].get(error.status):
@@ -259,7 +258,7 @@ def _probed(config: ExternalArm, address: str, timeout_s: float) -> Probe:
     if config.kind == "oip":
         _check_oip_model(config, address)
     asking = Asking(prompt=prompt, max_tokens=TOKENS, whole_length=True, seed=0)
-    found = _exchange(config, address, asking, timeout_s=timeout_s)
+    found = _exchange(config, address, asking, timeout_s)
     if not found.pieces and isinstance(config.options, OipOptions):
         raise FailedError(
             f'it was asked for {TOKENS} tokens and nothing came in tensor "{config.options.output_tensor}": '

@@ -36,17 +36,16 @@ _HEARTBEAT_S = 0.02
 _CHECK_EVERY_NS = 250_000_000  # for an end, and at what is still under way once all was sent
 
 
-def _client(config: TrialConfig, address: str) -> InferenceClient:
-    path, call = (EMBED_PATH, EmbedCall) if config.task == "embed" else (GENERATE_PATH, GrpcCall)
-    return InferenceClient(address, security=config.security, path=path, call=call)
-
-
 def _routes(config: TrialConfig) -> dict[str, Route]:
     """Return the route to each arm, or "*" to all others. Arms at one address share its connections."""
+    path, call = (EMBED_PATH, EmbedCall) if config.task == "embed" else (GENERATE_PATH, GrpcCall)
+
+    @lru_cache(None)
+    def endpoint(address: str) -> Endpoint:
+        return Endpoint(InferenceClient(address, security=config.security, path=path, call=call))
 
     source = PromptSource.of(config.prompts, model=config.tokenizer, vocab_size=config.vocab_size)
     encode = OwnEncoder(source.ids, text=source.plain, ignore_eos=config.ignore_eos, task=config.task)
-    endpoint = lru_cache(None)(lambda address: Endpoint(_client(config, address)))
     routes = {arm: Route(encode, list(map(endpoint, target.split(",")))) for arm, target in config.targets.items()}
     for arm, external in config.external.items():
         routes[arm] = external_route(arm, external, traffic=source, ignore_eos=config.ignore_eos)

@@ -46,8 +46,6 @@ class LoadLog:
         self.worker = worker
         self.planned = planned
         self.started = 0
-        self.finished = 0
-        self.failed = 0
         self.start_ns: int | None = None  # null in the files until the start is agreed on
         self.settled_ns: int | None = None  # all that was due before has ended and is on disk
         self.lag = Histogram()
@@ -73,12 +71,9 @@ class LoadLog:
 
         Raises the OSError with which the disk failed.
         """
-        self.finished += 1
         if pinned is not None:
             self._arms[pinned].inflight -= 1
         self._arms[record.arm or "*"].add(record)
-        if record.status != "OK":
-            self.failed += 1
         if self._recorder is not None:
             self._recorder.append(record)
 
@@ -93,8 +88,8 @@ class LoadLog:
             "worker": self.worker,
             "planned": self.started if self.planned is None else self.planned,
             "started": self.started,
-            "finished": self.finished,
-            "failed": self.failed,
+            "finished": sum(tally.finished for tally in self._arms.values()),
+            "failed": sum(tally.failed for tally in self._arms.values()),
             "records": {
                 "written": file.rows if file else 0,
                 "dropped": file.dropped_rows if file else 0,
