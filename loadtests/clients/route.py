@@ -9,6 +9,7 @@ from urllib.parse import quote
 from tailgate.loadtests.clients.frames import literal
 from tailgate.loadtests.clients.inference import InferenceClient
 from tailgate.loadtests.clients.openai import OpenAiClient
+from tailgate.loadtests.traffic.prompts import PromptSource
 from tailgate.loadtests.traffic.schedule import PlannedRequest
 from tailgate.servers.clock import now_ns
 from tailgate.servers.config import Task
@@ -57,55 +58,35 @@ class Route:
         return min(in_turn, key=lambda endpoint: (endpoint.refused_ns > since_ns, endpoint.running))
 
 
-class OwnEncoder:
-    """Writes tailgate.v1 GenerateRequests or EmbedRequests for arms that tailgate starts. The copies of one plan share
-    the long part.
+def own_encoder(source: PromptSource, *, ignore_eos: bool, task: Task) -> Encode:
+    """Return what writes tailgate.v1 GenerateRequests or EmbedRequests for arms that tailgate starts.
 
     Both messages have their id, session, text and token ids in fields of the same numbers.
     """
+    pin = lru_cache(literal)
+    shared: tuple[PlannedRequest | None, bytes, bytes] = (None, b"", b"")  # by the copies of a plan
 
-    def __init__(
-        self,
-        prompt_ids: Callable[[PlannedRequest], list[int]],
-        *,
-        ignore_eos: bool,
-        text: Callable[[PlannedRequest], str | None],
-        task: Task = "generate",
-    ) -> None:
-        self._prompt_ids = prompt_ids
-        self._text = text  # the prompt as text, where that is what is to be sent
-        self._ignore_eos = ignore_eos
-        self._task = task
-        self._plan: PlannedRequest | None = None
-        self._body = b""
-        self._session = b""
-        self._pin = lru_cache(literal)
-
-    def __call__(self, plan: PlannedRequest, request_id: str, arm: str | None) -> tuple[bytes, bytes]:
-        if plan is not self._plan:
-            request = self._request(plan)
-            if (text := self._text(plan)) is None:
-                request.token_ids.ids.extend(self._prompt_ids(plan))
+    def encode(plan: PlannedRequest, request_id: str, arm: str | None) -> tuple[bytes, bytes]:
+        nonlocal shared
+        if plan is not shared[0]:
+            session = plan.session_id
+            request: GenerateRequest | EmbedRequest = EmbedRequest(session_id=session)
+            if task == "generate":
+                sampling = Sampling(seed=plan.prompt_seed)
+                request = GenerateRequest(
+                    session_id=session, max_tokens=plan.max_tokens, ignore_eos=ignore_eos, sampling=sampling
+                )
+            if (text := source.plain(plan)) is None:
+                request.token_ids.ids.extend(source.ids(plan))
             else:
                 request.text = text
-            self._plan, self._body = plan, request.SerializeToString()
-            session = plan.session_id
             if not session.isascii() or not session.isprintable():
                 session = quote(session)
-            self._session = literal(SESSION_HEADER, session) if session else b""
-        headers = self._session
+            shared = plan, request.SerializeToString(), literal(SESSION_HEADER, session) if session else b""
+        _, body, headers = shared
         if arm is not None:
-            headers += self._pin(ARM_HEADER, arm)
+            headers += pin(ARM_HEADER, arm)
         # Protobuf messages may be concatenated: the long part, the prompt, is encoded once for all arms.
-        return GenerateRequest(request_id=request_id).SerializeToString() + self._body, headers
+        return GenerateRequest(request_id=request_id).SerializeToString() + body, headers
 
-    def _request(self, plan: PlannedRequest) -> GenerateRequest | EmbedRequest:
-        """Return the request without its id and its prompt."""
-        if self._task == "embed":
-            return EmbedRequest(session_id=plan.session_id)
-        return GenerateRequest(
-            session_id=plan.session_id,
-            max_tokens=plan.max_tokens,
-            ignore_eos=self._ignore_eos,
-            sampling=Sampling(seed=plan.prompt_seed),
-        )
+    return encode

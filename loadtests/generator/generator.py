@@ -19,7 +19,7 @@ from tailgate.loadtests.clients.call import Call
 from tailgate.loadtests.clients.external_arms import external_route
 from tailgate.loadtests.clients.grpc_call import EMBED_PATH, GENERATE_PATH, EmbedCall, GrpcCall
 from tailgate.loadtests.clients.inference import InferenceClient
-from tailgate.loadtests.clients.route import Endpoint, OwnEncoder, Route
+from tailgate.loadtests.clients.route import Endpoint, Route, own_encoder
 from tailgate.loadtests.generator.histogram import Histogram
 from tailgate.loadtests.generator.load_log import LoadLog
 from tailgate.loadtests.generator.precise_sleep import sleep_until
@@ -45,7 +45,7 @@ def _routes(config: TrialConfig) -> dict[str, Route]:
         return Endpoint(InferenceClient(address, security=config.security, path=path, call=call))
 
     source = PromptSource.of(config.prompts, model=config.tokenizer, vocab_size=config.vocab_size)
-    encode = OwnEncoder(source.ids, text=source.plain, ignore_eos=config.ignore_eos, task=config.task)
+    encode = own_encoder(source, ignore_eos=config.ignore_eos, task=config.task)
     routes = {arm: Route(encode, list(map(endpoint, target.split(",")))) for arm, target in config.targets.items()}
     for arm, external in config.external.items():
         routes[arm] = external_route(arm, external, traffic=source, ignore_eos=config.ignore_eos)
