@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import quote
 
@@ -21,14 +22,14 @@ Client = InferenceClient | OpenAiClient
 _AVOIDED_NS = 1_000_000_000
 
 
+@dataclass(slots=True, eq=False)
 class Endpoint:
     """One replica of an arm, or the splitter before all of them. `replica` is empty where the answer tells its name."""
 
-    def __init__(self, client: Client, replica: str = "") -> None:
-        self.client = client
-        self.replica = replica
-        self.running = 0
-        self.refused_ns = 0  # when it was UNAVAILABLE last
+    client: Client
+    replica: str = ""
+    running: int = 0
+    refused_ns: int = 0  # when it was UNAVAILABLE last
 
 
 # (plan, request id, arm that it is pinned to or None) -> (body, header bytes)

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from tailgate.loadtests.clients.call import Call
-from tailgate.loadtests.clients.external_arms import external_route, oip_client
+from tailgate.loadtests.clients.external_arms import external_client, external_route
 from tailgate.loadtests.clients.grpc_call import EmbedCall
 from tailgate.loadtests.clients.route import Endpoint, Route
 from tailgate.loadtests.external.arms import ExternalArm, OipArm, OipOptions, OpenAiArm, OpenAiOptions
@@ -56,7 +56,7 @@ def config(kind: Any, *addresses: str, **settings: Any) -> ExternalArm:
 
 
 def ask(address: str, model: str, options: OipOptions) -> Call:
-    client = oip_client(config("oip", address, oip=options), address)
+    client = external_client(config("oip", address, oip=options), address)
     prompt: Any = [5, 6, 7] if options.prompt == "token_ids" else "tell me"
     done: list[Call] = []
     asking = Asking(prompt=prompt, max_tokens=5, whole_length=True, seed=1)
