@@ -95,13 +95,16 @@ class OpenAiClient:
         sock: Any = None
         kept = False
         try:
-            while sock is None:
-                sock, reused = self._take()
+            if self._idle:
+                sock = self._idle.pop()
                 try:
-                    kept = exchange(call, sock, reused)
+                    kept = exchange(call, sock, reused=True)
                 except _StaleConnectionError:
                     _shut(sock)
                     sock = None
+            if sock is None:
+                sock = self._connect()
+                kept = exchange(call, sock, reused=False)
         except OSError as problem:
             call.finish("UNAVAILABLE", str(problem), now_ns())
         finally:
@@ -112,31 +115,19 @@ class OpenAiClient:
             # Killed, or an error of this program: the call has ended either way.
             call.finish("INTERNAL", "the client gave up", now_ns())
 
-    def _take(self) -> tuple[Any, bool]:
-        """Return an idle connection that still is one, and True, or a new one and False. Raises OSError with the reason
-        why there is none."""
-        while self._idle:
-            sock = self._idle.pop()
-            if not _is_closed(sock):
-                return sock, True
-            _shut(sock)
-        if now_ns() < self._refused_until_ns:
-            raise OSError(self._refusal)
-        try:
-            return self._connect(), False
-        except OSError as problem:
-            self._refusal, self._refused_until_ns = str(problem), now_ns() + _RETRY_NS
-            raise
-
     def _connect(self) -> Any:
         """Return a new connection. Raises OSError with the reason why there is none."""
+        if now_ns() < self._refused_until_ns:
+            raise OSError(self._refusal)
         try:
             sock = connected(self.address, _CONNECT_S)
             if self._tls is not None:
                 sock = self._tls.wrap_socket(sock, server_hostname=self._tls_name)
         except OSError as problem:
             why = explain(problem, self._tls_name) if isinstance(problem, ssl.SSLError) else problem
-            raise OSError(f"cannot connect to {self.address.target}: {why}") from None
+            self._refusal = f"cannot connect to {self.address.target}: {why}"
+            self._refused_until_ns = now_ns() + _RETRY_NS
+            raise OSError(self._refusal) from None
         sock.settimeout(None)  # deadlines are the calls'
         return sock
 
@@ -194,19 +185,6 @@ def _read_stream(call: OpenAiCall, sock: Any, response: HTTPResponse) -> bool:
             sock.settimeout(None)
             return call.status == "OK" and not response.will_close
     return False
-
-
-def _is_closed(sock: Any) -> bool:
-    """Return whether the server closed an idle connection, or sent bytes that belong to no request. Never waits."""
-    try:
-        sock.setblocking(False)
-        sock.recv(1)
-    except (BlockingIOError, ssl.SSLWantReadError):
-        sock.settimeout(None)
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _shut(sock: Any) -> None:
