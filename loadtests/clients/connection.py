@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 READ_BYTES: Final = 262_144
 _LARGEST_HEADER_BLOCK: Final = 256 * 1024
-LOST: Final = "the connection was lost"
-CLOSED: Final = "the server closed the connection"
 
 
 class Connection:
@@ -61,30 +59,21 @@ class Connection:
         self._unacknowledged = 0
         self._block: tuple[int, bool, bytearray] | None = None  # an unfinished header block
         self.settings_received = Event()
-        self.greeted = False  # the server's SETTINGS have come
         self.draining = False
         self.closed = False
         self.reason = ""
-        stream_window, connection_window = client.stream_window, max(client.connection_window, frames.DEFAULT_WINDOW)
-        settings = frames.SETTING.pack(frames.ENABLE_PUSH, 0) + frames.SETTING.pack(
-            frames.INITIAL_WINDOW_SIZE, stream_window
-        )
-        opening = frames.PREFACE + frame(frames.SETTINGS, 0, 0, settings)
-        if connection_window > frames.DEFAULT_WINDOW:
-            opening += frame(frames.WINDOW_UPDATE, 0, 0, UINT32.pack(connection_window - frames.DEFAULT_WINDOW))
-        self._stream_refill = max(1, stream_window // 2)
-        self._connection_refill = connection_window // 2
-        self.write(opening)
+        settings = struct.pack(">HIHI", frames.ENABLE_PUSH, 0, frames.INITIAL_WINDOW_SIZE, client.stream_window)
+        self.write(frames.PREFACE + frame(frames.SETTINGS, 0, 0, settings))
+        self.write(frame(frames.WINDOW_UPDATE, 0, 0, UINT32.pack(client.connection_window - frames.DEFAULT_WINDOW)))
+        self._stream_refill, self._connection_refill = client.stream_window // 2, client.connection_window // 2
         self.reader = gevent.spawn(self._read)
 
     @property
     def usable(self) -> bool:
-        """Whether one more stream may be opened now."""
         return not self.draining and not self.closed and len(self._calls) < self._peer_streams
 
     @property
     def streams(self) -> int:
-        """Streams open now."""
         return len(self._calls)
 
     def open(self, call: GrpcCall) -> None:
@@ -134,13 +123,19 @@ class Connection:
 
     def _on_lost(self, problem: OSError) -> None:
         """Give up a socket that takes no more. The reader sees the same loss and ends the calls."""
-        self.reason = self.reason or f"{LOST}: {problem}"
+        self.reason = self.reason or f"the connection was lost: {problem}"
         self.draining = True
         self._shut_down()
 
     def _shut_down(self) -> None:
         with suppress(OSError):
             self._sock.shutdown(gevent.socket.SHUT_RDWR)
+
+    def _gone(self, reason: str) -> None:
+        """Close after the server did; one that speaks TLS does so at the first plaintext."""
+        if not self.settings_received.is_set() and self._tls is None:
+            reason += " before it said anything: if its port speaks TLS: use https://"
+        self.close("UNAVAILABLE", self.reason or reason)
 
     def _read(self) -> None:
         sock, fd, tls = self._sock, self._sock.fileno(), self._tls
@@ -162,20 +157,19 @@ class Connection:
                 ended = not data
                 if tls is not None:
                     data = tls.decrypted(data)
-                    ended = ended or tls.ended
                     if tls.has_output:
                         self.write(b"")
                 if data:
                     self.feed(data, at_ns)
                 if ended:
-                    self.close("UNAVAILABLE", self.reason or CLOSED)
+                    self._gone("the server closed the connection")
         except ProtocolError as problem:
             self.write(frame(frames.GOAWAY, 0, 0, struct.pack(">II", 0, problem.code)))
             self.close("UNAVAILABLE", str(problem))
         except TlsError as problem:
             self.close("UNAVAILABLE", str(problem))
         except OSError as problem:
-            self.close("UNAVAILABLE", f"{LOST}: {problem}")
+            self._gone(f"the connection was lost: {problem}")
         finally:
             watcher.close()
             sock.close()
@@ -330,10 +324,7 @@ class Connection:
                 self._peer_streams = value
             elif key == frames.INITIAL_WINDOW_SIZE:
                 self._uploads.set_stream_window(value, self._calls.values())
-            elif key == frames.MAX_FRAME_SIZE:
-                self._uploads.set_frame_bytes(value)
         self.write(frame(frames.SETTINGS, frames.ACK, 0))
-        self.greeted = True
         self.settings_received.set()
         self._uploads.resume()
         self._client.stream_ended()  # a higher stream limit may let waiting calls start

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -37,16 +36,13 @@ def external_route(arm: str, config: ExternalArm, *, traffic: PromptSource, igno
             return request_body(options, model, asking), f"X-Request-Id: {quote(request_id)}\r\n".encode("ascii")
         return infer_request(options, model, asking, request_id), b""
 
-    client: Callable[[ExternalArm, str], Client] = OpenAiClient if config.kind == "openai" else oip_client
     replicas = ["" if arm == "*" else f"{arm}-{number}" for number in range(len(config.address))]
     addresses = zip(config.address, replicas, strict=True)
-    return Route(encode, [Endpoint(client(config, address), replica) for address, replica in addresses])
+    return Route(encode, [Endpoint(external_client(config, address), replica) for address, replica in addresses])
 
 
 class OipCall(GrpcCall):
     """One inference. Each token of a tensor of ids, or each piece of text, has the time at which it came."""
-
-    __slots__ = ("_options",)
 
     def __init__(self, *, options: OipOptions, **settings: Any) -> None:
         super().__init__(**settings)
@@ -60,8 +56,8 @@ class OipCall(GrpcCall):
             self.add_tokens(piece.tokens, at_ns)
 
 
-def oip_client(config: ExternalArm, address: str) -> InferenceClient:
-    """Return a client for one replica of an external arm. Its requests are serialised ModelInferRequests."""
-    options = config.options
-    assert isinstance(options, OipOptions)
-    return InferenceClient(address, path=METHOD, security=config, call=partial(OipCall, options=options))
+def external_client(config: ExternalArm, address: str) -> Client:
+    """Return a client for one replica of an external arm. Its requests are JSON or serialised ModelInferRequests."""
+    if isinstance(config.options, OpenAiOptions):
+        return OpenAiClient(config, address)
+    return InferenceClient(address, path=METHOD, security=config, call=partial(OipCall, options=config.options))

@@ -53,22 +53,6 @@ class GrpcCall(Call):
     arrival time, so that time to first token is what a user would see.
     """
 
-    __slots__ = (
-        "_http_status",
-        "_last_chunk_ns",
-        "_needed",
-        "_partial",
-        "answered",
-        "body",
-        "connection",
-        "headers",
-        "position",
-        "restarted",
-        "send_window",
-        "stream_id",
-        "unacknowledged",
-    )
-
     _needed: int  # bytes of `_partial` that make its message whole; set along with it
 
     def __init__(
@@ -207,8 +191,6 @@ class EmbedCall(GrpcCall):
     An end with OK and no vector, or with a second one, is INTERNAL. `input_tokens` is what the server says that it
     read, 0 before the answer. The vector is not kept: the load does not read it, and parity sends its own requests.
     """
-
-    __slots__ = ("input_tokens", "size")
 
     def __init__(self, **settings: Any) -> None:
         self.input_tokens = 0

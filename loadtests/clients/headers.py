@@ -7,7 +7,6 @@ docs/decisions/0003-http2-client.md.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Final
 
 from hpack.exceptions import InvalidTableIndex
@@ -25,8 +24,6 @@ class HeaderError(Exception):
 
 class HeaderDecoder:
     """The compression state of one direction of a connection. Every block must pass through it, in order."""
-
-    __slots__ = ("_largest_list", "table")
 
     def __init__(self, *, largest_list: int) -> None:
         self.table = HeaderTable()
@@ -98,7 +95,7 @@ class HeaderDecoder:
         if index:
             name = self.table.get_by_index(index)[0].decode("latin-1")
         else:
-            name, position = _name(block, text, position)
+            name, position = _string(block, text, position + 1, block[position])
         value, position = _string(block, text, position + 1, block[position])
         return name, value, position
 
@@ -115,15 +112,6 @@ def _integer(block: bytes, position: int, value: int) -> tuple[int, int]:
             raise HeaderError("a number is too large")
         if byte < 0x80:
             return value, position
-
-
-def _name(block: bytes, text: str, position: int) -> tuple[str, int]:
-    """Return the name at `position` and where it ends."""
-    length = block[position]
-    if length <= 0x80 or length == 0xFF:
-        return _string(block, text, position + 1, length)
-    end = position + 1 + (length & 0x7F)
-    return _coded_name(block[position + 1 : end]), end
 
 
 def _string(block: bytes, text: str, start: int, length: int) -> tuple[str, int]:
@@ -169,7 +157,3 @@ def _huffman(coded: bytes) -> str:
         if state not in _ENDS:
             raise HeaderError("a Huffman-coded string ends inside a code")
         return out
-
-
-# The same few names come again and again.
-_coded_name = lru_cache(maxsize=1024)(_huffman)

@@ -11,15 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import gevent
-import gevent.socket
 from gevent import get_hub
 
-from tailgate.loadtests.clients.connection import CLOSED, LOST, Connection
+from tailgate.loadtests.clients.connection import Connection
 from tailgate.loadtests.clients.frames import request_prefix
 from tailgate.loadtests.clients.grpc_call import GENERATE_PATH, GrpcCall
-from tailgate.loadtests.clients.tls import TlsError, TlsStream
+from tailgate.loadtests.clients.tls import TlsError, TlsStream, connected
 from tailgate.loadtests.external.addresses import parse_target
-from tailgate.loadtests.external.client_security import OPEN, SecurityConfig, bearer_token, client_context, server_name
+from tailgate.loadtests.external.client_security import OPEN, SecurityConfig, bearer_token, client_context
 from tailgate.servers.clock import now_ns
 
 
@@ -51,7 +50,7 @@ class InferenceClient:
         self.target = self.address.target
         self._call = call
         self._tls_context = client_context(security) if self.address.tls else None
-        self._tls_name = server_name(security, self.address.host)
+        self._tls_name = security.tls_server_name or self.address.host
         self.stream_window = stream_window
         self.connection_window = connection_window
         self._token = bearer_token(security)
@@ -65,7 +64,6 @@ class InferenceClient:
         self._connecting: gevent.Greenlet[[], None] | None = None
         self._refused_until_ns = 0
         self._refusal = ""
-        self._closed = False
 
     def start(
         self,
@@ -84,17 +82,14 @@ class InferenceClient:
 
     def connect(self, timeout_s: float | None = None) -> str:
         """Wait for a connection and return "", or the reason why there is none."""
-        if self._closed:
-            return "the client is closed"
-        if not self._is_usable:
+        if self._usable() is None:
             if self._connecting is None:
                 self._connecting = gevent.spawn(self._connect)
             self._connecting.join(timeout_s)
-        return "" if self._is_usable else self._refusal or "still connecting"
+        return "" if self._usable() else self._refusal or "still connecting"
 
     def close(self) -> None:
         """End every call, CANCELLED if it was running, and close every socket."""
-        self._closed = True
         if self._connecting is not None:
             self._connecting.kill()
         while self._waiting:
@@ -102,23 +97,20 @@ class InferenceClient:
         for connection in list(self.connections):
             connection.close("CANCELLED", "the client was closed")
 
-    @property
-    def _is_usable(self) -> bool:
-        return any(connection.usable for connection in self.connections)
-
-    def _assign(self, call: GrpcCall) -> None:
-        if self._closed:
-            call.finish("UNAVAILABLE", "the client is closed", now_ns())
-            return
+    def _usable(self) -> Connection | None:
+        """Return the connection with the fewest streams of those that take one more."""
         best: Connection | None = None
         for connection in self.connections:
             if connection.usable and (best is None or connection.streams < best.streams):
                 best = connection
-        if best is not None:
-            best.open(call)
-            return
-        self._waiting.append(call)
-        self._open_more()
+        return best
+
+    def _assign(self, call: GrpcCall) -> None:
+        if (connection := self._usable()) is not None:
+            connection.open(call)
+        else:
+            self._waiting.append(call)
+            self._open_more()
 
     def _open_more(self) -> None:
         """Open one more connection, if one may be; else let calls wait, or fail while connects are refused."""
@@ -140,43 +132,36 @@ class InferenceClient:
         self._assign(call)
 
     def _connect(self) -> None:
-        refusal = ""
-        sock: gevent.socket.socket | None = None
-        connection: Connection | None = None
         try:
-            sock = gevent.socket.create_connection(
-                (self.address.host, self.address.port), timeout=self._connect_timeout_s
-            )
-            sock.setsockopt(gevent.socket.IPPROTO_TCP, gevent.socket.TCP_NODELAY, 1)
-            tls = None
-            if self._tls_context is not None:
-                too_late = TlsError(f"no TLS handshake in {self._connect_timeout_s} s")
-                with gevent.Timeout(self._connect_timeout_s, too_late):
-                    tls = TlsStream(self._tls_context, self._tls_name)
-                    tls.shake_hands(sock)
-            sock.setblocking(False)
-            connection = Connection(self, sock, tls)
-            if not connection.settings_received.wait(self._connect_timeout_s):
-                connection.close("UNAVAILABLE", f"no HTTP/2 settings in {self._connect_timeout_s} s")
-            if connection.closed:
-                refusal = f"cannot connect to {self.target}: {connection.reason}"
-                if tls is None and not connection.greeted and connection.reason.startswith((LOST, CLOSED)):
-                    refusal += " before it said anything: if its port speaks TLS: use https://"
-            else:
-                self.connections.append(connection)
+            refusal = self._new_connection()
         except OSError as problem:
-            refusal = f"cannot connect to {self.target}: {problem}"
+            refusal = str(problem)
         finally:
             self._connecting = None
-            if sock is not None and connection is None:
-                sock.close()
-        if refusal:
-            self._refusal, self._refused_until_ns = refusal, now_ns() + self._retry_ns
-            if not any(not connection.draining for connection in self.connections):
-                self._fail_waiting(refusal)
-        else:
-            self._refusal = ""
-            self.stream_ended()
+        if not refusal:
+            return self.stream_ended()
+        self._refusal = f"cannot connect to {self.target}: {refusal}"
+        self._refused_until_ns = now_ns() + self._retry_ns
+        if all(connection.draining for connection in self.connections):
+            self._fail_waiting(self._refusal)
+        return None
+
+    def _new_connection(self) -> str:
+        """Add a connection and return "", or why the server did not greet. Raises OSError."""
+        sock = connected(self.address, self._connect_timeout_s)
+        tls = None
+        if self._tls_context is not None:
+            too_late = TlsError(f"no TLS handshake in {self._connect_timeout_s} s")
+            with gevent.Timeout(self._connect_timeout_s, too_late):
+                tls = TlsStream(self._tls_context, self._tls_name)
+                tls.shake_hands(sock)
+        sock.setblocking(False)
+        connection = Connection(self, sock, tls)
+        if not connection.settings_received.wait(self._connect_timeout_s):
+            connection.close("UNAVAILABLE", f"no HTTP/2 settings in {self._connect_timeout_s} s")
+        if not connection.closed:
+            self.connections.append(connection)
+        return connection.reason if connection.closed else ""
 
     def stream_ended(self) -> None:
         """Start waiting calls as far as connections take them."""
@@ -184,7 +169,7 @@ class InferenceClient:
             if self._waiting[0].status:
                 self._waiting.popleft()
                 continue
-            if not self._is_usable:
+            if self._usable() is None:
                 return self._open_more()
             self._assign(self._waiting.popleft())
 
@@ -198,5 +183,4 @@ class InferenceClient:
         """Stop using the connection; waiting calls may open another."""
         if connection in self.connections:
             self.connections.remove(connection)
-        if not self._closed:
-            self.stream_ended()
+        self.stream_ended()

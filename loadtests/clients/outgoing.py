@@ -11,7 +11,7 @@ import gevent
 import gevent.socket
 
 from tailgate.loadtests.clients import frames
-from tailgate.loadtests.clients.frames import DATA, END_HEADERS, END_STREAM, HEADERS, ProtocolError, frame
+from tailgate.loadtests.clients.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame
 from tailgate.loadtests.clients.grpc_call import GrpcCall
 from tailgate.loadtests.clients.tls import TlsStream
 
@@ -100,20 +100,13 @@ class Uploads:
         self._write = connection.write
         self.window = frames.DEFAULT_WINDOW
         self._stream_window = frames.DEFAULT_WINDOW
-        self._frame_bytes = frames.DEFAULT_FRAME
         self._blocked: deque[GrpcCall] = deque()  # requests whose body waits for a window
 
     def start(self, call: GrpcCall, stream_id: int, block: bytes) -> None:
-        """Send the request on the stream, with the header block `block`."""
-        size, body, window = self._frame_bytes, call.body, self._stream_window
+        """Send the request on the stream, with the header block `block`, which fits one frame."""
+        size, body, window = frames.DEFAULT_FRAME, call.body, self._stream_window
         call.connection, call.stream_id, call.send_window = self._connection, stream_id, window
-        if len(block) <= size:
-            out = frame(HEADERS, END_HEADERS, stream_id, block)
-        else:
-            out = frame(HEADERS, 0, stream_id, block[:size])
-            for start in range(size, len(block), size):
-                last = END_HEADERS if start + size >= len(block) else 0
-                out += frame(frames.CONTINUATION, last, stream_id, block[start : start + size])
+        out = frame(HEADERS, END_HEADERS, stream_id, block)
         if len(body) <= size and len(body) <= self.window and len(body) <= window and not self._blocked:
             self.window -= len(body)
             call.position = len(body)
@@ -132,7 +125,7 @@ class Uploads:
                 continue
             whole = len(call.body)
             while call.position < whole and self.window > 0 and call.send_window > 0:
-                size = min(whole - call.position, self._frame_bytes, self.window, call.send_window)
+                size = min(whole - call.position, frames.DEFAULT_FRAME, self.window, call.send_window)
                 piece = call.body[call.position : call.position + size]
                 call.position += size
                 self.window -= size
@@ -147,11 +140,3 @@ class Uploads:
         change, self._stream_window = value - self._stream_window, value
         for call in calls:
             call.send_window += change
-
-    def set_frame_bytes(self, value: int) -> None:
-        """Send frames of up to `value` bytes."""
-        if not frames.DEFAULT_FRAME <= value <= frames.LARGEST_FRAME:
-            raise ProtocolError(
-                f"the largest frame is {value}; the limits are {frames.DEFAULT_FRAME} and {frames.LARGEST_FRAME}"
-            )
-        self._frame_bytes = value

@@ -1,52 +1,35 @@
-"""The way to an arm: how a planned request is written for it, and which of its replicas gets it.
-
-A client is whatever starts a request without waiting and hands back a call with the times of its tokens. All calls end
-with a gRPC status name, so that records do not depend on the kind of client.
-"""
+"""The way to an arm: how a planned request is written for it, and which of its replicas gets it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import quote
 
-from tailgate.loadtests.clients.call import Call
 from tailgate.loadtests.clients.frames import literal
+from tailgate.loadtests.clients.inference import InferenceClient
+from tailgate.loadtests.clients.openai import OpenAiClient
+from tailgate.loadtests.traffic.prompts import PromptSource
 from tailgate.loadtests.traffic.schedule import PlannedRequest
 from tailgate.servers.clock import now_ns
 from tailgate.servers.config import Task
 from tailgate.servers.metadata import ARM_HEADER, SESSION_HEADER
 from tailgate.servers.rpc.inference_pb2 import EmbedRequest, GenerateRequest
 
+Client = InferenceClient | OpenAiClient
+
 _AVOIDED_NS = 1_000_000_000
 
 
-class Client(Protocol):
-    """Starts requests to one address. `on_done` runs once, in the reader: it must neither block nor raise."""
-
-    def start(
-        self,
-        body: bytes,
-        *,
-        headers: bytes = ...,
-        timeout_s: float | None = ...,
-        on_done: Callable[[Any], None] | None = ...,
-        tag: Any = ...,
-    ) -> Call: ...
-    def connect(self, timeout_s: float | None = ...) -> str: ...
-    def close(self) -> None: ...
-
-
+@dataclass(slots=True, eq=False)
 class Endpoint:
     """One replica of an arm, or the splitter before all of them. `replica` is empty where the answer tells its name."""
 
-    __slots__ = ("client", "refused_ns", "replica", "running")
-
-    def __init__(self, client: Client, replica: str = "") -> None:
-        self.client = client
-        self.replica = replica
-        self.running = 0
-        self.refused_ns = 0  # when it was UNAVAILABLE last
+    client: Client
+    replica: str = ""
+    running: int = 0
+    refused_ns: int = 0  # when it was UNAVAILABLE last
 
 
 # (plan, request id, arm that it is pinned to or None) -> (body, header bytes)
@@ -55,8 +38,6 @@ Encode = Callable[[PlannedRequest, str, "str | None"], tuple[bytes, bytes]]
 
 class Route:
     """How requests for one arm are written, and where they go."""
-
-    __slots__ = ("_turn", "encode", "endpoints")
 
     def __init__(self, encode: Encode, endpoints: Sequence[Endpoint]) -> None:
         self.encode = encode
@@ -78,58 +59,32 @@ class Route:
         return min(in_turn, key=lambda endpoint: (endpoint.refused_ns > since_ns, endpoint.running))
 
 
-class OwnEncoder:
-    """Writes tailgate.v1 GenerateRequests or EmbedRequests for arms that tailgate starts. The copies of one plan share
-    the long part.
+def own_encoder(source: PromptSource, *, ignore_eos: bool, task: Task) -> Encode:
+    """Return what writes tailgate.v1 GenerateRequests or EmbedRequests for arms that tailgate starts.
 
     Both messages have their id, session, text and token ids in fields of the same numbers.
     """
+    pin = lru_cache(literal)
+    shared: tuple[PlannedRequest | None, bytes, bytes] = (None, b"", b"")  # by the copies of a plan
 
-    def __init__(
-        self,
-        prompt_ids: Callable[[PlannedRequest], list[int]],
-        *,
-        ignore_eos: bool,
-        text: Callable[[PlannedRequest], str | None] | None = None,
-        task: Task = "generate",
-    ) -> None:
-        self._prompt_ids = prompt_ids
-        self._text = text  # the prompt as text, where that is what is to be sent
-        self._ignore_eos = ignore_eos
-        self._task = task
-        self._plan: PlannedRequest | None = None
-        self._body = b""
-        self._session = b""
-        self._pins: dict[str, bytes] = {}
-
-    def __call__(self, plan: PlannedRequest, request_id: str, arm: str | None) -> tuple[bytes, bytes]:
-        if plan is not self._plan:
-            request = self._request(plan)
-            text = None if self._text is None else self._text(plan)
-            if text is None:
-                request.token_ids.ids.extend(self._prompt_ids(plan))
+    def encode(plan: PlannedRequest, request_id: str, arm: str | None) -> tuple[bytes, bytes]:
+        nonlocal shared
+        if plan is not shared[0]:
+            session = plan.session_id
+            request: GenerateRequest | EmbedRequest = EmbedRequest(session_id=session)
+            if task == "generate":
+                request = GenerateRequest(session_id=session, max_tokens=plan.max_tokens, ignore_eos=ignore_eos)
+            if (text := source.plain(plan)) is None:
+                request.token_ids.ids.extend(source.ids(plan))
             else:
                 request.text = text
-            self._plan, self._body = plan, request.SerializeToString()
-            session = plan.session_id
             if not session.isascii() or not session.isprintable():
                 session = quote(session)
-            self._session = literal(SESSION_HEADER, session) if session else b""
-        headers = self._session
+            shared = plan, request.SerializeToString(), literal(SESSION_HEADER, session) if session else b""
+        _, body, headers = shared
         if arm is not None:
-            pin = self._pins.get(arm)
-            if pin is None:
-                pin = self._pins[arm] = literal(ARM_HEADER, arm)
-            headers += pin
+            headers += pin(ARM_HEADER, arm)
         # Protobuf messages may be concatenated: the long part, the prompt, is encoded once for all arms.
-        return GenerateRequest(request_id=request_id).SerializeToString() + self._body, headers
+        return GenerateRequest(request_id=request_id).SerializeToString() + body, headers
 
-    def _request(self, plan: PlannedRequest) -> GenerateRequest | EmbedRequest:
-        """Return the request without its id and its prompt."""
-        if self._task == "embed":
-            return EmbedRequest(session_id=plan.session_id)
-        return GenerateRequest(
-            session_id=plan.session_id,
-            max_tokens=plan.max_tokens,
-            ignore_eos=self._ignore_eos,
-        )
+    return encode

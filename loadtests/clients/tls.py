@@ -1,17 +1,34 @@
-"""TLS of HTTP/2 connections without a socket: bytes in, bytes out, never waiting; and its handshake over a socket.
+"""Sockets to servers, and TLS of HTTP/2 connections without a socket: bytes in, bytes out, never waiting.
 
 So the reader of a connection still needs one read and one time stamp for each wake-up.
 """
 
 from __future__ import annotations
 
+import errno
 import ssl
-from contextlib import suppress
 from typing import Any, Final
 
+import gevent.socket
+
+from tailgate.loadtests.external.addresses import Address
 from tailgate.loadtests.external.client_security import ENDED_HANDSHAKE, explain, no_http2
 
 _READ_BYTES: Final = 65_536
+_LOCAL_LIMITS: Final = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
+
+
+def connected(address: Address, timeout_s: float) -> Any:
+    """Return a socket to `address` that waits for `timeout_s` at most. Raises OSError."""
+    try:
+        sock = gevent.socket.create_connection((address.host, address.port), timeout=timeout_s)
+    except OSError as problem:
+        if problem.errno in _LOCAL_LIMITS:
+            limits = f"this machine can open no more connections ({problem.strerror})"
+            raise OSError(f"{limits}: raise its limits (ulimit -n)") from None
+        raise
+    sock.setsockopt(gevent.socket.IPPROTO_TCP, gevent.socket.TCP_NODELAY, 1)
+    return sock
 
 
 class TlsError(OSError):
@@ -21,13 +38,10 @@ class TlsError(OSError):
 class TlsStream:
     """One connection's TLS, client side. The server must agree on HTTP/2 by ALPN."""
 
-    __slots__ = ("_incoming", "_name", "_outgoing", "_tls", "ended")
-
     def __init__(self, context: ssl.SSLContext, name: str) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._name = name
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
-        self.ended = False  # the peer said that nothing more will come
 
     @property
     def has_output(self) -> bool:
@@ -46,8 +60,6 @@ class TlsStream:
                     raise TlsError(ENDED_HANDSHAKE) from None
                 self._incoming.write(received)
             except ssl.SSLError as problem:
-                with suppress(OSError):
-                    sock.sendall(self._outgoing.read())  # the alert that tells the server why
                 raise TlsError(explain(problem, self._name)) from None
         agreed = self._tls.selected_alpn_protocol()
         if agreed != "h2":  # the server must not take the handshake for done
@@ -62,11 +74,8 @@ class TlsStream:
         try:
             while piece := read(_READ_BYTES):
                 pieces.append(piece)
-            self.ended = True
-        except ssl.SSLWantReadError:
+        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):  # after its last words the peer ends the connection
             pass
-        except ssl.SSLZeroReturnError:
-            self.ended = True
         except ssl.SSLError as problem:
             raise TlsError(explain(problem, self._name)) from None
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)

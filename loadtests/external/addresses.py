@@ -13,13 +13,14 @@ Kind = Literal["openai", "oip"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _USES_TLS = {"http": False, "grpc": False, "https": True, "grpcs": True}
-_HOST = r"\[[0-9a-f:.]+(?:%25[\w.~-]+)?\]|[\w.-]+"
-_URL = re.compile(rf"(https?)://({_HOST})(?::(\d{{1,5}}))?(/[\w.~%/:+,;=&!$'()*-]*)?", re.ASCII | re.IGNORECASE)
+_URL = re.compile(
+    r"(https?)://(\[[0-9a-f:.]+\]|[\w.-]+)(?::(\d{1,5}))?(/[\w.~%/:+,;=&!$'()*-]*)?", re.ASCII | re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a server listens. `path` has no slash at its end and is empty for gRPC. `host` may have an IPv6 zone."""
+    """Where a server listens. `path` has no slash at its end and is empty for gRPC."""
 
     host: str
     port: int
@@ -28,14 +29,12 @@ class Address:
 
     @property
     def target(self) -> str:
-        """host:port, as a gRPC target writes it."""
         return joined(self.host, self.port)
 
     @property
     def host_header(self) -> str:
-        """The address as a Host header has it: without a zone and, as some gateways need it, without the scheme's own
-        port."""
-        return joined(self.host.partition("%")[0], self.port).removesuffix(":443" if self.tls else ":80")
+        """The address as a Host header has it: as some gateways need it, without the scheme's own port."""
+        return self.target.removesuffix(":443" if self.tls else ":80")
 
 
 def parse_address(text: str, kind: Kind) -> Address:
@@ -51,8 +50,7 @@ def parse_address(text: str, kind: Kind) -> Address:
             f'address "{text}" is not http:// or https:// with a host and a port from 1 to 65535: give one such as '
             "http://host:8000/v1"
         )
-    host = url[2].strip("[]").replace("%25", "%")
-    return Address(host=host, port=port, tls=_USES_TLS[url[1].lower()], path=(url[4] or "").rstrip("/"))
+    return Address(host=url[2].strip("[]"), port=port, tls=_USES_TLS[url[1].lower()], path=(url[4] or "").rstrip("/"))
 
 
 def parse_target(text: str, *, what: str = "target") -> Address:
@@ -63,7 +61,7 @@ def parse_target(text: str, *, what: str = "target") -> Address:
         raise ConfigError(f'{what} "{text}" has the scheme "{scheme}": use host:port, http:// or https://')
     otherwise = f'{what} "{text}" is not host:port with a port from 1 to 65535: give one such as localhost:50051'
     host, port = host_port(rest.rstrip("/"), otherwise)
-    return Address(host=host.replace("%25", "%"), port=port, tls=_USES_TLS.get(scheme.lower(), False))
+    return Address(host=host, port=port, tls=_USES_TLS.get(scheme.lower(), False))
 
 
 def _refuse_secret(text: str) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 import grpc
@@ -29,26 +30,22 @@ from tailgate.loadtests.external.client_security import (
     bearer_token,
     client_context,
     explain,
-    server_name,
     without_token,
 )
 from tailgate.loadtests.external.grpc_channel import open_channel
-from tailgate.loadtests.external.openai_wire import shortened
-from tailgate.servers.complaint import ConfigError
+from tailgate.servers.complaint import ConfigError, one_line
 from tailgate.servers.rpc import oip_pb2, oip_pb2_grpc
 
 LARGEST: Final = 1_000_000  # characters of an answer, each of which goes into a record
 
 
 class FailedError(Exception):
-    """The server gave no answer that can be used. `not_yet` says that it may give one later.
+    """The server gave no answer that can be used, with the gRPC `status` where it gave one. `not_yet` says that it may
+    give one later."""
 
-    `status` is the gRPC status of the failure and `http` its HTTP status, where the server gave one.
-    """
-
-    def __init__(self, message: str, *, status: str = "", http: int | None = None, not_yet: bool = False) -> None:
-        super().__init__(f"{status}: {message}" if status and http is None else message)
-        self.status, self.http = status, http
+    def __init__(self, message: str, *, status: str = "", not_yet: bool = False) -> None:
+        super().__init__(f"{status}: {message}" if status else message)
+        self.status = status
         self.not_yet = not_yet or status in ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
 
 
@@ -67,8 +64,8 @@ class Answer:
 def ask(config: ExternalArm, address: str, asking: Asking, *, timeout_s: float) -> Answer:
     """Return the answer of the replica at `address`, within `timeout_s`, or why there is none."""
     try:
-        with _failures(config, address):
-            answer = _exchange(config, address, asking, timeout_s=timeout_s)
+        with _failures(config, address, timeout_s):
+            answer = _exchange(config, address, asking, timeout_s)
             answer.text = without_token(answer.text, bearer_token(config))
             return answer
     except FailedError as error:
@@ -76,7 +73,7 @@ def ask(config: ExternalArm, address: str, asking: Asking, *, timeout_s: float) 
 
 
 @contextmanager
-def _failures(config: ExternalArm, address: str) -> Iterator[None]:
+def _failures(config: ExternalArm, address: str, timeout_s: float) -> Iterator[None]:
     """Raise whatever goes wrong inside as a FailedError of one line, without the arm's token."""
     try:
         token = bearer_token(config)
@@ -85,45 +82,34 @@ def _failures(config: ExternalArm, address: str) -> Iterator[None]:
     try:
         yield
     except FailedError as error:
-        error.args = (shortened(without_token(str(error), token)),)
+        error.args = (one_line(without_token(str(error), token)),)
         raise
     except ssl.SSLError as error:
         host = parse_address(address, config.kind).host
-        raise FailedError(explain(error, server_name(config, host))) from None
+        raise FailedError(explain(error, config.tls_server_name or host)) from None
+    except TimeoutError:
+        raise FailedError(f"no answer within {timeout_s:g} s", not_yet=True) from None
     except Exception as error:  # whatever a server does costs its own answer alone
-        text = str(error) if type(error) is TimeoutError else f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
         transport = isinstance(error, OSError | http.client.HTTPException)
-        raise FailedError(shortened(without_token(text, token)), not_yet=transport) from None
+        raise FailedError(one_line(without_token(text, token)), not_yet=transport) from None
 
 
-def _exchange(config: ExternalArm, address: str, asking: Asking, *, timeout_s: float) -> Answer:
+def _exchange(config: ExternalArm, address: str, asking: Asking, timeout_s: float) -> Answer:
     """Return the answer of the replica at `address`. Raises FailedError for what the server refuses or says wrongly,
     TimeoutError, and what the transport raises."""
-    deadline = time.monotonic() + timeout_s
-
-    def left_s() -> float:
-        if (left := deadline - time.monotonic()) <= 0:
-            raise TimeoutError
-        return left
-
-    try:
-        return (_openai if config.kind == "openai" else _oip)(config, address, asking, left_s)
-    except TimeoutError:
-        raise TimeoutError(f"no answer within {timeout_s:g} s") from None
+    return (_openai if config.kind == "openai" else _oip)(config, address, asking, timeout_s)
 
 
-def _openai(config: ExternalArm, address: str, asking: Asking, left_s: Callable[[], float]) -> Answer:
-    options = config.options
+def _openai(config: ExternalArm, address: str, asking: Asking, timeout_s: float) -> Answer:
+    options, deadline = config.options, time.monotonic() + timeout_s
     assert isinstance(options, OpenAiOptions)
     where = parse_address(address, config.kind)
     body = openai_wire.request_body(options, config.model_name, asking)
-    with _requested(config, address, "POST", openai_wire.request_path(options, where), left_s(), body) as reply:
-        kind = openai_wire.media_type(*(reply.getheader(name) or "" for name in openai_wire.MEDIA_HEADERS))
-        if reply.status != 200 or not openai_wire.is_event_stream(kind):
-            content, location = reply.read(openai_wire.LARGEST_ERROR), reply.getheader("location") or ""
-            status, message = openai_wire.error_of_body(reply.status, content, location, kind)
-            raise FailedError(message, status=status, http=reply.status)
-        return _streamed(reply, left_s)
+    with _requested(config, address, "POST", openai_wire.request_path(options, where), timeout_s, body) as reply:
+        if (failed := openai_wire.error_of_answer(reply)) is not None:
+            raise FailedError(failed[1], status=failed[0])
+        return _streamed(reply, deadline)
 
 
 @contextmanager
@@ -140,34 +126,25 @@ def _requested(
         if where.tls:
             connection.connect()
             context = client_context(config, protocols=("http/1.1",))
-            connection.sock = context.wrap_socket(connection.sock, server_hostname=server_name(config, where.host))
+            connection.sock = context.wrap_socket(connection.sock, server_hostname=config.tls_server_name or where.host)
         connection.request(method, path, body, headers)
         yield connection.getresponse()
     finally:
         connection.close()
 
 
-def _events(answer: http.client.HTTPResponse) -> Iterator[bytes]:
-    stream = openai_wire.EventStream()
-    while piece := answer.read1(65_536):
-        yield from stream.feed(piece)
-    if (tail := stream.close()) is not None:
-        yield tail
-
-
-def _streamed(reply: http.client.HTTPResponse, left_s: Callable[[], float]) -> Answer:
-    answer, parts, ended, size = Answer(), [], False, 0
-    for data in _events(reply):
-        left_s()
+def _streamed(reply: http.client.HTTPResponse, deadline: float) -> Answer:
+    answer, parts, ended, size, stream = Answer(), [], False, 0, openai_wire.EventStream()
+    for data in chain.from_iterable(map(stream.feed, iter(lambda: reply.read1(65_536), b""))):
+        if time.monotonic() > deadline:
+            raise TimeoutError
         if data.strip() == openai_wire.DONE:
             ended = True
             break
         chunk = openai_wire.read_event(data)
         if chunk.failed is not None:
-            status, message = chunk.failed
-            raise FailedError(message, status=status)
-        text = openai_wire.text_in(data)
-        parts += [text] if text else []
+            raise FailedError(chunk.failed[1], status=chunk.failed[0])
+        parts += [chunk.text] if chunk.text else []
         size = _bounded(size + len(data))
         ended = ended or chunk.ended
         answer.tokens = chunk.completion_tokens if chunk.completion_tokens is not None else answer.tokens
@@ -178,7 +155,7 @@ def _streamed(reply: http.client.HTTPResponse, left_s: Callable[[], float]) -> A
     return answer
 
 
-def _oip(config: ExternalArm, address: str, asking: Asking, left_s: Callable[[], float]) -> Answer:
+def _oip(config: ExternalArm, address: str, asking: Asking, timeout_s: float) -> Answer:
     options = config.options
     assert isinstance(options, OipOptions)
     body = oip_wire.infer_request(options, config.model_name, asking, f"asked-{asking.seed}")
@@ -186,7 +163,7 @@ def _oip(config: ExternalArm, address: str, asking: Asking, left_s: Callable[[],
     values: list[str | int] = []
     with _oip_channel(config, address) as (channel, metadata):
         stream = channel.stream_stream(oip_wire.METHOD)
-        for message in stream(iter([body]), timeout=left_s(), metadata=metadata):
+        for message in stream(iter([body]), timeout=timeout_s, metadata=metadata):
             piece = oip_wire.read_response(options, message)
             if piece.error:
                 raise FailedError(piece.error)
@@ -227,16 +204,11 @@ _REQUEST_S = 120.0  # a server may load its model with its first request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What one short answer showed. `tokens` is the server's own count, None when it gave none.
-
-    `context` is the most tokens of a prompt and its answer, where the server tells it.
-    """
+    """What one short answer to a request for `asked` tokens showed. `tokens` is the server's own count, None when it
+    gave none; `context` the most tokens of a prompt and its answer, where the server tells it."""
 
     asked: int
-    chunks: int
     tokens: int | None
-    prompt_tokens: int | None
-    seconds: float
     context: int | None = None
 
 
@@ -271,11 +243,10 @@ def wait_ready(
 def _probe(answer: Future[Probe], config: ExternalArm, address: str, timeout_s: float) -> None:
     """Set in `answer` what the server answered, or a FailedError."""
     try:
-        with _failures(config, address):
+        with _failures(config, address, timeout_s):
             answer.set_result(_probed(config, address, timeout_s))
     except FailedError as error:
-        remedy = _HTTP_REMEDIES.get(error.http or 0) if config.kind == "openai" else _GRPC_REMEDIES.get(error.status)
-        if remedy and not error.not_yet:
+        if remedy := _REMEDIES[config.kind].get(error.status):
             error.args = (f"{error}: {remedy}",)
         answer.set_exception(error)
 
@@ -284,67 +255,51 @@ def _probed(config: ExternalArm, address: str, timeout_s: float) -> Probe:
     prompt: str | list[int] = _PROMPT
     if config.options.prompt == "token_ids":
         prompt = [3 + index % (config.vocab_size - 3) for index in range(TOKENS)]
-    context = None
-    if config.kind == "openai":
-        context = _openai_context(config, address)
-    else:
+    if config.kind == "oip":
         _check_oip_model(config, address)
-    began = time.monotonic()
     asking = Asking(prompt=prompt, max_tokens=TOKENS, whole_length=True, seed=0)
-    found = _exchange(config, address, asking, timeout_s=timeout_s)
+    found = _exchange(config, address, asking, timeout_s)
     if not found.pieces and isinstance(config.options, OipOptions):
         raise FailedError(
             f'it was asked for {TOKENS} tokens and nothing came in tensor "{config.options.output_tensor}": '
             "does the model stream?"
         )
-    return Probe(
-        asked=TOKENS,
-        chunks=found.pieces,
-        tokens=found.tokens,
-        prompt_tokens=found.prompt_tokens,
-        seconds=time.monotonic() - began,
-        context=context,
-    )
+    context = None
+    if config.kind == "openai":
+        with _requested(config, address, "GET", f"{parse_address(address, 'openai').path}/models", 10.0) as reply:
+            context = openai_wire.context_of(reply.read(openai_wire.LARGEST_EVENT), config.model_name)
+    return Probe(asked=TOKENS, tokens=found.tokens, context=context)
 
 
-_HTTP_REMEDIES = {
-    200: "give the address of an API that streams as OpenAI's does, and see what a proxy in between changes",
-    401: "give its token by token_env",
-    403: "give a token that may use the model",
-    404: "give the address with its path, such as http://host:8000/v1, and the model_name that the server knows",
-    422: "it does not take a field of the request: see openai.usage, length_fields, extra and prompt",
-    400: "see model_name and openai.prompt, usage, length_fields and extra",
+# By kind of arm and status of the failure.
+_REMEDIES: dict[str, dict[str, str]] = {
+    "openai": {
+        "UNAUTHENTICATED": "give its token by token_env",
+        "PERMISSION_DENIED": "give a token that may use the model",
+        "NOT_FOUND": (
+            "give the address with its path, such as http://host:8000/v1, and the model_name that the server knows"
+        ),
+        "INVALID_ARGUMENT": (
+            "it does not take a field of the request: see model_name and openai.prompt, usage, length_fields and extra"
+        ),
+    },
+    "oip": {
+        "UNAUTHENTICATED": "give its token by token_env",
+        "NOT_FOUND": "give the model_name that the server knows",
+        "UNIMPLEMENTED": "is it a server of the Open Inference Protocol that streams as Triton does?",
+        "UNKNOWN": "see model_name, and what the server's own log says",
+        "INTERNAL": "see the tensors of [arms.oip], and what the server's own log says",
+        "INVALID_ARGUMENT": "see the tensors of [arms.oip]",
+    },
 }
-_GRPC_REMEDIES = {
-    "UNAUTHENTICATED": "give its token by token_env",
-    "NOT_FOUND": "give the model_name that the server knows",
-    "UNIMPLEMENTED": "is it a server of the Open Inference Protocol that streams as Triton does?",
-    "UNKNOWN": "see model_name, and what the server's own log says",
-    "INTERNAL": "see the tensors of [arms.oip], and what the server's own log says",
-    "INVALID_ARGUMENT": "see the tensors of [arms.oip]",
-}
-
-
-def _openai_context(config: ExternalArm, address: str) -> int | None:
-    """Return the longest context that the list of models tells. Raises FailedError where the server is not up, as far
-    as /health and that list tell; servers have both, one or none."""
-    for path in ("/health", f"{parse_address(address, config.kind).path}/models"):
-        with _requested(config, address, "GET", path, 10.0) as answer:
-            body = answer.read(openai_wire.LARGEST_EVENT)
-        if answer.status in (502, 503):
-            status, message = openai_wire.error_of_body(answer.status, body)
-            raise FailedError(message, status=status, http=answer.status)
-    return openai_wire.context_of(body, config.model_name) if answer.status == 200 else None
 
 
 def _check_oip_model(config: ExternalArm, address: str) -> None:
-    """Check that server and model are ready, and that the model has the tensors of the options."""
+    """Check that the model is ready and has the tensors of the options."""
     options, name = config.options, config.model_name
     with _oip_channel(config, address) as (channel, metadata):
         stub: Any = oip_pb2_grpc.GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
         call = {"timeout": 10.0, "metadata": metadata}
-        if not stub.ServerReady(oip_pb2.ServerReadyRequest(), **call).ready:
-            raise FailedError("the server says that it is not ready", not_yet=True)
         if not stub.ModelReady(oip_pb2.ModelReadyRequest(name=name), **call).ready:
             raise FailedError(f'the server says that model "{name}" is not ready', not_yet=True)
         try:

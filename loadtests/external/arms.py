@@ -78,7 +78,7 @@ class OipOptions(_Options):
     """Which tensors of an Open Inference Protocol model carry what. The defaults are those of Triton's vLLM backend. A
     tensor with an empty name is not sent."""
 
-    prompt_tensor: str = "text_input"
+    prompt_tensor: str = Field(default="text_input", min_length=1)
     """The prompt: BYTES, or INT32 for token ids."""
     prompt_length_tensor: str = ""
     """The number of token ids (INT32)."""
@@ -88,16 +88,13 @@ class OipOptions(_Options):
     """Whether to stream (BOOL)."""
     parameters_tensor: str = "sampling_parameters"
     """JSON (BYTES) with `max_tokens`, `length_fields` and `extra`."""
-    output_tensor: str = "text_output"
+    output_tensor: str = Field(default="text_output", min_length=1)
     """The answer: BYTES, one piece of text a response; or integers, which are counted as tokens."""
     batched: bool = False
     """Put a batch dimension of 1 before every shape."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        for key in ("prompt_tensor", "output_tensor"):
-            if not getattr(self, key):
-                raise ValueError(f"{key} is empty: name the model's tensor")
         if not self.max_tokens_tensor and not self.parameters_tensor:
             raise ValueError(
                 "max_tokens_tensor and oip.parameters_tensor are both empty, so the length of an answer cannot be "
@@ -111,7 +108,6 @@ class OipOptions(_Options):
 
 
 def _as_list(value: Any) -> Any:
-    """Return a single text as a list of it."""
     return [value] if isinstance(value, str) else value
 
 
@@ -125,10 +121,14 @@ class TelemetryConfig(Settings):
     """The server's log, from which its compiles are read: none, one for the whole arm, or one for each address in their
     order."""
 
-    log: Annotated[tuple[str, ...], BeforeValidator(_as_list, json_schema_input_type=str | list[str]), Listed] = ()
+    log: Annotated[
+        tuple[Annotated[str, Field(min_length=1)], ...],
+        BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
+        Listed,
+    ] = ()
     """Log file on this host."""
     log_command: Annotated[
-        tuple[Annotated[tuple[str, ...], Listed], ...],
+        tuple[Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False, min_length=1)], ...],
         BeforeValidator(_commands, json_schema_input_type=list[str] | list[list[str]]),
         Listed,
     ] = ()
@@ -139,29 +139,13 @@ class TelemetryConfig(Settings):
     def _fits(self) -> Self:
         if self.log and self.log_command:
             raise ValueError("log and log_command are both set: keep the one that shows the server's lines")
-        if not all(self.log):
-            raise ValueError("log is empty: give the file's path, or leave it out")
-        if not all(command and all(command) for command in self.log_command):
-            raise ValueError('log_command is empty: give a program and its arguments, such as ["tail", "-F", "x.log"]')
         if len(set(self.log)) < len(self.log):
             raise ValueError("log names one file twice: each replica has its own")
         return self
 
     @property
     def logs(self) -> tuple[str | tuple[str, ...], ...]:
-        """Each log that is followed: a path, or a command."""
         return self.log or self.log_command
-
-    def check(self, where: str) -> None:
-        """Raise ConfigError unless the files and programs are there."""
-        for path in self.log:
-            if not Path(path).is_file():
-                raise ConfigError(f'{where}: telemetry.log "{path}" is no file: give the one that the server writes')
-        for program, *_ in self.log_command:
-            if shutil.which(program) is None:
-                raise ConfigError(
-                    f'{where}: telemetry.log_command "{program}" is no program here: install it, or give its path'
-                )
 
 
 class ExternalArm(SecurityConfig):
@@ -188,7 +172,7 @@ class ExternalArm(SecurityConfig):
     ]
     """`http://host:port/v1`, `https://…`, or `grpc://host:port`, `grpcs://…` for `oip`. A list of addresses is a list
     of replicas."""
-    model_name: str
+    model_name: str = Field(min_length=1)
     """The model's name at the server."""
     vocab_size: int = Field(default=0, ge=0)
     """Size of the model's vocabulary, which bounds the token ids of prompts."""
@@ -202,21 +186,18 @@ class ExternalArm(SecurityConfig):
             parse_address(address, self.kind)
             if self.address.count(address) > 1:
                 raise ValueError(f'address "{address}" is there twice: each replica has an address of its own')
-        if not self.model_name:
-            raise ValueError("model_name is empty: give the name by which the server knows the model")
         if self.tls and not any(parse_address(address, self.kind).tls for address in self.address):
             raise ValueError(
                 "tls_ca or a certificate is given but no address uses TLS: write https://, or leave it out"
             )
         if 0 < self.vocab_size < 4:
             raise ValueError(f"vocab_size is {self.vocab_size}: give the model's own, 4 or more")
-        for key in ("log", "log_command"):
-            count = len(getattr(self.telemetry, key))
-            if count not in (0, 1, len(self.address)):
-                raise ValueError(
-                    f"telemetry.{key} has {count} and address {len(self.address)}: give one for each address, or one "
-                    "for all"
-                )
+        if (count := len(self.telemetry.logs)) not in (0, 1, len(self.address)):
+            key = "log" if self.telemetry.log else "log_command"
+            raise ValueError(
+                f"telemetry.{key} has {count} and address {len(self.address)}: give one for each address, or one "
+                "for all"
+            )
         if self.options.prompt == "token_ids" and not self.vocab_size:
             raise ValueError(
                 f'vocab_size is missing but {self.kind}.prompt is "token_ids": give the size of the model\'s vocabulary'
@@ -225,24 +206,28 @@ class ExternalArm(SecurityConfig):
 
     @property
     def options(self) -> OpenAiOptions | OipOptions:
-        """The options of the arm's own protocol."""
         options: OpenAiOptions | OipOptions = getattr(self, self.kind)
         return options
 
     @property
     def replicas(self) -> int:
-        """How many addresses it has."""
         return len(self.address)
 
     @property
     def replica_names(self) -> tuple[str, ...]:
-        """One name for each address."""
         return tuple(f"{self.name}-{index}" for index in range(self.replicas))
 
     def check(self, where: str) -> None:
         """Raise ConfigError unless the files, programs and the variable that the arm names are there and of use."""
         super().check(where)
-        self.telemetry.check(where)
+        for path in self.telemetry.log:
+            if not Path(path).is_file():
+                raise ConfigError(f'{where}: telemetry.log "{path}" is no file: give the one that the server writes')
+        for program, *_ in self.telemetry.log_command:
+            if shutil.which(program) is None:
+                raise ConfigError(
+                    f'{where}: telemetry.log_command "{program}" is no program here: install it, or give its path'
+                )
         path = self.options.tokenizer
         if path.startswith("/") and not Path(path).is_dir():
             raise ConfigError(f'{where}.{self.kind}.tokenizer is "{path}", no folder: give the model\'s, or its hub id')

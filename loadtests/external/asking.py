@@ -38,18 +38,11 @@ class Asking:
     greedy: bool = False
 
     def fields(self, options: OpenAiOptions | OipOptions) -> dict[str, Any]:
-        """Return what a request says of its answer, `extra` included."""
-        sampling: dict[str, Any] = {"temperature": 0, "seed": self.seed & 0x7FFFFFFF}
-        length: dict[str, Any] = {}
+        greedy = {"temperature": 0, "seed": self.seed & 0x7FFFFFFF}
+        fields: dict[str, Any] = {"max_tokens": self.max_tokens, **greedy}
         if self.whole_length:
-            length = {name: True if name == "ignore_eos" else self.max_tokens for name in options.length_fields}
-        return {
-            "max_tokens": self.max_tokens,
-            **sampling,
-            **length,
-            **options.extra,
-            **(sampling if self.greedy else {}),
-        }
+            fields |= {name: True if name == "ignore_eos" else self.max_tokens for name in options.length_fields}
+        return {**fields, **options.extra, **(greedy if self.greedy else {})}
 
 
 def prompt_source(config: ExternalArm, traffic: PromptSource) -> PromptSource:
@@ -62,13 +55,11 @@ def prompt_source(config: ExternalArm, traffic: PromptSource) -> PromptSource:
         remedy = f"remove {config.kind}.tokenizer"
         remedy += "" if chat else f', or set {config.kind}.prompt = "token_ids" and vocab_size in its place'
         return PromptSource(text=load_prompt_text(options.tokenizer, chat=chat, remedy=remedy))
-    return traffic if traffic.text is not None else PromptSource(text=_common_words())
-
-
-def _common_words() -> PromptText:
-    nothing = np.zeros(len(_COMMON_WORDS), dtype=np.int64)
+    if traffic.text is not None:
+        return traffic
+    ids = np.zeros(len(_COMMON_WORDS), dtype=np.int64)  # nobody asks for them
     follows = tuple(f" {word}" for word in _COMMON_WORDS)
-    return PromptText(starts=_COMMON_WORDS, start_ids=nothing, follows=follows, follow_ids=nothing)
+    return PromptSource(text=PromptText(starts=_COMMON_WORDS, start_ids=ids, follows=follows, follow_ids=ids))
 
 
 def prompt_of(config: ExternalArm, source: PromptSource, plan: PlannedRequest) -> str | list[int]:

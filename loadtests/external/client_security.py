@@ -5,7 +5,6 @@ What is named in `SecurityConfig` may be written to a run directory: it holds na
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 from typing import Final, Self
 
@@ -130,12 +129,3 @@ def no_http2(agreed: str | None) -> str:
 
 def _tls_reason(reason: str) -> str:
     return reason.replace("_", " ").lower()
-
-
-def server_name(security: SecurityConfig, host: str) -> str:
-    """Return the name that the server's certificate must carry. A zone of an IPv6 address is not part of it."""
-    name = security.tls_server_name or host
-    try:
-        return str(ipaddress.ip_address(name.partition("%")[0]))
-    except ValueError:
-        return name

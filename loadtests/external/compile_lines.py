@@ -152,11 +152,19 @@ class CompileLog:
     _recompile: tuple[LoggedCompile, tuple[str, str], int] | None = None
     _tuned: str = ""
     _tuned_for: str = ""
-    _last: dict[tuple[str, ...], tuple[str, int]] = field(default_factory=dict)  # by what process, and when
+    _last: dict[tuple[str, LoggedCompile], tuple[str, int]] = field(default_factory=dict)  # by what process, and when
 
     def learn(self, line: str) -> None:
         """Learn what the line says of the server; for lines from before the log was followed."""
-        self._learn(_COLOUR.sub("", line))
+        line = _COLOUR.sub("", line)
+        self._servers |= {name for name, pattern in _SERVERS.items() if pattern.search(line)}
+        if _VLLM_STARTS in line:
+            self._verbose = self._monitored = self._terse = False  # of this start nothing is known yet
+        if verbose := _VLLM_VERBOSE.search(line):
+            self._verbose = verbose[1] == "True"
+        triton = _TRITON.search(line)
+        self._monitored |= _VLLM_MONITOR in line or triton is not None
+        self._terse |= triton is not None and not triton[1]
 
     def set_clock(self, line: str, arrived_ns: int) -> None:
         """Learn the server's clock from the line, which is taken later."""
@@ -166,7 +174,7 @@ class CompileLog:
         """Yield the compiles that are known with this line."""
         line = _COLOUR.sub("", line)
         self.lines += 1
-        self._learn(line)
+        self.learn(line)
         at_ns, writer = self._clock.moment(line, arrived_ns), _writer_of(line)
         if self._recompile is not None:
             recompile, waits, since_ns = self._recompile
@@ -208,18 +216,7 @@ class CompileLog:
             spots.append("TORCH_LOGS=recompiles shows no first compiles, CUDA graph captures or kernel compiles")
         return spots or ([] if self._servers else ["no line of it is known to be of vLLM, SGLang or PyTorch"])
 
-    def _learn(self, line: str) -> None:
-        self._servers |= {name for name, pattern in _SERVERS.items() if pattern.search(line)}
-        if _VLLM_STARTS in line:
-            self._verbose = self._monitored = self._terse = False  # of this start nothing is known yet
-        if verbose := _VLLM_VERBOSE.search(line):
-            self._verbose = verbose[1] == "True"
-        triton = _TRITON.search(line)
-        self._monitored |= _VLLM_MONITOR in line or triton is not None
-        self._terse |= triton is not None and not triton[1]
-
     def _compile(self, known: LoggedCompile, match: re.Match[str], line: str, process: str) -> LoggedCompile:
-        """Return the compile that a line of `_LINES` reports."""
         found = {name: text or "" for name, text in match.groupdict().items()}
         start_ns = known.end_ns - _ns(found.get("took") or "0")
         if known.kind == "compile":
@@ -249,7 +246,7 @@ class CompileLog:
     def _once(self, compile: LoggedCompile, writer: tuple[str, str]) -> Iterator[LoggedCompile]:
         """Yield the compile, unless another rank of the engine has just logged the same: ranks compile in step."""
         engine, process = writer
-        key = (engine, compile.kind, compile.frame, compile.shape, compile.reason, compile.compile_id)
+        key = engine, replace(compile, start_ns=0, end_ns=0)
         last = self._last.get(key)
         if last is not None and last[0] != process and abs(compile.end_ns - last[1]) <= _RANKS_NS:
             return

@@ -56,7 +56,6 @@ class LogTail:
         return ""
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _whole_lines(self) -> Iterator[str]:

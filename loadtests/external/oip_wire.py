@@ -32,7 +32,6 @@ _FIELDS: Final = {
 
 
 def infer_request(options: OipOptions, model: str, asking: Asking, request_id: str) -> bytes:
-    """Return one serialised ModelInferRequest."""
     request = ModelInferRequest(model_name=model, id=request_id)
     batch = [1] if options.batched else []
 

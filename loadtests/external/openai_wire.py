@@ -1,13 +1,14 @@
 """What goes over the wire to and from an OpenAI-compatible server: request bodies, server-sent events, errors.
 
-No I/O and no clock: the load generator and the readiness check read the same bytes by the same rules. Interfaces:
-the OpenAI API reference (completions, chat completions, streaming) and, for the event stream, the HTML standard,
-section 9.2 "Server-sent events".
+The load generator and the readiness check read the same bytes by the same rules. Interfaces: the OpenAI API reference
+(completions, chat completions, streaming) and, for the event stream, the HTML standard, section 9.2 "Server-sent
+events".
 """
 
 from __future__ import annotations
 
 import json
+from http.client import HTTPResponse
 from typing import Any, Final, NamedTuple
 
 from tailgate.loadtests.external.addresses import Address
@@ -18,26 +19,23 @@ DONE: Final = b"[DONE]"
 LARGEST_EVENT: Final = 4 * 1024 * 1024
 MOST_TOKENS: Final = 1 << 20  # of an answer: each has its time, eight bytes
 LARGEST_ERROR: Final = 64 * 1024  # bytes of a body that is no event stream
-_LARGEST_COUNT: Final = 2**31 - 1
-_MOST_TEXT: Final = 500  # characters of a server's message that go into a record
 
 # How a server says that an answer is whole: OpenAI's, TGI's and Anthropic-like names. Others say that it broke off.
 _WHOLE: Final = frozenset(
     {"stop", "length", "tool_calls", "function_call", "eos", "eos_token", "stop_sequence", "end_turn", "max_tokens"}
 )
 
-_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-_PATHS: Final = {"completions": "/completions", "chat": "/chat/completions"}
 
 # gRPC's names, so that all arms fail in the same words. Codes not listed go by their hundreds.
 _HTTP_STATUS: Final = {
+    3: "FAILED_PRECONDITION",
+    4: "INVALID_ARGUMENT",
+    5: "INTERNAL",
     401: "UNAUTHENTICATED",
     403: "PERMISSION_DENIED",
     404: "NOT_FOUND",
     408: "DEADLINE_EXCEEDED",
-    409: "ABORTED",
     429: "RESOURCE_EXHAUSTED",
-    501: "UNIMPLEMENTED",
     502: "UNAVAILABLE",
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
@@ -47,7 +45,7 @@ _HTTP_STATUS: Final = {
 
 def request_path(options: OpenAiOptions, address: Address) -> str:
     """Return the path of the endpoint below the address's own, such as /v1/completions."""
-    return address.path + _PATHS[options.endpoint]
+    return f"{address.path}/{'chat/completions' if options.endpoint == 'chat' else 'completions'}"
 
 
 def request_body(options: OpenAiOptions, model: str, asking: Asking) -> bytes:
@@ -64,80 +62,39 @@ def request_body(options: OpenAiOptions, model: str, asking: Asking) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-MEDIA_HEADERS = ("content-type", "content-encoding")
-
-
-def media_type(content_type: str, encoding: str) -> str:
-    """Return the Content-Type, after the Content-Encoding where there is one."""
-    return content_type if encoding.lower() in ("", "identity") else f"{encoding}-compressed {content_type}"
-
-
-def is_event_stream(content_type: str) -> bool:
-    """Return whether a media type names plain server-sent events. Media types have no case."""
-    return content_type.partition(";")[0].strip().lower() == "text/event-stream"
-
-
 class EventStream:
     """The data of server-sent events, whatever pieces the bytes come in.
 
-    Lines end with LF, CR LF or CR; an event ends with an empty line. Comments, events without data and fields other
-    than `data` and `event` are skipped. The data of an event named "error" is returned as an object with the key
-    `error`. A LF that follows a CR across two pieces belongs to it, so no event waits for a byte that may never come.
+    Lines end with LF or CR LF; an event ends with an empty line. Comments, events without data and fields other than
+    `data` and `event` are skipped. The data of an event named "error" is returned as an object with the key `error`.
     """
-
-    __slots__ = ("_data", "_is_error", "_line", "_skip_lf", "_started")
 
     def __init__(self) -> None:
         self._line = b""  # begun and not ended
         self._data: list[bytes] = []
         self._is_error = False  # the event's name is "error"
-        self._skip_lf = False
-        self._started = False
 
     def feed(self, piece: bytes) -> list[bytes]:
         """Return the data of each event that this piece completes. Raises ValueError for one of more than 4 MiB."""
-        if not piece:
-            return []
-        if self._skip_lf:
-            self._skip_lf = False
-            if piece[0] == 0x0A:
-                piece = piece[1:]
-        if self._line:
-            piece = self._line + piece
-        if b"\r" in piece:
-            if piece[-1] == 0x0D:
-                self._skip_lf = True
-            piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         events: list[bytes] = []
-        *lines, rest = piece.split(b"\n")
+        *lines, self._line = (self._line + piece).split(b"\n")
         data = self._data
         for line in lines:
-            if line:
-                if not self._started:
-                    self._started = True
-                    line = line.removeprefix(_BYTE_ORDER_MARK)
-                # The usual line first; a field without a colon or with another name says nothing here.
-                if line.startswith(b"data:"):
-                    data.append(line[6:] if line[5:6] == b" " else line[5:])
-                elif line == b"data":
-                    data.append(b"")
-                elif line.startswith(b"event:"):
-                    self._is_error = line[6:].strip() == b"error"
-            elif data:
-                event = data[0] if len(data) == 1 else b"\n".join(data)
+            line = line.removesuffix(b"\r")
+            # The usual line first; a field without a colon or with another name says nothing here.
+            if line.startswith(b"data:"):
+                data.append(line[6:] if line[5:6] == b" " else line[5:])
+            elif line.startswith(b"event:"):
+                self._is_error = line[6:].strip() == b"error"
+            elif not line and data:
+                event = b"\n".join(data)
                 data.clear()
                 if event.strip():
                     events.append(_as_error(event) if self._is_error else event)
                 self._is_error = False
-        self._line = rest
-        if len(rest) + sum(map(len, data)) > LARGEST_EVENT:
+        if len(self._line) + sum(map(len, data)) > LARGEST_EVENT:
             raise ValueError(f"an event has more than {LARGEST_EVENT} bytes")
         return events
-
-    def close(self) -> bytes | None:
-        """Return the end mark of a stream that stopped right after it, without the empty line; else None."""
-        tail = [*self._data, self._line.removeprefix(b"data:").strip()] if self._line else self._data
-        return DONE if tail and tail[-1].strip() == DONE else None
 
 
 def _as_error(data: bytes) -> bytes:
@@ -152,18 +109,15 @@ def _as_error(data: bytes) -> bytes:
 
 
 class Chunk(NamedTuple):
-    """What one event says. `text`: it carries some of the answer. Counts are the server's own, None where not given."""
+    """What one event says. Counts are the server's own, None where not given."""
 
-    text: bool
+    text: str = ""
+    answers: bool = False  # it carries some of the answer: text or a tool call
     ended: bool = False  # it gives a finish_reason
     goes_on: bool = False  # it belongs to an answer that has not ended
     completion_tokens: int | None = None
     prompt_tokens: int | None = None
     failed: tuple[str, str] | None = None  # (status, message)
-
-
-_TEXT: Final = Chunk(text=True, goes_on=True)
-_NOTHING: Final = Chunk(text=False)
 
 
 def read_event(data: bytes) -> Chunk:
@@ -174,64 +128,37 @@ def read_event(data: bytes) -> Chunk:
     choices = event.get("choices")
     usage = event.get("usage")
     if (event.get("error") is not None or (not choices and usage is None)) and (failed := error_in(event)) is not None:
-        return Chunk(text=False, failed=failed)
-    text = ended = False
+        return Chunk(failed=failed)
+    text, answers, ended = "", False, False
     if choices:
         choice = choices[0]
         reason = choice.get("finish_reason")
         ended = reason is not None and reason != ""
         if ended and reason not in _WHOLE:
-            why = shortened(json.dumps(reason, ensure_ascii=False))
-            return Chunk(text=False, failed=("ABORTED", f"the server broke the answer off: finish_reason {why}"))
+            why = json.dumps(reason, ensure_ascii=False)
+            return Chunk(failed=("ABORTED", f"the server broke the answer off: finish_reason {why}"))
         delta = choice.get("delta")
         if delta is None:
-            text = bool(choice.get("text"))
+            text = str(choice.get("text") or "")
         else:
-            text = bool(
-                delta.get("content")
-                or delta.get("reasoning_content")
-                or delta.get("reasoning")
-                or delta.get("tool_calls")
-            )
-    if usage is None:
-        if not ended:
-            return _TEXT if text else _NOTHING
-        return Chunk(text=text, ended=True)
+            thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
+            text = f"{thought}{delta.get('content') or ''}"
+        answers = bool(text) or (delta is not None and bool(delta.get("tool_calls")))
     tokens = _count(usage, "completion_tokens")
     if tokens is not None and tokens > MOST_TOKENS:
-        many = f"the server counts {tokens} tokens or more in its answer; the limit is {MOST_TOKENS}"
-        return Chunk(text=False, failed=("INTERNAL", many))
-    return Chunk(
-        text=text,
-        ended=ended,
-        goes_on=bool(choices) and not ended,
-        completion_tokens=tokens,
-        prompt_tokens=_count(usage, "prompt_tokens"),
-    )
-
-
-def text_in(data: bytes) -> str:
-    """Return the text of an event in which `read_event` found neither an error nor an unknown form."""
-    choice = (json.loads(data).get("choices") or [{}])[0]
-    delta = choice.get("delta")
-    if delta is None:
-        return str(choice.get("text") or "")
-    return str(delta.get("reasoning_content") or delta.get("reasoning") or "") + str(delta.get("content") or "")
+        many = f"the server counts {tokens} tokens in its answer; the limit is {MOST_TOKENS}"
+        return Chunk(failed=("INTERNAL", many))
+    return Chunk(text, answers, ended, bool(choices) and not ended, tokens, _count(usage, "prompt_tokens"))
 
 
 def _count(usage: Any, key: str) -> int | None:
     value = usage.get(key) if isinstance(usage, dict) else None
-    return min(value, _LARGEST_COUNT) if type(value) is int and value >= 0 else None
+    return value if type(value) is int and value >= 0 else None
 
 
 def http_status_name(code: int) -> str:
     """Return the gRPC status that an HTTP status other than 2xx stands for."""
-    known = _HTTP_STATUS.get(code)
-    if known is not None:
-        return known
-    if 300 <= code < 400:
-        return "FAILED_PRECONDITION"
-    return "INVALID_ARGUMENT" if 400 <= code < 500 else "INTERNAL" if code >= 500 else "UNKNOWN"
+    return _HTTP_STATUS.get(code) or _HTTP_STATUS.get(code // 100, "UNKNOWN")
 
 
 def error_in(body: Any) -> tuple[str, str] | None:
@@ -248,9 +175,8 @@ def error_in(body: Any) -> tuple[str, str] | None:
     table = error if isinstance(error, dict) else {"message": error}
     message = table.get("message") or table.get("detail") or table
     code = _http_code(table.get("code")) or _http_code(table.get("status"))
-    return "INTERNAL" if code is None else http_status_name(code), shortened(
-        message if isinstance(message, str) else json.dumps(message)
-    )
+    status = "INTERNAL" if code is None else http_status_name(code)
+    return status, message if isinstance(message, str) else json.dumps(message)
 
 
 def _http_code(value: Any) -> int | None:
@@ -259,21 +185,34 @@ def _http_code(value: Any) -> int | None:
     return value if type(value) is int and 400 <= value < 600 else None
 
 
+def error_of_answer(answer: HTTPResponse) -> tuple[str, str] | None:
+    """Return (status, message) of an HTTP answer whose headers have come; None for an event stream."""
+    kind, encoding = answer.getheader("content-type", ""), answer.getheader("content-encoding", "")
+    if encoding.lower() not in ("", "identity"):
+        kind = f"{encoding}-compressed {kind}"
+    if answer.status == 200 and kind.partition(";")[0].strip().lower() == "text/event-stream":
+        return None
+    return error_of_body(answer.status, answer.read(LARGEST_ERROR), answer.getheader("location", ""), kind)
+
+
 def error_of_body(code: int, body: bytes, location: str = "", content_type: str = "") -> tuple[str, str]:
     """Return (status, message) of an HTTP answer that is no event stream, whatever its body holds."""
     if 300 <= code < 400:
-        where = f" to {shortened(location)}" if location else ""
+        where = f" to {location}" if location else ""
         return http_status_name(code), f"HTTP {code}: the server redirects{where}: give that address"
     try:
         error = error_in(json.loads(body))
     except (ValueError, RecursionError):
         error = None
-    text = error[1] if error is not None else shortened(body.decode("utf-8", "replace"))
+    text = error[1] if error is not None else body.decode("utf-8", "replace").strip()
     if 200 <= code < 300:
         if error is not None:
             return error
-        named = f"the Content-Type {shortened(content_type)}" if content_type else "no Content-Type"
-        return "INTERNAL", f"the answer has {named} and not text/event-stream: {text or 'it is empty'}"
+        named = f"the Content-Type {content_type}" if content_type else "no Content-Type"
+        why = (
+            f"the answer has {named} and not text/event-stream: give an API that streams, and see what a proxy changes"
+        )
+        return "INTERNAL", f"{why} ({text or 'it is empty'})"
     return http_status_name(code), f"HTTP {code}: {text}" if text else f"HTTP {code}"
 
 
@@ -290,9 +229,3 @@ def context_of(body: bytes, model: str) -> int | None:
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return None
     return limit if type(limit) is int and limit > 0 else None
-
-
-def shortened(text: str) -> str:
-    """Return `text` on one line and not longer than a record should hold."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return line if len(line) <= _MOST_TEXT else line[: _MOST_TEXT - 1] + "…"

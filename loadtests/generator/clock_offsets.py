@@ -13,7 +13,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tailgate.servers.clock import ANCHOR_NS, now_ns
+from tailgate.servers.clock import now_ns
 
 # Quartz in servers is off by some 20 parts per million and moves with temperature; NTP corrects at up to 500.
 DRIFT_PPM = 50
@@ -35,7 +35,6 @@ class Exchange(NamedTuple):
 
     @property
     def travel_ns(self) -> int:
-        """How long both ways took together."""
         return max(0, (self.back_ns - self.sent_ns) - (self.answered_ns - self.received_ns))
 
     def uncertainty_ns(self, at_ns: int) -> int:
@@ -44,15 +43,11 @@ class Exchange(NamedTuple):
 
 
 class ClockComparison:
-    """The master's clock as seen from a worker, from the best of its newest exchanges.
-
-    `same` says that both are one clock: no exchange is needed and nothing is uncertain.
-    """
+    """The master's clock as seen from a worker, from the best of its newest exchanges."""
 
     def __init__(self) -> None:
         self._exchanges: deque[Exchange] = deque(maxlen=_KEPT)
         self._best: Exchange | None = None
-        self.same = False
         self.count = 0
         self._worst_ns = 0  # the largest uncertainty that any record was moved with
 
@@ -67,11 +62,11 @@ class ClockComparison:
     @property
     def offset_ns(self) -> int:
         """What to add to this clock to get the master's."""
-        return 0 if self.same or self._best is None else self._best.offset_ns
+        return 0 if self._best is None else self._best.offset_ns
 
     def uncertainty_ns(self, at_ns: int) -> int:
         """Return the largest error of `offset_ns` at `at_ns` on this clock."""
-        return 0 if self.same or self._best is None else self._best.uncertainty_ns(at_ns)
+        return 0 if self._best is None else self._best.uncertainty_ns(at_ns)
 
     def offset_of_records(self) -> int:
         """Return `offset_ns` for records that are written now, and remember how uncertain their times are."""
@@ -85,9 +80,7 @@ class ClockComparison:
             "offset_ns": self.offset_ns,
             "uncertainty_ns": self.uncertainty_ns(now_ns()),
             "worst_uncertainty_ns": self._worst_ns,
-            "round_trip_ns": 0 if self._best is None else self._best.travel_ns,
             "exchanges": self.count,
-            "same": self.same,
         }
 
 
@@ -97,9 +90,3 @@ def host_identity() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
-
-
-def clock_identity() -> str:
-    """Return one text for all processes whose `now_ns` gives the same time; "" where that cannot be known."""
-    host = host_identity()
-    return f"{host}/{ANCHOR_NS}" if host else ""

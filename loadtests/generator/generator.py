@@ -10,16 +10,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 
 import gevent
 from gevent.event import Event
 
 from tailgate.loadtests.clients.call import Call
 from tailgate.loadtests.clients.external_arms import external_route
-from tailgate.loadtests.clients.grpc_call import EMBED_PATH, EmbedCall
+from tailgate.loadtests.clients.grpc_call import EMBED_PATH, GENERATE_PATH, EmbedCall, GrpcCall
 from tailgate.loadtests.clients.inference import InferenceClient
-from tailgate.loadtests.clients.route import Client, Encode, Endpoint, OwnEncoder, Route
+from tailgate.loadtests.clients.route import Endpoint, Route, own_encoder
 from tailgate.loadtests.generator.histogram import Histogram
 from tailgate.loadtests.generator.load_log import LoadLog
 from tailgate.loadtests.generator.precise_sleep import sleep_until
@@ -29,38 +29,24 @@ from tailgate.loadtests.generator.trial_config import TrialConfig
 from tailgate.loadtests.traffic.prompts import PromptSource
 from tailgate.loadtests.traffic.schedule import EVERY_ARM, PlannedRequest, Schedule
 from tailgate.servers.clock import now_ns
-from tailgate.servers.complaint import ConfigError, write_failure
+from tailgate.servers.complaint import write_failure
 
 _IN_A_ROW = 16  # requests started late or booked before others take their turn: some 0.3 ms
 _HEARTBEAT_S = 0.02
 _CHECK_EVERY_NS = 250_000_000  # for an end, and at what is still under way once all was sent
-MOST_UNBOOKED = 50_000  # answers that wait to be recorded: some 5 s of them at 10,000 a second
-
-
-def _client(config: TrialConfig, address: str) -> Client:
-    if config.task == "embed":
-        return InferenceClient(address, security=config.security, path=EMBED_PATH, call=EmbedCall)
-    return InferenceClient(address, security=config.security)
 
 
 def _routes(config: TrialConfig) -> dict[str, Route]:
     """Return the route to each arm, or "*" to all others. Arms at one address share its connections."""
+    path, call = (EMBED_PATH, EmbedCall) if config.task == "embed" else (GENERATE_PATH, GrpcCall)
+
+    @lru_cache(None)
+    def endpoint(address: str) -> Endpoint:
+        return Endpoint(InferenceClient(address, security=config.security, path=path, call=call))
 
     source = PromptSource.of(config.prompts, model=config.tokenizer, vocab_size=config.vocab_size)
-    encode: Encode = OwnEncoder(
-        source.ids,
-        text=source.plain,
-        ignore_eos=config.ignore_eos,
-        task=config.task,
-    )
-    endpoints: dict[str, Endpoint] = {}
-    routes: dict[str, Route] = {}
-    for arm, target in config.targets.items():
-        addresses = target.split(",")
-        for address in addresses:
-            if address not in endpoints:
-                endpoints[address] = Endpoint(_client(config, address))
-        routes[arm] = Route(encode, [endpoints[address] for address in addresses])
+    encode = own_encoder(source, ignore_eos=config.ignore_eos, task=config.task)
+    routes = {arm: Route(encode, list(map(endpoint, target.split(",")))) for arm, target in config.targets.items()}
     for arm, external in config.external.items():
         routes[arm] = external_route(arm, external, traffic=source, ignore_eos=config.ignore_eos)
     return routes
@@ -98,8 +84,9 @@ class Generator:
         self._chores = [gevent.spawn(self._record_loop), gevent.spawn(self._tick), gevent.spawn(self._heartbeat)]
 
     def connect(self) -> None:
-        """Try a connection to every target, so that the first request does not pay for it."""
-        gevent.joinall([gevent.spawn(client.connect, 5.0) for client in self._clients])
+        """Try a connection to every gRPC target, so that the first request does not pay for it."""
+        clients = [client for client in self._clients if isinstance(client, InferenceClient)]
+        gevent.joinall([gevent.spawn(client.connect, 5.0) for client in clients])
 
     @property
     def failure(self) -> str | None:
@@ -138,7 +125,6 @@ class Generator:
 
     def load(self, schedule: Schedule) -> None:
         """Encode the first seconds of `schedule`, and go on encoding a few seconds ahead of time."""
-        self._check_arms(schedule)
         trial = self._config.trial
         self._preparer = Preparer(
             schedule, prepare=lambda plan: self.prepare(plan, f"{trial}-{plan.index}"), on_failure=self._fail
@@ -197,7 +183,6 @@ class Generator:
 
     @property
     def inflight(self) -> int:
-        """Calls in flight."""
         return len(self._inflight)
 
     def wait_idle(self, timeout_s: float) -> bool:
@@ -220,17 +205,6 @@ class Generator:
             client.close()
         self._garbage.close()
         self._guarded(self._log.write)
-
-    def _check_arms(self, schedule: Schedule) -> None:
-        config = self._config
-        pins = schedule.table["arm"].unique().to_pylist()
-        if EVERY_ARM in pins and not config.arms:
-            raise ConfigError("the schedule sends copies to every arm but generator.arms is empty: name the arms")
-        arms = [arm for pin in pins for arm in (config.arms if pin == EVERY_ARM else (pin,))]
-        missing = [arm for arm in arms if arm not in self._routes]
-        if missing and "*" not in self._routes:
-            what = "requests that are not pinned" if missing[0] is None else f'arm "{missing[0]}"'
-            raise ConfigError(f'generator.targets has no address for {what}: add it or "*"')
 
     def _fail(self, failure: str) -> None:
         self._log.error = failure
@@ -270,11 +244,7 @@ class Generator:
         copy.endpoint.running -= 1
         if call.status == "UNAVAILABLE":
             copy.endpoint.refused_ns = call.end_ns
-        if len(self._ended) < MOST_UNBOOKED:
-            self._ended.append(call)
-        else:
-            # This process cannot keep up. Memory must not grow for it; the account says what is missing.
-            self._log.ended(None, copy.arm)
+        self._ended.append(call)
         self._to_book.set()
 
     def _record_loop(self) -> None:
@@ -285,7 +255,6 @@ class Generator:
                 self._book(_IN_A_ROW)
                 self._garbage.sweep()  # here too: a second's worth at full rate would be one long pause
                 gevent.sleep(TURN_S)  # readers and the dispatcher go first
-            self._book(0)  # the last answer may be one that was not kept
 
     def _book(self, limit: int) -> None:
         while self._ended and limit > 0:

@@ -32,13 +32,11 @@ class Histogram:
         self._max_ns = self._sum_ns = 0
 
     def add(self, duration_ns: int) -> None:
-        """Count one more."""
         self._new.append(duration_ns)
         if len(self._new) >= _AT_ONCE:
             self.counts()
 
     def counts(self) -> Counts:
-        """Return the counts by bin until now."""
         if self._new:
             durations, self._new = np.maximum(np.frombuffer(self._new, dtype=np.int64), 0), array("q")
             self._max_ns = max(self._max_ns, int(durations.max()))
@@ -57,7 +55,6 @@ class Histogram:
         return min(self.max_ms, quantile_ms(self.counts(), q) or 0.0)
 
     def summary(self) -> dict[str, float]:
-        """Return {"p50", "p99", "max"} in ms."""
         quantiles = {"p50": self.quantile_ms(0.50), "p99": self.quantile_ms(0.99), "max": self.max_ms}
         return {key: round(value, 4) for key, value in quantiles.items()}
 
@@ -116,7 +113,6 @@ class ArmTally:
         self._before: deque[tuple[int, dict[str, Counts]]] = deque()  # counts at the last calls of `summary`
 
     def add(self, record: RequestRecord) -> None:
-        """Count one more answer."""
         self.finished += 1
         if record.status != "OK":
             self.failed += 1

@@ -20,15 +20,14 @@ from tailgate.servers.clock import now_ns
 class LoadLog:
     """What one load process did and how late it was itself, as generator-<worker>.json, which is rewritten each second.
 
-    It holds the counts, the schedule lag (actual minus scheduled start; starts held back by a concurrency cap do not
-    count), the loop lag (how late a waiting greenlet ran, the error of every token time), CPU (of the whole process,
-    and second by second of the thread that keeps the schedule), time spent collecting garbage, how many records are in
-    the file or were dropped, and the instant before which all that was due has ended and is in the file. "arms" has
-    counts since the start and live quantiles over the last 10 s, "histograms" all answers. Counts are of requests as
-    sent: a mirrored request is one for each arm.
+    It holds the counts, the schedule lag (actual minus scheduled start), the loop lag (how late a waiting greenlet ran,
+    the error of every token time), CPU (of the whole process, and second by second of the thread that keeps the
+    schedule), time spent collecting garbage, how many records are in the file or were dropped, and the instant before
+    which all that was due has ended and is in the file. "arms" has counts since the start and live quantiles over the
+    last 10 s, "histograms" all answers. Counts are of requests as sent: a mirrored request is one for each arm.
 
-    `recorder` gets every record. `on_write` is given the content each time. `clock` is the comparison with the master's
-    clock, on which the instants are; `monitor` is what was seen of a host that is not the master's.
+    `recorder` gets every record. `on_write` is given the content each time. Instants are on the master's clock, with
+    which `clock` compares; `monitor` is what was seen of a host that is not the master's.
     """
 
     def __init__(
@@ -47,9 +46,6 @@ class LoadLog:
         self.worker = worker
         self.planned = planned
         self.started = 0
-        self.finished = 0
-        self.failed = 0
-        self.unrecorded = 0
         self.start_ns: int | None = None  # null in the files until the start is agreed on
         self.settled_ns: int | None = None  # all that was due before has ended and is on disk
         self.lag = Histogram()
@@ -62,8 +58,7 @@ class LoadLog:
         self.on_write: Callable[[dict[str, Any]], None] | None = None
         self._arms = defaultdict(ArmTally, {arm: ArmTally() for arm in arms})
         self._cpu_s = time.process_time()
-        self._wall_ns = now_ns()
-        self._file = self._opened()
+        self._file = Spool(self._replace, most_waiting_bytes=1)  # one account at a time; those that come meanwhile drop
 
     def begun(self, arm: str | None) -> None:
         """Count a request in flight to `arm` (None: not known yet)."""
@@ -71,39 +66,33 @@ class LoadLog:
         if arm is not None:
             self._arms[arm].inflight += 1
 
-    def ended(self, record: RequestRecord | None, pinned: str | None) -> None:
-        """Count and record a request that has ended, of which no more is kept if `record` is None; `pinned` is the arm
-        given to `begun`. Raises the OSError with which the disk failed."""
-        self.finished += 1
+    def ended(self, record: RequestRecord, pinned: str | None) -> None:
+        """Count and record a request that has ended; `pinned` is the arm given to `begun`.
+
+        Raises the OSError with which the disk failed.
+        """
         if pinned is not None:
             self._arms[pinned].inflight -= 1
-        if record is None:
-            self.unrecorded += 1
-            return
         self._arms[record.arm or "*"].add(record)
-        if record.status != "OK":
-            self.failed += 1
         if self._recorder is not None:
             self._recorder.append(record)
 
     @property
     def waiting_bytes(self) -> int:
-        """How much of the records waits for the disk."""
         return 0 if self._recorder is None else self._recorder.file.waiting_bytes
 
     def account(self) -> dict[str, Any]:
-        """Return what generator-<worker>.json says now."""
         file = self._recorder.file if self._recorder is not None else None
         offset_ns, at_ns = 0 if self._clock is None else self._clock.offset_ns, now_ns()
         return {
             "worker": self.worker,
             "planned": self.started if self.planned is None else self.planned,
             "started": self.started,
-            "finished": self.finished,
-            "failed": self.failed,
+            "finished": sum(tally.finished for tally in self._arms.values()),
+            "failed": sum(tally.failed for tally in self._arms.values()),
             "records": {
                 "written": file.rows if file else 0,
-                "dropped": (file.dropped_rows if file else 0) + self.unrecorded,
+                "dropped": file.dropped_rows if file else 0,
                 "waiting_bytes": self.waiting_bytes,
             },
             "lag_ms": self.lag.summary(),
@@ -111,7 +100,6 @@ class LoadLog:
             "gc_ms": self.garbage.spent_ms,
             "cpu_s": round(time.process_time() - self._cpu_s, 3),
             "cpu": self.cpu.summary(),
-            "wall_s": round((at_ns - self._wall_ns) / 1e9, 3),
             "t_s": 0.0 if self.start_ns is None else round(max(0, at_ns - self.start_ns) / 1e9, 3),
             "start_ns": None if self.start_ns is None else self.start_ns + offset_ns,
             "settled_ns": None if self.settled_ns is None else self.settled_ns + offset_ns,
@@ -130,7 +118,7 @@ class LoadLog:
         Raises the OSError with which the disk failed before.
         """
         if self.start_ns is None or now_ns() < self.start_ns:
-            self.cpu.restart()
+            self.cpu = CpuShare()  # there was no schedule to keep
         else:
             self.cpu.take()
         try:
@@ -138,15 +126,13 @@ class LoadLog:
                 self._recorder.flush()
         finally:
             if self._path is not None or self.on_write is not None:
-                self._tell(self.account())
-
-    def _tell(self, account: dict[str, Any]) -> None:
-        if self.on_write is not None:
-            self.on_write(account)
-        self._file.offer(account, 1)
-        if (error := self._file.error) is not None:
-            self._file = self._opened()
-            raise error
+                account = self.account()
+                if self.on_write is not None:
+                    self.on_write(account)
+                self._file.offer(account, 1)
+                error, self._file.error = self._file.error, None
+                if error is not None:
+                    raise error
 
     def write(self) -> None:
         """Flush the records, and update the file. Waits for a slow disk, but not without limit.
@@ -160,10 +146,6 @@ class LoadLog:
             self._file.settle(CLOSE_WITHIN_S)
         if self._file.error is not None:
             raise self._file.error
-
-    def _opened(self) -> Spool:
-        """Return what replaces the file by one account at a time, and drops those that come meanwhile."""
-        return Spool(self._replace, most_waiting_bytes=1)
 
     def _replace(self, account: dict[str, Any]) -> None:
         if self._path is not None:
@@ -182,10 +164,6 @@ class CpuShare:
     def __init__(self) -> None:
         self._thread_s, self._wall_s = time.thread_time(), time.perf_counter()
         self._used_s = self._measured_s = self.busy_s = self.most = 0.0
-
-    def restart(self) -> None:
-        """Forget what was used up to now: there was no schedule to keep."""
-        self.__init__()  # type: ignore[misc]
 
     def take(self) -> None:
         """Count the stretch since the last call, unless it is shorter than half a second."""
@@ -220,35 +198,26 @@ class GarbageWindow:
     SWEEP_ABOVE = 20_000  # tracked objects made since the last sweep and still alive
 
     def __init__(self) -> None:
-        self._was_enabled: bool | None = None
-        self.spent_ms = {"count": 0, "total": 0.0, "max": 0.0}
+        self._is_open = False
+        self.spent_ms = 0.0
 
     def open(self) -> None:
         """Turn the collector off, and let it never look at what is alive now."""
-        if self._was_enabled is not None:
-            return
-        self._was_enabled = gc.isenabled()
+        self._is_open = True
         gc.collect()
         gc.freeze()
         gc.disable()
 
     def sweep(self) -> None:
         """Free cycles among young objects, if there may be many. Call it where a pause does least harm."""
-        if self._was_enabled is None or gc.get_count()[0] < self.SWEEP_ABOVE:
+        if not self._is_open or gc.get_count()[0] < self.SWEEP_ABOVE:
             return
         began = time.perf_counter()
         gc.collect(0)
-        took_ms = (time.perf_counter() - began) * 1e3
-        spent = self.spent_ms
-        spent["count"] += 1
-        spent["total"] = round(spent["total"] + took_ms, 3)
-        spent["max"] = round(max(spent["max"], took_ms), 3)
+        self.spent_ms = round(self.spent_ms + (time.perf_counter() - began) * 1e3, 3)
 
     def close(self) -> None:
-        """Set the collector to what it was before `open`."""
-        if self._was_enabled is None:
-            return
-        gc.unfreeze()
-        if self._was_enabled:
+        if self._is_open:
+            gc.unfreeze()
             gc.enable()
-        self._was_enabled = None
+            self._is_open = False

@@ -42,7 +42,6 @@ class RequestRecord(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the server answered in full."""
         return self.status == "OK"
 
     @property

@@ -63,7 +63,6 @@ class RequestRecorder:
         self._clock = clock
         self._rows: list[RequestRecord] = []
         self._rows_per_batch = rows_per_batch
-        self.closed = False
 
     def append(self, record: RequestRecord) -> None:
         """Write the row with the next flush, which comes at once when a batch is full.
@@ -76,8 +75,6 @@ class RequestRecorder:
 
     def flush(self) -> None:
         """Start to write every row appended so far. Raises the OSError with which the disk failed."""
-        if self.closed:
-            return
         if self._rows:
             rows, self._rows = self._rows, []
             offset_ns = 0 if self._clock is None else self._clock.offset_of_records()
@@ -87,16 +84,13 @@ class RequestRecorder:
             raise self.file.error
 
     def close(self, timeout_s: float = CLOSE_WITHIN_S) -> None:
-        """Write every row that the disk takes, and the end of the file. A second call does nothing.
+        """Write every row that the disk takes, and the end of the file.
 
         Raises the OSError with which the disk failed.
         """
-        if self.closed:
-            return
         try:
             self.flush()
         finally:
-            self.closed = True
             self.file.close(timeout_s)
         if self.file.error is not None:
             raise self.file.error

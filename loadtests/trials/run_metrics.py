@@ -172,7 +172,7 @@ def _load_processes(trials: Sequence[_Accounts]) -> Iterator[Metric]:
     for name, text, path, scale in (
         ("cpu_seconds", "Processor time.", ("cpu_s",), 1.0),
         ("busy_seconds", "Seconds in which a core was used up.", ("cpu", "busy_s"), 1.0),
-        ("gc_seconds", "Time in the garbage collector.", ("gc_ms", "total"), 1e-3),
+        ("gc_seconds", "Time in the garbage collector.", ("gc_ms",), 1e-3),
         ("records_written", "Records written.", ("records", "written"), 1.0),
         ("records_dropped", "Records lost.", ("records", "dropped"), 1.0),
     ):

@@ -14,11 +14,11 @@ from typing import Any
 from tailgate.loadtests.external.arms import ExternalArm
 from tailgate.loadtests.external.compile_lines import CompileLog, LoggedCompile
 from tailgate.loadtests.external.log_tail import LogTail
-from tailgate.loadtests.external.openai_wire import shortened
 from tailgate.loadtests.trials.context import RunError, TrialContext
 from tailgate.loadtests.trials.processes import child_environment
 from tailgate.loadtests.trials.telemetry import Collector
 from tailgate.servers.clock import now_ns
+from tailgate.servers.complaint import named
 from tailgate.servers.processes import Child, describe_exit
 
 _POLL_S = 0.1
@@ -146,7 +146,7 @@ class ServerLogs:
                     return
                 log.stopping.wait(_POLL_S)
         except Exception as error:  # nothing more is read, and a silent log must not pass for a quiet one
-            log.ended = f"it could not be read on ({shortened(f'{type(error).__name__}: {error}')})"
+            log.ended = f"it could not be read on ({named(error)})"
 
     def _first_lines(self, log: _Log) -> list[tuple[str, int]]:
         """Return the lines with which a command begins, and when they came: by the newest the others are old."""

@@ -19,7 +19,7 @@ from locust.exception import RPCError
 from locust.runners import STATE_MISSING, MasterRunner
 
 from tailgate.analysis.records.documents import write_document
-from tailgate.loadtests.generator.clock_offsets import clock_identity, host_identity
+from tailgate.loadtests.generator.clock_offsets import host_identity
 from tailgate.loadtests.generator.trial_config import END_FILE, TrialConfig
 from tailgate.loadtests.traffic.schedule import Schedule
 from tailgate.loadtests.workers.channel import (
@@ -160,7 +160,7 @@ class Master:
         self._ended(load)
 
     def _on_clock(self, load: _Load, data: dict[str, Any]) -> None:
-        answer = {"sent_ns": data["sent_ns"], "received_ns": now_ns(), "identity": clock_identity()}
+        answer = {"sent_ns": data["sent_ns"], "received_ns": now_ns()}
         self._send(CLOCK, {**answer, "answered_ns": now_ns()}, load)
 
     def _on_file(self, load: _Load, data: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from gevent.event import Event
 from locust.env import Environment
 from locust.exception import RPCError
 
-from tailgate.loadtests.generator.clock_offsets import ClockComparison, Exchange, clock_identity, host_identity
+from tailgate.loadtests.generator.clock_offsets import ClockComparison, Exchange, host_identity
 from tailgate.loadtests.generator.trial_config import TrialConfig
 from tailgate.loadtests.traffic.schedule import Schedule
 from tailgate.loadtests.workers.channel import (
@@ -83,7 +83,6 @@ class Worker:
 
     def _on_clock(self, data: dict[str, Any]) -> None:
         self._last_message_ns = now_ns()
-        self._clock.same = bool(data["identity"]) and data["identity"] == clock_identity()
         self._clock.add(Exchange(data["sent_ns"], data["received_ns"], data["answered_ns"], self._last_message_ns))
         self._compared.set()
 
@@ -155,7 +154,7 @@ class Worker:
     def _compare_clocks(self) -> None:
         """Compare the clocks until their offset is known well enough to begin."""
         until_s = time.monotonic() + _MASTER_WITHIN_S
-        while self._clock.count < _EXCHANGES_FIRST and not self._clock.same:
+        while self._clock.count < _EXCHANGES_FIRST:
             if time.monotonic() > until_s:
                 raise ConfigError(f"the master did not answer within {_MASTER_WITHIN_S:g} s: see its log")
             self._compared.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from tailgate.servers.clock import anchored_environment
 from tailgate.servers.rpc import inference_pb2_grpc
 from tests.fakes.processes import PATIENCE_S
 
@@ -45,7 +47,8 @@ def add_inference(server: Any, servicer: Any, *, serving: bool = True) -> Health
 def spawned(module: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Run `module` as a process until the block ends; yield it and the port, which its first line tells as JSON."""
     command = [sys.executable, "-m", module, *arguments]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    environment = os.environ | anchored_environment()
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     try:
         line = process.stdout.readline()

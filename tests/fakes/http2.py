@@ -68,6 +68,11 @@ class Exchange:
             self.data(message)
         self.trailers(trailers)
 
+    def reset(self, code: int) -> None:
+        self.start()
+        self.link.state.reset_stream(self.stream_id, code)
+        self.link.flush()
+
 
 @dataclass
 class Link:

@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,7 +25,7 @@ from tailgate.loadtests.clients.frames import ProtocolError
 from tailgate.loadtests.clients.grpc_call import EmbedCall, GrpcCall
 from tailgate.loadtests.clients.headers import HeaderDecoder, HeaderError
 from tailgate.loadtests.clients.inference import InferenceClient
-from tailgate.loadtests.clients.openai import OpenAiCall
+from tailgate.loadtests.clients.openai import OpenAiCall, exchange
 from tailgate.loadtests.external.arms import OipOptions
 from tailgate.loadtests.generator.record import record_of, request_batch
 from tailgate.loadtests.trials.status import ReplicaState, Status
@@ -196,11 +197,9 @@ def _infer_answers(folder: Path) -> list[bytes]:
 
 
 def _openai(folder: Path, content: bytes, draws: random.Random) -> None:
-    call = OpenAiCall(request=b"", calls=set(), token="secret")
-    for piece in [*pieces(content, draws), b""]:
-        if call.status:
-            break
-        call.feed(piece, now_ns())
+    call = OpenAiCall(request=b"", token="secret")
+    sock = SimpleNamespace(sendall=len, settimeout=bool, makefile=lambda mode: BytesIO(content))
+    exchange(call, sock, reused=False)
     _records(call)
 
 

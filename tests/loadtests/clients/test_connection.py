@@ -32,8 +32,6 @@ from tailgate.loadtests.clients.grpc_call import GrpcCall
 from tailgate.loadtests.clients.headers import HeaderDecoder, HeaderError
 from tailgate.loadtests.clients.inference import InferenceClient
 from tailgate.loadtests.clients.outgoing import Outgoing
-from tailgate.loadtests.external.addresses import parse_target
-from tailgate.servers.complaint import ConfigError
 from tailgate.servers.rpc.inference_pb2 import GenerateRequest
 from tests.fakes import http2 as wire
 from tests.fakes.http2 import Exchange, Peer, RawPeer, chunk, finished, frame, generate, keeping_client, until
@@ -95,44 +93,33 @@ def test_coalesced_tokens_keep_the_servers_gaps_but_never_precede_the_chunk_befo
     assert list(times) == sorted(times)
 
 
-def test_trailers_only_reply_carries_status_and_message() -> None:
-    def answer(exchange: Exchange) -> None:
-        message = "queue full: 100%25 of 128%0A%E2%80%94 retry"
-        exchange.start(extra=[("grpc-status", "8"), ("grpc-message", message)], end=True)
-
-    call = outcome(answer)
-    assert call.status == "RESOURCE_EXHAUSTED"
-    assert call.error == "queue full: 100% of 128 — retry"
-    assert (call.first_token_ns, call.output_tokens) == (None, 0)
-
-
 @pytest.mark.parametrize(
-    ("http_status", "status"),
-    [("503", "UNAVAILABLE"), ("404", "UNIMPLEMENTED"), ("418", "UNKNOWN"), ("200", "UNKNOWN")],
+    ("answer", "status", "error"),
+    [
+        (
+            lambda stream: stream.start(
+                extra=[("grpc-status", "8"), ("grpc-message", "queue full: 100%25 of 128%0A%E2%80%94 retry")], end=True
+            ),
+            *("RESOURCE_EXHAUSTED", "queue full: 100% of 128 — retry"),
+        ),
+        (lambda stream: stream.start("503", end=True), "UNAVAILABLE", "HTTP status 503"),
+        (lambda stream: stream.start("404", end=True), "UNIMPLEMENTED", "HTTP status 404"),
+        (lambda stream: stream.start("418", end=True), "UNKNOWN", "HTTP status 418"),
+        (lambda stream: stream.start("200", end=True), "UNKNOWN", "without grpc-status"),
+        (lambda stream: stream.answer(chunk([1, 2, 3])[:-1]), "INTERNAL", "inside a message"),
+        (lambda stream: stream.reset(7), "UNAVAILABLE", "error 7"),
+        (lambda stream: stream.reset(8), "CANCELLED", "error 8"),
+        (lambda stream: stream.reset(11), "RESOURCE_EXHAUSTED", "error 11"),
+        (lambda stream: stream.reset(12), "PERMISSION_DENIED", "error 12"),
+        (lambda stream: stream.reset(2), "INTERNAL", "error 2"),
+    ],
 )
-def test_reply_without_grpc_status_maps_from_http(http_status: str, status: str) -> None:
-    assert outcome(lambda exchange: exchange.start(http_status, end=True)).status == status
-
-
-def test_stream_cut_inside_a_message_is_not_ok() -> None:
-    def answer(exchange: Exchange) -> None:
-        exchange.start()
-        exchange.data(chunk([1, 2, 3])[:-1])
-        exchange.trailers()
-
+def test_an_end_that_is_not_ok_has_a_status_and_a_reason(
+    answer: Callable[[Exchange], None], status: str, error: str
+) -> None:
     call = outcome(answer)
-    assert call.status == "INTERNAL"
-    assert "inside a message" in call.error
-
-
-def test_cancel_resets_stream() -> None:
-    with Peer(lambda exchange: exchange.start()) as peer, closing(InferenceClient(peer.target)) as client:
-        call = generate(client, request())
-        until(lambda: peer.requests)
-        call.cancel()
-        assert (call.status, call.error) == ("CANCELLED", "cancelled by the client")
-        until(peer.reset_seen.is_set)
-    assert peer.links[0].resets == [(1, 8)]
+    assert (call.status, call.first_token_ns, call.output_tokens) == (status, None, 0)
+    assert error in call.error
 
 
 def test_deadline_is_sent_and_enforced() -> None:
@@ -140,25 +127,11 @@ def test_deadline_is_sent_and_enforced() -> None:
         call = ask(peer, timeout_s=0.15)
         until(peer.reset_seen.is_set)
     assert call.status == "DEADLINE_EXCEEDED"
+    assert peer.links[0].resets == [(1, 8)]
     assert 0.14 <= (call.end_ns - call.start_ns) / 1e9 < 2
     sent = peer.requests[0].headers["grpc-timeout"]
     assert sent.endswith("m")
     assert 1 <= int(sent[:-1]) <= 150
-
-
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [(7, "UNAVAILABLE"), (8, "CANCELLED"), (11, "RESOURCE_EXHAUSTED"), (12, "PERMISSION_DENIED"), (2, "INTERNAL")],
-)
-def test_reset_by_the_server_becomes_a_status(code: int, status: str) -> None:
-    def answer(exchange: Exchange) -> None:
-        exchange.start()
-        exchange.link.state.reset_stream(exchange.stream_id, code)
-        exchange.link.flush()
-
-    call = outcome(answer)
-    assert call.status == status
-    assert f"error {code}" in call.error
 
 
 def test_lost_connection_ends_calls_and_the_next_call_reconnects() -> None:
@@ -223,12 +196,6 @@ def test_call_that_waits_for_a_stream_keeps_its_deadline() -> None:
         client.close()
     assert waiting.status == "DEADLINE_EXCEEDED"
     assert len(peer.requests) == 1
-
-
-def test_a_target_with_a_password_is_refused_without_being_repeated() -> None:
-    with pytest.raises(ConfigError, match="leave out user, password") as caught:
-        parse_target("https://me:s3cret@arms.example:443")
-    assert "s3cret" not in str(caught.value)
 
 
 def test_a_peer_that_reads_nothing_is_lost_before_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:

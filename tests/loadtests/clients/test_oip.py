@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -10,32 +9,24 @@ from importlib.util import find_spec
 from typing import Any
 from unittest.mock import Mock
 
-import gevent
 import pytest
 
 from tailgate.loadtests.clients.call import Call
-from tailgate.loadtests.clients.external_arms import external_route, oip_client
+from tailgate.loadtests.clients.external_arms import external_client, external_route
 from tailgate.loadtests.clients.grpc_call import EmbedCall
-from tailgate.loadtests.clients.route import Endpoint, OwnEncoder, Route
+from tailgate.loadtests.clients.route import Endpoint, Route
 from tailgate.loadtests.external.arms import ExternalArm, OipArm, OipOptions, OpenAiArm, OpenAiOptions
 from tailgate.loadtests.external.asking import Asking
 from tailgate.loadtests.external.oip_wire import infer_request, read_response
-from tailgate.loadtests.generator.generator import Generator
-from tailgate.loadtests.generator.load_log import LoadLog
-from tailgate.loadtests.generator.record import RequestRecord
-from tailgate.loadtests.generator.trial_config import TrialConfig
 from tailgate.loadtests.traffic.prompts import PromptSource, prompt_words, token_ids
 from tailgate.loadtests.traffic.schedule import PlannedRequest
-from tailgate.servers.clock import now_ns
-from tailgate.servers.complaint import ConfigError
-from tailgate.servers.fields import read
-from tailgate.servers.rpc.inference_pb2 import EmbedResponse, GenerateRequest
+from tailgate.servers.rpc.inference_pb2 import EmbedResponse
 from tailgate.servers.rpc.oip_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from tests.fakes import triton
 from tests.fakes.http2 import finished, grpc_message
 from tests.fakes.http_servers import DONE, HttpPeer, answer, said, scripted, usage
 from tests.fakes.inference import Behaviour, serve
-from tests.loadtests.generator.test_generator import schedule
+from tests.loadtests.generator.test_generator import Run, schedule
 
 MS = 1_000_000
 IDS = OipOptions(
@@ -65,7 +56,7 @@ def config(kind: Any, *addresses: str, **settings: Any) -> ExternalArm:
 
 
 def ask(address: str, model: str, options: OipOptions) -> Call:
-    client = oip_client(config("oip", address, oip=options), address)
+    client = external_client(config("oip", address, oip=options), address)
     prompt: Any = [5, 6, 7] if options.prompt == "token_ids" else "tell me"
     done: list[Call] = []
     asking = Asking(prompt=prompt, max_tokens=5, whole_length=True, seed=1)
@@ -124,25 +115,13 @@ def test_tensors_are_read_raw_and_as_contents(datatype: str, values: str, raw: b
 @pytest.mark.parametrize(
     ("message", "error"),
     [
+        (Mock(SerializeToString=lambda: b"\xff\xff\xff"), "no inference response as Triton streams it"),
         (ModelStreamInferResponse(infer_response=response("answer", "BYTES")), 'no tensor "text_output" but answer'),
         (ModelStreamInferResponse(infer_response=response("text_output", "FP32")), "neither text nor token ids"),
     ],
 )
 def test_a_tensor_that_is_no_answer_is_an_error(message: ModelStreamInferResponse, error: str) -> None:
     assert error in read_response(OipOptions(), message.SerializeToString()).error
-
-
-def test_bytes_that_are_no_message_are_an_error_and_empty_ones_say_nothing() -> None:
-    assert "no inference response as Triton streams it" in read_response(OipOptions(), b"\xff\xff\xff").error
-    assert read_response(OipOptions(), b"") == ((), "")
-
-
-def test_an_error_of_many_lines_is_one_of_a_few() -> None:
-    call = Call()
-    call.finish("INTERNAL", "no\nmore\x1b[2J" + "x" * 100_000, 1)
-    assert call.error.isprintable()
-    assert call.error.startswith("no more\\x1b[2J")
-    assert len(call.error) < 1100
 
 
 def embedded(payload: bytes) -> EmbedCall:
@@ -195,19 +174,6 @@ def body(external: ExternalArm, plan: PlannedRequest, *, whole: bool = True, tra
     return route.encode(plan, "1-7-x", "x")
 
 
-def test_copies_for_own_arms_share_their_prompt_and_differ_in_id_and_arm() -> None:
-    ids = Mock(return_value=[5, 6, 7])
-    encode, one = OwnEncoder(ids, ignore_eos=True), plan()
-    copies = [encode(one, f"1-7-{arm}", arm) for arm in ("eager", "compiled")]
-    encode(plan(index=8), "1-8", None)
-    assert [asked.args[0].index for asked in ids.call_args_list] == [7, 8]
-    first, second = (GenerateRequest.FromString(content) for content, _ in copies)
-    assert (first.request_id, second.request_id) == ("1-7-eager", "1-7-compiled")
-    assert list(first.token_ids.ids) == [5, 6, 7]
-    assert b"compiled" in copies[1][1]
-    assert b"x-tailgate-session" in copies[1][1]
-
-
 def test_exact_length_is_asked_for_only_when_the_traffic_wants_it() -> None:
     external = config("openai", "http://a/v1", openai=OpenAiOptions(length_fields=("min_tokens",)))
     assert json.loads(body(external, plan())[0])["min_tokens"] == 5
@@ -233,27 +199,15 @@ def test_replica_with_the_fewest_requests_is_next_and_equals_take_turns() -> Non
     assert {route.endpoint().replica for _ in range(5)} == {"1"}
 
 
-def run(settings: dict[str, Any], offsets_ms: list[int], stop_s: float = 60.0) -> tuple[list[RequestRecord], bool]:
-    trial = TrialConfig(**{"arms": ("eager", "vllm"), "drain_s": 10.0, "timeout_s": 5.0, **settings})
-    log = LoadLog(None, worker=0, planned=len(offsets_ms), arms=trial.arms)
-    records: list[RequestRecord] = []
-    generator = Generator(trial, log=log, on_record=records.append)
-    generator.load(schedule(offsets_ms, arm="*", tokens=3))
-    generator.connect()
-    gc.freeze()  # the generator collects garbage before it starts, which takes long in a process full of imports
-    stop = gevent.spawn_later(stop_s, generator.stop)
-    ended = generator.run(now_ns() + 50_000_000)
-    stop.kill()
-    generator.stop()
-    assert generator.failure is None
-    return records, ended
-
-
 def test_own_and_external_arms_are_recorded_alike() -> None:
     with serve(Behaviour(arm="eager")) as eager, HttpPeer(scripted([GOOD])) as peer:
         external = {"vllm": config("openai", peer.address)}
-        records, ended = run({"targets": {"eager": eager.target}, "external": external}, list(range(0, 200, 10)))
-    assert ended
+        run = Run(
+            schedule(list(range(0, 200, 10))),
+            **{"arms": ("eager", "vllm"), "targets": {"eager": eager.target}, "external": external},
+        )
+    records = run.records
+    assert run.ended
     assert Counter((record.arm, record.status, record.replica) for record in records) == {
         ("eager", "OK", "eager-0"): 20,
         ("vllm", "OK", "vllm-0"): 20,
@@ -267,10 +221,3 @@ def test_own_and_external_arms_are_recorded_alike() -> None:
     assert {request.headers["x-request-id"] for request in peer.requests} == {
         record.request_id for record in records if record.arm == "vllm"
     }
-
-
-def test_arm_cannot_be_in_two_places() -> None:
-    with pytest.raises(ConfigError, match='both have "a": keep one'):
-        read(TrialConfig, {"targets": {"a": "h:1"}, "external": {"a": config("oip", "h:1")}}, where="generator")
-    with pytest.raises(ConfigError, match=r"generator.targets is empty"):
-        read(TrialConfig, {}, where="generator")

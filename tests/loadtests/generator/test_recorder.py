@@ -272,12 +272,12 @@ def test_collector_is_off_in_the_window_and_sweeps_free_cycles() -> None:
     window.open()
     try:
         assert (gc.isenabled(), gc.get_freeze_count() > 0) == (False, True)
-        for made, sweeps in ((0, 0), (GarbageWindow.SWEEP_ABOVE + 1, 1)):
+        for made, swept in ((0, False), (GarbageWindow.SWEEP_ABOVE + 1, True)):
             for _ in range(made):
                 cycle: list[object] = []
                 cycle.append(cycle)
             window.sweep()
-            assert window.spent_ms["count"] == sweeps
+            assert (window.spent_ms > 0) is swept
             assert gc.get_count()[0] < GarbageWindow.SWEEP_ABOVE
     finally:
         window.close()
