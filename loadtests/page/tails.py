@@ -42,16 +42,14 @@ class LinesTail(_Tail):
     def new(self) -> list[dict[str, Any]]:
         """Return the objects that came since, in the order of the file: of a long file the first of them."""
         rows: list[dict[str, Any]] = []
-        while not rows and (content := self._read(_LINES_AT_ONCE)):
-            end = content.rfind(b"\n") + 1
-            if not end and len(content) < _LINES_AT_ONCE:
-                break  # the line is being written
-            self._at += end or len(content)
-            for line in content[:end].splitlines():
-                with suppress(ValueError):
-                    document = parse_json(line.decode("utf-8", "replace"))
-                    if isinstance(document, dict):
-                        rows.append(document)
+        content = self._read(_LINES_AT_ONCE)
+        whole = content[: content.rfind(b"\n") + 1]
+        self._at += len(whole)
+        for line in whole.splitlines():
+            with suppress(ValueError):
+                document = parse_json(line.decode("utf-8", "replace"))
+                if isinstance(document, dict):
+                    rows.append(document)
         return rows
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from importlib.resources import files
 from itertools import pairwise
@@ -35,12 +33,6 @@ REPORT_READY = f"location.pathname === '/report.html' && {READY}"
 LATENCY = "document.querySelector('[data-chart=latency] svg .line')"
 Open = Callable[..., Tab]
 MakeRun = Callable[..., WatchedRun]
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run writes only when its test does: that is no silence."""
-    monkeypatch.setattr("tailgate.loadtests.page.updates._LONGEST_SILENCE_S", 3600.0)
 
 
 @pytest.fixture
@@ -157,19 +149,6 @@ def test_a_dead_arm_is_reported_in_the_headline(make_run: MakeRun, open_page: Op
         tab.wait_for_text(place, "compiled-padded-0 is dead.")
     assert tab.text(".card.arm-1 .warned") == "dead"
     assert tab.text(".card.arm-2 div:last-child dd") == "ready"
-
-
-def test_a_silent_run_is_not_shown_as_live(run: WatchedRun, open_page: Open) -> None:
-    tab = open_page(run)
-    tab.wait_for_text(".link", "live")
-    at_s = time.time() - 7200
-    os.utime(run.folder / "status.json", (at_s, at_s))
-    tab.wait_for_text("h1", "Silent")
-    assert tab.text(".link") == "silent"
-    assert "2 h" in tab.text("#state")
-    go_on(run)
-    tab.wait_for_text("h1", "Under load")
-    assert tab.text(".link") == "live"
 
 
 def test_a_page_that_is_not_answered_says_so_and_recovers(
