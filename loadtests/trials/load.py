@@ -20,7 +20,7 @@ from tailgate.loadtests.traffic.prompts import PromptSource
 from tailgate.loadtests.traffic.settings import TrafficConfig
 from tailgate.loadtests.trials.context import RunError, TrialContext
 from tailgate.loadtests.trials.processes import child_environment
-from tailgate.loadtests.trials.status import load_of, read_accounts, read_workers
+from tailgate.loadtests.trials.status import read_load, read_workers
 from tailgate.loadtests.workers.channel import TOKEN_VARIABLE, channel_token
 from tailgate.servers.processes import Child, describe_exit, log_tail
 
@@ -112,11 +112,12 @@ class LoadGenerator:
 
     def read(self) -> None:
         """Take the live numbers into the status, and the start of the load into trial.json once that is known."""
-        trial, accounts = self._trial, read_accounts(self._trial.folder).values()
-        trial.status.load = load_of(accounts)
-        if trial.facts.start_ns is None and trial.status.load.finished:
+        trial = self._trial
+        trial.status.load = load = read_load(trial.folder)
+        if trial.facts.start_ns is None and load.finished:
             # All load processes agreed on this instant; before the first answer the file may hold another.
-            trial.facts.start_ns = max((start for one in accounts if (start := one.get("start_ns"))), default=None)
+            starts = (start for account in load.accounts.values() if (start := account["start_ns"]))
+            trial.facts.start_ns = max(starts, default=None)
             trial.write_facts()
 
     def end(self, at_ns: int | None, arms: Mapping[str, int]) -> None:

@@ -20,7 +20,6 @@ from tailgate.loadtests.monitor.gpus import MUCH_BYTES, device_name, index_of
 from tailgate.loadtests.monitor.readings import Seen, Unreadable, Watch
 from tailgate.loadtests.trials.context import TrialContext
 from tailgate.loadtests.trials.processes import child_environment, thread_variables
-from tailgate.loadtests.trials.status import read_accounts
 from tailgate.servers.clock import now_ns
 from tailgate.servers.processes import Child, Measured, Ready, messages_of
 
@@ -155,7 +154,7 @@ class MonitorProcess:
 
     def _add_other_hosts(self) -> None:
         """Add what load workers saw of their hosts, which they sent with their accounts."""
-        for account in read_accounts(self._trial.folder).values():
+        for account in self._trial.status.load.accounts.values():
             seen = account.get("monitor", {})
             self._monitor["machines"] |= seen.get("machines", {})
             known = self._monitor["unreadable"]

@@ -1,15 +1,14 @@
-"""The page of a run for Prometheus: its state, what the load did and how late it was, and the pages of its processes.
+"""The page of a run for Prometheus: its state, the load of this trial and how late it was, and the pages of its
+processes.
 
-Everything is read when it is asked for, from the status and from the small files that the load processes rewrite each
-second: a scrape costs the load nothing. Counters count over all trials of the run. No label has more values than the
-experiment has arms, replicas and load processes.
+All is what the status knows when it is asked for: a scrape costs the load nothing. Counters begin anew with each trial.
+No label has more values than the experiment has arms, replicas and load processes.
 """
 
 from __future__ import annotations
 
 import http.client
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import accumulate
 from typing import Any, Final, TypeVar
@@ -20,8 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from tailgate.analysis.records.plain_values import mapping, number
-from tailgate.loadtests.trials.status import MetricsPage, Status, read_accounts
+from tailgate.loadtests.trials.status import MetricsPage, Status
 from tailgate.servers.address import host_port
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.splitter.admin import Admin
@@ -67,126 +65,99 @@ class RunCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics now."""
-        yield from _standing(self._status)
-        run_dir = self._status.run_dir
-        trials = [] if run_dir is None else [read_accounts(folder) for folder in sorted(run_dir.glob("trial-*"))]
-        yield from _load(trials)
-        yield from _load_processes(trials)
-        yield from _pages(self._status.pages.values())
+        status, load, replicas = self._status, self._status.load, list(self._status.replicas.items())
+        yield _filled(
+            GaugeMetricFamily, "run_phase", "1 for the phase in which the run is.", "phase", {status.phase: 1}
+        )
+        for name, text, value in (
+            ("trial", "Number of the trial, from 1.", status.trial),
+            ("trials", "Trials planned.", status.trials),
+            ("planned_requests", "Requests planned in this trial; 0 where none are.", status.planned),
+            ("traffic_seconds", "Since the traffic of this trial began.", load.t_s),
+            ("planned_traffic_seconds", "How long the traffic is to last.", status.duration_s),
+        ):
+            yield GaugeMetricFamily(f"tailgate_run_{name}", text, value=value)
+        ready = {name: state.stage in ("ready", "serving") for name, state in replicas}
+        yield _filled(GaugeMetricFamily, "run_replica_ready", "1 where a replica serves.", "replica", ready)
+        compiles, text = {name: state.compiles for name, state in replicas}, "Compile events since the replica's start."
+        yield _filled(CounterMetricFamily, "run_replica_compile_events", text, "replica", compiles)
+        started, text = (
+            sum(_at(row, "started") for row in load.accounts.values()),
+            "Requests started, each copy by itself.",
+        )
+        yield CounterMetricFamily("tailgate_load_requests_started", text, value=started)
+        text = "Requests ended, each copy by itself."
+        ended = CounterMetricFamily("tailgate_load_requests", text, labels=["arm", "outcome"])
+        for arm, row in load.arms.items():
+            ended.add_metric([arm, "failed"], row.failed)
+            ended.add_metric([arm, "ok"], row.finished - row.failed)
+        yield ended
+        inflight, text = {arm: row.inflight for arm, row in load.arms.items()}, "Requests under way to a pinned arm."
+        yield _filled(GaugeMetricFamily, "load_in_flight", text, "arm", inflight)
+        yield from _histograms(load.accounts.values())
+        yield from _load_processes(load.accounts)
+        yield from _pages(status.pages.values())
 
 
-_Accounts = Mapping[str, Mapping[str, Any]]  # of the load processes of one trial, by their numbers
 _Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
 
 
-def _filled(family: _Family, values: Mapping[tuple[str, ...], float]) -> _Family:
-    """Return the family with a sample for each of `values`, by its labels."""
-    for labels, value in sorted(values.items()):
-        family.add_metric(labels, value)
+def _filled(kind: type[_Family], name: str, text: str, label: str, values: Mapping[str, float]) -> _Family:
+    """Return the family with a sample for each of `values`, by its label."""
+    family = kind(f"tailgate_{name}", text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
     return family
 
 
-def _standing(status: Status) -> Iterator[Metric]:
-    phase = GaugeMetricFamily("tailgate_run_phase", "1 for the phase in which the run is.", labels=["phase"])
-    yield _filled(phase, {(status.phase,): 1.0})
-    for name, text, value in (
-        ("trial", "Number of the trial, from 1.", status.trial),
-        ("trials", "Trials planned.", status.trials),
-        ("planned_requests", "Requests planned in this trial; 0 where none are.", status.planned),
-        ("traffic_seconds", "Since the traffic of this trial began.", status.load.t_s),
-        ("planned_traffic_seconds", "How long the traffic is to last.", status.duration_s),
-    ):
-        yield GaugeMetricFamily(f"tailgate_run_{name}", text, value=value)
-    states, labels = list(status.replicas.items()), ["replica"]
-    ready = GaugeMetricFamily("tailgate_run_replica_ready", "1 where a replica serves.", labels=labels)
-    yield _filled(ready, {(name,): float(state.stage in ("ready", "serving")) for name, state in states})
-    name, text = "tailgate_run_replica_compile_events", "Compile events since the replica's start."
-    yield _filled(CounterMetricFamily(name, text, labels=labels), {(name,): state.compiles for name, state in states})
-
-
-def _load(trials: Sequence[_Accounts]) -> Iterator[Metric]:
-    """Yield how the requests ended, by arm."""
-    reports = [report for trial in trials for report in trial.values()]
-    started = sum(number(report.get("started")) or 0.0 for report in reports)
-    yield CounterMetricFamily("tailgate_load_requests_started", "Requests started, each copy by itself.", value=started)
-    ended: defaultdict[tuple[str, ...], float] = defaultdict(float)
-    for arm, row in _rows(reports, "arms"):
-        failed = number(row.get("failed")) or 0.0
-        ended[arm, "failed"] += failed
-        ended[arm, "ok"] += (number(row.get("n")) or 0.0) - failed
-    yield _filled(
-        CounterMetricFamily(
-            "tailgate_load_requests", "Requests ended, each copy by itself.", labels=["arm", "outcome"]
-        ),
-        ended,
-    )
-    under_way: defaultdict[tuple[str, ...], float] = defaultdict(float)
-    for arm, row in _rows(trials[-1].values() if trials else (), "arms"):
-        under_way[arm,] += number(row.get("inflight")) or 0.0
-    in_flight = GaugeMetricFamily("tailgate_load_in_flight", "Requests under way to a pinned arm.", labels=["arm"])
-    yield _filled(in_flight, under_way)
+def _histograms(accounts: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+    """Yield the answers by latency, those of all load processes together. Those of no known arm are of arm "*"."""
+    arms: dict[str, list[Mapping[str, Any]]] = {}
+    for account in accounts:
+        for arm, row in account.get("histograms", {}).items():
+            arms.setdefault(arm, []).append(row)
     for metric, (name, text) in HISTOGRAMS.items():
-        yield _histogram(name, text, reports, metric)
+        family = HistogramMetricFamily(name, text, labels=["arm"])
+        for arm, rows in arms.items():
+            edges = [*(f"{bound:g}" for bound in rows[0][metric]["bounds_s"]), "+Inf"]
+            counts = map(sum, zip(*(row[metric]["counts"] for row in rows), strict=True))
+            buckets = [*zip(edges, accumulate(counts), strict=True)]
+            family.add_metric([arm], buckets, sum(row[metric]["sum_s"] for row in rows))
+        yield family
 
 
-def _rows(reports: Iterable[Mapping[str, Any]], key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each arm's part of each report; requests whose arm is not known are those of arm "*"."""
-    for report in reports:
-        for arm, row in mapping(report.get(key)).items():
-            yield str(arm), mapping(row)
-
-
-def _histogram(name: str, text: str, reports: Iterable[Mapping[str, Any]], metric: str) -> HistogramMetricFamily:
-    """Add up the histograms of all reports for each arm. Of boundaries that differ those of the first count."""
-    family = HistogramMetricFamily(name, text, labels=["arm"])
-    counts: dict[str, list[int]] = {}
-    bounds: dict[str, list[float]] = {}
-    sums: defaultdict[str, float] = defaultdict(float)
-    for arm, row in _rows(reports, "histograms"):
-        own = mapping(row.get(metric))
-        if not own or list(own["bounds_s"]) != bounds.setdefault(arm, list(own["bounds_s"])):
-            continue
-        known = counts.setdefault(arm, [0] * len(own["counts"]))
-        counts[arm] = [one + other for one, other in zip(known, own["counts"], strict=True)]
-        sums[arm] += own["sum_s"]
-    for arm in sorted(counts):
-        edges = [*(f"{bound:g}" for bound in bounds[arm]), "+Inf"]
-        family.add_metric([arm], [*zip(edges, accumulate(counts[arm]), strict=True)], sums[arm])
-    return family
-
-
-def _load_processes(trials: Sequence[_Accounts]) -> Iterator[Metric]:
+def _load_processes(accounts: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     """Yield how the load processes themselves did, by their number."""
-    newest = trials[-1] if trials else {}
     for key, (name, text) in _LAGS.items():
         family = Metric(name, text, "summary")  # the type to which the label quantile belongs
-        for worker, account in newest.items():
+        for worker, account in accounts.items():
             for quantile, label in _QUANTILES.items():
-                lag_s = _at(account, (key, quantile)) / 1e3
-                family.add_sample(name, {"worker": worker, "quantile": label}, lag_s)
+                family.add_sample(name, {"worker": worker, "quantile": label}, _at(account, key, quantile) / 1e3)
         yield family
-    waiting = GaugeMetricFamily(
-        "tailgate_load_records_waiting_bytes", "Records that wait for the disk.", labels=["worker"]
-    )
-    yield _filled(waiting, {(worker,): _at(row, ("records", "waiting_bytes")) for worker, row in newest.items()})
-    for name, text, path, scale in (
-        ("cpu_seconds", "Processor time.", ("cpu_s",), 1.0),
-        ("busy_seconds", "Seconds in which a core was used up.", ("cpu", "busy_s"), 1.0),
-        ("gc_seconds", "Time in the garbage collector.", ("gc_ms", "total"), 1e-3),
-        ("records_written", "Records written.", ("records", "written"), 1.0),
-        ("records_dropped", "Records lost.", ("records", "dropped"), 1.0),
+    for kind, name, text, keys, scale in (
+        (
+            GaugeMetricFamily,
+            "records_waiting_bytes",
+            "Records that wait for the disk.",
+            ("records", "waiting_bytes"),
+            1,
+        ),
+        (CounterMetricFamily, "cpu_seconds", "Processor time.", ("cpu_s",), 1),
+        (CounterMetricFamily, "busy_seconds", "Seconds in which a core was used up.", ("cpu", "busy_s"), 1),
+        (CounterMetricFamily, "gc_seconds", "Time in the garbage collector.", ("gc_ms", "total"), 1e-3),
+        (CounterMetricFamily, "records_written", "Records written.", ("records", "written"), 1),
+        (CounterMetricFamily, "records_dropped", "Records lost.", ("records", "dropped"), 1),
     ):
-        totals: defaultdict[tuple[str, ...], float] = defaultdict(float)
-        for worker, account in (item for trial in trials for item in trial.items()):
-            totals[worker,] += scale * _at(account, path)
-        yield _filled(CounterMetricFamily(f"tailgate_load_{name}", text, labels=["worker"]), totals)
+        values = {worker: scale * _at(account, *keys) for worker, account in accounts.items()}
+        yield _filled(kind, f"load_{name}", text, "worker", values)
 
 
-def _at(account: Mapping[str, Any], path: Sequence[str]) -> float:
-    *keys, last = path
+def _at(account: Mapping[str, Any], *keys: str) -> float:
+    """Return the figure at `keys`; 0 in an account that lacks it, as those of production traffic do."""
+    found: Any = account
     for key in keys:
-        account = mapping(account.get(key))
-    return number(account.get(last)) or 0.0
+        found = found.get(key) or {}
+    return found or 0.0
 
 
 def _pages(pages: Iterable[MetricsPage]) -> Iterable[Metric]:
