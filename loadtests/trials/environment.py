@@ -16,6 +16,7 @@ import psutil
 
 from tailgate.analysis.records.schemas import REQUESTS
 from tailgate.analysis.records.tables import RecordError, read_table
+from tailgate.loadtests.monitor.gpus import visible_cards
 from tailgate.loadtests.monitor.host import cpu_model, machine_identity, shown_gpus
 from tailgate.servers import clock
 
@@ -48,12 +49,11 @@ def sees_gpu() -> bool:
 
 def count_gpus() -> int:
     """Return how many GPUs a child process can use, 0 where only torch would know."""
-    shown = len(shown_gpus()) or len(list(Path("/dev").glob("nvidia[0-9]*")))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None or not shown:
-        return shown
-    named = visible.split(",")
-    return len(named[: named.index("-1")] if "-1" in named else [name for name in named if name.strip()])
+    with suppress(Exception):  # no library, no driver, or no way to know which card is which
+        import pynvml
+
+        return len(visible_cards(pynvml, os.environ))
+    return 0
 
 
 def _versions() -> dict[str, str]:

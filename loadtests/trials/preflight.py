@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 import shutil
 import socket
-import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
@@ -25,8 +22,6 @@ from tailgate.servers.complaint import ConfigError, check_installed
 from tailgate.servers.config import ArmConfig, check_quantisation
 from tailgate.servers.security import server_tls
 from tailgate.servers.splitter.envoy import envoy_path
-
-_TORCH_S = 120.0
 
 
 def check_experiment(experiment: Experiment) -> None:
@@ -61,10 +56,8 @@ def check_arm(config: ArmConfig) -> None:
     if device == "cuda" and not sees_gpu():
         raise ConfigError(f"{what} but no GPU is visible: use cpu, or run where `tailgate doctor` shows one")
     if index and (gpus := count_gpus()) and int(index) >= gpus:
-        raise ConfigError(
-            f"{what} but {counted(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} visible: use "
-            f"{'cuda:0' if gpus == 1 else f'cuda:0 to cuda:{gpus - 1}'}, or cuda for the first"
-        )
+        last = f" to cuda:{gpus - 1}" if gpus > 1 else ""
+        raise ConfigError(f"{what} but {counted(gpus, 'GPU')} can be used: use cuda:0{last}, or cuda for the first")
     on_cpu = device == "cpu" or (device == "auto" and not sees_gpu())
     if on_cpu and config.compile.enabled and config.compile.backend == "inductor":
         check_compiler(f'arm "{config.name}"')
@@ -74,8 +67,6 @@ def check_arm(config: ArmConfig) -> None:
     except ConfigError as error:
         raise ConfigError(f"arms.{config.name}.{error}") from None
     check_model(config.model.id)
-    if config.compile.artifact:
-        _check_artifact(config, "cpu" if on_cpu else config.model.device.replace("auto", "cuda"))
 
 
 def check_model(name: str) -> None:
@@ -93,32 +84,6 @@ def check_model(name: str) -> None:
         raise ConfigError(f'model.id "{name}" is neither a folder here nor a Hugging Face id: {remedy}')
     else:
         check_hub(name, "config.json", what=f'model.id "{name}" cannot be loaded')
-
-
-_QUESTION = """
-import json, sys
-from tailgate.servers.compiler import artifacts
-from tailgate.servers.complaint import ConfigError
-from tailgate.servers.config import ArmConfig
-try:
-    artifacts.read(ArmConfig.from_dict(json.loads(sys.argv[1])), sys.argv[2])
-except ConfigError as error:
-    print("\\n" + json.dumps({"complaint": str(error)}))
-"""
-
-
-def _check_artifact(config: ArmConfig, device: str) -> None:
-    """Read the arm's artifact in a process that may import torch. Raises the ConfigError that it raises; whatever else
-    fails there, the arm itself reports."""
-    command = [sys.executable, "-P", "-c", _QUESTION, json.dumps(config.to_dict()), device]
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_S, check=True)
-        lines = ended.stdout.splitlines()
-        complaint = json.loads(lines[-1])["complaint"] if lines else ""
-    except (OSError, subprocess.SubprocessError, ValueError, TypeError, KeyError):
-        return
-    if complaint:
-        raise ConfigError(f'arm "{config.name}": {complaint}')
 
 
 def check_port(port: int, *, key: str, host: str = "127.0.0.1", remedy: str = "or give 0 for a free port") -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from threading import Thread
@@ -13,10 +12,11 @@ from huggingface_hub import constants
 
 from tailgate.loadtests.monitor.host import Gpu
 from tailgate.loadtests.traffic import prompts
-from tailgate.loadtests.trials import environment, preflight
+from tailgate.loadtests.trials import preflight
 from tailgate.loadtests.trials.preflight import check_arm
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.config import ArmConfig, CompileConfig, ModelConfig
+from tests.fakes.machines import FakeCard, FakeNvml
 from tests.fakes.processes import refusal
 
 
@@ -74,7 +74,8 @@ def gpu(capability: tuple[int, int] | None) -> Gpu:
 
 @pytest.mark.parametrize(("visible", "usable"), [(None, 2), ("0", 1), ("1,0", 2), ("0,-1,1", 1), ("", 0)])
 def test_a_gpu_that_is_not_there_is_refused(visible: str | None, usable: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "shown_gpus", lambda: [gpu((9, 0)), gpu((9, 0))])
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([FakeCard(bus=1), FakeCard(bus=2)]))
+    monkeypatch.setattr(preflight, "sees_gpu", lambda: True)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -116,16 +117,3 @@ def test_a_gpu_too_old_for_float8_is_refused(gpus: list[Gpu], fits: bool, monkey
     else:
         said = refusal(ConfigError, check_arm, quantised("float8-per-row"))
         assert all(word in said for word in ("8.0", "8.9"))
-
-
-@pytest.mark.parametrize(
-    ("said", "refused"),
-    [('{"complaint": "compile.artifact is damaged"}', True), ("a package's greeting", False), ("", False)],
-)
-def test_an_artifact_is_read_in_a_process_with_torch(said: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, said))
-    config = arm(artifact="x")
-    if refused:
-        assert refusal(ConfigError, check_arm, config) == 'arm "eager": compile.artifact is damaged'
-    else:
-        check_arm(config)
