@@ -120,16 +120,6 @@ def test_a_replica_is_lost_once_its_telemetry_stays_away(collector: Collector, m
     wait_for(lambda: collector.lost() == {"naive-0"})
 
 
-def test_telemetry_that_comes_faster_than_the_disk_takes_it_ends_the_run(tmp_path: Path) -> None:
-    collector = Collector(tmp_path, trial=2, status=Status(), most_waiting=3)
-    with followed(collector, Telemetry(step_batch(100))):
-        wait_for(lambda: collector.failure is not None)
-        collector.stop()
-    assert collector.failure is not None
-    assert all(words in collector.failure for words in ("disk", "3 rows", "steps"))
-    assert read_table(tmp_path / "steps.arrow", STEPS)[0].num_rows < 100
-
-
 @pytest.mark.parametrize(
     ("schema", "message"), [(COMPILE_EVENTS, telemetry_pb2.CompileEvent), (STEPS, telemetry_pb2.StepRecord)]
 )
