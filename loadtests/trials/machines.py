@@ -44,8 +44,8 @@ class MonitorProcess:
 
     def __init__(self, trial: TrialContext) -> None:
         self._trial = trial
-        self._child: Child | None = None
-        self._ended = self._stopped = self._sampled_late = False
+        self.child: Child | None = None
+        self._ended = self._sampled_late = False
         self._table = trial.folder / "machines.arrow"
         machines = trial.experiment.machines
         if not machines.sample_s:
@@ -53,7 +53,7 @@ class MonitorProcess:
         devices = sorted({arm.model.device for arm in trial.experiment.own_arms} - {"cpu"})
         command = [*_MONITOR, "--out", str(self._table.resolve()), "--trial", str(trial.number)]
         command += ["--sample-s", str(machines.sample_s), *(["--devices", *devices] if devices else [])]
-        self._child = Child(
+        self.child = Child(
             "watcher",
             command,
             log_path=trial.logs / "watcher.log",
@@ -66,24 +66,23 @@ class MonitorProcess:
 
     def first_sample(self) -> None:
         """Wait until it has read the devices, before anything of the trial is on them, where any arm runs on one."""
-        if all(arm.model.device == "cpu" for arm in self._trial.experiment.own_arms):
+        if self.child is None or all(arm.model.device == "cpu" for arm in self._trial.experiment.own_arms):
             return
         deadline = time.monotonic() + _FIRST_LOOK_S
-        while not self._ended and self._child is not None and time.monotonic() < deadline:
+        while not self._ended and not self._monitor["machines"]:
+            if time.monotonic() > deadline:
+                self._sampled_late = True
+                why = f"the driver took over {_FIRST_LOOK_S:g} s to show the devices"
+                self._take(Unreadable(host="run", name="devices", what="before", why=why))
+                self._trial.status.note(f"what ran on the devices before the trial is not known: {why}")
+                self._trial.keep_facts()
+                return
             self._trial.check()
             self.poll(_POLL_S)
-            if self._monitor["machines"]:
-                return
-        if self._child is not None and not self._ended:
-            self._sampled_late = True
-            why = f"the driver took over {_FIRST_LOOK_S:g} s to show the devices"
-            self._take(Unreadable(host="run", name="devices", what="before", why=why))
-            self._trial.status.note(f"what ran on the devices before the trial is not known: {why}")
-            self._trial.keep_facts()
 
     def place_arms(self) -> None:
         """Put each arm on the device that its replicas report into the facts, once they have."""
-        if self._child is not None and self._monitor["machines"]:
+        if self.child is not None and self._monitor["machines"]:
             self._monitor["arms"] = self._devices_of_arms()
 
     def name(self, name: str, pid: int | None, *, arm: str | None = None) -> None:
@@ -93,7 +92,7 @@ class MonitorProcess:
         """
         if pid is not None:
             self._command(Watch(name=name, pid=pid, arm=arm))
-        elif self._child is not None:
+        elif self.child is not None:
             self._take(Unreadable(host="run", name=name, what="cpu_s", why="its process cannot be seen from here"))
 
     def forget(self, name: str) -> None:
@@ -102,38 +101,31 @@ class MonitorProcess:
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Take what the monitor says into the trial's facts, and note its death."""
-        if self._child is None:
+        if self.child is None:
             return
-        messages, ended = self._child.receive(timeout_s)
+        messages, ended = self.child.receive(timeout_s)
         for message in messages:
             self._take(message)
         if ended is not None and not self._ended:
             self._ended = True
-            self._state_gap(f"the watcher {self._child.ending(ended)}", at_ns=now_ns())
+            self._state_gap(f"the watcher {self.child.ending(ended)}", at_ns=now_ns())
             self._trial.keep_facts()
 
     def stop(self) -> None:
-        """End the sampling and complete machines.arrow. A second call does nothing."""
-        if self._child is None or self._stopped:
+        """End the sampling and complete machines.arrow."""
+        if self.child is None:
             return
-        self._stopped = True
         self.poll()
-        hung = not self._ended
-        killed = self._child.stop(_STOP_GRACE_S) != 0
-        self._ended = True
+        died, self._ended = self._ended, True
+        code = self.child.stop(_STOP_GRACE_S)
         self.poll()
-        if hung and killed and self._monitor["machines"]:
+        if code and not died and self._monitor["machines"]:
             self._state_gap(f"the watcher did not end within {_STOP_GRACE_S:g} s of being asked to", at_ns=None)
         self._add_other_hosts()
 
-    @property
-    def pid(self) -> int | None:
-        """Return the monitor's process id; None without one."""
-        return None if self._child is None else self._child.pid
-
     def _command(self, watch: Watch) -> None:
-        if self._child is not None:
-            self._child.command(json.dumps(asdict(watch)))
+        if self.child is not None:
+            self.child.command(json.dumps(asdict(watch)))
 
     def _state_gap(self, why: str, *, at_ns: int | None) -> None:
         """Tell trial.json and the user that this host was not watched to the end; the table ends where it did."""
@@ -154,13 +146,14 @@ class MonitorProcess:
 
     def _add_other_hosts(self) -> None:
         """Add what load workers saw of their hosts, which they sent with their accounts."""
-        for account in self._trial.status.load.accounts.values():
-            seen = account.get("monitor", {})
-            self._monitor["machines"] |= seen.get("machines", {})
+        for seen in [
+            account["monitor"] for account in self._trial.status.load.accounts.values() if "monitor" in account
+        ]:
+            self._monitor["machines"] |= seen["machines"]
             known = self._monitor["unreadable"]
-            known += [item for item in seen.get("unreadable", []) if item not in known]
-            self._monitor["gaps"] += seen.get("gaps", [])
-            for gap in seen.get("gaps", []):
+            known += [item for item in seen["unreadable"] if item not in known]
+            self._monitor["gaps"] += seen["gaps"]
+            for gap in seen["gaps"]:
                 self._trial.status.note(f"{gap['host']} was not watched to the end: {gap['why']}")
 
     @property
@@ -169,18 +162,16 @@ class MonitorProcess:
         return self._trial.facts.monitor
 
     def _take(self, message: object) -> None:
-        match message:
-            case Unreadable():
-                self._monitor["unreadable"].append(asdict(message))
-            case Seen():
-                self._monitor.update(asdict(message))
-                if self._sampled_late:  # by now the run's own processes are on the devices
-                    self._monitor["before"] = []
-                self.place_arms()
-                for reading in self._monitor["before"]:
-                    if text := busy_text(reading, self._monitor["devices"].get(reading["device"], {})):
-                        self._trial.status.note(text)
-                self._trial.keep_facts()
+        if isinstance(message, Unreadable):
+            self._monitor["unreadable"].append(asdict(message))
+        elif isinstance(message, Seen):
+            before = [] if self._sampled_late else message.before  # else the run's own processes are on the devices
+            self._monitor.update(asdict(message), before=before)
+            self.place_arms()
+            for reading in before:
+                if text := busy_text(reading, message.devices.get(reading["device"], {})):
+                    self._trial.status.note(text)
+            self._trial.keep_facts()
 
     def _devices_of_arms(self) -> dict[str, str]:
         """Return the device of each arm by its name in the records: `cuda` and an `auto` that finds a GPU are cuda:0.
@@ -202,12 +193,11 @@ def busy_text(reading: Mapping[str, Any], device: Mapping[str, Any]) -> str:
     busy = reading["utilisation_pct"] or 0
     if not processes and busy < _BUSY_PCT and used <= MUCH_BYTES:
         return ""
-    people = ", ".join(f"{process['name'] or 'a process'} (pid {process['pid']})" for process in processes[:3])
-    people += f" and {len(processes) - 3} more" if len(processes) > 3 else ""
+    people = "".join(f", {process['name'] or 'a process'} (pid {process['pid']})" for process in processes)
     name = f"{reading['device']} ({device['name']})" if "name" in device else reading["device"]
     return (
-        f"{name} is not idle before the trial: {used / 2**30:.1f} GiB in use, {busy} % busy"
-        f"{f', by {people}' if people else ''}: end what runs there, or give another device"
+        f"{name} is not idle before the trial: {used / 2**30:.1f} GiB in use, {busy} % busy{people}: end what runs "
+        "there, or give another device"
     )
 
 
