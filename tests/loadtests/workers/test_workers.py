@@ -151,7 +151,8 @@ def test_what_drives_the_load_ends_in_order_with_the_worker(number: signal.Signa
     [(0, "-u 2 -r 2", "--master"), (3, "-u 5 -r 5", "--processes 3 --master-host 10.0.0.5 --master-port 5557")],
 )
 def test_locust_waits_for_the_workers_of_other_hosts(tmp_path: Path, workers: int, users: str, expected: str) -> None:
-    command = locust_command(tmp_path, workers=workers, remote_workers=2, master=("10.0.0.5", 5557), wait_s=89.5)
+    traffic = TrafficConfig(rate=1, workers=workers, remote_workers=2, master_bind="10.0.0.5:5557")
+    command = locust_command(tmp_path, traffic, wait_s=89.5)
     master = "--master-bind-host 10.0.0.5 --master-bind-port 5557 --remote-workers 2 --expect-workers-max-wait 90"
     assert f"{users} {master} {expected}" in " ".join(command)
 
