@@ -6,7 +6,6 @@ reason.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,17 +13,16 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Literal
 
-from tailgate.analysis.records.schemas import MACHINES
+from tailgate.analysis.records.schemas import MACHINES, RUN_HOST
 from tailgate.analysis.records.tables import CUT_OFF, RecordError, RecordWriter, read_table
 from tailgate.loadtests.monitor.gpus import MUCH_BYTES, device_name, index_of
-from tailgate.loadtests.monitor.readings import Seen, Unreadable, Watch
+from tailgate.loadtests.monitor.readings import Seen, Task, Unreadable, Watch, start_monitor, watch
 from tailgate.loadtests.trials.context import TrialContext
 from tailgate.loadtests.trials.processes import child_environment, thread_variables
 from tailgate.servers.clock import now_ns
 from tailgate.servers.processes import Child, Measured, Ready, messages_of
 
-# -P: a directory called `loadtests` where the user stands must not be imported instead.
-_MONITOR = (sys.executable, "-P", "-m", "tailgate.loadtests.monitor")
+# -P: a directory called `tailgate` where the user stands must not be imported instead.
 REFERENCE_COMMAND = (sys.executable, "-P", "-m", "tailgate.servers.reference")
 _FIRST_LOOK_S = 10.0
 _STOP_GRACE_S = 5.0
@@ -51,16 +49,14 @@ class MonitorProcess:
         if not machines.sample_s:
             return
         devices = sorted({arm.model.device for arm in trial.experiment.own_arms} - {"cpu"})
-        command = [*_MONITOR, "--out", str(self._table.resolve()), "--trial", str(trial.number)]
-        command += ["--sample-s", str(machines.sample_s), *(["--devices", *devices] if devices else [])]
-        self.child = Child(
-            "watcher",
-            command,
-            log_path=trial.logs / "watcher.log",
-            environment=child_environment(),
-            commands=True,
-            parse=messages_of(Seen, Unreadable),
+        task = Task(
+            out=str(self._table.resolve()),
+            trial=trial.number,
+            host=RUN_HOST,
+            sample_s=machines.sample_s,
+            devices=devices,
         )
+        self.child = start_monitor(task, log_path=trial.logs / "watcher.log", environment=child_environment())
         empty: dict[str, Any] = {"machines": {}, "devices": {}, "unreadable": [], "before": [], "gaps": []}
         trial.facts.monitor = {"interval_s": machines.sample_s, **empty}
 
@@ -90,14 +86,17 @@ class MonitorProcess:
 
         An external server on this host whose process is unknown (None) cannot be distinguished from other work.
         """
+        if self.child is None:
+            return
         if pid is not None:
-            self._command(Watch(name=name, pid=pid, arm=arm))
-        elif self.child is not None:
+            watch(self.child, Watch(name=name, pid=pid, arm=arm))
+        else:
             self._take(Unreadable(host="run", name=name, what="cpu_s", why="its process cannot be seen from here"))
 
     def forget(self, name: str) -> None:
         """Sample no process of that name any more: it has ended."""
-        self._command(Watch(name=name))
+        if self.child is not None:
+            watch(self.child, Watch(name=name))
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Take what the monitor says into the trial's facts, and note its death."""
@@ -122,10 +121,6 @@ class MonitorProcess:
         if code and not died and self._monitor["machines"]:
             self._state_gap(f"the watcher did not end within {_STOP_GRACE_S:g} s of being asked to", at_ns=None)
         self._add_other_hosts()
-
-    def _command(self, watch: Watch) -> None:
-        if self.child is not None:
-            self.child.command(json.dumps(asdict(watch)))
 
     def _state_gap(self, why: str, *, at_ns: int | None) -> None:
         """Tell trial.json and the user that this host was not watched to the end; the table ends where it did."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pynvml
 import pytest
 
 from tailgate.loadtests.monitor import host
+from tailgate.loadtests.monitor.__main__ import find_cards
 from tailgate.loadtests.monitor.gpus import REASONS, Gpus, index_of, visible_cards
 from tailgate.loadtests.monitor.host import machine_identity
 from tailgate.loadtests.monitor.processes import Processes
@@ -29,27 +30,18 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for pid, parent in ((RUN, 1), (OWN, RUN), (CHILD, OWN), (OTHER, 1)):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "stat").write_text(f"{pid} (program-{pid}) S {parent}" + " 0" * 48)
-    in_namespace(tmp_path, FIRST)
     return tmp_path
 
 
-def in_namespace(proc: Path, name: str) -> None:
-    folder = proc / "self" / "ns"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "pid").unlink(missing_ok=True)
-    (folder / "pid").symlink_to(name)
-
-
-def devices(proc: Path, cards: Sequence[FakeCard], *names: str) -> tuple[Gpus, list[dict[str, str]]]:
+def devices(*cards: FakeCard, sees_all: bool = True) -> tuple[Gpus, list[Unreadable]]:
     """The devices of a run, and what could not be read of them."""
     unreadable: list[Unreadable] = []
     readings = Readings("run", unreadable.append)
-    processes = Processes(readings, root=RUN)
-    found = visible_cards(FakeNvml(cards), {})
-    return Gpus(names or ("cuda:0",), found, readings=readings, processes=processes, proc=proc), unreadable
+    found = {f"cuda:{index}": card for index, card in enumerate(visible_cards(FakeNvml(cards), {}))}
+    return Gpus(found, readings=readings, processes=Processes(readings, root=RUN), sees_all=sees_all), unreadable
 
 
-FIRST, CONTAINER = "pid:[4026531836]", "pid:[4026532999]"
+FIRST, CONTAINER = True, False  # whether the namespace is the first, which shows all processes
 NOT_SHOWN = (None, None)
 
 
@@ -69,10 +61,9 @@ NOT_SHOWN = (None, None)
     ],
 )
 def test_processes_that_do_not_descend_from_the_run_are_foreign_where_they_are_shown(
-    namespace: str, used: int, processes: dict[int, int | None], foreign: list[tuple[Any, Any]], why: str, proc: Path
+    namespace: bool, used: int, processes: dict[int, int | None], foreign: list[tuple[Any, Any]], why: str, proc: Path
 ) -> None:
-    in_namespace(proc, namespace)
-    watched, unreadable = devices(proc, [FakeCard(used=used, processes=processes)])
+    watched, unreadable = devices(FakeCard(used=used, processes=processes), sees_all=namespace)
     for expected in [*foreign, foreign[-1]]:
         (row,), held = watched.sample()
         assert (row["kind"], row["name"], held) == ("device", "cuda:0", processes)
@@ -83,13 +74,13 @@ def test_processes_that_do_not_descend_from_the_run_are_foreign_where_they_are_s
 
 def test_memory_of_a_process_is_summed_over_devices(proc: Path) -> None:
     cards = [FakeCard(bus=1, processes={OWN: 1, CHILD: None}), FakeCard(bus=2, processes={OWN: 2, CHILD: 5})]
-    watched, _ = devices(proc, cards, "cuda:0", "cuda:1")
+    watched, _ = devices(*cards)
     assert watched.sample()[1] == {OWN: 3, CHILD: None}
 
 
 def test_before_the_run_a_process_that_has_just_ended_is_not_foreign(proc: Path) -> None:
     card = FakeCard(processes={UNKNOWN: GIB})
-    watched, _ = devices(proc, [card])
+    watched, _ = devices(card)
     (first,), unsure = watched.before(1), watched.is_unsure
     (still,) = watched.before(2)
     card.processes.clear()
@@ -101,7 +92,7 @@ def test_before_the_run_a_process_that_has_just_ended_is_not_foreign(proc: Path)
 
 def test_processes_that_cannot_be_listed_are_reported(proc: Path) -> None:
     refused = {"nvmlDeviceGetComputeRunningProcesses": "Insufficient Permissions"}
-    watched, unreadable = devices(proc, [FakeCard(refused=refused)])
+    watched, unreadable = devices(FakeCard(refused=refused))
     (row,), held = watched.sample()
     assert "foreign_processes" not in row
     assert (row["sm_mhz"], held) == (1980, {})
@@ -110,7 +101,7 @@ def test_processes_that_cannot_be_listed_are_reported(proc: Path) -> None:
 
 def test_processes_on_a_device_before_the_trial_are_named(proc: Path) -> None:
     card = FakeCard(used=5 * GIB, utilisation=93, processes={OWN: GIB, OTHER: 4 * GIB, UNKNOWN: None})
-    watched, _ = devices(proc, [card])
+    watched, _ = devices(card)
     watched.before(6)  # a process that is listed twice has not just ended
     (before,) = watched.before(7)
     other = {"pid": OTHER, "name": f"program-{OTHER}", "memory_bytes": 4 * GIB}
@@ -121,9 +112,11 @@ def test_processes_on_a_device_before_the_trial_are_named(proc: Path) -> None:
     }
 
 
-def test_a_device_that_is_not_there_is_reported(proc: Path) -> None:
-    watched, unreadable = devices(proc, [FakeCard()], "cuda:0", "cuda:1")
-    assert list(watched.facts()) == ["cuda:0"]
+def test_a_device_that_is_not_there_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([FakeCard()]))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    unreadable: list[Unreadable] = []
+    assert list(find_cards(["auto", "cuda:1"], Readings("run", unreadable.append))) == ["cuda:0"]
     assert [(item.name, item.what) for item in unreadable] == [("cuda:1", "device")]
     assert "the driver shows 1 device" in unreadable[0].why
 
