@@ -26,8 +26,6 @@ from tailgate.servers.clock import now_ns
 from tailgate.servers.processes import say
 
 _FLUSH_S = 0.9  # with a sample each second, each is flushed
-_BUSY_PCT = 5
-_SETTLE_S = 1.2  # the driver's utilisation is of up to the last second
 
 
 def main() -> int:
@@ -41,13 +39,8 @@ def main() -> int:
     host = Host()
     cards = find_cards(task.devices, readings)
     gpus = Gpus(cards, readings=readings, processes=processes, sees_all=sees_all_processes())
-    before = gpus.before(now_ns())
-    is_busy = any(not row["processes"] and (row["utilisation_pct"] or 0) >= _BUSY_PCT for row in before)
-    if is_busy or gpus.is_unsure:
-        time.sleep(_SETTLE_S)  # what has just ended there still shows
-        before = gpus.before(now_ns())
     machine = {"machine": machine_identity(gpu.uuid for gpu in shown_gpus()), **host.facts()}
-    say(Seen(machines={task.host: machine}, devices=gpus.facts(), before=before))
+    say(Seen(machines={task.host: machine}, devices=gpus.facts(), before=gpus.before(now_ns())))
     # Only now: this takes longer than all of the above, for which the arms wait.
     from tailgate.analysis.records.schemas import MACHINES
     from tailgate.analysis.records.tables import RecordWriter

@@ -170,14 +170,9 @@ class Gpus:
             processes = None
             if foreign is not None:
                 processes = [{"pid": pid, "name": _name_of(pid), "memory_bytes": foreign[pid]} for pid in foreign]
-            now = {key: row.get(key) for key in ("memory_bytes", "utilisation_pct", "sm_mhz")}
-            rows.append({"host": self._readings.host, "device": name, "at_ns": at_ns, "processes": processes, **now})
+            place = {"host": self._readings.host, "device": name, "at_ns": at_ns}
+            rows.append({**place, "processes": processes, "memory_bytes": row.get("memory_bytes")})
         return rows
-
-    @property
-    def is_unsure(self) -> bool:
-        """Whether the last reading showed a process that cannot be looked up. It counts once it is listed again."""
-        return any(self._unresolved.values())
 
     def sample(self) -> tuple[list[dict[str, Any]], dict[int, int | None]]:
         """Return a row of each GPU, and what each process holds of all GPUs together."""

@@ -78,15 +78,6 @@ def final_account(snapshot: SnapshotResponse) -> dict[str, Any]:
     }
 
 
-def check_name(name: str, arm: str, snapshot: SnapshotResponse) -> None:
-    """Raise ConfigError unless the replica is the one that was started as `name`."""
-    if (snapshot.arm, snapshot.replica) != (arm, name):
-        raise ConfigError(
-            f'{name} of arm "{arm}" answers as "{snapshot.replica}" of arm "{snapshot.arm}": see which program its '
-            "port belongs to, and run again"
-        )
-
-
 def check_alike(snapshots: Mapping[str, SnapshotResponse], control: SnapshotResponse) -> None:
     """Raise ConfigError unless all replicas report that they run the same thing as the control."""
     for name, snapshot in snapshots.items():

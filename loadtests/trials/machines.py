@@ -24,9 +24,8 @@ from tailgate.servers.processes import Child, Measured, Ready, messages_of
 
 # -P: a directory called `tailgate` where the user stands must not be imported instead.
 REFERENCE_COMMAND = (sys.executable, "-P", "-m", "tailgate.servers.reference")
-_FIRST_LOOK_S = 10.0
+_FIRST_LOOK_S = 60.0
 _STOP_GRACE_S = 5.0
-_BUSY_PCT = 5
 START_TIMEOUT_S = 120.0  # torch from a cold disk, and a device that others keep busy
 _MEASURE_S = 30.0  # in addition to ten times what it takes: its repetitions have no fixed length
 _POLL_S = 0.1
@@ -43,7 +42,7 @@ class MonitorProcess:
     def __init__(self, trial: TrialContext) -> None:
         self._trial = trial
         self.child: Child | None = None
-        self._ended = self._sampled_late = False
+        self._ended = False
         self._table = trial.folder / "machines.arrow"
         machines = trial.experiment.machines
         if not machines.sample_s:
@@ -67,12 +66,7 @@ class MonitorProcess:
         deadline = time.monotonic() + _FIRST_LOOK_S
         while not self._ended and not self._monitor["machines"]:
             if time.monotonic() > deadline:
-                self._sampled_late = True
-                why = f"the driver took over {_FIRST_LOOK_S:g} s to show the devices"
-                self._take(Unreadable(host="run", name="devices", what="before", why=why))
-                self._trial.status.note(f"what ran on the devices before the trial is not known: {why}")
-                self._trial.keep_facts()
-                return
+                self.child.kill()  # the driver hangs
             self._trial.check()
             self.poll(_POLL_S)
 
@@ -160,10 +154,9 @@ class MonitorProcess:
         if isinstance(message, Unreadable):
             self._monitor["unreadable"].append(asdict(message))
         elif isinstance(message, Seen):
-            before = [] if self._sampled_late else message.before  # else the run's own processes are on the devices
-            self._monitor.update(asdict(message), before=before)
+            self._monitor.update(asdict(message))
             self.place_arms()
-            for reading in before:
+            for reading in message.before:
                 if text := busy_text(reading, message.devices.get(reading["device"], {})):
                     self._trial.status.note(text)
             self._trial.keep_facts()
@@ -185,14 +178,13 @@ class MonitorProcess:
 def busy_text(reading: Mapping[str, Any], device: Mapping[str, Any]) -> str:
     """Return one line for a device that others use before the trial starts, with a remedy; empty for an idle one."""
     processes, used = reading["processes"] or [], reading["memory_bytes"] or 0
-    busy = reading["utilisation_pct"] or 0
-    if not processes and busy < _BUSY_PCT and used <= MUCH_BYTES:
+    if not processes and used <= MUCH_BYTES:
         return ""
     people = "".join(f", {process['name'] or 'a process'} (pid {process['pid']})" for process in processes)
     name = f"{reading['device']} ({device['name']})" if "name" in device else reading["device"]
     return (
-        f"{name} is not idle before the trial: {used / 2**30:.1f} GiB in use, {busy} % busy{people}: end what runs "
-        "there, or give another device"
+        f"{name} is not idle before the trial: {used / 2**30:.1f} GiB in use{people}: end what runs there, or give "
+        "another device"
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import socket
 import sysconfig
@@ -103,20 +102,14 @@ def check_compiler(who: str = "a compiled arm") -> None:
     """Raise ConfigError unless the C++ compiler and Python's header are there, which `who` needs on the CPU."""
     # Inductor writes C++ for the CPU and asks for g++ by name unless CXX says otherwise.
     compiler = os.environ.get("CXX") or ("clang++" if os.uname().sysname == "Darwin" else "g++")
-    try:
-        program = (shlex.split(compiler) or ["g++"])[0]
-    except ValueError as error:
-        raise ConfigError(f"the environment variable CXX is {compiler!r} ({error}): give the C++ compiler") from None
+    program = (compiler.split() or ["g++"])[0]
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if shutil.which(program) is None:
         other = next((name for name in ("c++", "clang++", "g++") if shutil.which(name)), None)
         remedy = f"set CXX={other}" if other else "install g++ (or set CXX)"
-        raise ConfigError(
-            f'{who} compiles for the CPU but the C++ compiler "{program}" is missing: {remedy}, '
-            "or use presets eager and eager-padded"
-        )
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    if not header.is_file():
-        raise ConfigError(
-            f"{who} compiles for the CPU but Python's C header {header} is missing: "
-            "install Python's development package (python3-dev)"
-        )
+        missing = f'the C++ compiler "{program}" is missing: {remedy}, or use presets eager and eager-padded'
+    elif not header.is_file():
+        missing = f"Python's C header {header} is missing: install Python's development package (python3-dev)"
+    else:
+        return
+    raise ConfigError(f"{who} compiles for the CPU but {missing}")

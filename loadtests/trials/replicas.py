@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from tailgate.analysis.records.documents import write_json
 from tailgate.loadtests.experiments.model import OwnArm
 from tailgate.loadtests.external.client_security import bearer_token
-from tailgate.loadtests.trials.channels import arm_channel, check_alike, check_name, final_account, is_serving, start_up
+from tailgate.loadtests.trials.channels import arm_channel, check_alike, final_account, is_serving, start_up
 from tailgate.loadtests.trials.context import RunError, StartError, TrialContext
 from tailgate.loadtests.trials.machines import MonitorProcess
 from tailgate.loadtests.trials.processes import child_environment, thread_variables
@@ -157,7 +157,6 @@ class Replicas:
             snapshot = self._collector.snapshot(replica.name)
             if snapshot is None:
                 raise RunError(f"{replica.name} does not report what it runs: see {replica.child.log_path}")
-            check_name(replica.name, replica.arm.name, snapshot)
             self.snapshots[replica.name] = snapshot
         self._trial.facts.startup = {
             arm.name: start_up([self.snapshots[name] for name in arm.replica_names]) for arm in experiment.own_arms

@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from tailgate.analysis.records.schemas import COMPILE_EVENTS, MACHINES, STEPS
 from tailgate.analysis.records.tables import read_table
 from tailgate.loadtests.trials import telemetry as collecting
-from tailgate.loadtests.trials.channels import check_alike, check_name, start_up
+from tailgate.loadtests.trials.channels import check_alike, start_up
 from tailgate.loadtests.trials.status import Status, UnderWay
 from tailgate.loadtests.trials.telemetry import Collector, Restart
 from tailgate.servers.complaint import ConfigError
@@ -209,12 +209,6 @@ def test_a_configuration_that_cannot_be_read_is_one_line(text: str) -> None:
     said = refusal(ConfigError, check_alike, {"compiled-0": SnapshotResponse(config_json=text)}, snapshot())
     assert "compiled-0" in said
     assert len(said) < 200
-
-
-def test_a_replica_that_answers_under_another_name_is_refused() -> None:
-    check_name("new-0", "new", SnapshotResponse(arm="new", replica="new-0"))
-    with pytest.raises(ConfigError, match="eager-0"):
-        check_name("new-0", "new", SnapshotResponse(arm="eager", replica="eager-0"))
 
 
 def test_an_error_of_our_own_in_telemetry_is_shown(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
