@@ -8,10 +8,10 @@ No label has more values than the experiment has arms, replicas and load process
 from __future__ import annotations
 
 import http.client
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from tailgate.loadtests.trials.status import MetricsPage, Status
+from tailgate.loadtests.trials.status import Load, MetricsPage, Status
 from tailgate.servers.address import host_port
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.splitter.admin import Admin
@@ -57,6 +57,9 @@ def exporting(status: Status, address: str) -> Iterator[int]:
         thread.join(timeout=2.0)
 
 
+_Samples = Mapping[tuple[str, ...], float]  # by the values of the labels
+
+
 class RunCollector(Collector):
     """The metrics of the run behind `status`."""
 
@@ -65,91 +68,74 @@ class RunCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics now."""
-        status, load, replicas = self._status, self._status.load, list(self._status.replicas.items())
-        yield _filled(
-            GaugeMetricFamily, "run_phase", "1 for the phase in which the run is.", "phase", {status.phase: 1}
-        )
-        for name, text, value in (
-            ("trial", "Number of the trial, from 1.", status.trial),
-            ("trials", "Trials planned.", status.trials),
-            ("planned_requests", "Requests planned in this trial; 0 where none are.", status.planned),
-            ("traffic_seconds", "Since the traffic of this trial began.", load.t_s),
-            ("planned_traffic_seconds", "How long the traffic is to last.", status.duration_s),
-        ):
-            yield GaugeMetricFamily(f"tailgate_run_{name}", text, value=value)
-        ready = {name: state.stage in ("ready", "serving") for name, state in replicas}
-        yield _filled(GaugeMetricFamily, "run_replica_ready", "1 where a replica serves.", "replica", ready)
-        compiles, text = {name: state.compiles for name, state in replicas}, "Compile events since the replica's start."
-        yield _filled(CounterMetricFamily, "run_replica_compile_events", text, "replica", compiles)
-        started, text = (
-            sum(_at(row, "started") for row in load.accounts.values()),
-            "Requests started, each copy by itself.",
-        )
-        yield CounterMetricFamily("tailgate_load_requests_started", text, value=started)
-        text = "Requests ended, each copy by itself."
-        ended = CounterMetricFamily("tailgate_load_requests", text, labels=["arm", "outcome"])
-        for arm, row in load.arms.items():
-            ended.add_metric([arm, "failed"], row.failed)
-            ended.add_metric([arm, "ok"], row.finished - row.failed)
-        yield ended
-        inflight, text = {arm: row.inflight for arm, row in load.arms.items()}, "Requests under way to a pinned arm."
-        yield _filled(GaugeMetricFamily, "load_in_flight", text, "arm", inflight)
-        yield from _histograms(load.accounts.values())
-        yield from _load_processes(load.accounts)
-        yield from _pages(status.pages.values())
+        for kind, name, text, labels, samples in (*_of_run(self._status), *_of_load(self._status.load)):
+            family = kind(f"tailgate_{name}", text, labels=labels)
+            for values, sample in samples.items():
+                family.add_metric(values, sample)
+            yield family
+        accounts = self._status.load.accounts
+        for metric, (name, text) in HISTOGRAMS.items():
+            yield _histogram(name, text, [account.get("histograms", {}) for account in accounts.values()], metric)
+        for key, (name, text) in _LAGS.items():
+            lag = Metric(name, text, "summary")  # the type to which the label quantile belongs
+            for worker, account in accounts.items():
+                for quantile, label in _QUANTILES.items():
+                    lag.add_sample(name, {"worker": worker, "quantile": label}, _at(account, key, quantile) / 1e3)
+            yield lag
+        yield from _pages(self._status.pages.values())
 
 
-_Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
+_Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
+_Family = tuple[_Kind, str, str, Sequence[str], _Samples]
 
 
-def _filled(kind: type[_Family], name: str, text: str, label: str, values: Mapping[str, float]) -> _Family:
-    """Return the family with a sample for each of `values`, by its label."""
-    family = kind(f"tailgate_{name}", text, labels=[label])
-    for key, value in values.items():
-        family.add_metric([key], value)
-    return family
-
-
-def _histograms(accounts: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
-    """Yield the answers by latency, those of all load processes together. Those of no known arm are of arm "*"."""
-    arms: dict[str, list[Mapping[str, Any]]] = {}
-    for account in accounts:
-        for arm, row in account.get("histograms", {}).items():
-            arms.setdefault(arm, []).append(row)
-    for metric, (name, text) in HISTOGRAMS.items():
-        family = HistogramMetricFamily(name, text, labels=["arm"])
-        for arm, rows in arms.items():
-            edges = [*(f"{bound:g}" for bound in rows[0][metric]["bounds_s"]), "+Inf"]
-            counts = map(sum, zip(*(row[metric]["counts"] for row in rows), strict=True))
-            buckets = [*zip(edges, accumulate(counts), strict=True)]
-            family.add_metric([arm], buckets, sum(row[metric]["sum_s"] for row in rows))
-        yield family
-
-
-def _load_processes(accounts: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
-    """Yield how the load processes themselves did, by their number."""
-    for key, (name, text) in _LAGS.items():
-        family = Metric(name, text, "summary")  # the type to which the label quantile belongs
-        for worker, account in accounts.items():
-            for quantile, label in _QUANTILES.items():
-                family.add_sample(name, {"worker": worker, "quantile": label}, _at(account, key, quantile) / 1e3)
-        yield family
-    for kind, name, text, keys, scale in (
-        (
-            GaugeMetricFamily,
-            "records_waiting_bytes",
-            "Records that wait for the disk.",
-            ("records", "waiting_bytes"),
-            1,
-        ),
-        (CounterMetricFamily, "cpu_seconds", "Processor time.", ("cpu_s",), 1),
-        (CounterMetricFamily, "busy_seconds", "Seconds in which a core was used up.", ("cpu", "busy_s"), 1),
-        (CounterMetricFamily, "gc_seconds", "Time in the garbage collector.", ("gc_ms", "total"), 1e-3),
-        (CounterMetricFamily, "records_written", "Records written.", ("records", "written"), 1),
-        (CounterMetricFamily, "records_dropped", "Records lost.", ("records", "dropped"), 1),
+def _of_run(status: Status) -> Iterator[_Family]:
+    gauge, replicas = GaugeMetricFamily, list(status.replicas.items())
+    yield gauge, "run_phase", "1 for the phase in which the run is.", ["phase"], {(status.phase,): 1}
+    for name, text, value in (
+        ("trial", "Number of the trial, from 1.", status.trial),
+        ("trials", "Trials planned.", status.trials),
+        ("planned_requests", "Requests planned in this trial; 0 where none are.", status.planned),
+        ("traffic_seconds", "Since the traffic of this trial began.", status.load.t_s),
+        ("planned_traffic_seconds", "How long the traffic is to last.", status.duration_s),
     ):
-        values = {worker: scale * _at(account, *keys) for worker, account in accounts.items()}
-        yield _filled(kind, f"load_{name}", text, "worker", values)
+        yield gauge, f"run_{name}", text, (), {(): value}
+    ready = {(name,): state.stage in ("ready", "serving") for name, state in replicas}
+    yield gauge, "run_replica_ready", "1 where a replica serves.", ["replica"], ready
+    compiles, text = {(name,): state.compiles for name, state in replicas}, "Compile events since the replica's start."
+    yield CounterMetricFamily, "run_replica_compile_events", text, ["replica"], compiles
+
+
+def _of_load(load: Load) -> Iterator[_Family]:
+    gauge, counter, accounts = GaugeMetricFamily, CounterMetricFamily, load.accounts
+    started = sum(_at(account, "started") for account in accounts.values())
+    yield counter, "load_requests_started", "Requests started, each copy by itself.", (), {(): started}
+    ended = {(arm, "failed"): row.failed for arm, row in load.arms.items()}
+    ended |= {(arm, "ok"): row.finished - row.failed for arm, row in load.arms.items()}
+    yield counter, "load_requests", "Requests ended, each copy by itself.", ["arm", "outcome"], ended
+    inflight = {(arm,): row.inflight for arm, row in load.arms.items()}
+    yield gauge, "load_in_flight", "Requests under way to a pinned arm.", ["arm"], inflight
+    for kind, name, text, keys, scale in (
+        (gauge, "records_waiting_bytes", "Records that wait for the disk.", ("records", "waiting_bytes"), 1.0),
+        (counter, "cpu_seconds", "Processor time.", ("cpu_s",), 1.0),
+        (counter, "busy_seconds", "Seconds in which a core was used up.", ("cpu", "busy_s"), 1.0),
+        (counter, "gc_seconds", "Time in the garbage collector.", ("gc_ms", "total"), 1e-3),
+        (counter, "records_written", "Records written.", ("records", "written"), 1.0),
+        (counter, "records_dropped", "Records lost.", ("records", "dropped"), 1.0),
+    ):
+        samples = {(worker,): scale * _at(account, *keys) for worker, account in accounts.items()}
+        yield kind, f"load_{name}", text, ["worker"], samples
+
+
+def _histogram(name: str, text: str, accounts: Sequence[Mapping[str, Any]], metric: str) -> Metric:
+    """Return the answers of each arm by latency, those of all load processes together; "*" is no known arm."""
+    family = HistogramMetricFamily(name, text, labels=["arm"])
+    for arm in dict.fromkeys(arm for account in accounts for arm in account):
+        rows = [account[arm][metric] for account in accounts if arm in account]
+        edges = [*(f"{bound:g}" for bound in rows[0]["bounds_s"]), "+Inf"]
+        counts = map(sum, zip(*(row["counts"] for row in rows), strict=True))
+        family.add_metric([arm], [*zip(edges, accumulate(counts), strict=True)], sum(row["sum_s"] for row in rows))
+    return family
 
 
 def _at(account: Mapping[str, Any], *keys: str) -> float:
