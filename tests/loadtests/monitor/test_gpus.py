@@ -100,13 +100,22 @@ def test_processes_on_a_device_before_the_trial_are_named(proc: Path) -> None:
     }
 
 
-def test_a_device_that_is_not_there_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([FakeCard()]))
+@pytest.mark.parametrize(
+    ("nvml", "found", "why"),
+    [
+        (FakeNvml([FakeCard()]), ["cuda:0"], "the driver shows 1 device"),
+        (FakeNvml([], missing="Driver Not Loaded"), [], "Driver Not Loaded"),
+    ],
+)
+def test_a_device_that_is_not_there_is_reported(
+    nvml: FakeNvml, found: list[str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     unreadable: list[Unreadable] = []
-    assert list(find_cards(["auto", "cuda:1"], Readings("run", unreadable.append))) == ["cuda:0"]
+    assert list(find_cards(["auto", "cuda:1"], Readings("run", unreadable.append))) == found
     assert [(item.name, item.what) for item in unreadable] == [("cuda:1", "device")]
-    assert "the driver shows 1 device" in unreadable[0].why
+    assert why in unreadable[0].why
 
 
 def order(environment: dict[str, str], *, second: str = "NVIDIA H200") -> list[str]:
@@ -172,17 +181,6 @@ def test_facts_of_a_card() -> None:
     assert (facts["uuid"], facts["name"], facts["mig"]) == ("GPU-1", "NVIDIA H200", False)
     assert facts["power_limit_w"] == 650.0
     assert said == {}
-
-
-def test_each_value_that_nvml_refuses_is_reported_and_the_others_are_read() -> None:
-    refused = {
-        "nvmlDeviceGetCurrentClocksThrottleReasons": "Not Supported",
-        "nvmlDeviceGetPowerUsage": "Insufficient Permissions",
-    }
-    row, unreadable = read(FakeNvml([FakeCard(refused=refused)]))
-    assert unreadable == {"throttle": "Not Supported", "power_w": "Insufficient Permissions"}
-    assert row["sm_mhz"] == 1980
-    assert not set(unreadable) & set(row)
 
 
 def test_memory_leaves_out_that_of_the_driver_where_nvml_knows_it() -> None:

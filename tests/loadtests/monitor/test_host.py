@@ -158,13 +158,6 @@ def test_the_other_thread_of_a_core_counts(proc: Path, tmp_path: Path) -> None:
         assert read(Host(proc, tmp_path / "sys", allowed={1}))[0]["cpus"] == cpus
 
 
-def test_what_a_kernel_does_not_show_is_reported_and_the_rest_is_read(proc: Path, tmp_path: Path) -> None:
-    (proc / "pressure" / "memory").unlink()
-    row, unreadable = read(Host(proc, tmp_path / "sys", BOTH))
-    assert set(row) == {"cpu_s", "steal_s", "cpus", "memory_bytes", "memory_limit_bytes"}
-    assert set(unreadable) == {"pressure_memory_s"}
-
-
 def test_a_failed_reading_is_reported_once_and_tried_again_each_time() -> None:
     unreadable: list[Unreadable] = []
     readings = Readings("run", unreadable.append)

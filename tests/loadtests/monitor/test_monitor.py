@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -31,18 +32,13 @@ held = {1: 4 * GIB, os.getppid(): 7}
 busy = FakeCard(uuid="GPU-0", bus=1, used=4 * GIB, utilisation=93, processes=held, refused=refused)
 sys.modules[__name__] = FakeNvml([busy, FakeCard(uuid="GPU-1", bus=2)])
 """
-NO_DRIVER = """
-import sys
-from tests.fakes.machines import FakeNvml
-sys.modules[__name__] = FakeNvml([], missing="Driver Not Loaded")
-"""
 
 
 @pytest.fixture
-def driver(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module called pynvml; by default with two GPUs, on the first of which process 1 works."""
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module called pynvml with two GPUs, on the first of which process 1 works."""
     (tmp_path / "driver").mkdir()
-    (tmp_path / "driver" / "pynvml.py").write_text(getattr(request, "param", TWO_GPUS))
+    (tmp_path / "driver" / "pynvml.py").write_text(TWO_GPUS)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'driver'}:{ROOT}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
@@ -143,21 +139,6 @@ def test_devices_are_sampled_before_and_during_the_trial_and_a_refused_reading_i
     assert refused == [{"host": "run", "name": "cuda:0", "what": "power_w", "why": "Not Supported"}]
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("driver", [NO_DRIVER], indirect=True)
-def test_a_device_without_a_driver_is_reported_and_the_host_is_sampled(tmp_path: Path, driver: None) -> None:
-    context = watched_trial(tmp_path / "trial-01", "cuda:1", "auto", sample_s=0.05)
-    watch = MonitorProcess(context)
-    watch.first_sample()
-    sampled(context, "host", 2)
-    watch.stop()
-    assert context.facts.monitor is not None
-    assert context.facts.monitor["devices"] == {}
-    (device,) = [item for item in context.facts.monitor["unreadable"] if item["what"] == "device"]
-    assert device["name"] == "cuda:1"
-    assert "Driver Not Loaded" in device["why"]
-
-
 @pytest.mark.parametrize(
     ("devices", "reported", "places"),
     [
@@ -192,7 +173,9 @@ def test_a_driver_that_does_not_show_the_devices_in_time_is_not_asked_again(
     assert len(context.facts.monitor["gaps"]) == len(context.status.notes) == 1
 
 
-def test_a_watcher_that_dies_leaves_a_whole_table_a_note_and_a_recorded_gap(tmp_path: Path) -> None:
+def test_a_watcher_that_dies_leaves_a_whole_table_a_note_and_a_recorded_gap_also_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     context = watched_trial(tmp_path / "trial-01", "cpu", "cpu", sample_s=0.05)
     watch = MonitorProcess(context)
     poll_until(watch, context, "machines")
@@ -200,6 +183,7 @@ def test_a_watcher_that_dies_leaves_a_whole_table_a_note_and_a_recorded_gap(tmp_
     path = context.folder / "machines.arrow"
     wait_for(lambda: path.exists() and read_table(path, MACHINES)[0].num_rows > 0)
     assert watch.child is not None
+    monkeypatch.setattr(TrialFacts, "write", Mock(side_effect=OSError(28, "No space left on device")))
     os.kill(watch.child.pid, signal.SIGKILL)
     (gap,) = poll_until(watch, context, "gaps")
     assert (gap["host"], "SIGKILL" in gap["why"]) == ("run", True)
@@ -213,7 +197,8 @@ def test_a_watcher_that_dies_leaves_a_whole_table_a_note_and_a_recorded_gap(tmp_
     watch.stop()
     (note,) = context.status.notes
     assert "SIGKILL" in note
-    assert json.loads((context.folder / "trial.json").read_text())["monitor"]["gaps"] == [gap]
+    assert context.facts.monitor is not None
+    assert context.facts.monitor["gaps"] == [gap]
 
 
 def test_a_watcher_that_hangs_is_a_recorded_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,25 +234,6 @@ def test_a_device_that_is_not_idle_is_named_with_its_load(changes: dict[str, Any
     note = busy_text({**IDLE, **changes}, H200)
     assert bool(note) == bool(words)
     assert all(word in note for word in words)
-
-
-def test_on_a_full_disk_the_watcher_ends_and_its_death_is_a_gap(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    context = watched_trial(tmp_path / "trial-01", "cpu", "cpu")
-    watch = MonitorProcess(context)
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(TrialFacts, "write", full)
-    poll_until(watch, context, "machines")
-    assert watch.child is not None
-    os.kill(watch.child.pid, signal.SIGKILL)
-    assert len(poll_until(watch, context, "gaps")) == 1
-    watch.stop()
-    assert context.facts.monitor is not None
-    assert "the watcher ended" in context.facts.monitor["gaps"][0]["why"]
 
 
 # Ready at once, and measures when asked; a library prints the line between.

@@ -178,15 +178,11 @@ def snapshot(
     )
 
 
-def test_the_slowest_replica_is_an_arms_start_and_memory_adds_up() -> None:
-    cost = start_up([snapshot(load_ns=5, weights=10), snapshot(load_ns=9, weights=12)])
-    assert (cost["items_ns"], cost["memory_bytes"]) == ({"load": 9}, {"weights": 22})
-
-
-def test_a_blind_spot_of_one_replica_is_one_of_its_arm() -> None:
+def test_an_arm_starts_as_its_slowest_replica_and_its_memory_and_blind_spots_add_up() -> None:
     blind = SnapshotResponse(blind_spots=["torch 9 is not read"])
-    assert start_up([snapshot(), blind, blind])["blind_spots"] == ["torch 9 is not read"]
-    assert start_up([snapshot()])["blind_spots"] == []
+    cost = start_up([snapshot(load_ns=5, weights=10), snapshot(load_ns=9, weights=12), blind, blind])
+    assert (cost["items_ns"], cost["memory_bytes"]) == ({"load": 9}, {"weights": 22})
+    assert cost["blind_spots"] == ["torch 9 is not read"]
 
 
 @pytest.mark.parametrize(
