@@ -50,10 +50,10 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """To the monitor: sample the process and its descendants under `name`; no `pid` ends that."""
+    """To the monitor: sample the process and its descendants under `name`, until it ends."""
 
     name: str
-    pid: int | None = None
+    pid: int
     arm: str | None = None
 
 

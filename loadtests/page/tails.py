@@ -17,23 +17,17 @@ _BATCHES_AT_ONCE = 64 << 20
 
 
 class _Tail:
-    """The place in the file at `path` up to which it was read. A file that shrank or was replaced is read anew."""
+    """The place in the file at `path` up to which it was read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._inode = 0
         self._at = 0
 
     def _read(self, most: int) -> bytes:
         """Return what follows the place, `most` bytes of it; nothing where there is no file."""
-        try:
-            with self._path.open("rb") as file:
-                state = os.fstat(file.fileno())
-                if state.st_ino != self._inode or state.st_size < self._at:
-                    self._inode, self._at = state.st_ino, 0
-                return os.pread(file.fileno(), most, self._at)
-        except OSError:
-            return b""
+        with suppress(OSError), self._path.open("rb") as file:
+            return os.pread(file.fileno(), most, self._at)
+        return b""
 
 
 class LinesTail(_Tail):

@@ -6,12 +6,11 @@ import json
 import tomllib
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tailgate.analysis.records.documents import content_of
-from tailgate.analysis.records.plain_values import CONTROL, mapping, number, rows_of
+from tailgate.analysis.records.plain_values import CONTROL
 from tailgate.loadtests.page.tails import LinesTail, TableTail
 
 REPORT = "report.html"
@@ -35,15 +34,13 @@ class Updates:
         self._run_dir = run_dir
         self._lines = {name: LinesTail(run_dir / f"{name}.jsonl") for name in _LINES}
         self._tables: dict[Path, TableTail] = {}
-        self._run: dict[str, Any] = {}
         self._first = True
 
     def event(self, *, last: bool) -> bytes:
         """Return what is new as a server-sent event; `last` says that none follows."""
         message: dict[str, Any] = {"first": self._first, "last": last, "now": self._now()}
-        self._first = False
-        if not self._run.get("arms"):
-            self._run = message["run"] = described(self._run_dir)
+        if self._first:
+            message["run"], self._first = described(self._run_dir), False
         message |= {name: rows for name, tail in self._lines.items() if (rows := tail.new())}
         message |= {name: self._rows(*table) for name, table in _TABLES.items()}
         for event in message["events"]:
@@ -57,9 +54,7 @@ class Updates:
         for path in sorted(self._run_dir.glob(f"trial-[0-9]*/{file}")):
             for batch in self._tables.setdefault(path, TableTail(path, columns)).batches():
                 newest.extend(batch.slice(max(0, batch.num_rows - most)).to_pylist())
-        return [
-            {key: number(value) if isinstance(value, float) else value for key, value in row.items()} for row in newest
-        ]
+        return list(newest)
 
     def _now(self) -> dict[str, Any]:
         """Return the status of the run; with its end its verdict, where it has one."""
@@ -75,19 +70,13 @@ class Updates:
 
 def described(run_dir: Path) -> dict[str, Any]:
     """Return what is known from the start: names, arms, and how the run is judged."""
-    experiment: dict[str, Any] = {}
-    with suppress(OSError, ValueError):
-        experiment = tomllib.loads((run_dir / "experiment.toml").read_text(encoding="utf-8"))
-    traffic, gates = mapping(experiment.get("traffic")), mapping(experiment.get("gates"))
-    arms = [
-        {key: arm.get(key) for key in ("name", "preset", "control", "weight")}
-        for arm in rows_of(experiment.get("arms"))
-    ]
+    experiment = tomllib.loads((run_dir / "experiment.toml").read_text(encoding="utf-8"))
+    arms = [{key: arm.get(key) for key in ("name", "preset", "control", "weight")} for arm in experiment["arms"]]
     return {
-        "name": experiment.get("name") or run_dir.name,
+        "name": experiment["name"],
         "id": run_dir.name,
-        "arms": sorted(arms, key=lambda arm: arm["control"] is not True),
-        "design": traffic.get("design"),
-        "max_lag_ms": number(gates.get("max_generator_lag_ms")),
-        "judged_once": gates.get("sequential") is not True,
+        "arms": sorted(arms, key=lambda arm: not arm["control"]),
+        "design": experiment["traffic"]["design"],
+        "max_lag_ms": experiment["gates"]["max_generator_lag_ms"],
+        "judged_once": not experiment["gates"]["sequential"],
     }

@@ -87,11 +87,6 @@ class MonitorProcess:
         else:
             self._take(Unreadable(host="run", name=name, what="cpu_s", why="its process cannot be seen from here"))
 
-    def forget(self, name: str) -> None:
-        """Sample no process of that name any more: it has ended."""
-        if self.child is not None:
-            watch(self.child, Watch(name=name))
-
     def poll(self, timeout_s: float = 0.0) -> None:
         """Take what the monitor says into the trial's facts, and note its death."""
         if self.child is None:

@@ -198,7 +198,6 @@ class Replicas:
             if (compiling := self._collector.last_compiling(replica.name)) is not None:
                 death["compiling"] = compiling.facts(at_ns)
             trial.facts.deaths.append(death)
-            self._monitor.forget(replica.name)
             trial.write_facts()
             trial.status.replicas[replica.name].stage = "dead"
             trial.status.note(f"{replica.name} died ({describe_exit(code)}): {child.log_tail(1)}: see {child.log_path}")

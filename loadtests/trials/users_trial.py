@@ -119,7 +119,7 @@ class UsersTrial:
             if names:
                 facts.startup[row["name"]] = start_up([self._first[name] for name in names])
                 facts.ready[row["name"]] = self._observed.since_ns
-                row["config"] = configuration(names[0], self._first[names[0]])
+                row["config"] = configuration(self._first[names[0]])
         control = next((name for name, arm in self._arms.items() if arm == facts.control), None)
         if control is not None and not self.context.experiment.compare_models:
             check_alike(self._first, self._first[control])

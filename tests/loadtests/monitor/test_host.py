@@ -72,14 +72,16 @@ def test_cpu_time_never_falls_when_a_descendant_ends(family: tuple[int, int]) ->
     assert times == sorted(times)
 
 
-def test_an_ended_or_forgotten_process_has_no_row(family: tuple[int, int]) -> None:
+def test_an_ended_process_has_no_row() -> None:
     processes = monitored()
-    ended = subprocess.Popen(["true"])
+    ended, ending = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+    ended.kill()
     ended.wait()
     processes.take(Watch(name="load", pid=ended.pid))
-    processes.take(Watch(name="eager-0", pid=family[0]))
-    processes.take(Watch(name="eager-0"))
-    processes.take(Watch(name="never-there"))
+    processes.take(Watch(name="eager-0", pid=ending.pid))
+    assert [row["name"] for row in processes.sample({})] == ["eager-0"]
+    ending.kill()
+    ending.wait()
     assert processes.sample({}) == []
 
 

@@ -200,13 +200,6 @@ def test_a_replica_unlike_the_control_is_named(other: dict[str, Any], words: tup
     assert all(word in said for word in ("new-0", *words))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 5000, "1" * 5000])
-def test_a_configuration_that_cannot_be_read_is_one_line(text: str) -> None:
-    said = refusal(ConfigError, check_alike, {"compiled-0": SnapshotResponse(config_json=text)}, snapshot())
-    assert "compiled-0" in said
-    assert len(said) < 200
-
-
 def test_an_error_of_our_own_in_telemetry_is_shown(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise KeyError("no such column")
