@@ -39,7 +39,7 @@ def main() -> int:
     host = Host()
     cards = find_cards(task.devices, readings)
     gpus = Gpus(cards, readings=readings, processes=processes, sees_all=sees_all_processes())
-    machine = {"machine": machine_identity(gpu.uuid for gpu in shown_gpus()), **host.facts()}
+    machine = {"machine": machine_identity(gpu.uuid for gpu in shown_gpus())}
     say(Seen(machines={task.host: machine}, devices=gpus.facts(), before=gpus.before(now_ns())))
     # Only now: this takes longer than all of the above, for which the arms wait.
     from tailgate.analysis.records.schemas import MACHINES

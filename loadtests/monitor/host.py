@@ -90,19 +90,13 @@ class Host:
 
     def __init__(self, proc: Path = _PROC, sys: Path = _SYS, allowed: Set[int] | None = None) -> None:
         self._proc = proc
-        self._allowed = os.sched_getaffinity(0) if allowed is None else allowed
-        self._watched = {cpu for own in self._allowed for cpu in siblings(own, sys)}
+        allowed = os.sched_getaffinity(0) if allowed is None else allowed
+        self._watched = {cpu for own in allowed for cpu in siblings(own, sys)}
         self.probes: Probes = {
             ("cpu_s", "steal_s", "cpus"): self._processors,
             ("memory_bytes", "memory_limit_bytes"): self._memory,
             "pressure_memory_s": self._memory_pressure,
         }
-
-    def facts(self) -> dict[str, Any]:
-        """Return the model and number of processors, and how many of them the run may use (null: all)."""
-        cpus = psutil.cpu_count() or len(self._allowed)
-        allowed = len(self._allowed)
-        return {"cpu": cpu_model(), "cpus": cpus, "cpus_allowed": allowed if allowed < cpus else None}
 
     def _processors(self) -> Sequence[Any]:
         every = psutil.cpu_times(percpu=True)

@@ -89,12 +89,7 @@ class LivePage:
     def _write(self, ended: Mapping[str, Any] | None = None) -> None:
         status, load, at_ns = self._status, self._status.load, now_ns()
         replicas = {
-            name: {
-                "stage": state.stage,
-                "text": state.text(),
-                "running": state.running(at_ns),
-                "compiling": asdict(compiling) if (compiling := state.compiling) is not None else None,
-            }
+            name: {**asdict(state), "text": state.text(), "running": state.running(at_ns)}
             for name, state in dict(status.replicas).items()
         }
         content = {

@@ -17,7 +17,7 @@ import pytest
 from tailgate.analysis.records.schemas import MACHINES
 from tailgate.analysis.records.tables import read_table
 from tailgate.loadtests.trials import machines
-from tailgate.loadtests.trials.context import StopRequestedError, TrialContext, TrialFacts
+from tailgate.loadtests.trials.context import StopRequestedError, TrialContext
 from tailgate.loadtests.trials.machines import MonitorProcess, When, busy_text, measure_references
 from tailgate.servers import processes
 from tests.fakes.processes import wait_for
@@ -179,7 +179,7 @@ def test_a_watcher_that_dies_leaves_a_whole_table_a_note_and_a_recorded_gap_also
     path = context.folder / "machines.arrow"
     wait_for(lambda: path.exists() and read_table(path, MACHINES)[0].num_rows > 0)
     assert watch.child is not None
-    monkeypatch.setattr(TrialFacts, "write", Mock(side_effect=OSError(28, "No space left on device")))
+    monkeypatch.setattr(TrialContext, "write_facts", Mock(side_effect=OSError(28, "No space left on device")))
     os.kill(watch.child.pid, signal.SIGKILL)
     (gap,) = poll_until(watch, context, "gaps")
     assert (gap["host"], "SIGKILL" in gap["why"]) == ("run", True)

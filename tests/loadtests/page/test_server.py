@@ -98,17 +98,6 @@ def test_without_a_browser_the_end_is_at_once(run: WatchedRun, serve: Serve) -> 
     serve(run.folder).finish(60.0)
 
 
-def test_garbage_and_silence_stop_no_viewer(run: WatchedRun, serve: Serve) -> None:
-    server = serve(run.folder)
-    with (
-        socket.create_connection(("127.0.0.1", server.port)) as silent,
-        socket.create_connection(("127.0.0.1", server.port)) as rude,
-    ):
-        rude.sendall(b"\x16\x03\x01\x00\xff" + b"\0" * 600 + b"\r\n\r\n")
-        silent.sendall(b"GET /")
-        assert status_of(server, "/") == 200
-
-
 def test_a_browser_that_stops_reading_is_let_go(run: WatchedRun, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tailgate.loadtests.page.server._Handler.timeout", 0.2)
     monkeypatch.setattr("tailgate.loadtests.page.server._EVERY_S", 0.01)
