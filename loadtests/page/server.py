@@ -18,8 +18,8 @@ _HTML = "text/html; charset=utf-8"
 class PageServer(Server):
     """Serves the page of the run in `run_dir`."""
 
-    def __init__(self, run_dir: Path, host: str, port: int) -> None:
-        super().__init__(host, port, _Handler)
+    def __init__(self, run_dir: Path, port: int) -> None:
+        super().__init__("127.0.0.1", port, _Handler)
         self.run_dir = run_dir
         self.ending = threading.Event()
         self.counting = threading.Lock()

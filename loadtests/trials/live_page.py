@@ -16,9 +16,7 @@ from typing import Any
 
 from tailgate.analysis.records.documents import write_document
 from tailgate.loadtests.page.server import PageServer
-from tailgate.loadtests.page.serving import is_loopback
 from tailgate.loadtests.trials.status import Status
-from tailgate.servers.address import host_port, joined
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError
 
@@ -30,25 +28,22 @@ _SHOWN_OF_LOAD = ("finished", "failed", "t_s", "lag_ms")
 OFF = "off"
 
 
-def page_address(text: str) -> tuple[str, int] | None:
-    """Return (host, port) of --page, port 0 for a free one; None for `off`. Raises ConfigError."""
+def page_port(text: str) -> int | None:
+    """Return the port of --page, 0 for a free one; None for `off`. Raises ConfigError."""
     if text == OFF:
         return None
-    wrong = f'--page "{text}" is not HOST:PORT: give one such as 127.0.0.1:8080, port 0 for a free one, or {OFF}'
-    host, port = host_port(text, wrong, lowest=0)
-    if not is_loopback(host):
+    if not text.isascii() or not text.isdecimal() or int(text) > 65535:
         raise ConfigError(
-            f'--page "{text}" is an address that others reach: give 127.0.0.1:{port}, and reach it through a tunnel, '
-            f"such as ssh -L {port}:127.0.0.1:{port} HOST"
+            f'--page "{text}" is no port of this machine: give one such as 8080, 0 for a free one, or {OFF}'
         )
-    return host, port
+    return int(text)
 
 
 class LivePage:
-    """The page of the run whose `status` is given, served at `host`:`port` from `open` until `close`."""
+    """The page of the run whose `status` is given, served to this machine at `port` from `open` until `close`."""
 
-    def __init__(self, host: str, port: int, status: Status) -> None:
-        self._host, self._port, self._status = host, port, status
+    def __init__(self, port: int, status: Status) -> None:
+        self._port, self._status = port, status
         self.url = ""  # while it is served
         self._run_dir = Path()
         self._server: PageServer | None = None
@@ -61,12 +56,12 @@ class LivePage:
         """Serve the page of the run in `run_dir`, and note its address."""
         self._run_dir = run_dir
         try:
-            self._server = PageServer(run_dir, self._host, self._port)
+            self._server = PageServer(run_dir, self._port)
         except OSError as error:
-            where = joined(self._host, self._port)
-            self._status.note(f"there is no live page, and the run goes on: {where}: {error.strerror or error}")
+            why = error.strerror or error
+            self._status.note(f"there is no live page, and the run goes on: port {self._port}: {why}")
             return
-        self.url = f"http://{joined(self._host, self._server.port)}/"
+        self.url = f"http://127.0.0.1:{self._server.port}/"
         self._status.note(f"live page: {self.url}")
         self._write()
         self._server.open()

@@ -266,7 +266,7 @@ def test_a_page_ends_as_its_run_did(
 
 def test_a_killed_run_leaves_what_was_known_without_a_connection(run: WatchedRun, browser: Browser) -> None:
     code = "import sys, pathlib, time; from tailgate.loadtests.page.server import PageServer as P; "
-    code += "p = P(pathlib.Path(sys.argv[1]), '127.0.0.1', 0); p.open(); "
+    code += "p = P(pathlib.Path(sys.argv[1]), 0); p.open(); "
     code += "print(f'http://127.0.0.1:{p.port}/', flush=True); time.sleep(600)"
     command = [sys.executable, "-c", code, str(run.folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as page:

@@ -45,7 +45,7 @@ def get(address: str) -> str:
 @pytest.mark.process
 def test_a_mirrored_run_is_seen_on_its_live_page_and_by_prometheus(tmp_path: Path) -> None:
     status = Status()
-    page = LivePage("127.0.0.1", 0, status)
+    page = LivePage(0, status)
     scraped: list[str] = []
 
     def scrape() -> None:
