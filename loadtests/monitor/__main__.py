@@ -18,8 +18,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from tailgate.analysis.wording import counted
-from tailgate.loadtests.monitor.gpus import Card, Gpus, index_of, sees_all_processes, visible_cards
-from tailgate.loadtests.monitor.host import Host, machine_identity, shown_gpus
+from tailgate.loadtests.monitor.gpus import Card, Gpus, index_of, sees_all_processes, shown_cards, visible_cards
+from tailgate.loadtests.monitor.host import Host, machine_identity
 from tailgate.loadtests.monitor.processes import Processes
 from tailgate.loadtests.monitor.readings import Readings, Seen, Task, Watch, reason
 from tailgate.servers.clock import now_ns
@@ -39,7 +39,7 @@ def main() -> int:
     host = Host()
     cards = find_cards(task.devices, readings)
     gpus = Gpus(cards, readings=readings, processes=processes, sees_all=sees_all_processes())
-    machine = {"machine": machine_identity(gpu.uuid for gpu in shown_gpus())}
+    machine = {"machine": machine_identity(card.uuid for card in shown_cards())}
     say(Seen(machines={task.host: machine}, devices=gpus.facts(), before=gpus.before(now_ns())))
     # Only now: this takes longer than all of the above, for which the arms wait.
     from tailgate.analysis.records.schemas import MACHINES

@@ -15,6 +15,7 @@ from tailgate.loadtests.monitor.readings import Probes, Readings
 
 _FIRST_NAMESPACE = "pid:[4026531836]"  # of processes, which every Linux starts with
 _SM, _TEMPERATURE = 1, 0  # NVML_CLOCK_SM, NVML_TEMPERATURE_GPU
+_BY_BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 MUCH_BYTES = 512 << 20  # more than a driver and a desktop take
 REASONS = {
     0x1: "gpu_idle",
@@ -48,6 +49,10 @@ class Card:
         if mig:
             card = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
         self.model = str(nvml.nvmlDeviceGetName(card))  # such as NVIDIA H200
+        self.driver = str(nvml.nvmlSystemGetDriverVersion())
+        self.capability: tuple[int, int] | None = None  # where the driver says
+        with contextlib.suppress(nvml.NVMLError):
+            self.capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(card))
 
         def throttle() -> list[str]:
             bits = int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card))
@@ -124,6 +129,19 @@ def visible_cards(nvml: Any, environment: Mapping[str, str]) -> list[Card]:
         else:
             break  # CUDA ignores what follows a name that it does not know
     return seen
+
+
+def shown_cards(environment: Mapping[str, str] = _BY_BUS) -> list[Card]:
+    """Return the cards that the driver shows, as CUDA numbers them; none without a driver or where that is not known.
+
+    By default all cards of the machine.
+    """
+    try:
+        import pynvml
+
+        return visible_cards(pynvml, environment)
+    except Exception:  # no library, no driver, or a broken one
+        return []
 
 
 def index_of(device: str) -> int | None:

@@ -11,7 +11,6 @@ import hashlib
 import os
 import platform
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,36 +20,6 @@ from tailgate.loadtests.generator.clock_offsets import host_identity
 from tailgate.loadtests.monitor.readings import Probes
 
 _MACHINE_ID = Path("/etc/machine-id")
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """An NVIDIA GPU that the driver shows."""
-
-    name: str
-    driver: str
-    uuid: str
-    capability: tuple[int, int] | None  # where the driver says
-
-
-def shown_gpus() -> list[Gpu]:
-    """Return the NVIDIA GPUs that the driver shows, none where there is no driver."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        driver = str(pynvml.nvmlSystemGetDriverVersion())
-        gpus = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            name, uuid = str(pynvml.nvmlDeviceGetName(handle)), str(pynvml.nvmlDeviceGetUUID(handle))
-            capability = None
-            with contextlib.suppress(pynvml.NVMLError):
-                capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle))
-            gpus.append(Gpu(name=name, driver=driver, uuid=uuid, capability=capability))
-    except Exception:  # no library, no driver, or a broken one
-        return []
-    return gpus
 
 
 def machine_identity(uuids: Iterable[str], machine_id: Path = _MACHINE_ID) -> str | None:

@@ -16,8 +16,8 @@ import psutil
 
 from tailgate.analysis.records.schemas import REQUESTS
 from tailgate.analysis.records.tables import RecordError, read_table
-from tailgate.loadtests.monitor.gpus import visible_cards
-from tailgate.loadtests.monitor.host import cpu_model, machine_identity, shown_gpus
+from tailgate.loadtests.monitor.gpus import shown_cards
+from tailgate.loadtests.monitor.host import cpu_model, machine_identity
 from tailgate.servers import clock
 
 _PACKAGES = (
@@ -28,32 +28,28 @@ _PACKAGES = (
 
 def describe_environment() -> dict[str, Any]:
     """Return what `environment.json` holds. What is unknown is null or absent."""
-    gpus = shown_gpus()
+    cards = shown_cards()
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "versions": _versions(),
         "git_commit": _git_commit(),
-        "machine": machine_identity(gpu.uuid for gpu in gpus),
+        "machine": machine_identity(card.uuid for card in cards),
         "cpu": {"model": cpu_model(), "count": os.cpu_count(), "usable": len(os.sched_getaffinity(0))},
         "memory_bytes": psutil.virtual_memory().total,
-        "gpus": [f"{gpu.name}, {gpu.driver}" for gpu in gpus],
+        "gpus": [f"{card.model}, {card.driver}" for card in cards],
         "clock": {"anchor_ns": clock.ANCHOR_NS, "source": "CLOCK_MONOTONIC + anchor"},
     }
 
 
 def sees_gpu() -> bool:
     """Return whether this machine seems to have a GPU, without importing torch."""
-    return bool(shown_gpus()) or any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()  # of Windows
+    return bool(shown_cards()) or any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()  # of Windows
 
 
 def count_gpus() -> int:
     """Return how many GPUs a child process can use, 0 where only torch would know."""
-    with suppress(Exception):  # no library, no driver, or no way to know which card is which
-        import pynvml
-
-        return len(visible_cards(pynvml, os.environ))
-    return 0
+    return len(shown_cards(os.environ))
 
 
 def _versions() -> dict[str, str]:

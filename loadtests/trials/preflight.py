@@ -12,7 +12,7 @@ from pathlib import Path
 from tailgate.analysis.wording import counted
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.experiments.toml_limits import expanded
-from tailgate.loadtests.monitor.host import shown_gpus
+from tailgate.loadtests.monitor.gpus import shown_cards
 from tailgate.loadtests.traffic.prompts import check_hub
 from tailgate.loadtests.trials.environment import count_gpus, sees_gpu
 from tailgate.loadtests.trials.parity_texts import read_texts
@@ -60,7 +60,7 @@ def check_arm(config: ArmConfig) -> None:
     on_cpu = device == "cpu" or (device == "auto" and not sees_gpu())
     if on_cpu and config.compile.enabled and config.compile.backend == "inductor":
         check_compiler(f'arm "{config.name}"')
-    newest = None if on_cpu else max((gpu.capability for gpu in shown_gpus() if gpu.capability), default=None)
+    newest = None if on_cpu else max((card.capability for card in shown_cards() if card.capability), default=None)
     try:
         check_quantisation(config.model, on_gpu=not on_cpu, capability=newest)
     except ConfigError as error:

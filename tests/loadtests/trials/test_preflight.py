@@ -6,11 +6,12 @@ import socket
 import sys
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
 
-from tailgate.loadtests.monitor.host import Gpu
 from tailgate.loadtests.traffic import prompts
 from tailgate.loadtests.trials import preflight
 from tailgate.loadtests.trials.preflight import check_arm
@@ -68,8 +69,8 @@ def test_a_hub_that_cannot_be_reached_is_reported_at_once(
     assert [word for word in words if word not in said] == []
 
 
-def gpu(capability: tuple[int, int] | None) -> Gpu:
-    return Gpu(name="one", driver="1", uuid="GPU-0", capability=capability)
+def gpu(capability: tuple[int, int] | None) -> Any:
+    return SimpleNamespace(capability=capability)
 
 
 @pytest.mark.parametrize(("visible", "usable"), [(None, 2), ("0", 1), ("1,0", 2), ("0,-1,1", 1), ("", 0)])
@@ -108,9 +109,9 @@ def test_weights_that_only_a_gpu_multiplies_are_refused_where_the_device_is_a_cp
 @pytest.mark.parametrize(
     ("gpus", "fits"), [([gpu((8, 0))], False), ([gpu((8, 0)), gpu((9, 0))], True), ([], True), ([gpu(None)], True)]
 )
-def test_a_gpu_too_old_for_float8_is_refused(gpus: list[Gpu], fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_too_old_for_float8_is_refused(gpus: list[Any], fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "sees_gpu", lambda: True)
-    monkeypatch.setattr(preflight, "shown_gpus", lambda: gpus)
+    monkeypatch.setattr(preflight, "shown_cards", lambda: gpus)
     check_arm(quantised("float8-weight-only", device="cpu"))
     if fits:
         check_arm(quantised("float8-per-row"))
