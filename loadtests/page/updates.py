@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tomllib
 from collections import deque
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +58,7 @@ class Updates:
     def _now(self) -> dict[str, Any]:
         """Return the status of the run; with its end its verdict, where it has one."""
         status = content_of(self._run_dir / "status.json")
-        ended = status.get("ended")
-        if isinstance(ended, Mapping):
+        if ended := status.get("ended"):
             has_report = (self._run_dir / REPORT).exists()
             summary = content_of(self._run_dir / "summary.json") if has_report else {}
             judged = {"report": has_report, "verdict": summary.get("overall"), "headline": summary.get("headline")}

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from tailgate.analysis.records.schemas import MACHINES, RUN_HOST
 from tailgate.analysis.records.tables import CUT_OFF, RecordError, RecordWriter, read_table
@@ -221,15 +221,14 @@ def measure_references(
         answers = [_answer(trial, child, deadline, late) for child in children.values()]
         for (device, child), answer in zip(children.items(), answers, strict=True):
             trial.status.detail = device
-            at_ns = now_ns()
             if isinstance(answer, Ready):
                 child.command("go")
                 answer = _answer(trial, child, time.monotonic() + limit_s, f"took over {limit_s:g} s")
-            known = {"at_ns": answer.at_ns, **answer.values} if isinstance(answer, Measured) else {"at_ns": at_ns}
-            error = answer.error if isinstance(answer, Measured) else answer
-            trial.facts.references.append({"host": "run", "device": device, "when": when, **known, "error": error})
-            if error:
-                trial.status.note(f"{device} was not measured {when} the trial: {error}")
+            assert isinstance(answer, Measured)  # it is ready once
+            place = {"host": RUN_HOST, "device": device, "when": when}
+            trial.facts.references.append({**place, "at_ns": answer.at_ns, **answer.values, "error": answer.error})
+            if answer.error:
+                trial.status.note(f"{device} was not measured {when} the trial: {answer.error}")
     finally:
         for child in children.values():
             child.kill_now()
@@ -239,15 +238,13 @@ def measure_references(
         trial.keep_facts()
 
 
-def _answer(trial: TrialContext, child: Child, deadline: float, late: str) -> Ready | Measured | str:
-    """Wait for the next message of a reference; a text is why none comes."""
-    while True:
+def _answer(trial: TrialContext, child: Child, deadline: float, late: str) -> Ready | Measured:
+    """Wait for the next message of a reference, or return as its error why none comes."""
+    ended = None
+    while ended is None and time.monotonic() < deadline:
         trial.check()
         messages, ended = child.receive(_POLL_S)
-        for message in messages:
-            if isinstance(message, Ready | Measured):
-                return message
-        if ended is not None:
-            return f"the reference {child.ending(ended, 1)}"
-        if time.monotonic() > deadline:
-            return f"the reference {late}: see {child.log_path}"
+        if messages:
+            return cast("Ready | Measured", messages[0])
+    why = f"{late}: see {child.log_path}" if ended is None else child.ending(ended, 1)
+    return Measured(at_ns=now_ns(), values={}, error=f"the reference {why}")

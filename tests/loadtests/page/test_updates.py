@@ -7,7 +7,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tailgate.analysis.records.documents import write_document
 from tailgate.analysis.records.tables import RecordWriter
 from tailgate.loadtests.page.tails import LinesTail, TableTail
 from tailgate.loadtests.page.updates import Updates
@@ -42,19 +41,6 @@ def test_each_line_and_row_is_sent_once(run: WatchedRun) -> None:
     assert not {"run", "interim"} & later.keys()
     assert later["events"] == []
     assert later["now"]["load"]["t_s"] == 61.0
-
-
-@pytest.mark.parametrize("content", [None, 3, "x", [], [[]], {"a": {"b": []}}, float("1e308"), -1, True])
-def test_files_of_any_content_raise_nothing(run: WatchedRun, content: Any) -> None:
-    keys = ("phase", "detail", "trial", "trials", "replicas", "load", "notes", "at_ns", "ended", "planned")
-    write_document(run.folder / "status.json", dict.fromkeys(keys, content))
-    keys = ("number", "seconds", "arms", "gates", "checks", "groups", "sequential")
-    gate = dict.fromkeys(("arm", "gate", "value", "low", "limit", "verdict", "reason"), content)
-    lines = [dict.fromkeys(keys, content), {"gates": [gate], "checks": [gate], "arms": {"a": content}}]
-    for name in ("interim.jsonl", "load.jsonl", "weights.jsonl"):
-        (run.folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (run.folder / "trial-x").mkdir()
-    first_of(run)
 
 
 def test_what_would_turn_text_is_left_out(run: WatchedRun) -> None:
