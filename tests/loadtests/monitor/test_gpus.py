@@ -154,16 +154,16 @@ def test_only_cuda_devices_have_a_number() -> None:
     assert [index_of(name) for name in ("cuda", "cuda:12", "cpu", "auto", "cuda:x")] == [0, 12, None, None, None]
 
 
-def read(nvml: FakeNvml, *, facts: bool = False, index: int = 0) -> tuple[dict[str, Any], dict[str, str]]:
-    unreadable: dict[str, str] = {}
-    card = visible_cards(nvml, {})[index]
-    readings = Readings("run", lambda item: unreadable.update({item.what: item.why}))
-    return readings.of("cuda:0", card.facts if facts else card.probes), unreadable
+def read(card: FakeCard, *, facts: bool = False) -> dict[str, Any]:
+    probes = visible_cards(FakeNvml([card]), {})[0]
+    return Readings("run", pytest.fail).of("cuda:0", probes.facts if facts else probes.probes)
 
 
-def test_a_card_is_sampled() -> None:
-    row, unreadable = read(FakeNvml([FakeCard(used=3 * GIB, utilisation=97, sm_mhz=1755, throttle=0x4 | 0x20)]))
-    assert row == {
+def test_a_card_is_described_and_sampled() -> None:
+    card = FakeCard(used=3 * GIB, utilisation=97, sm_mhz=1755, throttle=0x4 | 0x20)
+    limit = {"memory_bytes": 140 * GIB, "power_limit_w": 650.0}
+    assert read(card, facts=True) == {"uuid": card.uuid, "name": "NVIDIA H200", "mig": False, **limit}
+    assert read(card) == {
         "sm_mhz": 1755,
         "power_w": 89.036,
         "power_limit_w": 700.0,
@@ -173,20 +173,11 @@ def test_a_card_is_sampled() -> None:
         "memory_bytes": 3 * GIB,
         "memory_limit_bytes": 140 * GIB,
     }
-    assert unreadable == {}
-
-
-def test_facts_of_a_card() -> None:
-    facts, said = read(FakeNvml([FakeCard(bus=1), FakeCard(uuid="GPU-1", bus=2)]), facts=True, index=1)
-    assert (facts["uuid"], facts["name"], facts["mig"]) == ("GPU-1", "NVIDIA H200", False)
-    assert facts["power_limit_w"] == 650.0
-    assert said == {}
 
 
 def test_memory_leaves_out_that_of_the_driver_where_nvml_knows_it() -> None:
-    assert read(FakeNvml([FakeCard(used=GIB)]))[0]["memory_bytes"] == GIB
-    old = FakeCard(used=GIB, refused={"nvmlMemory_v2": "Function Not Found"})
-    assert read(FakeNvml([old]))[0]["memory_bytes"] == GIB + GIB // 2
+    for refused, more in (({}, 0), ({"nvmlMemory_v2": "Function Not Found"}, GIB // 2)):
+        assert read(FakeCard(used=GIB, refused=refused))["memory_bytes"] == GIB + more
 
 
 def test_pynvml_has_every_function_and_constant_that_the_fake_has() -> None:

@@ -66,18 +66,6 @@ def test_a_line_shows_requests_quantiles_and_replicas(monkeypatch: pytest.Monkey
     assert "naive-1: warm-up 1/4 2x64" in parts_of(Status(phase="starting", replicas=status.replicas), 65.0)
 
 
-def test_a_display_without_a_terminal_writes_every_phase_and_note() -> None:
-    out = io.StringIO()
-    status = Status(phase="first")
-    with Display(status, stream=out, every_s=60.0):
-        status.note("an arm died")
-        status.phase = "second"
-    lines = out.getvalue().splitlines()
-    assert lines[0] == "[0:00] · first"
-    assert "[0:00] an arm died" in lines
-    assert any("second" in line for line in lines)
-
-
 def test_a_closed_stream_does_not_break_the_run() -> None:
     out = io.StringIO()
     out.close()
@@ -87,18 +75,20 @@ def test_a_closed_stream_does_not_break_the_run() -> None:
 
 
 @pytest.mark.parametrize("verbosity", [-1, 0, 1])
-def test_quiet_prints_nothing_and_verbose_what_the_processes_log(verbosity: int, tmp_path: Path) -> None:
+def test_every_phase_and_note_is_shown_once_and_with_verbose_what_the_processes_log(
+    verbosity: int, tmp_path: Path
+) -> None:
     log = tmp_path / "trial-01" / "logs" / "eager-0.log"
     log.parent.mkdir(parents=True)
     log.write_text("warms up\nhalf a li")
     status, out = Status(phase="starting arms", run_dir=tmp_path), io.StringIO()
-    with Display(status, verbosity=verbosity, stream=out):
+    with Display(status, verbosity=verbosity, stream=out, every_s=60.0):
         status.note("eager is ready")
+        status.phase = "traffic"
+    shown = {-1: [], 0: ["[0:00] eager is ready", "[0:00] · traffic"], 1: ["eager-0: warms up"]}[verbosity]
     lines = out.getvalue().splitlines()
-    assert (
-        any("starting arms" in line for line in lines) == any("is ready" in line for line in lines) == (verbosity >= 0)
-    )
-    assert [line for line in lines if line.startswith("eager-0: ")] == ["eager-0: warms up"] * (verbosity > 0)
+    assert [lines.count(line) for line in shown] == [1] * len(shown)
+    assert bool(lines) == (verbosity >= 0)
 
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -132,43 +122,35 @@ def load(folder: Path, worker: int, answers: int, failed: int = 0) -> None:
     log.write()
 
 
-def test_metrics_of_replicas_and_traffic_are_those_of_the_status() -> None:
-    status = Status(phase="traffic", trial=2, trials=3, planned=40, duration_s=60.0, load=Load(t_s=7.5))
+def test_metrics_are_those_of_the_status_and_of_all_load_processes(tmp_path: Path) -> None:
+    load(tmp_path, 0, answers=3)
+    load(tmp_path, 1, answers=1, failed=1)
+    of_traffic = {"arms": {}, "finished": 0, "failed": 0, "t_s": 7.5}  # without lag, processor and records
+    (tmp_path / "generator-2.json").write_text(json.dumps(of_traffic))
+    status = Status(phase="traffic", trial=2, trials=3, planned=40, duration_s=60.0, load=read_load(tmp_path))
     status.replicas = {"eager-0": ReplicaState(stage="ready"), "naive-0": ReplicaState(stage="warmup", compiles=4)}
     samples = shown(status)
     for name, labels, expected in (
-        ("phase", {"phase": "traffic"}, 1),
-        ("trials", {}, 3),
-        ("replica_ready", {"replica": "eager-0"}, 1),
-        ("replica_ready", {"replica": "naive-0"}, 0),
-        ("replica_compile_events_total", {"replica": "naive-0"}, 4),
-        ("traffic_seconds", {}, 7.5),
-        ("planned_traffic_seconds", {}, 60),
-        ("planned_requests", {}, 40),
+        ("run_phase", {"phase": "traffic"}, 1),
+        ("run_trials", {}, 3),
+        ("run_replica_ready", {"replica": "eager-0"}, 1),
+        ("run_replica_ready", {"replica": "naive-0"}, 0),
+        ("run_replica_compile_events_total", {"replica": "naive-0"}, 4),
+        ("run_traffic_seconds", {}, 7.5),
+        ("run_planned_traffic_seconds", {}, 60),
+        ("run_planned_requests", {}, 40),
+        ("load_requests_started_total", {}, 7),
+        ("load_requests_total", {"arm": "eager", "outcome": "ok"}, 4),
+        ("load_requests_total", {"arm": "eager", "outcome": "failed"}, 1),
+        ("load_requests_total", {"arm": "naive", "outcome": "ok"}, 0),
+        ("load_in_flight", {"arm": "eager"}, 2),
+        ("load_time_to_first_token_seconds_count", {"arm": "eager"}, 4),
+        ("load_e2e_request_latency_seconds_bucket", {"arm": "eager", "le": "+Inf"}, 4),
+        ("load_schedule_lag_seconds", {"worker": "1", "quantile": "1"}, 0.003),
+        ("load_records_written_total", {"worker": "2"}, 0),
     ):
-        assert value(samples, f"tailgate_run_{name}", **labels) == expected
-    assert value(samples, "tailgate_load_requests_started_total") == 0
-    assert not [name for name, _ in samples if name.endswith("_bucket")]
-
-
-def test_metrics_of_the_load_are_those_of_all_its_processes(tmp_path: Path) -> None:
-    load(tmp_path, 0, answers=3)
-    load(tmp_path, 1, answers=1, failed=1)
-    of_traffic = {"arms": {}, "finished": 0, "failed": 0, "t_s": 1.0}  # without lag, processor and records
-    (tmp_path / "generator-2.json").write_text(json.dumps(of_traffic))
-    samples = shown(Status(load=read_load(tmp_path)))
-    for name, labels, expected in (
-        ("requests_started_total", {}, 7),
-        ("requests_total", {"arm": "eager", "outcome": "ok"}, 4),
-        ("requests_total", {"arm": "eager", "outcome": "failed"}, 1),
-        ("requests_total", {"arm": "naive", "outcome": "ok"}, 0),
-        ("in_flight", {"arm": "eager"}, 2),
-        ("time_to_first_token_seconds_count", {"arm": "eager"}, 4),
-        ("e2e_request_latency_seconds_bucket", {"arm": "eager", "le": "+Inf"}, 4),
-        ("schedule_lag_seconds", {"worker": "1", "quantile": "1"}, 0.003),
-        ("records_written_total", {"worker": "2"}, 0),
-    ):
-        assert value(samples, f"tailgate_load_{name}", **labels) == pytest.approx(expected), name
+        assert value(samples, f"tailgate_{name}", **labels) == pytest.approx(expected), name
+    assert value(shown(Status()), "tailgate_load_requests_started_total") == 0
 
 
 def test_the_pages_of_processes_are_on_that_of_the_run_which_one_that_is_gone_does_not_break() -> None:
