@@ -57,7 +57,7 @@ def exporting(status: Status, address: str) -> Iterator[int]:
         thread.join(timeout=2.0)
 
 
-_Samples = Mapping[tuple[str, ...], float]  # by the values of the labels
+_Samples = Iterable[tuple[Sequence[str], float]]  # with the values of the labels
 
 
 class RunCollector(Collector):
@@ -70,7 +70,7 @@ class RunCollector(Collector):
         """Yield the metrics now."""
         for kind, name, text, labels, samples in (*_of_run(self._status), *_of_load(self._status.load)):
             family = kind(f"tailgate_{name}", text, labels=labels)
-            for values, sample in samples.items():
+            for values, sample in samples:
                 family.add_metric(values, sample)
             yield family
         accounts = self._status.load.accounts
@@ -91,7 +91,7 @@ _Family = tuple[_Kind, str, str, Sequence[str], _Samples]
 
 def _of_run(status: Status) -> Iterator[_Family]:
     gauge, replicas = GaugeMetricFamily, list(status.replicas.items())
-    yield gauge, "run_phase", "1 for the phase in which the run is.", ["phase"], {(status.phase,): 1}
+    yield gauge, "run_phase", "1 for the phase in which the run is.", ["phase"], [([status.phase], 1)]
     for name, text, value in (
         ("trial", "Number of the trial, from 1.", status.trial),
         ("trials", "Trials planned.", status.trials),
@@ -99,21 +99,21 @@ def _of_run(status: Status) -> Iterator[_Family]:
         ("traffic_seconds", "Since the traffic of this trial began.", status.load.t_s),
         ("planned_traffic_seconds", "How long the traffic is to last.", status.duration_s),
     ):
-        yield gauge, f"run_{name}", text, (), {(): value}
-    ready = {(name,): state.stage in ("ready", "serving") for name, state in replicas}
+        yield gauge, f"run_{name}", text, (), [((), value)]
+    ready = [([name], state.stage in ("ready", "serving")) for name, state in replicas]
     yield gauge, "run_replica_ready", "1 where a replica serves.", ["replica"], ready
-    compiles, text = {(name,): state.compiles for name, state in replicas}, "Compile events since the replica's start."
+    compiles, text = [([name], state.compiles) for name, state in replicas], "Compile events since the replica's start."
     yield CounterMetricFamily, "run_replica_compile_events", text, ["replica"], compiles
 
 
 def _of_load(load: Load) -> Iterator[_Family]:
     gauge, counter, accounts = GaugeMetricFamily, CounterMetricFamily, load.accounts
     started = sum(_at(account, "started") for account in accounts.values())
-    yield counter, "load_requests_started", "Requests started, each copy by itself.", (), {(): started}
-    ended = {(arm, "failed"): row.failed for arm, row in load.arms.items()}
-    ended |= {(arm, "ok"): row.finished - row.failed for arm, row in load.arms.items()}
+    yield counter, "load_requests_started", "Requests started, each copy by itself.", (), [((), started)]
+    ended = [([arm, "failed"], row.failed) for arm, row in load.arms.items()]
+    ended += [([arm, "ok"], row.finished - row.failed) for arm, row in load.arms.items()]
     yield counter, "load_requests", "Requests ended, each copy by itself.", ["arm", "outcome"], ended
-    inflight = {(arm,): row.inflight for arm, row in load.arms.items()}
+    inflight = [([arm], row.inflight) for arm, row in load.arms.items()]
     yield gauge, "load_in_flight", "Requests under way to a pinned arm.", ["arm"], inflight
     for kind, name, text, keys, scale in (
         (gauge, "records_waiting_bytes", "Records that wait for the disk.", ("records", "waiting_bytes"), 1.0),
@@ -123,7 +123,7 @@ def _of_load(load: Load) -> Iterator[_Family]:
         (counter, "records_written", "Records written.", ("records", "written"), 1.0),
         (counter, "records_dropped", "Records lost.", ("records", "dropped"), 1.0),
     ):
-        samples = {(worker,): scale * _at(account, *keys) for worker, account in accounts.items()}
+        samples = [([worker], scale * _at(account, *keys)) for worker, account in accounts.items()]
         yield kind, f"load_{name}", text, ["worker"], samples
 
 
