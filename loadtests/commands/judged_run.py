@@ -11,7 +11,7 @@ from tailgate.loadtests.commands.parity import show_parity
 from tailgate.loadtests.commands.verdict import judge_run
 from tailgate.loadtests.trials.environment import has_requests
 from tailgate.loadtests.trials.live_page import LivePage, page_port
-from tailgate.loadtests.trials.progress import Display
+from tailgate.loadtests.trials.progress import displayed
 from tailgate.loadtests.trials.run import Orchestrator
 from tailgate.loadtests.trials.status import Status
 
@@ -44,7 +44,7 @@ def _exporting(status: Status, metrics: str) -> AbstractContextManager[object]:
 
 def _run(orchestrator: Orchestrator, status: Status, ended: dict[str, Any], *, verbosity: int, as_json: bool) -> int:
     """Run and judge the experiment, put into `ended` how it ended, and return the exit code."""
-    with stopping(orchestrator.interrupt, status.note), Display(status, verbosity=verbosity):
+    with stopping(orchestrator.interrupt, status.note), displayed(status, verbosity=verbosity):
         outcome = orchestrator.run()
         status.phase = "stopped" if not outcome.complete else "recorded"
     if outcome.error is not None:

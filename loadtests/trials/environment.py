@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import platform
 import subprocess
@@ -74,14 +73,14 @@ def _git_commit() -> str | None:
 
 def new_run_dir(out: Path, name: str) -> Path:
     """Make and return a new directory `<time>-<name>` under `out`."""
-    stamp = datetime.now(tz=UTC).strftime("%Y%m%dT%H%M%SZ")
-    out.mkdir(parents=True, exist_ok=True)
-    for attempt in itertools.count(1):
-        path = out / (f"{stamp}-{name}" if attempt == 1 else f"{stamp}-{name}-{attempt}")
+    first = out / f"{datetime.now(tz=UTC):%Y%m%dT%H%M%SZ}-{name}"
+    path, attempt = first, 1
+    while True:
         with suppress(FileExistsError):
-            path.mkdir()
-            break
-    return path
+            path.mkdir(parents=True)
+            return path
+        attempt += 1
+        path = first.with_name(f"{first.name}-{attempt}")
 
 
 def has_requests(run_dir: Path) -> bool:

@@ -6,15 +6,16 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from tailgate.loadtests.external.log_tail import LogTail
 from tailgate.loadtests.trials.status import Status
 from tailgate.servers.complaint import printable
 
@@ -42,78 +43,62 @@ def parts_of(status: Status, elapsed_s: float) -> list[str]:
     return parts + [f"{name} is {state.text()}" for name, state in unwell]
 
 
-class Display:
-    """While entered, `status` is shown on `stream`; every phase and note is shown at least once.
+@contextmanager
+def displayed(
+    status: Status, *, verbosity: int = 0, stream: TextIO | None = None, every_s: float | None = None
+) -> Iterator[None]:
+    """Show `status` on `stream` until the end of the block; every phase and note is shown at least once.
 
     `verbosity` is -1 for nothing, and 1 for lines with those of the logs of the run.
     """
+    if verbosity < 0:
+        yield
+        return
+    console = Console(file=stream or sys.stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    in_place = console.is_terminal and not console.is_dumb_terminal and not verbosity
+    live = Live(console=console, auto_refresh=False) if in_place else None
+    every_s = every_s or (LIVE_EVERY_S if in_place else VERBOSE_EVERY_S if verbosity else PLAIN_EVERY_S)
+    ended = threading.Event()
 
-    def __init__(
-        self,
-        status: Status,
-        *,
-        verbosity: int = 0,
-        stream: TextIO | None = None,
-        every_s: float | None = None,
-    ) -> None:
-        self._status = status
-        self._console = Console(file=stream or sys.stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
-        self._verbosity = verbosity
-        in_place = self._console.is_terminal and not self._console.is_dumb_terminal and not verbosity
-        self._live = Live(console=self._console, auto_refresh=False) if in_place else None
-        self._every_s = every_s or (LIVE_EVERY_S if in_place else VERBOSE_EVERY_S if verbosity else PLAIN_EVERY_S)
-        self._logged: dict[Path, int] = {}  # bytes shown of each log
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._show, name="progress", daemon=True)
-
-    def __enter__(self) -> Self:
-        if self._verbosity >= 0:
-            self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        if self._verbosity >= 0:
-            self._thread.join(timeout=2.0)
-
-    def _show(self) -> None:
-        status, began = self._status, time.monotonic()
-        phase, notes, shown_at = "", 0, -self._every_s
+    def show() -> None:
+        began, logs = time.monotonic(), dict[Path, LogTail]()
+        phase, notes, shown_at = "", 0, -every_s
         # A closed terminal or pipe must not break the run.
-        with suppress(OSError, ValueError), self._live or nullcontext():
+        with suppress(OSError, ValueError), live or nullcontext():
             while True:
-                elapsed, last = time.monotonic() - began, self._ended.is_set()
-                if status.phase != phase or elapsed - shown_at >= self._every_s:
+                elapsed, last = time.monotonic() - began, ended.is_set()
+                if status.phase != phase or elapsed - shown_at >= every_s:
                     phase, shown_at = status.phase, elapsed
                     parts = parts_of(status, elapsed)
-                    if self._live is not None:
-                        self._live.update(Text("\n".join(parts)), refresh=True)
+                    if live is not None:
+                        live.update(Text("\n".join(parts)), refresh=True)
                     else:
-                        self._console.print(" · ".join(parts))
+                        console.print(" · ".join(parts))
                 for note in status.notes[notes:]:
-                    self._console.print(f"[{_clock(elapsed)}] {note}")
+                    console.print(f"[{_clock(elapsed)}] {note}")
                     notes += 1
-                if self._verbosity > 0 and status.run_dir is not None:
-                    self._print_logs(status.run_dir)
+                if verbosity and status.run_dir is not None:
+                    for line in _new_lines(status.run_dir, logs):
+                        console.print(printable(line))
                 if last and status.phase == phase:
                     return
-                self._ended.wait(0.1)
+                ended.wait(0.1)
 
-    def _print_logs(self, run_dir: Path) -> None:
-        """Print the whole lines that the logs in `run_dir` have got since the last call."""
-        for path in sorted(run_dir.rglob("*.log")):
-            try:
-                with path.open("rb") as file:
-                    file.seek(self._logged.get(path, 0))
-                    text = file.read()
-            except OSError:  # the next call reads it
-                continue
-            text = text[: text.rfind(b"\n") + 1]
-            self._logged[path] = self._logged.get(path, 0) + len(text)
-            for line in text.decode(errors="replace").splitlines():
-                self._console.print(printable(f"{path.stem}: {line}"))
+    thread = threading.Thread(target=show, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(timeout=2.0)
+
+
+def _new_lines(run_dir: Path, logs: dict[Path, LogTail]) -> Iterator[str]:
+    """Yield the whole lines that the logs in `run_dir` have got since the last call, each with its log's name."""
+    for path in sorted(run_dir.rglob("*.log")):
+        if path not in logs:
+            logs[path] = LogTail(path, at=0)
+        yield from (f"{path.stem}: {line}" for line in logs[path].lines())
 
 
 def _clock(seconds: float) -> str:

@@ -64,8 +64,6 @@ class Replicas:
         self._replicas: dict[str, _Replica] = {}
         self.snapshots: dict[str, SnapshotResponse] = {}
 
-    # --- Start ------------------------------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Start every replica and wait until it is warm, in an order drawn from the seed: no arm always goes first."""
         experiment, facts = self._trial.experiment, self._trial.facts
@@ -167,8 +165,6 @@ class Replicas:
             control = self.snapshots.get(experiment.control.replica_names[0])
             check_alike(self.snapshots, control or next(iter(self.snapshots.values())))
 
-    # --- While they serve -------------------------------------------------------------------------------------------
-
     @property
     def targets(self) -> dict[str, tuple[str, ...]]:
         """Return host:port of every replica of each arm."""
@@ -229,8 +225,6 @@ class Replicas:
                 if (compiling := self._collector.last_compiling(name)) is not None:
                     final[name]["compiling"] = compiling.facts(now_ns())
         return final
-
-    # --- The end ----------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """End every process. Those that drain in time end by themselves."""

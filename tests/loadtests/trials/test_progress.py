@@ -14,7 +14,7 @@ from tailgate.analysis.records.documents import content_of
 from tailgate.loadtests.generator.load_log import LoadLog
 from tailgate.loadtests.trials import live_page
 from tailgate.loadtests.trials.live_page import LivePage, page_port
-from tailgate.loadtests.trials.progress import Display, parts_of
+from tailgate.loadtests.trials.progress import displayed, parts_of
 from tailgate.loadtests.trials.run_metrics import RunCollector, exporting
 from tailgate.loadtests.trials.status import (
     ArmLoad,
@@ -69,7 +69,7 @@ def test_a_line_shows_requests_quantiles_and_replicas(monkeypatch: pytest.Monkey
 def test_a_closed_stream_does_not_break_the_run() -> None:
     out = io.StringIO()
     out.close()
-    with Display(Status(), stream=out, every_s=0.01):
+    with displayed(Status(), stream=out, every_s=0.01):
         pass
     assert out.closed
 
@@ -82,7 +82,7 @@ def test_every_phase_and_note_is_shown_once_and_with_verbose_what_the_processes_
     log.parent.mkdir(parents=True)
     log.write_text("warms up\nhalf a li")
     status, out = Status(phase="starting arms", run_dir=tmp_path), io.StringIO()
-    with Display(status, verbosity=verbosity, stream=out, every_s=60.0):
+    with displayed(status, verbosity=verbosity, stream=out, every_s=60.0):
         status.note("eager is ready")
         status.phase = "traffic"
     shown = {-1: [], 0: ["[0:00] eager is ready", "[0:00] · traffic"], 1: ["eager-0: warms up"]}[verbosity]
