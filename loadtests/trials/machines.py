@@ -36,7 +36,7 @@ When = Literal["before", "after"]
 class MonitorProcess:
     """Sample the machines of `trial` from now until `stop`, unless machines.sample_s is 0.
 
-    A monitor that dies leaves a gap that trial.json states; the trial goes on.
+    A monitor that dies is a thing that cannot be read; the trial goes on.
     """
 
     def __init__(self, trial: TrialContext) -> None:
@@ -56,7 +56,7 @@ class MonitorProcess:
             devices=devices,
         )
         self.child = start_monitor(task, log_path=trial.logs / "watcher.log", environment=child_environment())
-        empty: dict[str, Any] = {"machines": {}, "devices": {}, "unreadable": [], "before": [], "gaps": []}
+        empty: dict[str, Any] = {"machines": {}, "devices": {}, "unreadable": [], "before": []}
         trial.facts.monitor = {"interval_s": machines.sample_s, **empty}
 
     def first_sample(self) -> None:
@@ -85,7 +85,7 @@ class MonitorProcess:
         if pid is not None:
             watch(self.child, Watch(name=name, pid=pid, arm=arm))
         else:
-            self._take(Unreadable(host="run", name=name, what="cpu_s", why="its process cannot be seen from here"))
+            self._take(Unreadable(host=RUN_HOST, name=name, what="cpu_s", why="its process cannot be seen from here"))
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Take what the monitor says into the trial's facts, and note its death."""
@@ -94,9 +94,13 @@ class MonitorProcess:
         messages, ended = self.child.receive(timeout_s)
         for message in messages:
             self._take(message)
-        if ended is not None and not self._ended:
+        if ended and not self._ended:
             self._ended = True
-            self._state_gap(f"the watcher {self.child.ending(ended)}", at_ns=now_ns())
+            why = f"the watcher {self.child.ending(ended)}"
+            self._take(Unreadable(host=RUN_HOST, name="watcher", what="samples", why=why))
+            self._trial.status.note(f"the machines were not watched to the end: {why}")
+            with suppress(OSError, RecordError):
+                self._end_table()
             self._trial.keep_facts()
 
     def stop(self) -> None:
@@ -104,19 +108,10 @@ class MonitorProcess:
         if self.child is None:
             return
         self.poll()
-        died, self._ended = self._ended, True
-        code = self.child.stop(_STOP_GRACE_S)
+        self._ended |= not self._monitor["machines"]  # it has not begun
+        self.child.stop(_STOP_GRACE_S)
         self.poll()
-        if code and not died and self._monitor["machines"]:
-            self._state_gap(f"the watcher did not end within {_STOP_GRACE_S:g} s of being asked to", at_ns=None)
         self._add_other_hosts()
-
-    def _state_gap(self, why: str, *, at_ns: int | None) -> None:
-        """Tell trial.json and the user that this host was not watched to the end; the table ends where it did."""
-        self._monitor["gaps"].append({"host": "run", "at_ns": at_ns, "why": why})
-        self._trial.status.note(f"the machines were not watched to the end: {why}")
-        with suppress(OSError, RecordError):
-            self._end_table()
 
     def _end_table(self) -> None:
         """State the end of a table that the monitor left cut off."""
@@ -130,15 +125,15 @@ class MonitorProcess:
 
     def _add_other_hosts(self) -> None:
         """Add what load workers saw of their hosts, which they sent with their accounts."""
-        for seen in [
-            account["monitor"] for account in self._trial.status.load.accounts.values() if "monitor" in account
-        ]:
+        for account in self._trial.status.load.accounts.values():
+            seen = account.get("monitor", {"machines": {}, "unreadable": []})
             self._monitor["machines"] |= seen["machines"]
-            known = self._monitor["unreadable"]
-            known += [item for item in seen["unreadable"] if item not in known]
-            self._monitor["gaps"] += seen["gaps"]
-            for gap in seen["gaps"]:
-                self._trial.status.note(f"{gap['host']} was not watched to the end: {gap['why']}")
+            self._monitor["unreadable"] += [
+                item for item in seen["unreadable"] if item not in self._monitor["unreadable"]
+            ]
+            for item in seen["unreadable"]:
+                if item["what"] == "samples":
+                    self._trial.status.note(f"{item['host']} was not watched to the end: {item['why']}")
 
     @property
     def _monitor(self) -> dict[str, Any]:

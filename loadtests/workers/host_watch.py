@@ -34,7 +34,7 @@ class HostWatch:
         self._child.end_commands()
         self._child.wait(_STOP_WITHIN_S)
         code = self._child.kill()
-        facts: dict[str, Any] = {"machines": {}, "unreadable": [], "gaps": []}
+        facts: dict[str, Any] = {"machines": {}, "unreadable": []}
         for message in self._child.receive()[0]:
             if isinstance(message, Seen):
                 facts["machines"] = message.machines
@@ -42,5 +42,5 @@ class HostWatch:
                 facts["unreadable"].append(asdict(message))
         if code:
             why = f"its watcher ended with {describe_exit(code)}: see {self._child.log_path.parent} there"
-            facts["gaps"].append({"host": self._host, "at_ns": None, "why": why})
+            facts["unreadable"].append(asdict(Unreadable(host=self._host, name="watcher", what="samples", why=why)))
         return facts

@@ -86,29 +86,6 @@ def poll_until(watch: MonitorProcess, context: TrialContext, key: str) -> Any:
 
 
 @pytest.mark.process
-def test_host_and_named_processes_are_sampled_until_the_trial_ends(tmp_path: Path) -> None:
-    context = watched_trial(tmp_path / "trial-01", "cpu", "cpu", sample_s=0.05)
-    watch = MonitorProcess(context)
-    assert list(poll_until(watch, context, "machines")) == ["run"]
-    watch.name("eager-0", os.getpid(), arm="eager")
-    sampled(context, "process", 4)
-    watch.stop()
-    watch.stop()
-    assert context.facts.monitor is not None
-    assert context.status.notes == []
-    table, truncated = read_table(context.folder / "machines.arrow", MACHINES)
-    assert not truncated
-    rows = table.to_pylist()
-    assert {(row["trial"], row["host"]) for row in rows} == {(1, "run")}
-    hosts = [row for row in rows if row["kind"] == "host"]
-    assert [row["at_ns"] for row in hosts] == sorted({row["at_ns"] for row in hosts})
-    assert hosts[-1]["cpu_s"] >= hosts[0]["cpu_s"] > 0
-    last = [row for row in rows if row["kind"] == "process"][-1]
-    assert (last["name"], last["arm"], last["pid"]) == ("eager-0", "eager", os.getpid())
-    assert last["memory_bytes"] > 0
-
-
-@pytest.mark.process
 def test_devices_are_sampled_before_and_during_the_trial_and_a_refused_reading_is_reported_once(
     tmp_path: Path, driver: None
 ) -> None:
@@ -166,7 +143,8 @@ def test_a_driver_that_does_not_show_the_devices_in_time_is_not_asked_again(
     watch.stop()
     assert context.facts.monitor is not None
     assert context.facts.monitor["before"] == []
-    assert len(context.facts.monitor["gaps"]) == len(context.status.notes) == 1
+    assert [item["what"] for item in context.facts.monitor["unreadable"]] == ["samples"]
+    assert len(context.status.notes) == 1
 
 
 def test_a_watcher_that_dies_leaves_a_whole_table_a_note_and_a_recorded_gap_also_on_a_full_disk(
@@ -181,20 +159,18 @@ def test_a_watcher_that_dies_leaves_a_whole_table_a_note_and_a_recorded_gap_also
     assert watch.child is not None
     monkeypatch.setattr(TrialContext, "write_facts", Mock(side_effect=OSError(28, "No space left on device")))
     os.kill(watch.child.pid, signal.SIGKILL)
-    (gap,) = poll_until(watch, context, "gaps")
-    assert (gap["host"], "SIGKILL" in gap["why"]) == ("run", True)
+    (gap,) = poll_until(watch, context, "unreadable")
+    assert (gap["host"], gap["what"], "SIGKILL" in gap["why"]) == ("run", "samples", True)
     table, truncated = read_table(path, MACHINES)
     assert table.num_rows
     assert not truncated  # what is missing is recorded as a gap
-    assert max(table.column("at_ns").to_pylist()) <= gap["at_ns"]
     watch.name("load", os.getpid())
     watch.poll()
-    watch.stop()
     watch.stop()
     (note,) = context.status.notes
     assert "SIGKILL" in note
     assert context.facts.monitor is not None
-    assert context.facts.monitor["gaps"] == [gap]
+    assert context.facts.monitor["unreadable"] == [gap]
 
 
 def test_a_watcher_that_hangs_is_a_recorded_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,10 +181,9 @@ def test_a_watcher_that_hangs_is_a_recorded_gap(tmp_path: Path, monkeypatch: pyt
     assert watch.child is not None
     os.kill(watch.child.pid, signal.SIGSTOP)  # as in a call of the driver that does not come back
     watch.stop()
-    watch.stop()
     assert len(context.status.notes) == 1
     assert context.facts.monitor is not None
-    assert [gap["at_ns"] for gap in context.facts.monitor["gaps"]] == [None]
+    assert [item["what"] for item in context.facts.monitor["unreadable"]] == ["samples"]
 
 
 IDLE = {"device": "cuda:0", "processes": [], "memory_bytes": 300 << 20}

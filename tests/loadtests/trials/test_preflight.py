@@ -16,16 +16,13 @@ from tailgate.loadtests.traffic import prompts
 from tailgate.loadtests.trials import preflight
 from tailgate.loadtests.trials.preflight import check_arm
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.config import ArmConfig, CompileConfig, ModelConfig
+from tailgate.servers.config import ArmConfig, ModelConfig
 from tests.fakes.machines import FakeCard, FakeNvml
 from tests.fakes.processes import refusal
 
 
-def arm(model_id: str = "random:tiny", device: str = "cpu", **policy: object) -> ArmConfig:
-    return ArmConfig(
-        model=ModelConfig(id=model_id, device=device),
-        compile=CompileConfig(enabled=bool(policy), **policy),  # type: ignore[arg-type]
-    )
+def arm(model_id: str = "random:tiny", device: str = "cpu") -> ArmConfig:
+    return ArmConfig(model=ModelConfig(id=model_id, device=device))
 
 
 def quantised(kind: str, **model: str) -> ArmConfig:
