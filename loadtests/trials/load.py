@@ -28,7 +28,6 @@ from tailgate.servers.processes import Child, describe_exit, log_tail
 _LOCUST_COMMAND = (sys.executable, "-P", "-m", "locust")
 _LOCUSTFILE = Path(__file__).resolve().parents[1] / "chat.py"
 _OWN_ERROR = re.compile(r"/ERROR/tailgate: (.+)")
-_READ_BYTES = 1 << 20
 _START_S = 120.0
 _STOP_GRACE_S = 15.0
 _DRAIN_S = 5.0  # in addition to the time limit of the last request
@@ -149,13 +148,10 @@ def _latency_limits(experiment: Experiment) -> dict[str, float]:
 
 def why_it_ended(log_path: Path) -> str:
     """Return the last error of our own in Locust's log, which Locust ends with tables; without one the log's end."""
-    try:
-        with log_path.open("rb") as log:
-            log.seek(max(0, log_path.stat().st_size - _READ_BYTES))
-            errors = _OWN_ERROR.findall(log.read().decode(errors="replace"))
-    except OSError:
-        errors = []
-    return str(errors[-1]) if errors else log_tail(log_path, 3)
+    with suppress(OSError):
+        if errors := _OWN_ERROR.findall(log_path.read_text(encoding="utf-8", errors="replace")):
+            return str(errors[-1])
+    return log_tail(log_path, 3)
 
 
 def locust_command(folder: Path, traffic: TrafficConfig, *, wait_s: float = 0.0) -> list[str]:

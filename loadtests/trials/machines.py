@@ -128,9 +128,7 @@ class MonitorProcess:
         for account in self._trial.status.load.accounts.values():
             seen = account.get("monitor", {"machines": {}, "unreadable": []})
             self._monitor["machines"] |= seen["machines"]
-            self._monitor["unreadable"] += [
-                item for item in seen["unreadable"] if item not in self._monitor["unreadable"]
-            ]
+            self._monitor["unreadable"] += seen["unreadable"]
             for item in seen["unreadable"]:
                 if item["what"] == "samples":
                     self._trial.status.note(f"{item['host']} was not watched to the end: {item['why']}")
