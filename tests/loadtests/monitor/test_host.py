@@ -146,13 +146,10 @@ def test_a_host_is_read_from_the_kernels_files(proc: Path, tmp_path: Path) -> No
     assert unreadable == {}
 
 
-def test_processors_that_the_run_may_not_use_do_not_count(proc: Path, tmp_path: Path) -> None:
+def test_processors_count_that_the_run_may_use_and_the_other_threads_of_their_cores(proc: Path, tmp_path: Path) -> None:
     row, _ = read(Host(proc, tmp_path / "sys", allowed={1}))
     assert (row["cpu_s"], row["steal_s"], row["cpus"]) == (pytest.approx(0.81), pytest.approx(0.04), 1)
     assert read(Host(proc, tmp_path / "sys", allowed={64}))[0]["cpus"] == 2, "numbered otherwise"
-
-
-def test_the_other_thread_of_a_core_counts(proc: Path, tmp_path: Path) -> None:
     folder = tmp_path / "sys" / "devices/system/cpu/cpu1/topology"
     folder.mkdir(parents=True)
     for text, cpus in (("0-1", 2), ("0,1", 2), ("none", 1)):
