@@ -22,6 +22,7 @@ from tailgate.analysis.records.schemas import REQUESTS
 from tailgate.analysis.records.tables import read_table
 from tailgate.loadtests.generator.trial_config import TrialConfig
 from tailgate.loadtests.traffic.schedule import SCHEDULE, Schedule
+from tailgate.loadtests.traffic.settings import TrafficConfig
 from tailgate.loadtests.trials.load import locust_command
 from tailgate.servers.clock import anchored_environment, now_ns
 from tailgate.servers.processes import Child
@@ -166,7 +167,7 @@ def run(contestant: str, work: Work, *, folder: Path) -> dict[str, float]:
         TrialConfig(targets={"*": target}, timeout_s=600.0).write(folder / "generator.json")
         command = [sys.executable, "-m", "benchmarks.bare_client", str(folder)]
         if contestant == "tailgate":
-            command = locust_command(folder, workers=1)
+            command = locust_command(folder, TrafficConfig(rate=1.0))
         load = stack.enter_context(child(contestant, command, folder=folder, core=load_core))
         used = [(now_ns(), 0.0)]
         deadline = time.monotonic() + work.seconds + AHEAD_S + _PATIENCE_S

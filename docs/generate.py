@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -34,7 +32,7 @@ from tailgate.loadtests.external.client_security import SecurityConfig
 from tailgate.loadtests.traffic import schedule
 from tailgate.loadtests.traffic.settings import UsedWith
 from tailgate.loadtests.trials.run_metrics import HISTOGRAMS, RunCollector
-from tailgate.loadtests.trials.status import ReplicaState, Status
+from tailgate.loadtests.trials.status import ArmLoad, Load, ReplicaState, Status
 from tailgate.servers.config import PRESET_POLICIES, CompileConfig, ShapeConfig, with_preset
 from tailgate.servers.fields import DEFAULT, as_toml
 from tailgate.servers.front.metrics import FrontMetrics
@@ -366,16 +364,9 @@ def metrics() -> str:
     front.steps(kind="decode", fell_back="false").inc()
     front.count_compile(CompileEvent(kind="compile", phase="serving"))
     front.show_memory(MemoryReading(reserved_bytes=1))
-    account = {
-        "arms": {"A": {}},
-        "histograms": {"A": {key: {"bounds_s": [1.0], "counts": [0, 0], "sum_s": 0.0} for key in HISTOGRAMS}},
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        trial = Path(folder) / "trial-01"
-        trial.mkdir()
-        (trial / "generator-0.json").write_text(json.dumps(account), encoding="utf-8")
-        status = Status(run_dir=Path(folder), replicas={"A-0": ReplicaState()})
-        of_run = _metric_rows(RunCollector(status).collect())
+    histograms = {key: {"bounds_s": [1.0], "counts": [0, 0], "sum_s": 0.0} for key in HISTOGRAMS}
+    load = Load(arms={"A": ArmLoad()}, accounts={"0": {"histograms": {"A": histograms}}})
+    of_run = _metric_rows(RunCollector(Status(load=load, replicas={"A-0": ReplicaState()})).collect())
     return f"""
 # Metrics
 
@@ -424,7 +415,7 @@ _FILES = {
     "frontier.json": "every decision of a search (`tailgate frontier`)",
     "weights.jsonl": "every change of the splitter's weights",
     "interim.jsonl": "every interim analysis",
-    "status.json, load.jsonl, page.json": "what the live page reads",
+    "status.json, load.jsonl": "what the live page reads",
     "runs.json": "in a folder that joins several runs: their names",
     "summary.json": "the verdict, for programs",
     "report.html, report.md, junit.xml": "the verdict, for people and CI",

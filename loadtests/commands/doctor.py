@@ -73,7 +73,8 @@ def command(
 
 def installed() -> Iterator[Finding]:
     """Look for what a run needs. Nothing is started."""
-    from tailgate.loadtests.monitor.host import cpu_model, shown_gpus
+    from tailgate.loadtests.monitor.gpus import shown_cards
+    from tailgate.loadtests.monitor.host import cpu_model
     from tailgate.loadtests.trials.environment import sees_gpu
     from tailgate.loadtests.trials.preflight import check_compiler, check_port
     from tailgate.servers.splitter.envoy import envoy_path
@@ -86,7 +87,7 @@ def installed() -> Iterator[Finding]:
             return Finding(what, "warning" if hint else "missing", hint or str(error))
         return Finding(what, "ok", ok or str(found))
 
-    gpus, torch, usable = shown_gpus(), "", len(os.sched_getaffinity(0))
+    gpus, torch, usable = shown_cards(), "", len(os.sched_getaffinity(0))
     with suppress(metadata.PackageNotFoundError):
         torch = metadata.version("torch")
     blind = " sees no GPU: install the build for CUDA (pytorch.org)" if gpus and "+cpu" in torch else ""
@@ -99,7 +100,7 @@ def installed() -> Iterator[Finding]:
     else:
         yield Finding("torch", "warning", f"{not_installed('torch')}, unless all arms are external")
     yield Finding("processors", "warning" if few else "ok", f"{usable} of {cpu_model()}{few}")
-    yield from (Finding("GPU", "ok", f"{gpu.name}, driver {gpu.driver}") for gpu in gpus)
+    yield from (Finding("GPU", "ok", f"{gpu.model}, driver {gpu.driver}") for gpu in gpus)
     if not gpus:
         yield Finding("GPU", "warning", f'{hidden}; arms with model.device = "auto" run on the CPU')
     yield tried("C++ compiler", check_compiler, os.environ.get("CXX") or "g++")
@@ -197,12 +198,10 @@ def _clock() -> Iterator[tuple[float, Sequence[str]]]:
     """Yield the clock in MHz of the first GPU, and what holds it back, or that of the processors; or nothing."""
     import psutil
 
-    from tailgate.loadtests.monitor.gpus import visible_cards
+    from tailgate.loadtests.monitor.gpus import shown_cards
 
-    with suppress(Exception):  # no library, no driver, or a broken one
-        import pynvml
-
-        for card in visible_cards(pynvml, os.environ)[:1]:
+    with suppress(Exception):  # a driver that does not show it
+        for card in shown_cards(os.environ)[:1]:
             yield card.probes["sm_mhz"](), card.probes["throttle"]()
             return
     with suppress(Exception):  # a machine that shows none

@@ -41,7 +41,7 @@ def command(
     settings: Annotated[list[str] | None, options.set_option("traffic.step_s=20")] = None,
     out: options.Out = "runs",
     seed: options.Seed = None,
-    page: options.Page = "127.0.0.1:0",
+    page: options.Page = "0",
     metrics: options.Metrics = "",
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,

@@ -10,8 +10,8 @@ from tailgate.loadtests.commands.exits import EXIT_BROKE, complain, stopping, wi
 from tailgate.loadtests.commands.parity import show_parity
 from tailgate.loadtests.commands.verdict import judge_run
 from tailgate.loadtests.trials.environment import has_requests
-from tailgate.loadtests.trials.live_page import LivePage, page_address
-from tailgate.loadtests.trials.progress import Display
+from tailgate.loadtests.trials.live_page import LivePage, page_port
+from tailgate.loadtests.trials.progress import displayed
 from tailgate.loadtests.trials.run import Orchestrator
 from tailgate.loadtests.trials.status import Status
 
@@ -19,10 +19,10 @@ from tailgate.loadtests.trials.status import Status
 def run_and_judge(orchestrator: Orchestrator, *, page: str, metrics: str, verbosity: int, as_json: bool) -> int:
     """Run the experiment and judge it, after checks that start nothing; return the exit code.
 
-    `page` and `metrics` are the addresses of --page and --metrics.
+    `page` and `metrics` are --page and --metrics.
     """
-    status, place = orchestrator.status, page_address(page)
-    live_page = None if place is None else LivePage(*place, status)
+    status, port = orchestrator.status, page_port(page)
+    live_page = None if port is None else LivePage(port, status)
     orchestrator.page, orchestrator.metrics = live_page, bool(metrics)
     orchestrator.prepare()
     ended: dict[str, Any] = {"complete": False, "error": "it ended in the middle"}
@@ -44,7 +44,7 @@ def _exporting(status: Status, metrics: str) -> AbstractContextManager[object]:
 
 def _run(orchestrator: Orchestrator, status: Status, ended: dict[str, Any], *, verbosity: int, as_json: bool) -> int:
     """Run and judge the experiment, put into `ended` how it ended, and return the exit code."""
-    with stopping(orchestrator.interrupt, status.note), Display(status, verbosity=verbosity):
+    with stopping(orchestrator.interrupt, status.note), displayed(status, verbosity=verbosity):
         outcome = orchestrator.run()
         status.phase = "stopped" if not outcome.complete else "recorded"
     if outcome.error is not None:

@@ -127,7 +127,7 @@ Slo = Annotated[
 Page = Annotated[
     str,
     typer.Option(
-        metavar="HOST:PORT", help="Where on this machine to serve the live page, or off. Port 0 is a free one."
+        metavar="PORT", help="Port of this machine at which to serve the live page, 0 for a free one, or off."
     ),
 ]
 Metrics = Annotated[

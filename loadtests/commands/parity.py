@@ -45,7 +45,7 @@ def command(
     from tailgate.loadtests.trials.context import RunError
     from tailgate.loadtests.trials.environment import new_run_dir
     from tailgate.loadtests.trials.parity_processes import ParityRun, check_measurable
-    from tailgate.loadtests.trials.progress import Display
+    from tailgate.loadtests.trials.progress import displayed
     from tailgate.loadtests.trials.status import Status
 
     shown = verbosity(quiet, verbose)
@@ -69,7 +69,7 @@ def command(
     )
     status.run_dir = measuring.folder
     try:
-        with stopping(lambda: stopped.append(1), status.note), Display(status, verbosity=shown):
+        with stopping(lambda: stopped.append(1), status.note), displayed(status, verbosity=shown):
             outcome = measuring.run()
             status.phase = "measured"
     except (RunError, KeyboardInterrupt) as error:

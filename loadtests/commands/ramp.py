@@ -43,7 +43,7 @@ def command(
     ] = "",
     seed: options.Seed = None,
     at_most: options.AtMost = None,
-    page: options.Page = "127.0.0.1:0",
+    page: options.Page = "0",
     metrics: options.Metrics = "",
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,

@@ -42,7 +42,7 @@ def command(
     out: options.Out = "runs",
     until_decided: UntilDecided = False,
     at_most: options.AtMost = None,
-    page: options.Page = "127.0.0.1:0",
+    page: options.Page = "0",
     seed: options.Seed = None,
     metrics: options.Metrics = "",
     quiet: options.Quiet = False,

@@ -1,14 +1,11 @@
 """Samples one host, its GPUs and the run's processes into a table, until stdin closes or SIGTERM comes.
 
-    python -P -m tailgate.loadtests.monitor --out machines.arrow --trial 1 --sample-s 1 --devices cuda:0 cuda:1
-
-Reads messages `Watch` on stdin. Says `Seen` first, read before the run starts anything, and `Unreadable` once for
-each value that cannot be read.
+Its one argument is a `Task` as JSON. Reads messages `Watch` on stdin. Says `Seen` first, read before the run starts
+anything, and `Unreadable` once for each value that cannot be read.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -20,52 +17,40 @@ from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from tailgate.loadtests.monitor.gpus import Card, Gpus, index_of, visible_cards
-from tailgate.loadtests.monitor.host import Host, machine_identity, shown_gpus
+from tailgate.analysis.wording import counted
+from tailgate.loadtests.monitor.gpus import Card, Gpus, index_of, sees_all_processes, shown_cards, visible_cards
+from tailgate.loadtests.monitor.host import Host, machine_identity
 from tailgate.loadtests.monitor.processes import Processes
-from tailgate.loadtests.monitor.readings import Readings, Seen, Watch, reason
+from tailgate.loadtests.monitor.readings import Readings, Seen, Task, Watch, reason
 from tailgate.servers.clock import now_ns
 from tailgate.servers.processes import say
 
 _FLUSH_S = 0.9  # with a sample each second, each is flushed
-_BUSY_PCT = 5
-_SETTLE_S = 1.2  # the driver's utilisation is of up to the last second
 
 
 def main() -> int:
     """Sample until stdin closes or SIGTERM comes, close the table and return the exit code."""
-    parser = argparse.ArgumentParser(prog="monitor", description="Sample a host, its GPUs and the processes of a run.")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--trial", type=int, default=1)
-    parser.add_argument("--host", default="run", help="its name in the table")
-    parser.add_argument("--sample-s", type=float, default=1.0)
-    parser.add_argument("--devices", nargs="*", default=[], help="as arms name them: cuda:0, auto")
-    options = parser.parse_args()
+    task = Task(**json.loads(sys.argv[1]))
     messages: SimpleQueue[Watch | None] = SimpleQueue()  # None: the end
     signal.signal(signal.SIGTERM, lambda number, frame: messages.put(None))
     threading.Thread(target=_listen, args=(messages,), daemon=True).start()
-    readings = Readings(options.host, say)
+    readings = Readings(task.host, say)
     processes = Processes(readings, root=os.getppid())
     host = Host()
-    names, cards = find_cards(options.devices, readings)
-    gpus = Gpus(names, cards, readings=readings, processes=processes)
-    before = gpus.before(now_ns())
-    is_busy = any(not row["processes"] and (row["utilisation_pct"] or 0) >= _BUSY_PCT for row in before)
-    if is_busy or gpus.is_unsure:
-        time.sleep(_SETTLE_S)  # what has just ended there still shows
-        before = gpus.before(now_ns())
-    machine = {"machine": machine_identity(gpu.uuid for gpu in shown_gpus()), **host.facts()}
-    say(Seen(machines={options.host: machine}, devices=gpus.facts(), before=before))
+    cards = find_cards(task.devices, readings)
+    gpus = Gpus(cards, readings=readings, processes=processes, sees_all=sees_all_processes())
+    machine = {"machine": machine_identity(card.uuid for card in shown_cards())}
+    say(Seen(machines={task.host: machine}, devices=gpus.facts(), before=gpus.before(now_ns())))
     # Only now: this takes longer than all of the above, for which the arms wait.
     from tailgate.analysis.records.schemas import MACHINES
     from tailgate.analysis.records.tables import RecordWriter
 
     flushed_s = 0.0
-    with RecordWriter(options.out, MACHINES) as writer:
-        for _ in _ticks(options.sample_s, messages, processes):
-            shared = {"trial": options.trial, "host": options.host, "at_ns": now_ns()}
+    with RecordWriter(Path(task.out), MACHINES) as writer:
+        for _ in _ticks(task.sample_s, messages, processes):
+            shared = {"trial": task.trial, "host": task.host, "at_ns": now_ns()}
             gpu_rows, held = gpus.sample()
-            host_row = {"kind": "host", "name": options.host, **readings.of(options.host, host.probes)}
+            host_row = {"kind": "host", "name": task.host, **readings.of(task.host, host.probes)}
             for row in (host_row, *gpu_rows, *processes.sample(held)):
                 writer.append({**shared, **row})
             if time.monotonic() - flushed_s >= _FLUSH_S:
@@ -74,25 +59,28 @@ def main() -> int:
     return 0
 
 
-def find_cards(devices: Sequence[str], readings: Readings) -> tuple[list[str], list[Card]]:
-    """Return the devices as cuda:N, each once, and the cards as CUDA numbers them. Report what cannot be found.
+def find_cards(devices: Sequence[str], readings: Readings) -> dict[str, Card]:
+    """Return the cards of the devices by their names cuda:N, each once; `auto` is the first, where there is one.
 
-    `auto` is the first card, where there is one.
+    Report what cannot be found.
     """
-    names = {f"cuda:{index}": None for name in devices if (index := index_of(name)) is not None}
+    names = {f"cuda:{index}": index for name in devices if (index := index_of(name)) is not None}
     if not names and "auto" not in devices:
-        return [], []
+        return {}
+    cards: list[Card] = []
     try:
         import pynvml
 
         cards = visible_cards(pynvml, os.environ)
+        why = f"the driver shows {counted(len(cards), 'device')} to the run"
     except Exception as error:  # no driver, a broken one, or no way to know which card is which
-        for name in names:
-            readings.unreadable(name, "device", reason(error))
-        return [], []
+        why = reason(error)
     if "auto" in devices and cards:
-        names["cuda:0"] = None
-    return sorted(names), cards
+        names["cuda:0"] = 0
+    for name, index in names.items():
+        if index >= len(cards):
+            readings.unreadable(name, "device", why)
+    return {name: cards[index] for name, index in sorted(names.items()) if index < len(cards)}
 
 
 def _ticks(every_s: float, messages: SimpleQueue[Watch | None], processes: Processes) -> Iterator[None]:

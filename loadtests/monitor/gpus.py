@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from tailgate.analysis.wording import counted
 from tailgate.loadtests.monitor.processes import Processes
 from tailgate.loadtests.monitor.readings import Probes, Readings
 
-_PROC = Path("/proc")
 _FIRST_NAMESPACE = "pid:[4026531836]"  # of processes, which every Linux starts with
 _SM, _TEMPERATURE = 1, 0  # NVML_CLOCK_SM, NVML_TEMPERATURE_GPU
+_BY_BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 MUCH_BYTES = 512 << 20  # more than a driver and a desktop take
 REASONS = {
     0x1: "gpu_idle",
@@ -43,34 +42,38 @@ class Card:
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
-        self._part = self._whole = handle
+        self._part = card = handle
         mig = False
         with contextlib.suppress(nvml.NVMLError):  # a driver from before MIG
             mig = bool(nvml.nvmlDeviceIsMigDeviceHandle(handle))
         if mig:
-            self._whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
-        card = self._whole
+            card = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+        self.model = str(nvml.nvmlDeviceGetName(card))  # such as NVIDIA H200
+        self.driver = str(nvml.nvmlSystemGetDriverVersion())
+        self.capability: tuple[int, int] | None = None  # where the driver says
+        with contextlib.suppress(nvml.NVMLError):
+            self.capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(card))
+
+        def throttle() -> list[str]:
+            bits = int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card))
+            return [name for bit, name in REASONS.items() if bits & bit]
+
         self.probes: Probes = {
             "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(card, _SM),
             "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(card) / 1000,
             "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1000,
-            "throttle": self._throttle,
+            "throttle": throttle,
             "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(card, _TEMPERATURE),
-            "utilisation_pct": lambda: nvml.nvmlDeviceGetUtilizationRates(self._part).gpu,
+            "utilisation_pct": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
             ("memory_bytes", "memory_limit_bytes"): self._memory,
         }
         self.facts: Probes = {
             "uuid": lambda: self.uuid,
-            "name": lambda: nvml.nvmlDeviceGetName(self._part),
+            "name": lambda: nvml.nvmlDeviceGetName(handle),
             "memory_bytes": lambda: self._memory()[1],
             "power_limit_w": lambda: nvml.nvmlDeviceGetPowerManagementLimit(card) / 1000,
             "mig": lambda: mig,
         }
-
-    @property
-    def model(self) -> str:
-        """The card's name, such as NVIDIA H200."""
-        return str(self._nvml.nvmlDeviceGetName(self._whole))
 
     @property
     def uuid(self) -> str:
@@ -92,10 +95,6 @@ class Card:
         except nvml.NVMLError:
             memory = nvml.nvmlDeviceGetMemoryInfo(self._part)
         return int(memory.used), int(memory.total)
-
-    def _throttle(self) -> list[str]:
-        bits = int(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._whole))
-        return [name for bit, name in REASONS.items() if bits & bit]
 
 
 def visible_cards(nvml: Any, environment: Mapping[str, str]) -> list[Card]:
@@ -132,6 +131,19 @@ def visible_cards(nvml: Any, environment: Mapping[str, str]) -> list[Card]:
     return seen
 
 
+def shown_cards(environment: Mapping[str, str] = _BY_BUS) -> list[Card]:
+    """Return the cards that the driver shows, as CUDA numbers them; none without a driver or where that is not known.
+
+    By default all cards of the machine.
+    """
+    try:
+        import pynvml
+
+        return visible_cards(pynvml, environment)
+    except Exception:  # no library, no driver, or a broken one
+        return []
+
+
 def index_of(device: str) -> int | None:
     """Return N of cuda:N, 0 of cuda, None of anything else."""
     kind, _, index = device.partition(":")
@@ -144,35 +156,27 @@ def device_name(device: str) -> str:
     return device if index is None else f"cuda:{index}"
 
 
-class Gpus:
-    """The GPUs called `names` (cuda:N), read together. Foreign processes do not descend from the run's own.
+def sees_all_processes() -> bool:
+    """Return whether this process is in the first namespace of processes, which shows those of containers too."""
+    try:
+        return Path("/proc/self/ns/pid").readlink().name == _FIRST_NAMESPACE
+    except OSError:
+        return False
 
-    `processes` says which belong to the run. `proc` is where the kernel's files are.
+
+class Gpus:
+    """The `cards` by their names (cuda:N), read together. `processes` says which processes on them are the run's.
+
+    Foreign ones do not descend from it. Where the processes of a container are not shown (`sees_all`), a list without
+    foreign ones says nothing.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        cards: Sequence[Card],
-        *,
-        readings: Readings,
-        processes: Processes,
-        proc: Path = _PROC,
-    ) -> None:
-        self._readings = readings
-        self._processes = processes
-        self._proc = proc
+    def __init__(self, cards: Mapping[str, Card], *, readings: Readings, processes: Processes, sees_all: bool) -> None:
+        self._cards, self._readings, self._processes, self._sees_all = cards, readings, processes, sees_all
         self._unresolved: dict[str, set[int]] = {}
-        self._cards: dict[str, Card] = {}
-        for name in names:
-            index = index_of(name)
-            if index is not None and index < len(cards):
-                self._cards[name] = cards[index]
-            else:
-                readings.unreadable(name, "device", f"the driver shows {counted(len(cards), 'device')} to the run")
 
     def facts(self) -> dict[str, dict[str, Any]]:
-        """Return what does not change of each GPU: host, index, uuid, name, driver, limits, how to lock its clocks."""
+        """Return what does not change of each GPU."""
         host = self._readings.host
         return {name: {"host": host, **self._readings.of(name, card.facts)} for name, card in self._cards.items()}
 
@@ -180,67 +184,49 @@ class Gpus:
         """Return what each GPU does before the run uses it, with the foreign processes on it, null where not shown."""
         rows = []
         for name, card in self._cards.items():
-            row, listed = self._read(name, card)
-            foreign = self._foreign(name, listed, row.get("memory_bytes"))
+            row, _, foreign = self._read(name, card)
             processes = None
             if foreign is not None:
                 processes = [{"pid": pid, "name": _name_of(pid), "memory_bytes": foreign[pid]} for pid in foreign]
-            now = {key: row.get(key) for key in ("memory_bytes", "utilisation_pct", "sm_mhz")}
-            rows.append({"host": self._readings.host, "device": name, "at_ns": at_ns, "processes": processes, **now})
+            place = {"host": self._readings.host, "device": name, "at_ns": at_ns}
+            rows.append({**place, "processes": processes, "memory_bytes": row.get("memory_bytes")})
         return rows
-
-    @property
-    def is_unsure(self) -> bool:
-        """Whether the last reading showed a process that cannot be looked up. It counts once it is listed again."""
-        return any(self._unresolved.values())
 
     def sample(self) -> tuple[list[dict[str, Any]], dict[int, int | None]]:
         """Return a row of each GPU, and what each process holds of all GPUs together."""
         rows: list[dict[str, Any]] = []
         held: dict[int, int | None] = {}
         for name, card in self._cards.items():
-            row, listed = self._read(name, card)
-            for pid, size in (listed or {}).items():
+            row, listed, foreign = self._read(name, card)
+            for pid, size in listed.items():
                 held[pid] = _total((held.get(pid, 0), size))
-            foreign = self._foreign(name, listed, row.get("memory_bytes"))
             if foreign is not None:
                 row |= {"foreign_processes": len(foreign), "foreign_memory_bytes": _total(foreign.values())}
             rows.append({"kind": "device", "name": name, **row})
         return rows, held
 
-    def _read(self, name: str, card: Card) -> tuple[dict[str, Any], Mapping[int, int | None] | None]:
-        """Return the columns of a sample, and the processes on the GPU; None where these cannot be listed."""
-        listing = self._readings.of(name, {"foreign_processes": card.processes})
-        return self._readings.of(name, card.probes), listing.get("foreign_processes")
-
-    def _foreign(
-        self, name: str, listed: Mapping[int, int | None] | None, used_bytes: int | None
-    ) -> dict[int, int | None] | None:
-        """Return the listed processes that are foreign, with their memory; None where the list cannot show that.
-
-        One whose ancestors cannot be read may just have ended: it counts once it is listed again.
-        """
+    def _read(
+        self, name: str, card: Card
+    ) -> tuple[dict[str, Any], Mapping[int, int | None], dict[int, int | None] | None]:
+        """Return the columns of a sample, the processes on the GPU with their memory, and the foreign ones of them:
+        None where the list cannot show that."""
+        row = self._readings.of(name, card.probes)
+        listed = self._readings.of(name, {"foreign_processes": card.processes}).get("foreign_processes")
         if listed is None:
-            return None
+            return row, {}, None
         owners = {pid: self._processes.is_of_run(pid) for pid in listed}
         foreign = {pid: listed[pid] for pid, own in owners.items() if own is False}
-        if not self._in_first_namespace():
-            if not foreign:
-                self._readings.unreadable(name, "foreign_processes", _CONTAINER)
-            return foreign or None
-        if not listed and (used_bytes or 0) > MUCH_BYTES:
-            self._readings.unreadable(name, "foreign_processes", _NOTHING_LISTED)
-            return None
-        unresolved = {pid for pid, own in owners.items() if own is None}
-        known = unresolved & self._unresolved.get(name, set())
-        self._unresolved[name] = unresolved
-        return foreign | {pid: listed[pid] for pid in known}
-
-    def _in_first_namespace(self) -> bool:
-        try:
-            return (self._proc / "self/ns/pid").readlink().name == _FIRST_NAMESPACE
-        except OSError:
-            return False
+        if self._sees_all:
+            # One whose ancestors cannot be read may just have ended: it counts once it is listed again.
+            unresolved = {pid for pid, own in owners.items() if own is None}
+            foreign |= {pid: listed[pid] for pid in unresolved & self._unresolved.get(name, set())}
+            self._unresolved[name] = unresolved
+        why = "" if foreign or self._sees_all else _CONTAINER
+        if self._sees_all and not listed and row.get("memory_bytes", 0) > MUCH_BYTES:
+            why = _NOTHING_LISTED
+        if why:
+            self._readings.unreadable(name, "foreign_processes", why)
+        return row, listed, None if why else foreign
 
 
 def _name_of(pid: int) -> str | None:

@@ -11,7 +11,6 @@ import hashlib
 import os
 import platform
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,36 +20,6 @@ from tailgate.loadtests.generator.clock_offsets import host_identity
 from tailgate.loadtests.monitor.readings import Probes
 
 _MACHINE_ID = Path("/etc/machine-id")
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """An NVIDIA GPU that the driver shows."""
-
-    name: str
-    driver: str
-    uuid: str
-    capability: tuple[int, int] | None  # where the driver says
-
-
-def shown_gpus() -> list[Gpu]:
-    """Return the NVIDIA GPUs that the driver shows, none where there is no driver."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        driver = str(pynvml.nvmlSystemGetDriverVersion())
-        gpus = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            name, uuid = str(pynvml.nvmlDeviceGetName(handle)), str(pynvml.nvmlDeviceGetUUID(handle))
-            capability = None
-            with contextlib.suppress(pynvml.NVMLError):
-                capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle))
-            gpus.append(Gpu(name=name, driver=driver, uuid=uuid, capability=capability))
-    except Exception:  # no library, no driver, or a broken one
-        return []
-    return gpus
 
 
 def machine_identity(uuids: Iterable[str], machine_id: Path = _MACHINE_ID) -> str | None:
@@ -90,19 +59,13 @@ class Host:
 
     def __init__(self, proc: Path = _PROC, sys: Path = _SYS, allowed: Set[int] | None = None) -> None:
         self._proc = proc
-        self._allowed = os.sched_getaffinity(0) if allowed is None else allowed
-        self._watched = {cpu for own in self._allowed for cpu in siblings(own, sys)}
+        allowed = os.sched_getaffinity(0) if allowed is None else allowed
+        self._watched = {cpu for own in allowed for cpu in siblings(own, sys)}
         self.probes: Probes = {
             ("cpu_s", "steal_s", "cpus"): self._processors,
             ("memory_bytes", "memory_limit_bytes"): self._memory,
             "pressure_memory_s": self._memory_pressure,
         }
-
-    def facts(self) -> dict[str, Any]:
-        """Return the model and number of processors, and how many of them the run may use (null: all)."""
-        cpus = psutil.cpu_count() or len(self._allowed)
-        allowed = len(self._allowed)
-        return {"cpu": cpu_model(), "cpus": cpus, "cpus_allowed": allowed if allowed < cpus else None}
 
     def _processors(self) -> Sequence[Any]:
         every = psutil.cpu_times(percpu=True)

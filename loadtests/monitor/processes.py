@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ class _Family:
     """A named process and its descendants, as last seen."""
 
     arm: str | None
-    pid: int
+    process: psutil.Process
     members: dict[int, psutil.Process] = field(default_factory=dict)
     cpu_s: float = 0.0  # of the members at the last sample
     lost_s: float = 0.0  # of members that ended without a parent that waited for them
@@ -40,13 +41,11 @@ class Processes:
         self._search_s = 0.0
 
     def take(self, watch: Watch) -> None:
-        """Sample the process and its descendants under the name from now on, or nothing any more."""
-        if watch.pid is None:
-            self._families.pop(watch.name, None)
-            return
-        self._families[watch.name] = _Family(arm=watch.arm, pid=watch.pid)
-        self._names[watch.pid] = watch.name
-        self._search_s = 0.0
+        """Sample the process, unless it has ended, and its descendants under the name from now on."""
+        with suppress(psutil.NoSuchProcess):
+            self._families[watch.name] = _Family(arm=watch.arm, process=psutil.Process(watch.pid))
+            self._names[watch.pid] = watch.name
+            self._search_s = 0.0
 
     def sample(self, device_bytes: Mapping[int, int | None]) -> list[dict[str, Any]]:
         """Return a row of each named process that lives. `device_bytes` is what each process holds of all devices."""
@@ -85,7 +84,7 @@ class Processes:
             except (psutil.Error, OSError) as error:
                 self._readings.unreadable(name, "cpu_s", reason(error))
                 return None
-        if family.pid not in family.members:
+        if family.process.pid not in family.members:
             return None
         family.lost_s += max(0.0, family.cpu_s - cpu_s)
         family.cpu_s = cpu_s
@@ -94,16 +93,15 @@ class Processes:
             "kind": "process",
             "name": name,
             "arm": family.arm,
-            "pid": family.pid,
+            "pid": family.process.pid,
             "cpu_s": cpu_s + family.lost_s,
             "memory_bytes": memory,
             "device_memory_bytes": sum(size or 0 for size in held) if held and None not in held else None,
         }
 
     def _find_members(self, name: str, family: _Family) -> None:
-        try:
-            process = psutil.Process(family.pid)
-            family.members = {member.pid: member for member in (process, *process.children(recursive=True))}
-        except psutil.NoSuchProcess:
-            family.members = {}
+        family.members = {}
+        with suppress(psutil.NoSuchProcess):
+            own = (family.process, *family.process.children(recursive=True))
+            family.members = {member.pid: member for member in own}
         self._names.update(dict.fromkeys(family.members, name))

@@ -1,13 +1,32 @@
-"""What the machine monitor reads, and says to the process that starts it.
+"""What the machine monitor is asked, reads, and says to the process that starts it.
 
 Values are read one by one: one that cannot be read is null, and is reported once with the reason.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+
+from tailgate.servers.processes import Child, messages_of
+
+# -P: a directory called `loadtests` where the user stands must not be imported instead.
+_COMMAND = (sys.executable, "-P", "-m", "tailgate.loadtests.monitor")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """To sample a host, called so in the table at `out`, and its `devices`, called as arms do, every `sample_s`."""
+
+    out: str
+    trial: int
+    host: str
+    sample_s: float
+    devices: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +50,22 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """To the monitor: sample the process and its descendants under `name`; no `pid` ends that."""
+    """To the monitor: sample the process and its descendants under `name`, until it ends."""
 
     name: str
-    pid: int | None = None
+    pid: int
     arm: str | None = None
+
+
+def start_monitor(task: Task, *, log_path: Path, environment: Mapping[str, str]) -> Child:
+    """Start the process, which says `Seen` and `Unreadable`, and takes `Watch` by `watch`."""
+    command, parse = [*_COMMAND, json.dumps(asdict(task))], messages_of(Seen, Unreadable)
+    return Child("watcher", command, log_path=log_path, environment=environment, commands=True, parse=parse)
+
+
+def watch(monitor: Child, what: Watch) -> None:
+    """Have the monitor follow it."""
+    monitor.command(json.dumps(asdict(what)))
 
 
 # What is read: a column, or several that come together in their order, by a function that may raise anything.

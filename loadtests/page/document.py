@@ -7,7 +7,7 @@ import hashlib
 import json
 from importlib.resources import files
 
-from jinja2 import Environment, FunctionLoader, StrictUndefined, select_autoescape
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from tailgate.analysis.glossary import PATTERN, definitions, with_tooltips
@@ -29,7 +29,7 @@ def page() -> tuple[bytes, str]:
     """Return (the page, the Content-Security-Policy to send with it). It holds nothing of any run."""
     environment = Environment(
         loader=FunctionLoader(template_text),
-        autoescape=select_autoescape(default=True, default_for_string=True),
+        autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from ipaddress import ip_address
-from socketserver import TCPServer
+from socketserver import ThreadingTCPServer
 from typing import Any
 
 from tailgate.servers.complaint import ConfigError
@@ -34,25 +34,24 @@ def is_loopback(host: str) -> bool:
 def token_in(environment: Mapping[str, str], variable: str) -> str:
     """Return the token in `variable`, "" for none. Raises ConfigError for one that is too short or fits no header."""
     token = environment.get(variable, "").strip()
-    if token and len(token) < FEWEST_CHARACTERS:
-        raise ConfigError(
-            f"{variable} holds {len(token)} characters; the least is {FEWEST_CHARACTERS}: make one with "
-            "`openssl rand -hex 16`"
-        )
+    wrong = ""
     if token and not re.fullmatch(r"[A-Za-z0-9._-]+", token):
-        raise ConfigError(
-            f"{variable} holds other characters than letters, digits, -, _ and .: make one with `openssl rand -hex 16`"
-        )
+        wrong = "other characters than letters, digits, -, _ and ."
+    elif 0 < len(token) < FEWEST_CHARACTERS:
+        wrong = f"{len(token)} characters; the least is {FEWEST_CHARACTERS}"
+    if wrong:
+        raise ConfigError(f"{variable} holds {wrong}: make one with `openssl rand -hex 16`")
     return token
 
 
-class Server(ThreadingHTTPServer):
-    """Listens on (host, port) from now on, and answers by `handler` once `serve_forever` runs. Raises OSError.
+class Server(ThreadingTCPServer):
+    """Listens on (host, port) from now on, and answers by `handler` between `open` and `close`. Raises OSError.
 
     Without a `token`, only requests to a name of this machine are answered: a foreign page whose name was bound anew to
     127.0.0.1 still sends its own name as Host.
     """
 
+    allow_reuse_address = True
     daemon_threads = True
     request_queue_size = 64
 
@@ -61,16 +60,15 @@ class Server(ThreadingHTTPServer):
         super().__init__((host, port), handler)
         self._token = token
         self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True)
 
     def open(self) -> None:
         """Answer from now on, in threads of this process."""
-        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Answer and listen no more."""
-        if self._thread is not None:
+        if self._thread.is_alive():
             self.shutdown()
             self._thread.join()
         self.server_close()
@@ -94,20 +92,9 @@ class Server(ThreadingHTTPServer):
         scheme, _, given = authorization.partition(" ")
         return not self._token or (scheme.lower() == "bearer" and self.is_token(given.strip()))
 
-    def server_bind(self) -> None:
-        """Bind as any TCP server does: HTTPServer would ask the name service for its name."""
-        TCPServer.server_bind(self)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Close what comes beyond the limit at once: clients cannot take all threads and files of the machine."""
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request(request, client_address)
-        except BaseException:
-            self._free.release()
-            raise
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Have what comes beyond the limit closed: clients cannot take all threads and files of the machine."""
+        return self._free.acquire(blocking=False)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
@@ -131,22 +118,11 @@ class Handler(BaseHTTPRequestHandler):
     timeout = _IDLE_S
 
     def do_GET(self) -> None:
-        self.get()
+        """Answer GET, and HEAD without the body."""
+        raise NotImplementedError
 
     def do_HEAD(self) -> None:
-        self.get()
-
-    def do_POST(self) -> None:
-        self.post()
-
-    def get(self) -> None:
-        """Answer GET, and HEAD without the body."""
-        self.answer(HTTPStatus.NOT_FOUND, "There is nothing here.\n")
-
-    def post(self) -> None:
-        """Answer POST; not at all here."""
-        self.close_connection = True  # the body was not read
-        self.answer(HTTPStatus.NOT_IMPLEMENTED, "Nothing is sent here.\n")
+        self.do_GET()
 
     def begin(self, status: HTTPStatus, headers: Mapping[str, str]) -> None:
         """Send the head of an answer."""

@@ -17,23 +17,17 @@ _BATCHES_AT_ONCE = 64 << 20
 
 
 class _Tail:
-    """The place in the file at `path` up to which it was read. A file that shrank or was replaced is read anew."""
+    """The place in the file at `path` up to which it was read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._inode = 0
         self._at = 0
 
     def _read(self, most: int) -> bytes:
         """Return what follows the place, `most` bytes of it; nothing where there is no file."""
-        try:
-            with self._path.open("rb") as file:
-                state = os.fstat(file.fileno())
-                if state.st_ino != self._inode or state.st_size < self._at:
-                    self._inode, self._at = state.st_ino, 0
-                return os.pread(file.fileno(), most, self._at)
-        except OSError:
-            return b""
+        with suppress(OSError), self._path.open("rb") as file:
+            return os.pread(file.fileno(), most, self._at)
+        return b""
 
 
 class LinesTail(_Tail):
@@ -42,16 +36,14 @@ class LinesTail(_Tail):
     def new(self) -> list[dict[str, Any]]:
         """Return the objects that came since, in the order of the file: of a long file the first of them."""
         rows: list[dict[str, Any]] = []
-        while not rows and (content := self._read(_LINES_AT_ONCE)):
-            end = content.rfind(b"\n") + 1
-            if not end and len(content) < _LINES_AT_ONCE:
-                break  # the line is being written
-            self._at += end or len(content)
-            for line in content[:end].splitlines():
-                with suppress(ValueError):
-                    document = parse_json(line.decode("utf-8", "replace"))
-                    if isinstance(document, dict):
-                        rows.append(document)
+        content = self._read(_LINES_AT_ONCE)
+        whole = content[: content.rfind(b"\n") + 1]
+        self._at += len(whole)
+        for line in whole.splitlines():
+            with suppress(ValueError):
+                document = parse_json(line.decode("utf-8", "replace"))
+                if isinstance(document, dict):
+                    rows.append(document)
         return rows
 
 

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import json
-import time
 import tomllib
 from collections import deque
-from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tailgate.analysis.records.documents import content_of
-from tailgate.analysis.records.plain_values import CONTROL, mapping, number, rows_of
+from tailgate.analysis.records.plain_values import CONTROL
 from tailgate.loadtests.page.tails import LinesTail, TableTail
 
 REPORT = "report.html"
-_STATUS = "status.json"
 _LINES = ("load", "interim", "weights")
 _EVENT_COLUMNS = ("arm", "kind", "phase", "start_ns", "end_ns", "shape", "reason", "request_ids")
 _MACHINE_COLUMNS = (
     *("kind", "name", "at_ns", "cpus", "cpu_s", "steal_s", "memory_bytes", "memory_limit_bytes"),
     *("sm_mhz", "power_w", "power_limit_w", "temperature_c", "utilisation_pct", "throttle", "foreign_processes"),
 )
-_TABLES = {"events": ("compile_events.arrow", _EVENT_COLUMNS), "machines": ("machines.arrow", _MACHINE_COLUMNS)}
-_MOST_ROWS = {"events": 20_000, "machines": 3000}  # of the newest: of machines the page shows the last minutes
-_LONGEST_SILENCE_S = 30.0
+# Of the newest rows so many: of machines the page shows the last minutes.
+_TABLES = {
+    "events": ("compile_events.arrow", _EVENT_COLUMNS, 20_000),
+    "machines": ("machines.arrow", _MACHINE_COLUMNS, 3000),
+}
 
 
 class Updates:
@@ -34,80 +32,49 @@ class Updates:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._lines = {name: LinesTail(run_dir / f"{name}.jsonl") for name in _LINES}
-        self._tables: dict[str, dict[Path, TableTail]] = {name: {} for name in _TABLES}
-        self._run: dict[str, Any] = {}
+        self._tables: dict[Path, TableTail] = {}
         self._first = True
 
     def event(self, *, last: bool) -> bytes:
         """Return what is new as a server-sent event; `last` says that none follows."""
         message: dict[str, Any] = {"first": self._first, "last": last, "now": self._now()}
-        self._first = False
-        if not self._run.get("arms"):
-            self._run = message["run"] = described(self._run_dir)
+        if self._first:
+            message["run"], self._first = described(self._run_dir), False
         message |= {name: rows for name, tail in self._lines.items() if (rows := tail.new())}
-        message |= {name: self._rows(name) for name in _TABLES}
+        message |= {name: self._rows(*table) for name, table in _TABLES.items()}
         for event in message["events"]:
             event["hit"] = len(event.pop("request_ids", None) or ())
         text = json.dumps(message, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=str)
         return f"data: {CONTROL.sub('', text)}\n\n".encode()
 
-    def _rows(self, name: str) -> list[dict[str, Any]]:
+    def _rows(self, file: str, columns: tuple[str, ...], most: int) -> list[dict[str, Any]]:
         """Return the newest rows of a table in all trials."""
-        (file, columns), tails, most = _TABLES[name], self._tables[name], _MOST_ROWS[name]
+        newest: deque[dict[str, Any]] = deque(maxlen=most)
         for path in sorted(self._run_dir.glob(f"trial-[0-9]*/{file}")):
-            tails.setdefault(path, TableTail(path, columns))
-        newest = deque((batch for path in sorted(tails) for batch in tails[path].batches()), maxlen=most)
-        rows: list[dict[str, Any]] = []
-        while newest and len(rows) < most:
-            rows[:0] = newest.pop().to_pylist()
-        return [
-            {key: number(value) if isinstance(value, float) else value for key, value in row.items()}
-            for row in rows[-most:]
-        ]
+            for batch in self._tables.setdefault(path, TableTail(path, columns)).batches():
+                newest.extend(batch.slice(max(0, batch.num_rows - most)).to_pylist())
+        return list(newest)
 
     def _now(self) -> dict[str, Any]:
-        status = content_of(self._run_dir / _STATUS)
-        trial = status.get("trial")
-        folder = self._run_dir / (f"trial-{trial:02d}" if isinstance(trial, int) else "trial-01")
-        lags = [mapping(content_of(path).get("lag_ms")).get("p99") for path in folder.glob("generator-[0-9]*.json")]
-        ended = status.get("ended")
-        return {
-            **status,
-            "lag_ms": max((ms for ms in map(number, lags) if ms is not None), default=None),
-            "silent_s": None if ended else self._silent_s(),
-            "ended": self._ended(ended) if isinstance(ended, Mapping) else None,
-        }
-
-    def _silent_s(self) -> float | None:
-        """Return for how long the run has written nothing, where that is long: it writes each second."""
-        try:
-            silent_s = time.time() - (self._run_dir / _STATUS).stat().st_mtime
-        except OSError:
-            return None
-        return silent_s if silent_s > _LONGEST_SILENCE_S else None
-
-    def _ended(self, ended: Mapping[str, Any]) -> dict[str, Any]:
-        """Return how the run ended, with its verdict where it has one."""
-        has_report = (self._run_dir / REPORT).exists()
-        summary = content_of(self._run_dir / "summary.json") if has_report else {}
-        return {**ended, "report": has_report, "verdict": summary.get("overall"), "headline": summary.get("headline")}
+        """Return the status of the run; with its end its verdict, where it has one."""
+        status = content_of(self._run_dir / "status.json")
+        if ended := status.get("ended"):
+            has_report = (self._run_dir / REPORT).exists()
+            summary = content_of(self._run_dir / "summary.json") if has_report else {}
+            judged = {"report": has_report, "verdict": summary.get("overall"), "headline": summary.get("headline")}
+            status["ended"] = {**ended, **judged}
+        return status
 
 
 def described(run_dir: Path) -> dict[str, Any]:
     """Return what is known from the start: names, arms, and how the run is judged."""
-    experiment: dict[str, Any] = {}
-    with suppress(OSError, ValueError):
-        experiment = tomllib.loads((run_dir / "experiment.toml").read_text(encoding="utf-8"))
-    traffic, gates = mapping(experiment.get("traffic")), mapping(experiment.get("gates"))
-    arms = [
-        {key: arm.get(key) for key in ("name", "preset", "control", "weight")}
-        for arm in rows_of(experiment.get("arms"))
-    ]
+    experiment = tomllib.loads((run_dir / "experiment.toml").read_text(encoding="utf-8"))
+    arms = [{key: arm.get(key) for key in ("name", "preset", "control", "weight")} for arm in experiment["arms"]]
     return {
-        "name": experiment.get("name") or run_dir.name,
+        "name": experiment["name"],
         "id": run_dir.name,
-        "arms": sorted(arms, key=lambda arm: arm["control"] is not True),
-        "design": traffic.get("design"),
-        "max_lag_ms": number(gates.get("max_generator_lag_ms")),
-        "judged_once": gates.get("sequential") is not True,
+        "arms": sorted(arms, key=lambda arm: not arm["control"]),
+        "design": experiment["traffic"]["design"],
+        "max_lag_ms": experiment["gates"]["max_generator_lag_ms"],
+        "judged_once": not experiment["gates"]["sequential"],
     }

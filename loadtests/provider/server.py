@@ -107,10 +107,10 @@ class _Handler(Handler):
     server: ProviderServer
     timeout = _IDLE_S
 
-    def get(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802  (http.server's name)
         self._handle(self._get)
 
-    def post(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802
         self.close_connection = True  # the body of a refused request is not read
         self._handle(self._post)
 

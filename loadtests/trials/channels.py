@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,8 +10,6 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tailgate.analysis.records.documents import parse_json
-from tailgate.analysis.records.plain_values import mapping
 from tailgate.loadtests.experiments.checks import same_kind_of_device
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.metadata import INFERENCE_SERVICE
@@ -78,21 +77,12 @@ def final_account(snapshot: SnapshotResponse) -> dict[str, Any]:
     }
 
 
-def check_name(name: str, arm: str, snapshot: SnapshotResponse) -> None:
-    """Raise ConfigError unless the replica is the one that was started as `name`."""
-    if (snapshot.arm, snapshot.replica) != (arm, name):
-        raise ConfigError(
-            f'{name} of arm "{arm}" answers as "{snapshot.replica}" of arm "{snapshot.arm}": see which program its '
-            "port belongs to, and run again"
-        )
-
-
 def check_alike(snapshots: Mapping[str, SnapshotResponse], control: SnapshotResponse) -> None:
     """Raise ConfigError unless all replicas report that they run the same thing as the control."""
     for name, snapshot in snapshots.items():
         for what, value, expected in (
             ("dtype", snapshot.dtype, control.dtype),
-            ("attention", _attention(name, snapshot), _attention("the control", control)),
+            ("attention", *(configuration(one)["model"]["attention"] for one in (snapshot, control))),
             ("vocabulary", snapshot.vocab_size, control.vocab_size),
             ("device", snapshot.device, control.device),
         ):
@@ -104,18 +94,7 @@ def check_alike(snapshots: Mapping[str, SnapshotResponse], control: SnapshotResp
                 )
 
 
-def configuration(name: str, snapshot: SnapshotResponse) -> dict[str, Any]:
-    """Return the tables of the arm's configuration, as the replica called `name` reports it. Raises ConfigError."""
-    try:
-        tables = parse_json(snapshot.config_json)
-    except ValueError:
-        tables = None
-    if not isinstance(tables, dict):
-        raise ConfigError(
-            f"{name} reports no configuration but {snapshot.config_json[:80]!r}: is it a replica of tailgate?"
-        )
+def configuration(snapshot: SnapshotResponse) -> dict[str, Any]:
+    """Return the tables of the arm's configuration, as its replica reports it."""
+    tables: dict[str, Any] = json.loads(snapshot.config_json)
     return tables
-
-
-def _attention(name: str, snapshot: SnapshotResponse) -> str:
-    return str(mapping(configuration(name, snapshot).get("model")).get("attention"))

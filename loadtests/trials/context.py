@@ -95,10 +95,6 @@ class TrialFacts:
             facts.over_limit = dict(schedule.over)
         return facts
 
-    def write(self, folder: Path) -> None:
-        """Write these facts to trial.json in `folder`."""
-        write_document(folder / "trial.json", {item.name: getattr(self, item.name) for item in fields(self)}, indent=2)
-
 
 def _arm(arm: ExperimentArm) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": arm.name, "kind": arm.kind, "replicas": list(arm.replica_names)}
@@ -130,7 +126,8 @@ class TrialContext:
 
     def write_facts(self) -> None:
         """Write the facts as they are now to trial.json."""
-        self.facts.write(self.folder)
+        facts = {item.name: getattr(self.facts, item.name) for item in fields(self.facts)}
+        write_document(self.folder / "trial.json", facts, indent=2)
 
     def keep_facts(self) -> None:
         """Write the facts as they are now, where the disk takes them; otherwise they wait for the next write.

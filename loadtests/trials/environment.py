@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import platform
 import subprocess
@@ -16,7 +15,8 @@ import psutil
 
 from tailgate.analysis.records.schemas import REQUESTS
 from tailgate.analysis.records.tables import RecordError, read_table
-from tailgate.loadtests.monitor.host import cpu_model, machine_identity, shown_gpus
+from tailgate.loadtests.monitor.gpus import shown_cards
+from tailgate.loadtests.monitor.host import cpu_model, machine_identity
 from tailgate.servers import clock
 
 _PACKAGES = (
@@ -27,33 +27,28 @@ _PACKAGES = (
 
 def describe_environment() -> dict[str, Any]:
     """Return what `environment.json` holds. What is unknown is null or absent."""
-    gpus = shown_gpus()
+    cards = shown_cards()
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "versions": _versions(),
         "git_commit": _git_commit(),
-        "machine": machine_identity(gpu.uuid for gpu in gpus),
+        "machine": machine_identity(card.uuid for card in cards),
         "cpu": {"model": cpu_model(), "count": os.cpu_count(), "usable": len(os.sched_getaffinity(0))},
         "memory_bytes": psutil.virtual_memory().total,
-        "gpus": [f"{gpu.name}, {gpu.driver}" for gpu in gpus],
+        "gpus": [f"{card.model}, {card.driver}" for card in cards],
         "clock": {"anchor_ns": clock.ANCHOR_NS, "source": "CLOCK_MONOTONIC + anchor"},
     }
 
 
 def sees_gpu() -> bool:
     """Return whether this machine seems to have a GPU, without importing torch."""
-    return bool(shown_gpus()) or any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()  # of Windows
+    return bool(shown_cards()) or any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()  # of Windows
 
 
 def count_gpus() -> int:
     """Return how many GPUs a child process can use, 0 where only torch would know."""
-    shown = len(shown_gpus()) or len(list(Path("/dev").glob("nvidia[0-9]*")))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None or not shown:
-        return shown
-    named = visible.split(",")
-    return len(named[: named.index("-1")] if "-1" in named else [name for name in named if name.strip()])
+    return len(shown_cards(os.environ))
 
 
 def _versions() -> dict[str, str]:
@@ -78,14 +73,14 @@ def _git_commit() -> str | None:
 
 def new_run_dir(out: Path, name: str) -> Path:
     """Make and return a new directory `<time>-<name>` under `out`."""
-    stamp = datetime.now(tz=UTC).strftime("%Y%m%dT%H%M%SZ")
-    out.mkdir(parents=True, exist_ok=True)
-    for attempt in itertools.count(1):
-        path = out / (f"{stamp}-{name}" if attempt == 1 else f"{stamp}-{name}-{attempt}")
+    first = out / f"{datetime.now(tz=UTC):%Y%m%dT%H%M%SZ}-{name}"
+    path, attempt = first, 1
+    while True:
         with suppress(FileExistsError):
-            path.mkdir()
-            break
-    return path
+            path.mkdir(parents=True)
+            return path
+        attempt += 1
+        path = first.with_name(f"{first.name}-{attempt}")
 
 
 def has_requests(run_dir: Path) -> bool:

@@ -7,7 +7,6 @@ of each arm. A page that cannot start is one note: the run goes on without it.
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,9 +16,7 @@ from typing import Any
 
 from tailgate.analysis.records.documents import write_document
 from tailgate.loadtests.page.server import PageServer
-from tailgate.loadtests.page.serving import is_loopback
 from tailgate.loadtests.trials.status import Status
-from tailgate.servers.address import host_port, joined
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError
 
@@ -27,28 +24,27 @@ _EVERY_S = 1.0
 _LAST_WAIT_S = 3.0
 _MOST_NOTES = 60
 _SHOWN = ("phase", "detail", "trial", "trials", "planned", "duration_s")
+_SHOWN_OF_LOAD = ("finished", "failed", "t_s", "lag_ms")
 OFF = "off"
 
 
-def page_address(text: str) -> tuple[str, int] | None:
-    """Return (host, port) of --page, port 0 for a free one; None for `off`. Raises ConfigError."""
+def page_port(text: str) -> int | None:
+    """Return the port of --page, 0 for a free one; None for `off`. Raises ConfigError."""
     if text == OFF:
         return None
-    wrong = f'--page "{text}" is not HOST:PORT: give one such as 127.0.0.1:8080, port 0 for a free one, or {OFF}'
-    host, port = host_port(text, wrong, lowest=0)
-    if not is_loopback(host):
+    if not text.isascii() or not text.isdecimal() or int(text) > 65535:
         raise ConfigError(
-            f'--page "{text}" is an address that others reach: give 127.0.0.1:{port}, and reach it through a tunnel, '
-            f"such as ssh -L {port}:127.0.0.1:{port} HOST"
+            f'--page "{text}" is no port of this machine: give one such as 8080, 0 for a free one, or {OFF}'
         )
-    return host, port
+    return int(text)
 
 
 class LivePage:
-    """The page of the run whose `status` is given, served at `host`:`port` from `open` until `close`."""
+    """The page of the run whose `status` is given, served to this machine at `port` from `open` until `close`."""
 
-    def __init__(self, host: str, port: int, status: Status) -> None:
-        self._host, self._port, self._status = host, port, status
+    def __init__(self, port: int, status: Status) -> None:
+        self._port, self._status = port, status
+        self.url = ""  # while it is served
         self._run_dir = Path()
         self._server: PageServer | None = None
         self._began_ns = now_ns()
@@ -57,33 +53,29 @@ class LivePage:
         self._thread = threading.Thread(target=self._write_until_closed, name="live-page", daemon=True)
 
     def open(self, run_dir: Path) -> None:
-        """Serve the page of the run in `run_dir`, and put its address into the status."""
+        """Serve the page of the run in `run_dir`, and note its address."""
         self._run_dir = run_dir
         try:
-            server = PageServer(run_dir, self._host, self._port)
+            self._server = PageServer(run_dir, self._port)
         except OSError as error:
-            where = joined(self._host, self._port)
-            self._status.note(f"there is no live page, and the run goes on: {where}: {error.strerror or error}")
+            why = error.strerror or error
+            self._status.note(f"there is no live page, and the run goes on: port {self._port}: {why}")
             return
-        self._status.page = url = f"http://{joined(self._host, server.port)}/"
-        with suppress(OSError):
-            write_document(run_dir / "page.json", {"url": url, "pid": os.getpid()})
-        self._server = server
+        self.url = f"http://127.0.0.1:{self._server.port}/"
+        self._status.note(f"live page: {self.url}")
         self._write()
-        server.open()
+        self._server.open()
         self._thread.start()
 
     def close(self, ended: Mapping[str, Any]) -> None:
-        """Show browsers how the run `ended`, and stop the page. A second call does nothing."""
-        if self._server is None or self._closing.is_set():
+        """Show browsers how the run `ended`, and stop the page."""
+        if self._server is None:
             return
         self._closing.set()
         self._thread.join()
         self._write(ended)
         self._server.finish(_LAST_WAIT_S)
         self._server.close()
-        with suppress(OSError):
-            (self._run_dir / "page.json").unlink()
 
     def _write_until_closed(self) -> None:
         while not self._closing.wait(_EVERY_S):
@@ -92,25 +84,19 @@ class LivePage:
     def _write(self, ended: Mapping[str, Any] | None = None) -> None:
         status, load, at_ns = self._status, self._status.load, now_ns()
         replicas = {
-            name: {
-                "stage": state.stage,
-                "text": state.text(),
-                "running": state.running(at_ns),
-                "compiling": asdict(compiling) if (compiling := state.compiling) is not None else None,
-            }
+            name: {**asdict(state), "text": state.text(), "running": state.running(at_ns)}
             for name, state in dict(status.replicas).items()
         }
         content = {
             **{"at_ns": at_ns, "began_ns": self._began_ns, **{name: getattr(status, name) for name in _SHOWN}},
-            **{"replicas": replicas, "load": {name: getattr(load, name) for name in ("finished", "failed", "t_s")}},
-            **{"notes": status.notes[-_MOST_NOTES:], "ended": None if ended is None else dict(ended)},
+            **{"replicas": replicas, "load": {name: getattr(load, name) for name in _SHOWN_OF_LOAD}},
+            **{"notes": status.notes[-_MOST_NOTES:], "ended": ended},
         }
         with suppress(OSError, ValueError):
             write_document(self._run_dir / "status.json", content)
         if not load.arms or load.t_s == self._written_load_s:
             return
         self._written_load_s = load.t_s
-        arms = {name: asdict(arm) for name, arm in load.arms.items()}
-        line = {"at_ns": at_ns, "trial": status.trial, "t_s": load.t_s, "arms": arms}
+        line = {"at_ns": at_ns, "trial": status.trial, "arms": {name: asdict(arm) for name, arm in load.arms.items()}}
         with suppress(OSError, ValueError), (self._run_dir / "load.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, separators=(",", ":")) + "\n")

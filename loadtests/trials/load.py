@@ -15,12 +15,12 @@ from pathlib import Path
 from tailgate.analysis.settings.slo_targets import parse_slo
 from tailgate.analysis.wording import counted
 from tailgate.loadtests.experiments.model import Experiment
-from tailgate.loadtests.generator.trial_config import TrialConfig, write_end
+from tailgate.loadtests.generator.trial_config import TrialConfig
 from tailgate.loadtests.traffic.prompts import PromptSource
 from tailgate.loadtests.traffic.settings import TrafficConfig
 from tailgate.loadtests.trials.context import RunError, TrialContext
 from tailgate.loadtests.trials.processes import child_environment
-from tailgate.loadtests.trials.status import load_of, read_accounts, read_workers
+from tailgate.loadtests.trials.status import read_load, read_workers
 from tailgate.loadtests.workers.channel import TOKEN_VARIABLE, channel_token
 from tailgate.servers.processes import Child, describe_exit, log_tail
 
@@ -28,7 +28,6 @@ from tailgate.servers.processes import Child, describe_exit, log_tail
 _LOCUST_COMMAND = (sys.executable, "-P", "-m", "locust")
 _LOCUSTFILE = Path(__file__).resolve().parents[1] / "chat.py"
 _OWN_ERROR = re.compile(r"/ERROR/tailgate: (.+)")
-_READ_BYTES = 1 << 20
 _START_S = 120.0
 _STOP_GRACE_S = 15.0
 _DRAIN_S = 5.0  # in addition to the time limit of the last request
@@ -51,34 +50,21 @@ class LoadGenerator:
         # Workers on other hosts are started by hand: they may take as long as arms.
         self._workers_s = trial.experiment.trials.ready_timeout_s if traffic.remote_workers else 0.0
         self._limit_s = _START_S + self._workers_s + traffic.duration_s + config.drain_s
-        self._child = Child(
+        self.child = Child(
             "locust",
-            locust_command(
-                trial.folder,
-                workers=traffic.workers,
-                remote_workers=traffic.remote_workers,
-                master=traffic.master if traffic.remote_workers else None,
-                wait_s=trial.experiment.trials.ready_timeout_s,
-            ),
+            locust_command(trial.folder, traffic, wait_s=self._workers_s),
             log_path=trial.logs / "locust.log",
             environment=load_environment(traffic),
             folder=trial.logs,
         )
         self._deadline = time.monotonic() + self._limit_s
 
-    @property
-    def pid(self) -> int:
-        """Locust's process id."""
-        return self._child.pid
-
     def ended(self) -> bool:
         """Return whether all was sent and recorded. Raises RunError when Locust failed or takes too long."""
-        code = self._child.poll()
+        code = self.child.poll()
         if code is None and time.monotonic() > self._deadline:
-            raise RunError(
-                f"the load did not end within {self._limit_s:g} s: {self._child.log_tail(2)}: "
-                f"see {self._child.log_path}"
-            )
+            tail = self.child.log_tail(2)
+            raise RunError(f"the load did not end within {self._limit_s:g} s: {tail}: see {self.child.log_path}")
         if code:
             self.read()
             raise RunError(self._failure(code))
@@ -86,17 +72,14 @@ class LoadGenerator:
 
     def _failure(self, code: int) -> str:
         traffic = self._trial.experiment.traffic
+        why = f"the load generator ended with {describe_exit(code)}: {why_it_ended(self.child.log_path)}"
         if traffic.remote_workers and (workers := read_workers(self._trial.folder)) is not None:
-            hosts = counted(traffic.remote_workers, "host")
-            return (
+            why = (
                 f"{workers[0]} of {workers[1]} load workers came within {self._workers_s:g} s: start `tailgate worker "
-                f"--master {traffic.master_bind}` on {hosts} with the same {TOKEN_VARIABLE}, or "
-                f"raise trials.ready_timeout_s: see {self._child.log_path}"
+                f"--master {traffic.master_bind}` on {counted(traffic.remote_workers, 'host')} with the same "
+                f"{TOKEN_VARIABLE}, or raise trials.ready_timeout_s"
             )
-        return (
-            f"the load generator ended with {describe_exit(code)}: {why_it_ended(self._child.log_path)}: "
-            f"see {self._child.log_path}"
-        )
+        return f"{why}: see {self.child.log_path}"
 
     def show(self) -> None:
         """Take the live numbers and the phase of the load into the status."""
@@ -112,21 +95,17 @@ class LoadGenerator:
 
     def read(self) -> None:
         """Take the live numbers into the status, and the start of the load into trial.json once that is known."""
-        trial, accounts = self._trial, read_accounts(self._trial.folder).values()
-        trial.status.load = load_of(accounts)
-        if trial.facts.start_ns is None and trial.status.load.finished:
+        trial = self._trial
+        trial.status.load = load = read_load(trial.folder)
+        if trial.facts.start_ns is None and load.finished:
             # All load processes agreed on this instant; before the first answer the file may hold another.
-            trial.facts.start_ns = max((start for one in accounts if (start := one.get("start_ns"))), default=None)
+            starts = (start for account in load.accounts.values() if (start := account["start_ns"]))
+            trial.facts.start_ns = max(starts, default=None)
             trial.write_facts()
-
-    def end(self, at_ns: int | None, arms: Mapping[str, int]) -> None:
-        """Send nothing that is due at `at_ns` or later, nor to an arm at its own instant or later. What is under way
-        goes on to its end."""
-        write_end(self._trial.folder, at_ns=at_ns, arms=arms)
 
     def stop(self) -> None:
         """End Locust, which writes its records to disk."""
-        self._child.stop(_STOP_GRACE_S)
+        self.child.stop(_STOP_GRACE_S)
         with suppress(OSError):
             self.read()
 
@@ -169,34 +148,26 @@ def _latency_limits(experiment: Experiment) -> dict[str, float]:
 
 def why_it_ended(log_path: Path) -> str:
     """Return the last error of our own in Locust's log, which Locust ends with tables; without one the log's end."""
-    try:
-        with log_path.open("rb") as log:
-            log.seek(max(0, log_path.stat().st_size - _READ_BYTES))
-            errors = _OWN_ERROR.findall(log.read().decode(errors="replace"))
-    except OSError:
-        errors = []
-    return str(errors[-1]) if errors else log_tail(log_path, 3)
+    with suppress(OSError):
+        if errors := _OWN_ERROR.findall(log_path.read_text(encoding="utf-8", errors="replace")):
+            return str(errors[-1])
+    return log_tail(log_path, 3)
 
 
-def locust_command(
-    folder: Path,
-    *,
-    workers: int,
-    remote_workers: int = 0,
-    master: tuple[str, int] | None = None,
-    wait_s: float = 0.0,
-) -> list[str]:
-    """Return the command that replays the trial in `folder` with `workers` load processes and ends by itself.
+def locust_command(folder: Path, traffic: TrafficConfig, *, wait_s: float = 0.0) -> list[str]:
+    """Return the command that replays the trial in `folder` with the load processes of `traffic` and ends by itself.
 
-    With `remote_workers` it waits up to `wait_s` for so many more to come to `master` (host, port) from other hosts.
+    It waits up to `wait_s` for those of other hosts.
     """
+    workers, remote = traffic.workers, traffic.remote_workers
     command = [*_LOCUST_COMMAND, "-f", str(_LOCUSTFILE), "--headless", "--only-summary", "--exit-code-on-error", "0"]
-    command += ["-u", str(workers + remote_workers), "-r", str(workers + remote_workers)]
-    if remote_workers or workers > 1:
-        host, port = master or ("127.0.0.1", _free_port())  # Locust's usual port may be taken by another run
+    command += ["-u", str(workers + remote), "-r", str(workers + remote)]
+    if remote or workers > 1:
+        # Locust's usual port may be taken by another run.
+        host, port = traffic.master if remote else ("127.0.0.1", _free_port())
         command += ["--master-bind-host", host, "--master-bind-port", str(port)]
-        if remote_workers:
-            command += ["--remote-workers", str(remote_workers), "--expect-workers-max-wait", str(math.ceil(wait_s))]
+        if remote:
+            command += ["--remote-workers", str(remote), "--expect-workers-max-wait", str(math.ceil(wait_s))]
         own = ["--processes", str(workers), "--master-host", host, "--master-port", str(port)]
         command += own if workers else ["--master"]
     return [*command, "--trial", str(folder.resolve())]

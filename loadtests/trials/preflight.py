@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shlex
 import shutil
 import socket
-import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
 from tailgate.analysis.wording import counted
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.experiments.toml_limits import expanded
-from tailgate.loadtests.monitor.host import shown_gpus
+from tailgate.loadtests.monitor.gpus import shown_cards
 from tailgate.loadtests.traffic.prompts import check_hub
 from tailgate.loadtests.trials.environment import count_gpus, sees_gpu
 from tailgate.loadtests.trials.parity_texts import read_texts
@@ -25,8 +21,6 @@ from tailgate.servers.complaint import ConfigError, check_installed
 from tailgate.servers.config import ArmConfig, check_quantisation
 from tailgate.servers.security import server_tls
 from tailgate.servers.splitter.envoy import envoy_path
-
-_TORCH_S = 120.0
 
 
 def check_experiment(experiment: Experiment) -> None:
@@ -61,21 +55,17 @@ def check_arm(config: ArmConfig) -> None:
     if device == "cuda" and not sees_gpu():
         raise ConfigError(f"{what} but no GPU is visible: use cpu, or run where `tailgate doctor` shows one")
     if index and (gpus := count_gpus()) and int(index) >= gpus:
-        raise ConfigError(
-            f"{what} but {counted(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} visible: use "
-            f"{'cuda:0' if gpus == 1 else f'cuda:0 to cuda:{gpus - 1}'}, or cuda for the first"
-        )
+        last = f" to cuda:{gpus - 1}" if gpus > 1 else ""
+        raise ConfigError(f"{what} but {counted(gpus, 'GPU')} can be used: use cuda:0{last}, or cuda for the first")
     on_cpu = device == "cpu" or (device == "auto" and not sees_gpu())
     if on_cpu and config.compile.enabled and config.compile.backend == "inductor":
         check_compiler(f'arm "{config.name}"')
-    newest = None if on_cpu else max((gpu.capability for gpu in shown_gpus() if gpu.capability), default=None)
+    newest = None if on_cpu else max((card.capability for card in shown_cards() if card.capability), default=None)
     try:
         check_quantisation(config.model, on_gpu=not on_cpu, capability=newest)
     except ConfigError as error:
         raise ConfigError(f"arms.{config.name}.{error}") from None
     check_model(config.model.id)
-    if config.compile.artifact:
-        _check_artifact(config, "cpu" if on_cpu else config.model.device.replace("auto", "cuda"))
 
 
 def check_model(name: str) -> None:
@@ -95,32 +85,6 @@ def check_model(name: str) -> None:
         check_hub(name, "config.json", what=f'model.id "{name}" cannot be loaded')
 
 
-_QUESTION = """
-import json, sys
-from tailgate.servers.compiler import artifacts
-from tailgate.servers.complaint import ConfigError
-from tailgate.servers.config import ArmConfig
-try:
-    artifacts.read(ArmConfig.from_dict(json.loads(sys.argv[1])), sys.argv[2])
-except ConfigError as error:
-    print("\\n" + json.dumps({"complaint": str(error)}))
-"""
-
-
-def _check_artifact(config: ArmConfig, device: str) -> None:
-    """Read the arm's artifact in a process that may import torch. Raises the ConfigError that it raises; whatever else
-    fails there, the arm itself reports."""
-    command = [sys.executable, "-P", "-c", _QUESTION, json.dumps(config.to_dict()), device]
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_S, check=True)
-        lines = ended.stdout.splitlines()
-        complaint = json.loads(lines[-1])["complaint"] if lines else ""
-    except (OSError, subprocess.SubprocessError, ValueError, TypeError, KeyError):
-        return
-    if complaint:
-        raise ConfigError(f'arm "{config.name}": {complaint}')
-
-
 def check_port(port: int, *, key: str, host: str = "127.0.0.1", remedy: str = "or give 0 for a free port") -> None:
     """Raise ConfigError unless the port is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -138,20 +102,14 @@ def check_compiler(who: str = "a compiled arm") -> None:
     """Raise ConfigError unless the C++ compiler and Python's header are there, which `who` needs on the CPU."""
     # Inductor writes C++ for the CPU and asks for g++ by name unless CXX says otherwise.
     compiler = os.environ.get("CXX") or ("clang++" if os.uname().sysname == "Darwin" else "g++")
-    try:
-        program = (shlex.split(compiler) or ["g++"])[0]
-    except ValueError as error:
-        raise ConfigError(f"the environment variable CXX is {compiler!r} ({error}): give the C++ compiler") from None
+    program = (compiler.split() or ["g++"])[0]
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if shutil.which(program) is None:
         other = next((name for name in ("c++", "clang++", "g++") if shutil.which(name)), None)
         remedy = f"set CXX={other}" if other else "install g++ (or set CXX)"
-        raise ConfigError(
-            f'{who} compiles for the CPU but the C++ compiler "{program}" is missing: {remedy}, '
-            "or use presets eager and eager-padded"
-        )
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    if not header.is_file():
-        raise ConfigError(
-            f"{who} compiles for the CPU but Python's C header {header} is missing: "
-            "install Python's development package (python3-dev)"
-        )
+        missing = f'the C++ compiler "{program}" is missing: {remedy}, or use presets eager and eager-padded'
+    elif not header.is_file():
+        missing = f"Python's C header {header} is missing: install Python's development package (python3-dev)"
+    else:
+        return
+    raise ConfigError(f"{who} compiles for the CPU but {missing}")

@@ -55,11 +55,10 @@ class Pressure:
         if self._settings.start_s:
             return
         self._trial.status.phase, self._trial.status.detail = "starting the pressure", ""
-        self._spawn()
-        deadline = time.monotonic() + _START_S
+        child, deadline = self._spawn(), time.monotonic() + _START_S
         while self._facts["start_ns"] is None:
             self._trial.check()
-            self._listen(_POLL_S)
+            self._listen(child, _POLL_S)
             late = f"the neighbour was not ready after {_START_S:g} s" if time.monotonic() > deadline else None
             if error := self._facts["error"] or late:
                 raise RunError(f"the pressure cannot be put on: {error}: lower what [pressure] asks for")
@@ -68,43 +67,40 @@ class Pressure:
         """Begin and end on schedule, and record how the neighbour ended."""
         if not self._facts or self._trial.facts.start_ns is None:
             return
-        self._listen(0.0)
         elapsed_s = (now_ns() - self._trial.facts.start_ns) / 1e9
         if 0 < self._settings.end_s <= elapsed_s:
             self.stop()
-        elif self._child is None and self._facts["error"] is None and elapsed_s >= self._settings.start_s:
+        elif self._child is not None:
+            self._listen(self._child)
+        elif elapsed_s >= self._settings.start_s:
             self._spawn()
 
     def stop(self) -> None:
         """End the pressure, if it is on."""
         if self._child is None:
             return
-        self._listen(0.0)
+        self._listen(self._child)
         self._child.kill()
         self._facts["end_ns"] = self._facts["end_ns"] or now_ns()
         self._child = None
         self._trial.keep_facts()
 
-    def _spawn(self) -> None:
+    def _spawn(self) -> Child:
         size, processors = int(self._settings.gpu_gib * (1 << 30)), self._settings.processors
         gpus = [device.removeprefix("cuda:") for device in self._facts["devices"] if size]
-        self._child = Child(
-            "neighbour",
-            [*self._command, str(processors), str(size), *gpus],
-            log_path=self._trial.logs / "neighbour.log",
-            environment=child_environment(),
-            parse=messages_of(Weighs),
-        )
-        self._monitor.name("neighbour", self._child.pid)
+        command, log_path = [*self._command, str(processors), str(size), *gpus], self._trial.logs / "neighbour.log"
+        parse, environment = messages_of(Weighs), child_environment()
+        self._child = child = Child("neighbour", command, log_path=log_path, environment=environment, parse=parse)
+        self._monitor.name("neighbour", child.pid)
+        return child
 
-    def _listen(self, timeout_s: float) -> None:
-        facts, child = self._facts, self._child
-        if child is None or facts["error"] is not None:
-            return
+    def _listen(self, child: Child, timeout_s: float = 0.0) -> None:
+        """Take when the pressure was on, and how the neighbour ended, once."""
+        facts = self._facts
         messages, ended = child.receive(timeout_s)
         for message in cast("list[Weighs]", messages):
             facts["start_ns"] = message.at_ns
-        if ended is not None:
+        if ended is not None and facts["error"] is None:
             facts |= {"error": f"the neighbour {child.ending(ended, 1)}", "end_ns": now_ns()}
             self._trial.status.note(f"the pressure is not what was asked: {facts['error']}")
             self._trial.keep_facts()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import psutil
 
 from tailgate.analysis.wording import counted
 from tailgate.loadtests.provider import TOKEN_VARIABLE as PROVIDER_TOKEN_VARIABLE
-from tailgate.loadtests.trials.context import TrialContext
+from tailgate.loadtests.trials.context import RunError, TrialContext
 from tailgate.loadtests.workers.channel import TOKEN_VARIABLE
 from tailgate.servers.clock import anchored_environment
 from tailgate.servers.config import ArmConfig
@@ -53,53 +53,44 @@ class ProcessorTurns:
         self._every_s = trial.experiment.machines.processor_turn_s
         self._pids: tuple[int, ...] = ()
         self._sets: list[tuple[int, ...]] = []
-        self._usable: tuple[int, ...] = ()
         self._next_s = 0.0
         self._turns = 0
 
     def start(self, replicas: Mapping[str, int]) -> None:
-        """Begin the turns of `replicas`, processes by name. Where there are fewer processors than replicas, or the
-        kernel binds none, the trial goes on without and says so."""
+        """Begin the turns of `replicas`, processes by name. Raises RunError where there are fewer processors."""
         if not self._every_s:
             return
-        self._pids = tuple(replicas.values())
-        self._usable = tuple(sorted(os.sched_getaffinity(0)))
-        self._sets = processor_sets(self._usable, len(self._pids))
+        usable = sorted(os.sched_getaffinity(0))
+        self._pids, self._sets = tuple(replicas.values()), processor_sets(usable, len(replicas))
         if not self._sets:
-            are = "is" if len(self._usable) == 1 else "are"
-            few = f"{counted(len(self._usable), 'processor')} {are} too few"
-            self._end(f"{few} for {counted(len(self._pids), 'replica')}")
+            few = f"{counted(len(replicas), 'replica')} cannot take turns on {counted(len(usable), 'processor')}"
+            raise RunError(f"machines.processor_turn_s is {self._every_s:g}: {few}: set it to 0")
         self.poll()
 
     def poll(self) -> None:
-        """Move the replicas on, if their turn is over."""
+        """Move the replicas on, if their turn is over. Raises RunError where the kernel refuses."""
         if not self._sets or time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + self._every_s
         try:
             for place, pid in enumerate(self._pids):
                 _bind(pid, self._sets[(place + self._turns) % len(self._sets)])
-            self._turns += 1
         except OSError as error:
-            self._end(f"no process could be bound: {error}")
+            raise RunError(f"machines.processor_turn_s is {self._every_s:g}: {error}: set it to 0") from None
+        self._turns += 1
 
     def stop(self) -> None:
         """Let every thread run where it might before, and write to trial.json how many turns there were."""
-        if self._sets:
-            self._end(None)
-
-    def _end(self, error: str | None) -> None:
         for pid in self._pids:
             with contextlib.suppress(OSError):
-                _bind(pid, self._usable)
-        if error is not None:
-            self._trial.status.note(f"replicas keep their processors: {error}")
-        facts = {"every_s": self._every_s, "turns": self._turns, "sets": self._sets, "error": error}
-        self._trial.facts.processor_turns, self._sets = facts, []
-        self._trial.keep_facts()
+                _bind(pid, os.sched_getaffinity(0))
+        if self._sets:
+            facts = {"every_s": self._every_s, "turns": self._turns, "sets": self._sets}
+            self._trial.facts.processor_turns, self._sets = facts, []
+            self._trial.keep_facts()
 
 
-def _bind(pid: int, processors: Sequence[int]) -> None:
+def _bind(pid: int, processors: Collection[int]) -> None:
     """Bind every thread of the process and its descendants; skip one that has ended. Raises OSError where the kernel
     refuses."""
     with contextlib.suppress(psutil.NoSuchProcess):

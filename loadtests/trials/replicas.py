@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from tailgate.analysis.records.documents import write_json
 from tailgate.loadtests.experiments.model import OwnArm
 from tailgate.loadtests.external.client_security import bearer_token
-from tailgate.loadtests.trials.channels import arm_channel, check_alike, check_name, final_account, is_serving, start_up
+from tailgate.loadtests.trials.channels import arm_channel, check_alike, final_account, is_serving, start_up
 from tailgate.loadtests.trials.context import RunError, StartError, TrialContext
 from tailgate.loadtests.trials.machines import MonitorProcess
 from tailgate.loadtests.trials.processes import child_environment, thread_variables
@@ -46,11 +46,6 @@ class _Replica:
     ready: bool = False
     dead: bool = False
 
-    @property
-    def alive(self) -> bool:
-        """Return whether the process still runs."""
-        return not self.dead and self.child.poll() is None
-
 
 class Replicas:
     """Every replica of every arm that tailgate starts. `command` starts one, `cache` has their compiled code.
@@ -68,8 +63,6 @@ class Replicas:
         self._collector = collector
         self._replicas: dict[str, _Replica] = {}
         self.snapshots: dict[str, SnapshotResponse] = {}
-
-    # --- Start ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start every replica and wait until it is warm, in an order drawn from the seed: no arm always goes first."""
@@ -107,37 +100,31 @@ class Replicas:
             command += ["--metrics-port", FREE_PORT]
         environment = child_environment() | thread_variables(arm.config)
         self._trial.status.replicas[name].stage = "starting"
-        child = Child(
-            name, command, log_path=self._trial.logs / f"{name}.log", environment=environment, parse=_LISTENING
-        )
+        log_path = self._trial.logs / f"{name}.log"
+        child = Child(name, command, log_path=log_path, environment=environment, parse=_LISTENING)
         self._monitor.name(name, child.pid, arm=arm.name)
-        self._replicas[name] = _Replica(
-            arm=arm,
-            name=name,
-            child=child,
-            deadline=time.monotonic() + trials.ready_timeout_s,
-        )
+        deadline = time.monotonic() + trials.ready_timeout_s
+        self._replicas[name] = _Replica(arm=arm, name=name, child=child, deadline=deadline)
 
     def _advance(self, replica: _Replica) -> None:
         """Take the replica one step nearer to ready, where that needs no waiting."""
         state, child = self._trial.status.replicas[replica.name], replica.child
-        what, see = f'arm "{replica.arm.name}": {replica.name}', f"see {child.log_path}"
-        ended = child.poll()  # read first: a replica reports its failure before it ends
+        ended, failure = child.poll(), ""  # read first: a replica reports its failure before it ends
         if state.stage == "failed":
-            raise StartError(replica.arm.name, f"{what} failed: {state.detail}: {see}")
-        if ended is not None:
-            raise StartError(
-                replica.arm.name, f"{what} ended with {describe_exit(ended)} during start-up: {child.log_tail()}: {see}"
+            failure = f"failed: {state.detail}"
+        elif ended is not None:
+            failure = f"ended with {describe_exit(ended)} during start-up: {child.log_tail()}"
+        elif not replica.ready and time.monotonic() > replica.deadline:
+            limit = self._trial.experiment.trials.ready_timeout_s
+            failure = (
+                f"was not ready after {limit:g} s (it was at: {state.text()}): raise trials.ready_timeout_s: "
+                f"{child.log_tail(2)}"
             )
+        if failure:
+            name = replica.arm.name
+            raise StartError(name, f'arm "{name}": {replica.name} {failure}: see {child.log_path}')
         if replica.ready:
             return
-        if time.monotonic() > replica.deadline:
-            limit = self._trial.experiment.trials.ready_timeout_s
-            raise StartError(
-                replica.arm.name,
-                f"{what} was not ready after {limit:g} s (it was at: {state.text()}): raise trials.ready_timeout_s, or "
-                f"{see}: {child.log_tail(2)}",
-            )
         if replica.channel is None:
             self._find_port(replica)
         elif is_serving(replica.channel):
@@ -168,7 +155,6 @@ class Replicas:
             snapshot = self._collector.snapshot(replica.name)
             if snapshot is None:
                 raise RunError(f"{replica.name} does not report what it runs: see {replica.child.log_path}")
-            check_name(replica.name, replica.arm.name, snapshot)
             self.snapshots[replica.name] = snapshot
         self._trial.facts.startup = {
             arm.name: start_up([self.snapshots[name] for name in arm.replica_names]) for arm in experiment.own_arms
@@ -178,8 +164,6 @@ class Replicas:
         if not experiment.compare_models:
             control = self.snapshots.get(experiment.control.replica_names[0])
             check_alike(self.snapshots, control or next(iter(self.snapshots.values())))
-
-    # --- While they serve -------------------------------------------------------------------------------------------
 
     @property
     def targets(self) -> dict[str, tuple[str, ...]]:
@@ -210,7 +194,6 @@ class Replicas:
             if (compiling := self._collector.last_compiling(replica.name)) is not None:
                 death["compiling"] = compiling.facts(at_ns)
             trial.facts.deaths.append(death)
-            self._monitor.forget(replica.name)
             trial.write_facts()
             trial.status.replicas[replica.name].stage = "dead"
             trial.status.note(f"{replica.name} died ({describe_exit(code)}): {child.log_tail(1)}: see {child.log_path}")
@@ -223,7 +206,7 @@ class Replicas:
         answers: dict[str, Answers | str] = {}
         for replica in sorted(self._replicas.values(), key=lambda item: item.name != first):
             self._trial.status.detail = replica.name
-            if replica.channel is None or not replica.alive:
+            if replica.channel is None or replica.child.poll() is not None:
                 answers[replica.name] = "its process is gone"
                 continue
             answers[replica.name] = ask(
@@ -235,15 +218,13 @@ class Replicas:
         """Return counters, memory and blind spots of every replica that still serves, and what it still compiles."""
         final = {}
         for name, replica in self._replicas.items():
-            if not replica.alive or replica.channel is None or not is_serving(replica.channel):
+            if replica.child.poll() is not None or replica.channel is None or not is_serving(replica.channel):
                 continue
             if (snapshot := self._collector.snapshot(name, timeout_s=2.0)) is not None:
                 final[name] = final_account(snapshot)
                 if (compiling := self._collector.last_compiling(name)) is not None:
                     final[name]["compiling"] = compiling.facts(now_ns())
         return final
-
-    # --- The end ----------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """End every process. Those that drain in time end by themselves."""

@@ -81,7 +81,6 @@ class Orchestrator:
         self._parity_command = parity_command
         self._schedules: TrialSchedules | None = None
         self._judge: Judge | None = None
-        self._folders: list[Path] = []  # which the run has made, and needs
         # A plain flag: the signal handler that sets it may interrupt any line of the main thread, where taking a lock
         # could deadlock.
         self._interrupted = False
@@ -129,9 +128,9 @@ class Orchestrator:
         except StopRequestedError:
             return ended(interrupted=True)
         except (RunError, SplitterError, ConfigError) as error:
-            return ended(error=self._removed() or str(error))
+            return ended(error=str(error))
         except OSError as error:
-            return ended(error=self._removed() or f"{write_failure(error)}, and see {run_dir}")
+            return ended(error=f"{write_failure(error)}, and see {run_dir}")
         except Exception as error:  # what was recorded until then is still judged
             return ended(error=fault(error, run_dir))
         finally:
@@ -140,11 +139,6 @@ class Orchestrator:
                     status.note(failure)
                 self._judge.stop()
         return RunOutcome(run_dir=run_dir, complete=True)
-
-    def _removed(self) -> str:
-        """Return that a folder of the run is gone, for want of which something failed; empty where all are there."""
-        gone = next((folder for folder in self._folders if not folder.is_dir()), None)
-        return "" if gone is None else f"{gone} was removed while the run went on: run again, and leave it where it is"
 
     def _measure_parity(self, run_dir: Path) -> dict[str, Any]:
         from tailgate.loadtests.trials.parity_processes import PARITY_COMMAND, ParityRun
@@ -164,7 +158,6 @@ class Orchestrator:
     def _directory(self) -> Path:
         """Make and return the run directory, which states what is run, and where."""
         run_dir = new_run_dir(self._out, self.experiment.name)
-        self._folders = [run_dir]
         (run_dir / "experiment.toml").write_text(toml_with_checksum(to_toml(self.experiment)), encoding="utf-8")
         write_schema(run_dir)
         write_document(run_dir / "environment.json", describe_environment(), indent=2)
@@ -217,7 +210,6 @@ class Orchestrator:
             expected=expected,
             steering=self._steering(context),
         )
-        self._folders.append(context.folder)
         clean = False
         try:
             trial.run()

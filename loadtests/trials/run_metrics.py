@@ -1,18 +1,17 @@
-"""The page of a run for Prometheus: its state, what the load did and how late it was, and the pages of its processes.
+"""The page of a run for Prometheus: its state, the load of this trial and how late it was, and the pages of its
+processes.
 
-Everything is read when it is asked for, from the status and from the small files that the load processes rewrite each
-second: a scrape costs the load nothing. Counters count over all trials of the run. No label has more values than the
-experiment has arms, replicas and load processes.
+All is what the status knows when it is asked for: a scrape costs the load nothing. Counters begin anew with each trial.
+No label has more values than the experiment has arms, replicas and load processes.
 """
 
 from __future__ import annotations
 
 import http.client
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -20,8 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from tailgate.analysis.records.plain_values import mapping, number
-from tailgate.loadtests.trials.status import MetricsPage, Status, read_accounts
+from tailgate.loadtests.trials.status import Load, MetricsPage, Status
 from tailgate.servers.address import host_port
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.splitter.admin import Admin
@@ -59,6 +57,9 @@ def exporting(status: Status, address: str) -> Iterator[int]:
         thread.join(timeout=2.0)
 
 
+_Samples = Iterable[tuple[Sequence[str], float]]  # with the values of the labels
+
+
 class RunCollector(Collector):
     """The metrics of the run behind `status`."""
 
@@ -67,28 +68,30 @@ class RunCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics now."""
-        yield from _standing(self._status)
-        run_dir = self._status.run_dir
-        trials = [] if run_dir is None else [read_accounts(folder) for folder in sorted(run_dir.glob("trial-*"))]
-        yield from _load(trials)
-        yield from _load_processes(trials)
+        for kind, name, text, labels, samples in (*_of_run(self._status), *_of_load(self._status.load)):
+            family = kind(f"tailgate_{name}", text, labels=labels)
+            for values, sample in samples:
+                family.add_metric(values, sample)
+            yield family
+        accounts = self._status.load.accounts
+        for metric, (name, text) in HISTOGRAMS.items():
+            yield _histogram(name, text, [account.get("histograms", {}) for account in accounts.values()], metric)
+        for key, (name, text) in _LAGS.items():
+            lag = Metric(name, text, "summary")  # the type to which the label quantile belongs
+            for worker, account in accounts.items():
+                for quantile, label in _QUANTILES.items():
+                    lag.add_sample(name, {"worker": worker, "quantile": label}, _at(account, key, quantile) / 1e3)
+            yield lag
         yield from _pages(self._status.pages.values())
 
 
-_Accounts = Mapping[str, Mapping[str, Any]]  # of the load processes of one trial, by their numbers
-_Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
+_Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
+_Family = tuple[_Kind, str, str, Sequence[str], _Samples]
 
 
-def _filled(family: _Family, values: Mapping[tuple[str, ...], float]) -> _Family:
-    """Return the family with a sample for each of `values`, by its labels."""
-    for labels, value in sorted(values.items()):
-        family.add_metric(labels, value)
-    return family
-
-
-def _standing(status: Status) -> Iterator[Metric]:
-    phase = GaugeMetricFamily("tailgate_run_phase", "1 for the phase in which the run is.", labels=["phase"])
-    yield _filled(phase, {(status.phase,): 1.0})
+def _of_run(status: Status) -> Iterator[_Family]:
+    gauge, replicas = GaugeMetricFamily, list(status.replicas.items())
+    yield gauge, "run_phase", "1 for the phase in which the run is.", ["phase"], [([status.phase], 1)]
     for name, text, value in (
         ("trial", "Number of the trial, from 1.", status.trial),
         ("trials", "Trials planned.", status.trials),
@@ -96,97 +99,51 @@ def _standing(status: Status) -> Iterator[Metric]:
         ("traffic_seconds", "Since the traffic of this trial began.", status.load.t_s),
         ("planned_traffic_seconds", "How long the traffic is to last.", status.duration_s),
     ):
-        yield GaugeMetricFamily(f"tailgate_run_{name}", text, value=value)
-    states, labels = list(status.replicas.items()), ["replica"]
-    ready = GaugeMetricFamily("tailgate_run_replica_ready", "1 where a replica serves.", labels=labels)
-    yield _filled(ready, {(name,): float(state.stage in ("ready", "serving")) for name, state in states})
-    name, text = "tailgate_run_replica_compile_events", "Compile events since the replica's start."
-    yield _filled(CounterMetricFamily(name, text, labels=labels), {(name,): state.compiles for name, state in states})
+        yield gauge, f"run_{name}", text, (), [((), value)]
+    ready = [([name], state.stage in ("ready", "serving")) for name, state in replicas]
+    yield gauge, "run_replica_ready", "1 where a replica serves.", ["replica"], ready
+    compiles, text = [([name], state.compiles) for name, state in replicas], "Compile events since the replica's start."
+    yield CounterMetricFamily, "run_replica_compile_events", text, ["replica"], compiles
 
 
-def _load(trials: Sequence[_Accounts]) -> Iterator[Metric]:
-    """Yield how the requests ended, by arm."""
-    reports = [report for trial in trials for report in trial.values()]
-    started = sum(number(report.get("started")) or 0.0 for report in reports)
-    yield CounterMetricFamily("tailgate_load_requests_started", "Requests started, each copy by itself.", value=started)
-    ended: defaultdict[tuple[str, ...], float] = defaultdict(float)
-    for arm, row in _rows(reports, "arms"):
-        failed = number(row.get("failed")) or 0.0
-        ended[arm, "failed"] += failed
-        ended[arm, "ok"] += (number(row.get("n")) or 0.0) - failed
-    yield _filled(
-        CounterMetricFamily(
-            "tailgate_load_requests", "Requests ended, each copy by itself.", labels=["arm", "outcome"]
-        ),
-        ended,
-    )
-    under_way: defaultdict[tuple[str, ...], float] = defaultdict(float)
-    for arm, row in _rows(trials[-1].values() if trials else (), "arms"):
-        under_way[arm,] += number(row.get("inflight")) or 0.0
-    in_flight = GaugeMetricFamily("tailgate_load_in_flight", "Requests under way to a pinned arm.", labels=["arm"])
-    yield _filled(in_flight, under_way)
-    for metric, (name, text) in HISTOGRAMS.items():
-        yield _histogram(name, text, reports, metric)
+def _of_load(load: Load) -> Iterator[_Family]:
+    gauge, counter, accounts = GaugeMetricFamily, CounterMetricFamily, load.accounts
+    started = sum(_at(account, "started") for account in accounts.values())
+    yield counter, "load_requests_started", "Requests started, each copy by itself.", (), [((), started)]
+    ended = [([arm, "failed"], row.failed) for arm, row in load.arms.items()]
+    ended += [([arm, "ok"], row.finished - row.failed) for arm, row in load.arms.items()]
+    yield counter, "load_requests", "Requests ended, each copy by itself.", ["arm", "outcome"], ended
+    inflight = [([arm], row.inflight) for arm, row in load.arms.items()]
+    yield gauge, "load_in_flight", "Requests under way to a pinned arm.", ["arm"], inflight
+    for kind, name, text, keys, scale in (
+        (gauge, "records_waiting_bytes", "Records that wait for the disk.", ("records", "waiting_bytes"), 1.0),
+        (counter, "cpu_seconds", "Processor time.", ("cpu_s",), 1.0),
+        (counter, "busy_seconds", "Seconds in which a core was used up.", ("cpu", "busy_s"), 1.0),
+        (counter, "gc_seconds", "Time in the garbage collector.", ("gc_ms", "total"), 1e-3),
+        (counter, "records_written", "Records written.", ("records", "written"), 1.0),
+        (counter, "records_dropped", "Records lost.", ("records", "dropped"), 1.0),
+    ):
+        samples = [([worker], scale * _at(account, *keys)) for worker, account in accounts.items()]
+        yield kind, f"load_{name}", text, ["worker"], samples
 
 
-def _rows(reports: Iterable[Mapping[str, Any]], key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each arm's part of each report; requests whose arm is not known are those of arm "*"."""
-    for report in reports:
-        for arm, row in mapping(report.get(key)).items():
-            yield str(arm), mapping(row)
-
-
-def _histogram(name: str, text: str, reports: Iterable[Mapping[str, Any]], metric: str) -> HistogramMetricFamily:
-    """Add up the histograms of all reports for each arm. Of boundaries that differ those of the first count."""
+def _histogram(name: str, text: str, accounts: Sequence[Mapping[str, Any]], metric: str) -> Metric:
+    """Return the answers of each arm by latency, those of all load processes together; "*" is no known arm."""
     family = HistogramMetricFamily(name, text, labels=["arm"])
-    counts: dict[str, list[int]] = {}
-    bounds: dict[str, list[float]] = {}
-    sums: defaultdict[str, float] = defaultdict(float)
-    for arm, row in _rows(reports, "histograms"):
-        own = mapping(row.get(metric))
-        if not own or list(own["bounds_s"]) != bounds.setdefault(arm, list(own["bounds_s"])):
-            continue
-        known = counts.setdefault(arm, [0] * len(own["counts"]))
-        counts[arm] = [one + other for one, other in zip(known, own["counts"], strict=True)]
-        sums[arm] += own["sum_s"]
-    for arm in sorted(counts):
-        edges = [*(f"{bound:g}" for bound in bounds[arm]), "+Inf"]
-        family.add_metric([arm], [*zip(edges, accumulate(counts[arm]), strict=True)], sums[arm])
+    for arm in dict.fromkeys(arm for account in accounts for arm in account):
+        rows = [account[arm][metric] for account in accounts if arm in account]
+        edges = [*(f"{bound:g}" for bound in rows[0]["bounds_s"]), "+Inf"]
+        counts = map(sum, zip(*(row["counts"] for row in rows), strict=True))
+        family.add_metric([arm], [*zip(edges, accumulate(counts), strict=True)], sum(row["sum_s"] for row in rows))
     return family
 
 
-def _load_processes(trials: Sequence[_Accounts]) -> Iterator[Metric]:
-    """Yield how the load processes themselves did, by their number."""
-    newest = trials[-1] if trials else {}
-    for key, (name, text) in _LAGS.items():
-        family = Metric(name, text, "summary")  # the type to which the label quantile belongs
-        for worker, account in newest.items():
-            for quantile, label in _QUANTILES.items():
-                lag_s = _at(account, (key, quantile)) / 1e3
-                family.add_sample(name, {"worker": worker, "quantile": label}, lag_s)
-        yield family
-    waiting = GaugeMetricFamily(
-        "tailgate_load_records_waiting_bytes", "Records that wait for the disk.", labels=["worker"]
-    )
-    yield _filled(waiting, {(worker,): _at(row, ("records", "waiting_bytes")) for worker, row in newest.items()})
-    for name, text, path, scale in (
-        ("cpu_seconds", "Processor time.", ("cpu_s",), 1.0),
-        ("busy_seconds", "Seconds in which a core was used up.", ("cpu", "busy_s"), 1.0),
-        ("gc_seconds", "Time in the garbage collector.", ("gc_ms",), 1e-3),
-        ("records_written", "Records written.", ("records", "written"), 1.0),
-        ("records_dropped", "Records lost.", ("records", "dropped"), 1.0),
-    ):
-        totals: defaultdict[tuple[str, ...], float] = defaultdict(float)
-        for worker, account in (item for trial in trials for item in trial.items()):
-            totals[worker,] += scale * _at(account, path)
-        yield _filled(CounterMetricFamily(f"tailgate_load_{name}", text, labels=["worker"]), totals)
-
-
-def _at(account: Mapping[str, Any], path: Sequence[str]) -> float:
-    *keys, last = path
+def _at(account: Mapping[str, Any], *keys: str) -> float:
+    """Return the figure at `keys`; 0 in an account that lacks it, as those of production traffic do."""
+    found: Any = account
     for key in keys:
-        account = mapping(account.get(key))
-    return number(account.get(last)) or 0.0
+        found = found.get(key) or {}
+    return found or 0.0
 
 
 def _pages(pages: Iterable[MetricsPage]) -> Iterable[Metric]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,20 +27,19 @@ _STOP_GRACE_S = 2.0
 _FIRST_LINE_S, _REST_S, _HISTORY_S = 5.0, 0.3, 10.0  # a command prints what was before at once, and then rests
 
 
+@dataclass(slots=True)
 class _Command:
     """The lines that a program prints, those of the past first, read as a LogTail is."""
 
-    def __init__(self, child: Child) -> None:
-        self.child = child
-        self._code: int | None = None
+    child: Child
+    code: int | None = None
 
     def lines(self) -> Iterator[str]:
-        messages, self._code = self.child.receive()
+        messages, self.code = self.child.receive()
         yield from map(str, messages)
 
     def ended(self) -> str:
-        code = self._code
-        return "" if code is None else f"its command ended with {describe_exit(code)} before the trial did"
+        return "" if self.code is None else f"its command ended with {describe_exit(self.code)} before the trial did"
 
     def close(self) -> None:
         self.child.stop(_STOP_GRACE_S)
@@ -57,15 +56,10 @@ class _Log:
     compiles: CompileLog = field(default_factory=CompileLog)
     events: int = 0
     ended: str = ""
-    thread: threading.Thread | None = None
-    stopping: threading.Event = field(default_factory=threading.Event)
 
     def facts(self) -> dict[str, Any]:
-        spots = list(self.compiles.blind_spots)
-        if not self.compiles.lines:
-            spots.append("no line of it came during the trial")
-        if self.ended:
-            spots.append(self.ended)
+        silent = "" if self.compiles.lines else "no line of it came during the trial"
+        spots = [*self.compiles.blind_spots, *filter(None, (silent, self.ended))]
         return {"replica": self.replica, "lines": self.compiles.lines, "events": self.events, "blind_spots": spots}
 
 
@@ -78,29 +72,27 @@ class ServerLogs:
     def __init__(self, trial: TrialContext, collector: Collector) -> None:
         self._trial, self._collector = trial, collector
         self._since_ns = now_ns()
-        self._logs: list[_Log] = []
+        self._stopping = threading.Event()
+        self._logs: dict[threading.Thread, _Log] = {}
         for row, arm in zip(trial.facts.arms, trial.experiment.arms, strict=True):
             sources = arm.telemetry.logs if isinstance(arm, ExternalArm) else ()
             for index, source in enumerate(sources):
                 replica = arm.replica_names[index] if len(sources) == arm.replicas else None
                 name = replica or arm.name
                 log = _Log(arm=row, replica=replica, name=name, source=self._open(arm.name, name, source))
-                log.thread = threading.Thread(target=self._follow, args=(log,), name=f"log-{name}", daemon=True)
-                log.thread.start()
-                self._logs.append(log)
+                thread = threading.Thread(target=self._follow, args=(log,), name=f"log-{name}", daemon=True)
+                thread.start()
+                self._logs[thread] = log
 
     def stop(self, *, hurry: bool) -> None:
-        """Stop following the logs and write what each reported to trial.json. A second call does nothing."""
-        logs, self._logs = self._logs, []
-        for log in logs:
-            log.stopping.wait(0 if hurry else _LAST_WORDS_S / len(logs))
-        for log in logs:
-            log.stopping.set()
-        for log in logs:
-            if log.thread is not None:
-                log.thread.join(timeout=_STOP_GRACE_S)
-                if log.thread.is_alive():
-                    log.ended = "its last lines were not read in time"
+        """Stop following the logs and write what each reported to trial.json."""
+        if self._logs and not hurry:
+            time.sleep(_LAST_WORDS_S)
+        self._stopping.set()
+        for thread, log in self._logs.items():
+            thread.join(timeout=_STOP_GRACE_S)
+            if thread.is_alive():
+                log.ended = "its last lines were not read in time"
             with suppress(OSError):
                 log.source.close()
             facts = log.facts()
@@ -126,25 +118,23 @@ class ServerLogs:
 
     def _follow(self, log: _Log) -> None:
         try:
-            first: list[tuple[str, int]] = []
+            lines: Iterable[tuple[str, int]] = ()
             if isinstance(log.source, LogTail):
                 for line in log.source.before():
                     log.compiles.learn(line)
             else:
-                first = self._first_lines(log)
+                lines = self._first_lines(log)
             while True:
-                last = log.stopping.is_set()  # read first: what comes before it is read
+                last = self._stopping.is_set()  # read first: what comes before it is read
                 ended = log.source.ended()
-                for line, arrived_ns in chain(first, ((line, now_ns()) for line in log.source.lines())):
-                    for compile in log.compiles.take(line, arrived_ns):
-                        self._record(log, compile)
-                first = []
-                for compile in log.compiles.rest(None if last or ended else now_ns()):
-                    self._record(log, compile)
+                for line, arrived_ns in chain(lines, ((line, now_ns()) for line in log.source.lines())):
+                    self._record(log, log.compiles.take(line, arrived_ns))
+                self._record(log, log.compiles.rest(None if last or ended else now_ns()))
                 if last or ended:
                     log.ended = "" if last else ended
                     return
-                log.stopping.wait(_POLL_S)
+                lines = ()
+                self._stopping.wait(_POLL_S)
         except Exception as error:  # nothing more is read, and a silent log must not pass for a quiet one
             log.ended = f"it could not be read on ({named(error)})"
 
@@ -152,7 +142,7 @@ class ServerLogs:
         """Return the lines with which a command begins, and when they came: by the newest the others are old."""
         lines: list[tuple[str, int]] = []
         began_s = heard_s = time.monotonic()
-        while not log.stopping.is_set() and not log.source.ended():
+        while not self._stopping.is_set() and not log.source.ended():
             for line in log.source.lines():
                 lines.append((line, now_ns()))
                 log.compiles.set_clock(*lines[-1])
@@ -160,23 +150,22 @@ class ServerLogs:
             rested_s = time.monotonic() - heard_s
             if rested_s > (_REST_S if lines else _FIRST_LINE_S) or time.monotonic() - began_s > _HISTORY_S:
                 break
-            log.stopping.wait(_POLL_S)
+            self._stopping.wait(_POLL_S)
         return lines
 
-    def _record(self, log: _Log, compile: LoggedCompile) -> None:
-        if compile.end_ns < self._since_ns:
-            return  # of the past, which a command may print
+    def _record(self, log: _Log, compiles: Iterable[LoggedCompile]) -> None:
+        """Record the compiles but for those of the past, which a command may print."""
         # Known some time after the first request; without a phase an event is serving if it ends after that one began.
         started_ns = self._trial.facts.start_ns
-        phase = "serving" if started_ns is not None and compile.end_ns > started_ns else None
-        self._collector.take_logged(
-            {
+        for compile in compiles:
+            if compile.end_ns < self._since_ns:
+                continue
+            event = {
                 "event_id": f"{self._trial.number}-{log.name}-log-{log.events}",
                 "trial": self._trial.number,
                 "arm": log.arm["name"],
                 "replica": log.replica,
-                "phase": phase,
-                **{key: getattr(compile, key) for key in LoggedCompile.__slots__},
+                "phase": "serving" if started_ns is not None and compile.end_ns > started_ns else None,
             }
-        )
-        log.events += 1
+            self._collector.take_logged(event | asdict(compile))
+            log.events += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,18 +97,26 @@ class ArmLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Live numbers of the load generator, all its processes together."""
+    """Live numbers of the load generator, all its processes together. `accounts` has what each reports."""
 
     finished: int = 0
     failed: int = 0
     t_s: float = 0.0
     arms: Mapping[str, ArmLoad] = field(default_factory=dict)
+    accounts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def streams(self) -> bool:
         """Return whether answers have first tokens, as far as any answer shows: a vector has none."""
         arms = self.arms.values()
         return any(arm.ttft_p50_ms is not None for arm in arms) or all(arm.e2e_p50_ms is None for arm in arms)
+
+    @property
+    def lag_ms(self) -> float | None:
+        """Return the p99 of the schedule lag of the worst process; None before any has one."""
+        return max(
+            (account["lag_ms"]["p99"] for account in self.accounts.values() if "lag_ms" in account), default=None
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +142,6 @@ class Status:
     duration_s: float = 0.0
     replicas: dict[str, ReplicaState] = field(default_factory=dict)
     load: Load = field(default_factory=Load)
-    page: str = ""  # address of the live page
     notes: list[str] = field(default_factory=list)
     run_dir: Path | None = None
     pages: Mapping[str, MetricsPage] = field(default_factory=dict)
@@ -144,30 +151,36 @@ class Status:
         self.notes.append(text)
 
 
-def read_accounts(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return what each load process reports in its generator-<worker>.json in `folder`, by the worker.
+def read_load(folder: Path) -> Load:
+    """Return the live numbers of the load processes that write their accounts, generator-<worker>.json, in `folder`.
 
-    A file that is not there yet or is broken is left out.
+    Quantiles are those of the worst process. A file that is broken, or of a process that never reported, is left out.
     """
-    accounts = {}
+    accounts: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob("generator-[0-9]*.json")):
         with suppress(OSError, ValueError):
-            if isinstance(account := json.loads(path.read_text(encoding="utf-8")), dict):
+            if "arms" in (account := json.loads(path.read_text(encoding="utf-8"))):
                 accounts[path.stem.removeprefix("generator-")] = account
-    return accounts
-
-
-def load_of(reports: Collection[dict[str, Any]]) -> Load:
-    """Return the live numbers of load processes together, from their accounts.
-
-    The middle quantile is the mean weighted by answers, and the 99th the worst.
-    """
-    names = sorted({name for report in reports for name in report.get("arms", {})})
+    reports = accounts.values()
+    names = sorted({name for report in reports for name in report["arms"]})
     return Load(
-        finished=sum(report.get("finished", 0) for report in reports),
-        failed=sum(report.get("failed", 0) for report in reports),
-        t_s=max((report.get("t_s", 0.0) for report in reports), default=0.0),
+        finished=sum(report["finished"] for report in reports),
+        failed=sum(report["failed"] for report in reports),
+        t_s=max((report["t_s"] for report in reports), default=0.0),
         arms={name: _merged([report["arms"][name] for report in reports if name in report["arms"]]) for name in names},
+        accounts=accounts,
+    )
+
+
+def _merged(parts: Sequence[Mapping[str, Any]]) -> ArmLoad:
+    def worst(key: str) -> float | None:
+        return max((part[key] for part in parts if part[key] is not None), default=None)
+
+    return ArmLoad(
+        finished=sum(part["n"] for part in parts),
+        failed=sum(part["failed"] for part in parts),
+        inflight=sum(part["inflight"] for part in parts),
+        **{key: worst(key) for key in ("ttft_p50_ms", "ttft_p99_ms", "e2e_p50_ms", "e2e_p99_ms")},
     )
 
 
@@ -175,26 +188,6 @@ def read_workers(folder: Path) -> tuple[int, int] | None:
     """Return (load processes connected, expected) while some are awaited, as `workers.json` says; else None."""
     try:
         account = json.loads((folder / "workers.json").read_text(encoding="utf-8"))
-        return None if account.get("assigned") else (int(account["connected"]), int(account["expected"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except OSError:
         return None
-
-
-def _merged(parts: list[dict[str, Any]]) -> ArmLoad:
-    def total(key: str) -> int:
-        return sum(part.get(key) or 0 for part in parts)
-
-    def middle(key: str) -> float | None:
-        known = [(part[key], max(1, part.get("n") or 1)) for part in parts if part.get(key) is not None]
-        return sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
-
-    def worst(key: str) -> float | None:
-        return max((part[key] for part in parts if part.get(key) is not None), default=None)
-
-    return ArmLoad(
-        finished=total("n"),
-        failed=total("failed"),
-        inflight=total("inflight"),
-        **{key: middle(key) for key in ("ttft_p50_ms", "e2e_p50_ms")},
-        **{key: worst(key) for key in ("ttft_p99_ms", "e2e_p99_ms")},
-    )
+    return None if account.get("assigned") else (account["connected"], account["expected"])

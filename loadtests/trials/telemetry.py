@@ -28,7 +28,6 @@ log = logging.getLogger("tailgate.telemetry")
 FLUSH_EVERY_S = 1.0
 _RETRY_S = 0.5
 _LOST_S = 1.2  # longer than a retry: a connection may be lost without a death
-MOST_WAITING = 500_000  # rows that a slow disk may keep waiting: minutes of steps, some 400 MiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +46,7 @@ class _Follower:
     arm: str
     replica: str
     channel: grpc.Channel
-    thread: threading.Thread | None = None
+    state: ReplicaState
     call: Any = None
     events_seen: set[tuple[str, int]] = field(default_factory=set)  # id and start: ids begin anew with the process
     last_step_ns: int = -1  # the end of it
@@ -61,17 +60,13 @@ class Collector:
     """Append `compile_events.arrow`, `steps.arrow` and `machines-arms.arrow` (the memory that engines hold) in `folder`
     from `follow` until `stop`.
 
-    `status` shows each replica's progress and compiles. `failure` is the line to show when records cannot be written,
-    or when more than `most_waiting` rows of a table wait for the disk. A replica may start
-    anew in between. Steps and compiles while serving that ended before `since_ns` are left out.
+    `status` shows each replica's progress and compiles. `failure` is the line to show when records cannot be written. A
+    replica may start anew in between. Steps and compiles while serving that ended before `since_ns` are left out.
     """
 
-    def __init__(
-        self, folder: Path, *, trial: int, status: Status, most_waiting: int = MOST_WAITING, since_ns: int = 0
-    ) -> None:
+    def __init__(self, folder: Path, *, trial: int, status: Status, since_ns: int = 0) -> None:
         self._since_ns = since_ns
         self._trial = trial
-        self._most_waiting = most_waiting
         self._status = status
         self._followers: dict[str, _Follower] = {}
         self._lock = threading.Lock()
@@ -84,16 +79,17 @@ class Collector:
         self.serving_ns: dict[str, int] = {}
         self._restarts: queue.SimpleQueue[Restart] = queue.SimpleQueue()
         self.served_compiles: list[ServedCompile] = []  # while serving, in the order of their reports
-        self._flusher = threading.Thread(target=self._flush_until_stopped, name="collector", daemon=True)
-        self._flusher.start()
+        self._threads = [threading.Thread(target=self._flush_until_stopped, name="collector", daemon=True)]
+        self._threads[0].start()
 
     def follow(self, *, arm: str, replica: str, target: str, token: str = "") -> None:
         """Record the telemetry of `replica` at host:port `target`, from its beginning."""
-        follower = _Follower(arm=arm, replica=replica, channel=arm_channel(target, token=token))
-        self._status.replicas.setdefault(replica, ReplicaState())
-        follower.thread = threading.Thread(target=self._follow, args=(follower,), name=f"watch-{replica}", daemon=True)
+        state = self._status.replicas.setdefault(replica, ReplicaState())
+        follower = _Follower(arm=arm, replica=replica, channel=arm_channel(target, token=token), state=state)
         self._followers[replica] = follower
-        follower.thread.start()
+        thread = threading.Thread(target=self._follow, args=(follower,), name=f"watch-{replica}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def take_logged(self, event: dict[str, Any]) -> None:
         """Record the event, a row of `compile_events` from a server's log."""
@@ -121,8 +117,7 @@ class Collector:
 
     def last_compiling(self, replica: str) -> UnderWay | None:
         """Return what the replica compiles, or compiled while serving when its telemetry broke off."""
-        follower = self._followers.get(replica)
-        return self._status.replicas[replica].compiling or (follower.cut_short if follower is not None else None)
+        return self._followers[replica].state.compiling or self._followers[replica].cut_short
 
     def lost(self) -> frozenset[str]:
         """Return the replicas that cannot be reached: their telemetry broke off, and did not come back in time."""
@@ -137,28 +132,21 @@ class Collector:
 
     def settle(self, *, quiet_s: float = 0.5, timeout_s: float = 5.0) -> None:
         """Wait until nothing new came for `quiet_s`, or `timeout_s` have passed."""
-        deadline = time.monotonic() + timeout_s
-        taken, quiet_since = self._taken, time.monotonic()
-        while time.monotonic() < deadline:
-            time.sleep(0.05)
-            if self._taken != taken:
-                taken, quiet_since = self._taken, time.monotonic()
-            elif time.monotonic() - quiet_since >= quiet_s:
-                return
+        deadline, taken = time.monotonic() + timeout_s, -1
+        while time.monotonic() < deadline and self._taken != taken:
+            taken = self._taken
+            time.sleep(quiet_s)
 
     def stop(self) -> None:
-        """End the following and complete the files. A second call does nothing."""
-        if self._stopping.is_set():
-            return
+        """End the following and complete the files."""
         self._stopping.set()
         for follower in self._followers.values():
             if follower.call is not None:
                 follower.call.cancel()
+        for thread in reversed(self._threads):
+            thread.join(timeout=5.0)
         for follower in self._followers.values():
-            if follower.thread is not None:
-                follower.thread.join(timeout=2.0)
             follower.channel.close()
-        self._flusher.join(timeout=5.0)
         self._flush()
         for writer in self._writers.values():
             self._guarded(writer.close)
@@ -179,8 +167,7 @@ class Collector:
                 log.exception("telemetry of %s", follower.replica)
                 self.failure = self.failure or f"the telemetry of {follower.replica} cannot be taken: {named(error)}"
                 return
-            state = self._status.replicas[follower.replica]
-            follower.cut_short, state.compiling = state.compiling or follower.cut_short, None
+            follower.cut_short, follower.state.compiling = follower.state.compiling or follower.cut_short, None
             follower.lost_s = follower.lost_s or time.monotonic()
             if self._stopping.wait(_RETRY_S):
                 return
@@ -198,19 +185,11 @@ class Collector:
             if key in follower.events_seen or (served and event.compile.end_ns < self._since_ns):
                 return
             follower.events_seen.add(key)
-            self._status.replicas[follower.replica].compiles = len(follower.events_seen)
+            follower.state.compiles = len(follower.events_seen)
             row = _row(COMPILE_EVENTS, event.compile, self._trial, follower)
             if served:
-                self.served_compiles.append(
-                    ServedCompile(
-                        arm=follower.arm,
-                        replica=follower.replica,
-                        kind=event.compile.kind,
-                        seconds=(event.compile.end_ns - event.compile.start_ns) / 1e9,
-                        end_ns=event.compile.end_ns,
-                        shape=event.compile.shape,
-                    )
-                )
+                columns = {name: row[name] for name in ("arm", "replica", "kind", "end_ns", "shape")}
+                self.served_compiles.append(ServedCompile(**columns, seconds=(row["end_ns"] - row["start_ns"]) / 1e9))
             identity = f"{self._trial}-{follower.replica}-{key[0]}"
             if self._since_ns:
                 identity = f"{identity}-{key[1]}"  # a replica that lived before and may start anew counts from there
@@ -220,8 +199,7 @@ class Collector:
                 if step.end_ns > max(follower.last_step_ns, self._since_ns):
                     follower.last_step_ns = step.end_ns
                     self._append("steps", _row(STEPS, step, self._trial, follower))
-                    state = self._status.replicas[follower.replica]
-                    state.step_rows, state.step_ns = step.batch, step.end_ns
+                    follower.state.step_rows, follower.state.step_ns = step.batch, step.end_ns
         elif kind == "memory" and event.memory.at_ns > follower.last_memory_ns:
             follower.last_memory_ns = event.memory.at_ns
             place = {"trial": self._trial, "kind": "allocator", "name": follower.replica, "arm": follower.arm}
@@ -232,30 +210,21 @@ class Collector:
         follower.cut_short = None
         is_served = compile.phase != "warmup" and not compile.end_ns
         columns = {name: getattr(compile, name) for name in ("kind", "start_ns", "shape")}
-        self._status.replicas[follower.replica].compiling = (
-            UnderWay(arm=follower.arm, replica=follower.replica, **columns) if is_served else None
-        )
+        own = UnderWay(arm=follower.arm, replica=follower.replica, **columns) if is_served else None
+        follower.state.compiling = own
 
     def _append(self, table: str, row: dict[str, Any]) -> None:
         with self._lock:
             self._taken += table != "machines-arms"  # which never rests
-            if len(self._rows[table]) < self._most_waiting:
-                self._rows[table].append(row)
-            elif self.failure is None:
-                # An arm without some of its compiles would look better than it is, so the run ends.
-                self.failure = (
-                    f"telemetry comes faster than the disk takes it: {self._most_waiting} rows of {table} wait; "
-                    "give --out on a faster disk"
-                )
+            self._rows[table].append(row)
 
     def _take_progress(self, follower: _Follower, progress: telemetry_pb2.Progress) -> None:
-        replica = follower.replica
-        state = self._status.replicas[replica]
+        state, at_ns, before_ns = follower.state, progress.at_ns, follower.serving_ns
         if progress.stage == "serving":
-            self.serving_ns.setdefault(replica, progress.at_ns)
-            if 0 < follower.serving_ns < progress.at_ns:
-                self._restarts.put(Restart(replica=replica, before_ns=follower.serving_ns, serving_ns=progress.at_ns))
-            follower.serving_ns = progress.at_ns
+            self.serving_ns.setdefault(follower.replica, at_ns)
+            if 0 < before_ns < at_ns:
+                self._restarts.put(Restart(replica=follower.replica, before_ns=before_ns, serving_ns=at_ns))
+            follower.serving_ns = at_ns
         if state.stage != "dead":
             state.stage, state.detail = progress.stage, progress.detail
             state.done, state.total = progress.done, progress.total

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tailgate.analysis.records.asked_answers import AFTER, BEFORE
 from tailgate.loadtests.experiments.model import Experiment
+from tailgate.loadtests.generator.trial_config import write_end
 from tailgate.loadtests.traffic.schedule import Schedule
 from tailgate.loadtests.trials.context import RunError, TrialContext
 from tailgate.loadtests.trials.external_answers import ExternalAnswers
@@ -144,7 +145,7 @@ class Trial:
         sizes = [snapshot.vocab_size for snapshot in self._replicas.snapshots.values()]
         sizes += [arm.vocab_size for arm in self.context.experiment.external_arms if arm.vocab_size]
         self._load = load = LoadGenerator(self.context, targets, vocab_sizes=sizes)
-        self._monitor.name("load", load.pid)
+        self._monitor.name("load", load.child.pid)
         while not load.ended():
             self.context.check()
             load.show()
@@ -164,7 +165,7 @@ class Trial:
         if at_ns is not None:
             facts.duration_s = min(facts.duration_s, (at_ns - facts.start_ns) / 1e9)
         arms = {arm: int(row["at_ns"]) for arm, row in facts.ended_arms.items()}
-        self._load.end(at_ns, arms)
+        write_end(context.folder, at_ns=at_ns, arms=arms)
         facts.planned = self._schedule.planned_before(
             int(facts.duration_s * 1e9), arms={arm: at - facts.start_ns for arm, at in arms.items()}
         )

@@ -12,7 +12,7 @@ from tailgate.loadtests.external.client_security import bearer_token
 from tailgate.loadtests.trials.channels import check_alike, configuration, final_account, start_up
 from tailgate.loadtests.trials.context import RunError, TrialContext
 from tailgate.loadtests.trials.processes import child_environment
-from tailgate.loadtests.trials.status import Load, ReplicaState, load_of, read_accounts
+from tailgate.loadtests.trials.status import Load, ReplicaState, read_load
 from tailgate.loadtests.trials.steering import Steering
 from tailgate.loadtests.trials.telemetry import Collector
 from tailgate.loadtests.trials.trial import take_all
@@ -78,7 +78,7 @@ class UsersTrial:
                 raise RunError(f"production traffic is no longer recorded: the observer {self._observer.ending(code)}")
             if self.collector.failure is not None:
                 raise RunError(self.collector.failure)
-            context.status.load = load_of(read_accounts(context.folder).values())
+            context.status.load = read_load(context.folder)
             self._watch()
             for steering in self._steering:
                 steering.poll(self)
@@ -119,7 +119,7 @@ class UsersTrial:
             if names:
                 facts.startup[row["name"]] = start_up([self._first[name] for name in names])
                 facts.ready[row["name"]] = self._observed.since_ns
-                row["config"] = configuration(names[0], self._first[names[0]])
+                row["config"] = configuration(self._first[names[0]])
         control = next((name for name, arm in self._arms.items() if arm == facts.control), None)
         if control is not None and not self.context.experiment.compare_models:
             check_alike(self._first, self._first[control])
@@ -153,7 +153,7 @@ class UsersTrial:
         deadline = time.monotonic() + self._observed.timeout_s + _STOP_GRACE_S
         while observer.poll() is None and time.monotonic() < deadline:
             self.context.check()
-            status.load = load_of(read_accounts(self.context.folder).values())
+            status.load = read_load(self.context.folder)
             status.detail = "waiting for requests under way"
             time.sleep(_POLL_S)
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tailgate.loadtests.monitor.readings import Seen, Unreadable, Watch
+from tailgate.loadtests.monitor.readings import Seen, Task, Unreadable, Watch, start_monitor, watch
 from tailgate.servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
-from tailgate.servers.processes import Child, describe_exit, messages_of
+from tailgate.servers.processes import describe_exit
 
-_MONITOR = (sys.executable, "-P", "-m", "tailgate.loadtests.monitor")
 _STOP_WITHIN_S = 5.0
 
 
@@ -25,23 +22,19 @@ class HostWatch:
 
     def __init__(self, path: Path, *, trial: int, host: str, sample_s: float, offset_ns: int) -> None:
         self._host = host
-        command = [*_MONITOR, "--out", str(path), "--trial", str(trial), "--host", host, "--sample-s", str(sample_s)]
-        self._child = Child(
-            "watcher",
-            command,
+        self._child = start_monitor(
+            Task(out=str(path), trial=trial, host=host, sample_s=sample_s),
             log_path=path.with_name("watcher.log"),
             environment={**os.environ, ANCHOR_VARIABLE: str(ANCHOR_NS + offset_ns)},
-            commands=True,
-            parse=messages_of(Seen, Unreadable),
         )
-        self._child.command(json.dumps(asdict(Watch(name="load", pid=os.getpid()))))
+        watch(self._child, Watch(name="load", pid=os.getpid()))
 
     def stop(self) -> dict[str, Any]:
         """Complete the samples on disk. Return what the monitor saw of the machine, as trial.json has it."""
         self._child.end_commands()
         self._child.wait(_STOP_WITHIN_S)
         code = self._child.kill()
-        facts: dict[str, Any] = {"machines": {}, "unreadable": [], "gaps": []}
+        facts: dict[str, Any] = {"machines": {}, "unreadable": []}
         for message in self._child.receive()[0]:
             if isinstance(message, Seen):
                 facts["machines"] = message.machines
@@ -49,5 +42,5 @@ class HostWatch:
                 facts["unreadable"].append(asdict(message))
         if code:
             why = f"its watcher ended with {describe_exit(code)}: see {self._child.log_path.parent} there"
-            facts["gaps"].append({"host": self._host, "at_ns": None, "why": why})
+            facts["unreadable"].append(asdict(Unreadable(host=self._host, name="watcher", what="samples", why=why)))
         return facts

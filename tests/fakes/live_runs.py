@@ -72,11 +72,10 @@ class WatchedRun:
             **{"at_ns": self.now_ns(), "began_ns": START_NS - 60 * SECOND, "phase": phase, "detail": detail or traffic},
             **{"trial": 1, "trials": 1, "planned": int(self.duration_s * 12), "duration_s": self.duration_s},
             "replicas": states,
-            "load": {"finished": self.at_s * 12, "failed": self.at_s // 40, "t_s": float(self.at_s)},
+            "load": {"finished": self.at_s * 12, "failed": self.at_s // 40, "t_s": float(self.at_s), "lag_ms": 3.1},
             **{"notes": self.notes, "ended": ended},
         }
         write_document(self.folder / "status.json", content)
-        write_document(self.trial / "generator-0.json", {"lag_ms": {"p50": 0.4, "p99": 3.1, "max": 9.0}})
 
     def second(self) -> None:
         self.at_s += 1
@@ -90,7 +89,7 @@ class WatchedRun:
                 **{"ttft_p50_ms": base, "ttft_p99_ms": base * 2.4 * stall},
                 **{"e2e_p50_ms": base * 5, "e2e_p99_ms": base * 9 * (1 + stall / 6)},
             }
-        self._append("load", {"at_ns": self.now_ns(), "trial": 1, "t_s": float(at), "arms": arms})
+        self._append("load", {"at_ns": self.now_ns(), "trial": 1, "arms": arms})
         self._machines(at, math.sin(at / 11))
         if at > 30 and at % 95 == 0:
             self.compiled(4.2 + at / 400)

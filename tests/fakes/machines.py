@@ -291,6 +291,7 @@ class FakeNvml:
             "GetPowerManagementLimit": lambda card: 650_000,
             "GetPowerManagementDefaultLimit": lambda card: 700_000,
             "GetCurrentClocksThrottleReasons": lambda card: card.throttle,
+            "GetCudaComputeCapability": lambda card: [9, 0],
             "GetTemperature": lambda card, sensor: 41,
             "GetUtilizationRates": lambda card: SimpleNamespace(gpu=card.utilisation),
             "GetComputeRunningProcesses": lambda card: _listed(card.processes),

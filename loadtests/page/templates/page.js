@@ -89,7 +89,7 @@ function spoken(state) {
 // --- the connection ---------------------------------------------------------------------------------------------------
 
 const link = at("[data-link]"),
-  LINKS = { waiting: "connecting", live: "live", silent: "silent", lost: "no connection", ended: "ended" };
+  LINKS = { waiting: "connecting", live: "live", lost: "no connection", ended: "ended" };
 function linked(state) {
   link.dataset.link = state;
   at("[data-link-text]").textContent = LINKS[state];

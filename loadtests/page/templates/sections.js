@@ -59,8 +59,6 @@ function stateOf({ now, interim, run, lost }) {
   }
   if (lost)
     return { word: "No connection", tone: "none", icon: "lost", line: `${gone} The figures below are the last known ones.` };
-  if (isNumber(now.silent_s))
-    return { word: "Silent", tone: "none", icon: "lost", line: `The run has reported nothing for ${span(now.silent_s)}: it may be stopped, or its machine too busy. The figures below are the last known ones.` };
   const line = [traffic(now), deaths(now), decisions(interim, run), now.decided ? "" : failing(interim)].filter(Boolean).join(" ");
   if (now.decided)
     return { word: now.decided, tone: TONES_OF[now.decided], icon: now.decided, line: `${WORDS[now.state]}: ${line}` };
@@ -116,7 +114,7 @@ function showState(seen) {
   if (title.textContent !== state.word) title.textContent = state.word;
   renew(at("[data-headline]"), withCode(state.line)); // an error may name a command
   if (!now) return state;
-  linked(seen.lost ? "lost" : now.ended ? "ended" : isNumber(now.silent_s) ? "silent" : "live");
+  linked(seen.lost ? "lost" : now.ended ? "ended" : "live");
   const advance = at("[data-advance]");
   const known = isNumber(now.t_s) && now.duration_s > 0 && now.t_s > 0;
   advance.hidden = !known;

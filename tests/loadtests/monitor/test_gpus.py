@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pynvml
 import pytest
 
 from tailgate.loadtests.monitor import host
+from tailgate.loadtests.monitor.__main__ import find_cards
 from tailgate.loadtests.monitor.gpus import REASONS, Gpus, index_of, visible_cards
 from tailgate.loadtests.monitor.host import machine_identity
 from tailgate.loadtests.monitor.processes import Processes
@@ -29,27 +30,18 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for pid, parent in ((RUN, 1), (OWN, RUN), (CHILD, OWN), (OTHER, 1)):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "stat").write_text(f"{pid} (program-{pid}) S {parent}" + " 0" * 48)
-    in_namespace(tmp_path, FIRST)
     return tmp_path
 
 
-def in_namespace(proc: Path, name: str) -> None:
-    folder = proc / "self" / "ns"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "pid").unlink(missing_ok=True)
-    (folder / "pid").symlink_to(name)
-
-
-def devices(proc: Path, cards: Sequence[FakeCard], *names: str) -> tuple[Gpus, list[dict[str, str]]]:
+def devices(*cards: FakeCard, sees_all: bool = True) -> tuple[Gpus, list[Unreadable]]:
     """The devices of a run, and what could not be read of them."""
     unreadable: list[Unreadable] = []
     readings = Readings("run", unreadable.append)
-    processes = Processes(readings, root=RUN)
-    found = visible_cards(FakeNvml(cards), {})
-    return Gpus(names or ("cuda:0",), found, readings=readings, processes=processes, proc=proc), unreadable
+    found = {f"cuda:{index}": card for index, card in enumerate(visible_cards(FakeNvml(cards), {}))}
+    return Gpus(found, readings=readings, processes=Processes(readings, root=RUN), sees_all=sees_all), unreadable
 
 
-FIRST, CONTAINER = "pid:[4026531836]", "pid:[4026532999]"
+FIRST, CONTAINER = True, False  # whether the namespace is the first, which shows all processes
 NOT_SHOWN = (None, None)
 
 
@@ -69,10 +61,9 @@ NOT_SHOWN = (None, None)
     ],
 )
 def test_processes_that_do_not_descend_from_the_run_are_foreign_where_they_are_shown(
-    namespace: str, used: int, processes: dict[int, int | None], foreign: list[tuple[Any, Any]], why: str, proc: Path
+    namespace: bool, used: int, processes: dict[int, int | None], foreign: list[tuple[Any, Any]], why: str, proc: Path
 ) -> None:
-    in_namespace(proc, namespace)
-    watched, unreadable = devices(proc, [FakeCard(used=used, processes=processes)])
+    watched, unreadable = devices(FakeCard(used=used, processes=processes), sees_all=namespace)
     for expected in [*foreign, foreign[-1]]:
         (row,), held = watched.sample()
         assert (row["kind"], row["name"], held) == ("device", "cuda:0", processes)
@@ -83,25 +74,13 @@ def test_processes_that_do_not_descend_from_the_run_are_foreign_where_they_are_s
 
 def test_memory_of_a_process_is_summed_over_devices(proc: Path) -> None:
     cards = [FakeCard(bus=1, processes={OWN: 1, CHILD: None}), FakeCard(bus=2, processes={OWN: 2, CHILD: 5})]
-    watched, _ = devices(proc, cards, "cuda:0", "cuda:1")
+    watched, _ = devices(*cards)
     assert watched.sample()[1] == {OWN: 3, CHILD: None}
-
-
-def test_before_the_run_a_process_that_has_just_ended_is_not_foreign(proc: Path) -> None:
-    card = FakeCard(processes={UNKNOWN: GIB})
-    watched, _ = devices(proc, [card])
-    (first,), unsure = watched.before(1), watched.is_unsure
-    (still,) = watched.before(2)
-    card.processes.clear()
-    (gone,) = watched.before(3)
-    assert (first["processes"], unsure) == ([], True)
-    assert [process["pid"] for process in still["processes"]] == [UNKNOWN]
-    assert (gone["processes"], watched.is_unsure) == ([], False)
 
 
 def test_processes_that_cannot_be_listed_are_reported(proc: Path) -> None:
     refused = {"nvmlDeviceGetComputeRunningProcesses": "Insufficient Permissions"}
-    watched, unreadable = devices(proc, [FakeCard(refused=refused)])
+    watched, unreadable = devices(FakeCard(refused=refused))
     (row,), held = watched.sample()
     assert "foreign_processes" not in row
     assert (row["sm_mhz"], held) == (1980, {})
@@ -110,22 +89,33 @@ def test_processes_that_cannot_be_listed_are_reported(proc: Path) -> None:
 
 def test_processes_on_a_device_before_the_trial_are_named(proc: Path) -> None:
     card = FakeCard(used=5 * GIB, utilisation=93, processes={OWN: GIB, OTHER: 4 * GIB, UNKNOWN: None})
-    watched, _ = devices(proc, [card])
+    watched, _ = devices(card)
     watched.before(6)  # a process that is listed twice has not just ended
     (before,) = watched.before(7)
     other = {"pid": OTHER, "name": f"program-{OTHER}", "memory_bytes": 4 * GIB}
     unknown = {"pid": UNKNOWN, "name": None, "memory_bytes": None}
     assert before == {
         **{"host": "run", "device": "cuda:0", "at_ns": 7, "processes": [other, unknown]},
-        **{"memory_bytes": 5 * GIB, "utilisation_pct": 93, "sm_mhz": 1980},
+        "memory_bytes": 5 * GIB,
     }
 
 
-def test_a_device_that_is_not_there_is_reported(proc: Path) -> None:
-    watched, unreadable = devices(proc, [FakeCard()], "cuda:0", "cuda:1")
-    assert list(watched.facts()) == ["cuda:0"]
+@pytest.mark.parametrize(
+    ("nvml", "found", "why"),
+    [
+        (FakeNvml([FakeCard()]), ["cuda:0"], "the driver shows 1 device"),
+        (FakeNvml([], missing="Driver Not Loaded"), [], "Driver Not Loaded"),
+    ],
+)
+def test_a_device_that_is_not_there_is_reported(
+    nvml: FakeNvml, found: list[str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    unreadable: list[Unreadable] = []
+    assert list(find_cards(["auto", "cuda:1"], Readings("run", unreadable.append))) == found
     assert [(item.name, item.what) for item in unreadable] == [("cuda:1", "device")]
-    assert "the driver shows 1 device" in unreadable[0].why
+    assert why in unreadable[0].why
 
 
 def order(environment: dict[str, str], *, second: str = "NVIDIA H200") -> list[str]:
@@ -164,16 +154,16 @@ def test_only_cuda_devices_have_a_number() -> None:
     assert [index_of(name) for name in ("cuda", "cuda:12", "cpu", "auto", "cuda:x")] == [0, 12, None, None, None]
 
 
-def read(nvml: FakeNvml, *, facts: bool = False, index: int = 0) -> tuple[dict[str, Any], dict[str, str]]:
-    unreadable: dict[str, str] = {}
-    card = visible_cards(nvml, {})[index]
-    readings = Readings("run", lambda item: unreadable.update({item.what: item.why}))
-    return readings.of("cuda:0", card.facts if facts else card.probes), unreadable
+def read(card: FakeCard, *, facts: bool = False) -> dict[str, Any]:
+    probes = visible_cards(FakeNvml([card]), {})[0]
+    return Readings("run", pytest.fail).of("cuda:0", probes.facts if facts else probes.probes)
 
 
-def test_a_card_is_sampled() -> None:
-    row, unreadable = read(FakeNvml([FakeCard(used=3 * GIB, utilisation=97, sm_mhz=1755, throttle=0x4 | 0x20)]))
-    assert row == {
+def test_a_card_is_described_and_sampled() -> None:
+    card = FakeCard(used=3 * GIB, utilisation=97, sm_mhz=1755, throttle=0x4 | 0x20)
+    limit = {"memory_bytes": 140 * GIB, "power_limit_w": 650.0}
+    assert read(card, facts=True) == {"uuid": card.uuid, "name": "NVIDIA H200", "mig": False, **limit}
+    assert read(card) == {
         "sm_mhz": 1755,
         "power_w": 89.036,
         "power_limit_w": 700.0,
@@ -183,31 +173,11 @@ def test_a_card_is_sampled() -> None:
         "memory_bytes": 3 * GIB,
         "memory_limit_bytes": 140 * GIB,
     }
-    assert unreadable == {}
-
-
-def test_facts_of_a_card() -> None:
-    facts, said = read(FakeNvml([FakeCard(bus=1), FakeCard(uuid="GPU-1", bus=2)]), facts=True, index=1)
-    assert (facts["uuid"], facts["name"], facts["mig"]) == ("GPU-1", "NVIDIA H200", False)
-    assert facts["power_limit_w"] == 650.0
-    assert said == {}
-
-
-def test_each_value_that_nvml_refuses_is_reported_and_the_others_are_read() -> None:
-    refused = {
-        "nvmlDeviceGetCurrentClocksThrottleReasons": "Not Supported",
-        "nvmlDeviceGetPowerUsage": "Insufficient Permissions",
-    }
-    row, unreadable = read(FakeNvml([FakeCard(refused=refused)]))
-    assert unreadable == {"throttle": "Not Supported", "power_w": "Insufficient Permissions"}
-    assert row["sm_mhz"] == 1980
-    assert not set(unreadable) & set(row)
 
 
 def test_memory_leaves_out_that_of_the_driver_where_nvml_knows_it() -> None:
-    assert read(FakeNvml([FakeCard(used=GIB)]))[0]["memory_bytes"] == GIB
-    old = FakeCard(used=GIB, refused={"nvmlMemory_v2": "Function Not Found"})
-    assert read(FakeNvml([old]))[0]["memory_bytes"] == GIB + GIB // 2
+    for refused, more in (({}, 0), ({"nvmlMemory_v2": "Function Not Found"}, GIB // 2)):
+        assert read(FakeCard(used=GIB, refused=refused))["memory_bytes"] == GIB + more
 
 
 def test_pynvml_has_every_function_and_constant_that_the_fake_has() -> None:

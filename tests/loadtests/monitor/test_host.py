@@ -72,14 +72,16 @@ def test_cpu_time_never_falls_when_a_descendant_ends(family: tuple[int, int]) ->
     assert times == sorted(times)
 
 
-def test_an_ended_or_forgotten_process_has_no_row(family: tuple[int, int]) -> None:
+def test_an_ended_process_has_no_row() -> None:
     processes = monitored()
-    ended = subprocess.Popen(["true"])
+    ended, ending = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+    ended.kill()
     ended.wait()
     processes.take(Watch(name="load", pid=ended.pid))
-    processes.take(Watch(name="eager-0", pid=family[0]))
-    processes.take(Watch(name="eager-0"))
-    processes.take(Watch(name="never-there"))
+    processes.take(Watch(name="eager-0", pid=ending.pid))
+    assert [row["name"] for row in processes.sample({})] == ["eager-0"]
+    ending.kill()
+    ending.wait()
     assert processes.sample({}) == []
 
 
@@ -144,25 +146,15 @@ def test_a_host_is_read_from_the_kernels_files(proc: Path, tmp_path: Path) -> No
     assert unreadable == {}
 
 
-def test_processors_that_the_run_may_not_use_do_not_count(proc: Path, tmp_path: Path) -> None:
+def test_processors_count_that_the_run_may_use_and_the_other_threads_of_their_cores(proc: Path, tmp_path: Path) -> None:
     row, _ = read(Host(proc, tmp_path / "sys", allowed={1}))
     assert (row["cpu_s"], row["steal_s"], row["cpus"]) == (pytest.approx(0.81), pytest.approx(0.04), 1)
     assert read(Host(proc, tmp_path / "sys", allowed={64}))[0]["cpus"] == 2, "numbered otherwise"
-
-
-def test_the_other_thread_of_a_core_counts(proc: Path, tmp_path: Path) -> None:
     folder = tmp_path / "sys" / "devices/system/cpu/cpu1/topology"
     folder.mkdir(parents=True)
     for text, cpus in (("0-1", 2), ("0,1", 2), ("none", 1)):
         (folder / "thread_siblings_list").write_text(f"{text}\n")
         assert read(Host(proc, tmp_path / "sys", allowed={1}))[0]["cpus"] == cpus
-
-
-def test_what_a_kernel_does_not_show_is_reported_and_the_rest_is_read(proc: Path, tmp_path: Path) -> None:
-    (proc / "pressure" / "memory").unlink()
-    row, unreadable = read(Host(proc, tmp_path / "sys", BOTH))
-    assert set(row) == {"cpu_s", "steal_s", "cpus", "memory_bytes", "memory_limit_bytes"}
-    assert set(unreadable) == {"pressure_memory_s"}
 
 
 def test_a_failed_reading_is_reported_once_and_tried_again_each_time() -> None:

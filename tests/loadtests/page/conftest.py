@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,22 +11,15 @@ from tailgate.loadtests.page.server import PageServer
 Serve = Callable[..., PageServer]
 
 
-@contextmanager
-def serving(run_dir: Path, host: str) -> Iterator[PageServer]:
-    server = PageServer(run_dir, host, 0)
-    server.open()
-    try:
-        yield server
-    finally:
-        server.close()
-
-
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     """Serves the page of a run directory until the test ends."""
     with ExitStack() as stack:
 
-        def start(run_dir: Path, *, host: str = "127.0.0.1") -> PageServer:
-            return stack.enter_context(serving(run_dir, host))
+        def start(run_dir: Path) -> PageServer:
+            server = PageServer(run_dir, 0)
+            stack.callback(server.close)
+            server.open()
+            return server
 
         yield start

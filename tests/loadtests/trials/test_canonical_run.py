@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tailgate.analysis.records.run_records import read_run
 from tailgate.analysis.records.schemas import COMPILE_EVENTS, STEPS
 from tailgate.analysis.records.tables import read_table
-from tailgate.analysis.summary.summary import analyze
 from tailgate.loadtests.experiments.reading import from_table
 from tests.fakes.credentials import TLS, Certificates, Watched, give, search, start
 from tests.fakes.processes import command_of
@@ -194,7 +194,8 @@ def test_the_machine_and_every_process_are_sampled(canonical: Canonical) -> None
         ("process", "load", None),
     }
     machines = trial_facts(canonical.run_dir)["monitor"]
-    assert (machines["interval_s"], machines["devices"], machines["before"], machines["gaps"]) == (1.0, {}, [], [])
+    assert (machines["interval_s"], machines["devices"], machines["before"]) == (1.0, {}, [])
+    assert "samples" not in {item["what"] for item in machines["unreadable"]}
     assert machines["arms"] == {"eager": "cpu", "naive": "cpu"}
     assert machines["machines"]["run"]["machine"] == records.environment["machine"]
 
@@ -212,11 +213,6 @@ def test_the_summary_joins_spikes_to_compiles_and_finds_the_records_whole(canoni
     assert not broken & {"complete", "alive", "cut requests", "pairs", "telemetry"}
 
 
-def test_the_same_records_give_the_same_summary_again(canonical: Canonical) -> None:
-    again = analyze(canonical.run_dir)
-    assert json.loads(json.dumps(again)) == summary_of(canonical.run_dir)
-
-
 def test_reports_for_people_and_for_programs_are_written(canonical: Canonical) -> None:
     ET.parse(canonical.run_dir / "junit.xml")
     for name in ("report.md", "report.html"):
@@ -232,12 +228,8 @@ def test_no_secret_is_in_any_file_or_command_line(canonical: Canonical) -> None:
 
 
 def test_nothing_is_left_running_and_caches_and_sockets_are_gone(canonical: Canonical) -> None:
-    assert not any(str(canonical.folder) in command_of(pid) for pid in map(int, _processes()))
+    assert not any(str(canonical.folder) in command_of(pid) for pid in psutil.pids())
     assert not list(canonical.run_dir.glob("trial-*/compile-cache"))
     assert not [item for item in canonical.watched.sockets if not item.port and Path(item.address).exists()]
     assert {item.address for item in canonical.watched.sockets if item.port} == {"127.0.0.1"}
     assert canonical.watched.sockets
-
-
-def _processes() -> list[str]:
-    return [folder.name for folder in Path("/proc").glob("[0-9]*")]

@@ -218,7 +218,6 @@ def followed(trial: TrialContext, during: Callable[[ServerLogs], None]) -> tuple
         during(logs)
     finally:
         logs.stop(hurry=True)
-        logs.stop(hurry=True)
         collector.stop()
     [facts] = trial.facts.arms[1]["reported"]["logs"]
     return read_table(trial.folder / "compile_events.arrow", COMPILE_EVENTS)[0].to_pylist(), facts

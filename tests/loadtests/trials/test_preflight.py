@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
 
-from tailgate.loadtests.monitor.host import Gpu
 from tailgate.loadtests.traffic import prompts
-from tailgate.loadtests.trials import environment, preflight
+from tailgate.loadtests.trials import preflight
 from tailgate.loadtests.trials.preflight import check_arm
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.config import ArmConfig, CompileConfig, ModelConfig
+from tailgate.servers.config import ArmConfig, ModelConfig
+from tests.fakes.machines import FakeCard, FakeNvml
 from tests.fakes.processes import refusal
 
 
-def arm(model_id: str = "random:tiny", device: str = "cpu", **policy: object) -> ArmConfig:
-    return ArmConfig(
-        model=ModelConfig(id=model_id, device=device),
-        compile=CompileConfig(enabled=bool(policy), **policy),  # type: ignore[arg-type]
-    )
+def arm(model_id: str = "random:tiny", device: str = "cpu") -> ArmConfig:
+    return ArmConfig(model=ModelConfig(id=model_id, device=device))
 
 
 def quantised(kind: str, **model: str) -> ArmConfig:
@@ -68,13 +66,14 @@ def test_a_hub_that_cannot_be_reached_is_reported_at_once(
     assert [word for word in words if word not in said] == []
 
 
-def gpu(capability: tuple[int, int] | None) -> Gpu:
-    return Gpu(name="one", driver="1", uuid="GPU-0", capability=capability)
+def gpu(capability: tuple[int, int] | None) -> Any:
+    return SimpleNamespace(capability=capability)
 
 
 @pytest.mark.parametrize(("visible", "usable"), [(None, 2), ("0", 1), ("1,0", 2), ("0,-1,1", 1), ("", 0)])
 def test_a_gpu_that_is_not_there_is_refused(visible: str | None, usable: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "shown_gpus", lambda: [gpu((9, 0)), gpu((9, 0))])
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([FakeCard(bus=1), FakeCard(bus=2)]))
+    monkeypatch.setattr(preflight, "sees_gpu", lambda: True)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -95,37 +94,24 @@ def test_quantised_weights_need_torchao(monkeypatch: pytest.MonkeyPatch) -> None
         assert word in said
 
 
-@pytest.mark.parametrize("kind", ["float8-per-row", "int4-weight-only"])
-def test_weights_that_only_a_gpu_multiplies_are_refused_where_the_device_is_a_cpu(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "gpus", "words"),
+    [
+        ("int4-weight-only", None, ("arms.fewer.", "model.quantisation", "int4-weight-only", "CPU")),
+        ("float8-per-row", None, ("arms.fewer.", "float8-per-row", "CPU")),
+        ("float8-per-row", [gpu((8, 0))], ("8.0", "8.9")),
+        ("float8-per-row", [gpu((8, 0)), gpu((9, 0))], ()),
+        ("float8-per-row", [], ()),
+        ("float8-per-row", [gpu(None)], ()),
+    ],
+)
+def test_weights_that_the_device_cannot_multiply_are_refused(
+    kind: str, gpus: list[Any] | None, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "sees_gpu", lambda: False)
-    message = refusal(ConfigError, check_arm, quantised(kind))
-    assert all(word in message for word in ("arms.fewer.", "model.quantisation", kind, "CPU"))
-
-
-@pytest.mark.parametrize(
-    ("gpus", "fits"), [([gpu((8, 0))], False), ([gpu((8, 0)), gpu((9, 0))], True), ([], True), ([gpu(None)], True)]
-)
-def test_a_gpu_too_old_for_float8_is_refused(gpus: list[Gpu], fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "sees_gpu", lambda: True)
-    monkeypatch.setattr(preflight, "shown_gpus", lambda: gpus)
-    check_arm(quantised("float8-weight-only", device="cpu"))
-    if fits:
-        check_arm(quantised("float8-per-row"))
+    monkeypatch.setattr(preflight, "sees_gpu", lambda: gpus is not None)
+    monkeypatch.setattr(preflight, "shown_cards", lambda: gpus or [])
+    if words:
+        said = refusal(ConfigError, check_arm, quantised(kind))
+        assert [word for word in words if word not in said] == []
     else:
-        said = refusal(ConfigError, check_arm, quantised("float8-per-row"))
-        assert all(word in said for word in ("8.0", "8.9"))
-
-
-@pytest.mark.parametrize(
-    ("said", "refused"),
-    [('{"complaint": "compile.artifact is damaged"}', True), ("a package's greeting", False), ("", False)],
-)
-def test_an_artifact_is_read_in_a_process_with_torch(said: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, said))
-    config = arm(artifact="x")
-    if refused:
-        assert refusal(ConfigError, check_arm, config) == 'arm "eager": compile.artifact is damaged'
-    else:
-        check_arm(config)
+        check_arm(quantised(kind))

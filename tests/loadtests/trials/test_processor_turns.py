@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tailgate.loadtests.trials import processes
+from tailgate.loadtests.trials.context import RunError
 from tailgate.loadtests.trials.processes import ProcessorTurns, processor_sets
 from tests.fakes.whole_run import trial_context
 
@@ -42,7 +43,7 @@ def test_replicas_change_processors_after_each_turn_and_have_all_at_the_end(
 ) -> None:
     assert processor_sets(range(10), 3) == [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
     assert (processor_sets((4, 7), 2), processor_sets((4, 7), 3)) == ([(4,), (7,)], [])
-    now, places = 100.0, dict[int, tuple[int, ...]]()
+    now, places = 100.0, dict[int, Any]()
     monkeypatch.setattr(processes.time, "monotonic", lambda: now)
     monkeypatch.setattr(processes.os, "sched_getaffinity", lambda pid: {3, 5})
     monkeypatch.setattr(processes, "_bind", lambda pid, processors: places.update({pid: processors}))
@@ -59,8 +60,8 @@ def test_replicas_change_processors_after_each_turn_and_have_all_at_the_end(
         turns.poll()
     assert seen == [{1: (3,), 2: (5,)}, {1: (5,), 2: (3,)}, {1: (3,), 2: (5,)}]
     turns.stop()
-    assert places == {1: (3, 5), 2: (3, 5)}
-    assert context.facts.processor_turns == {"every_s": 1.0, "turns": 4, "sets": [(3,), (5,)], "error": None}
+    assert places == {1: {3, 5}, 2: {3, 5}}
+    assert context.facts.processor_turns == {"every_s": 1.0, "turns": 4, "sets": [(3,), (5,)]}
 
 
 def test_every_thread_of_a_process_and_of_its_children_is_bound() -> None:
@@ -74,8 +75,10 @@ def test_every_thread_of_a_process_and_of_its_children_is_bound() -> None:
         process.kill()
 
 
-@pytest.mark.parametrize(("usable", "words"), [({0}, "1 processor is too few"), ({0, 1}, "no process could be bound")])
-def test_turns_that_cannot_be_taken_are_an_error_in_the_records_and_a_note(
+@pytest.mark.parametrize(
+    ("usable", "words"), [({0}, "2 replicas cannot take turns on 1 processor"), ({0, 1}, "not permitted")]
+)
+def test_turns_that_cannot_be_taken_end_the_run_before_the_traffic(
     usable: set[int], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(pid: int, processors: object) -> None:
@@ -83,11 +86,7 @@ def test_turns_that_cannot_be_taken_are_an_error_in_the_records_and_a_note(
 
     monkeypatch.setattr(processes.os, "sched_getaffinity", lambda pid: usable)
     monkeypatch.setattr(processes.os, "sched_setaffinity", refuse)
-    context = trial_context(tmp_path / "trial", TABLE)
-    turns = ProcessorTurns(context)
-    turns.start({"eager-0": os.getpid(), "twin-0": os.getpid()})
-    turns.poll()
+    turns = ProcessorTurns(trial_context(tmp_path / "trial", TABLE))
+    with pytest.raises(RunError, match=f"machines.processor_turn_s is 1: .*{words}.*: set it to 0"):
+        turns.start({"eager-0": os.getpid(), "twin-0": os.getpid()})
     turns.stop()
-    assert context.facts.processor_turns is not None
-    assert words in context.facts.processor_turns["error"]
-    assert context.status.notes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
@@ -14,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tailgate.analysis.records.documents import content_of
 from tailgate.loadtests.generator.load_log import LoadLog
 from tailgate.loadtests.trials import live_page
-from tailgate.loadtests.trials.live_page import LivePage, page_address
-from tailgate.loadtests.trials.progress import Display, plain_line
+from tailgate.loadtests.trials.live_page import LivePage, page_port
+from tailgate.loadtests.trials.progress import displayed, parts_of
 from tailgate.loadtests.trials.run_metrics import RunCollector, exporting
 from tailgate.loadtests.trials.status import (
     ArmLoad,
@@ -24,8 +23,7 @@ from tailgate.loadtests.trials.status import (
     ReplicaState,
     Status,
     UnderWay,
-    load_of,
-    read_accounts,
+    read_load,
 )
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError
@@ -33,19 +31,21 @@ from tailgate.servers.front.metrics import FrontMetrics
 from tests.fakes.request_rows import MS, record
 
 
-def report(folder: Path, worker: int, arms: dict[str, dict[str, float | None]]) -> None:
-    content = {"worker": worker, "finished": 10, "failed": worker, "t_s": 3.0 + worker, "arms": arms}
+def report(folder: Path, worker: int, latencies: dict[str, float], *, n: int) -> None:
+    arm = {"n": n, "failed": 0, "inflight": worker + 1, "e2e_p50_ms": None, "e2e_p99_ms": None, **latencies}
+    content = {"finished": 10, "failed": worker, "t_s": 3.0 + worker, "lag_ms": {"p99": worker}, "arms": {"eager": arm}}
     (folder / f"generator-{worker}.json").write_text(json.dumps(content))
 
 
 def test_load_of_several_processes_is_added_up(tmp_path: Path) -> None:
-    (tmp_path / "generator-0.json").write_text("{")
-    assert load_of(read_accounts(tmp_path).values()) == Load()
-    report(tmp_path, 0, {"eager": {"n": 30, "ttft_p50_ms": 10.0, "ttft_p99_ms": 20.0, "inflight": 1}})
-    report(tmp_path, 1, {"eager": {"n": 10, "ttft_p50_ms": 30.0, "ttft_p99_ms": 15.0, "inflight": 2}})
-    load = load_of(read_accounts(tmp_path).values())
-    assert (load.finished, load.failed, load.t_s) == (20, 1, 4.0)
-    assert load.arms["eager"] == ArmLoad(finished=40, inflight=3, ttft_p50_ms=15.0, ttft_p99_ms=20.0)
+    (tmp_path / "generator-2.json").write_text("{")
+    (tmp_path / "generator-3.json").write_text('{"finished": 0, "lost": "it never reported"}')
+    assert read_load(tmp_path) == Load()
+    report(tmp_path, 0, {"ttft_p50_ms": 10.0, "ttft_p99_ms": 20.0}, n=30)
+    report(tmp_path, 1, {"ttft_p50_ms": 30.0, "ttft_p99_ms": 15.0}, n=10)
+    load = read_load(tmp_path)
+    assert (load.finished, load.failed, load.t_s, load.lag_ms) == (20, 1, 4.0, 1.0)
+    assert load.arms["eager"] == ArmLoad(finished=40, inflight=3, ttft_p50_ms=30.0, ttft_p99_ms=20.0)
 
 
 def test_a_line_shows_requests_quantiles_and_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,49 +58,37 @@ def test_a_line_shows_requests_quantiles_and_replicas(monkeypatch: pytest.Monkey
         "naive-1": ReplicaState("warmup", 1, 4, "2x64"),
         "naive-2": ReplicaState(stage="serving", compiling=compiling),
     }
-    line = plain_line(status, 65.0)
+    line = " · ".join(parts_of(status, 65.0))
     for words in ("[1:05]", "3 of 9 s", "5/40 requests", "1 failed", "p50 9.3 ms", "p99 250 ms", "p99 12.35 s"):
         assert words in line
     for words in ("naive-0 is dead", "naive-2 is compiling for 12 s (2x64)"):
         assert words in line
-    assert "naive-1: warm-up 1/4 2x64" in plain_line(Status(phase="starting", replicas=status.replicas), 65.0)
-
-
-def test_a_display_without_a_terminal_writes_every_phase_and_note() -> None:
-    out = io.StringIO()
-    status = Status(phase="first")
-    with Display(status, stream=out, every_s=60.0):
-        status.note("an arm died")
-        status.page = "http://127.0.0.1:8080/"
-        status.phase = "second"
-    lines = out.getvalue().splitlines()
-    assert lines[0] == "[0:00] · first"
-    assert any("an arm died" in line for line in lines)
-    assert any("second" in line for line in lines)
-    assert sum("http://127.0.0.1:8080/" in line for line in lines) == 1
+    assert "naive-1: warm-up 1/4 2x64" in parts_of(Status(phase="starting", replicas=status.replicas), 65.0)
 
 
 def test_a_closed_stream_does_not_break_the_run() -> None:
     out = io.StringIO()
     out.close()
-    with Display(Status(), stream=out, every_s=0.01):
+    with displayed(Status(), stream=out, every_s=0.01):
         pass
     assert out.closed
 
 
 @pytest.mark.parametrize("verbosity", [-1, 0, 1])
-def test_quiet_prints_nothing_and_verbose_what_the_processes_log(verbosity: int, tmp_path: Path) -> None:
+def test_every_phase_and_note_is_shown_once_and_with_verbose_what_the_processes_log(
+    verbosity: int, tmp_path: Path
+) -> None:
     log = tmp_path / "trial-01" / "logs" / "eager-0.log"
     log.parent.mkdir(parents=True)
     log.write_text("warms up\nhalf a li")
     status, out = Status(phase="starting arms", run_dir=tmp_path), io.StringIO()
-    with Display(status, verbosity=verbosity, stream=out):
+    with displayed(status, verbosity=verbosity, stream=out, every_s=60.0):
         status.note("eager is ready")
+        status.phase = "traffic"
+    shown = {-1: [], 0: ["[0:00] eager is ready", "[0:00] · traffic"], 1: ["eager-0: warms up"]}[verbosity]
     lines = out.getvalue().splitlines()
-    assert (
-        any("starting arms" in line for line in lines) == any("is ready" in line for line in lines) == (verbosity >= 0)
-    )
-    assert [line for line in lines if line.startswith("eager-0: ")] == ["eager-0: warms up"] * (verbosity > 0)
+    assert [lines.count(line) for line in shown] == [1] * len(shown)
+    assert bool(lines) == (verbosity >= 0)
 
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -134,37 +122,35 @@ def load(folder: Path, worker: int, answers: int, failed: int = 0) -> None:
     log.write()
 
 
-def test_metrics_of_replicas_and_traffic_are_those_of_the_status() -> None:
-    status = Status(phase="traffic", trial=2, trials=3, planned=40, duration_s=60.0, load=Load(t_s=7.5))
+def test_metrics_are_those_of_the_status_and_of_all_load_processes(tmp_path: Path) -> None:
+    load(tmp_path, 0, answers=3)
+    load(tmp_path, 1, answers=1, failed=1)
+    of_traffic = {"arms": {}, "finished": 0, "failed": 0, "t_s": 7.5}  # without lag, processor and records
+    (tmp_path / "generator-2.json").write_text(json.dumps(of_traffic))
+    status = Status(phase="traffic", trial=2, trials=3, planned=40, duration_s=60.0, load=read_load(tmp_path))
     status.replicas = {"eager-0": ReplicaState(stage="ready"), "naive-0": ReplicaState(stage="warmup", compiles=4)}
     samples = shown(status)
     for name, labels, expected in (
-        ("phase", {"phase": "traffic"}, 1),
-        ("trials", {}, 3),
-        ("replica_ready", {"replica": "eager-0"}, 1),
-        ("replica_ready", {"replica": "naive-0"}, 0),
-        ("replica_compile_events_total", {"replica": "naive-0"}, 4),
-        ("traffic_seconds", {}, 7.5),
-        ("planned_traffic_seconds", {}, 60),
-        ("planned_requests", {}, 40),
+        ("run_phase", {"phase": "traffic"}, 1),
+        ("run_trials", {}, 3),
+        ("run_replica_ready", {"replica": "eager-0"}, 1),
+        ("run_replica_ready", {"replica": "naive-0"}, 0),
+        ("run_replica_compile_events_total", {"replica": "naive-0"}, 4),
+        ("run_traffic_seconds", {}, 7.5),
+        ("run_planned_traffic_seconds", {}, 60),
+        ("run_planned_requests", {}, 40),
+        ("load_requests_started_total", {}, 7),
+        ("load_requests_total", {"arm": "eager", "outcome": "ok"}, 4),
+        ("load_requests_total", {"arm": "eager", "outcome": "failed"}, 1),
+        ("load_requests_total", {"arm": "naive", "outcome": "ok"}, 0),
+        ("load_in_flight", {"arm": "eager"}, 2),
+        ("load_time_to_first_token_seconds_count", {"arm": "eager"}, 4),
+        ("load_e2e_request_latency_seconds_bucket", {"arm": "eager", "le": "+Inf"}, 4),
+        ("load_schedule_lag_seconds", {"worker": "1", "quantile": "1"}, 0.003),
+        ("load_records_written_total", {"worker": "2"}, 0),
     ):
-        assert value(samples, f"tailgate_run_{name}", **labels) == expected
-    assert value(samples, "tailgate_load_requests_started_total") == 0
-    assert not [name for name, _ in samples if name.endswith("_bucket")]
-
-
-def test_broken_files_of_load_processes_are_left_out(tmp_path: Path) -> None:
-    folder = tmp_path / "trial-01"
-    load(folder, 0, answers=1)
-    broken: dict[str, Any] = {"arms": {"eager": None}, "histograms": {"eager": {"ttft": 3}}, "started": "many"}
-    broken |= {"cpu": 3, "lag_ms": None, "records": {"written": "x"}}
-    other = {"histograms": {"eager": {"ttft": {"bounds_s": [1.0], "counts": [2, 3], "sum_s": 9.0}}}}
-    for number, text in enumerate(("{", "[]", json.dumps(broken), json.dumps(other)), start=1):
-        (folder / f"generator-{number}.json").write_text(text)
-    samples = shown(Status(run_dir=tmp_path))
-    assert value(samples, "tailgate_load_requests_total", arm="eager", outcome="ok") == 1
-    assert value(samples, "tailgate_load_time_to_first_token_seconds_count", arm="eager") == 1
-    assert value(samples, "tailgate_load_records_written_total", worker="3") == 0
+        assert value(samples, f"tailgate_{name}", **labels) == pytest.approx(expected), name
+    assert value(shown(Status()), "tailgate_load_requests_started_total") == 0
 
 
 def test_the_pages_of_processes_are_on_that_of_the_run_which_one_that_is_gone_does_not_break() -> None:
@@ -205,23 +191,17 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_page, "_EVERY_S", 0.05)
 
 
-def test_an_address_of_the_page_may_take_a_free_port() -> None:
-    assert page_address("off") is None
-    assert page_address("127.0.0.1:0") == ("127.0.0.1", 0)
-    assert page_address("[::1]:8080") == ("::1", 8080)
-    with pytest.raises(ConfigError, match=r"ssh -L 8080:127\.0\.0\.1:8080 HOST"):
-        page_address("0.0.0.0:8080")
-    for text in ("", "on", "8080", ":8080", "host:", "host:65536", "host:-1", "a b:1"):
-        with pytest.raises(ConfigError, match="HOST:PORT"):
-            page_address(text)
+def test_the_page_has_a_port_of_this_machine_or_is_off() -> None:
+    assert [page_port(text) for text in ("off", "0", "8080")] == [None, 0, 8080]
+    for text in ("", "on", "127.0.0.1:8080", "65536", "-1", "²"):
+        with pytest.raises(ConfigError, match="--page"):
+            page_port(text)
 
 
-def test_the_page_ends_once_and_says_how_the_run_ended(tmp_path: Path) -> None:
+def test_the_page_says_how_the_run_ended(tmp_path: Path) -> None:
     status = Status()
-    page = LivePage("127.0.0.1", 0, status)
+    page = LivePage(0, status)
     page.open(tmp_path)
-    assert content_of(tmp_path / "page.json")["url"] == status.page
+    assert status.notes == [f"live page: {page.url}"]
     page.close({"complete": True})
-    assert not (tmp_path / "page.json").exists()
-    page.close({"complete": False})
     assert content_of(tmp_path / "status.json")["ended"] == {"complete": True}

@@ -45,7 +45,7 @@ def get(address: str) -> str:
 @pytest.mark.process
 def test_a_mirrored_run_is_seen_on_its_live_page_and_by_prometheus(tmp_path: Path) -> None:
     status = Status()
-    page = LivePage("127.0.0.1", 0, status)
+    page = LivePage(0, status)
     scraped: list[str] = []
 
     def scrape() -> None:
@@ -65,7 +65,7 @@ def test_a_mirrored_run_is_seen_on_its_live_page_and_by_prometheus(tmp_path: Pat
     answered = 'tailgate_load_requests_total{arm="naive",outcome="ok"}'
     (line,) = [line for line in last.splitlines() if line.startswith(answered)]
     assert float(line.split()[1]) == status.planned / 2 > 0
-    with urllib.request.urlopen(f"{status.page}events", timeout=60) as events:
+    with urllib.request.urlopen(f"{page.url}events", timeout=60) as events:
         lines = iter(events)
         shown = json.loads(next(line for line in lines if line.startswith(b"data: "))[6:])
         page.close({"complete": True})

@@ -14,22 +14,10 @@ from tailgate.loadtests.trials.machines import MonitorProcess
 from tailgate.loadtests.trials.processes import child_environment
 from tailgate.loadtests.trials.replicas import Replicas
 from tailgate.loadtests.trials.telemetry import Collector
-from tailgate.loadtests.trials.trial import Trial, take_all
+from tailgate.loadtests.trials.trial import Trial
 from tailgate.loadtests.trials.trial_schedule import TrialSchedules, devices_of, in_trial
 from tailgate.servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
 from tests.fakes.whole_run import trial_context
-
-
-def test_every_step_is_taken_after_a_failed_one_and_the_first_failure_is_raised() -> None:
-    taken: list[str] = []
-
-    def fail(what: str) -> None:
-        taken.append(what)
-        raise OSError(what)
-
-    with pytest.raises(OSError, match="disk full"):
-        take_all(lambda: fail("disk full"), lambda: taken.append("replicas"), lambda: fail("splitter"))
-    assert taken == ["disk full", "replicas", "splitter"]
 
 
 def test_a_part_that_cannot_be_stopped_keeps_no_other_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

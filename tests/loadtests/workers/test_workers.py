@@ -151,7 +151,8 @@ def test_what_drives_the_load_ends_in_order_with_the_worker(number: signal.Signa
     [(0, "-u 2 -r 2", "--master"), (3, "-u 5 -r 5", "--processes 3 --master-host 10.0.0.5 --master-port 5557")],
 )
 def test_locust_waits_for_the_workers_of_other_hosts(tmp_path: Path, workers: int, users: str, expected: str) -> None:
-    command = locust_command(tmp_path, workers=workers, remote_workers=2, master=("10.0.0.5", 5557), wait_s=89.5)
+    traffic = TrafficConfig(rate=1, workers=workers, remote_workers=2, master_bind="10.0.0.5:5557")
+    command = locust_command(tmp_path, traffic, wait_s=89.5)
     master = "--master-bind-host 10.0.0.5 --master-bind-port 5557 --remote-workers 2 --expect-workers-max-wait 90"
     assert f"{users} {master} {expected}" in " ".join(command)
 
@@ -490,7 +491,7 @@ def test_a_workers_host_is_sampled_on_the_clock_of_the_run(tmp_path: Path) -> No
     wait_for(lambda: path.exists() and set(read_table(path, MACHINES)[0]["kind"].to_pylist()) == {"host", "process"})
     assert os.getpgid(watch._child.pid) != os.getpgid(0)  # no Ctrl-C of the worker's terminal reaches it
     facts = watch.stop()
-    assert (list(facts["machines"]), facts["gaps"]) == (["worker-2"], [])
+    assert (list(facts["machines"]), facts["unreadable"]) == (["worker-2"], [])
     table, truncated = read_table(path, MACHINES)
     here = [] if truncated else table.to_pylist()
     assert all(0 < now_ns() + HOUR_NS - row["at_ns"] < HOUR_NS // 2 for row in here)
@@ -501,7 +502,7 @@ def test_a_workers_host_is_sampled_on_the_clock_of_the_run(tmp_path: Path) -> No
 def test_a_watcher_that_cannot_write_is_a_gap(tmp_path: Path) -> None:
     (tmp_path / "machines-0.arrow").mkdir()
     watch = HostWatch(tmp_path / "machines-0.arrow", trial=1, host="worker-0", sample_s=0.05, offset_ns=0)
-    (gap,) = watch.stop()["gaps"]
+    (gap,) = watch.stop()["unreadable"]
     assert gap["host"] == "worker-0"
     assert "its watcher ended with exit code 1" in gap["why"]
 
