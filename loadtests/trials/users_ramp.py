@@ -23,7 +23,7 @@ from tailgate.loadtests.trials.run import Orchestrator
 from tailgate.loadtests.trials.steering import Judge, Steered, Steering
 from tailgate.loadtests.trials.users_trial import UsersTrial
 from tailgate.loadtests.trials.weights import UNANSWERED, Splitter, WeightController, splitter_of
-from tailgate.loadtests.users import Observed
+from tailgate.loadtests.users.observer import Observer
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.splitter.admin import (
@@ -103,26 +103,23 @@ class UsersRamp(Orchestrator):
 
     def _run_trials(self, run_dir: Path) -> None:
         context = self._context(self.experiment, 1, run_dir)
-        users = self.experiment.users
-        log = Path(self._log)
-        names = {
-            arm: {address: f"{arm}-{index}" for index, address in enumerate(addresses)}
-            for arm, addresses in self._arms.items()
-        }
-        observed = Observed(
-            log=str(log.resolve()),
+        context.folder.mkdir()
+        admin, log = self.experiment.users.admin, Path(self._log)
+        observer = Observer(
+            context.folder,
+            log=log,
             log_at=log.stat().st_size if log.exists() else 0,
-            admin=users.admin,
-            arms=names,
+            admin=Admin(admin) if admin else None,
+            arms={
+                arm: {address: f"{arm}-{index}" for index, address in enumerate(addresses)}
+                for arm, addresses in self._arms.items()
+            },
             timeout_s=self.experiment.traffic.timeout_s,
             since_ns=now_ns(),
         )
         for row in context.facts.arms:
-            row["replicas"] = list(names.get(row["name"], {}).values())
-        assert self._splitter is not None
-        self._running = trial = UsersTrial(
-            context, observed=observed, splitter=self._splitter, steering=self._steering(context)
-        )
+            row["replicas"] = list(observer.arms.get(row["name"], {}).values())
+        trial = UsersTrial(context, observer=observer, splitter=self._splitter, steering=self._steering(context))
         clean = False
         try:
             if self._provider is not None:
