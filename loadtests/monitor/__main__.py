@@ -27,6 +27,7 @@ from tailgate.loadtests.monitor.readings import Readings, Seen, Watch, reason
 from tailgate.servers.clock import now_ns
 from tailgate.servers.processes import say
 
+_HOST = "run"
 _FLUSH_S = 0.9  # with a sample each second, each is flushed
 _BUSY_PCT = 5
 _SETTLE_S = 1.2  # the driver's utilisation is of up to the last second
@@ -37,14 +38,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="monitor", description="Sample a host, its GPUs and the processes of a run.")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--trial", type=int, default=1)
-    parser.add_argument("--host", default="run", help="its name in the table")
     parser.add_argument("--sample-s", type=float, default=1.0)
     parser.add_argument("--devices", nargs="*", default=[], help="as arms name them: cuda:0, auto")
     options = parser.parse_args()
     messages: SimpleQueue[Watch | None] = SimpleQueue()  # None: the end
     signal.signal(signal.SIGTERM, lambda number, frame: messages.put(None))
     threading.Thread(target=_listen, args=(messages,), daemon=True).start()
-    readings = Readings(options.host, say)
+    readings = Readings(_HOST, say)
     processes = Processes(readings, root=os.getppid())
     host = Host()
     names, cards = find_cards(options.devices, readings)
@@ -55,7 +55,7 @@ def main() -> int:
         time.sleep(_SETTLE_S)  # what has just ended there still shows
         before = gpus.before(now_ns())
     machine = {"machine": machine_identity(gpu.uuid for gpu in shown_gpus()), **host.facts()}
-    say(Seen(machines={options.host: machine}, devices=gpus.facts(), before=before))
+    say(Seen(machines={_HOST: machine}, devices=gpus.facts(), before=before))
     # Only now: this takes longer than all of the above, for which the arms wait.
     from tailgate.analysis.records.schemas import MACHINES
     from tailgate.analysis.records.tables import RecordWriter
@@ -63,9 +63,9 @@ def main() -> int:
     flushed_s = 0.0
     with RecordWriter(options.out, MACHINES) as writer:
         for _ in _ticks(options.sample_s, messages, processes):
-            shared = {"trial": options.trial, "host": options.host, "at_ns": now_ns()}
+            shared = {"trial": options.trial, "host": _HOST, "at_ns": now_ns()}
             gpu_rows, held = gpus.sample()
-            host_row = {"kind": "host", "name": options.host, **readings.of(options.host, host.probes)}
+            host_row = {"kind": "host", "name": _HOST, **readings.of(_HOST, host.probes)}
             for row in (host_row, *gpu_rows, *processes.sample(held)):
                 writer.append({**shared, **row})
             if time.monotonic() - flushed_s >= _FLUSH_S:

@@ -20,7 +20,6 @@ from tailgate.loadtests.monitor.gpus import MUCH_BYTES, device_name, index_of
 from tailgate.loadtests.monitor.readings import Seen, Unreadable, Watch
 from tailgate.loadtests.trials.context import TrialContext
 from tailgate.loadtests.trials.processes import child_environment, thread_variables
-from tailgate.loadtests.trials.status import read_accounts
 from tailgate.servers.clock import now_ns
 from tailgate.servers.processes import Child, Measured, Ready, messages_of
 
@@ -125,7 +124,6 @@ class MonitorProcess:
         self.poll()
         if hung and killed and self._monitor["machines"]:
             self._state_gap(f"the watcher did not end within {_STOP_GRACE_S:g} s of being asked to", at_ns=None)
-        self._add_other_hosts()
 
     @property
     def pid(self) -> int | None:
@@ -152,17 +150,6 @@ class MonitorProcess:
                 for batch in rows.to_batches():
                     writer.append_batch(batch)
             ended.replace(self._table)
-
-    def _add_other_hosts(self) -> None:
-        """Add what load workers saw of their hosts, which they sent with their accounts."""
-        for account in read_accounts(self._trial.folder).values():
-            seen = account.get("monitor", {})
-            self._monitor["machines"] |= seen.get("machines", {})
-            known = self._monitor["unreadable"]
-            known += [item for item in seen.get("unreadable", []) if item not in known]
-            self._monitor["gaps"] += seen.get("gaps", [])
-            for gap in seen.get("gaps", []):
-                self._trial.status.note(f"{gap['host']} was not watched to the end: {gap['why']}")
 
     @property
     def _monitor(self) -> dict[str, Any]:

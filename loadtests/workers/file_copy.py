@@ -75,7 +75,7 @@ class FileSender:
             at = self._confirmed
             piece = self._thread.apply(_read, (self.path, at, self._piece_bytes))
             if piece:
-                self._send({"name": self.path.name, "at": at, "bytes": piece})
+                self._send({"at": at, "bytes": piece})
             self._news.wait(self._resend_after_s if piece else _CHECK_EVERY_S)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ class _Load:
     client_id: str
     planned: int
     account: dict[str, Any] | None = None  # the last that came over the network; None: it writes its own file
-    files: dict[str, FileReceiver] = field(default_factory=dict)  # that come from another host
+    records: FileReceiver | None = None  # that come from another host
     lost: str | None = None
 
 
@@ -115,7 +115,7 @@ class Master:
 
     def stop(self) -> None:
         """Give load processes on other hosts some seconds to stop and to hand over their last records."""
-        remote = [load for load in self._loads.values() if load.files and load.client_id in self._running]
+        remote = [load for load in self._loads.values() if load.account is not None and load.client_id in self._running]
         for load in remote:
             self._send(STOP, {}, load)
         with gevent.Timeout(_STOP_WITHIN_S, False):
@@ -126,8 +126,8 @@ class Master:
         """Stop load processes on other hosts, and complete the files that came from them."""
         self.stop()
         for load in self._loads.values():
-            for file in load.files.values():
-                file.close()
+            if load.records is not None:
+                load.records.close()
 
     # --- Messages -----------------------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class Master:
     def _on_done(self, load: _Load, data: dict[str, Any]) -> None:
         if data["error"]:
             self._fail(data["error"])
-        if data.get("missing"):  # a worker of another version does not say
+        if data["missing"]:
             self._mark_lost(load, data["missing"])
         self._ended(load)
 
@@ -164,16 +164,11 @@ class Master:
         self._send(CLOCK, {**answer, "answered_ns": now_ns()}, load)
 
     def _on_file(self, load: _Load, data: dict[str, Any]) -> None:
-        name = data["name"]
         try:
-            if name not in load.files:
-                if name not in (f"requests-{load.number}.arrow", f"machines-{load.number}.arrow"):
-                    raise ConfigError(f'it sends "{name}", which is no file of its own')
-                load.files[name] = FileReceiver(
-                    self._folder / name,
-                    confirm=lambda size: self._send(HAVE, {"name": name, "size": size}, load),
-                )
-            load.files[name].take(data["at"], data["bytes"])
+            if load.records is None:
+                path = self._folder / f"requests-{load.number}.arrow"
+                load.records = FileReceiver(path, confirm=lambda size: self._send(HAVE, {"size": size}, load))
+            load.records.take(data["at"], data["bytes"])
         except ConfigError as error:
             self._fail(f"records of load process {load.number} cannot be taken: {error}")
 

@@ -35,7 +35,6 @@ from tailgate.loadtests.workers.channel import (
     STOP,
 )
 from tailgate.loadtests.workers.file_copy import FileSender, new_folder
-from tailgate.loadtests.workers.host_watch import HostWatch
 from tailgate.loadtests.workers.load_process import LoadProcess
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError
@@ -64,8 +63,7 @@ class Worker:
         self._clock = ClockComparison()
         self._last_message_ns = 0
         self._compared = Event()
-        self._senders: dict[str, FileSender] = {}
-        self._watch: HostWatch | None = None
+        self._sender: FileSender | None = None
         self._settled_ns: int | None = None
         self._reported = False
         listeners = {
@@ -88,8 +86,8 @@ class Worker:
         self._compared.set()
 
     def _on_have(self, data: dict[str, Any]) -> None:
-        if (sender := self._senders.get(data["name"])) is not None:
-            sender.confirm(data["size"])
+        if self._sender is not None:
+            self._sender.confirm(data["size"])
 
     def _on_end(self, data: dict[str, Any]) -> None:
         generator, offset_ns = self._load.generator, self._clock.offset_ns
@@ -146,7 +144,7 @@ class Worker:
             clock=None if self._keep is None else self._clock,
         )
         if self._keep is not None:
-            self._follow(config, folder, worker)
+            self._follow(folder / f"requests-{worker}.arrow")
         generator.load(share)
         generator.connect()
         if generator.failure is not None:
@@ -162,27 +160,17 @@ class Worker:
             self._send(CLOCK, {"sent_ns": now_ns()})
             self._compared.wait(_ANSWER_WITHIN_S)
 
-    def _follow(self, config: TrialConfig, folder: Path, worker: int) -> None:
-        """Copy records and samples of this host to the master, and tell it how this process stands."""
+    def _follow(self, records: Path) -> None:
+        """Copy the records to the master, and tell it how this process stands."""
         log = self._load.log
         assert log is not None
-        names = [f"requests-{worker}.arrow"]
-        if config.sample_s:
-            names.append(f"machines-{worker}.arrow")
-            self._watch = HostWatch(
-                folder / names[1],
-                trial=config.trial,
-                host=f"worker-{worker}",
-                sample_s=config.sample_s,
-                offset_ns=self._clock.offset_ns,
-            )
-        self._senders = {name: FileSender(folder / name, send=partial(self._send, FILE)) for name in names}
+        self._sender = FileSender(records, send=partial(self._send, FILE))
         log.on_write = self._send_account
         log.refresh()  # the master knows from now on that this process exists
         gevent.spawn(self._compare_loop)
 
     def _send_account(self, account: dict[str, Any]) -> None:
-        if not any(sender.missing_bytes for sender in self._senders.values()):
+        if self._sender is not None and not self._sender.missing_bytes:
             self._settled_ns = account["settled_ns"]  # by now on the master's disk
         self._send(ACCOUNT, {**account, "settled_ns": self._settled_ns})
 
@@ -223,18 +211,16 @@ class Worker:
         self._reported = True
         if (log := self._load.log) is not None:
             log.error = error or log.error
-            if self._watch is not None:
-                log.monitor = self._watch.stop()
         self._load.close()
-        until_s, missing = time.monotonic() + ship_within_s, []
-        for sender in self._senders.values():
-            if not sender.wait_complete(max(0.0, until_s - time.monotonic())):
-                missing.append(
+        missing, sender = "", self._sender
+        if sender is not None:
+            if not sender.wait_complete(ship_within_s):
+                missing = (
                     f"{sender.missing_bytes} bytes of {sender.path.name} did not reach the master: "
                     f"they are in {sender.path.parent} on {socket.gethostname()}"
                 )
             sender.close()
-        self._send(DONE, {"error": error, "missing": "; ".join(missing)})
+        self._send(DONE, {"error": error, "missing": missing})
 
 
 def _check_one_host(host: str) -> None:

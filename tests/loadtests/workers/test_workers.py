@@ -26,7 +26,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailgate.analysis.records.schemas import MACHINES, REQUESTS
+from tailgate.analysis.records.schemas import REQUESTS
 from tailgate.analysis.records.tables import read_table
 from tailgate.loadtests.commands.main import main
 from tailgate.loadtests.generator import clock_offsets
@@ -39,11 +39,9 @@ from tailgate.loadtests.traffic.settings import TrafficConfig
 from tailgate.loadtests.trials.load import load_environment, locust_command
 from tailgate.loadtests.trials.processes import child_environment
 from tailgate.loadtests.workers import channel as messages
-from tailgate.loadtests.workers import host_watch
 from tailgate.loadtests.workers.channel import TOKEN_VARIABLE
 from tailgate.loadtests.workers.file_copy import FileReceiver, FileSender, new_folder
-from tailgate.loadtests.workers.host_watch import HostWatch
-from tailgate.servers.clock import ANCHOR_NS, now_ns
+from tailgate.servers.clock import ANCHOR_NS
 from tests.fakes.processes import PATIENCE_S, command_of, family, free_port, wait_for
 from tests.fakes.request_rows import record, row_of
 
@@ -397,16 +395,16 @@ def test_a_lost_worker_is_marked_and_the_trial_fails_once_all_are(trial: Trial) 
     assert trial.exit_code() == 1
 
 
-def test_a_worker_writes_its_own_files_alone(trial: Trial) -> None:
+def test_records_of_a_worker_go_to_a_new_file_of_its_own(trial: Trial) -> None:
     piece = {"at": 0, "bytes": b"abc"}
-    say(trial.runner, messages.FILE, "y", name="requests-1.arrow", **piece)
+    say(trial.runner, messages.FILE, "y", **piece)
     (have,) = wait_for(lambda: sent(trial.runner, messages.HAVE), sleep=gevent.sleep)
-    assert have == {"name": "requests-1.arrow", "size": 3}
+    assert have == {"size": 3}
     assert (trial.folder / "requests-1.arrow").read_bytes() == b"abc"
-    for name in ("requests-0.arrow", "../x"):
-        say(trial.runner, messages.FILE, "y", name=name, **piece)
+    (trial.folder / "requests-0.arrow").write_bytes(b"taken")
+    say(trial.runner, messages.FILE, "x", **piece)
     assert trial.exit_code() == 1
-    assert not (trial.folder / "requests-0.arrow").exists()
+    assert (trial.folder / "requests-0.arrow").read_bytes() == b"taken"
 
 
 def worker_of(keep: Path | None) -> tuple[Worker, Mock, Any]:
@@ -440,7 +438,7 @@ def test_a_worker_says_what_the_master_lacks_and_that_it_failed(tmp_path: Path) 
     load.generator.failure = "the disk is full"
     sender = Mock(missing_bytes=3, path=tmp_path / "requests-0.arrow")
     sender.wait_complete.return_value = False
-    worker._senders = {"requests-0.arrow": sender}
+    worker._sender = sender
     worker._send_account({"settled_ns": 5})
     say(runner, messages.START, start_ns=1)
     report = last_report(runner)
@@ -473,37 +471,6 @@ def test_a_worker_compares_clocks_before_it_begins_also_where_an_answer_is_lost(
     runner.send_message.side_effect = answer
     worker._compare_clocks()
     assert (worker._clock.count, next(asked)) == (20, 20)
-
-
-HOUR_NS = 3600 * 10**9
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine may take long to import; nothing here is about how long."""
-    monkeypatch.setattr(host_watch, "_STOP_WITHIN_S", 60.0)
-
-
-def test_a_workers_host_is_sampled_on_the_clock_of_the_run(tmp_path: Path) -> None:
-    path = tmp_path / "machines-2.arrow"
-    watch = HostWatch(path, trial=4, host="worker-2", sample_s=0.05, offset_ns=HOUR_NS)
-    wait_for(lambda: path.exists() and set(read_table(path, MACHINES)[0]["kind"].to_pylist()) == {"host", "process"})
-    assert os.getpgid(watch._child.pid) != os.getpgid(0)  # no Ctrl-C of the worker's terminal reaches it
-    facts = watch.stop()
-    assert (list(facts["machines"]), facts["gaps"]) == (["worker-2"], [])
-    table, truncated = read_table(path, MACHINES)
-    here = [] if truncated else table.to_pylist()
-    assert all(0 < now_ns() + HOUR_NS - row["at_ns"] < HOUR_NS // 2 for row in here)
-    assert {(row["trial"], row["host"]) for row in here} == {(4, "worker-2")}
-    assert {(row["name"], row["pid"]) for row in here if row["kind"] == "process"} == {("load", os.getpid())}
-
-
-def test_a_watcher_that_cannot_write_is_a_gap(tmp_path: Path) -> None:
-    (tmp_path / "machines-0.arrow").mkdir()
-    watch = HostWatch(tmp_path / "machines-0.arrow", trial=1, host="worker-0", sample_s=0.05, offset_ns=0)
-    (gap,) = watch.stop()["gaps"]
-    assert gap["host"] == "worker-0"
-    assert "its watcher ended with exit code 1" in gap["why"]
 
 
 def exchange(*, at_ns: int, offset_ns: int, there_ns: int, thought_ns: int, back_ns: int) -> Exchange:
