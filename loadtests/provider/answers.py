@@ -77,7 +77,7 @@ def answer(evidence: Evidence, goal: Goal, *, now_ns: int) -> Answer:
 
 
 def hook_answer(hook: str, evidence: Evidence, *, first: bool, now_ns: int) -> tuple[bool, Answer]:
-    """Return (whether Flagger goes on, why). `first`: no increase of traffic was allowed to this canary yet."""
+    """Return (whether Flagger goes on, why). `first`: no increase of traffic was allowed yet."""
     found = answer(evidence, HOOKS[hook], now_ns=now_ns)
     if hook == "rollback":
         return found.verdict == FAIL, found
