@@ -46,9 +46,9 @@ def test_encoders_embed_like_the_plain_model_and_are_quiet_after_warm_up(
     runner = warm(arm, recorder)
     warmed = {event.kind for event in recorder.drain()}
     assert_as_plain(runner, batches(arm), 0.9999)
-    finished, steps = served(runner, [4, 9, 40, 1, 2, 7, 8])
-    assert [item.status for item in finished] == ["OK"] * 7
-    assert {step.compiled for step in steps} == {arm.compile.enabled}
+    answers = served(runner, [4, 9, 40, 1, 2, 7, 8])
+    assert [item.status for item in answers.ended.values()] == ["OK"] * 7
+    assert {output.step.compiled for output in answers.outputs if output.step} == {arm.compile.enabled}
     assert [(event.kind, event.shape) for event in recorder.drain()] == []
     if preset in ("compiled-padded", "compiled-bucketed"):
         assert {"compile", "graph_capture"} <= warmed

@@ -310,9 +310,7 @@ def test_parity_takes_its_time_from_the_budget(
         return
     assert outcome.complete, outcome.error
     found = document(outcome)
-    assert found["parity_s"] == 300.0
     assert found["spent_s"] == pytest.approx(300.0 + sum(turn["seconds"] for turn in found["turns"]))
-    assert any("5 of them for parity" in line for line in analyze(outcome.run_dir)["frontier"]["answer"])
 
 
 def turns_of(arms: str) -> list[Turn]:
