@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 import operator
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 import numpy as np
@@ -28,6 +31,7 @@ TIMEOUT_S = 600.0
 _POLL_S = 0.05
 _UNIT_WITHIN = 0.02  # as values in bfloat16 come
 
+T = TypeVar("T")
 Answers = list[list[Any]]  # of each prompt: its tokens, or its vector
 
 
@@ -58,39 +62,57 @@ def ask(
     """
     stub: Any = inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
 
-    def begin(number: int, question: Question) -> Any:
+    def answer(number: int, question: Question) -> list[Any] | str:
         name, ids = f"parity-{number}", inference_pb2.TokenIds(ids=question.prompt)
-        if embeds:
-            return stub.Embed.future(inference_pb2.EmbedRequest(request_id=name, token_ids=ids), timeout=timeout_s)
-        request = inference_pb2.GenerateRequest(
-            request_id=name, token_ids=ids, max_tokens=question.max_tokens, ignore_eos=True
-        )
-        return stub.Generate(request, timeout=timeout_s)
+        try:
+            if embeds:
+                request = inference_pb2.EmbedRequest(request_id=name, token_ids=ids)
+                return list(stub.Embed(request, timeout=timeout_s).values)
+            wanted = {"max_tokens": question.max_tokens, "ignore_eos": True}
+            request = inference_pb2.GenerateRequest(request_id=name, token_ids=ids, **wanted)
+            return [token for chunk in stub.Generate(request, timeout=timeout_s) for token in chunk.token_ids]
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return f"an answer was not complete after {timeout_s:g} s"
+            return f"{error.code().name}: {error.details()}"
 
-    def read(call: Any) -> list[Any]:
-        return list(call.result().values) if embeds else [token for chunk in call for token in chunk.token_ids]
-
-    calls = [begin(number, question) for number, question in enumerate(prompts)]
-    readers = ThreadPoolExecutor(max_workers=len(calls), thread_name_prefix="answers")
-    try:
-        reads = [readers.submit(read, call) for call in calls]
-        while not all(item.done() for item in reads):
-            check()
-            time.sleep(_POLL_S)
-        answers = [item.result() for item in reads]
-    except grpc.RpcError as error:
-        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return f"an answer was not complete after {timeout_s:g} s"
-        return f"{error.code().name}: {error.details()}"
-    finally:
-        for call in calls:
-            call.cancel()
-        readers.shutdown()
-    for question, answer in zip(prompts, answers, strict=True):
-        if embeds and not abs((length := math.hypot(*answer)) - 1.0) <= _UNIT_WITHIN:  # NaN too
+    tasks = [partial(answer, number, question) for number, question in enumerate(prompts)]
+    answers: Answers = []
+    for question, given in zip(prompts, in_threads(tasks, at_once=len(tasks), wait=lambda _: check()), strict=True):
+        if isinstance(given, str):
+            return given
+        if embeds and not abs((length := math.hypot(*given)) - 1.0) <= _UNIT_WITHIN:  # NaN too
             what = f"the vector of {len(question.prompt)} tokens"
-            return f"{what} has {len(answer)} values and length {length:.3g}, not 1"
+            return f"{what} has {len(given)} values and length {length:.3g}, not 1"
+        answers.append(given)
     return answers
+
+
+def in_threads(tasks: Sequence[Callable[[], T]], *, at_once: int, wait: Callable[[int], None]) -> list[T]:
+    """Return what each task returns, `at_once` of them under way at a time.
+
+    `wait` is called often with how many are done, and may raise to end it: no other task begins then. A task that hangs
+    does not keep the process, as those of an executor would.
+    """
+    done: dict[int, T] = {}
+    left = deque(range(len(tasks)))
+
+    def work() -> None:
+        while left:
+            with suppress(IndexError):  # another thread took the last one
+                place = left.popleft()
+                done[place] = tasks[place]()
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(at_once)]
+    for thread in threads:
+        thread.start()
+    try:
+        while any(thread.is_alive() for thread in threads):
+            wait(len(done))
+            time.sleep(_POLL_S)
+    finally:
+        left.clear()
+    return [done[place] for place in range(len(tasks))]
 
 
 @dataclass(slots=True)

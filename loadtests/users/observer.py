@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ _REQUESTS, _ACCOUNT = "requests-0.arrow", "generator-0.json"
 _NAMES = {"recv_ns": "server_recv_ns", "end_ns": "server_end_ns"}
 # A line is in the file half a second after the event at the latest, and a disk may take its time.
 _LATE_NS = 2_000_000_000
+_NEVER_NS = 1 << 62
 
 
 class UnderWay:
@@ -29,10 +29,7 @@ class UnderWay:
 
     def __init__(self, *, longest_ns: int) -> None:
         self._longest_ns = longest_ns
-        self._arms: OrderedDict[tuple[int, int], list[str]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return sum(map(len, self._arms.values()))
+        self._arms: dict[tuple[int, int], list[str]] = {}
 
     def begun(self, start_ns: int, connection: int, arm: str) -> None:
         """Count one more at the arm, "" where that is not known or does not count."""
@@ -54,7 +51,7 @@ class UnderWay:
 
     def lost(self) -> int:
         """Forget all, of which none will end because the splitter is gone, and return how many they were."""
-        count = len(self)
+        count = sum(map(len, self._arms.values()))
         self._arms.clear()
         return count
 
@@ -79,21 +76,6 @@ class _Counts:
     passed: int = 0
 
 
-@dataclass(slots=True)
-class _Source:
-    """How many requests the splitter itself has counted, over all its starts."""
-
-    start_s: float
-    first: int
-    last: int
-    before: int = 0
-
-    @property
-    def count(self) -> int:
-        """All since the first reading."""
-        return self.before + self.last - self.first
-
-
 class Observer:
     """Follows into `folder` the requests that begin at `since_ns` or later, by the access log from byte `log_at` on.
 
@@ -113,13 +95,15 @@ class Observer:
     ) -> None:
         self.arms, self.timeout_s, self.since_ns = arms, timeout_s, since_ns
         self._folder, self._path, self._log_at, self._admin = folder, log, log_at, admin
-        self._until_ns: int | None = None  # what comes then or later is not recorded
+        self._until_ns = _NEVER_NS  # what comes then or later is not recorded
         self._tallies = {arm: ArmTally() for arm in arms}
         self._counts = _Counts()
         self._under_way = UnderWay(longest_ns=int(timeout_s * 1e9))
         self._log: LogTail | None = None
         self._writer = RecordWriter(folder / _REQUESTS, REQUESTS)
-        self._source: _Source | None = None
+        self._counted: int | None = None  # requests by the splitter's own count since the first reading
+        self._counted_from = 0
+        self._start_s = 0.0  # of the splitter
 
     def step(self, now_ns: int, *, complete: bool = False) -> None:
         """Record what was logged until now, and write the account. Raises OSError."""
@@ -132,7 +116,7 @@ class Observer:
                 continue
             if logged.ended and logged.start_ns + logged.end_ns >= self.since_ns:
                 self._counts.passed += 1
-            if logged.start_ns < self.since_ns or self._is_too_late(logged):
+            if not self.since_ns <= logged.start_ns < self._until_ns:
                 continue
             if not logged.ended:
                 if logged.inference:
@@ -155,7 +139,7 @@ class Observer:
 
     def settled(self, now_ns: int) -> bool:
         """Return whether all that came before the end has ended, or lasted for too long."""
-        return self._until_ns is not None and self._under_way.settled_ns(now_ns) >= self._until_ns
+        return self._under_way.settled_ns(now_ns) >= self._until_ns
 
     def close(self, now_ns: int) -> None:
         """Complete the records, as far as the log is complete."""
@@ -171,9 +155,6 @@ class Observer:
             except FileNotFoundError:
                 return  # the splitter has not begun it yet
         yield from self._log.lines()
-
-    def _is_too_late(self, logged: LoggedRequest) -> bool:
-        return self._until_ns is not None and logged.start_ns >= self._until_ns
 
     def _record(self, logged: LoggedRequest) -> RequestRecord | None:
         counts = self._counts
@@ -197,14 +178,12 @@ class Observer:
             count, start_s = ended_requests(self._admin)
         except SplitterError:
             return  # the weight controller reports it
-        source = self._source
-        if source is None:
-            self._source = _Source(start_s=start_s, first=count, last=count)
-        elif abs(start_s - source.start_s) > SAME_START_S:
+        if self._counted is None:
+            self._counted_from, self._start_s = count, start_s
+        elif abs(start_s - self._start_s) > SAME_START_S:
             self._counts.unplaced += self._under_way.lost()
-            self._source = _Source(start_s=start_s, first=0, last=count, before=source.count)
-        else:
-            source.last = count
+            self._counted_from, self._start_s = -self._counted, start_s
+        self._counted = count - self._counted_from
 
     def _write(self, now_ns: int, *, complete: bool) -> None:
         counts = self._counts
@@ -219,7 +198,7 @@ class Observer:
             # what has lasted for too long to be waited for, and may be hurt
             "unfinished": {arm: self._under_way.at(arm, until_ns=late_ns) for arm in self.arms},
             "clock": {"same": True},
-            "splitter": None if self._source is None else {**asdict(self._source), "count": self._source.count},
+            "splitter": None if self._counted is None else {"count": self._counted},
             "error": None,
             "complete": complete,
             "t_s": round((now_ns - self.since_ns) / 1e9, 3),

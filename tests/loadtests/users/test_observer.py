@@ -154,7 +154,7 @@ def test_what_is_settled_waits_for_the_oldest_request_that_is_under_way_and_not_
         if ended_s is not None:
             requests.ended(ended_s * S, connection, "eager")
         assert requests.settled_ns(now_s * S) == settled_s * S
-    assert len(requests) == 0
+    assert requests.lost() == 0
 
 
 def test_two_of_the_same_instant_and_connection_both_count() -> None:
@@ -162,4 +162,4 @@ def test_two_of_the_same_instant_and_connection_both_count() -> None:
     requests.ended(50 * S, 1, "eager")
     assert (requests.at("eager"), requests.at("compiled")) == (0, 1)
     assert [requests.at("compiled", until_ns=at_s * S) for at_s in (50, 51)] == [0, 1]
-    assert (requests.lost(), len(requests)) == (1, 0)
+    assert (requests.lost(), requests.lost()) == (1, 0)
