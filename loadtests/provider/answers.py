@@ -79,16 +79,11 @@ def answer(evidence: Evidence, goal: Goal, *, now_ns: int) -> Answer:
 def hook_answer(hook: str, evidence: Evidence, *, first: bool, now_ns: int) -> tuple[bool, Answer]:
     """Return (whether Flagger goes on, why). `first`: no increase of traffic was allowed yet."""
     found = answer(evidence, HOOKS[hook], now_ns=now_ns)
+    before_traffic = hook == "confirm-rollout" or (hook == "confirm-traffic-increase" and first and evidence.unseen)
     if hook == "rollback":
         return found.verdict == FAIL, found
-    if hook == "rollout":
+    if hook == "rollout" or (before_traffic and not _silence(evidence, now_ns)):
         return found.verdict != FAIL, found
-    if hook == "confirm-rollout" or (hook == "confirm-traffic-increase" and first and evidence.unseen):
-        if found.verdict == FAIL:
-            return False, found
-        if silence := _silence(evidence, now_ns):
-            return False, Answer(verdict=found.verdict, reasons=(silence,))
-        return True, Answer(verdict=found.verdict, reasons=("it is watched, and has not failed",))
     return found.verdict == PASS, found
 
 
