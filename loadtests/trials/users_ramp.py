@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from tailgate.analysis.judging.ramp import Standing, lacks
-from tailgate.analysis.records.weight_journal import BY_OTHERS
 from tailgate.analysis.settings.ramp_limits import RampLimits
 from tailgate.loadtests.experiments.files import check_writable
 from tailgate.loadtests.experiments.model import Experiment
@@ -148,7 +147,7 @@ class PassiveRamp:
         self._run, self._limits, self._judge, self._provider = run_dir.name, limits, judge, provider
         self._candidate = Candidate(limits, experiment.gates)
         arms = (experiment.control.name, limits.candidate)
-        self._weights = WeightController(run_dir, arms, others=BY_OTHERS, step=0)
+        self._weights = WeightController(run_dir, arms, passive=True)
         self._failed: tuple[str, ...] = ()  # as last seen; a candidate that has failed stays so
 
     def poll(self, trial: Steered) -> None:

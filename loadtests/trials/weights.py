@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from tailgate.analysis.records.weight_journal import BY_HAND, WeightChange, append
+from tailgate.analysis.records.weight_journal import BY_HAND, BY_OTHERS, WeightChange, append
 from tailgate.loadtests.experiments.users import UsersConfig
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError
@@ -104,11 +104,10 @@ class WeightController:
     """Keeps the weights of `arms` in a splitter and in the journal in `run_dir` the same.
 
     A change is in the journal before the splitter receives it, so that no arm has more than the last line allows, and
-    again once the splitter has taken it. What others do to the weights is recorded, with the action `others`, and
-    stays.
+    again once the splitter has taken it. What others do to the weights is recorded and stays.
 
-    `configured` are the weights that the trial starts with, which are recorded once they change. `step` is that of a
-    ramp whose first weights others set.
+    `configured` are the weights that the trial starts with, which are recorded once they change. `passive`: a ramp all
+    of whose weights others set.
     """
 
     def __init__(
@@ -118,11 +117,9 @@ class WeightController:
         *,
         trial: int = 1,
         configured: Mapping[str, int] | None = None,
-        others: str = BY_HAND,
-        step: int | None = None,
+        passive: bool = False,
     ) -> None:
-        self._run_dir, self._arms, self._trial = run_dir, tuple(arms), trial
-        self._others, self._step = others, step
+        self._run_dir, self._arms, self._trial, self._passive = run_dir, tuple(arms), trial, passive
         self.last: WeightChange | None = None  # as recorded
         self.due: WeightChange | None = None  # recorded, and not taken by the splitter yet
         self.held = False  # whether the splitter had the last weights when it was last read
@@ -202,8 +199,8 @@ class WeightController:
             weights=weights,
             shadows=shadows,
             why=f"another program changed {in_words(own[0])}" if own else "as found",
-            action=self._others,
-            step=self._step if last is None else last.step,
+            action=BY_OTHERS if self._passive else BY_HAND,
+            step=last.step if last is not None else 0 if self._passive else None,
             trial=self._trial,
             done_ns=now_ns(),
         )

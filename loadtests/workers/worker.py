@@ -34,7 +34,7 @@ from tailgate.loadtests.workers.channel import (
     START,
     STOP,
 )
-from tailgate.loadtests.workers.file_copy import FileSender, new_folder
+from tailgate.loadtests.workers.file_copy import FileSender, folder_for
 from tailgate.loadtests.workers.load_process import LoadProcess
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError
@@ -132,7 +132,7 @@ class Worker:
         if self._keep is None:
             _check_one_host(assigned["host"])
         else:
-            folder = new_folder(self._keep, "/".join(folder.parts[-2:]))
+            folder = folder_for(self._keep, "/".join(folder.parts[-2:]))
             self._compare_clocks()
         config = read(TrialConfig, assigned["config"], where="generator")
         share = Schedule.parse(assigned["share"], f"share {worker}")

@@ -39,8 +39,9 @@ from tailgate.loadtests.traffic.settings import TrafficConfig
 from tailgate.loadtests.trials.load import load_environment, locust_command
 from tailgate.loadtests.trials.processes import child_environment
 from tailgate.loadtests.workers import channel as messages
+from tailgate.loadtests.workers import file_copy
 from tailgate.loadtests.workers.channel import TOKEN_VARIABLE
-from tailgate.loadtests.workers.file_copy import FileReceiver, FileSender, new_folder
+from tailgate.loadtests.workers.file_copy import FileReceiver, FileSender, folder_for
 from tailgate.servers.clock import ANCHOR_NS
 from tests.fakes.processes import PATIENCE_S, command_of, family, free_port, wait_for
 from tests.fakes.request_rows import record, row_of
@@ -157,10 +158,16 @@ def test_locust_waits_for_the_workers_of_other_hosts(tmp_path: Path, workers: in
 OFFSET_NS = 3_200_000_000
 
 
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_copy, "PIECE_BYTES", 3_000)
+    monkeypatch.setattr(file_copy, "RESEND_AFTER_S", 0.05)
+
+
 class Channel:
     """From one host to another; `fate` says how often each message arrives, and they overtake each other."""
 
-    def __init__(self, folder: Path, fate: Callable[[], int], *, resend_after_s: float = 0.05) -> None:
+    def __init__(self, folder: Path, fate: Callable[[], int]) -> None:
         self.here, self.there = (folder / name / "requests-0.arrow" for name in ("run", "kept"))
         self.sent_bytes = 0
 
@@ -172,9 +179,8 @@ class Channel:
             self.sent_bytes += len(message["bytes"])
             later(self.receiver.take, *(message[name] for name in ("at", "bytes")))
 
-        settings: Any = {"resend_after_s": resend_after_s, "piece_bytes": 3_000}
         self.receiver = FileReceiver(self.here, confirm=lambda size: later(self.sender.confirm, size))
-        self.sender = FileSender(self.there, send=send, **settings)
+        self.sender = FileSender(self.there, send=send)
 
     def ship(self, batches: int = 20, *, within_s: float = 8.0) -> bool:
         """Whether the other host had all `batches` of 4 records within so many seconds."""
@@ -205,8 +211,11 @@ def test_each_record_arrives_once_and_on_the_masters_clock(tmp_path: Path, fates
     assert rows[0]["token_ns"] == base.token_ns.tolist()
 
 
-def test_what_a_silent_master_lacks_is_known_and_little_is_sent_to_it(tmp_path: Path) -> None:
-    channel = Channel(tmp_path, lambda: 0, resend_after_s=60.0)
+def test_what_a_silent_master_lacks_is_known_and_little_is_sent_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_copy, "RESEND_AFTER_S", 60.0)
+    channel = Channel(tmp_path, lambda: 0)
     assert not channel.ship(100, within_s=0.3)
     assert channel.sender.missing_bytes == channel.there.stat().st_size > 100_000
     assert 0 < channel.sent_bytes <= 3_000  # a piece, not the run
@@ -225,12 +234,16 @@ def drawn() -> Schedule:
     return build_schedule(traffic, Source(), arms=["a", "b"], seed=1, trial=1, **most)
 
 
-def test_a_name_from_the_network_stays_within_the_folder(tmp_path: Path) -> None:
-    name = "20260101T120000Z-demo/trial-01"
-    for sent_name, expected in ((name, name), ("../../etc/x", "etc/x"), ("/root/../x", "root/x"), ("..", "trial")):
-        assert new_folder(tmp_path, sent_name) == tmp_path / expected
-        assert new_folder(tmp_path, sent_name).name.endswith("-2")
-    assert new_folder(tmp_path, "").name == "trial-3"
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("20260101T120000Z-demo/trial-01", "20260101T120000Z-demo/trial-01"),
+        *(("../../etc/x", "etc/x"), ("/root/../x", "root/x"), ("..", "."), ("", ".")),
+    ],
+)
+def test_a_name_from_the_network_stays_within_the_folder(name: str, folder: str, tmp_path: Path) -> None:
+    for _ in range(2):  # workers of one host share it
+        assert folder_for(tmp_path, name) == tmp_path / folder
 
 
 def test_heartbeats_do_not_go_by_a_wall_clock_that_steps(monkeypatch: pytest.MonkeyPatch) -> None:
