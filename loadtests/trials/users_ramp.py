@@ -119,17 +119,15 @@ class UsersRamp(Orchestrator):
         for row in context.facts.arms:
             row["replicas"] = list(observer.arms.get(row["name"], {}).values())
         trial = UsersTrial(context, observer=observer, splitter=self._splitter, steering=self._steering(context))
-        clean = False
-        try:
-            if self._provider is not None:
-                self._provider.open()
-                self.status.note(f"answering Argo Rollouts and Flagger at {self._provider.judgement_url}")
+        if self._provider is None:
             trial.run()
-            clean = True
+            return
+        self._provider.open()
+        self.status.note(f"answering Argo Rollouts and Flagger at {self._provider.judgement_url}")
+        try:
+            trial.run()
         finally:
-            if self._provider is not None:
-                self._provider.close()
-            trial.close(hurry=not clean)
+            self._provider.close()
 
     def _steering(self, context: TrialContext) -> list[Steering]:
         assert self._judge is not None

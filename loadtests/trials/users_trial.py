@@ -38,28 +38,47 @@ class UsersTrial:
             context.folder, trial=context.number, status=context.status, since_ns=observer.since_ns
         )
         self._observe_at_s = 0.0
-        self._end_ns: int | None = None
+        self._end_ns = 0
         self._targets = {name: at for replicas in observer.arms.values() for at, name in replicas.items()}
         self._arms = {name: arm for arm, replicas in observer.arms.items() for name in replicas.values()}
         self._first: dict[str, SnapshotResponse] = {}
         self._lost: frozenset[str] = frozenset()
-        self._recording = True
 
     def run(self) -> None:
-        """Record the traffic until its end."""
+        """Record the traffic until its end, and complete the records whatever ends it. The traffic goes on."""
+        context, complete = self.context, False
+        try:
+            self._meet()
+            self._record()
+            self._await_ends()
+            complete = True
+        finally:
+            context.status.phase, context.status.detail = "stopping", ""
+            take_all(
+                lambda: time.sleep(_LAST_S),
+                lambda: self._observer.close(time.time_ns()),
+                # First the counts, then what they count: traffic goes on, and more may be recorded than was counted.
+                self._count,
+                lambda: self.collector.settle(timeout_s=2.0),
+                self.collector.stop,
+                context.keep_facts,
+            )
+            context.facts.complete = complete
+            context.write_facts()
+
+    def end_load(self, at_ns: int | None) -> None:
+        """Record nothing from the instant on. The traffic goes on: it is not ours."""
+        if at_ns is not None:
+            self._end_ns = at_ns
+
+    def _record(self) -> None:
+        """Record the traffic until it is over, or `end_load` ends it."""
         context, facts = self.context, self.context.facts
-        context.status.load = Load()
-        context.status.phase = "meeting the arms"
-        token = bearer_token(context.experiment.security)
-        for replica, target in self._targets.items():
-            context.status.replicas[replica] = ReplicaState(stage="starting")
-            self.collector.follow(arm=self._arms[replica], replica=replica, target=target, token=token)
-        self._meet()
         facts.start_ns = self._observer.since_ns
         context.write_facts()
         context.status.phase = "production traffic"
-        end_ns = facts.start_ns + int(facts.duration_s * 1e9)
-        while now_ns() < (end_ns if self._end_ns is None else self._end_ns):
+        self._end_ns = facts.start_ns + int(facts.duration_s * 1e9)
+        while now_ns() < self._end_ns:
             self._observe()
             if self.collector.failure is not None:
                 raise RunError(self.collector.failure)
@@ -68,20 +87,6 @@ class UsersTrial:
                 steering.poll(self)
             time.sleep(_POLL_S)
         facts.duration_s = (now_ns() - facts.start_ns) / 1e9
-        self._await_ends()
-        self._end_records()
-        facts.complete = True
-        context.write_facts()
-
-    def close(self, *, hurry: bool) -> None:
-        """End the recording. The traffic goes on."""
-        self.context.status.phase, self.context.status.detail = "stopping", ""
-        take_all(self._end_records, self.context.keep_facts)
-
-    def end_load(self, at_ns: int | None) -> None:
-        """Record nothing from the instant on. The traffic goes on: it is not ours."""
-        if at_ns is not None:
-            self._end_ns = at_ns
 
     def _meet(self) -> None:
         """Learn what every replica runs. Raises RunError for one that does not report it, and ConfigError where the
@@ -89,7 +94,13 @@ class UsersTrial:
 
         trial.json describes the arms as their replicas do, and not as the experiment would have started them.
         """
-        facts = self.context.facts
+        context, facts = self.context, self.context.facts
+        context.status.load = Load()
+        context.status.phase = "meeting the arms"
+        token = bearer_token(context.experiment.security)
+        for replica, target in self._targets.items():
+            context.status.replicas[replica] = ReplicaState(stage="starting")
+            self.collector.follow(arm=self._arms[replica], replica=replica, target=target, token=token)
         for replica, target in self._targets.items():
             snapshot = self.collector.snapshot(replica, timeout_s=_SNAPSHOT_S)
             if snapshot is None:
@@ -105,7 +116,7 @@ class UsersTrial:
                 facts.ready[row["name"]] = self._observer.since_ns
                 row["config"] = configuration(names[0], self._first[names[0]])
         control = next((name for name, arm in self._arms.items() if arm == facts.control), None)
-        if control is not None and not self.context.experiment.compare_models:
+        if control is not None and not context.experiment.compare_models:
             check_alike(self._first, self._first[control])
 
     def _watch(self) -> None:
@@ -146,20 +157,6 @@ class UsersTrial:
         while not self._observer.settled(time.time_ns()) and time.monotonic() < deadline:
             self._observe()
             time.sleep(_POLL_S)
-
-    def _end_records(self) -> None:
-        """Complete the records of requests and telemetry. A second call does nothing."""
-        if not self._recording:
-            return
-        self._recording = False
-        take_all(
-            lambda: time.sleep(_LAST_S),
-            lambda: self._observer.close(time.time_ns()),
-            # First the counts, then what they count: traffic goes on, and more may be recorded than was counted.
-            self._count,
-            lambda: self.collector.settle(timeout_s=2.0),
-            self.collector.stop,
-        )
 
     def _count(self) -> None:
         final = {}
