@@ -33,7 +33,7 @@ from tailgate.loadtests.trials.context import BudgetSpentError, RunError, StartE
 from tailgate.loadtests.trials.environment import has_requests
 from tailgate.loadtests.trials.rate_search import next_rates, recorded_steps
 from tailgate.loadtests.trials.run import ARM_COMMAND, Orchestrator, RunOutcome
-from tailgate.loadtests.trials.served_parity import ExpectedAnswers
+from tailgate.loadtests.trials.served_parity import Answers
 from tailgate.loadtests.trials.status import Status
 from tailgate.loadtests.trials.trial_schedule import in_trial
 from tailgate.servers.clock import now_ns
@@ -70,7 +70,7 @@ class FrontierSearch(Orchestrator):
         self._around_s: list[float] = []  # what trials took in addition to their start and their steps
         self._left: list[Left] = []
         self._turns: list[dict[str, Any]] = []
-        self._expected = ExpectedAnswers()
+        self._expected: dict[str, Answers] = {}  # what the control answered in an earlier trial
         self._began = clock()
 
     @property

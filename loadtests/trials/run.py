@@ -21,7 +21,7 @@ from tailgate.loadtests.trials.context import RunError, StopRequestedError, Tria
 from tailgate.loadtests.trials.environment import describe_environment, new_run_dir
 from tailgate.loadtests.trials.live_page import LivePage
 from tailgate.loadtests.trials.preflight import check_experiment
-from tailgate.loadtests.trials.served_parity import ExpectedAnswers
+from tailgate.loadtests.trials.served_parity import Answers
 from tailgate.loadtests.trials.status import Status
 from tailgate.loadtests.trials.steering import EarlyEnding, Judge, Steering, WeightWatch
 from tailgate.loadtests.trials.trial import Trial
@@ -207,7 +207,7 @@ class Orchestrator:
             metrics=self.metrics,
         )
 
-    def _run_trial(self, context: TrialContext, schedule: Schedule, expected: ExpectedAnswers | None = None) -> None:
+    def _run_trial(self, context: TrialContext, schedule: Schedule, expected: dict[str, Answers] | None = None) -> None:
         """Record the trial, and end all that it started."""
         trial = Trial(
             context,

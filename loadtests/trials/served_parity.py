@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -115,44 +114,31 @@ def in_threads(tasks: Sequence[Callable[[], T]], *, at_once: int, wait: Callable
     return [done[place] for place in range(len(tasks))]
 
 
-@dataclass(slots=True)
-class ExpectedAnswers:
-    """What the control answered in an earlier trial, for arms that are not there together; None until it has."""
-
-    answers: Answers | str | None = None
-
-    def keep(self, first: str, answers: Mapping[str, Answers | str]) -> None:
-        """Keep what the replica `first` answered; what it answered before counts, once there is an answer."""
-        if first in answers and not isinstance(self.answers, list):
-            self.answers = answers[first]
-
-
 def compared(
     answers: Mapping[str, Answers | str],
     arms: Mapping[str, str],
     *,
     first: str,
     least: float | None = None,
-    expected: Answers | str | None = None,
+    expected: Answers | None = None,
 ) -> list[dict[str, Any]]:
     """Return a row for each replica in `answers`: how many of its answers are those of the replica `first`, or as
     `expected`. `arms` names each replica's arm.
 
     Tokens must be equal; with `least`, answers are vectors, of which the cosine must be so much at least.
     """
-    if expected is None:
-        expected = answers.get(first, "nothing yet")
+    right = expected or answers.get(first, "nothing yet")
     rows: list[dict[str, Any]] = []
     for replica, given in answers.items():
         row: dict[str, Any] = {"arm": arms[replica], "replica": replica, "error": None, "same": 0}
-        if isinstance(given, str) or isinstance(expected, str):
-            row["error"] = given if isinstance(given, str) else f"{first} answered {expected}"
+        if isinstance(given, str) or isinstance(right, str):
+            row["error"] = given if isinstance(given, str) else f"{first} answered {right}"
         elif least is None:
-            row["same"] = sum(map(operator.eq, given, expected))
+            row["same"] = sum(map(operator.eq, given, right))
         else:
-            cosines = [cosine(vector, reference) for vector, reference in zip(given, expected, strict=True)]
+            cosines = [cosine(vector, reference) for vector, reference in zip(given, right, strict=True)]
             row |= {"same": sum(value >= least for value in cosines), "cosine": min(cosines)}
-        row["of"] = 0 if isinstance(expected, str) else len(expected)
+        row["of"] = 0 if isinstance(right, str) else len(right)
         rows.append(row if least is None else {**row, "min_cosine": least})
     return rows
 

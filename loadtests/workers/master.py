@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,7 +43,7 @@ from tailgate.servers.complaint import ConfigError, write_failure
 logger = logging.getLogger("tailgate")
 
 START_DELAY_NS = 2_000_000_000
-_END_EVERY_S = 0.2
+_WATCH_EVERY_S = 0.2
 _STOP_WITHIN_S = 8.0  # for the last records after an interrupt
 
 
@@ -111,7 +112,6 @@ class Master:
         for load in self._loads.values():
             self._send(ASSIGN, {**shared, "worker": load.number, "share": shares[load.number].to_bytes()}, load)
         gevent.spawn(self._watch)
-        gevent.spawn(self._watch_end)
 
     def stop(self) -> None:
         """Give load processes on other hosts some seconds to stop and to hand over their last records."""
@@ -199,10 +199,16 @@ class Master:
         self._quit()
 
     def _watch(self) -> None:
-        """Count a worker that died as done: what it flushed is kept, and the others go on."""
-        while self._running and self._is_master:
-            gevent.sleep(1.0)
-            for client_id in list(self._running):
+        """Send the time in end.json, at which the load ends early, when the file changes, and count a worker that died
+        as done: what it flushed is kept, and the others go on."""
+        path, sent = self._folder / END_FILE, ""
+        while self._running:
+            gevent.sleep(_WATCH_EVERY_S)
+            with suppress(OSError):
+                if (text := path.read_text(encoding="utf-8")) != sent:
+                    sent = text
+                    self._runner.send_message(END, json.loads(text))
+            for client_id in list(self._running) if self._is_master else ():
                 node = self._runner.clients.get(client_id)
                 if node is None or node.state == STATE_MISSING:
                     load = self._loads[client_id]
@@ -210,19 +216,6 @@ class Master:
                     logger.error("load process %d is lost (%s); its records end at its last flush", load.number, why)
                     self._mark_lost(load, why)
                     self._ended(load)
-
-    def _watch_end(self) -> None:
-        """Send the time in end.json, at which the load ends early, to every load process when the file changes."""
-        path, sent = self._folder / END_FILE, ""
-        while self._running:
-            gevent.sleep(_END_EVERY_S)
-            try:
-                text = path.read_text(encoding="utf-8")
-            except OSError:
-                continue
-            if text != sent:
-                sent = text
-                self._runner.send_message(END, json.loads(text))
 
     def _fail(self, why: str) -> None:
         """End the trial without success."""

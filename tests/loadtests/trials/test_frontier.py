@@ -22,7 +22,7 @@ from tailgate.loadtests.traffic.schedule import Schedule, planned_requests
 from tailgate.loadtests.trials import frontier as searching
 from tailgate.loadtests.trials.context import RunError, StartError, StopRequestedError, TrialContext
 from tailgate.loadtests.trials.run import Orchestrator, RunOutcome
-from tailgate.loadtests.trials.served_parity import ExpectedAnswers
+from tailgate.loadtests.trials.served_parity import Answers
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError
 from tests.fakes.processes import refusal
@@ -71,7 +71,7 @@ class MadeUpTrials(searching.FrontierSearch):
         super().__init__(what, clock=lambda: self.time_s, **options)
         self.broken: dict[int, Exception] = {}
 
-    def _run_trial(self, context: TrialContext, schedule: Schedule, expected: ExpectedAnswers | None = None) -> None:
+    def _run_trial(self, context: TrialContext, schedule: Schedule, expected: dict[str, Answers] | None = None) -> None:
         context.folder.mkdir()
         arms = [arm.name for arm in context.experiment.arms]
         start_s = self.slow_start * max(START_S[arm] for arm in arms)
