@@ -241,16 +241,6 @@ def test_records_of_a_killed_search_give_the_same_answer(
     assert any("The search was cut off" in line for line in cut["answer"])
 
 
-def test_steps_of_a_trial_whose_load_fell_behind_are_undecided(copied: Path) -> None:
-    account = {"complete": True, "records": "", "trial": 1, "loop_lag_ms": {"p99": 400.0}}
-    write_document(copied / "trial-01" / "generator-0.json", account)
-    summary = analyze(copied)
-    assert blocked(summary["frontier"]) == []
-    steps = summary["frontier"]["steps"]
-    assert {step["held"] for step in steps if step["trial"] == 1} == {"undecided"}
-    assert {step["held"] for step in steps if step["trial"] > 1} == {"held", "missed"}
-
-
 def test_an_arm_that_was_never_started_does_not_block_the_others(tmp_path: Path) -> None:
     _, outcome = made_up(tmp_path, budget_s=130.0)
     assert [turn["arms"] for turn in document(outcome)["turns"]] == [["eager"], ["padded"]]

@@ -19,7 +19,7 @@ from tailgate.loadtests.trials import ramp as ramping
 from tailgate.loadtests.trials import weights
 from tailgate.loadtests.trials.ramp import RampControl
 from tailgate.loadtests.trials.status import UnderWay
-from tailgate.loadtests.trials.steering import EarlyEnding, Judge, Steered, early_end
+from tailgate.loadtests.trials.steering import EarlyEnding, Judge, early_end
 from tailgate.loadtests.trials.users_ramp import step_of
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.splitter.admin import Shares, SplitterError
@@ -53,10 +53,16 @@ class FakeSplitter:
 
     def _answer(self) -> None:
         if self.deaf:
-            self.fail()
+            raise SplitterError("no split answers")
 
-    def fail(self) -> None:
-        raise SplitterError("no split answers")
+
+def steered(splitter: Any, **facts: Any) -> Any:
+    """Return a trial as its steering sees it."""
+    status = SimpleNamespace(detail="", note=lambda _: None, load=SimpleNamespace(arms={}))
+    context = SimpleNamespace(facts=SimpleNamespace(deaths=[], **facts), status=status)
+    return SimpleNamespace(
+        context=context, collector=SimpleNamespace(served_compiles=[], compiling=[]), splitter=splitter
+    )
 
 
 class Ramp:
@@ -69,17 +75,9 @@ class Ramp:
             monkeypatch.setattr(module, "now_ns", self.now_ns)
         self.interim: dict[str, Any] | None = None
         self.ends: list[int | None] = []
-        self.facts = SimpleNamespace(start_ns=START_NS, duration_s=1e9, deaths=[], ended=None)
-        self.status = SimpleNamespace(detail="", note=lambda _: None, load=SimpleNamespace(arms={}))
-        self.trial = cast(
-            Steered,
-            SimpleNamespace(
-                context=SimpleNamespace(facts=self.facts, status=self.status),
-                collector=SimpleNamespace(served_compiles=[], compiling=[]),
-                splitter=splitter,
-                end_load=self.ends.append,
-            ),
-        )
+        self.trial = steered(splitter, start_ns=START_NS, duration_s=1e9, ended=None)
+        self.trial.end_load = self.ends.append
+        self.facts, self.status = self.trial.context.facts, self.trial.context.status
         self.control = self.controller()
 
     def now_ns(self) -> int:
@@ -293,7 +291,7 @@ DEATH = {"arm": "new", "replica": "new-0", "at_ns": 5}
 def test_an_arm_that_surely_fails_is_ended_once_before_any_interim_analysis(
     ramp: Ramp, compiles: list[ServedCompile], deaths: list[Any], limits: GateLimits, why: tuple[str, ...]
 ) -> None:
-    trial: Any = ramp.trial
+    trial = ramp.trial
     trial.splitter, trial.collector.served_compiles = None, compiles
     ramp.facts.deaths, ramp.facts.ended_arms = deaths, {}
     arms = [SimpleNamespace(name=name, control=name == "eager") for name in ("eager", "new", "other")]

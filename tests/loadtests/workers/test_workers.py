@@ -221,14 +221,6 @@ def test_what_a_silent_master_lacks_is_known_and_little_is_sent_to_it(
     assert 0 < channel.sent_bytes <= 3_000  # a piece, not the run
 
 
-def test_a_copy_that_lacks_a_piece_says_so(tmp_path: Path) -> None:
-    channel = Channel(tmp_path, iter([1] * 40 + [0] * 10_000).__next__)
-    assert not channel.ship(100, within_s=0.3)
-    rows, problems = read_table(channel.here, REQUESTS)
-    assert 0 < rows.num_rows < 400
-    assert problems == ("is cut off at its end",)
-
-
 def drawn() -> Schedule:
     traffic, most = TrafficConfig(duration_s=30.0, rate=20.0), {"max_prompt_tokens": 64, "max_new_tokens": 8}
     return build_schedule(traffic, Source(), arms=["a", "b"], seed=1, trial=1, **most)
