@@ -239,7 +239,7 @@ class RampControl:
         if due is None or change.action != due.action:
             self._end_ns = now_ns()
             undone = f", and {due.action} was not done: {due.why}" if due is not None else ""
-            status.note(f"ramp: another program set the weights to {in_words(change)}; the ramp ends{undone}")
+            status.note(f"ramp: the weights are {in_words(change)} now: {change.why}; the ramp ends{undone}")
             return
         self._candidate.begin(trial)
         share = change.weights[self._candidate.name]
