@@ -1,17 +1,9 @@
 """What a run answers about its candidate: PASS, FAIL or INCONCLUSIVE, and yes or no to a webhook of Flagger. Pure.
 
 FAIL is what surely happened. PASS takes a run that goes on, a recent interim analysis of the present weights, and
-requests at them. Everything else is INCONCLUSIVE, with what it lacks.
-
-A webhook of Flagger is answered yes or no, and what a no does differs by hook. Each answer is the one that neither
-promotes nor rolls back an open candidate, as far as the hook can wait:
-
-- confirm-rollout comes before any traffic: yes where the run goes on and the candidate has not failed.
-- confirm-traffic-increase waits for PASS. The first one, from 0, can have no evidence: yes as above, once, where the
-  candidate had fewer than `ramp.least_requests`.
-- confirm-promotion waits for PASS of every gate.
-- rollout counts a no towards the rollback: no only with FAIL.
-- rollback rolls back with a yes: yes only with FAIL.
+requests at them. Everything else is INCONCLUSIVE, with what it lacks. A webhook gets the answer that neither promotes
+nor rolls back an open candidate, as far as the hook can wait: a no to rollout counts towards the rollback, a yes to
+rollback rolls back, and the first increase, from 0, can have no evidence.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ says as much as one that ended.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -48,7 +48,7 @@ _LEAST_READY_S = 1.0
 class FrontierSearch(Orchestrator):
     """Run one experiment as a search that takes `budget_s` from now on.
 
-    `gated`: the verdicts of the gates are asked for. `clock` returns monotonic seconds.
+    `gated`: the verdicts of the gates are asked for.
     """
 
     def __init__(
@@ -60,10 +60,8 @@ class FrontierSearch(Orchestrator):
         gated: bool = False,
         status: Status | None = None,
         arm_command: Sequence[str] = ARM_COMMAND,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(experiment, out=out, status=status, arm_command=arm_command)
-        self._clock = clock
         self._budget_s = budget_s
         self._gated = gated
         self._starts_s: dict[str, list[float]] = {}  # what the starts of each arm took until now
@@ -71,7 +69,10 @@ class FrontierSearch(Orchestrator):
         self._left: list[Left] = []
         self._turns: list[dict[str, Any]] = []
         self._expected: dict[str, Answers] = {}  # what the control answered in an earlier trial
-        self._began = clock()
+        self._began = self._clock()
+
+    def _clock(self) -> float:
+        return time.monotonic()
 
     @property
     def spent_s(self) -> float:
@@ -198,7 +199,7 @@ class FrontierSearch(Orchestrator):
         self.status.trial, self.status.duration_s = number, part.traffic.duration_s
         self.status.trials = max(number, self.status.trials)
         self.status.note(f"trial {number}: {arm} at {', '.join(f'{rate:g}' for rate in rates)} requests/s")
-        began_ns, began = now_ns(), self._clock()
+        began_ns, began_s = now_ns(), self.spent_s
         reason: str | None = None
         try:
             self._run_trial(context, schedule, self._expected)
@@ -213,7 +214,7 @@ class FrontierSearch(Orchestrator):
         finally:
             if context.facts.ended is not None:
                 context.keep_facts()
-            wall_s = self._clock() - began
+            wall_s = self.spent_s - began_s
             if arm in context.facts.ready:
                 start_s = (context.facts.ready[arm] - began_ns) / 1e9
                 self._starts_s.setdefault(arm, []).append(start_s)

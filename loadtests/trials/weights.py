@@ -116,21 +116,16 @@ class WeightController:
         self, weights: Mapping[str, int], *, action: str, why: str, step: int | None, cause_ns: int | None = None
     ) -> None:
         """Record what the arms are to have; the splitter receives it at the next `poll`."""
+        trial = self._trial
         self.due = WeightChange(
-            at_ns=now_ns(),
-            weights=weights,
-            why=why,
-            action=action,
-            step=step,
-            trial=self._trial,
-            cause_ns=cause_ns,
+            at_ns=now_ns(), weights=weights, why=why, action=action, step=step, trial=trial, cause_ns=cause_ns
         )
         self._record(self.due)
 
-    def decide(self, *, action: str, why: str, cause_ns: int | None = None) -> None:
+    def decide(self, *, action: str, why: str) -> None:
         """Record a decision that leaves the weights as they are."""
         assert self.last is not None
-        self._record(replace(self.last, at_ns=now_ns(), action=action, why=why, cause_ns=cause_ns, done_ns=None))
+        self._record(replace(self.last, at_ns=now_ns(), action=action, why=why, cause_ns=None, done_ns=None))
 
     def poll(self, splitter: Splitter) -> WeightChange | None:
         """Have the splitter take what is due, or read its weights once a second; return what has changed in it.
@@ -144,8 +139,10 @@ class WeightController:
         if due is None or known is not None:
             self.held = False
             own = [change for change in (known, due) if change is not None]
-            if (found := self._foreign_change(splitter, own)) is not None:
-                self.due, self.held, self._known = None, True, found
+            found = self._foreign_change(splitter, own)
+            self.held = True
+            if found is not None:
+                self.due, self._known = None, found
                 self._record(found)
                 return found
         if due is None:
@@ -164,7 +161,6 @@ class WeightController:
         weights = {arm: found.weights.get(arm, 0) for arm in self._arms}
         shadows = {arm: percent for arm, percent in found.shadows.items() if arm in self._arms}
         if any((weights, shadows) == (dict(change.weights), dict(change.shadows)) for change in own):
-            self.held = True
             return None
         return WeightChange(
             # No earlier than the change before it, which was made at its own instant.

@@ -68,8 +68,11 @@ class MadeUpTrials(searching.FrontierSearch):
 
     def __init__(self, what: Experiment, **options: Any) -> None:
         self.time_s = 1000.0
-        super().__init__(what, clock=lambda: self.time_s, **options)
+        super().__init__(what, **options)
         self.broken: dict[int, Exception] = {}
+
+    def _clock(self) -> float:
+        return self.time_s
 
     def _run_trial(self, context: TrialContext, schedule: Schedule, expected: dict[str, Answers] | None = None) -> None:
         context.folder.mkdir()
@@ -303,9 +306,6 @@ def test_parity_takes_its_time_from_the_budget(
     assert found["spent_s"] == pytest.approx(300.0 + sum(turn["seconds"] for turn in found["turns"]))
 
 
-def turns_of(arms: str) -> list[Turn]:
-    return [Turn(arm=arm, steps=3, seconds=10.0) for arm in arms]
-
-
 def test_the_starts_of_an_arm_are_spread_out() -> None:
-    assert [item.arm for item in searching.in_rounds(turns_of("aabbc"))] == ["a", "b", "c", "a", "b"]
+    turns = [Turn(arm=arm, steps=3, seconds=10.0) for arm in "aabbc"]
+    assert [item.arm for item in searching.in_rounds(turns)] == ["a", "b", "c", "a", "b"]
