@@ -23,19 +23,7 @@ from tailgate.analysis.records.documents import write_document
 from tailgate.loadtests.generator.clock_offsets import clock_identity, host_identity
 from tailgate.loadtests.generator.trial_config import END_FILE, TrialConfig
 from tailgate.loadtests.traffic.schedule import Schedule
-from tailgate.loadtests.workers.channel import (
-    ACCOUNT,
-    ASSIGN,
-    CLOCK,
-    DONE,
-    END,
-    FILE,
-    HAVE,
-    PROTOCOL,
-    READY,
-    START,
-    STOP,
-)
+from tailgate.loadtests.workers import channel
 from tailgate.loadtests.workers.file_copy import FileReceiver
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError, write_failure
@@ -75,11 +63,11 @@ class Master:
         self._started = self._quitting = False
         self._error: str | None = None
         for kind, listener in (
-            (READY, self._on_ready),
-            (DONE, self._on_done),
-            (CLOCK, self._on_clock),
-            (FILE, self._on_file),
-            (ACCOUNT, self._on_account),
+            (channel.READY, self._on_ready),
+            (channel.DONE, self._on_done),
+            (channel.CLOCK, self._on_clock),
+            (channel.FILE, self._on_file),
+            (channel.ACCOUNT, self._on_account),
         ):
             self._runner.register_message(kind, partial(self._receive, listener))
         if remote := int(self._options.remote_workers):
@@ -104,20 +92,20 @@ class Master:
             planned = shares[number].copies(config.arms)
             self._loads[client_id] = _Load(number=number, client_id=client_id, planned=planned)
         shared = {
-            "protocol": PROTOCOL,
+            "protocol": channel.PROTOCOL,
             "host": host_identity(),
             "records": str(self._folder),
             "config": config.to_dict(),
         }
         for load in self._loads.values():
-            self._send(ASSIGN, {**shared, "worker": load.number, "share": shares[load.number].to_bytes()}, load)
+            self._send(channel.ASSIGN, {**shared, "worker": load.number, "share": shares[load.number].to_bytes()}, load)
         gevent.spawn(self._watch)
 
     def stop(self) -> None:
         """Give load processes on other hosts some seconds to stop and to hand over their last records."""
         remote = [load for load in self._loads.values() if load.account is not None and load.client_id in self._running]
         for load in remote:
-            self._send(STOP, {}, load)
+            self._send(channel.STOP, {}, load)
         with gevent.Timeout(_STOP_WITHIN_S, False):
             while any(load.client_id in self._running for load in remote):
                 gevent.sleep(0.05)
@@ -161,13 +149,13 @@ class Master:
 
     def _on_clock(self, load: _Load, data: dict[str, Any]) -> None:
         answer = {"sent_ns": data["sent_ns"], "received_ns": now_ns(), "identity": clock_identity()}
-        self._send(CLOCK, {**answer, "answered_ns": now_ns()}, load)
+        self._send(channel.CLOCK, {**answer, "answered_ns": now_ns()}, load)
 
     def _on_file(self, load: _Load, data: dict[str, Any]) -> None:
         try:
             if load.records is None:
                 path = self._folder / f"requests-{load.number}.arrow"
-                load.records = FileReceiver(path, confirm=lambda size: self._send(HAVE, {"size": size}, load))
+                load.records = FileReceiver(path, confirm=lambda size: self._send(channel.HAVE, {"size": size}, load))
             load.records.take(data["at"], data["bytes"])
         except ConfigError as error:
             self._fail(f"records of load process {load.number} cannot be taken: {error}")
@@ -186,7 +174,7 @@ class Master:
         if self._waiting or self._error is not None or not self._running or self._started:
             return
         self._started = True
-        self._runner.send_message(START, {"start_ns": now_ns() + START_DELAY_NS})
+        self._runner.send_message(channel.START, {"start_ns": now_ns() + START_DELAY_NS})
 
     def _ended(self, load: _Load) -> None:
         self._running.discard(load.client_id)
@@ -207,7 +195,7 @@ class Master:
             with suppress(OSError):
                 if (text := path.read_text(encoding="utf-8")) != sent:
                     sent = text
-                    self._runner.send_message(END, json.loads(text))
+                    self._runner.send_message(channel.END, json.loads(text))
             for client_id in list(self._running) if self._is_master else ():
                 node = self._runner.clients.get(client_id)
                 if node is None or node.state == STATE_MISSING:

@@ -21,19 +21,7 @@ from locust.exception import RPCError
 from tailgate.loadtests.generator.clock_offsets import ClockComparison, Exchange, clock_identity, host_identity
 from tailgate.loadtests.generator.trial_config import TrialConfig
 from tailgate.loadtests.traffic.schedule import Schedule
-from tailgate.loadtests.workers.channel import (
-    ACCOUNT,
-    ASSIGN,
-    CLOCK,
-    DONE,
-    END,
-    FILE,
-    HAVE,
-    PROTOCOL,
-    READY,
-    START,
-    STOP,
-)
+from tailgate.loadtests.workers import channel
 from tailgate.loadtests.workers.file_copy import FileSender, folder_for
 from tailgate.loadtests.workers.load_process import LoadProcess
 from tailgate.servers.clock import now_ns
@@ -67,13 +55,13 @@ class Worker:
         self._settled_ns: int | None = None
         self._reported = False
         listeners = {
-            ASSIGN: lambda data: gevent.spawn(self._prepare, data),
-            START: lambda data: gevent.spawn(self._drive, int(data["start_ns"])),
-            END: self._on_end,
-            STOP: lambda data: gevent.spawn(self._finish, None, _SHIP_WITHIN_S_STOPPED),
+            channel.ASSIGN: lambda data: gevent.spawn(self._prepare, data),
+            channel.START: lambda data: gevent.spawn(self._drive, int(data["start_ns"])),
+            channel.END: self._on_end,
+            channel.STOP: lambda data: gevent.spawn(self._finish, None, _SHIP_WITHIN_S_STOPPED),
         }
         if keep is not None:
-            listeners |= {CLOCK: self._on_clock, HAVE: self._on_have}
+            listeners |= {channel.CLOCK: self._on_clock, channel.HAVE: self._on_have}
         for kind, listener in listeners.items():
             self._runner.register_message(kind, lambda environment, msg, listener=listener, **_: listener(msg.data))
 
@@ -110,9 +98,9 @@ class Worker:
         try:
             self._begin(assigned)
         except Exception as error:  # the master waits for an answer, whatever it is
-            self._send(DONE, {"error": self._reason(error), "missing": ""})
+            self._send(channel.DONE, {"error": self._reason(error), "missing": ""})
         else:
-            self._send(READY, {})
+            self._send(channel.READY, {})
 
     def _reason(self, error: Exception) -> str:
         where = "" if self._keep is None else f"worker on {socket.gethostname()}: "
@@ -123,10 +111,10 @@ class Worker:
 
     def _begin(self, assigned: dict[str, Any]) -> None:
         """Load the share and encode its first seconds."""
-        if assigned.get("protocol") != PROTOCOL:
+        if assigned.get("protocol") != channel.PROTOCOL:
             raise ConfigError(
                 f"the master speaks version {assigned.get('protocol')} of the workers' messages, this host version "
-                f"{PROTOCOL}: install the same tailgate on both"
+                f"{channel.PROTOCOL}: install the same tailgate on both"
             )
         worker, folder = int(assigned["worker"]), Path(assigned["records"])
         if self._keep is None:
@@ -157,14 +145,14 @@ class Worker:
             if time.monotonic() > until_s:
                 raise ConfigError(f"the master did not answer within {_MASTER_WITHIN_S:g} s: see its log")
             self._compared.clear()
-            self._send(CLOCK, {"sent_ns": now_ns()})
+            self._send(channel.CLOCK, {"sent_ns": now_ns()})
             self._compared.wait(_ANSWER_WITHIN_S)
 
     def _follow(self, records: Path) -> None:
         """Copy the records to the master, and tell it how this process stands."""
         log = self._load.log
         assert log is not None
-        self._sender = FileSender(records, send=partial(self._send, FILE))
+        self._sender = FileSender(records, send=partial(self._send, channel.FILE))
         log.on_write = self._send_account
         log.refresh()  # the master knows from now on that this process exists
         gevent.spawn(self._compare_loop)
@@ -172,13 +160,13 @@ class Worker:
     def _send_account(self, account: dict[str, Any]) -> None:
         if self._sender is not None and not self._sender.missing_bytes:
             self._settled_ns = account["settled_ns"]  # by now on the master's disk
-        self._send(ACCOUNT, {**account, "settled_ns": self._settled_ns})
+        self._send(channel.ACCOUNT, {**account, "settled_ns": self._settled_ns})
 
     def _compare_loop(self) -> None:
         self._last_message_ns = now_ns()
         while not self._reported:
             gevent.sleep(_COMPARE_EVERY_S)
-            self._send(CLOCK, {"sent_ns": now_ns()})
+            self._send(channel.CLOCK, {"sent_ns": now_ns()})
             if now_ns() - self._last_message_ns > MASTER_SILENT_S * 1e9:
                 error = f"the master has been silent for {MASTER_SILENT_S:g} s"
                 logger.error("%s; what was recorded is kept here", error)
@@ -220,7 +208,7 @@ class Worker:
                     f"they are in {sender.path.parent} on {socket.gethostname()}"
                 )
             sender.close()
-        self._send(DONE, {"error": error, "missing": missing})
+        self._send(channel.DONE, {"error": error, "missing": missing})
 
 
 def _check_one_host(host: str) -> None:
