@@ -65,10 +65,11 @@ def ask(
         name, ids = f"parity-{number}", inference_pb2.TokenIds(ids=question.prompt)
         try:
             if embeds:
-                request = inference_pb2.EmbedRequest(request_id=name, token_ids=ids)
-                return list(stub.Embed(request, timeout=timeout_s).values)
-            wanted = {"max_tokens": question.max_tokens, "ignore_eos": True}
-            request = inference_pb2.GenerateRequest(request_id=name, token_ids=ids, **wanted)
+                text = inference_pb2.EmbedRequest(request_id=name, token_ids=ids)
+                return list(stub.Embed(text, timeout=timeout_s).values)
+            request = inference_pb2.GenerateRequest(
+                request_id=name, token_ids=ids, max_tokens=question.max_tokens, ignore_eos=True
+            )
             return [token for chunk in stub.Generate(request, timeout=timeout_s) for token in chunk.token_ids]
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
