@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,7 +22,7 @@ from tailgate.loadtests.provider import server as serving
 from tailgate.loadtests.provider.answers import GOALS, HOOKS, Answer, Goal, answer
 from tailgate.loadtests.provider.server import FLAGGER, JUDGEMENT, ProviderServer
 from tailgate.loadtests.trials import ramp, users_ramp, weights
-from tailgate.loadtests.trials.status import ArmLoad
+from tailgate.loadtests.trials.status import ArmLoad, UnderWay
 from tailgate.loadtests.trials.steering import Judge
 from tailgate.loadtests.trials.users_ramp import PassiveRamp
 from tailgate.servers.complaint import ConfigError
@@ -91,11 +92,6 @@ class Watched:
     def dies(self) -> None:
         self.trial.context.facts.deaths.append({"arm": "new", "replica": "new-0", "at_ns": self.clock_ns})
         self.poll()
-
-    def compiles(self, seconds: float, *, over: bool = True) -> ServedCompile:
-        return ServedCompile(
-            arm="new", replica="new-0", kind="recompile", seconds=seconds, end_ns=self.clock_ns, shape="1×81", over=over
-        )
 
     def answer(self, goal: Goal = PROMOTION) -> Answer:
         return answer(self.server.evidence, goal, now_ns=self.clock_ns)
@@ -275,12 +271,14 @@ def test_pass_takes_a_recent_interim_analysis_of_the_present_weights(run: Watche
 
 def test_an_alarm_is_a_failure_at_once_and_for_good(run: Watched) -> None:
     run.go(decision="PASS")
-    run.collector.served_compiles = [run.compiles(0.1)]
-    run.collector.compiling = [SimpleNamespace(so_far=lambda _: run.compiles(0.9, over=False))]
+    compiled: dict[str, Any] = {"arm": "new", "replica": "new-0", "kind": "recompile", "shape": "1×81"}
+    run.collector.served_compiles = [ServedCompile(seconds=0.1, end_ns=run.clock_ns, **compiled)]
     run.poll()
+    own = UnderWay(arm="new", replica="new-0", kind="compile", start_ns=run.clock_ns, shape="1×81")
+    run.collector.compiling = [own, replace(own, arm="old"), replace(own, kind="graph_capture")]
+    run.poll(0.9)
     assert run.answer().verdict == "PASS"
-    run.collector.compiling = [SimpleNamespace(so_far=lambda _: run.compiles(1.5, over=False))]
-    run.poll()
+    run.poll(0.6)
     run.collector.compiling = []
     run.poll()
     assert str(run.answer()) == "FAIL: new has been compiling for 1.5 s while serving for 1×81"

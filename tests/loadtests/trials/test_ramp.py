@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from tailgate.analysis.judging.alarms import ServedCompile, compile_alarms
+from tailgate.analysis.judging.alarms import ServedCompile
 from tailgate.analysis.records.weight_journal import BY_HAND, read_weights
 from tailgate.analysis.settings.gate_limits import GateLimits
 from tailgate.analysis.settings.ramp_limits import RampLimits
@@ -18,7 +17,6 @@ from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.trials import ramp as ramping
 from tailgate.loadtests.trials import weights
 from tailgate.loadtests.trials.ramp import RampControl
-from tailgate.loadtests.trials.status import UnderWay
 from tailgate.loadtests.trials.steering import EarlyEnding, Judge, early_end
 from tailgate.loadtests.trials.users_ramp import step_of
 from tailgate.servers.complaint import ConfigError
@@ -288,13 +286,3 @@ def test_an_arm_that_surely_fails_is_ended_once_before_any_interim_analysis(
     ended: dict[str, Any] = ramp.facts.ended_arms
     assert list(ended) == (["new"] if why else [])
     assert all(words in ended["new"]["why"] for words in why)
-
-
-@pytest.mark.parametrize(("at_s", "is_stall"), [(10.5, False), (11.0, True), (32.0, True)])
-def test_a_compile_of_the_arm_is_a_stall_once_it_reaches_the_limit(at_s: float, is_stall: bool) -> None:
-    own = UnderWay(arm="naive", replica="naive-0", kind="compile", start_ns=10**10, shape="prefill 2x64")
-    running = [own, replace(own, arm="eager"), replace(own, kind="graph_capture")]
-    so_far = [compile.so_far(int(at_s * 1e9)) for compile in running]
-    found = compile_alarms("naive", so_far, stall_limit_s=1.0, max_recompiles=0)
-    assert [alarm.at_ns for alarm in found] == [11 * 10**9] * is_stall
-    assert all("2x64" in alarm.why for alarm in found)

@@ -36,7 +36,7 @@ from tailgate.loadtests.generator.trial_config import TrialConfig, write_end
 from tailgate.loadtests.traffic.drawing import Source, build_schedule
 from tailgate.loadtests.traffic.schedule import Schedule
 from tailgate.loadtests.traffic.settings import TrafficConfig
-from tailgate.loadtests.trials.load import load_environment, locust_command
+from tailgate.loadtests.trials.load import load_environment
 from tailgate.loadtests.trials.processes import child_environment
 from tailgate.loadtests.workers import channel as messages
 from tailgate.loadtests.workers import file_copy
@@ -143,16 +143,6 @@ def test_what_drives_the_load_ends_in_order_with_the_worker(number: signal.Signa
     wait_for(lambda: not any(command_of(pid) for pid in driving))
     if number == signal.SIGTERM:
         assert ("interrupted" in complaint, process.returncode) == (True, 1)
-
-
-@pytest.mark.parametrize(
-    ("workers", "users", "expected"),
-    [(0, "-u 2 -r 2", "--master"), (3, "-u 5 -r 5", "--processes 3 --master-host 10.0.0.5 --master-port 5557")],
-)
-def test_locust_waits_for_the_workers_of_other_hosts(tmp_path: Path, workers: int, users: str, expected: str) -> None:
-    command = locust_command(tmp_path, workers=workers, remote_workers=2, master=("10.0.0.5", 5557), wait_s=89.5)
-    master = "--master-bind-host 10.0.0.5 --master-bind-port 5557 --remote-workers 2 --expect-workers-max-wait 90"
-    assert f"{users} {master} {expected}" in " ".join(command)
 
 
 OFFSET_NS = 3_200_000_000
