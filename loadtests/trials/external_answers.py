@@ -38,65 +38,30 @@ class ExternalAnswers:
     """The answers of the trial's external arms, in `answers-ARM.json` of its folder."""
 
     def __init__(self, trial: TrialContext, schedule: Schedule) -> None:
+        """Make the prompts, once servers were probed. Raises ConfigError for prompts that cannot be made."""
         self._trial = trial
-        self._arms = greedy_arms(trial.experiment)
-        self._questions: tuple[PlannedRequest, ...] = ()
-        self._documents: dict[str, dict[str, Any]] = {}
-        self._schedule = schedule
+        self._asked: list[tuple[ExternalArm, list[Asking], dict[str, Any]]] = []
+        if arms := greedy_arms(trial.experiment):
+            contexts = [probe["context"] for row in trial.facts.arms for probe in row.get("probe", ())]
+            plans = questions(trial.experiment, schedule, contexts=contexts)
+            for arm in arms:
+                askings = requests_for(trial.experiment, arm, plans)
+                prompts = [{"max_tokens": asking.max_tokens, "digest": _digest(asking)} for asking in askings]
+                document = {"schema": 2, "trial": trial.number, "arm": arm.name, "prompts": prompts, "answers": {}}
+                self._asked.append((arm, askings, document))
 
     def ask(self, when: str) -> None:
-        """Ask every arm twice and write what it answered. Raises ConfigError for prompts that cannot be made; what a
-        server does wrong is in its answers."""
-        if not self._arms:
+        """Ask every arm twice and write what it answered; what a server does wrong is in its answers."""
+        if not self._asked:
             return
         trial = self._trial
         trial.status.phase, trial.status.detail = f"asking for greedy answers {when} the load", ""
-        if not self._questions:
-            contexts = [probe["context"] for row in trial.facts.arms for probe in row.get("probe", ())]
-            self._questions = questions(trial.experiment, self._schedule, contexts=contexts)
-            trial.facts.asked = [arm.name for arm in self._arms]
-            trial.write_facts()
-        for arm in self._arms:
-            askings = self._requests_for(arm)
-            document = self._documents.setdefault(arm.name, self._document(arm, askings))
+        trial.facts.asked = [arm.name for arm, _, _ in self._asked]
+        trial.write_facts()
+        for arm, askings, document in self._asked:
             document["answers"][when] = [self._round(arm, askings, number) for number in (0, 1)]
             write_document(trial.folder / PATTERN.replace("*", arm.name), document)
         trial.status.phase = ""
-
-    def _requests_for(self, arm: ExternalArm) -> list[Asking]:
-        """Return the questions in the words of the arm; the seed is each round's."""
-        experiment, traffic = self._trial.experiment, self._trial.experiment.traffic
-        sizes = [other.vocab_size for other in experiment.external_arms if other.vocab_size]
-        source = prompt_source(
-            arm,
-            PromptSource.of(
-                traffic.prompts,
-                model=traffic.tokenizer or experiment.counting_model,
-                vocab_size=min(sizes, default=1 << 31 if traffic.prompts != "ids" else 256),
-            ),
-        )
-        return [
-            Asking(
-                prompt=prompt_of(arm, source, question),
-                max_tokens=question.max_tokens,
-                whole_length=traffic.ignore_eos,
-                seed=0,
-                greedy=True,
-            )
-            for question in self._questions
-        ]
-
-    def _document(self, arm: ExternalArm, askings: Sequence[Asking]) -> dict[str, Any]:
-        prompts = [
-            {
-                "index": question.index,
-                "tokens": question.prompt_tokens,
-                "max_tokens": question.max_tokens,
-                "digest": _digest(asking),
-            }
-            for question, asking in zip(self._questions, askings, strict=True)
-        ]
-        return {"schema": 2, "trial": self._trial.number, "arm": arm.name, "prompts": prompts, "answers": {}}
 
     def _round(self, arm: ExternalArm, askings: Sequence[Asking], number: int) -> list[dict[str, Any]]:
         """Return the arm's answers the first (0) or the second time (1), in the order of the questions."""
@@ -169,6 +134,30 @@ def questions(
         fits = plan.prompt_tokens + tokens <= context
         found.append(plan._replace(prompt_seed=seed, max_tokens=tokens if fits else min(tokens, plan.max_tokens)))
     return tuple(found)
+
+
+def requests_for(experiment: Experiment, arm: ExternalArm, plans: Sequence[PlannedRequest]) -> list[Asking]:
+    """Return the questions in the words of the arm; the seed is each round's."""
+    traffic = experiment.traffic
+    sizes = [other.vocab_size for other in experiment.external_arms if other.vocab_size]
+    source = prompt_source(
+        arm,
+        PromptSource.of(
+            traffic.prompts,
+            model=traffic.tokenizer or experiment.counting_model,
+            vocab_size=min(sizes, default=1 << 31 if traffic.prompts != "ids" else 256),
+        ),
+    )
+    return [
+        Asking(
+            prompt=prompt_of(arm, source, plan),
+            max_tokens=plan.max_tokens,
+            whole_length=traffic.ignore_eos,
+            seed=0,
+            greedy=True,
+        )
+        for plan in plans
+    ]
 
 
 def _digest(asking: Asking) -> str:
