@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -31,8 +32,8 @@ from tailgate.analysis.records.documents import write_document
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.trials.context import BudgetSpentError, RunError, StartError, TrialContext
 from tailgate.loadtests.trials.environment import has_requests
-from tailgate.loadtests.trials.rate_search import next_rates, recorded_steps
-from tailgate.loadtests.trials.run import ARM_COMMAND, Orchestrator, RunOutcome
+from tailgate.loadtests.trials.rate_search import recorded_steps
+from tailgate.loadtests.trials.run import ARM_COMMAND, Orchestrator
 from tailgate.loadtests.trials.served_parity import Answers
 from tailgate.loadtests.trials.status import Status
 from tailgate.loadtests.trials.trial_schedule import in_trial
@@ -84,13 +85,6 @@ class FrontierSearch(Orchestrator):
         """Return how much of the budget is left."""
         return self._budget_s - self.spent_s
 
-    def run(self) -> RunOutcome:
-        """Run as any experiment. Without any request the outcome is an error."""
-        outcome = super().run()
-        if outcome.complete and not has_requests(outcome.run_dir):
-            return replace(outcome, complete=False, error=self._why_spent)
-        return outcome
-
     @property
     def _why_spent(self) -> str:
         return f"--budget of {self._budget_s / 60.0:g} minutes was spent before an arm took any load: give more"
@@ -98,7 +92,7 @@ class FrontierSearch(Orchestrator):
     # --- What is decided ----------------------------------------------------------------------------------------------
 
     def _run_trials(self, run_dir: Path) -> None:
-        """Search until nothing is open any more, or no time is left."""
+        """Search until nothing is open any more, or no time is left. Raises BudgetSpentError without any request."""
         stop = "it was interrupted"
         try:
             stop = self._search(run_dir)
@@ -109,14 +103,15 @@ class FrontierSearch(Orchestrator):
             raise
         finally:
             self._write(run_dir, stop)
+        if not has_requests(run_dir):
+            raise BudgetSpentError(self._why_spent)
         self.status.note(f"the search ends: {stop}")
 
     def _search(self, run_dir: Path) -> str:
         """Take turns until nothing is open or no time is left; return which, in words."""
         self._write(run_dir, "")
         self._take(first_turns(self._arms, self._start_s, self._budget), run_dir)
-        number = 1
-        while True:
+        for number in count(1):
             decided = next_round(
                 self._frontier(recorded_steps(run_dir)),
                 start_s=self._start_s,
@@ -129,8 +124,8 @@ class FrontierSearch(Orchestrator):
             taken = len(self._turns)
             self._take(decided.turns, run_dir)
             if len(self._turns) == taken:
-                return decided.stop or "no start fits into the time that is left"
-            number += 1
+                break
+        return decided.stop or "no start fits into the time that is left"
 
     @property
     def _arms(self) -> tuple[str, ...]:
@@ -191,9 +186,7 @@ class FrontierSearch(Orchestrator):
         self._check()
         number, arm = len(self._turns) + 1, turn.arm
         part = self._part(in_trial(self.experiment, number), turn)
-        known = recorded_steps(run_dir)
-        low, high = self.experiment.traffic.step_rates
-        rates = next_rates([arm], known, turn.steps, low=low, high=high)
+        rates = self._next_rates(run_dir, [arm], turn.steps)
         schedule = replace(self.schedules, experiment=part).draw(number, rates)
         context = self._context(part, number, run_dir, schedule)
         self.status.trial, self.status.duration_s = number, part.traffic.duration_s
