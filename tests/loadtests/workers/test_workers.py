@@ -92,48 +92,31 @@ def test_bad_usage_is_one_line_and_exit_code_2_before_anything_starts(
     assert said.count("\n") == 1
 
 
-# `tailgate worker` at a master; the third argument, if any, stands in for Locust.
+# `tailgate worker` at a master, with a load process that says when it is asked to stop in order.
 WORKS = """
 import sys
 from tailgate.loadtests.commands import main, worker
-if len(sys.argv) > 3:
-    worker._LOCUST = (sys.executable, "-c", sys.argv[3], "--")
+code = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('stops in order', flush=True)))"
+worker._LOCUST = (sys.executable, "-c", code + "; print('load', flush=True); signal.pause()", "--")
 sys.exit(main.main(["worker", "--master", sys.argv[1], "--keep", sys.argv[2]]))
 """
-# A load process that says when it is asked to stop in order.
-STANDS_IN = """
-import signal, sys
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("stops in order", flush=True)))
-print("load", flush=True)
-signal.pause()
-"""
 
 
-def working(*arguments: str) -> subprocess.Popen[str]:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_worker_waits_for_a_run_and_what_drives_the_load_ends_in_order_with_it(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    address, pipe = ("127.0.0.1", free_port()), subprocess.PIPE
     environment = {**os.environ, "PYTHONPATH": str(ROOT), TOKEN_VARIABLE: SECRET}
-    pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, "-c", WORKS, f"127.0.0.1:{address[1]}", str(tmp_path / "kept")]
     # A test process in the background of a script ignores Ctrl-C, and its children would inherit that.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    process = subprocess.Popen([sys.executable, "-c", WORKS, *arguments], cwd=ROOT, env=environment, text=True, **pipes)
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=pipe, stderr=pipe)
     signal.signal(signal.SIGINT, before)
-    return process
-
-
-def test_a_worker_without_a_run_says_what_it_waits_for_and_ends_on_ctrl_c(tmp_path: Path) -> None:
-    port = free_port()
-    process = working(f"127.0.0.1:{port}", str(tmp_path / "kept"))
+    assert process.stdout is not None
     assert process.stderr is not None
-    assert f"waiting for a run at 127.0.0.1:{port}; Ctrl-C ends" in process.stderr.readline()
-    process.send_signal(signal.SIGINT)
-    assert "interrupted" in process.communicate(timeout=PATIENCE_S)[1]
-    assert process.returncode == 1
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_what_drives_the_load_ends_in_order_with_the_worker(number: signal.Signals, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as master:
-        process = working(f"127.0.0.1:{master.getsockname()[1]}", str(tmp_path / "kept"), STANDS_IN)
-        assert process.stdout is not None
+    assert "waiting for a run at 127.0.0.1:" in process.stderr.readline()
+    with socket.create_server(address):
         assert process.stdout.readline() == "load\n"
         driving = family(process.pid)[1:]
         assert driving
@@ -141,7 +124,7 @@ def test_what_drives_the_load_ends_in_order_with_the_worker(number: signal.Signa
         output, complaint = process.communicate(timeout=PATIENCE_S)
     assert output == "stops in order\n"
     wait_for(lambda: not any(command_of(pid) for pid in driving))
-    if number == signal.SIGTERM:
+    if number != signal.SIGKILL:
         assert ("interrupted" in complaint, process.returncode) == (True, 1)
 
 
