@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,8 +39,8 @@ ESCAPES = "for=%1b%5b31m%0d%0aSet-Cookie:x%e2%80%ae"
 class Watched:
     """A run whose weights others move, by a clock of its own: `server` answers from it."""
 
-    def __init__(self, folder: Path, server: ProviderServer, patch: pytest.MonkeyPatch) -> None:
-        self.clock_ns, self.server = START_NS, server
+    def __init__(self, folder: Path, server: ProviderServer, patch: pytest.MonkeyPatch, *, notes: list[str]) -> None:
+        self.clock_ns, self.server, self.notes = START_NS, server, notes
         for module in (ramp, users_ramp, weights, serving):
             patch.setattr(module, "now_ns", lambda: self.clock_ns)
         self.interim: dict[str, Any] | None = None
@@ -65,21 +64,12 @@ class Watched:
         self.clock_ns += int(seconds * 1e9)
         self.passive_ramp.poll(self.trial)
 
-    def go(
-        self,
-        seconds: float = 30.0,
-        *,
-        decision: str | None = None,
-        safe: bool = False,
-        failed: str | None = None,
-        requests: int = 40,
-        uneven: str | None = None,
-    ) -> None:
+    def go(self, *, decision: str | None = None, **seen: Any) -> None:
         """Some time with traffic, and an interim analysis at its end."""
         self.ends(40)
-        self.poll(seconds)
+        self.poll(30.0)
         self.analyses += 1
-        step = {"safe": safe, "failed": failed, "requests": requests, "uneven": uneven}
+        step = {"safe": False, "failed": None, "requests": 40, "uneven": None, **seen}
         arms = {"new": {"decision": decision, "reason": "It is slower."}}
         self.interim = {"number": self.analyses, "at_ns": self.clock_ns, "arms": arms, "step": step}
         self.poll(0.1)
@@ -97,29 +87,17 @@ class Watched:
         return answer(self.server.evidence, goal, now_ns=self.clock_ns)
 
 
-Serve = Callable[..., Watched]
-
-
 @pytest.fixture
-def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    with ExitStack() as stack:
-
-        def start(*, token: str = "", notes: list[str] | None = None) -> Watched:
-            monkeypatch.setenv(TOKEN_VARIABLE, token)
-            said = notes if notes is not None else []
-            server = ProviderServer("127.0.0.1:0", note=said.append)
-            server.open()
-            stack.callback(server.close)
-            return Watched(tmp_path, server, monkeypatch)
-
-        yield start
-
-
-@pytest.fixture
-def run(serve: Serve) -> Watched:
-    run = serve()
-    run.poll()
-    return run
+def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    notes: list[str] = []
+    monkeypatch.setenv(TOKEN_VARIABLE, getattr(request, "param", ""))
+    server = ProviderServer("127.0.0.1:0", note=notes.append)
+    server.open()
+    run = Watched(tmp_path, server, monkeypatch, notes=notes)
+    if not hasattr(request, "param"):
+        run.poll()
+    yield run
+    server.close()
 
 
 def hooked(run: Watched, hook: str, **metadata: str) -> tuple[int, str]:
@@ -169,9 +147,8 @@ def test_a_client_that_says_nothing_more_delays_no_other(run: Watched) -> None:
         assert asked(run.server.port, "GET", "/healthz") == (200, "ok\n")
 
 
-def test_flagger_sends_the_token_in_its_metadata_and_others_as_a_bearer(serve: Serve) -> None:
-    notes: list[str] = []
-    run = serve(token=TOKEN, notes=notes)
+@pytest.mark.parametrize("run", [TOKEN], indirect=True)
+def test_flagger_sends_the_token_in_its_metadata_and_others_as_a_bearer(run: Watched) -> None:
     assert hooked(run, "rollback", token=TOKEN) == (409, "INCONCLUSIVE: the traffic is not watched yet\n")
     run.dies()
     assert hooked(run, "rollback")[0] == hooked(run, "rollback", token="wrong")[0] == 401
@@ -181,8 +158,8 @@ def test_flagger_sends_the_token_in_its_metadata_and_others_as_a_bearer(serve: S
     for path, headers, status in ((JUDGEMENT, {}, 401), (JUDGEMENT, bearer, 200), ("/healthz", {}, 200)):
         assert asked(run.server.port, "GET", path, headers=headers)[0] == status
     # A changed answer is noted once, and no note holds the secret.
-    assert [note.partition(":")[0] for note in notes] == ["rollback", "rollback", "promotion"]
-    assert TOKEN not in "".join(notes)
+    assert [note.partition(":")[0] for note in run.notes] == ["rollback", "rollback", "promotion"]
+    assert TOKEN not in "".join(run.notes)
 
 
 def test_beyond_this_machine_it_takes_a_token(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -53,15 +53,7 @@ def measured(what: Experiment, folder: Path, *flags: str, **more: Any) -> dict[s
 class Measurement(Child):
     """A measurement in this process, which has ended once it is made."""
 
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        *,
-        log_path: Path,
-        environment: Mapping[str, str],
-        parse: Callable[[bytes], object],
-    ) -> None:
+    def __init__(self, name: str, command: Sequence[str], *, log_path: Path, parse: Any, **_: Any) -> None:
         self._log_path = log_path
         log_path.parent.mkdir(parents=True, exist_ok=True)
         printed = io.StringIO()
