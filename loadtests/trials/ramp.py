@@ -177,9 +177,8 @@ class RampControl:
     def _is_over(self, trial: Steered) -> bool:
         """Return whether the traffic ends in a moment, after which nothing rolls an open step back."""
         facts = trial.context.facts
-        if self._limits.on_inconclusive != "rollback" or facts.start_ns is None:
-            return False
-        return now_ns() >= facts.start_ns + round(facts.duration_s * 1e9) - _LAST_NS
+        end_ns = (facts.start_ns or 0) + round(facts.duration_s * 1e9)
+        return self._limits.on_inconclusive == "rollback" and now_ns() >= end_ns - _LAST_NS
 
     def _decide(self, trial: Steered) -> None:
         """Act on an interim analysis that is new and was begun in this step.

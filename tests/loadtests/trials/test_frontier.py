@@ -106,15 +106,11 @@ class MadeUpTrials(searching.FrontierSearch):
                 for arm in schedule.arms:
                     due = start_ns + row.offset_ns
                     end = due + (SECOND // 10 if rate <= KNEES[arm] else 2 * SECOND)
-                    name = f"{context.number}-{row.index}"
-                    writer.append(
-                        {
-                            **{"request_id": f"{name}-{arm}", "pair_id": name, "trial": context.number, "arm": arm},
-                            **{"replica": f"{arm}-0", "scheduled_ns": due, "sent_ns": due, "first_token_ns": end},
-                            **{"end_ns": end, "status": "OK", "phase": "measure", "prompt_tokens": row.prompt_tokens},
-                            **{"max_tokens": row.max_tokens, "output_tokens": row.max_tokens},
-                        }
-                    )
+                    name, tokens = f"{context.number}-{row.index}", row.max_tokens
+                    sent = dict.fromkeys(("scheduled_ns", "sent_ns"), due) | {"phase": "measure", "status": "OK"}
+                    sent |= {"request_id": f"{name}-{arm}", "pair_id": name, "trial": context.number, "arm": arm}
+                    sent |= {"prompt_tokens": row.prompt_tokens, "max_tokens": tokens, "output_tokens": tokens}
+                    writer.append(sent | {"replica": f"{arm}-0", "first_token_ns": end, "end_ns": end})
         if cut_s < schedule.duration_s:
             raise StopRequestedError
 
