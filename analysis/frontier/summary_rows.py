@@ -120,11 +120,10 @@ def error_of(alpha: float, disturbed: list[str]) -> str:
 
 def _ended(search: Mapping[str, Any]) -> str:
     """Describe how the search ended, from its own record."""
-    spent, budget, parity = (number(search.get(key)) for key in ("spent_s", "budget_s", "parity_s"))
+    spent, budget = (number(search.get(key)) for key in ("spent_s", "budget_s"))
     minutes = ""
     if spent is not None and budget is not None:
         minutes = f" after {digits(spent / 60.0)} of {digits(budget / 60.0)} minutes"
-        minutes += f", {digits(parity / 60.0)} of them for parity" if parity is not None else ""
     return (
         f"The search ended{minutes}: {search['stop']}." if search.get("stop") else f"The search was cut off{minutes}."
     )

@@ -353,7 +353,7 @@ def joined_search(searches: Sequence[Mapping[str, Any] | None]) -> dict[str, Any
         "gated": any(search.get("gated", True) is not False for search in known),
         "stop": "; ".join(dict.fromkeys(stops)) if all(stops) else "",
     }
-    for key in ("budget_s", "spent_s", "parity_s"):
+    for key in ("budget_s", "spent_s"):
         spent = [value for search in known if (value := number(search.get(key))) is not None]
         together |= {key: sum(spent)} if len(spent) == len(known) else {}
     common = set.intersection(*({str(row.get("arm")) for row in rows_of(search.get("left"))} for search in known))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -61,7 +60,6 @@ def command(
     from tailgate.loadtests.trials.frontier import FrontierSearch, check_budget
     from tailgate.loadtests.trials.run import ARM_COMMAND
 
-    began = time.monotonic()
     demo = experiment == "demo"
     source = DEMO if demo else experiment
     loaded = frontier_plan(source, settings=settings or (), seed=seed)
@@ -73,7 +71,6 @@ def command(
         budget_s=minutes * 60.0,
         gated=requests_verdicts(loaded),
         arm_command=context.obj or ARM_COMMAND,
-        began=began,
     )
     return run_and_judge(
         search, page=page, metrics=metrics, verbosity=options.verbosity(quiet, verbose), as_json=as_json

@@ -50,7 +50,7 @@ def command(
 
     shown = verbosity(quiet, verbose)
     loaded = load(experiment, settings=settings or (), seed=seed, needs_traffic=False)
-    texts = check_measurable(loaded)
+    check_measurable(loaded)
     check_writable(Path(out))
     stopped: list[int] = []
 
@@ -65,7 +65,6 @@ def command(
         shared_cache=Path(out) / "compile-cache",
         status=status,
         check=check,
-        texts=texts,
     )
     status.run_dir = measuring.folder
     try:

@@ -22,9 +22,10 @@ from tailgate.loadtests.clients.inference import InferenceClient
 from tailgate.loadtests.clients.route import Endpoint, Route, own_encoder
 from tailgate.loadtests.generator.histogram import Histogram
 from tailgate.loadtests.generator.load_log import LoadLog
+from tailgate.loadtests.generator.outcome import record_of
 from tailgate.loadtests.generator.precise_sleep import sleep_until
 from tailgate.loadtests.generator.preparer import TURN_S, Prepared, Preparer, RequestCopy
-from tailgate.loadtests.generator.record import RequestRecord, record_of
+from tailgate.loadtests.generator.record import RequestRecord
 from tailgate.loadtests.generator.trial_config import TrialConfig
 from tailgate.loadtests.traffic.prompts import PromptSource
 from tailgate.loadtests.traffic.schedule import EVERY_ARM, PlannedRequest, Schedule

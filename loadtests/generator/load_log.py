@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ class LoadLog:
     last 10 s, "histograms" all answers. Counts are of requests as sent: a mirrored request is one for each arm.
 
     `recorder` gets every record. `on_write` is given the content each time. Instants are on the master's clock, with
-    which `clock` compares; `monitor` is what was seen of a host that is not the master's.
+    which `clock` compares.
     """
 
     def __init__(
@@ -54,7 +54,6 @@ class LoadLog:
         self.garbage = GarbageWindow()
         self.error: str | None = None
         self.complete = False
-        self.monitor: Mapping[str, Any] | None = None
         self.on_write: Callable[[dict[str, Any]], None] | None = None
         self._arms = defaultdict(ArmTally, {arm: ArmTally() for arm in arms})
         self._cpu_s = time.process_time()
@@ -104,7 +103,6 @@ class LoadLog:
             "start_ns": None if self.start_ns is None else self.start_ns + offset_ns,
             "settled_ns": None if self.settled_ns is None else self.settled_ns + offset_ns,
             "clock": None if self._clock is None else self._clock.account(),
-            **({} if self.monitor is None else {"monitor": self.monitor}),
             "error": self.error,
             "complete": self.complete,
             "arms": {arm: tally.summary(at_ns) for arm, tally in self._arms.items()},

@@ -25,6 +25,7 @@ from tailgate.loadtests.monitor.readings import Readings, Seen, Task, Watch, rea
 from tailgate.servers.clock import now_ns
 from tailgate.servers.processes import say
 
+_HOST = "run"
 _FLUSH_S = 0.9  # with a sample each second, each is flushed
 
 
@@ -34,13 +35,13 @@ def main() -> int:
     messages: SimpleQueue[Watch | None] = SimpleQueue()  # None: the end
     signal.signal(signal.SIGTERM, lambda number, frame: messages.put(None))
     threading.Thread(target=_listen, args=(messages,), daemon=True).start()
-    readings = Readings(task.host, say)
+    readings = Readings(_HOST, say)
     processes = Processes(readings, root=os.getppid())
     host = Host()
     cards = find_cards(task.devices, readings)
     gpus = Gpus(cards, readings=readings, processes=processes, sees_all=sees_all_processes())
     machine = {"machine": machine_identity(card.uuid for card in shown_cards())}
-    say(Seen(machines={task.host: machine}, devices=gpus.facts(), before=gpus.before(now_ns())))
+    say(Seen(machines={_HOST: machine}, devices=gpus.facts(), before=gpus.before(now_ns())))
     # Only now: this takes longer than all of the above, for which the arms wait.
     from tailgate.analysis.records.schemas import MACHINES
     from tailgate.analysis.records.tables import RecordWriter
@@ -48,9 +49,9 @@ def main() -> int:
     flushed_s = 0.0
     with RecordWriter(Path(task.out), MACHINES) as writer:
         for _ in _ticks(task.sample_s, messages, processes):
-            shared = {"trial": task.trial, "host": task.host, "at_ns": now_ns()}
+            shared = {"trial": task.trial, "host": _HOST, "at_ns": now_ns()}
             gpu_rows, held = gpus.sample()
-            host_row = {"kind": "host", "name": task.host, **readings.of(task.host, host.probes)}
+            host_row = {"kind": "host", "name": _HOST, **readings.of(_HOST, host.probes)}
             for row in (host_row, *gpu_rows, *processes.sample(held)):
                 writer.append({**shared, **row})
             if time.monotonic() - flushed_s >= _FLUSH_S:

@@ -20,11 +20,10 @@ _COMMAND = (sys.executable, "-P", "-m", "tailgate.loadtests.monitor")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """To sample a host, called so in the table at `out`, and its `devices`, called as arms do, every `sample_s`."""
+    """To sample this host and its `devices`, called as arms do, every `sample_s` into the table at `out`."""
 
     out: str
     trial: int
-    host: str
     sample_s: float
     devices: Sequence[str] = ()
 

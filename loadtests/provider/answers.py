@@ -1,17 +1,9 @@
 """What a run answers about its candidate: PASS, FAIL or INCONCLUSIVE, and yes or no to a webhook of Flagger. Pure.
 
 FAIL is what surely happened. PASS takes a run that goes on, a recent interim analysis of the present weights, and
-requests at them. Everything else is INCONCLUSIVE, with what it lacks.
-
-A webhook of Flagger is answered yes or no, and what a no does differs by hook. Each answer is the one that neither
-promotes nor rolls back an open candidate, as far as the hook can wait:
-
-- confirm-rollout comes before any traffic: yes where the run goes on and the candidate has not failed.
-- confirm-traffic-increase waits for PASS. The first one, from 0, can have no evidence: yes as above, once, where the
-  candidate had fewer than `ramp.least_requests`.
-- confirm-promotion waits for PASS of every gate.
-- rollout counts a no towards the rollback: no only with FAIL.
-- rollback rolls back with a yes: yes only with FAIL.
+requests at them. Everything else is INCONCLUSIVE, with what it lacks. A webhook gets the answer that neither promotes
+nor rolls back an open candidate, as far as the hook can wait: a no to rollout counts towards the rollback, a yes to
+rollback rolls back, and the first increase, from 0, can have no evidence.
 """
 
 from __future__ import annotations
@@ -77,18 +69,13 @@ def answer(evidence: Evidence, goal: Goal, *, now_ns: int) -> Answer:
 
 
 def hook_answer(hook: str, evidence: Evidence, *, first: bool, now_ns: int) -> tuple[bool, Answer]:
-    """Return (whether Flagger goes on, why). `first`: no increase of traffic was allowed to this canary yet."""
+    """Return (whether Flagger goes on, why). `first`: no increase of traffic was allowed yet."""
     found = answer(evidence, HOOKS[hook], now_ns=now_ns)
+    before_traffic = hook == "confirm-rollout" or (hook == "confirm-traffic-increase" and first and evidence.unseen)
     if hook == "rollback":
         return found.verdict == FAIL, found
-    if hook == "rollout":
+    if hook == "rollout" or (before_traffic and not _silence(evidence, now_ns)):
         return found.verdict != FAIL, found
-    if hook == "confirm-rollout" or (hook == "confirm-traffic-increase" and first and evidence.unseen):
-        if found.verdict == FAIL:
-            return False, found
-        if silence := _silence(evidence, now_ns):
-            return False, Answer(verdict=found.verdict, reasons=(silence,))
-        return True, Answer(verdict=found.verdict, reasons=("it is watched, and has not failed",))
     return found.verdict == PASS, found
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final
@@ -19,14 +20,12 @@ from tailgate.loadtests.provider import TOKEN_VARIABLE
 from tailgate.loadtests.provider.answers import GOALS, HOOKS, Answer, Evidence, Goal, answer, hook_answer
 from tailgate.servers.address import host_port, joined
 from tailgate.servers.clock import now_ns
-from tailgate.servers.complaint import ConfigError, fault, one_line
+from tailgate.servers.complaint import ConfigError, one_line
 
 JUDGEMENT, FLAGGER, HEALTH = "/v1/judgement", "/v1/flagger", "/healthz"
 _LARGEST_BODY: Final = 64 << 10
 _IDLE_S: Final = 10.0  # that a connection may say nothing
-_MOST_CANARIES: Final = 256
-_LONGEST_NAME: Final = 253  # of anything in Kubernetes
-_JSON, _TEXT = "application/json; charset=utf-8", "text/plain; charset=utf-8"
+_KNOWN: Final = f"there is GET {JUDGEMENT}, POST {FLAGGER}/<{'|'.join(HOOKS)}> and GET {HEALTH}"
 
 
 class ProviderServer(Server):
@@ -55,7 +54,7 @@ class ProviderServer(Server):
         self._note = note
         self._asking = threading.Lock()
         self._given: dict[str, str] = {}
-        self._increased: set[tuple[str, str]] = set()  # canaries (namespace, name) that got their first traffic
+        self._increased = False  # whether the candidate got its first traffic
 
     @property
     def judgement_url(self) -> str:
@@ -79,13 +78,11 @@ class ProviderServer(Server):
             "interim": evidence.interim,
         }
 
-    def hooked(self, hook: str, canary: tuple[str, str]) -> tuple[bool, Answer]:
-        """Return (whether Flagger goes on, why) for a hook of the canary (namespace, name)."""
+    def hooked(self, hook: str) -> tuple[bool, Answer]:
+        """Return (whether Flagger goes on, why) for a hook."""
         with self._asking:
-            first = canary not in self._increased
-            yes, found = hook_answer(hook, self.evidence, first=first, now_ns=now_ns())
-            if hook == "confirm-traffic-increase" and yes and len(self._increased) < _MOST_CANARIES:
-                self._increased.add(canary)
+            yes, found = hook_answer(hook, self.evidence, first=not self._increased, now_ns=now_ns())
+            self._increased |= yes and hook == "confirm-traffic-increase"
             self._tell(hook, f"{yes} {found.verdict}", found)
         return yes, found
 
@@ -124,31 +121,23 @@ class _Handler(Handler):
             self._write(refusal.status, str(refusal))
         except (ConfigError, ValueError) as error:
             self._write(HTTPStatus.BAD_REQUEST, str(error))
-        except OSError:
-            raise  # the client is gone
-        except Exception as error:
-            self._write(HTTPStatus.INTERNAL_SERVER_ERROR, fault(error))
 
     def _get(self, path: str, query: str) -> None:
         if path == HEALTH:
             self._write(HTTPStatus.OK, "ok")
             return
         if path != JUDGEMENT:
-            known = f"there is GET {JUDGEMENT}, POST {FLAGGER}/<hook> and GET {HEALTH}"
-            raise _RefusalError(HTTPStatus.NOT_FOUND, known)
+            raise _RefusalError(HTTPStatus.NOT_FOUND, _KNOWN)
         self._check_token()
-        self.answer(HTTPStatus.OK, json.dumps(self.server.judged(_goal(query))) + "\n", Content_Type=_JSON)
+        self.answer(HTTPStatus.OK, json.dumps(self.server.judged(_goal(query))) + "\n", Content_Type="application/json")
 
     def _post(self, path: str, _: str) -> None:
         place, _, hook = path.rpartition("/")
         if place != FLAGGER or hook not in HOOKS:
-            known = f"there is POST {FLAGGER}/<{'|'.join(HOOKS)}>, and GET {JUDGEMENT}"
-            raise _RefusalError(HTTPStatus.NOT_FOUND, known)
-        body = self._body()
+            raise _RefusalError(HTTPStatus.NOT_FOUND, _KNOWN)
         # Flagger sends no header of the user's, so its token comes as its own documentation shows: in the metadata.
-        self._check_token(str(mapping(body.get("metadata")).get("token", "")))
-        canary = (str(body.get("namespace", ""))[:_LONGEST_NAME], str(body.get("name", ""))[:_LONGEST_NAME])
-        yes, found = self.server.hooked(hook, canary)
+        self._check_token(str(mapping(self._body().get("metadata")).get("token", "")))
+        yes, found = self.server.hooked(hook)
         self._write(HTTPStatus.OK if yes else HTTPStatus.CONFLICT, str(found))
 
     def _check_token(self, token: str = "") -> None:
@@ -158,23 +147,19 @@ class _Handler(Handler):
 
     def _body(self) -> Mapping[str, Any]:
         """Return the JSON object that was sent. Raises ConfigError for anything else."""
-        length = self.headers.get("Content-Length", "")
-        if not (length.isascii() and length.isdigit()):
-            why = "the request has no Content-Length: send the length of its body"
-            raise _RefusalError(HTTPStatus.LENGTH_REQUIRED, why)
-        if len(length) > 12 or int(length) > _LARGEST_BODY:
-            why = f"the body has {length[:12]} bytes; the limit is {_LARGEST_BODY}: send what Flagger sends"
-            raise _RefusalError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, why)
-        try:
-            body = parse_json(self.rfile.read(int(length)).decode())
-        except ValueError:
-            body = None
+        length, body = self.headers.get("Content-Length", ""), None
+        with suppress(ValueError):
+            if 0 < int(length) <= _LARGEST_BODY:
+                body = parse_json(self.rfile.read(int(length)).decode())
         if not isinstance(body, dict):
-            raise ConfigError("the body is no JSON object: send what Flagger sends: name, namespace, phase, metadata")
+            raise ConfigError(
+                f"the body is no JSON object, or its Content-Length is not 1 to {_LARGEST_BODY}: send what Flagger "
+                "sends: name, namespace, phase, metadata"
+            )
         return body
 
     def _write(self, status: HTTPStatus, text: str) -> None:
-        self.answer(status, one_line(text) + "\n", Content_Type=_TEXT)
+        self.answer(status, one_line(text) + "\n")
 
 
 def _goal(query: str) -> Goal:

@@ -30,7 +30,7 @@ class StopRequestedError(Exception):
     """The user asked the run to stop."""
 
 
-class BudgetSpentError(Exception):
+class BudgetSpentError(RunError):
     """A search has no time left."""
 
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -28,86 +26,42 @@ from tailgate.loadtests.external.asking import Asking, prompt_of, prompt_source
 from tailgate.loadtests.traffic.prompts import PromptSource
 from tailgate.loadtests.traffic.schedule import PlannedRequest, Schedule, planned_requests
 from tailgate.loadtests.trials.context import TrialContext
+from tailgate.loadtests.trials.served_parity import in_threads
 
 PROMPTS: Final = 48  # with none that departs, fewer than 1 answer in 16 can be another one, with 95 % confidence
 AT_ONCE: Final = 8
 ROUND_S: Final = 300.0  # a server that hangs must not hold up the run for hours
-_POLL_S: Final = 0.05
 _SEEDS: Final = (20_011, 40_009)  # of the first and the second time
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A planned request, and how long an answer it gets."""
-
-    plan: PlannedRequest
-    max_tokens: int
 
 
 class ExternalAnswers:
     """The answers of the trial's external arms, in `answers-ARM.json` of its folder."""
 
     def __init__(self, trial: TrialContext, schedule: Schedule) -> None:
+        """Make the prompts, once servers were probed. Raises ConfigError for prompts that cannot be made."""
         self._trial = trial
-        self._arms = greedy_arms(trial.experiment)
-        self._questions: tuple[Question, ...] = ()
-        self._documents: dict[str, dict[str, Any]] = {}
-        self._schedule = schedule
+        self._asked: list[tuple[ExternalArm, list[Asking], dict[str, Any]]] = []
+        if arms := greedy_arms(trial.experiment):
+            contexts = [probe["context"] for row in trial.facts.arms for probe in row.get("probe", ())]
+            plans = questions(trial.experiment, schedule, contexts=contexts)
+            for arm in arms:
+                askings = requests_for(trial.experiment, arm, plans)
+                prompts = [{"max_tokens": asking.max_tokens, "digest": _digest(asking)} for asking in askings]
+                document = {"schema": 2, "trial": trial.number, "arm": arm.name, "prompts": prompts, "answers": {}}
+                self._asked.append((arm, askings, document))
 
     def ask(self, when: str) -> None:
-        """Ask every arm twice and write what it answered. Raises ConfigError for prompts that cannot be made; what a
-        server does wrong is in its answers."""
-        if not self._arms:
+        """Ask every arm twice and write what it answered; what a server does wrong is in its answers."""
+        if not self._asked:
             return
         trial = self._trial
         trial.status.phase, trial.status.detail = f"asking for greedy answers {when} the load", ""
-        if not self._questions:
-            contexts = [probe["context"] for row in trial.facts.arms for probe in row.get("probe", ())]
-            self._questions = questions(trial.experiment, self._schedule, contexts=contexts)
-            trial.facts.asked = [arm.name for arm in self._arms]
-            trial.write_facts()
-        for arm in self._arms:
-            askings = self._requests_for(arm)
-            document = self._documents.setdefault(arm.name, self._document(arm, askings))
+        trial.facts.asked = [arm.name for arm, _, _ in self._asked]
+        trial.write_facts()
+        for arm, askings, document in self._asked:
             document["answers"][when] = [self._round(arm, askings, number) for number in (0, 1)]
             write_document(trial.folder / PATTERN.replace("*", arm.name), document)
         trial.status.phase = ""
-
-    def _requests_for(self, arm: ExternalArm) -> list[Asking]:
-        """Return the questions in the words of the arm; the seed is each round's."""
-        experiment, config = self._trial.experiment, arm
-        traffic = experiment.traffic
-        sizes = [other.vocab_size for other in experiment.external_arms if other.vocab_size]
-        source = prompt_source(
-            config,
-            PromptSource.of(
-                traffic.prompts,
-                model=traffic.tokenizer or experiment.counting_model,
-                vocab_size=min(sizes, default=1 << 31 if traffic.prompts != "ids" else 256),
-            ),
-        )
-        return [
-            Asking(
-                prompt=prompt_of(config, source, question.plan),
-                max_tokens=question.max_tokens,
-                whole_length=traffic.ignore_eos,
-                seed=0,
-                greedy=True,
-            )
-            for question in self._questions
-        ]
-
-    def _document(self, arm: ExternalArm, askings: Sequence[Asking]) -> dict[str, Any]:
-        prompts = [
-            {
-                "index": question.plan.index,
-                "tokens": question.plan.prompt_tokens,
-                "max_tokens": question.max_tokens,
-                "digest": _digest(asking),
-            }
-            for question, asking in zip(self._questions, askings, strict=True)
-        ]
-        return {"schema": 2, "trial": self._trial.number, "arm": arm.name, "prompts": prompts, "answers": {}}
 
     def _round(self, arm: ExternalArm, askings: Sequence[Asking], number: int) -> list[dict[str, Any]]:
         """Return the arm's answers the first (0) or the second time (1), in the order of the questions."""
@@ -129,44 +83,28 @@ class ExternalAnswers:
 
 
 def ask_all(
-    config: ExternalArm,
+    arm: ExternalArm,
     placed: Sequence[tuple[Asking, int]],
     wait: Callable[[int], None],
     *,
     timeout_s: float,
     backwards: bool,
-    round_s: float = ROUND_S,
 ) -> list[Answer]:
     """Return the answer to each question at the replica of that number, `AT_ONCE` under way at a time.
 
     `wait` is called often with how many have their answer, and may raise to end it. Questions that are left after
-    `round_s` are not asked.
+    `ROUND_S` are not asked.
     """
-    answers = [Answer(error=f"it was not asked: all answers had {round_s:g} s") for _ in placed]
-    left = deque(reversed(range(len(placed))) if backwards else range(len(placed)))
-    done: list[int] = []
-    deadline = time.monotonic() + round_s
+    deadline = time.monotonic() + ROUND_S
 
-    def work() -> None:
-        with suppress(IndexError):  # nothing is left
-            while (left_s := deadline - time.monotonic()) > 0:
-                place = left.popleft()
-                asking, replica = placed[place]
-                address, least_s = config.address[replica], min(timeout_s, left_s)
-                answers[place] = ask(config, address, asking, timeout_s=least_s)
-                done.append(place)
+    def answer(asking: Asking, replica: int) -> Answer:
+        if (left_s := deadline - time.monotonic()) <= 0:
+            return Answer(error=f"it was not asked: all answers had {ROUND_S:g} s")
+        return ask(arm, arm.address[replica], asking, timeout_s=min(timeout_s, left_s))
 
-    # a server that hangs must not keep the process: an executor's threads would
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(AT_ONCE, len(placed)))]
-    for thread in threads:
-        thread.start()
-    try:
-        while any(thread.is_alive() for thread in threads):
-            wait(len(done))
-            time.sleep(_POLL_S)
-    finally:
-        left.clear()
-    return answers
+    tasks = [partial(answer, *question) for question in (reversed(placed) if backwards else placed)]
+    answers = in_threads(tasks, at_once=AT_ONCE, wait=wait)
+    return answers[::-1] if backwards else answers
 
 
 def greedy_arms(experiment: Experiment) -> tuple[ExternalArm, ...]:
@@ -176,8 +114,10 @@ def greedy_arms(experiment: Experiment) -> tuple[ExternalArm, ...]:
     return experiment.external_arms if len(experiment.external_arms) > 1 else ()
 
 
-def questions(experiment: Experiment, schedule: Schedule, *, contexts: Sequence[int | None]) -> tuple[Question, ...]:
-    """Return planned requests from all over the trial; of a short one they come again with other words.
+def questions(
+    experiment: Experiment, schedule: Schedule, *, contexts: Sequence[int | None]
+) -> tuple[PlannedRequest, ...]:
+    """Return requests of the lengths planned all over the trial, each with words of its own.
 
     An answer has `parity.tokens`, or as many as were planned where its prompt leaves no space for more in one of the
     `contexts` that servers reported.
@@ -187,16 +127,37 @@ def questions(experiment: Experiment, schedule: Schedule, *, contexts: Sequence[
         return ()
     tokens = min(experiment.parity.tokens, experiment.engine.max_new_tokens)
     context = min((context for context in contexts if context is not None), default=1 << 31)
-    places = np.unique(np.linspace(0, rows - 1, min(wanted, rows)).round().astype(np.int64))
-    plans = list(planned_requests(schedule.table.take(places)))
+    places = np.linspace(0, rows - 1, wanted).round().astype(np.int64)
     found = []
-    for number in range(wanted):
-        turn, plan = number // len(plans), plans[number % len(plans)]
-        if turn:
-            plan = plan._replace(prompt_seed=(plan.prompt_seed + turn * 0x9E3779B97F4A7C15) & 0x7FFFFFFFFFFFFFFF)
+    for number, plan in enumerate(planned_requests(schedule.table.take(places))):
+        seed = (plan.prompt_seed + number * 0x9E3779B97F4A7C15) & 0x7FFFFFFFFFFFFFFF
         fits = plan.prompt_tokens + tokens <= context
-        found.append(Question(plan=plan, max_tokens=tokens if fits else min(tokens, plan.max_tokens)))
+        found.append(plan._replace(prompt_seed=seed, max_tokens=tokens if fits else min(tokens, plan.max_tokens)))
     return tuple(found)
+
+
+def requests_for(experiment: Experiment, arm: ExternalArm, plans: Sequence[PlannedRequest]) -> list[Asking]:
+    """Return the questions in the words of the arm; the seed is each round's."""
+    traffic = experiment.traffic
+    sizes = [other.vocab_size for other in experiment.external_arms if other.vocab_size]
+    source = prompt_source(
+        arm,
+        PromptSource.of(
+            traffic.prompts,
+            model=traffic.tokenizer or experiment.counting_model,
+            vocab_size=min(sizes, default=1 << 31 if traffic.prompts != "ids" else 256),
+        ),
+    )
+    return [
+        Asking(
+            prompt=prompt_of(arm, source, plan),
+            max_tokens=plan.max_tokens,
+            whole_length=traffic.ignore_eos,
+            seed=0,
+            greedy=True,
+        )
+        for plan in plans
+    ]
 
 
 def _digest(asking: Asking) -> str:

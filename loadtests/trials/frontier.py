@@ -8,9 +8,10 @@ says as much as one that ended.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -31,9 +32,9 @@ from tailgate.analysis.records.documents import write_document
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.trials.context import BudgetSpentError, RunError, StartError, TrialContext
 from tailgate.loadtests.trials.environment import has_requests
-from tailgate.loadtests.trials.rate_search import next_rates, recorded_steps
-from tailgate.loadtests.trials.run import ARM_COMMAND, Orchestrator, RunOutcome
-from tailgate.loadtests.trials.served_parity import ExpectedAnswers
+from tailgate.loadtests.trials.rate_search import recorded_steps
+from tailgate.loadtests.trials.run import ARM_COMMAND, Orchestrator
+from tailgate.loadtests.trials.served_parity import Answers
 from tailgate.loadtests.trials.status import Status
 from tailgate.loadtests.trials.trial_schedule import in_trial
 from tailgate.servers.clock import now_ns
@@ -46,9 +47,9 @@ _LEAST_READY_S = 1.0
 
 
 class FrontierSearch(Orchestrator):
-    """Run one experiment as a search that takes `budget_s`, from `began` on: by default from now.
+    """Run one experiment as a search that takes `budget_s` from now on.
 
-    `gated`: the verdicts of the gates are asked for. `clock` returns monotonic seconds.
+    `gated`: the verdicts of the gates are asked for.
     """
 
     def __init__(
@@ -60,20 +61,19 @@ class FrontierSearch(Orchestrator):
         gated: bool = False,
         status: Status | None = None,
         arm_command: Sequence[str] = ARM_COMMAND,
-        clock: Callable[[], float] = time.monotonic,
-        began: float | None = None,
     ) -> None:
         super().__init__(experiment, out=out, status=status, arm_command=arm_command)
-        self._clock = clock
         self._budget_s = budget_s
         self._gated = gated
         self._starts_s: dict[str, list[float]] = {}  # what the starts of each arm took until now
         self._around_s: list[float] = []  # what trials took in addition to their start and their steps
         self._left: list[Left] = []
         self._turns: list[dict[str, Any]] = []
-        self._expected = ExpectedAnswers()
-        self._began = clock() if began is None else began
-        self._parity_s: float | None = None
+        self._expected: dict[str, Answers] = {}  # what the control answered in an earlier trial
+        self._began = self._clock()
+
+    def _clock(self) -> float:
+        return time.monotonic()
 
     @property
     def spent_s(self) -> float:
@@ -85,33 +85,14 @@ class FrontierSearch(Orchestrator):
         """Return how much of the budget is left."""
         return self._budget_s - self.spent_s
 
-    def run(self) -> RunOutcome:
-        """Run as any experiment. Without any request the outcome is an error."""
-        outcome = super().run()
-        if outcome.complete and not has_requests(outcome.run_dir):
-            why = f"--budget of {self._budget_s / 60.0:g} minutes was spent before an arm took any load: give more"
-            return replace(outcome, complete=False, error=why)
-        return outcome
-
-    def _measure_parity(self, run_dir: Path) -> dict[str, Any]:
-        """Measure as for any run, within the budget. Raises RunError where that ends first."""
-        began = self._clock()
-        try:
-            return super()._measure_parity(run_dir)
-        except BudgetSpentError:
-            raise RunError(
-                f"the budget of {self._budget_s / 60.0:g} minutes was spent before parity was measured: give more "
-                "--budget, or set parity.full = false"
-            ) from None
-        finally:
-            self._parity_s = self._clock() - began
-            minutes = f"{self._parity_s / 60.0:.3g} of the {self._budget_s / 60.0:g} minutes"
-            self.status.note(f"parity took {minutes} of the budget")
+    @property
+    def _why_spent(self) -> str:
+        return f"--budget of {self._budget_s / 60.0:g} minutes was spent before an arm took any load: give more"
 
     # --- What is decided ----------------------------------------------------------------------------------------------
 
     def _run_trials(self, run_dir: Path) -> None:
-        """Search until nothing is open any more, or no time is left."""
+        """Search until nothing is open any more, or no time is left. Raises BudgetSpentError without any request."""
         stop = "it was interrupted"
         try:
             stop = self._search(run_dir)
@@ -122,14 +103,15 @@ class FrontierSearch(Orchestrator):
             raise
         finally:
             self._write(run_dir, stop)
+        if not has_requests(run_dir):
+            raise BudgetSpentError(self._why_spent)
         self.status.note(f"the search ends: {stop}")
 
     def _search(self, run_dir: Path) -> str:
         """Take turns until nothing is open or no time is left; return which, in words."""
         self._write(run_dir, "")
         self._take(first_turns(self._arms, self._start_s, self._budget), run_dir)
-        number = 1
-        while True:
+        for number in count(1):
             decided = next_round(
                 self._frontier(recorded_steps(run_dir)),
                 start_s=self._start_s,
@@ -139,12 +121,11 @@ class FrontierSearch(Orchestrator):
                 before=self._left,
             )
             self._drop_arms(decided.left)
-            self._write(run_dir, "")
             taken = len(self._turns)
             self._take(decided.turns, run_dir)
             if len(self._turns) == taken:
-                return decided.stop or "no start fits into the time that is left"
-            number += 1
+                break
+        return decided.stop or "no start fits into the time that is left"
 
     @property
     def _arms(self) -> tuple[str, ...]:
@@ -154,15 +135,11 @@ class FrontierSearch(Orchestrator):
 
     @property
     def _start_s(self) -> dict[str, float]:
-        """Return what a start of each arm takes: the mean of those seen, or of those of arms like it, or a guess."""
-        compiled = {arm.name: arm.compile.enabled for arm in self.experiment.own_arms}
-        seen = {arm: mean(seconds) for arm, seconds in self._starts_s.items()}
-
-        def expected(arm: str) -> float:
-            alike = [seconds for other, seconds in seen.items() if compiled[other] is compiled[arm]]
-            return mean(alike) if alike else _COMPILED_START_S if compiled[arm] else _EAGER_START_S
-
-        return {arm: seen.get(arm, expected(arm)) for arm in self._arms}
+        """Return what a start of each arm takes: the mean of those seen, or a guess."""
+        guessed = {
+            arm.name: _COMPILED_START_S if arm.compile.enabled else _EAGER_START_S for arm in self.experiment.own_arms
+        }
+        return guessed | {arm: mean(seconds) for arm, seconds in self._starts_s.items()}
 
     @property
     def _budget(self) -> Budget:
@@ -181,20 +158,18 @@ class FrontierSearch(Orchestrator):
         return frontier_of(steps, self._arms, alpha=self.experiment.gates.alpha)
 
     def _drop_arms(self, left: Iterable[Left]) -> None:
-        known = {item.arm for item in self._left}
         for item in left:
-            if item.arm not in known:
-                self._left.append(item)
-                self.status.note(f"{item.arm} {item.reason}")
+            self._left.append(item)
+            self.status.note(f"{item.arm} {item.reason}")
 
     # --- What is done -------------------------------------------------------------------------------------------------
 
     def _take(self, turns: Sequence[Turn], run_dir: Path) -> None:
-        """Take the turns one after the other, as far as time is left, but for those of arms that do not start."""
+        """Take the turns one after the other, as far as time is left, but for those of arms that have left."""
         for place, turn in enumerate(rounds := in_rounds(turns)):
             self.status.trials = len(self._turns) + len(rounds) - place
-            failed = {row["arm"] for taken in self._turns for row in taken["failed"]}
-            if turn.arm not in failed and (fits := self._fitted(turn)) is not None:
+            left = {item.arm for item in self._left}
+            if turn.arm not in left and (fits := self._fitted(turn)) is not None:
                 self._start(fits, run_dir)
 
     def _fitted(self, turn: Turn) -> Turn | None:
@@ -211,38 +186,36 @@ class FrontierSearch(Orchestrator):
         self._check()
         number, arm = len(self._turns) + 1, turn.arm
         part = self._part(in_trial(self.experiment, number), turn)
-        known = recorded_steps(run_dir)
-        low, high = self.experiment.traffic.step_rates
-        rates = next_rates([arm], known, turn.steps, low=low, high=high)
+        rates = self._next_rates(run_dir, [arm], turn.steps)
         schedule = replace(self.schedules, experiment=part).draw(number, rates)
         context = self._context(part, number, run_dir, schedule)
         self.status.trial, self.status.duration_s = number, part.traffic.duration_s
         self.status.trials = max(number, self.status.trials)
         self.status.note(f"trial {number}: {arm} at {', '.join(f'{rate:g}' for rate in rates)} requests/s")
-        began_ns, began = now_ns(), self._clock()
-        failed: list[dict[str, str]] = []
+        began_ns, began_s = now_ns(), self.spent_s
+        reason: str | None = None
         try:
             self._run_trial(context, schedule, self._expected)
-        except RunError as error:
-            failed = self._failures(error, context)
-            if not failed:
-                raise
-            context.facts.ended = f"{arm} {failed[0]['reason']}"
         except BudgetSpentError:
             context.facts.ended = "the budget was spent"
             raise
+        except RunError as error:
+            reason = self._why_left(error, context)
+            if reason is None:
+                raise
+            context.facts.ended = f"{arm} {reason}"
         finally:
             if context.facts.ended is not None:
                 context.keep_facts()
-            wall_s = self._clock() - began
+            wall_s = self.spent_s - began_s
             if arm in context.facts.ready:
                 start_s = (context.facts.ready[arm] - began_ns) / 1e9
                 self._starts_s.setdefault(arm, []).append(start_s)
                 if context.facts.complete:
                     self._around_s.append(max(0.0, wall_s - start_s - part.traffic.duration_s))
-            row = {"trial": number, "arms": [arm], "steps": turn.steps, "seconds": wall_s, "failed": failed}
-            self._turns.append(row)
-        self._drop_arms(Left(arm=row["arm"], reason=row["reason"]) for row in failed)
+            self._turns.append({"trial": number, "arms": [arm], "steps": turn.steps, "seconds": wall_s})
+        if reason is not None:
+            self._drop_arms([Left(arm=arm, reason=reason)])
         self._write(run_dir, "")
 
     def _part(self, experiment: Experiment, turn: Turn) -> Experiment:
@@ -256,14 +229,13 @@ class FrontierSearch(Orchestrator):
         }
         return experiment.only([turn.arm]).model_copy(update=changes)
 
-    def _failures(self, error: RunError, context: TrialContext) -> list[dict[str, str]]:
-        """Return the arms that did not start, or died, each with why; none where the run broke, or its control did."""
+    def _why_left(self, error: RunError, context: TrialContext) -> str | None:
+        """Return why the trial's arm leaves the search; None where the run broke, or its control did."""
+        if context.experiment.arms[0].name == self.experiment.control.name:
+            return None
         if isinstance(error, StartError):
-            failed = [{"arm": error.arm, "reason": f"did not start: {error}"}]
-        else:
-            dead = dict.fromkeys(str(death["arm"]) for death in context.facts.deaths)
-            failed = [{"arm": arm, "reason": "died under load"} for arm in dead]
-        return [] if any(row["arm"] == self.experiment.control.name for row in failed) else failed
+            return f"did not start: {error}"
+        return "died under load" if context.facts.deaths else None
 
     def _write(self, run_dir: Path, stop: str) -> None:
         """Write what was decided until now to frontier.json."""
@@ -271,7 +243,6 @@ class FrontierSearch(Orchestrator):
             "schema": SCHEMA,
             "budget_s": self._budget_s,
             "spent_s": self.spent_s,
-            "parity_s": self._parity_s,
             "gated": self._gated,
             "stop": stop,
             "turns": self._turns,
@@ -282,7 +253,7 @@ class FrontierSearch(Orchestrator):
     def _check(self) -> None:
         super()._check()
         if self.left_s <= 0:
-            raise BudgetSpentError
+            raise BudgetSpentError(self._why_spent)
 
 
 def check_budget(experiment: Experiment, minutes: float) -> None:

@@ -128,7 +128,6 @@ def trial_config(trial: TrialContext, targets: Mapping[str, str], *, vocab_sizes
         drain_s=traffic.timeout_s + _DRAIN_S,
         ttft_limit_ms=limits.get("ttft", 0.0),
         e2e_limit_ms=limits.get("e2e", 0.0),
-        sample_s=experiment.machines.sample_s,
         security=experiment.security,
     )
 

@@ -51,7 +51,6 @@ class MonitorProcess:
         task = Task(
             out=str(self._table.resolve()),
             trial=trial.number,
-            host=RUN_HOST,
             sample_s=machines.sample_s,
             devices=devices,
         )
@@ -111,7 +110,6 @@ class MonitorProcess:
         self._ended |= not self._monitor["machines"]  # it has not begun
         self.child.stop(_STOP_GRACE_S)
         self.poll()
-        self._add_other_hosts()
 
     def _end_table(self) -> None:
         """State the end of a table that the monitor left cut off."""
@@ -122,16 +120,6 @@ class MonitorProcess:
                 for batch in rows.to_batches():
                     writer.append_batch(batch)
             ended.replace(self._table)
-
-    def _add_other_hosts(self) -> None:
-        """Add what load workers saw of their hosts, which they sent with their accounts."""
-        for account in self._trial.status.load.accounts.values():
-            seen = account.get("monitor", {"machines": {}, "unreadable": []})
-            self._monitor["machines"] |= seen["machines"]
-            self._monitor["unreadable"] += seen["unreadable"]
-            for item in seen["unreadable"]:
-                if item["what"] == "samples":
-                    self._trial.status.note(f"{item['host']} was not watched to the end: {item['why']}")
 
     @property
     def _monitor(self) -> dict[str, Any]:

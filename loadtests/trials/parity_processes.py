@@ -47,15 +47,12 @@ _POLL_S = 0.1
 _write = partial(write_json, indent=1, ensure_ascii=False, allow_nan=False)
 
 
-def check_measurable(experiment: Experiment) -> list[Any]:
-    """Return the texts that quantised arms are judged by, once arms and machine are seen to allow a measurement.
-
-    Raises ConfigError where they do not, as far as is known without starting it.
-    """
+def check_measurable(experiment: Experiment) -> None:
+    """Raise ConfigError where arms, machine or texts do not allow a measurement, as far as is known before it."""
     check_parity(experiment)
     for arm in experiment.own_arms:
         check_arm(arm.config)
-    return read_texts(experiment) if experiment.quantised_arms else []
+    read_texts(experiment)
 
 
 @dataclass(slots=True)
@@ -63,8 +60,7 @@ class ParityRun:
     """Measures and judges the parity of one experiment in `folder`.
 
     `check` is called often and may raise to end it. `status` says what goes on. `shared_cache` is where compiled code
-    is kept between runs when the experiment wants that. `command` is what starts a measurement. `texts` are
-    what `check_measurable` gave, where it was asked already.
+    is kept between runs when the experiment wants that. `command` is what starts a measurement.
     """
 
     experiment: Experiment
@@ -73,16 +69,14 @@ class ParityRun:
     status: Status = field(default_factory=Status)
     check: Callable[[], None] = lambda: None
     command: Sequence[str] = PARITY_COMMAND
-    texts: Sequence[Any] | None = None
 
     def run(self) -> dict[str, Any]:
         """Write the outcome to `parity.json` in `folder`, and return it.
 
-        Raises ConfigError when arms differ in more than their policy, as configured or as loaded; RunError when a
-        measurement breaks.
+        Raises ConfigError when arms differ in more than their policy, as loaded; RunError when a measurement breaks.
         """
         experiment = self.experiment
-        texts = check_measurable(experiment) if self.texts is None else self.texts
+        texts = read_texts(experiment) if experiment.quantised_arms else []
         arms = sorted(experiment.own_arms, key=lambda arm: not arm.control)
         control = arms[0]
         reference = [REFERENCE] if experiment.parity.reference else []
@@ -117,9 +111,8 @@ class ParityRun:
             self.status.phase, self.status.detail = f"comparing {'vectors' if control.model.embeds else 'logits'}", ""
             document = self._judge(work, arms, facts, time.monotonic() - began)
         finally:
-            for name in ("logits.npy", "texts.npy", "vectors.npy"):
-                for path in work.glob(f"*/{name}"):
-                    path.unlink()
+            for path in work.glob("*/*.npy"):
+                path.unlink()
         _write(self.folder / "parity.json", with_checksum(document))
         return document
 
@@ -152,7 +145,6 @@ class ParityRun:
         limit_s = self.experiment.trials.ready_timeout_s
         last_heard_at = time.monotonic()
         facts: Mapping[str, Any] = {}
-        refused = ""
         while True:
             self.check()
             messages, ended = child.receive(_POLL_S)
@@ -163,7 +155,7 @@ class ParityRun:
                         facts = message.facts
                         self._compare_facts(name, facts, expected)
                     case Refused():
-                        refused = message.why
+                        raise ConfigError(f"{name}: {message.why}")
                     case Stage():
                         counted = f" {message.done}/{message.total}" if message.total else ""
                         state.stage = f"{message.name}{counted}"
@@ -174,8 +166,6 @@ class ParityRun:
                     f"{name} said nothing for {limit_s:g} s (it was at: {state.text()}): raise "
                     f"trials.ready_timeout_s, or see {child.log_path}: {child.log_tail(2)}"
                 )
-        if ended == 2 and refused:
-            raise ConfigError(f"{name}: {refused}")
         if ended != 0 or not facts:
             raise RunError(f"{name} {child.ending(ended, 5)}: see {child.log_path}")
         state.stage = "measured"
@@ -184,10 +174,10 @@ class ParityRun:
     def _compare_facts(self, name: str, facts: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
         for key, value in expected.items():
             if facts.get(key) != value:
+                remedy = "the files of model.id must not change" if key == "weights" else "make them equal"
                 raise ConfigError(
                     f'{name} loaded {key} {facts.get(key)} but the control "{self.experiment.control.name}" has '
-                    f"{value}: parity compares policies alone; "
-                    + ("the files of model.id must not change" if key == "weights" else "make them equal")
+                    f"{value}: parity compares policies alone; {remedy}"
                 )
 
     def _judge(

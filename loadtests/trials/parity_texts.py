@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.servers.complaint import ConfigError
 
 MOST_TEXTS = 4096
-_MOST_BYTES = 256 << 20
+_IDS = TypeAdapter(Annotated[list[Annotated[int, Field(strict=True, ge=0)]], Field(min_length=2)])
 
 Text = tuple[list[int], list[int]]  # what is read, and what is predicted after it
 
@@ -25,8 +27,6 @@ def read_texts(experiment: Experiment) -> list[Text]:
     path = Path(experiment.parity.texts)
     what = f'parity.texts "{path}"'
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ConfigError(f"{what} has more than {_MOST_BYTES >> 20} MiB: give fewer or shorter texts")
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "no UTF-8"
@@ -38,22 +38,14 @@ def read_texts(experiment: Experiment) -> list[Text]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        ids = _ids(line)
-        if len(ids) < 2:
-            raise ConfigError(f"{what}, line {number}: give a list of two token ids or more, such as [1, 15043, 3186]")
+        try:
+            ids = _IDS.validate_json(line)
+        except ValidationError:
+            why = "give a list of two token ids or more, such as [1, 15043, 3186]"
+            raise ConfigError(f"{what}, line {number}: {why}") from None
         read = min((len(ids) + 1) // 2, longest)
         prompt = ids[: read + most]
         texts.setdefault((tuple(prompt), read), (prompt[:read], prompt[read:]))
     if not 1 <= len(texts) <= MOST_TEXTS:
         raise ConfigError(f"{what} has {len(texts)} texts: give 1 to {MOST_TEXTS}")
     return list(texts.values())
-
-
-def _ids(line: str) -> list[int]:
-    """Return the token ids on the line; none where it is something else."""
-    try:
-        ids = json.loads(line)
-    except (ValueError, RecursionError):
-        return []
-    valid = isinstance(ids, list) and all(type(item) is int and item >= 0 for item in ids)
-    return ids if valid else []

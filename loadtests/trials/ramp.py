@@ -29,7 +29,6 @@ _AFTER_NS = 10_000_000_000  # of traffic that goes on after a rollback, to show 
 _LAST_NS = 2_000_000_000  # before the traffic ends: what a rollback may take
 _UNSEEN_NS = 120_000_000_000  # without an interim analysis, after which a step whose time is over does not wait for one
 _WINDOW_NS = 300_000_000_000  # in which a burst of errors counts
-_COUNT_NS = 1_000_000_000  # between two counts
 
 
 def ramped(experiment: Experiment, *, at_most_s: float | None = None) -> Experiment:
@@ -125,15 +124,11 @@ class Candidate:
         )
 
     def _count(self, trial: Steered) -> None:
-        """Note how many requests have ended, once a second, and forget what is older than the window."""
+        """Note how many requests have ended, and forget what is older than the window."""
         at_ns = now_ns()
         load = trial.context.status.load.arms.get(self.name)
         known = (load.finished, load.failed) if load is not None else self._counts[-1][1:] if self._counts else (0, 0)
-        count = (at_ns, *known)
-        if len(self._counts) > 1 and at_ns - self._counts[-2][0] < _COUNT_NS:
-            self._counts[-1] = count
-        else:
-            self._counts.append(count)
+        self._counts.append((at_ns, *known))
         while self._counts[0][0] < at_ns - _WINDOW_NS:
             self._counts.popleft()
 
@@ -163,7 +158,7 @@ class RampControl:
         if splitter is None or trial.context.facts.start_ns is None:
             return
         if self._end_ns is not None:
-            self._end(trial)
+            self._end(trial, self._end_ns)
             return
         if self._weights.last is None:
             self._change(trial, "start", f"step {self._step + 1} of {len(self._limits.steps)}")
@@ -182,9 +177,8 @@ class RampControl:
     def _is_over(self, trial: Steered) -> bool:
         """Return whether the traffic ends in a moment, after which nothing rolls an open step back."""
         facts = trial.context.facts
-        if self._limits.on_inconclusive != "rollback" or facts.start_ns is None:
-            return False
-        return now_ns() >= facts.start_ns + round(facts.duration_s * 1e9) - _LAST_NS
+        end_ns = (facts.start_ns or 0) + round(facts.duration_s * 1e9)
+        return self._limits.on_inconclusive == "rollback" and now_ns() >= end_ns - _LAST_NS
 
     def _decide(self, trial: Steered) -> None:
         """Act on an interim analysis that is new and was begun in this step.
@@ -208,19 +202,19 @@ class RampControl:
 
     def _act(self, trial: Steered, decision: Decision, *, cause_ns: int | None = None) -> None:
         weights, status = self._weights, trial.context.status
-        if decision.action in ("stay", "hold"):
-            if decision.action == "hold" and weights.last is not None and weights.last.action != "hold":
-                weights.decide(action=decision.action, why=decision.why)
-                status.note(f"ramp: held at {self.share:g} %: {decision.why}")
-            status.detail = f"{self.share:g} % to {self._candidate.name}: {decision.why}"
+        assert weights.last is not None
+        action, why = decision.action, decision.why
+        if action in ("stay", "hold"):
+            status.detail = f"{self.share:g} % to {self._candidate.name}: {why}"
+        if action == "stay" or action == weights.last.action == "hold":
             return
-        if decision.action == "promoted":
-            weights.decide(action=decision.action, why=decision.why)
-            self._end_ns = now_ns()
+        if action in ("hold", "promoted"):
+            weights.decide(action=action, why=why)
+            self._end_ns = now_ns() if action == "promoted" else None
         else:
-            self._step += decision.action == "advance"
-            self._change(trial, decision.action, decision.why, cause_ns=cause_ns)
-        status.note(f"ramp: {decision.action}: {decision.why}")
+            self._step += action == "advance"
+            self._change(trial, action, why, cause_ns=cause_ns)
+        status.note(f"ramp: {action} at {self.share:g} %: {why}")
 
     def _change(self, trial: Steered, action: str, why: str, *, cause_ns: int | None = None) -> None:
         """Record what the candidate is to have, and begin to count."""
@@ -244,7 +238,7 @@ class RampControl:
         if due is None or change.action != due.action:
             self._end_ns = now_ns()
             undone = f", and {due.action} was not done: {due.why}" if due is not None else ""
-            status.note(f"ramp: another program set the weights to {in_words(change)}; the ramp ends{undone}")
+            status.note(f"ramp: the weights are {in_words(change)} now: {change.why}; the ramp ends{undone}")
             return
         self._candidate.begin(trial)
         share = change.weights[self._candidate.name]
@@ -253,10 +247,9 @@ class RampControl:
         if change.action == "rollback":
             self._end_ns = now_ns() + _AFTER_NS
 
-    def _end(self, trial: Steered) -> None:
+    def _end(self, trial: Steered, at_ns: int) -> None:
         """End the load some time after the ramp has ended."""
-        facts = trial.context.facts
-        if facts.ended is None and self._end_ns is not None and now_ns() >= self._end_ns:
-            assert self._weights.last is not None
-            facts.ended = f"the ramp ended: {self._weights.last.action}, {self._weights.last.why}"
+        facts, last = trial.context.facts, self._weights.last
+        if facts.ended is None and last is not None and now_ns() >= at_ns:
+            facts.ended = f"the ramp ended: {last.action}, {last.why}"
             trial.end_load(now_ns() + END_DELAY_NS)

@@ -21,7 +21,7 @@ from tailgate.loadtests.trials.context import RunError, StopRequestedError, Tria
 from tailgate.loadtests.trials.environment import describe_environment, new_run_dir
 from tailgate.loadtests.trials.live_page import LivePage
 from tailgate.loadtests.trials.preflight import check_experiment
-from tailgate.loadtests.trials.served_parity import ExpectedAnswers
+from tailgate.loadtests.trials.served_parity import Answers
 from tailgate.loadtests.trials.status import Status
 from tailgate.loadtests.trials.steering import EarlyEnding, Judge, Steering, WeightWatch
 from tailgate.loadtests.trials.trial import Trial
@@ -170,7 +170,8 @@ class Orchestrator:
             self._check()
             rates: tuple[float, ...] = ()
             if self.experiment.traffic.arrivals == "saturation" and number > 1:
-                rates = self._next_rates(run_dir)
+                arms = [arm.name for arm in self.experiment.arms]
+                rates = self._next_rates(run_dir, arms, self.experiment.traffic.saturation_steps)
                 self.status.note(f"trial {number} searches at {', '.join(f'{rate:g}' for rate in rates)} requests/s")
             schedule = self.schedules.draw(number, rates)
             context = self._context(in_trial(self.experiment, number), number, run_dir, schedule)
@@ -178,13 +179,12 @@ class Orchestrator:
             if context.facts.ended is not None:
                 return
 
-    def _next_rates(self, run_dir: Path) -> tuple[float, ...]:
-        """Return the rates at which a saturation search goes on."""
+    def _next_rates(self, run_dir: Path, arms: Sequence[str], count: int) -> tuple[float, ...]:
+        """Return `count` rates at which a search for the load that these arms hold goes on."""
         from tailgate.loadtests.trials.rate_search import next_rates, recorded_steps
 
-        traffic, arms = self.experiment.traffic, [arm.name for arm in self.experiment.arms]
-        low, high = traffic.step_rates
-        return next_rates(arms, recorded_steps(run_dir), traffic.saturation_steps, low=low, high=high)
+        low, high = self.experiment.traffic.step_rates
+        return next_rates(arms, recorded_steps(run_dir), count, low=low, high=high)
 
     def _context(
         self, experiment: Experiment, number: int, run_dir: Path, schedule: Schedule | None = None
@@ -200,7 +200,7 @@ class Orchestrator:
             metrics=self.metrics,
         )
 
-    def _run_trial(self, context: TrialContext, schedule: Schedule, expected: ExpectedAnswers | None = None) -> None:
+    def _run_trial(self, context: TrialContext, schedule: Schedule, expected: dict[str, Answers] | None = None) -> None:
         """Record the trial, and end all that it started."""
         trial = Trial(
             context,

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import operator
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 import numpy as np
@@ -28,6 +30,7 @@ TIMEOUT_S = 600.0
 _POLL_S = 0.05
 _UNIT_WITHIN = 0.02  # as values in bfloat16 come
 
+T = TypeVar("T")
 Answers = list[list[Any]]  # of each prompt: its tokens, or its vector
 
 
@@ -58,51 +61,58 @@ def ask(
     """
     stub: Any = inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
 
-    def begin(number: int, question: Question) -> Any:
+    def answer(number: int, question: Question) -> list[Any] | str:
         name, ids = f"parity-{number}", inference_pb2.TokenIds(ids=question.prompt)
-        if embeds:
-            return stub.Embed.future(inference_pb2.EmbedRequest(request_id=name, token_ids=ids), timeout=timeout_s)
-        request = inference_pb2.GenerateRequest(
-            request_id=name, token_ids=ids, max_tokens=question.max_tokens, ignore_eos=True
-        )
-        return stub.Generate(request, timeout=timeout_s)
+        try:
+            if embeds:
+                text = inference_pb2.EmbedRequest(request_id=name, token_ids=ids)
+                return list(stub.Embed(text, timeout=timeout_s).values)
+            request = inference_pb2.GenerateRequest(
+                request_id=name, token_ids=ids, max_tokens=question.max_tokens, ignore_eos=True
+            )
+            return [token for chunk in stub.Generate(request, timeout=timeout_s) for token in chunk.token_ids]
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return f"an answer was not complete after {timeout_s:g} s"
+            return f"{error.code().name}: {error.details()}"
 
-    def read(call: Any) -> list[Any]:
-        return list(call.result().values) if embeds else [token for chunk in call for token in chunk.token_ids]
-
-    calls = [begin(number, question) for number, question in enumerate(prompts)]
-    readers = ThreadPoolExecutor(max_workers=len(calls), thread_name_prefix="answers")
-    try:
-        reads = [readers.submit(read, call) for call in calls]
-        while not all(item.done() for item in reads):
-            check()
-            time.sleep(_POLL_S)
-        answers = [item.result() for item in reads]
-    except grpc.RpcError as error:
-        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return f"an answer was not complete after {timeout_s:g} s"
-        return f"{error.code().name}: {error.details()}"
-    finally:
-        for call in calls:
-            call.cancel()
-        readers.shutdown()
-    for question, answer in zip(prompts, answers, strict=True):
-        if embeds and not abs((length := math.hypot(*answer)) - 1.0) <= _UNIT_WITHIN:  # NaN too
+    tasks = [partial(answer, number, question) for number, question in enumerate(prompts)]
+    answers: Answers = []
+    for question, given in zip(prompts, in_threads(tasks, at_once=len(tasks), wait=lambda _: check()), strict=True):
+        if isinstance(given, str):
+            return given
+        if embeds and not abs((length := math.hypot(*given)) - 1.0) <= _UNIT_WITHIN:  # NaN too
             what = f"the vector of {len(question.prompt)} tokens"
-            return f"{what} has {len(answer)} values and length {length:.3g}, not 1"
+            return f"{what} has {len(given)} values and length {length:.3g}, not 1"
+        answers.append(given)
     return answers
 
 
-@dataclass(slots=True)
-class ExpectedAnswers:
-    """What the control answered in an earlier trial, for arms that are not there together; None until it has."""
+def in_threads(tasks: Sequence[Callable[[], T]], *, at_once: int, wait: Callable[[int], None]) -> list[T]:
+    """Return what each task returns, `at_once` of them under way at a time.
 
-    answers: Answers | str | None = None
+    `wait` is called often with how many are done, and may raise to end it: no other task begins then. A task that hangs
+    does not keep the process, as those of an executor would.
+    """
+    done: dict[int, T] = {}
+    left = deque(range(len(tasks)))
 
-    def keep(self, first: str, answers: Mapping[str, Answers | str]) -> None:
-        """Keep what the replica `first` answered; what it answered before counts, once there is an answer."""
-        if first in answers and not isinstance(self.answers, list):
-            self.answers = answers[first]
+    def work() -> None:
+        while left:
+            with suppress(IndexError):  # another thread took the last one
+                place = left.popleft()
+                done[place] = tasks[place]()
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(at_once)]
+    for thread in threads:
+        thread.start()
+    try:
+        while any(thread.is_alive() for thread in threads):
+            wait(len(done))
+            time.sleep(_POLL_S)
+    finally:
+        left.clear()
+    return [done[place] for place in range(len(tasks))]
 
 
 def compared(
@@ -111,26 +121,25 @@ def compared(
     *,
     first: str,
     least: float | None = None,
-    expected: Answers | str | None = None,
+    expected: Answers | None = None,
 ) -> list[dict[str, Any]]:
     """Return a row for each replica in `answers`: how many of its answers are those of the replica `first`, or as
     `expected`. `arms` names each replica's arm.
 
     Tokens must be equal; with `least`, answers are vectors, of which the cosine must be so much at least.
     """
-    if expected is None:
-        expected = answers.get(first, "nothing yet")
+    right = expected or answers.get(first, "nothing yet")
     rows: list[dict[str, Any]] = []
     for replica, given in answers.items():
         row: dict[str, Any] = {"arm": arms[replica], "replica": replica, "error": None, "same": 0}
-        if isinstance(given, str) or isinstance(expected, str):
-            row["error"] = given if isinstance(given, str) else f"{first} answered {expected}"
+        if isinstance(given, str) or isinstance(right, str):
+            row["error"] = given if isinstance(given, str) else f"{first} answered {right}"
         elif least is None:
-            row["same"] = sum(map(operator.eq, given, expected))
+            row["same"] = sum(map(operator.eq, given, right))
         else:
-            cosines = [cosine(vector, reference) for vector, reference in zip(given, expected, strict=True)]
+            cosines = [cosine(vector, reference) for vector, reference in zip(given, right, strict=True)]
             row |= {"same": sum(value >= least for value in cosines), "cosine": min(cosines)}
-        row["of"] = 0 if isinstance(expected, str) else len(expected)
+        row["of"] = 0 if isinstance(right, str) else len(right)
         rows.append(row if least is None else {**row, "min_cosine": least})
     return rows
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from tailgate.analysis.judging.ramp import Standing, lacks
-from tailgate.analysis.records.weight_journal import BY_OTHERS
 from tailgate.analysis.settings.ramp_limits import RampLimits
 from tailgate.loadtests.experiments.files import check_writable
 from tailgate.loadtests.experiments.model import Experiment
@@ -23,7 +22,7 @@ from tailgate.loadtests.trials.run import Orchestrator
 from tailgate.loadtests.trials.steering import Judge, Steered, Steering
 from tailgate.loadtests.trials.users_trial import UsersTrial
 from tailgate.loadtests.trials.weights import UNANSWERED, Splitter, WeightController, splitter_of
-from tailgate.loadtests.users import Observed
+from tailgate.loadtests.users.observer import Observer
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.splitter.admin import (
@@ -103,37 +102,32 @@ class UsersRamp(Orchestrator):
 
     def _run_trials(self, run_dir: Path) -> None:
         context = self._context(self.experiment, 1, run_dir)
-        users = self.experiment.users
-        log = Path(self._log)
-        names = {
-            arm: {address: f"{arm}-{index}" for index, address in enumerate(addresses)}
-            for arm, addresses in self._arms.items()
-        }
-        observed = Observed(
-            log=str(log.resolve()),
+        context.folder.mkdir()
+        admin, log = self.experiment.users.admin, Path(self._log)
+        observer = Observer(
+            context.folder,
+            log=log,
             log_at=log.stat().st_size if log.exists() else 0,
-            admin=users.admin,
-            arms=names,
+            admin=Admin(admin) if admin else None,
+            arms={
+                arm: {address: f"{arm}-{index}" for index, address in enumerate(addresses)}
+                for arm, addresses in self._arms.items()
+            },
             timeout_s=self.experiment.traffic.timeout_s,
             since_ns=now_ns(),
         )
         for row in context.facts.arms:
-            row["replicas"] = list(names.get(row["name"], {}).values())
-        assert self._splitter is not None
-        self._running = trial = UsersTrial(
-            context, observed=observed, splitter=self._splitter, steering=self._steering(context)
-        )
-        clean = False
-        try:
-            if self._provider is not None:
-                self._provider.open()
-                self.status.note(f"answering Argo Rollouts and Flagger at {self._provider.judgement_url}")
+            row["replicas"] = list(observer.arms.get(row["name"], {}).values())
+        trial = UsersTrial(context, observer=observer, splitter=self._splitter, steering=self._steering(context))
+        if self._provider is None:
             trial.run()
-            clean = True
+            return
+        self._provider.open()
+        self.status.note(f"answering Argo Rollouts and Flagger at {self._provider.judgement_url}")
+        try:
+            trial.run()
         finally:
-            if self._provider is not None:
-                self._provider.close()
-            trial.close(hurry=not clean)
+            self._provider.close()
 
     def _steering(self, context: TrialContext) -> list[Steering]:
         assert self._judge is not None
@@ -151,7 +145,7 @@ class PassiveRamp:
         self._run, self._limits, self._judge, self._provider = run_dir.name, limits, judge, provider
         self._candidate = Candidate(limits, experiment.gates)
         arms = (experiment.control.name, limits.candidate)
-        self._weights = WeightController(run_dir, arms, others=BY_OTHERS, step=0)
+        self._weights = WeightController(run_dir, arms, passive=True)
         self._failed: tuple[str, ...] = ()  # as last seen; a candidate that has failed stays so
 
     def poll(self, trial: Steered) -> None:

@@ -2,102 +2,91 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 
 from tailgate.loadtests.external.client_security import bearer_token
 from tailgate.loadtests.trials.channels import check_alike, configuration, final_account, start_up
 from tailgate.loadtests.trials.context import RunError, TrialContext
-from tailgate.loadtests.trials.processes import child_environment
 from tailgate.loadtests.trials.status import Load, ReplicaState, read_load
 from tailgate.loadtests.trials.steering import Steering
 from tailgate.loadtests.trials.telemetry import Collector
 from tailgate.loadtests.trials.trial import take_all
 from tailgate.loadtests.trials.weights import Splitter
-from tailgate.loadtests.users import OBSERVED, Observed
+from tailgate.loadtests.users.observer import Observer
 from tailgate.servers.clock import now_ns
-from tailgate.servers.processes import Child
 from tailgate.servers.rpc.telemetry_pb2 import SnapshotResponse
 
-_COMMAND = (sys.executable, "-P", "-m", "tailgate.loadtests.users")
 _POLL_S = 0.1
-_STOP_GRACE_S = 10.0
+_OBSERVE_S = 0.5
+_LAST_S = 1.5  # by then the splitter has written what had ended when the end was asked for
+_END_GRACE_S = 10.0
 _SNAPSHOT_S = 10.0
 
 
 class UsersTrial:
-    """Records what passes the splitter of `observed`, and what its replicas report, until `steering` ends it or its
-    time is over."""
+    """Records what `observer` sees and what the replicas of its arms report, until `steering` ends it or its time is
+    over."""
 
     def __init__(
-        self, context: TrialContext, *, observed: Observed, splitter: Splitter | None, steering: Sequence[Steering]
+        self, context: TrialContext, *, observer: Observer, splitter: Splitter | None, steering: Sequence[Steering]
     ) -> None:
         self.context = context
         self.splitter = splitter
-        self._observed, self._steering = observed, steering
-        context.logs.mkdir(parents=True, exist_ok=True)
+        self._observer, self._steering = observer, steering
         self.collector = Collector(
-            context.folder, trial=context.number, status=context.status, since_ns=observed.since_ns
+            context.folder, trial=context.number, status=context.status, since_ns=observer.since_ns
         )
-        self._observer: Child | None = None
-        self._end_ns: int | None = None
-        self._targets = {name: at for replicas in observed.arms.values() for at, name in replicas.items()}
-        self._arms = {name: arm for arm, replicas in observed.arms.items() for name in replicas.values()}
+        self._observe_at_s = 0.0
+        self._end_ns = 0
+        self._targets = {name: at for replicas in observer.arms.values() for at, name in replicas.items()}
+        self._arms = {name: arm for arm, replicas in observer.arms.items() for name in replicas.values()}
         self._first: dict[str, SnapshotResponse] = {}
         self._lost: frozenset[str] = frozenset()
-        self._recording = True
 
     def run(self) -> None:
-        """Record the traffic until its end."""
-        context, facts = self.context, self.context.facts
-        context.status.load = Load()
-        context.status.phase = "meeting the arms"
-        token = bearer_token(context.experiment.security)
-        for replica, target in self._targets.items():
-            context.status.replicas[replica] = ReplicaState(stage="starting")
-            self.collector.follow(arm=self._arms[replica], replica=replica, target=target, token=token)
-        self._meet()
-        facts.start_ns = self._observed.since_ns
-        context.write_facts()
-        (context.folder / OBSERVED).write_text(json.dumps(asdict(self._observed), indent=2) + "\n", encoding="utf-8")
-        self._observer = Child(
-            "users",
-            [*_COMMAND, str(context.folder.resolve())],
-            log_path=context.logs / "users.log",
-            environment=child_environment(),
-            commands=True,
-        )
-        context.status.phase = "production traffic"
-        end_ns = facts.start_ns + int(facts.duration_s * 1e9)
-        while now_ns() < (end_ns if self._end_ns is None else self._end_ns):
-            context.check()
-            if (code := self._observer.poll()) is not None:
-                raise RunError(f"production traffic is no longer recorded: the observer {self._observer.ending(code)}")
-            if self.collector.failure is not None:
-                raise RunError(self.collector.failure)
-            context.status.load = read_load(context.folder)
-            self._watch()
-            for steering in self._steering:
-                steering.poll(self)
-            time.sleep(_POLL_S)
-        facts.duration_s = (now_ns() - facts.start_ns) / 1e9
-        self._await_ends(self._observer)
-        self._end_records()
-        facts.complete = True
-        context.write_facts()
-
-    def close(self, *, hurry: bool) -> None:
-        """End the recording. The traffic goes on."""
-        self.context.status.phase, self.context.status.detail = "stopping", ""
-        take_all(self._end_records, self.context.keep_facts)
+        """Record the traffic until its end, and complete the records whatever ends it. The traffic goes on."""
+        context, complete = self.context, False
+        try:
+            self._meet()
+            self._record()
+            self._await_ends()
+            complete = True
+        finally:
+            context.status.phase, context.status.detail = "stopping", ""
+            take_all(
+                lambda: time.sleep(_LAST_S),
+                lambda: self._observer.close(time.time_ns()),
+                # First the counts, then what they count: traffic goes on, and more may be recorded than was counted.
+                self._count,
+                lambda: self.collector.settle(timeout_s=2.0),
+                self.collector.stop,
+                context.keep_facts,
+            )
+            context.facts.complete = complete
+            context.write_facts()
 
     def end_load(self, at_ns: int | None) -> None:
         """Record nothing from the instant on. The traffic goes on: it is not ours."""
         if at_ns is not None:
             self._end_ns = at_ns
+
+    def _record(self) -> None:
+        """Record the traffic until it is over, or `end_load` ends it."""
+        context, facts = self.context, self.context.facts
+        facts.start_ns = self._observer.since_ns
+        context.write_facts()
+        context.status.phase = "production traffic"
+        self._end_ns = facts.start_ns + int(facts.duration_s * 1e9)
+        while now_ns() < self._end_ns:
+            self._observe()
+            if self.collector.failure is not None:
+                raise RunError(self.collector.failure)
+            self._watch()
+            for steering in self._steering:
+                steering.poll(self)
+            time.sleep(_POLL_S)
+        facts.duration_s = (now_ns() - facts.start_ns) / 1e9
 
     def _meet(self) -> None:
         """Learn what every replica runs. Raises RunError for one that does not report it, and ConfigError where the
@@ -105,7 +94,13 @@ class UsersTrial:
 
         trial.json describes the arms as their replicas do, and not as the experiment would have started them.
         """
-        facts = self.context.facts
+        context, facts = self.context, self.context.facts
+        context.status.load = Load()
+        context.status.phase = "meeting the arms"
+        token = bearer_token(context.experiment.security)
+        for replica, target in self._targets.items():
+            context.status.replicas[replica] = ReplicaState(stage="starting")
+            self.collector.follow(arm=self._arms[replica], replica=replica, target=target, token=token)
         for replica, target in self._targets.items():
             snapshot = self.collector.snapshot(replica, timeout_s=_SNAPSHOT_S)
             if snapshot is None:
@@ -118,10 +113,10 @@ class UsersTrial:
             names = [name for name, arm in self._arms.items() if arm == row["name"]]
             if names:
                 facts.startup[row["name"]] = start_up([self._first[name] for name in names])
-                facts.ready[row["name"]] = self._observed.since_ns
+                facts.ready[row["name"]] = self._observer.since_ns
                 row["config"] = configuration(self._first[names[0]])
         control = next((name for name, arm in self._arms.items() if arm == facts.control), None)
-        if control is not None and not self.context.experiment.compare_models:
+        if control is not None and not context.experiment.compare_models:
             check_alike(self._first, self._first[control])
 
     def _watch(self) -> None:
@@ -146,29 +141,22 @@ class UsersTrial:
         self.context.facts.deaths.append(death)
         self.context.keep_facts()
 
-    def _await_ends(self, observer: Child) -> None:
-        """Wait until what came before the end has ended too, or lasted for as long as a request may."""
-        status = self.context.status
-        observer.command("end")
-        deadline = time.monotonic() + self._observed.timeout_s + _STOP_GRACE_S
-        while observer.poll() is None and time.monotonic() < deadline:
-            self.context.check()
-            status.load = read_load(self.context.folder)
-            status.detail = "waiting for requests under way"
-            time.sleep(_POLL_S)
+    def _observe(self) -> None:
+        """Record what the splitter has logged, twice a second."""
+        self.context.check()
+        if time.monotonic() >= self._observe_at_s:
+            self._observe_at_s = time.monotonic() + _OBSERVE_S
+            self._observer.step(time.time_ns())
+            self.context.status.load = read_load(self.context.folder)
 
-    def _end_records(self) -> None:
-        """Complete the records of requests and telemetry. A second call does nothing."""
-        if not self._recording:
-            return
-        self._recording = False
-        take_all(
-            lambda: self._observer.stop(_STOP_GRACE_S) if self._observer is not None else None,
-            # First the counts, then what they count: traffic goes on, and more may be recorded than was counted.
-            self._count,
-            lambda: self.collector.settle(timeout_s=2.0),
-            self.collector.stop,
-        )
+    def _await_ends(self) -> None:
+        """Wait until what came before the end has ended too, or lasted for as long as a request may."""
+        self.context.status.detail = "waiting for requests under way"
+        self._observer.end(time.time_ns())
+        deadline = time.monotonic() + self._observer.timeout_s + _END_GRACE_S
+        while not self._observer.settled(time.time_ns()) and time.monotonic() < deadline:
+            self._observe()
+            time.sleep(_POLL_S)
 
     def _count(self) -> None:
         final = {}

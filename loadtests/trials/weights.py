@@ -6,26 +6,17 @@ looks like a fault of the split.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from tailgate.analysis.records.weight_journal import BY_HAND, WeightChange, append
+from tailgate.analysis.records.weight_journal import BY_HAND, BY_OTHERS, WeightChange, append
 from tailgate.loadtests.experiments.users import UsersConfig
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.splitter.admin import (
-    SAME_START_S,
-    Admin,
-    Shares,
-    SplitterError,
-    live_shares,
-    reweight,
-    started_s_ago,
-)
+from tailgate.servers.splitter.admin import Admin, Shares, SplitterError, live_shares, reweight
 from tailgate.servers.splitter.kubernetes import Gateway
 
 # No alarm is seen while a route is waited for, and a rollback is to take 2 s at most.
@@ -44,9 +35,6 @@ class Splitter(Protocol):
     def reweight(self, weights: Mapping[str, int]) -> None:
         """Have new requests follow the weights; those under way are not touched."""
 
-    def up_s(self) -> float:
-        """Return for how long it has kept the weights it was given, in s; infinite where they outlive it."""
-
 
 @dataclass(frozen=True, slots=True)
 class EnvoySplitter:
@@ -59,10 +47,6 @@ class EnvoySplitter:
 
     def reweight(self, weights: Mapping[str, int]) -> None:
         reweight(self.admin, weights)
-
-    def up_s(self) -> float:
-        """Return Envoy's age in whole seconds: it starts with the weights of its configuration."""
-        return started_s_ago(self.admin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +66,6 @@ class RouteSplitter:
             time.sleep(_ASK_S)
             state = self.gateway.state()
 
-    def up_s(self) -> float:
-        return math.inf
-
 
 def splitter_of(users: UsersConfig, arms: Collection[str]) -> Splitter:
     """Return the splitter of production traffic to the arms.
@@ -103,11 +84,10 @@ class WeightController:
     """Keeps the weights of `arms` in a splitter and in the journal in `run_dir` the same.
 
     A change is in the journal before the splitter receives it, so that no arm has more than the last line allows, and
-    again once the splitter has taken it. What others do to the weights is recorded, with the action `others`, and
-    stays.
+    again once the splitter has taken it. What others do to the weights is recorded and stays.
 
-    `configured` are the weights that the trial starts with, which are recorded once they change. `step` is that of a
-    ramp whose first weights others set.
+    `configured` are the weights that the trial starts with, which are recorded once they change. `passive`: a ramp all
+    of whose weights others set.
     """
 
     def __init__(
@@ -117,17 +97,14 @@ class WeightController:
         *,
         trial: int = 1,
         configured: Mapping[str, int] | None = None,
-        others: str = BY_HAND,
-        step: int | None = None,
+        passive: bool = False,
     ) -> None:
-        self._run_dir, self._arms, self._trial = run_dir, tuple(arms), trial
-        self._others, self._step = others, step
+        self._run_dir, self._arms, self._trial, self._passive = run_dir, tuple(arms), trial, passive
         self.last: WeightChange | None = None  # as recorded
         self.due: WeightChange | None = None  # recorded, and not taken by the splitter yet
         self.held = False  # whether the splitter had the last weights when it was last read
         self._known: WeightChange | None = None  # what the splitter is known to have had
         self._read_ns = 0
-        self._start_s: float | None = None  # of the splitter that has the weights, on the monotonic clock
         self._unwritten: WeightChange | None = None
         if configured is not None:
             self._read_ns, self.held = now_ns(), True
@@ -138,27 +115,22 @@ class WeightController:
         self, weights: Mapping[str, int], *, action: str, why: str, step: int | None, cause_ns: int | None = None
     ) -> None:
         """Record what the arms are to have; the splitter receives it at the next `poll`."""
+        trial = self._trial
         self.due = WeightChange(
-            at_ns=now_ns(),
-            weights=weights,
-            why=why,
-            action=action,
-            step=step,
-            trial=self._trial,
-            cause_ns=cause_ns,
+            at_ns=now_ns(), weights=weights, why=why, action=action, step=step, trial=trial, cause_ns=cause_ns
         )
         self._record(self.due)
 
-    def decide(self, *, action: str, why: str, cause_ns: int | None = None) -> None:
+    def decide(self, *, action: str, why: str) -> None:
         """Record a decision that leaves the weights as they are."""
         assert self.last is not None
-        self._record(replace(self.last, at_ns=now_ns(), action=action, why=why, cause_ns=cause_ns, done_ns=None))
+        self._record(replace(self.last, at_ns=now_ns(), action=action, why=why, cause_ns=None, done_ns=None))
 
     def poll(self, splitter: Splitter) -> WeightChange | None:
         """Have the splitter take what is due, or read its weights once a second; return what has changed in it.
 
-        Weights that others have set stay: they are recorded and returned, and nothing is due any more. Weights that a
-        splitter has forgotten because it started anew are due again. Raises one of UNANSWERED.
+        Weights that others have set stay: they are recorded and returned, and nothing is due any more. So do those of
+        the configuration of a splitter that was restarted. Raises one of UNANSWERED.
         """
         due, known = self.due, self._known
         if due is None and now_ns() - self._read_ns < _READ_NS:
@@ -166,16 +138,14 @@ class WeightController:
         if due is None or known is not None:
             self.held = False
             own = [change for change in (known, due) if change is not None]
-            if (found := self._foreign_change(splitter, own)) is not None:
-                self.due, self.held, self._known = None, True, found
+            found = self._foreign_change(splitter, own)
+            self.held = True
+            if found is not None:
+                self.due, self._known = None, found
                 self._record(found)
                 return found
         if due is None:
-            if known is not None and not self.held:
-                why = "the splitter was restarted and has the weights of its configuration"
-                self.set(known.weights, action="again", why=why, step=known.step)
             return None
-        self._start_s = time.monotonic() - splitter.up_s()
         splitter.reweight(due.weights)
         self._read_ns = now_ns()
         self.due, self.held = None, True
@@ -184,25 +154,21 @@ class WeightController:
         return taken
 
     def _foreign_change(self, splitter: Splitter, own: Sequence[WeightChange]) -> WeightChange | None:
-        """Read the weights, and return what others made of them; None where they are those of one of `own`, which
-        `held` says, or where the splitter has started anew."""
+        """Read the weights, and return what others made of them; None where they are those of one of `own`."""
         before_ns, self._read_ns = self._read_ns, now_ns()
         found, last = splitter.shares(), self.last
         weights = {arm: found.weights.get(arm, 0) for arm in self._arms}
         shadows = {arm: percent for arm, percent in found.shadows.items() if arm in self._arms}
         if any((weights, shadows) == (dict(change.weights), dict(change.shadows)) for change in own):
-            self.held = True
-            return None
-        if own and self._start_s is not None and time.monotonic() - splitter.up_s() > self._start_s + SAME_START_S:
             return None
         return WeightChange(
             # No earlier than the change before it, which was made at its own instant.
             at_ns=self._read_ns if last is None else max(before_ns, (last.done_ns or last.at_ns) + 1),
             weights=weights,
             shadows=shadows,
-            why=f"another program changed {in_words(own[0])}" if own else "as found",
-            action=self._others,
-            step=self._step if last is None else last.step,
+            why=f"another program changed {in_words(own[0])}, or the splitter was restarted" if own else "as found",
+            action=BY_OTHERS if self._passive else BY_HAND,
+            step=last.step if last is not None else 0 if self._passive else None,
             trial=self._trial,
             done_ns=now_ns(),
         )

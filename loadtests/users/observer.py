@@ -1,9 +1,8 @@
-"""Record production requests as they end, and an account such as a load process keeps."""
+"""Record production requests from the splitter's access log as they end, and an account as a load process keeps it."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from tailgate.analysis.records.tables import RecordWriter
 from tailgate.loadtests.external.log_tail import LogTail
 from tailgate.loadtests.generator.histogram import ArmTally
 from tailgate.loadtests.generator.record import SERVED_COLUMNS, RequestRecord, request_batch
-from tailgate.loadtests.users import Observed
 from tailgate.servers.splitter.admin import SAME_START_S, Admin, SplitterError, ended_requests
 from tailgate.servers.splitter.request_log import LoggedRequest, parse_line
 
@@ -22,6 +20,7 @@ _REQUESTS, _ACCOUNT = "requests-0.arrow", "generator-0.json"
 _NAMES = {"recv_ns": "server_recv_ns", "end_ns": "server_end_ns"}
 # A line is in the file half a second after the event at the latest, and a disk may take its time.
 _LATE_NS = 2_000_000_000
+_NEVER_NS = 1 << 62
 
 
 class UnderWay:
@@ -30,10 +29,7 @@ class UnderWay:
 
     def __init__(self, *, longest_ns: int) -> None:
         self._longest_ns = longest_ns
-        self._arms: OrderedDict[tuple[int, int], list[str]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return sum(map(len, self._arms.values()))
+        self._arms: dict[tuple[int, int], list[str]] = {}
 
     def begun(self, start_ns: int, connection: int, arm: str) -> None:
         """Count one more at the arm, "" where that is not known or does not count."""
@@ -55,7 +51,7 @@ class UnderWay:
 
     def lost(self) -> int:
         """Forget all, of which none will end because the splitter is gone, and return how many they were."""
-        count = len(self)
+        count = sum(map(len, self._arms.values()))
         self._arms.clear()
         return count
 
@@ -80,34 +76,34 @@ class _Counts:
     passed: int = 0
 
 
-@dataclass(slots=True)
-class _Source:
-    """How many requests the splitter itself has counted, over all its starts."""
-
-    start_s: float
-    first: int
-    last: int
-    before: int = 0
-
-    @property
-    def count(self) -> int:
-        """All since the first reading."""
-        return self.before + self.last - self.first
-
-
 class Observer:
-    """Follows the requests of `observed` into `folder`."""
+    """Follows into `folder` the requests that begin at `since_ns` or later, by the access log from byte `log_at` on.
 
-    def __init__(self, folder: Path, observed: Observed) -> None:
-        self._folder, self._observed = folder, observed
-        self._until_ns: int | None = None  # what comes then or later is not recorded
-        self._admin = Admin(observed.admin) if observed.admin else None
-        self._tallies = {arm: ArmTally() for arm in observed.arms}
+    `arms` are {arm: {address: replica}}. A request of `timeout_s` is not waited for any more.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        log: Path,
+        log_at: int = 0,
+        admin: Admin | None,
+        arms: Mapping[str, Mapping[str, str]],
+        timeout_s: float,
+        since_ns: int,
+    ) -> None:
+        self.arms, self.timeout_s, self.since_ns = arms, timeout_s, since_ns
+        self._folder, self._path, self._log_at, self._admin = folder, log, log_at, admin
+        self._until_ns = _NEVER_NS  # what comes then or later is not recorded
+        self._tallies = {arm: ArmTally() for arm in arms}
         self._counts = _Counts()
-        self._under_way = UnderWay(longest_ns=int(observed.timeout_s * 1e9))
+        self._under_way = UnderWay(longest_ns=int(timeout_s * 1e9))
         self._log: LogTail | None = None
         self._writer = RecordWriter(folder / _REQUESTS, REQUESTS)
-        self._source: _Source | None = None
+        self._counted: int | None = None  # requests by the splitter's own count since the first reading
+        self._counted_from = 0
+        self._start_s = 0.0  # of the splitter
 
     def step(self, now_ns: int, *, complete: bool = False) -> None:
         """Record what was logged until now, and write the account. Raises OSError."""
@@ -118,9 +114,9 @@ class Observer:
             logged = parse_line(line)
             if logged is None:
                 continue
-            if logged.ended and logged.start_ns + logged.end_ns >= self._observed.since_ns:
+            if logged.ended and logged.start_ns + logged.end_ns >= self.since_ns:
                 self._counts.passed += 1
-            if logged.start_ns < self._observed.since_ns or self._is_too_late(logged):
+            if not self.since_ns <= logged.start_ns < self._until_ns:
                 continue
             if not logged.ended:
                 if logged.inference:
@@ -143,7 +139,7 @@ class Observer:
 
     def settled(self, now_ns: int) -> bool:
         """Return whether all that came before the end has ended, or lasted for too long."""
-        return self._until_ns is not None and self._under_way.settled_ns(now_ns) >= self._until_ns
+        return self._under_way.settled_ns(now_ns) >= self._until_ns
 
     def close(self, now_ns: int) -> None:
         """Complete the records, as far as the log is complete."""
@@ -155,17 +151,14 @@ class Observer:
     def _lines(self) -> Iterator[str]:
         if self._log is None:
             try:
-                self._log = LogTail(Path(self._observed.log), at=self._observed.log_at)
+                self._log = LogTail(self._path, at=self._log_at)
             except FileNotFoundError:
                 return  # the splitter has not begun it yet
         yield from self._log.lines()
 
-    def _is_too_late(self, logged: LoggedRequest) -> bool:
-        return self._until_ns is not None and logged.start_ns >= self._until_ns
-
     def _record(self, logged: LoggedRequest) -> RequestRecord | None:
         counts = self._counts
-        if not logged.inference or logged.arm not in self._observed.arms:
+        if not logged.inference or logged.arm not in self.arms:
             counts.others += 1
             return None
         if logged.pinned:
@@ -174,7 +167,7 @@ class Observer:
         counts.finished += 1
         counts.failed += logged.status != "OK"
         # Not by its own name: replicas of separate starts may have the same one.
-        replica = self._observed.arms[logged.arm].get(logged.address, logged.address)
+        replica = self.arms[logged.arm].get(logged.address, logged.address)
         return user_record(logged, f"user-{counts.finished}", replica=replica)
 
     def _count_at_the_source(self) -> None:
@@ -185,32 +178,30 @@ class Observer:
             count, start_s = ended_requests(self._admin)
         except SplitterError:
             return  # the weight controller reports it
-        source = self._source
-        if source is None:
-            self._source = _Source(start_s=start_s, first=count, last=count)
-        elif abs(start_s - source.start_s) > SAME_START_S:
+        if self._counted is None:
+            self._counted_from, self._start_s = count, start_s
+        elif abs(start_s - self._start_s) > SAME_START_S:
             self._counts.unplaced += self._under_way.lost()
-            self._source = _Source(start_s=start_s, first=0, last=count, before=source.count)
-        else:
-            source.last = count
+            self._counted_from, self._start_s = -self._counted, start_s
+        self._counted = count - self._counted_from
 
     def _write(self, now_ns: int, *, complete: bool) -> None:
         counts = self._counts
-        late_ns = now_ns - int(self._observed.timeout_s * 1e9)
+        late_ns = now_ns - int(self.timeout_s * 1e9)
         account = {
             "worker": 0,
             "planned": None,
             **asdict(counts),
             "records": {"written": counts.finished, "dropped": 0, "waiting_bytes": 0},
-            "start_ns": self._observed.since_ns,
+            "start_ns": self.since_ns,
             "settled_ns": self._under_way.settled_ns(now_ns),
             # what has lasted for too long to be waited for, and may be hurt
-            "unfinished": {arm: self._under_way.at(arm, until_ns=late_ns) for arm in self._observed.arms},
+            "unfinished": {arm: self._under_way.at(arm, until_ns=late_ns) for arm in self.arms},
             "clock": {"same": True},
-            "splitter": None if self._source is None else {**asdict(self._source), "count": self._source.count},
+            "splitter": None if self._counted is None else {"count": self._counted},
             "error": None,
             "complete": complete,
-            "t_s": round((now_ns - self._observed.since_ns) / 1e9, 3),
+            "t_s": round((now_ns - self.since_ns) / 1e9, 3),
             "arms": {
                 arm: {**tally.summary(now_ns), "inflight": self._under_way.at(arm)}
                 for arm, tally in self._tallies.items()

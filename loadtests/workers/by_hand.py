@@ -12,7 +12,6 @@ from locust.exception import StopUser
 
 from tailgate.loadtests.external.addresses import parse_target
 from tailgate.loadtests.external.client_security import SecurityConfig
-from tailgate.loadtests.generator.generator import Generator
 from tailgate.loadtests.generator.precise_sleep import sleep_until
 from tailgate.loadtests.generator.preparer import Prepared
 from tailgate.loadtests.generator.trial_config import TrialConfig
@@ -25,7 +24,6 @@ from tailgate.servers.config import Task
 from tailgate.servers.fields import read
 
 _LOOPBACK = "127.0.0.1"
-_GAPS_AT_ONCE = 256
 _SECURITY_FLAGS = (  # flag, field of SecurityConfig, help
     ("--tls-ca", "tls_ca", "PEM file of the authority behind an https:// host (default: the system's)"),
     ("--tls-server-name", "tls_server_name", "Name that the host's certificate carries (default: the host)"),
@@ -120,17 +118,16 @@ class OpenLoopUser(User):
 
     def on_start(self) -> None:
         self._load: LoadProcess = LoadProcess.of(self.environment)
-        options = self._load.options
-        self._idle = bool(options.trial) or self._load.generator is None
         self._next_ns = now_ns()
-        if self._idle or self._load.generator is None:
-            return
         spawn_key = (self._load.worker, next(self._load.users))
-        self._rng = np.random.default_rng(np.random.SeedSequence(entropy=options.seed, spawn_key=spawn_key))
-        self._gaps_ns: list[int] = []
-        self._lengths: list[list[int]] = []
-        self._plan_next(self._load.generator)
-        cast("Any", self).wait()  # Locust has no annotation on it
+        self._rng = np.random.default_rng(np.random.SeedSequence(entropy=self._load.options.seed, spawn_key=spawn_key))
+        if self._is_source:
+            self._plan_next()
+            cast("Any", self).wait()  # Locust has no annotation on it
+
+    @property
+    def _is_source(self) -> bool:
+        return not self._load.options.trial and self._load.generator is not None
 
     def on_stop(self) -> None:
         """Give requests in flight `--stop-timeout` to end, if it is set."""
@@ -140,41 +137,36 @@ class OpenLoopUser(User):
 
     def wait_time(self) -> float:
         """Return the seconds to just before the next instant; `ask` sleeps the rest precisely."""
-        return 3600.0 if self._idle else max(0.0, (self._next_ns - now_ns()) / 1e9 - 0.001)
+        return max(0.0, (self._next_ns - now_ns()) / 1e9 - 0.001) if self._is_source else 3600.0
 
     @task
     def ask(self) -> None:
         """Send the request that is due, and plan the next one."""
-        if self._idle:
+        if self._load.options.trial:
             return
-        generator = self._load.generator
-        if generator is None:
-            raise StopUser
         sleep_until(self._next_ns)
-        generator.launch(self._prepared, self._next_ns)
-        self._plan_next(generator)
+        if self._load.generator is None:
+            raise StopUser
+        self._load.generator.launch(self._prepared, self._next_ns)
+        self._plan_next()
 
-    def _plan_next(self, generator: Generator) -> None:
+    def _plan_next(self) -> None:
         load, options, rng = self._load, self._load.options, self._rng
-        if not self._gaps_ns:
-            gaps = rng.standard_gamma(options.burstiness, _GAPS_AT_ONCE) / (options.burstiness * options.request_rate)
-            self._gaps_ns = (gaps * 1e9).astype(np.int64).tolist()
-            fit: FitName = options.workload
-            lengths = scaled(fitted_lengths(fit, _GAPS_AT_ONCE, rng=rng), options.length_scale)
-            self._lengths = np.minimum(lengths, [options.max_prompt_tokens, load.max_new_tokens]).tolist()
-        self._next_ns += self._gaps_ns.pop()
-        prompt_tokens, max_tokens = self._lengths.pop()
-        seed = int(rng.integers(0, 2**63 - 1))
+        assert load.generator is not None
+        gap_s = rng.standard_gamma(options.burstiness) / (options.burstiness * options.request_rate)
+        self._next_ns += int(gap_s * 1e9)
+        fit: FitName = options.workload
+        ((prompt_tokens, max_tokens),) = scaled(fitted_lengths(fit, 1, rng=rng), options.length_scale).tolist()
         number = next(load.requests)
         name = f"{load.tests}-{load.worker}.{number}"
         plan = PlannedRequest(
             index=number,
             offset_ns=0,
             session_id=name,
-            prompt_tokens=prompt_tokens,
-            max_tokens=max_tokens,
-            prompt_seed=seed,
+            prompt_tokens=min(prompt_tokens, options.max_prompt_tokens),
+            max_tokens=min(max_tokens, getattr(options, "max_new_tokens", 0)),  # 0 of an embedding
+            prompt_seed=int(rng.integers(0, 2**63 - 1)),
             arm=options.arm or None,
             phase="measure",
         )
-        self._prepared: Prepared = generator.prepare(plan, name)
+        self._prepared: Prepared = load.generator.prepare(plan, name)

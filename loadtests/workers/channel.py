@@ -11,8 +11,8 @@ from tailgate.servers.complaint import ConfigError
 ASSIGN, START, END, STOP = (f"tailgate_{name}" for name in ("assign", "start", "end", "stop"))
 # Worker to master.
 READY, DONE = "tailgate_ready", "tailgate_done"
-# Only with workers on other hosts. Worker to master: its account, and a piece of a file. Master to worker: how much of
-# the file is written. Both ways: the comparison of clocks.
+# Only with workers on other hosts. Worker to master: its account, and a piece of its records. Master to worker: how
+# much of them is written. Both ways: the comparison of clocks.
 ACCOUNT, FILE, HAVE, CLOCK = (f"tailgate_{name}" for name in ("account", "file", "have", "clock"))
 
 PROTOCOL = 8  # of all these messages: raise it with any change that an older worker would misread

@@ -28,18 +28,9 @@ _CHECK_EVERY_S = 0.1  # at a file that had nothing new
 class FileSender:
     """Send what `path` holds and will hold, until `close`. `send` takes one message."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        send: Callable[[dict[str, Any]], None],
-        piece_bytes: int = PIECE_BYTES,
-        resend_after_s: float = RESEND_AFTER_S,
-    ) -> None:
+    def __init__(self, path: Path, *, send: Callable[[dict[str, Any]], None]) -> None:
         self.path = path
         self._send = send
-        self._piece_bytes = piece_bytes
-        self._resend_after_s = resend_after_s
         self._confirmed = 0
         self._news = Event()
         self._thread = ThreadPool(1)
@@ -73,10 +64,10 @@ class FileSender:
         while True:
             self._news.clear()
             at = self._confirmed
-            piece = self._thread.apply(_read, (self.path, at, self._piece_bytes))
+            piece = self._thread.apply(_read, (self.path, at, PIECE_BYTES))
             if piece:
-                self._send({"name": self.path.name, "at": at, "bytes": piece})
-            self._news.wait(self._resend_after_s if piece else _CHECK_EVERY_S)
+                self._send({"at": at, "bytes": piece})
+            self._news.wait(RESEND_AFTER_S if piece else _CHECK_EVERY_S)
 
 
 class FileReceiver:
@@ -107,22 +98,17 @@ class FileReceiver:
         self._copy.flush()
 
 
-def new_folder(keep: Path, name: str) -> Path:
-    """Make a folder under `keep` for the trial called `name`, such as "20260101T120000Z-demo/trial-01".
+def folder_for(keep: Path, name: str) -> Path:
+    """Make the folder under `keep` for the trial called `name`, such as "20260101T120000Z-demo/trial-01".
 
     The name came over the network: only its plain parts count, so that nothing outside `keep` is written.
     """
-    parts = [part for part in re.findall(r"[A-Za-z0-9._-]+", name) if part.strip(".")] or ["trial"]
-    for attempt in range(1, 1000):
-        path = keep.joinpath(*parts[:-1], parts[-1] + (f"-{attempt}" if attempt > 1 else ""))
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise ConfigError(f'"{path}" cannot be made ({error.strerror or error}): give another --keep') from None
-        return path
-    raise ConfigError(f'"{keep}" has too many folders called {name}: give another --keep')
+    path = keep.joinpath(*(part for part in re.findall(r"[A-Za-z0-9._-]+", name) if part.strip(".")))
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f'"{path}" cannot be made ({error.strerror or error}): give another --keep') from None
+    return path
 
 
 def _read(path: Path, at: int, most: int) -> bytes:

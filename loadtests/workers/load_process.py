@@ -64,11 +64,6 @@ class LoadProcess:
         return load
 
     @property
-    def max_new_tokens(self) -> int:
-        """The longest answer, in tokens; 0 where answers have none."""
-        return 0 if self.task == "embed" else int(self.options.max_new_tokens)
-
-    @property
     def options(self) -> Any:
         return self.environment.parsed_options
 

@@ -34,6 +34,8 @@ from tailgate.servers.config import Task
 
 logger = logging.getLogger("tailgate")
 
+_OPEN_SOCKET: Any = zmqrpc.BaseSocket.__init__
+
 
 def listen(task: Task) -> None:
     """Let the locustfile that is being loaded send requests of this task. End the process for a bad secret."""
@@ -121,17 +123,13 @@ def _on_init(task: Task, environment: Environment, runner: Any, **_: Any) -> Non
 def close_channel(environment: Mapping[str, str] = os.environ) -> None:
     """Let every socket that Locust opens from now on speak only with processes that have the secret in `environment`.
 
-    Without the variable Locust is left as it is. A second call does nothing. Raises ConfigError for an empty or short
-    secret.
+    Without the variable Locust is left as it is. Raises ConfigError for an empty or short secret.
 
     Locust's own channel takes any process: a stranger's gets a share of the load and of the schedule. ZeroMQ's CURVE
     (https://rfc.zeromq.org/spec/26/) needs the master's public key for the first message. Here both sides make all keys
     from the secret, and none of them is ever sent, so that a message without it is never read.
     """
     if TOKEN_VARIABLE not in environment:
-        return
-    rpc: Any = zmqrpc
-    if getattr(rpc.BaseSocket, "tailgate_closed", False):
         return
     token = channel_token("Locust's channel", environment=environment)
 
@@ -142,10 +140,9 @@ def close_channel(environment: Mapping[str, str] = os.environ) -> None:
         return zmq.curve_public(secret), secret
 
     master, worker = pair("master"), pair("worker")
-    open_socket = rpc.BaseSocket.__init__
 
     def open_closed(self: Any, sock_type: Any, ipv4_only: bool) -> None:
-        open_socket(self, sock_type, ipv4_only)
+        _OPEN_SOCKET(self, sock_type, ipv4_only)
         is_master = sock_type == zmq.ROUTER
         public, secret = master if is_master else worker
         self.socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
@@ -153,8 +150,8 @@ def close_channel(environment: Mapping[str, str] = os.environ) -> None:
         self.socket.setsockopt(*((zmq.CURVE_SERVER, 1) if is_master else (zmq.CURVE_SERVERKEY, master[0])))
 
     # Locust gives no way to say how its sockets are opened.
+    rpc: Any = zmqrpc
     rpc.BaseSocket.__init__ = open_closed
-    rpc.BaseSocket.tailgate_closed = True
 
 
 def keep_channel() -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,19 +23,7 @@ from tailgate.analysis.records.documents import write_document
 from tailgate.loadtests.generator.clock_offsets import host_identity
 from tailgate.loadtests.generator.trial_config import END_FILE, TrialConfig
 from tailgate.loadtests.traffic.schedule import Schedule
-from tailgate.loadtests.workers.channel import (
-    ACCOUNT,
-    ASSIGN,
-    CLOCK,
-    DONE,
-    END,
-    FILE,
-    HAVE,
-    PROTOCOL,
-    READY,
-    START,
-    STOP,
-)
+from tailgate.loadtests.workers import channel
 from tailgate.loadtests.workers.file_copy import FileReceiver
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError, write_failure
@@ -42,7 +31,7 @@ from tailgate.servers.complaint import ConfigError, write_failure
 logger = logging.getLogger("tailgate")
 
 START_DELAY_NS = 2_000_000_000
-_END_EVERY_S = 0.2
+_WATCH_EVERY_S = 0.2
 _STOP_WITHIN_S = 8.0  # for the last records after an interrupt
 
 
@@ -54,7 +43,7 @@ class _Load:
     client_id: str
     planned: int
     account: dict[str, Any] | None = None  # the last that came over the network; None: it writes its own file
-    files: dict[str, FileReceiver] = field(default_factory=dict)  # that come from another host
+    records: FileReceiver | None = None  # that come from another host
     lost: str | None = None
 
 
@@ -74,11 +63,11 @@ class Master:
         self._started = self._quitting = False
         self._error: str | None = None
         for kind, listener in (
-            (READY, self._on_ready),
-            (DONE, self._on_done),
-            (CLOCK, self._on_clock),
-            (FILE, self._on_file),
-            (ACCOUNT, self._on_account),
+            (channel.READY, self._on_ready),
+            (channel.DONE, self._on_done),
+            (channel.CLOCK, self._on_clock),
+            (channel.FILE, self._on_file),
+            (channel.ACCOUNT, self._on_account),
         ):
             self._runner.register_message(kind, partial(self._receive, listener))
         if remote := int(self._options.remote_workers):
@@ -103,21 +92,20 @@ class Master:
             planned = shares[number].copies(config.arms)
             self._loads[client_id] = _Load(number=number, client_id=client_id, planned=planned)
         shared = {
-            "protocol": PROTOCOL,
+            "protocol": channel.PROTOCOL,
             "host": host_identity(),
             "records": str(self._folder),
             "config": config.to_dict(),
         }
         for load in self._loads.values():
-            self._send(ASSIGN, {**shared, "worker": load.number, "share": shares[load.number].to_bytes()}, load)
+            self._send(channel.ASSIGN, {**shared, "worker": load.number, "share": shares[load.number].to_bytes()}, load)
         gevent.spawn(self._watch)
-        gevent.spawn(self._watch_end)
 
     def stop(self) -> None:
         """Give load processes on other hosts some seconds to stop and to hand over their last records."""
-        remote = [load for load in self._loads.values() if load.files and load.client_id in self._running]
+        remote = [load for load in self._loads.values() if load.account is not None and load.client_id in self._running]
         for load in remote:
-            self._send(STOP, {}, load)
+            self._send(channel.STOP, {}, load)
         with gevent.Timeout(_STOP_WITHIN_S, False):
             while any(load.client_id in self._running for load in remote):
                 gevent.sleep(0.05)
@@ -126,8 +114,8 @@ class Master:
         """Stop load processes on other hosts, and complete the files that came from them."""
         self.stop()
         for load in self._loads.values():
-            for file in load.files.values():
-                file.close()
+            if load.records is not None:
+                load.records.close()
 
     # --- Messages -----------------------------------------------------------------------------------------------------
 
@@ -155,25 +143,20 @@ class Master:
     def _on_done(self, load: _Load, data: dict[str, Any]) -> None:
         if data["error"]:
             self._fail(data["error"])
-        if data.get("missing"):  # a worker of another version does not say
+        if data["missing"]:
             self._mark_lost(load, data["missing"])
         self._ended(load)
 
     def _on_clock(self, load: _Load, data: dict[str, Any]) -> None:
         answer = {"sent_ns": data["sent_ns"], "received_ns": now_ns()}
-        self._send(CLOCK, {**answer, "answered_ns": now_ns()}, load)
+        self._send(channel.CLOCK, {**answer, "answered_ns": now_ns()}, load)
 
     def _on_file(self, load: _Load, data: dict[str, Any]) -> None:
-        name = data["name"]
         try:
-            if name not in load.files:
-                if name not in (f"requests-{load.number}.arrow", f"machines-{load.number}.arrow"):
-                    raise ConfigError(f'it sends "{name}", which is no file of its own')
-                load.files[name] = FileReceiver(
-                    self._folder / name,
-                    confirm=lambda size: self._send(HAVE, {"name": name, "size": size}, load),
-                )
-            load.files[name].take(data["at"], data["bytes"])
+            if load.records is None:
+                path = self._folder / f"requests-{load.number}.arrow"
+                load.records = FileReceiver(path, confirm=lambda size: self._send(channel.HAVE, {"size": size}, load))
+            load.records.take(data["at"], data["bytes"])
         except ConfigError as error:
             self._fail(f"records of load process {load.number} cannot be taken: {error}")
 
@@ -191,7 +174,7 @@ class Master:
         if self._waiting or self._error is not None or not self._running or self._started:
             return
         self._started = True
-        self._runner.send_message(START, {"start_ns": now_ns() + START_DELAY_NS})
+        self._runner.send_message(channel.START, {"start_ns": now_ns() + START_DELAY_NS})
 
     def _ended(self, load: _Load) -> None:
         self._running.discard(load.client_id)
@@ -204,10 +187,16 @@ class Master:
         self._quit()
 
     def _watch(self) -> None:
-        """Count a worker that died as done: what it flushed is kept, and the others go on."""
-        while self._running and self._is_master:
-            gevent.sleep(1.0)
-            for client_id in list(self._running):
+        """Send the time in end.json, at which the load ends early, when the file changes, and count a worker that died
+        as done: what it flushed is kept, and the others go on."""
+        path, sent = self._folder / END_FILE, ""
+        while self._running:
+            gevent.sleep(_WATCH_EVERY_S)
+            with suppress(OSError):
+                if (text := path.read_text(encoding="utf-8")) != sent:
+                    sent = text
+                    self._runner.send_message(channel.END, json.loads(text))
+            for client_id in list(self._running) if self._is_master else ():
                 node = self._runner.clients.get(client_id)
                 if node is None or node.state == STATE_MISSING:
                     load = self._loads[client_id]
@@ -215,19 +204,6 @@ class Master:
                     logger.error("load process %d is lost (%s); its records end at its last flush", load.number, why)
                     self._mark_lost(load, why)
                     self._ended(load)
-
-    def _watch_end(self) -> None:
-        """Send the time in end.json, at which the load ends early, to every load process when the file changes."""
-        path, sent = self._folder / END_FILE, ""
-        while self._running:
-            gevent.sleep(_END_EVERY_S)
-            try:
-                text = path.read_text(encoding="utf-8")
-            except OSError:
-                continue
-            if text != sent:
-                sent = text
-                self._runner.send_message(END, json.loads(text))
 
     def _fail(self, why: str) -> None:
         """End the trial without success."""

@@ -21,21 +21,8 @@ from locust.exception import RPCError
 from tailgate.loadtests.generator.clock_offsets import ClockComparison, Exchange, host_identity
 from tailgate.loadtests.generator.trial_config import TrialConfig
 from tailgate.loadtests.traffic.schedule import Schedule
-from tailgate.loadtests.workers.channel import (
-    ACCOUNT,
-    ASSIGN,
-    CLOCK,
-    DONE,
-    END,
-    FILE,
-    HAVE,
-    PROTOCOL,
-    READY,
-    START,
-    STOP,
-)
-from tailgate.loadtests.workers.file_copy import FileSender, new_folder
-from tailgate.loadtests.workers.host_watch import HostWatch
+from tailgate.loadtests.workers import channel
+from tailgate.loadtests.workers.file_copy import FileSender, folder_for
 from tailgate.loadtests.workers.load_process import LoadProcess
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError
@@ -64,18 +51,17 @@ class Worker:
         self._clock = ClockComparison()
         self._last_message_ns = 0
         self._compared = Event()
-        self._senders: dict[str, FileSender] = {}
-        self._watch: HostWatch | None = None
+        self._sender: FileSender | None = None
         self._settled_ns: int | None = None
         self._reported = False
         listeners = {
-            ASSIGN: lambda data: gevent.spawn(self._prepare, data),
-            START: lambda data: gevent.spawn(self._drive, int(data["start_ns"])),
-            END: self._on_end,
-            STOP: lambda data: gevent.spawn(self._finish, None, _SHIP_WITHIN_S_STOPPED),
+            channel.ASSIGN: lambda data: gevent.spawn(self._prepare, data),
+            channel.START: lambda data: gevent.spawn(self._drive, int(data["start_ns"])),
+            channel.END: self._on_end,
+            channel.STOP: lambda data: gevent.spawn(self._finish, None, _SHIP_WITHIN_S_STOPPED),
         }
         if keep is not None:
-            listeners |= {CLOCK: self._on_clock, HAVE: self._on_have}
+            listeners |= {channel.CLOCK: self._on_clock, channel.HAVE: self._on_have}
         for kind, listener in listeners.items():
             self._runner.register_message(kind, lambda environment, msg, listener=listener, **_: listener(msg.data))
 
@@ -87,8 +73,8 @@ class Worker:
         self._compared.set()
 
     def _on_have(self, data: dict[str, Any]) -> None:
-        if (sender := self._senders.get(data["name"])) is not None:
-            sender.confirm(data["size"])
+        if self._sender is not None:
+            self._sender.confirm(data["size"])
 
     def _on_end(self, data: dict[str, Any]) -> None:
         generator, offset_ns = self._load.generator, self._clock.offset_ns
@@ -111,9 +97,9 @@ class Worker:
         try:
             self._begin(assigned)
         except Exception as error:  # the master waits for an answer, whatever it is
-            self._send(DONE, {"error": self._reason(error), "missing": ""})
+            self._send(channel.DONE, {"error": self._reason(error), "missing": ""})
         else:
-            self._send(READY, {})
+            self._send(channel.READY, {})
 
     def _reason(self, error: Exception) -> str:
         where = "" if self._keep is None else f"worker on {socket.gethostname()}: "
@@ -124,16 +110,16 @@ class Worker:
 
     def _begin(self, assigned: dict[str, Any]) -> None:
         """Load the share and encode its first seconds."""
-        if assigned.get("protocol") != PROTOCOL:
+        if assigned.get("protocol") != channel.PROTOCOL:
             raise ConfigError(
                 f"the master speaks version {assigned.get('protocol')} of the workers' messages, this host version "
-                f"{PROTOCOL}: install the same tailgate on both"
+                f"{channel.PROTOCOL}: install the same tailgate on both"
             )
         worker, folder = int(assigned["worker"]), Path(assigned["records"])
         if self._keep is None:
             _check_one_host(assigned["host"])
         else:
-            folder = new_folder(self._keep, "/".join(folder.parts[-2:]))
+            folder = folder_for(self._keep, "/".join(folder.parts[-2:]))
             self._compare_clocks()
         config = read(TrialConfig, assigned["config"], where="generator")
         share = Schedule.parse(assigned["share"], f"share {worker}")
@@ -145,7 +131,7 @@ class Worker:
             clock=None if self._keep is None else self._clock,
         )
         if self._keep is not None:
-            self._follow(config, folder, worker)
+            self._follow(folder / f"requests-{worker}.arrow")
         generator.load(share)
         generator.connect()
         if generator.failure is not None:
@@ -158,38 +144,28 @@ class Worker:
             if time.monotonic() > until_s:
                 raise ConfigError(f"the master did not answer within {_MASTER_WITHIN_S:g} s: see its log")
             self._compared.clear()
-            self._send(CLOCK, {"sent_ns": now_ns()})
+            self._send(channel.CLOCK, {"sent_ns": now_ns()})
             self._compared.wait(_ANSWER_WITHIN_S)
 
-    def _follow(self, config: TrialConfig, folder: Path, worker: int) -> None:
-        """Copy records and samples of this host to the master, and tell it how this process stands."""
+    def _follow(self, records: Path) -> None:
+        """Copy the records to the master, and tell it how this process stands."""
         log = self._load.log
         assert log is not None
-        names = [f"requests-{worker}.arrow"]
-        if config.sample_s:
-            names.append(f"machines-{worker}.arrow")
-            self._watch = HostWatch(
-                folder / names[1],
-                trial=config.trial,
-                host=f"worker-{worker}",
-                sample_s=config.sample_s,
-                offset_ns=self._clock.offset_ns,
-            )
-        self._senders = {name: FileSender(folder / name, send=partial(self._send, FILE)) for name in names}
+        self._sender = FileSender(records, send=partial(self._send, channel.FILE))
         log.on_write = self._send_account
         log.refresh()  # the master knows from now on that this process exists
         gevent.spawn(self._compare_loop)
 
     def _send_account(self, account: dict[str, Any]) -> None:
-        if not any(sender.missing_bytes for sender in self._senders.values()):
+        if self._sender is not None and not self._sender.missing_bytes:
             self._settled_ns = account["settled_ns"]  # by now on the master's disk
-        self._send(ACCOUNT, {**account, "settled_ns": self._settled_ns})
+        self._send(channel.ACCOUNT, {**account, "settled_ns": self._settled_ns})
 
     def _compare_loop(self) -> None:
         self._last_message_ns = now_ns()
         while not self._reported:
             gevent.sleep(_COMPARE_EVERY_S)
-            self._send(CLOCK, {"sent_ns": now_ns()})
+            self._send(channel.CLOCK, {"sent_ns": now_ns()})
             if now_ns() - self._last_message_ns > MASTER_SILENT_S * 1e9:
                 error = f"the master has been silent for {MASTER_SILENT_S:g} s"
                 logger.error("%s; what was recorded is kept here", error)
@@ -222,18 +198,16 @@ class Worker:
         self._reported = True
         if (log := self._load.log) is not None:
             log.error = error or log.error
-            if self._watch is not None:
-                log.monitor = self._watch.stop()
         self._load.close()
-        until_s, missing = time.monotonic() + ship_within_s, []
-        for sender in self._senders.values():
-            if not sender.wait_complete(max(0.0, until_s - time.monotonic())):
-                missing.append(
+        missing, sender = "", self._sender
+        if sender is not None:
+            if not sender.wait_complete(ship_within_s):
+                missing = (
                     f"{sender.missing_bytes} bytes of {sender.path.name} did not reach the master: "
                     f"they are in {sender.path.parent} on {socket.gethostname()}"
                 )
             sender.close()
-        self._send(DONE, {"error": error, "missing": "; ".join(missing)})
+        self._send(channel.DONE, {"error": error, "missing": missing})
 
 
 def _check_one_host(host: str) -> None:

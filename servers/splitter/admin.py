@@ -136,12 +136,6 @@ def log_path(admin: Admin) -> str:
     return ""
 
 
-def started_s_ago(admin: Admin) -> float:
-    """Return how long ago Envoy started, in whole seconds. Raises SplitterError."""
-    with admin.reading("/server_info", "time of its start") as document:
-        return float(document["uptime_current_epoch"].removesuffix("s"))
-
-
 def ended_requests(admin: Admin) -> tuple[int, float]:
     """Return how many requests have ended since Envoy started, and when that was on the monotonic clock.
 

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tailgate.analysis.records.schemas import MACHINES, REQUESTS
+from tailgate.analysis.records.schemas import REQUESTS
 from tailgate.analysis.records.tables import read_table
 from tailgate.analysis.summary.summary import analyze
 from tailgate.loadtests.traffic.schedule import Schedule
@@ -113,12 +113,6 @@ def test_a_lost_host_is_reported_and_its_flushed_records_are_judged(tmp_path: Pa
     failed = reasons(trial.parent)
     assert all(word in failed["complete"] for word in ("lost", f"{got[lost]} of {found[lost]['planned']}"))
     assert "clock" not in failed.get("load generator", "")
-
-    # The other host was monitored, on the clock of the run.
-    machines, torn = read_table(trial / f"machines-{1 - lost}.arrow", MACHINES)
-    assert not torn
-    assert {row["host"] for row in machines.to_pylist()} == {f"worker-{1 - lost}"}
-    assert 0 < max(machines.column("at_ns").to_pylist()) - found[0]["start_ns"] < 30_000 * MS
 
     # What the lost host kept, copied by hand, is judged on the clock of the run too.
     (kept,) = (tmp_path / "behind" / "kept").glob("*/trial-01")

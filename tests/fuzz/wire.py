@@ -27,10 +27,10 @@ from tailgate.loadtests.clients.headers import HeaderDecoder, HeaderError
 from tailgate.loadtests.clients.inference import InferenceClient
 from tailgate.loadtests.clients.openai import OpenAiCall, exchange
 from tailgate.loadtests.external.arms import OipOptions
-from tailgate.loadtests.generator.record import record_of, request_batch
+from tailgate.loadtests.generator.outcome import record_of
+from tailgate.loadtests.generator.record import request_batch
 from tailgate.loadtests.trials.status import ReplicaState, Status
 from tailgate.loadtests.trials.telemetry import Collector, _Follower
-from tailgate.loadtests.users import Observed
 from tailgate.loadtests.users.observer import Observer
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import LONGEST
@@ -277,7 +277,7 @@ def _observed(folder: Path, content: bytes, draws: random.Random) -> None:
     log = folder / "requests.log"
     log.write_bytes(content)
     arms = {"eager": {"127.0.0.1:1": "eager-0"}, "compiled": {}}
-    observer = Observer(folder, Observed(log=str(log), admin="", arms=arms, timeout_s=60.0, since_ns=_SINCE_NS))
+    observer = Observer(folder, log=log, admin=None, arms=arms, timeout_s=60.0, since_ns=_SINCE_NS)
     observer.step(_SINCE_NS + 10**10)
     observer.close(_SINCE_NS + 10**10)
 

@@ -22,7 +22,6 @@ FORBIDDEN = {
     "tailgate.loadtests.monitor.__main__": _TORCH | _LOAD | _JUDGING | _RECORDS | {"grpc", "pydantic"},
     "tailgate.loadtests.page.updates": _TORCH | _LOAD | _JUDGING | {"grpc"},
     "tailgate.analysis.interim.__main__": _TORCH | _LOAD | {"jinja2", "tailgate.analysis.report", "grpc"},
-    "tailgate.loadtests.users.__main__": _TORCH | _JUDGING | {"locust", "grpc"},
     # Locust brings jinja2.
     "tailgate.loadtests.chat": _TORCH | (_JUDGING - {"jinja2"}) | {"grpc"},
     # What writes a trial's configuration is not patched by gevent.

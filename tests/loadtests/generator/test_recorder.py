@@ -29,7 +29,8 @@ from tailgate.loadtests.external.client_security import SecurityConfig
 from tailgate.loadtests.generator import load_log as accounts
 from tailgate.loadtests.generator.histogram import BOUNDS_S, ArmTally, Histogram
 from tailgate.loadtests.generator.load_log import GarbageWindow, LoadLog
-from tailgate.loadtests.generator.record import SERVED_COLUMNS, RequestRecord, record_of, request_batch
+from tailgate.loadtests.generator.outcome import record_of
+from tailgate.loadtests.generator.record import SERVED_COLUMNS, RequestRecord, request_batch
 from tailgate.loadtests.generator.recorder import RequestRecorder, record_file
 from tailgate.loadtests.generator.trial_config import TrialConfig
 from tailgate.servers.clock import now_ns

@@ -161,7 +161,7 @@ def test_a_server_that_is_gone_or_a_round_without_time_costs_answers_and_not_the
     round_s: float | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if round_s is not None:
-        monkeypatch.setitem(external_answers.ask_all.__kwdefaults__, "round_s", round_s)
+        monkeypatch.setattr(external_answers, "ROUND_S", round_s)
     with serving(GreedyServer(Server())) as here:
         trial(tmp_path, table(here, "http://127.0.0.1:9/v1", parity=THREE)).ask("before")
     rows = document(tmp_path, "arm1")["answers"]["before"][0]
@@ -181,13 +181,14 @@ def test_a_short_trial_is_asked_about_more_prompts_of_its_lengths() -> None:
     schedule = TrialSchedules.of(experiment).draw(1)
     found = questions(experiment, schedule, contexts=[])
     assert len(schedule) < len(found) == PROMPTS
-    assert len({(item.plan.prompt_seed, item.plan.prompt_tokens) for item in found}) == PROMPTS
-    assert {item.plan.prompt_tokens for item in found} <= set(schedule.ints("prompt_tokens").tolist())
+    assert len({item.prompt_seed for item in found}) == PROMPTS
+    assert {item.prompt_tokens for item in found} <= set(schedule.ints("prompt_tokens").tolist())
     assert {item.max_tokens for item in found} == {16}  # engine.max_new_tokens
     # No context left after the longest prompts: these get as many as were planned.
     context = int(schedule.ints("prompt_tokens").max()) + 1
+    planned = dict(enumerate(schedule.ints("max_tokens").tolist()))
     for item in questions(experiment, schedule, contexts=[None, context]):
-        assert item.max_tokens <= max(context - item.plan.prompt_tokens, item.plan.max_tokens)
+        assert item.max_tokens <= max(context - item.prompt_tokens, planned[item.index])
 
 
 def test_arms_with_a_managed_control_or_without_the_setting_are_not_asked() -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from tailgate.analysis.judging.alarms import ServedCompile, compile_alarms
+from tailgate.analysis.judging.alarms import ServedCompile
 from tailgate.analysis.records.weight_journal import BY_HAND, read_weights
 from tailgate.analysis.settings.gate_limits import GateLimits
 from tailgate.analysis.settings.ramp_limits import RampLimits
@@ -18,8 +17,7 @@ from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.trials import ramp as ramping
 from tailgate.loadtests.trials import weights
 from tailgate.loadtests.trials.ramp import RampControl
-from tailgate.loadtests.trials.status import UnderWay
-from tailgate.loadtests.trials.steering import EarlyEnding, Judge, Steered, early_end
+from tailgate.loadtests.trials.steering import EarlyEnding, Judge, early_end
 from tailgate.loadtests.trials.users_ramp import step_of
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.splitter.admin import Shares, SplitterError
@@ -37,7 +35,6 @@ class FakeSplitter:
     def __init__(self, weights: Mapping[str, int]) -> None:
         self.kept = dict(weights)
         self.deaf = False
-        self.up = 1e9
 
     def shares(self) -> Shares:
         self._answer()
@@ -47,16 +44,18 @@ class FakeSplitter:
         self._answer()
         self.kept = {**self.kept, **weights}
 
-    def up_s(self) -> float:
-        self._answer()
-        return self.up
-
     def _answer(self) -> None:
         if self.deaf:
-            self.fail()
+            raise SplitterError("no split answers")
 
-    def fail(self) -> None:
-        raise SplitterError("no split answers")
+
+def steered(splitter: Any, **facts: Any) -> Any:
+    """Return a trial as its steering sees it."""
+    status = SimpleNamespace(detail="", note=lambda _: None, load=SimpleNamespace(arms={}))
+    context = SimpleNamespace(facts=SimpleNamespace(deaths=[], **facts), status=status)
+    return SimpleNamespace(
+        context=context, collector=SimpleNamespace(served_compiles=[], compiling=[]), splitter=splitter
+    )
 
 
 class Ramp:
@@ -69,17 +68,9 @@ class Ramp:
             monkeypatch.setattr(module, "now_ns", self.now_ns)
         self.interim: dict[str, Any] | None = None
         self.ends: list[int | None] = []
-        self.facts = SimpleNamespace(start_ns=START_NS, duration_s=1e9, deaths=[], ended=None)
-        self.status = SimpleNamespace(detail="", note=lambda _: None, load=SimpleNamespace(arms={}))
-        self.trial = cast(
-            Steered,
-            SimpleNamespace(
-                context=SimpleNamespace(facts=self.facts, status=self.status),
-                collector=SimpleNamespace(served_compiles=[], compiling=[]),
-                splitter=splitter,
-                end_load=self.ends.append,
-            ),
-        )
+        self.trial = steered(splitter, start_ns=START_NS, duration_s=1e9, ended=None)
+        self.trial.end_load = self.ends.append
+        self.facts, self.status = self.trial.context.facts, self.trial.context.status
         self.control = self.controller()
 
     def now_ns(self) -> int:
@@ -137,46 +128,28 @@ def test_a_rollback_that_the_splitter_does_not_take_is_decided_once(ramp: Ramp) 
     assert len((ramp.folder / "weights.jsonl").read_text().splitlines()) == 3  # start twice, rollback once
     ramp.splitter.deaf = False
     ramp.poll()
-    assert ramp.actions == ["start", "rollback"]
-    assert ramp.splitter.kept == BACK
-
-
-def test_the_load_goes_on_for_a_while_after_a_rollback(ramp: Ramp) -> None:
-    ramp.poll()
-    ramp.die()
-    ramp.poll(3)
-    assert ramp.ends == []
-    ramp.poll(after_s=11)
+    assert (ramp.actions, ramp.splitter.kept, ramp.ends) == (["start", "rollback"], BACK, [])
+    ramp.poll(after_s=11)  # the load goes on for a while
     assert len(ramp.ends) == 1
-    assert "rollback" in str(ramp.facts.ended)
-    assert "new-0" in str(ramp.facts.ended)
+    assert all(words in str(ramp.facts.ended) for words in ("rollback", "new-0"))
 
 
-def test_weights_set_by_hand_are_left_and_end_the_ramp(ramp: Ramp) -> None:
-    ramp.poll()
-    ramp.splitter.kept = dict(HALF)
-    ramp.poll(4)
-    assert ramp.actions == ["start", BY_HAND]
-    assert ramp.splitter.kept == HALF
-    assert ramp.facts.ended is not None
-
-
-@pytest.mark.parametrize("due", ["advance", "rollback"])
-def test_a_refused_change_does_not_overwrite_what_another_program_set_meanwhile(ramp: Ramp, due: str) -> None:
+@pytest.mark.parametrize("due", ["", "advance", "rollback"])
+def test_weights_that_another_program_sets_are_left_and_end_the_ramp(ramp: Ramp, due: str) -> None:
     said: list[str] = []
     ramp.poll()
     ramp.status.note = said.append
     ramp.splitter.deaf = True  # as a route that another program changes at the same time: 409
     if due == "rollback":
         ramp.die()
-    else:
+    elif due:
         ramp.control._change(ramp.trial, "advance", "the step is safe")
     ramp.poll(2)
     ramp.splitter.deaf, ramp.splitter.kept = False, dict(HALF)
     ramp.poll(3)
-    assert ramp.actions == ["start", due, BY_HAND]
+    assert ramp.actions == ["start", *([due] if due else []), BY_HAND]
     assert read_weights(ramp.folder)[-1].weights == ramp.splitter.kept == HALF
-    assert any("another program set the weights to eager=5000, new=5000" in text and due in text for text in said)
+    assert any("the weights are eager=5000, new=5000 now" in text and due in text for text in said)
     assert "another program changed eager=9900, new=100" in str(ramp.facts.ended)
 
 
@@ -188,16 +161,6 @@ def test_a_change_that_was_taken_though_the_answer_was_lost_is_no_other_program(
     ramp.splitter.deaf, ramp.splitter.kept = False, dict(BACK)
     ramp.poll()
     assert ramp.actions == ["start", "rollback"]
-
-
-def test_a_restarted_splitter_gets_the_weights_again(ramp: Ramp) -> None:
-    ramp.poll()
-    ramp.splitter.kept, ramp.splitter.up = dict(CONFIGURED), 0.0
-    ramp.poll()
-    ramp.splitter.up = 1e9
-    ramp.poll(3)
-    assert ramp.actions == ["start", "again"]
-    assert ramp.splitter.kept == FIRST
 
 
 def test_nothing_is_decided_while_the_weights_are_unknown(ramp: Ramp) -> None:
@@ -244,13 +207,11 @@ def test_the_last_step_is_not_promoted_without_an_interim_analysis(ramp: Ramp) -
     ("weights", "step"),
     [(CONFIGURED, 0), ({"eager": 995, "new": 5}, 0), (FIRST, 0), ({"eager": 60, "new": 40}, 0), (HALF, 1)],
 )
-def test_a_ramp_begins_at_the_last_step_whose_share_the_candidate_has(weights: Mapping[str, int], step: int) -> None:
+def test_a_ramp_begins_at_the_last_step_whose_share_the_candidate_has_unless_that_is_all(
+    weights: Mapping[str, int], step: int
+) -> None:
     assert step_of(weights, LIMITS, control="eager") == step
-
-
-def test_a_ramp_of_a_candidate_that_has_everything_is_refused() -> None:
-    said = refusal(ConfigError, step_of, {"eager": 0, "new": 7}, LIMITS, control="eager")
-    assert "new has all of the traffic" in said
+    assert "new has all of" in refusal(ConfigError, step_of, {"eager": 0, "new": 7}, LIMITS, control="eager")
 
 
 def interim(**arms: str | None) -> dict[str, Any]:
@@ -293,7 +254,7 @@ DEATH = {"arm": "new", "replica": "new-0", "at_ns": 5}
 def test_an_arm_that_surely_fails_is_ended_once_before_any_interim_analysis(
     ramp: Ramp, compiles: list[ServedCompile], deaths: list[Any], limits: GateLimits, why: tuple[str, ...]
 ) -> None:
-    trial: Any = ramp.trial
+    trial = ramp.trial
     trial.splitter, trial.collector.served_compiles = None, compiles
     ramp.facts.deaths, ramp.facts.ended_arms = deaths, {}
     arms = [SimpleNamespace(name=name, control=name == "eager") for name in ("eager", "new", "other")]
@@ -305,13 +266,3 @@ def test_an_arm_that_surely_fails_is_ended_once_before_any_interim_analysis(
     ended: dict[str, Any] = ramp.facts.ended_arms
     assert list(ended) == (["new"] if why else [])
     assert all(words in ended["new"]["why"] for words in why)
-
-
-@pytest.mark.parametrize(("at_s", "is_stall"), [(10.5, False), (11.0, True), (32.0, True)])
-def test_a_compile_of_the_arm_is_a_stall_once_it_reaches_the_limit(at_s: float, is_stall: bool) -> None:
-    own = UnderWay(arm="naive", replica="naive-0", kind="compile", start_ns=10**10, shape="prefill 2x64")
-    running = [own, replace(own, arm="eager"), replace(own, kind="graph_capture")]
-    so_far = [compile.so_far(int(at_s * 1e9)) for compile in running]
-    found = compile_alarms("naive", so_far, stall_limit_s=1.0, max_recompiles=0)
-    assert [alarm.at_ns for alarm in found] == [11 * 10**9] * is_stall
-    assert all("2x64" in alarm.why for alarm in found)

@@ -26,7 +26,6 @@ from tailgate.loadtests.trials.weights import (
     in_words,
     splitter_of,
 )
-from tailgate.loadtests.users import Observed
 from tailgate.servers.splitter.admin import SplitterError, reweight
 from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from tailgate.servers.splitter.kubernetes import grpc_route_manifest, route_weights
@@ -125,7 +124,7 @@ def test_a_change_by_hand_is_recorded_once_with_the_weights_before(split: Split,
 
 def test_weights_that_others_move_are_recorded_from_the_first_reading(split: Split, tmp_path: Path) -> None:
     splitter = EnvoySplitter(split.envoy.admin)
-    controller = WeightController(tmp_path, ("eager", "compiled"), others=BY_OTHERS, step=0)
+    controller = WeightController(tmp_path, ("eager", "compiled"), passive=True)
     for compiled in (1, 1, 3):
         reweight(split.envoy.admin, {"compiled": compiled})
         controller.poll(splitter)
@@ -152,11 +151,9 @@ def test_each_death_of_a_replica_is_recorded_once(
     notes: list[str] = []
     facts = SimpleNamespace(deaths=[])
     status = SimpleNamespace(replicas={"new-0": ReplicaState()}, note=notes.append)
-    context = SimpleNamespace(
-        facts=facts, status=status, folder=tmp_path, logs=tmp_path / "logs", number=1, keep_facts=lambda: None
-    )
-    observed = Observed(log="", admin="", arms={"new": {"h:1": "new-0"}}, timeout_s=1.0, since_ns=1)
-    trial = UsersTrial(cast(Any, context), observed=observed, splitter=None, steering=())
+    context = SimpleNamespace(facts=facts, status=status, folder=tmp_path, number=1, keep_facts=lambda: None)
+    observer = SimpleNamespace(arms={"new": {"h:1": "new-0"}}, since_ns=1)
+    trial = UsersTrial(cast(Any, context), observer=cast(Any, observer), splitter=None, steering=())
     trial.collector.stop()
     for lost, restart in seen:
         restarts = [restart] if restart else []

@@ -26,7 +26,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailgate.analysis.records.schemas import MACHINES, REQUESTS
+from tailgate.analysis.records.schemas import REQUESTS
 from tailgate.analysis.records.tables import read_table
 from tailgate.loadtests.commands.main import main
 from tailgate.loadtests.generator import clock_offsets
@@ -36,14 +36,12 @@ from tailgate.loadtests.generator.trial_config import TrialConfig, write_end
 from tailgate.loadtests.traffic.drawing import Source, build_schedule
 from tailgate.loadtests.traffic.schedule import Schedule
 from tailgate.loadtests.traffic.settings import TrafficConfig
-from tailgate.loadtests.trials.load import load_environment, locust_command
+from tailgate.loadtests.trials.load import load_environment
 from tailgate.loadtests.trials.processes import child_environment
 from tailgate.loadtests.workers import channel as messages
-from tailgate.loadtests.workers import host_watch
+from tailgate.loadtests.workers import file_copy
 from tailgate.loadtests.workers.channel import TOKEN_VARIABLE
-from tailgate.loadtests.workers.file_copy import FileReceiver, FileSender, new_folder
-from tailgate.loadtests.workers.host_watch import HostWatch
-from tailgate.servers.clock import now_ns
+from tailgate.loadtests.workers.file_copy import FileReceiver, FileSender, folder_for
 from tests.fakes.processes import PATIENCE_S, command_of, family, free_port, wait_for
 from tests.fakes.request_rows import record, row_of
 
@@ -93,48 +91,31 @@ def test_bad_usage_is_one_line_and_exit_code_2_before_anything_starts(
     assert said.count("\n") == 1
 
 
-# `tailgate worker` at a master; the third argument, if any, stands in for Locust.
+# `tailgate worker` at a master, with a load process that says when it is asked to stop in order.
 WORKS = """
 import sys
 from tailgate.loadtests.commands import main, worker
-if len(sys.argv) > 3:
-    worker._LOCUST = (sys.executable, "-c", sys.argv[3], "--")
+code = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('stops in order', flush=True)))"
+worker._LOCUST = (sys.executable, "-c", code + "; print('load', flush=True); signal.pause()", "--")
 sys.exit(main.main(["worker", "--master", sys.argv[1], "--keep", sys.argv[2]]))
 """
-# A load process that says when it is asked to stop in order.
-STANDS_IN = """
-import signal, sys
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("stops in order", flush=True)))
-print("load", flush=True)
-signal.pause()
-"""
 
 
-def working(*arguments: str) -> subprocess.Popen[str]:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_worker_waits_for_a_run_and_what_drives_the_load_ends_in_order_with_it(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    address, pipe = ("127.0.0.1", free_port()), subprocess.PIPE
     environment = {**os.environ, "PYTHONPATH": str(ROOT), TOKEN_VARIABLE: SECRET}
-    pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, "-c", WORKS, f"127.0.0.1:{address[1]}", str(tmp_path / "kept")]
     # A test process in the background of a script ignores Ctrl-C, and its children would inherit that.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    process = subprocess.Popen([sys.executable, "-c", WORKS, *arguments], cwd=ROOT, env=environment, text=True, **pipes)
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=pipe, stderr=pipe)
     signal.signal(signal.SIGINT, before)
-    return process
-
-
-def test_a_worker_without_a_run_says_what_it_waits_for_and_ends_on_ctrl_c(tmp_path: Path) -> None:
-    port = free_port()
-    process = working(f"127.0.0.1:{port}", str(tmp_path / "kept"))
+    assert process.stdout is not None
     assert process.stderr is not None
-    assert f"waiting for a run at 127.0.0.1:{port}; Ctrl-C ends" in process.stderr.readline()
-    process.send_signal(signal.SIGINT)
-    assert "interrupted" in process.communicate(timeout=PATIENCE_S)[1]
-    assert process.returncode == 1
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_what_drives_the_load_ends_in_order_with_the_worker(number: signal.Signals, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as master:
-        process = working(f"127.0.0.1:{master.getsockname()[1]}", str(tmp_path / "kept"), STANDS_IN)
-        assert process.stdout is not None
+    assert "waiting for a run at 127.0.0.1:" in process.stderr.readline()
+    with socket.create_server(address):
         assert process.stdout.readline() == "load\n"
         driving = family(process.pid)[1:]
         assert driving
@@ -142,28 +123,23 @@ def test_what_drives_the_load_ends_in_order_with_the_worker(number: signal.Signa
         output, complaint = process.communicate(timeout=PATIENCE_S)
     assert output == "stops in order\n"
     wait_for(lambda: not any(command_of(pid) for pid in driving))
-    if number == signal.SIGTERM:
+    if number != signal.SIGKILL:
         assert ("interrupted" in complaint, process.returncode) == (True, 1)
-
-
-@pytest.mark.parametrize(
-    ("workers", "users", "expected"),
-    [(0, "-u 2 -r 2", "--master"), (3, "-u 5 -r 5", "--processes 3 --master-host 10.0.0.5 --master-port 5557")],
-)
-def test_locust_waits_for_the_workers_of_other_hosts(tmp_path: Path, workers: int, users: str, expected: str) -> None:
-    traffic = TrafficConfig(rate=1, workers=workers, remote_workers=2, master_bind="10.0.0.5:5557")
-    command = locust_command(tmp_path, traffic, wait_s=89.5)
-    master = "--master-bind-host 10.0.0.5 --master-bind-port 5557 --remote-workers 2 --expect-workers-max-wait 90"
-    assert f"{users} {master} {expected}" in " ".join(command)
 
 
 OFFSET_NS = 3_200_000_000
 
 
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_copy, "PIECE_BYTES", 3_000)
+    monkeypatch.setattr(file_copy, "RESEND_AFTER_S", 0.05)
+
+
 class Channel:
     """From one host to another; `fate` says how often each message arrives, and they overtake each other."""
 
-    def __init__(self, folder: Path, fate: Callable[[], int], *, resend_after_s: float = 0.05) -> None:
+    def __init__(self, folder: Path, fate: Callable[[], int]) -> None:
         self.here, self.there = (folder / name / "requests-0.arrow" for name in ("run", "kept"))
         self.sent_bytes = 0
 
@@ -175,9 +151,8 @@ class Channel:
             self.sent_bytes += len(message["bytes"])
             later(self.receiver.take, *(message[name] for name in ("at", "bytes")))
 
-        settings: Any = {"resend_after_s": resend_after_s, "piece_bytes": 3_000}
         self.receiver = FileReceiver(self.here, confirm=lambda size: later(self.sender.confirm, size))
-        self.sender = FileSender(self.there, send=send, **settings)
+        self.sender = FileSender(self.there, send=send)
 
     def ship(self, batches: int = 20, *, within_s: float = 8.0) -> bool:
         """Whether the other host had all `batches` of 4 records within so many seconds."""
@@ -208,19 +183,14 @@ def test_each_record_arrives_once_and_on_the_masters_clock(tmp_path: Path, fates
     assert rows[0]["token_ns"] == base.token_ns.tolist()
 
 
-def test_what_a_silent_master_lacks_is_known_and_little_is_sent_to_it(tmp_path: Path) -> None:
-    channel = Channel(tmp_path, lambda: 0, resend_after_s=60.0)
+def test_what_a_silent_master_lacks_is_known_and_little_is_sent_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_copy, "RESEND_AFTER_S", 60.0)
+    channel = Channel(tmp_path, lambda: 0)
     assert not channel.ship(100, within_s=0.3)
     assert channel.sender.missing_bytes == channel.there.stat().st_size > 100_000
     assert 0 < channel.sent_bytes <= 3_000  # a piece, not the run
-
-
-def test_a_copy_that_lacks_a_piece_says_so(tmp_path: Path) -> None:
-    channel = Channel(tmp_path, iter([1] * 40 + [0] * 10_000).__next__)
-    assert not channel.ship(100, within_s=0.3)
-    rows, problems = read_table(channel.here, REQUESTS)
-    assert 0 < rows.num_rows < 400
-    assert problems == ("is cut off at its end",)
 
 
 def drawn() -> Schedule:
@@ -228,12 +198,16 @@ def drawn() -> Schedule:
     return build_schedule(traffic, Source(), arms=["a", "b"], seed=1, trial=1, **most)
 
 
-def test_a_name_from_the_network_stays_within_the_folder(tmp_path: Path) -> None:
-    name = "20260101T120000Z-demo/trial-01"
-    for sent_name, expected in ((name, name), ("../../etc/x", "etc/x"), ("/root/../x", "root/x"), ("..", "trial")):
-        assert new_folder(tmp_path, sent_name) == tmp_path / expected
-        assert new_folder(tmp_path, sent_name).name.endswith("-2")
-    assert new_folder(tmp_path, "").name == "trial-3"
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("20260101T120000Z-demo/trial-01", "20260101T120000Z-demo/trial-01"),
+        *(("../../etc/x", "etc/x"), ("/root/../x", "root/x"), ("..", "."), ("", ".")),
+    ],
+)
+def test_a_name_from_the_network_stays_within_the_folder(name: str, folder: str, tmp_path: Path) -> None:
+    for _ in range(2):  # workers of one host share it
+        assert folder_for(tmp_path, name) == tmp_path / folder
 
 
 def test_heartbeats_do_not_go_by_a_wall_clock_that_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,14 +232,9 @@ def test_each_run_without_them_has_a_secret_of_its_own_that_no_arm_sees(monkeypa
 
 
 def test_the_channel_is_encrypted_and_takes_no_process_without_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = BaseSocket.__init__
-
-    def use(secret: dict[str, str]) -> None:
-        monkeypatch.setattr(BaseSocket, "__init__", plain)
-        monkeypatch.setattr(BaseSocket, "tailgate_closed", False, raising=False)
-        close_channel(secret)
-
-    use({TOKEN_VARIABLE: SECRET})
+    monkeypatch.setattr(BaseSocket, "__init__", plain := BaseSocket.__init__)  # restored
+    for _ in range(2):  # Locust loads a locustfile more than once
+        close_channel({TOKEN_VARIABLE: SECRET})
     master, worker = (BaseSocket(kind, True).socket for kind in (zmq.ROUTER, zmq.DEALER))
     worker.connect(f"tcp://127.0.0.1:{master.bind_to_random_port('tcp://127.0.0.1')}")
     worker.send(b"hello")
@@ -273,7 +242,8 @@ def test_the_channel_is_encrypted_and_takes_no_process_without_the_secret(monkey
     assert master.getsockopt(zmq.MECHANISM) == worker.getsockopt(zmq.MECHANISM) == zmq.CURVE
     strangers = []
     for secret in ({}, {TOKEN_VARIABLE: "another secret 0123"}):
-        use(secret)
+        monkeypatch.setattr(BaseSocket, "__init__", plain)
+        close_channel(secret)
         strangers.append(BaseSocket(zmq.DEALER, True).socket)
         strangers[-1].connect(master.getsockopt_string(zmq.LAST_ENDPOINT))
         strangers[-1].send(b"let me in")
@@ -313,13 +283,17 @@ class ByHand(OpenLoopUser):
 
 
 def gaps_ns(worker: int) -> list[int]:
-    lengths = {"workload": "conversation", "length_scale": 0.1, "max_prompt_tokens": 64}
+    lengths = {"workload": "conversation", "length_scale": 0.1, "max_prompt_tokens": 64, "max_new_tokens": 8}
     options = Fake(trial="", seed=1, burstiness=4.0, request_rate=1000.0, arm="", **lengths)
-    counts: Any = {"users": count(), "requests": count(), "tests": 0, "max_new_tokens": 8}
+    counts: Any = {"users": count(), "requests": count(), "tests": 0}
     load = Fake(options=options, generator=Mock(), worker=worker, **counts)
     user = ByHand(Fake(tailgate_load=load))  # type: ignore[arg-type]
     user.on_start()
-    return user._gaps_ns
+    at_ns = [user._next_ns]
+    for _ in range(256):
+        user._plan_next()
+        at_ns.append(user._next_ns)
+    return np.diff(at_ns).tolist()
 
 
 def test_users_by_hand_keep_their_rate_and_workers_draw_other_gaps() -> None:
@@ -398,16 +372,16 @@ def test_a_lost_worker_is_marked_and_the_trial_fails_once_all_are(trial: Trial) 
     assert trial.exit_code() == 1
 
 
-def test_a_worker_writes_its_own_files_alone(trial: Trial) -> None:
+def test_records_of_a_worker_go_to_a_new_file_of_its_own(trial: Trial) -> None:
     piece = {"at": 0, "bytes": b"abc"}
-    say(trial.runner, messages.FILE, "y", name="requests-1.arrow", **piece)
+    say(trial.runner, messages.FILE, "y", **piece)
     (have,) = wait_for(lambda: sent(trial.runner, messages.HAVE), sleep=gevent.sleep)
-    assert have == {"name": "requests-1.arrow", "size": 3}
+    assert have == {"size": 3}
     assert (trial.folder / "requests-1.arrow").read_bytes() == b"abc"
-    for name in ("requests-0.arrow", "../x"):
-        say(trial.runner, messages.FILE, "y", name=name, **piece)
+    (trial.folder / "requests-0.arrow").write_bytes(b"taken")
+    say(trial.runner, messages.FILE, "x", **piece)
     assert trial.exit_code() == 1
-    assert not (trial.folder / "requests-0.arrow").exists()
+    assert (trial.folder / "requests-0.arrow").read_bytes() == b"taken"
 
 
 def worker_of(keep: Path | None) -> tuple[Worker, Mock, Any]:
@@ -441,7 +415,7 @@ def test_a_worker_says_what_the_master_lacks_and_that_it_failed(tmp_path: Path) 
     load.generator.failure = "the disk is full"
     sender = Mock(missing_bytes=3, path=tmp_path / "requests-0.arrow")
     sender.wait_complete.return_value = False
-    worker._senders = {"requests-0.arrow": sender}
+    worker._sender = sender
     worker._send_account({"settled_ns": 5})
     say(runner, messages.START, start_ns=1)
     report = last_report(runner)
@@ -474,37 +448,6 @@ def test_a_worker_compares_clocks_before_it_begins_also_where_an_answer_is_lost(
     runner.send_message.side_effect = answer
     worker._compare_clocks()
     assert (worker._clock.count, next(asked)) == (20, 20)
-
-
-HOUR_NS = 3600 * 10**9
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine may take long to import; nothing here is about how long."""
-    monkeypatch.setattr(host_watch, "_STOP_WITHIN_S", 60.0)
-
-
-def test_a_workers_host_is_sampled_on_the_clock_of_the_run(tmp_path: Path) -> None:
-    path = tmp_path / "machines-2.arrow"
-    watch = HostWatch(path, trial=4, host="worker-2", sample_s=0.05, offset_ns=HOUR_NS)
-    wait_for(lambda: path.exists() and set(read_table(path, MACHINES)[0]["kind"].to_pylist()) == {"host", "process"})
-    assert os.getpgid(watch._child.pid) != os.getpgid(0)  # no Ctrl-C of the worker's terminal reaches it
-    facts = watch.stop()
-    assert (list(facts["machines"]), facts["unreadable"]) == (["worker-2"], [])
-    table, truncated = read_table(path, MACHINES)
-    here = [] if truncated else table.to_pylist()
-    assert all(0 < now_ns() + HOUR_NS - row["at_ns"] < HOUR_NS // 2 for row in here)
-    assert {(row["trial"], row["host"]) for row in here} == {(4, "worker-2")}
-    assert {(row["name"], row["pid"]) for row in here if row["kind"] == "process"} == {("load", os.getpid())}
-
-
-def test_a_watcher_that_cannot_write_is_a_gap(tmp_path: Path) -> None:
-    (tmp_path / "machines-0.arrow").mkdir()
-    watch = HostWatch(tmp_path / "machines-0.arrow", trial=1, host="worker-0", sample_s=0.05, offset_ns=0)
-    (gap,) = watch.stop()["unreadable"]
-    assert gap["host"] == "worker-0"
-    assert "its watcher ended with exit code 1" in gap["why"]
 
 
 def exchange(*, at_ns: int, offset_ns: int, there_ns: int, thought_ns: int, back_ns: int) -> Exchange:

@@ -25,7 +25,6 @@ from tailgate.servers.splitter.admin import (
     log_path,
     replica_addresses,
     reweight,
-    started_s_ago,
 )
 from tailgate.servers.splitter.request_log import LoggedRequest, parse_line
 from tests.fakes.processes import PATIENCE_S, wait_for
@@ -106,10 +105,9 @@ class Answering(Admin):
         return 200, self.body
 
 
-QUESTIONS = (live_shares, configured_shares, started_s_ago, replica_addresses, log_path, ended_requests)
+QUESTIONS = (live_shares, configured_shares, replica_addresses, log_path, ended_requests)
 NO_TABLE = {
     "weighted_clusters": {"clusters": [{"name": "eager", "weight": float("inf")}]},
-    "uptime_current_epoch": 5,
     "cluster_statuses": [5],
     "log_format": {"json_format": 5},
     "stats": [{"name": "server.uptime"}],

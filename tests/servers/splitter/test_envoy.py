@@ -22,7 +22,7 @@ import pytest
 
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.metadata import ARM_HEADER, SESSION_HEADER
-from tailgate.servers.splitter.admin import SplitterError, started_s_ago
+from tailgate.servers.splitter.admin import SplitterError, ended_requests
 from tailgate.servers.splitter.envoy import Envoy, envoy_path
 from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from tests.fakes.processes import PATIENCE_S, wait_for
@@ -271,10 +271,10 @@ def test_the_admin_interface_is_a_socket_of_this_user_alone_which_goes_with_envo
         assert stat.S_IMODE(socket_path.parent.stat().st_mode) == 0o700
         assert socket_path.is_socket()
         assert stat.S_IMODE(socket_path.stat().st_mode) == 0o600
-        assert started_s_ago(envoy.admin) >= 0
+        assert ended_requests(envoy.admin)[0] == 0
     assert not socket_path.parent.exists()
     with pytest.raises(SplitterError, match="no split answers"):
-        started_s_ago(envoy.admin)
+        ended_requests(envoy.admin)
 
 
 def test_the_admin_interface_is_on_loopback_where_a_port_is_asked_for(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_the_admin_interface_is_on_loopback_where_a_port_is_asked_for(tmp_path: 
                 start_alone(tmp_path, **{setting: port})
     with start_alone(tmp_path, admin_port=port) as envoy:
         assert envoy.admin.address == f"127.0.0.1:{port}"
-        assert started_s_ago(envoy.admin) >= 0
+        assert ended_requests(envoy.admin)[0] == 0
 
 
 def test_the_reason_of_envoy_for_a_refused_start_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
