@@ -66,9 +66,9 @@ def prompt_source(config: ExternalArm, traffic: PromptSource) -> PromptSource:
 
 
 def _common_words() -> PromptText:
-    nothing = np.zeros(len(_COMMON_WORDS), dtype=np.int64)
     follows = tuple(f" {word}" for word in _COMMON_WORDS)
-    return PromptText(starts=_COMMON_WORDS, start_ids=nothing, follows=follows, follow_ids=nothing)
+    nothing = np.zeros(len(follows), dtype=np.int64)
+    return PromptText(first=_COMMON_WORDS[0], first_id=0, follows=follows, follow_ids=nothing)
 
 
 def prompt_of(config: ExternalArm, source: PromptSource, plan: PlannedRequest) -> str | list[int]:

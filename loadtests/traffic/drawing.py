@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailgate.loadtests.traffic import arrivals
-from tailgate.loadtests.traffic.lengths import FITS, FitName, FloatArray, IntArray, fitted_lengths, scaled
+from tailgate.loadtests.traffic.lengths import FITS, FitName, IntArray, fitted_lengths, scaled
 from tailgate.loadtests.traffic.prompts import PromptText, load_prompt_text
 from tailgate.loadtests.traffic.schedule import BLOCKS, EVERY_ARM, SCHEDULE, Schedule
 from tailgate.loadtests.traffic.settings import TrafficConfig
@@ -39,6 +39,8 @@ def read_source(config: TrafficConfig, *, model: str = "", answers: bool = True)
     Without `answers` nothing is generated, and a trace need not say how much. Whatever cannot be used is a ConfigError.
     """
     trace = text = None
+    if "trace" in (config.arrivals, config.workload) and not config.trace:
+        raise ConfigError("[traffic] replays a trace and traffic.trace names none: add --trace FILE")
     if config.trace:
         trace = read_trace(config.trace, answers=answers, blocks=config.workload == "trace")
     if config.prompts == "text":
@@ -68,7 +70,6 @@ def build_schedule(
     Lengths over the limits are cut to them; `over` counts the requests. A schedule without any request is a
     ConfigError.
     """
-    _check_turns(config, len(arms))
     rng = {
         stream: np.random.default_rng(np.random.SeedSequence(entropy=seed, spawn_key=(trial, number)))
         for number, stream in enumerate(_STREAMS)
@@ -82,7 +83,8 @@ def build_schedule(
 
     starts_ns, window = _starts(config, source.trace, rates, rng["arrivals"])
     lengths, trace_rows = _lengths(config, source.trace, window, len(starts_ns), rng["lengths"])
-    lengths = scaled(lengths, _factors(config, starts_ns)[:, None])
+    since_s, factors = np.array(config.length_factors).T
+    lengths = scaled(lengths, factors[np.searchsorted(since_s * 1e9, starts_ns, side="right") - 1, None])
     seeds = rng["prompts"].integers(0, 2**63 - 1, size=len(starts_ns), dtype=np.int64)
     rows = np.flatnonzero(arrivals.rampup_kept(starts_ns, config.rampup_s, rng=rng["rampup"]))
     if not len(rows):
@@ -177,13 +179,6 @@ def _lengths(
     return np.column_stack([trace.input_tokens[rows], trace.output_tokens[rows]]).astype(np.int64), rows
 
 
-def _factors(config: TrafficConfig, offset_ns: IntArray) -> FloatArray:
-    """Return the factor on the lengths of what is due at each offset, shape (n,)."""
-    starts_s, factors = np.array(config.length_factors).T
-    chosen: FloatArray = factors[np.searchsorted(starts_s * 1e9, offset_ns, side="right") - 1]
-    return chosen
-
-
 def _arm_column(config: TrafficConfig, arms: Sequence[str], offsets: IntArray, rng: np.random.Generator) -> Any:
     if config.design == "mirrored":
         return _named([EVERY_ARM], np.zeros(len(offsets), dtype=np.int64))
@@ -199,29 +194,12 @@ def _named(names: Sequence[str], which: IntArray) -> Any:
     return pa.array(list(names), pa.string()).take(pa.array(which))
 
 
-def _check_turns(config: TrafficConfig, arms: int) -> None:
-    needed_s = arms * config.block_s
-    if config.design == "switchback" and config.duration_s < needed_s:
-        raise ConfigError(
-            f"traffic.duration_s is {config.duration_s} but {arms} arms of block_s = {config.block_s} take "
-            f"{needed_s} s for one turn each: raise duration_s or lower block_s"
-        )
-
-
 def _block_columns(trace: Trace, rows: IntArray, scale: float, rng: np.random.Generator) -> dict[str, Any]:
     """Return the leading blocks that the prompts of `rows` of the trace share, each of `BLOCK_TOKENS` times `scale`."""
     own = trace.blocks.take(pa.array(rows))
-    seeds = _mixed(own.flatten().to_numpy(), int(rng.integers(0, 2**63 - 1)))
+    ids = own.flatten().dictionary_encode()  # by first appearance: more rows leave the earlier seeds as they are
+    seeds = rng.integers(0, 2**63 - 1, size=len(ids.dictionary))
     return {
-        "blocks": pa.ListArray.from_arrays(own.offsets, pa.array(seeds)),
+        "blocks": pa.ListArray.from_arrays(own.offsets, pa.array(seeds).take(ids.indices)),
         "block_tokens": pa.array(np.full(len(rows), BLOCK_TOKENS * scale)),
     }
-
-
-def _mixed(ids: IntArray, salt: int) -> IntArray:
-    """Return a seed for each block id: equal for equal ids, from 0 to 2^63 - 1 (the finaliser of SplitMix64)."""
-    words = ids.astype(np.uint64) ^ np.uint64(salt)
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    seeds: IntArray = ((words ^ (words >> np.uint64(31))) >> np.uint64(1)).astype(np.int64)
-    return seeds

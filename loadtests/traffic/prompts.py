@@ -17,9 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from string import ascii_lowercase
-from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -73,11 +71,11 @@ def token_ids(words: Words, vocab_size: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptText:
-    """Text for one model, made of pieces of one token each: `starts` begin a message, `follows` stand behind any other
+    """Text for one model, made of pieces of one token each: `first` begins a message, `follows` stand behind any other
     piece. The tokenizer, or the chat template around a message, puts the ids `before` and `after` it."""
 
-    starts: tuple[str, ...]
-    start_ids: npt.NDArray[np.int64]
+    first: str
+    first_id: int
     follows: tuple[str, ...]
     follow_ids: npt.NDArray[np.int64]
     before: tuple[int, ...] = ()
@@ -91,18 +89,17 @@ class PromptText:
     @property
     def highest_id(self) -> int:
         """The largest token id that a made prompt may hold."""
-        return int(max(self.start_ids.max(), self.follow_ids.max(), *self.before, *self.after, 0))
+        return int(max(self.first_id, self.follow_ids.max(), *self.before, *self.after))
 
     def text(self, words: Words) -> str:
         """Return the text of as many tokens as there are words."""
-        first = self.starts[int(words[0] % np.uint64(len(self.starts)))]
         rest = (words[1:] % np.uint64(len(self.follows))).tolist()
-        return first + "".join([self.follows[index] for index in rest])
+        return self.first + "".join([self.follows[index] for index in rest])
 
     def ids(self, words: Words) -> list[int]:
         """Return the token ids of `text(words)` alone."""
         ids: list[int] = self.follow_ids[words % np.uint64(len(self.follows))].tolist()
-        ids[0] = int(self.start_ids[int(words[0] % np.uint64(len(self.starts)))])
+        ids[0] = self.first_id
         return ids
 
 
@@ -160,24 +157,18 @@ def _prompt_text(name: str, full: Encode, bare: Encode, words: Sequence[str], re
 
 
 def _pieces(name: str, encode: Encode, words: Sequence[str], remedy: str) -> PromptText:
-    starts = {word: ids[0] for word in words if len(ids := encode(word)) == 1}
-    anchor = next(iter(starts), "")
-    for glue in (" ", "") if anchor else ():
+    first, first_id = next(((word, ids[0]) for word in words if len(ids := encode(word)) == 1), ("", 0))
+    for glue in (" ", "") if first else ():
         follows: dict[str, int] = {}
         for word in words:
-            ids = encode(f"{anchor}{glue}{word}{glue}{word}")
-            if len(ids) == 3 and ids[0] == starts[anchor] and ids[1] == ids[2]:
+            ids = encode(f"{first}{glue}{word}{glue}{word}")
+            if len(ids) == 3 and ids[0] == first_id and ids[1] == ids[2]:
                 follows[glue + word] = ids[1]
             if len(follows) == _PIECES:
                 break
         if len(follows) >= _FEWEST:
-            first = dict(list(starts.items())[:_PIECES])
-            return PromptText(
-                starts=tuple(first),
-                start_ids=np.array(list(first.values()), dtype=np.int64),
-                follows=tuple(follows),
-                follow_ids=np.array(list(follows.values()), dtype=np.int64),
-            )
+            follow_ids = np.array(list(follows.values()), dtype=np.int64)
+            return PromptText(first=first, first_id=first_id, follows=tuple(follows), follow_ids=follow_ids)
     raise ConfigError(f'the vocabulary of "{name}" holds fewer than {_FEWEST} words of one token: {remedy}')
 
 
@@ -223,46 +214,26 @@ def check_hub(model: str, name: str, *, what: str) -> None:
 
     if isinstance(try_to_load_from_cache(model, name), str):
         return
-    answers: SimpleQueue[Exception | None] = SimpleQueue()
-
-    def ask() -> None:
-        try:
-            get_hf_file_metadata(hf_hub_url(model, name))
-        except HfHubHTTPError:  # it answers: the loader says what is wrong
-            answers.put(None)
-        except Exception as error:
-            answers.put(error)
-        else:
-            answers.put(None)
-
-    # Neither the resolver nor the number of addresses that are tried is bounded by a timeout.
-    Thread(target=ask, daemon=True).start()
     try:
-        error = answers.get(timeout=_HUB_S)
-    except Empty:
-        error = TimeoutError(f"no answer within {_HUB_S:g} s")
-    if error is not None:
+        get_hf_file_metadata(hf_hub_url(model, name), timeout=_HUB_S)
+    except HfHubHTTPError:
+        return  # it answers: the loader says what is wrong
+    except Exception as error:
         raise ConfigError(
             f"{what}: its {name} is not in the cache, and {constants.ENDPOINT} cannot be reached "
             f"({_first_line(error)}): give a local folder, fill the cache and set HF_HUB_OFFLINE=1, set HF_ENDPOINT to "
             "a hub that can be reached, or try again"
-        )
-
-
-def _json(path: Path | None) -> Mapping[str, Any]:
-    if path is None:
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f'"{path}" cannot be read: {_first_line(error)}') from None
-    return content if isinstance(content, dict) else {}
+        ) from None
 
 
 def _template(model: str) -> Callable[[str], str] | None:
     """Return what puts the model's default chat template around one message, or None."""
-    config = _json(_file(model, "tokenizer_config.json"))
-    source = config.get("chat_template")
+    path = _file(model, "tokenizer_config.json")
+    try:
+        config = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
+        source = config.get("chat_template")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f'"{path}" cannot be read: {_first_line(error)}') from None
     if isinstance(source, list):
         named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
         source = named.get("default")

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from tailgate.analysis.records.schemas import Columns
 from tailgate.loadtests.traffic.lengths import IntArray
 from tailgate.loadtests.traffic.settings import Design
-from tailgate.servers.complaint import ConfigError
+from tailgate.servers.complaint import ConfigError, named
 
 EVERY_ARM = "*"
 
@@ -125,8 +125,6 @@ class Schedule:
 
     def share(self, worker: int, workers: int) -> Schedule:
         """Return the rows of one of `workers` load processes: those whose index is `worker` modulo `workers`."""
-        if not 0 <= worker < workers:
-            raise ConfigError(f"worker is {worker} of {workers}: give 0 to {workers - 1}")
         mine = pa.array(self.ints("index") % workers == worker)
         return replace(self, table=self.table.filter(mine))
 
@@ -160,16 +158,10 @@ class Schedule:
         try:
             table = pa.ipc.open_stream(content).read_all()
             table.validate(full=True)  # a damaged offset would be followed out of the file's memory
-            names = table.schema.names
-        except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ConfigError(f'schedule "{name}" cannot be read ({reason}): build it again') from None
-        facts_text = (table.schema.metadata or {}).get(_METADATA_KEY)
-        table = table.replace_schema_metadata(None)
-        if facts_text is None or table.schema not in (SCHEDULE, pa.schema([*SCHEDULE, *BLOCKS])):
-            raise ConfigError(f'"{name}" is no schedule: columns are {names}, expected {SCHEDULE.names}')
-        try:
-            facts = json.loads(facts_text)
+            if table.schema not in (SCHEDULE, pa.schema([*SCHEDULE, *BLOCKS])):  # whatever their metadata
+                raise ValueError(f"columns are {table.schema.names}, expected {SCHEDULE.names}")
+            facts = json.loads(table.schema.metadata[_METADATA_KEY])
+            table = table.replace_schema_metadata(None)
             return cls(table=table, **{**facts, "arms": tuple(facts["arms"]), "steps": tuple(facts["steps"])})
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise ConfigError(f'schedule "{name}" is damaged ({type(error).__name__}): build it again') from None
+        except (OSError, pa.ArrowException, ValueError, LookupError, TypeError, RecursionError) as error:
+            raise ConfigError(f'schedule "{name}" cannot be read ({named(error)}): build it again') from None

@@ -15,8 +15,6 @@ import gzip
 import re
 import zlib
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -25,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
-from pydantic import BaseModel, Field, StrictInt, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from tailgate.analysis.wording import counted
 from tailgate.loadtests.traffic.lengths import IntArray
@@ -87,32 +85,22 @@ def read_trace(path: str | Path, *, answers: bool = True, blocks: bool = True) -
     each block. Empty lines are passed over.
     """
     name = str(path)
-    with opened(f'trace "{name}"', path) as file:
-        header = _first_line(file, name)
-        if header.startswith("{"):
-            file.seek(0)
-            return _checked(name, "mooncake", _json_lines(file, name, blocks), answers)
-        return _checked(name, "azure", _csv(file, name, header), answers)
-
-
-@contextmanager
-def opened(what: str, path: str | Path) -> Iterator[IO[bytes]]:
-    """Open the file at `path`, unpacked where gzip packed it, whatever its name. Raises ConfigError that begins with
-    `what` where the file cannot be read to its end."""
+    what = f'trace "{name}"'
     try:
-        with Path(path).open("rb") as file:
-            packed = file.peek(2)[:2] == b"\x1f\x8b"
-            unpacked: Any = gzip.GzipFile(fileobj=file) if packed else file
-            yield unpacked
-    except FileNotFoundError:
-        raise ConfigError(f"{what} does not exist: give the path of a file") from None
+        with Path(path).open("rb") as stored:
+            packed = stored.peek(2)[:2] == b"\x1f\x8b"
+            file: Any = gzip.GzipFile(fileobj=stored) if packed else stored
+            header = _first_line(file, name)
+            if header.startswith("{"):
+                file.seek(0)
+                return _checked(name, "mooncake", _json_lines(file, name, blocks), answers)
+            return _checked(name, "azure", _csv(file, name, header), answers)
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise ConfigError(f"{what} is damaged gzip data: copy it again") from None
     except OSError as error:
-        raise ConfigError(f"{what} cannot be read ({error.strerror}): give a readable file") from None
+        raise ConfigError(f"{what} cannot be read ({error.strerror}): give the path of a readable file") from None
     except UnicodeDecodeError as error:
-        wrong = error.object[error.start]
-        raise ConfigError(f"{what} has byte 0x{wrong:02x}, which is not UTF-8 text: unpack or convert it") from None
+        raise ConfigError(f"{what} is not UTF-8 text ({error}): unpack or convert it") from None
 
 
 def _first_line(file: IO[bytes], name: str) -> str:
@@ -199,12 +187,15 @@ def _date_type(file: IO[bytes], place: int) -> Any:
 # --- JSON Lines -------------------------------------------------------------------------------------------------------
 
 
+_Length = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+
+
 class _Line(BaseModel):
     """One request of JSON Lines."""
 
     timestamp: Annotated[float, Field(strict=True, ge=-_LATEST_MS, le=_LATEST_MS)]
-    input_length: StrictInt
-    output_length: StrictInt
+    input_length: _Length
+    output_length: _Length
     hash_ids: list[Annotated[int, Field(strict=True, ge=0, lt=2**63)]] = []
 
 
@@ -214,13 +205,12 @@ def _json_lines(file: IO[bytes], name: str, blocks: bool) -> pa.Table:
         if not raw.strip():
             continue
         where = f"{name} row {len(times) + 1}"
-        if len(raw) == _LONGEST_LINE:
-            raise ConfigError(f"{where} has more than {_LONGEST_LINE - 1} bytes: break it into lines")
         try:
             line = _Line.model_validate_json(raw.lstrip(codecs.BOM_UTF8))
-            lengths.extend((line.input_length, line.output_length))
-        except (ValidationError, OverflowError) as error:
-            raise ConfigError(f"{where} {_reason(error)}: correct or remove the row") from None
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            key = "".join(f"{part}: " for part in first["loc"][:1])
+            raise ConfigError(f"{where} {key}{one_line(first['msg'])}: correct or remove the row") from None
         own = line.hash_ids if blocks else []
         expected = max(0, -(-line.input_length // BLOCK_TOKENS))
         if own and len(own) != expected:
@@ -229,6 +219,7 @@ def _json_lines(file: IO[bytes], name: str, blocks: bool) -> pa.Table:
                 f"{BLOCK_TOKENS}: give one for each block, or leave hash_ids out"
             )
         times.append(line.timestamp)
+        lengths.extend((line.input_length, line.output_length))
         ids.extend(own)
         ends.append(len(ids))
     inputs, outputs = np.array(lengths, dtype=np.int32).reshape(-1, 2).T
@@ -240,11 +231,3 @@ def _json_lines(file: IO[bytes], name: str, blocks: bool) -> pa.Table:
             "blocks": pa.ListArray.from_arrays(np.array(ends), np.array(ids)),
         }
     )
-
-
-def _reason(error: ValidationError | OverflowError) -> str:
-    if not isinstance(error, ValidationError):
-        return "has a length of more than 31 bits"
-    first = error.errors(include_url=False)[0]
-    where = ".".join(map(str, first["loc"]))
-    return one_line(f"{where}: {first['msg']}" if where else first["msg"])

@@ -97,12 +97,11 @@ BAD_MOONCAKE: list[tuple[str, list[str]]] = [
     ("[" * 50_000, ["row 2", "Invalid JSON"]),
     (mooncake_line(3000, 4.5, 4), ["row 2", "input_length: ", "integer"]),
     (mooncake_line(3000, True, 4), ["row 2", "input_length: ", "integer"]),
-    (mooncake_line(3000, 2**70, 4), ["row 2", "31 bits"]),
+    (mooncake_line(3000, 2**70, 4), ["row 2", "input_length: ", "less than 2147483648"]),
     (mooncake_line(3000, 0, 4, []), ["row 2", "input length is 0", "remove the row"]),
     (mooncake_line(3000, 513, 4, [0, 1, 2]), ["row 2", "3 hash_ids", "2 blocks of 512", "one for each block"]),
     *((mooncake_line(3000, 600, 5, ids), ["row 2", "hash_ids"]) for ids in (["a"], [-1], 7, [True])),
     (mooncake_line(2999, 4, 4), ["row 2", "goes back by 1000000 ns", "sort the trace"]),
-    ("1" * (1 << 24), ["row 2", "break it into lines"]),
 ]
 
 
@@ -140,7 +139,7 @@ def test_missing_file_directory_and_binary_are_refused(tmp_path: Path) -> None:
     (tmp_path / "damaged.gz").write_bytes(b"\x1f\x8b\x08\x00\xff\xfe")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     found = [unread(tmp_path / name) for name in ("absent.csv", "", "damaged.gz", "binary")]
-    for words, message in zip(("not exist", "cannot be read", "damaged gzip data", "not UTF-8"), found, strict=True):
+    for words, message in zip(("No such file", "cannot be read", "damaged gzip data", "not UTF-8"), found, strict=True):
         assert words in message
 
 
