@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tailgate.loadtests.commands.exits import EXIT_BROKE, complain
-from tailgate.loadtests.commands.options import AllowDifferent, Slo, WholeJson, file_name, run_directory, split_keys
+from tailgate.loadtests.commands.options import AllowDifferent, Slo, WholeJson, run_directory, split_keys
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.security import check_named
 
@@ -33,7 +33,6 @@ def command(
         str | None,
         typer.Option(
             metavar="DIR",
-            parser=file_name,
             help="Folder for the outcome; the runs stay unchanged. Default: RUN_DIR; for several runs or files a new "
             "folder joined-... or results-... next to the first.",
         ),

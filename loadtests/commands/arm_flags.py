@@ -7,11 +7,11 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from tailgate.loadtests.commands.options import file_name
 from tailgate.servers.complaint import ConfigError, did_you_mean
 from tailgate.servers.presets import PRESETS
 
@@ -24,18 +24,10 @@ def presets(incomplete: str) -> list[str]:
     return [name for name in PRESETS if name.startswith(incomplete)]
 
 
-Model = Annotated[
-    str | None,
-    typer.Option(metavar="MODEL", help="Hugging Face path or id, or random:NAME; short for --set model.id=MODEL."),
-]
-CacheDir = Annotated[
-    str, typer.Option(metavar="DIR", help="Keep compiled code here. Default: nowhere.", parser=file_name)
-]
+CacheDir = Annotated[str, typer.Option(metavar="DIR", help="Keep compiled code here. Default: nowhere.")]
 Arm = Annotated[
     str,
     typer.Option(
-        "--arm",
-        "--preset",
         metavar="NAME",
         help=f"An arm of EXPERIMENT; without one a preset: {', '.join(PRESETS)}.",
         autocompletion=presets,
@@ -43,22 +35,15 @@ Arm = Annotated[
 ]
 
 
-def all_settings(settings: Sequence[str] | None, model: str | None) -> list[str]:
-    """Return the settings of --set and --model."""
-    return [*(settings or ()), *([] if model is None else [f"model.id={json.dumps(model)}"])]
-
-
-def preset_arm(preset: str, *, name: str = "", settings: Sequence[str] = ()) -> ArmConfig:
+def preset_arm(preset: str, settings: Sequence[str] | None = None, *, name: str = "") -> ArmConfig:
     """Return the arm that a preset and settings describe. Raises ConfigError."""
     from tailgate.loadtests.experiments.reading import parse_setting, set_path
-    from tailgate.loadtests.experiments.toml_limits import check_values
     from tailgate.servers.config import ArmConfig, over, with_preset
     from tailgate.servers.fields import read
 
     changes: dict[str, Any] = {}
-    for setting in settings:
+    for setting in settings or ():
         set_path(changes, *parse_setting(setting))
-    check_values(changes, "--set")
     tables = ("model", "engine", "shapes", "compile")
     for table in changes:
         if table not in tables:
@@ -67,14 +52,14 @@ def preset_arm(preset: str, *, name: str = "", settings: Sequence[str] = ()) -> 
     return read(ArmConfig, with_preset(over({"name": name or preset, "preset": preset}, changes)))
 
 
-def inspected_arm(experiment: str, name: str, settings: Sequence[str]) -> ArmConfig:
+def inspected_arm(experiment: Path | None, name: str, settings: Sequence[str] | None) -> ArmConfig:
     """Return an arm of an experiment or, without one, of a preset. Raises ConfigError."""
-    if not experiment:
-        return preset_arm(name, settings=settings)
+    if experiment is None:
+        return preset_arm(name, settings)
     from tailgate.loadtests.experiments.model import OwnArm
     from tailgate.loadtests.experiments.reading import load
 
-    loaded = load(experiment, settings=settings, needs_traffic=False)
+    loaded = load(experiment, settings=settings or ())
     arm = next((arm for arm in loaded.arms if arm.name == name), None)
     if arm is None:
         names = [arm.name for arm in loaded.arms]

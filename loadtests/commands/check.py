@@ -38,7 +38,6 @@ def command(
     out: options.Out = "runs",
     until_decided: UntilDecided = False,
     at_most: options.AtMost = None,
-    seed: options.Seed = None,
     as_json: options.Json = False,
 ) -> int:
     """Check an experiment and say what its run can decide.
@@ -60,7 +59,6 @@ def command(
         trace=trace,
         until_decided=until_decided,
         at_most=at_most,
-        seed=seed,
     )
     check_experiment(loaded)
     schedule = TrialSchedules.of(loaded).draw(1)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from tailgate.loadtests.commands.exits import EXIT_USAGE, complain, working
-from tailgate.loadtests.commands.options import WholeJson, file_name
+from tailgate.loadtests.commands.options import WholeJson
 from tailgate.servers import stdout
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.security import check_named
@@ -24,8 +24,8 @@ EXAMPLES = """\
 
 
 def command(
-    baseline: Annotated[str, typer.Argument(metavar="BASELINE", help="The earlier run.", parser=file_name)],
-    candidate: Annotated[str, typer.Argument(metavar="CANDIDATE", help="The run to judge.", parser=file_name)],
+    baseline: Annotated[str, typer.Argument(metavar="BASELINE", help="The earlier run.")],
+    candidate: Annotated[str, typer.Argument(metavar="CANDIDATE", help="The run to judge.")],
     arm: Annotated[
         str | None,
         typer.Option(
@@ -36,18 +36,14 @@ def command(
     ] = None,
     limits: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE", help="A TOML file with a [gates] table, instead of the candidate's.", parser=file_name
-        ),
+        typer.Option(metavar="FILE", help="A TOML file with a [gates] table, instead of the candidate's."),
     ] = None,
     trust_machines: Annotated[
         bool, typer.Option("--trust-machines", help="Take machines without references for equally fast.")
     ] = False,
     out: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR", help="Folder for the reports. Default: compare in the candidate's run.", parser=file_name
-        ),
+        typer.Option(metavar="DIR", help="Folder for the reports. Default: compare in the candidate's run."),
     ] = None,
     as_json: WholeJson = False,
 ) -> int:
@@ -115,13 +111,11 @@ def _show(summary: Mapping[str, Any], report: Path | None, *, as_json: bool) -> 
 def read_gates(path: Path) -> Mapping[str, Any]:
     """Return the [gates] table of the file. Raises ConfigError for one that cannot be used."""
     from tailgate.analysis.settings.gate_limits import GateLimits
-    from tailgate.loadtests.experiments.toml_limits import parse_toml, read_toml, table_of
-    from tailgate.servers.fields import read
+    from tailgate.loadtests.experiments.toml_limits import parse_toml, read_toml
+    from tailgate.servers.fields import Settings, read
+
+    class Limits(Settings):
+        gates: GateLimits = GateLimits()
 
     table = parse_toml(read_toml(path), str(path))
-    for key in table:
-        if key != "gates":
-            raise ConfigError(f"{path}: [{key}] is unknown: it takes a table [gates]")
-    gates = table_of(table, "gates")
-    read(GateLimits, gates, where="gates")
-    return gates
+    return read(Limits, table).gates.model_dump(exclude_unset=True)

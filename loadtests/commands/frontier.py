@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -13,18 +12,10 @@ from tailgate.loadtests.commands import options
 
 BUDGET_MINUTES = 60.0
 DEMO, DEMO_MINUTES = "frontier-demo", 9.0
-_LONGEST_MINUTES = 10_080.0
 EXAMPLES = """\
   tailgate frontier demo
   tailgate frontier canary.toml --budget 180
   tailgate frontier canary.toml --set traffic.rates=[2,64] --set slo.p99_ttft_ms=500"""
-
-
-def _minutes(text: str) -> float:
-    with suppress(ValueError):
-        if 0 < (value := float(text)) <= _LONGEST_MINUTES:
-            return value
-    raise typer.BadParameter(f"{text!r} is no number of minutes: give one above 0, {_LONGEST_MINUTES:g} at most")
 
 
 def command(
@@ -34,13 +25,12 @@ def command(
         float | None,
         typer.Option(
             metavar="MINUTES",
-            parser=_minutes,
+            parser=options.number(float, 1, 10_080),
             help=f"How long the search may take. Default: {BUDGET_MINUTES:g}; {DEMO_MINUTES:g} for the demo.",
         ),
     ] = None,
     settings: Annotated[list[str] | None, options.set_option("traffic.step_s=20")] = None,
     out: options.Out = "runs",
-    seed: options.Seed = None,
     page: options.Page = "127.0.0.1:0",
     metrics: options.Metrics = "",
     quiet: options.Quiet = False,
@@ -62,9 +52,9 @@ def command(
     from tailgate.loadtests.trials.run import ARM_COMMAND
 
     began = time.monotonic()
-    demo = experiment == "demo"
+    demo = experiment == Path("demo")
     source = DEMO if demo else experiment
-    loaded = frontier_plan(source, settings=settings or (), seed=seed)
+    loaded = frontier_plan(source, settings=settings or ())
     minutes = budget or (DEMO_MINUTES if demo else BUDGET_MINUTES)
     check_budget(loaded, minutes)
     search = FrontierSearch(

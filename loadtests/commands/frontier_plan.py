@@ -26,9 +26,9 @@ _OF_OTHER_TRAFFIC = (
 )
 
 
-def frontier_plan(source: str | Path, *, settings: Sequence[str] = (), seed: int | None = None) -> Experiment:
+def frontier_plan(source: str | Path, *, settings: Sequence[str] = ()) -> Experiment:
     """Return the experiment in `source` as a search. Raises ConfigError for one that is none."""
-    table = load_table(source, settings=settings, seed=seed)
+    table = load_table(source, settings=settings)
     given = table_of(table, "traffic")
     # A search starts as many trials as its budget has time for.
     table |= {"traffic": _searched(given), "trials": {**table_of(table, "trials"), "count": 1}}

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tailgate.loadtests.commands.options import Json, file_name
+from tailgate.loadtests.commands.options import Json
 from tailgate.servers import stdout
 from tailgate.servers.complaint import ConfigError
 
@@ -40,7 +40,7 @@ def _objective(text: str) -> float | None:
 
 
 def command(
-    path: Annotated[str, typer.Argument(metavar="[PATH]", help="The file to write.", parser=file_name)] = "my.toml",
+    path: Annotated[str, typer.Argument(metavar="[PATH]", help="The file to write.")] = "my.toml",
     model: Annotated[
         str | None,
         typer.Option(

@@ -8,6 +8,7 @@ itself broke or was interrupted. Results go to stdout: words, or one JSON object
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -38,7 +39,6 @@ from tailgate.loadtests.commands import (
     worker,
 )
 from tailgate.loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain
-from tailgate.loadtests.commands.options import check_words
 from tailgate.servers.complaint import ConfigError, fault, not_installed
 
 GROUPS: dict[str, dict[str, Any]] = {
@@ -121,7 +121,6 @@ def main(arguments: Sequence[str] | None = None, *, arm_command: Sequence[str] |
             stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show must not raise
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        check_words(words)
         group = typer.main.get_command(app)
         code = group.main(words, prog_name="tailgate", standalone_mode=False, obj=arm_command)
         if sys.stdout is not None:  # it is None where the caller closed it
@@ -143,6 +142,8 @@ def main(arguments: Sequence[str] | None = None, *, arm_command: Sequence[str] |
         return EXIT_BROKE
     except Exception as error:
         if isinstance(error, OSError):
+            if error.errno == errno.ENAMETOOLONG:
+                return complain(f"{error}: give a shorter path", EXIT_USAGE)
             _leave_stdout()
         return complain(fault(error), EXIT_BROKE)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from tailgate.analysis.wording import counted
 from tailgate.loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
-from tailgate.loadtests.commands.options import ExperimentName, Json, Out, Quiet, Seed, Verbose, set_option, verbosity
+from tailgate.loadtests.commands.options import ExperimentName, Json, Out, Quiet, Verbose, set_option, verbosity
 from tailgate.servers import stdout
 
 EXAMPLES = """\
@@ -23,7 +23,6 @@ def command(
     experiment: ExperimentName,
     settings: Annotated[list[str] | None, set_option("parity.prompts=64")] = None,
     out: Out = "runs",
-    seed: Seed = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -49,7 +48,7 @@ def command(
     from tailgate.loadtests.trials.status import Status
 
     shown = verbosity(quiet, verbose)
-    loaded = load(experiment, settings=settings or (), seed=seed, needs_traffic=False)
+    loaded = load(experiment, settings=settings or ())
     texts = check_measurable(loaded)
     check_writable(Path(out))
     stopped: list[int] = []

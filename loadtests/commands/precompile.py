@@ -7,27 +7,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tailgate.loadtests.commands.arm_flags import Arm, Model, all_settings, become, inspected_arm
-from tailgate.loadtests.commands.options import Json, OptionalExperiment, Quiet, file_name, set_option
+from tailgate.loadtests.commands.arm_flags import Arm, become, inspected_arm
+from tailgate.loadtests.commands.options import Json, OptionalExperiment, Quiet, set_option
 from tailgate.servers.complaint import ConfigError
 
 if TYPE_CHECKING:
     from tailgate.servers.config import ArmConfig
 
 EXAMPLES = """\
-  tailgate precompile --arm compiled-bucketed --model random:llama-3.2-1b --out bucketed.compiled
-  tailgate serve --preset compiled-bucketed --model random:llama-3.2-1b \\
+  tailgate precompile --arm compiled-bucketed --set model.id=random:llama-3.2-1b --out bucketed.compiled
+  tailgate serve --preset compiled-bucketed --set model.id=random:llama-3.2-1b \\
                  --set compile.artifact=bucketed.compiled
   tailgate precompile canary.toml --arm buckets   to the file that the arm's compile.artifact names"""
 
 
 def command(
     arm: Arm,
-    experiment: OptionalExperiment = "",
-    out: Annotated[
-        str, typer.Option(metavar="FILE", parser=file_name, help="File to write. Default: the arm's compile.artifact.")
-    ] = "",
-    model: Model = None,
+    experiment: OptionalExperiment = None,
+    out: Annotated[str, typer.Option(metavar="FILE", help="File to write. Default: the arm's compile.artifact.")] = "",
     settings: Annotated[
         list[str] | None, set_option("compile.mode=max-autotune, or as `run` takes it with EXPERIMENT")
     ] = None,
@@ -46,7 +43,7 @@ def command(
     from tailgate.loadtests.experiments.files import check_writable
     from tailgate.loadtests.trials.preflight import check_arm
 
-    compiled, path = precompiled_arm(inspected_arm(experiment, arm, all_settings(settings, model)), out)
+    compiled, path = precompiled_arm(inspected_arm(experiment, arm, settings), out)
     check_arm(compiled)
     check_writable(Path(path).parent)
     become(

@@ -41,7 +41,6 @@ def command(
             "token in TAILGATE_PROVIDER_TOKEN is required.",
         ),
     ] = "",
-    seed: options.Seed = None,
     at_most: options.AtMost = None,
     page: options.Page = "127.0.0.1:0",
     metrics: options.Metrics = "",
@@ -74,7 +73,7 @@ def command(
 
     changes = [*(settings or ()), *(["ramp.load=none", f"users.admin={admin}"] if admin else [])]
     changes += ["ramp.load=none", f"users.provider={provider}"] if provider else []
-    table = load_table(experiment, settings=changes, trace=trace, seed=seed, needs_traffic=not admin)
+    table = load_table(experiment, settings=changes, trace=trace)
     if table_of(table, "ramp").get("load") == "none":
         table = production_table(table)
     loaded = ramped(from_table(table), at_most_s=at_most)

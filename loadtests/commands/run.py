@@ -43,7 +43,6 @@ def command(
     until_decided: UntilDecided = False,
     at_most: options.AtMost = None,
     page: options.Page = "127.0.0.1:0",
-    seed: options.Seed = None,
     metrics: options.Metrics = "",
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -66,7 +65,6 @@ def command(
         trace=trace,
         until_decided=until_decided,
         at_most=at_most,
-        seed=seed,
     )
     orchestrator = Orchestrator(loaded, out=Path(out), arm_command=context.obj or ARM_COMMAND)
     return run_and_judge(
@@ -75,14 +73,13 @@ def command(
 
 
 def planned(
-    experiment: str,
+    experiment: Path,
     settings: Sequence[str],
     *,
     duration: float | None,
     trace: str,
     until_decided: bool,
     at_most: float | None,
-    seed: int | None,
 ) -> Experiment:
     """Return the experiment that the options of `tailgate run` describe. Raises ConfigError."""
     from tailgate.loadtests.experiments.reading import load
@@ -91,11 +88,9 @@ def planned(
         raise ConfigError("--at-most belongs to --until-decided: give both, or --duration")
     if at_most is not None and duration is not None:
         raise ConfigError("--at-most and --duration are both given: leave one out")
-    lasting = [] if duration is None else [f"traffic.duration_s={duration!r}"]
-    loaded = load(experiment, settings=[*settings, *lasting], trace=trace, seed=seed)
-    if not until_decided:
+    changes = [] if duration is None else [f"traffic.duration_s={duration!r}"]
+    changes += ["gates.sequential=true"] if until_decided else []
+    loaded = load(experiment, settings=[*settings, *changes], trace=trace)
+    if at_most is None:
         return loaded
-    traffic = dict(loaded.traffic)
-    if at_most is not None:
-        traffic["duration_s"] = at_most / loaded.trials.count
-    return loaded.replace(traffic=traffic, gates=loaded.gates.model_copy(update={"sequential": True}))
+    return loaded.replace(traffic=loaded.traffic.replace(duration_s=at_most / loaded.trials.count))

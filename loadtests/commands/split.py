@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from tailgate.loadtests.commands.exits import EXIT_BROKE, complain, stopping
-from tailgate.loadtests.commands.options import Json, Port, file_name, port_option
+from tailgate.loadtests.commands.options import Json, Port, port_option
 from tailgate.servers import stdout
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.processes import TemporaryFolder, log_tail
@@ -41,7 +41,7 @@ _FORMS = {
 
 
 def _file(text: str) -> Any:
-    return typer.Option(metavar="FILE", parser=file_name, help=text)
+    return typer.Option(metavar="FILE", help=text)
 
 
 def command(

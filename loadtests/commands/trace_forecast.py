@@ -1,14 +1,7 @@
-"""`tailgate inspect --trace`: what the prompt lengths of a trace mean for each compile policy. Nothing is run.
-
-References
-----------
-[1] Good, I. J. (1953). The population frequencies of species and the estimation of population parameters.
-"""
+"""`tailgate inspect --trace`: how much the prompts of a trace are padded by which buckets. Nothing is run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -20,23 +13,11 @@ from tailgate.servers.complaint import ConfigError
 from tailgate.servers.config import default_lengths
 from tailgate.servers.stdout import aligned
 
-RECOMPILE_LIMIT = 8  # torch's default: lengths beyond it run eagerly
 BUCKETS = 8  # of the best ladder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """What one compile policy makes of a trace. `padded_over_true`: tokens run for each prompt token."""
-
-    policy: str
-    graphs_before_serving: int = 0
-    compiles_while_serving: int = 0
-    padded_over_true: float = 1.0
-    note: str = ""
-
-
 def forecast(trace: Trace, max_prompt_tokens: int = 0) -> dict[str, Any]:
-    """Return the lengths of a trace and a row for each policy, as plain values. Raises ConfigError.
+    """Return the lengths of a trace, and how much ladders of buckets pad them, as plain values. Raises ConfigError.
 
     Each prompt is a prefill of its own. Longer ones than `max_prompt_tokens` are left out (0: none is).
     """
@@ -49,16 +30,23 @@ def forecast(trace: Trace, max_prompt_tokens: int = 0) -> dict[str, Any]:
             "raise --max-prompt-tokens"
         )
     p50, p90, p99 = np.quantile(kept, (0.5, 0.9, 0.99))
+    best = best_ladder(kept, BUCKETS, limit)
+    ladders = {"one length": (limit,), "powers of two": default_lengths(limit), f"best {BUCKETS}": best}
     return {
-        "name": trace.name,
         "account": trace.account,
         "requests": len(kept),
         "too_long": len(lengths) - len(kept),
         "max_prompt_tokens": limit,
         "prompt_tokens": {"p50": p50, "p90": p90, "p99": p99, "max": int(kept.max())},
         "distinct": len(np.unique(kept)),
-        "next_is_new": unseen_probability(kept),
-        "policies": [asdict(policy) for policy in _policies(kept, limit)],
+        "ladders": [
+            {
+                "name": name,
+                "buckets": ladder,
+                "padded_over_true": float(np.array(ladder)[np.searchsorted(ladder, kept)].sum() / kept.sum()),
+            }
+            for name, ladder in ladders.items()
+        ],
     }
 
 
@@ -69,26 +57,16 @@ def forecast_text(figures: dict[str, Any]) -> str:
         figures["account"],
         f"prompt tokens p50 {tokens['p50']:,.0f}, p90 {tokens['p90']:,.0f}, p99 {tokens['p99']:,.0f}, max "
         f"{tokens['max']:,}",
-        f"{figures['distinct']:,} lengths in {figures['requests']:,} prompts; the next prompt has a new length with "
-        f"probability {figures['next_is_new']:.1%}",
+        f"{figures['requests']:,} prompts of {counted(figures['distinct'], 'length', '{:,}'.format)}",
     ]
     if figures["too_long"]:
         longer = counted(figures["too_long"], "prompt", "{:,}".format)
         lines.append(f"left out: {longer} of over {figures['max_prompt_tokens']:,} tokens")
-    rows = [["prefill policy", "graphs before serving", "compiles while serving", "padded/true", ""]]
-    for row in figures["policies"]:
-        counts = [f"{row['graphs_before_serving']:,}", f"{row['compiles_while_serving']:,}"]
-        rows.append([row["policy"], *counts, f"{row['padded_over_true']:.2f} ×", row["note"]])
+    rows = [["buckets", "graphs", "padded/true", ""]]
+    for row in figures["ladders"]:
+        buckets = ", ".join(map(str, row["buckets"]))
+        rows.append([row["name"], str(len(row["buckets"])), f"{row['padded_over_true']:.2f} ×", buckets])
     return "\n".join([*lines, "", *aligned(rows)])
-
-
-def unseen_probability(lengths: Ints) -> float:
-    """Return the probability that the next length is new: lengths seen exactly once over all (Good [1]).
-
-    It assumes that all lengths come from one distribution; traffic that drifts brings more.
-    """
-    counts = np.unique(lengths, return_counts=True)[1]
-    return float((counts == 1).sum() / len(lengths))
 
 
 def best_ladder(lengths: Ints, buckets: int, last: int) -> tuple[int, ...]:
@@ -116,33 +94,3 @@ def best_ladder(lengths: Ints, buckets: int, last: int) -> tuple[int, ...]:
             break
         chosen.append(end - 1)
     return tuple(int(edges[place]) for place in reversed(chosen))
-
-
-def _policies(lengths: Ints, limit: int) -> Iterator[Policy]:
-    yield Policy(policy="eager", note="exact shapes, nothing to compile")
-    yield _padded("one padded shape", lengths, (limit,))
-    yield _padded("buckets, powers of two", lengths, default_lengths(limit))
-    yield _padded(f"buckets, best {BUCKETS}", lengths, best_ladder(lengths, BUCKETS, limit))
-    yield Policy(policy="dynamic, marked", graphs_before_serving=1, note="one graph for all lengths; slower kernels")
-    _, first, counts = np.unique(lengths, return_index=True, return_counts=True)
-    note = f"{len(counts):,} lengths"
-    if len(counts) > RECOMPILE_LIMIT:
-        # The first lengths stay compiled; all others run eagerly from then on.
-        eager = 1.0 - counts[np.argsort(first)[:RECOMPILE_LIMIT]].sum() / len(lengths)
-        note += f"; after {RECOMPILE_LIMIT}, {eager:.0%} of the prompts run eagerly without a warning"
-    yield Policy(policy="a graph for each length", compiles_while_serving=min(len(counts), RECOMPILE_LIMIT), note=note)
-    # torch's default: static for the first length, then dynamic; a length of 1 keeps a graph of its own.
-    others = lengths[lengths != lengths[0]]
-    compiles = 1 + bool((others > 1).any()) + bool((others == 1).any())
-    note = "one for the first length, one for all others; one more for a length of 1"
-    yield Policy(policy="automatic dynamic (default)", compiles_while_serving=compiles, note=note)
-
-
-def _padded(name: str, lengths: Ints, ladder: Sequence[int]) -> Policy:
-    buckets = np.asarray(ladder)
-    return Policy(
-        policy=name,
-        graphs_before_serving=len(ladder),
-        padded_over_true=float(buckets[np.searchsorted(buckets, lengths)].sum() / lengths.sum()),
-        note=", ".join(map(str, ladder)),
-    )

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from tailgate.loadtests.commands.options import file_name, whole
+from tailgate.loadtests.commands.options import number
 from tailgate.loadtests.workers.channel import TOKEN_VARIABLE, channel_token
 from tailgate.servers.address import host_port
 from tailgate.servers.complaint import ConfigError, check_installed
@@ -35,13 +35,11 @@ def command(
     master: Annotated[str, typer.Option(metavar="HOST:PORT", help="traffic.master_bind of the run.")],
     keep: Annotated[
         str,
-        typer.Option(
-            metavar="DIR", parser=file_name, help="Write the records here before they are sent, by run and trial."
-        ),
+        typer.Option(metavar="DIR", help="Write the records here before they are sent, by run and trial."),
     ] = "tailgate-worker",
     trials: Annotated[
         int,
-        typer.Option(metavar="N", parser=whole(0, 10**6), help="End after N trials; 0: never."),
+        typer.Option(metavar="N", parser=number(int, 0, 10**6), help="End after N trials; 0: never."),
     ] = 0,
 ) -> int:
     """Generate load from this host for a run on another one.

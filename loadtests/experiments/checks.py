@@ -94,19 +94,15 @@ def _check_arms(arms: Sequence[ExperimentArm]) -> None:
     if not 2 <= len(arms) <= MAX_ARMS:
         raise ConfigError(f"arms has {counted(len(arms), 'entry')}: give 2 to {MAX_ARMS} [[arms]] tables")
     names = [arm.name for arm in arms]
-    for index, name in enumerate(names):
-        # Statistics of the splitter cannot tell "." from "_".
-        same = [other for other in range(index) if names[other].replace(".", "_") == name.replace(".", "_")]
-        if same:
-            raise ConfigError(
-                f'arms[{index}].name is "{name}", the name of arms[{same[0]}]: '
-                'give each arm a name of its own ("." and "_" count as equal)'
-            )
-    controls = [arm.name for arm in arms if arm.control]
-    if not controls:
-        raise ConfigError(f"no arm is the control: set control = true on exactly one of {', '.join(names)}")
-    if len(controls) > 1:
-        raise ConfigError(f"{len(controls)} arms are the control ({', '.join(controls)}): keep control = true on one")
+    if len({name.replace(".", "_") for name in names}) < len(names):  # the splitter's statistics write "_" for "."
+        raise ConfigError(
+            f'arms have the names {", ".join(names)}: give each a name of its own ("." and "_" count as equal)'
+        )
+    if (controls := sum(arm.control for arm in arms)) != 1:
+        raise ConfigError(
+            f"{counted(controls, 'arm')} of {', '.join(names)} have control = true: set it on exactly one, with which "
+            "the others are compared"
+        )
 
 
 def check_parity(experiment: Experiment) -> None:

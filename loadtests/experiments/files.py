@@ -7,10 +7,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tailgate.loadtests.experiments.toml_limits import expanded
 from tailgate.servers.complaint import ConfigError
 
 FILE_KEYS = ("tls_ca", "tls_certificate", "tls_key")
+_NAME_FILES = (*FILE_KEYS, "trace", "texts", "tokenizer", "artifact", "log")
 _BUILTIN = resources.files("tailgate.loadtests") / "experiments"
 
 
@@ -48,14 +48,20 @@ def resolved(key: str, value: Any, folder: Path) -> Any:
     if isinstance(value, list):
         return [resolved(f"{key}[{index}]", item, folder) for index, item in enumerate(value)]
     name = key.rpartition(".")[2].partition("[")[0]
-    if (
-        name not in (*FILE_KEYS, "trace", "texts", "tokenizer", "artifact", "log")
-        or not isinstance(value, str)
-        or not value
-    ):
+    if name not in _NAME_FILES or not isinstance(value, str) or not value:
         return value
     path = folder / expanded(value, key)
-    return str(path.resolve()) if name != "tokenizer" or path.exists() or value.startswith((".", "~")) else value
+    return (
+        str(path.resolve()) if name != "tokenizer" or os.path.lexists(path) or value.startswith((".", "~")) else value
+    )
+
+
+def expanded(text: str, where: str) -> Path:
+    """Return the path, with ~ and ~user in full. Raises ConfigError."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f'{where} is "{text}", whose home cannot be found ({error}): write it in full') from None
 
 
 def check_makeable(folder: Path, option: str = "--out") -> None:

@@ -119,9 +119,6 @@ class ParityConfig(Settings):
     """Share of greedy answers of an external arm that may differ from the control's."""
 
 
-LEAST_SAMPLE_S = 0.05
-
-
 class MachinesConfig(Settings):
     """How the machines of a run are watched and measured."""
 
@@ -135,11 +132,8 @@ class MachinesConfig(Settings):
 
     @model_validator(mode="after")
     def _samples_are_apart(self) -> Self:
-        if 0 < self.sample_s < LEAST_SAMPLE_S:
-            raise ValueError(
-                f"sample_s is {self.sample_s:g}, about what a sample takes: give {LEAST_SAMPLE_S:g} or more, "
-                "or 0 for none"
-            )
+        if 0 < self.sample_s < 0.05:
+            raise ValueError(f"sample_s is {self.sample_s:g}, about what a sample takes: give 0.05 or more, or 0")
         return self
 
 
@@ -281,18 +275,11 @@ class _Plain(GenerateJsonSchema):
 def json_schema() -> str:
     """Return the schema of what a file may hold. Whether all of it fits together, `tailgate run` says."""
     schema = Experiment.model_json_schema(mode="validation", schema_generator=_Plain)
+    for table in (schema, *schema["$defs"].values()):
+        for item in (table, *table.get("properties", {}).values()):
+            if "description" in item:
+                item["description"] = " ".join(item["description"].split())
+                if DEFAULT in item["description"]:  # which is another than the model's
+                    item.pop("default", None)
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID}
-    return json.dumps(_described(head | schema), indent=1, ensure_ascii=False) + "\n"
-
-
-def _described(node: Any) -> Any:
-    """Return the schema with each description on one line, and no default where a description states another one."""
-    if isinstance(node, list):
-        return [_described(item) for item in node]
-    if not isinstance(node, dict):
-        return node
-    text = node.get("description")
-    if not isinstance(text, str):
-        return {key: _described(value) for key, value in node.items()}
-    kept = {key: _described(value) for key, value in node.items() if key != "default" or DEFAULT not in text}
-    return kept | {"description": " ".join(text.split())}
+    return json.dumps(head | schema, indent=1, ensure_ascii=False) + "\n"

@@ -14,8 +14,8 @@ import sysconfig
 from pathlib import Path
 
 from tailgate.analysis.wording import counted
+from tailgate.loadtests.experiments.files import expanded
 from tailgate.loadtests.experiments.model import Experiment
-from tailgate.loadtests.experiments.toml_limits import expanded
 from tailgate.loadtests.monitor.host import shown_gpus
 from tailgate.loadtests.traffic.prompts import check_hub
 from tailgate.loadtests.trials.environment import count_gpus, sees_gpu

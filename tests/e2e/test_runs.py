@@ -35,7 +35,7 @@ from tests.fakes.whole_run import (
 
 
 def test_a_run_until_decided_ends_when_it_is_decided(tmp_path: Path) -> None:
-    settings = ["--until-decided", "--at-most", "440s", "--seed", "3", "--out", "out"]
+    settings = ["--until-decided", "--at-most", "440s", "--set", "seed=3", "--out", "out"]
     settings += ["--set", "traffic.block_s=1", "--set", "traffic.rate=30", "--set", "gates.cold_s=2"]
     settings += ["--set", "trials.starting_at_once=3", "--set", "trials.count=2"]
     # A busy machine sends late.

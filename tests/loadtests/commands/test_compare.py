@@ -100,7 +100,7 @@ def test_limits_come_from_the_file(tmp_path: Path, baseline: Path, naive: Path, 
     ("text", "expected"),
     [
         ("[gates]\nalpha = 2\n", "gates.alpha is 2"),
-        ("[slo]\np99_e2e_ms = 1\n", "[slo] is unknown: it takes a table [gates]"),
+        ("[slo]\np99_e2e_ms = 1\n", "slo is unknown: use one of gates"),
         ("[gates\n", "limits.toml"),
     ],
 )

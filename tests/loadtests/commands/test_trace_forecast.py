@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tailgate.loadtests.commands import trace_forecast
 from tailgate.loadtests.commands.main import main
 from tailgate.loadtests.commands.trace_forecast import best_ladder, forecast, forecast_text
 from tailgate.loadtests.traffic.traces import Trace, read_trace
@@ -26,18 +25,12 @@ def trace(tmp_path: Path) -> Trace:
     return read_trace(path)
 
 
-def test_a_policy_without_padding_compiles_and_one_with_padding_does_not(
-    trace: Trace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trace_forecast, "RECOMPILE_LIMIT", 4)
-    rows = {row["policy"]: row for row in forecast(trace)["policies"]}
-    limited, padded = rows["a graph for each length"], rows["one padded shape"]
-    assert limited["compiles_while_serving"] == 4
-    assert "after 4, 20% of the prompts run eagerly" in limited["note"]  # 41 and 12 of ten
-    assert (padded["compiles_while_serving"], padded["graphs_before_serving"]) == (0, 1)
-    assert padded["padded_over_true"] == pytest.approx(10 * 300 / sum(LENGTHS))
-    assert rows["automatic dynamic (default)"]["compiles_while_serving"] == 2
-    assert 1.0 <= rows["buckets, best 8"]["padded_over_true"] <= rows["buckets, powers of two"]["padded_over_true"]
+def test_a_ladder_pads_each_prompt_to_its_bucket(trace: Trace) -> None:
+    found = forecast(trace)
+    assert found["distinct"] == 6
+    padded = {row["name"]: row["padded_over_true"] for row in found["ladders"]}
+    assert padded["one length"] == pytest.approx(10 * 300 / sum(LENGTHS))
+    assert padded["best 8"] == 1.0 < padded["powers of two"]
 
 
 @pytest.mark.parametrize("buckets", [1, 2, 3, 9])
@@ -67,6 +60,5 @@ def test_the_command_begins_with_what_was_read(trace: Trace, capsys: pytest.Capt
 
 
 def test_what_describes_an_arm_is_refused(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--arm has no effect with --trace" in refused(capsys, "inspect", "--trace", trace.name, "--arm", "eager")
-    assert "EXPERIMENT has no effect" in refused(capsys, "inspect", "demo", "--trace", trace.name)
+    assert "eager has no effect with --trace" in refused(capsys, "inspect", "--trace", trace.name, "--arm", "eager")
     assert "name one with --arm, or a trace with --trace" in refused(capsys, "inspect")

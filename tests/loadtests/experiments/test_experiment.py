@@ -146,7 +146,6 @@ def test_a_built_in_experiment_is_long_enough_to_decide(
         ("traffic.design=split", lambda what: what.traffic.design, "split"),
         ("gates.metrics=['ttft']", lambda what: what.gates.metrics, ("ttft",)),
         ("slo.p50_ttft_ms=1.5", lambda what: what.slo["p50_ttft_ms"], 1.5),
-        ("arms[1].compile.mode=max-autotune", lambda what: what.arms[1].config.compile.mode, "max-autotune"),
         ("arms.compiled.compile.mode=max-autotune", lambda what: what.arms[1].config.compile.mode, "max-autotune"),
     ],
 )

@@ -114,7 +114,7 @@ def oip(**options: Any) -> dict[str, Any]:
         (oip(parameters_tensor="", max_tokens_tensor="n", length_fields=["min_tokens"]), "travel in"),
         (oip(prompt="token_ids"), "vocab_size is missing"),
         ({"name": "a b"}, 'arms[1].name is "a b"'),
-        ({"name": "eager"}, "the name of arms"),
+        ({"name": "eager"}, "arms have the names eager, eager"),
         ({"telemetry": "a.log"}, 'arms.vllm.telemetry is "a.log": give a table'),
         ({"telemetry": {"logs": "a"}}, "arms.vllm.telemetry.logs is unknown: did you mean log?"),
         ({"telemetry": {"log": ["a", "a"]}}, "arms.vllm.telemetry.log names one file twice"),
