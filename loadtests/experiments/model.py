@@ -144,22 +144,6 @@ class PressureConfig(Settings):
     """GiB that it holds on each GPU of an arm."""
     processors: int = Field(default=0, ge=0, le=1024)
     """Processors of this host that it keeps busy."""
-    start_s: float = Field(default=0.0, ge=0, le=1e7)
-    """When it begins, in s of the traffic."""
-    end_s: float = Field(default=0.0, ge=0, le=1e7)
-    """When it ends, in s of the traffic. 0 is the end of the traffic."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if 0 < self.end_s <= self.start_s:
-            raise ValueError(
-                f"end_s is {self.end_s:g} but start_s is {self.start_s:g}: give a later end, or 0 for the end of the "
-                "traffic"
-            )
-        if (self.start_s or self.end_s) and not self.weighs:
-            key = "start_s" if self.start_s else "end_s"
-            raise ValueError(f"{key} is set and nothing weighs: give gpu_gib or processors, or remove the table")
-        return self
 
     @property
     def weighs(self) -> bool:

@@ -137,14 +137,7 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
         ({"trials": {"compile_cache": "hot"}}, ('trials.compile_cache is "hot": use "fresh" or "shared"',)),
         ({"machines": {"sample_s": 0.01}}, ("machines.sample_s is 0.01", "0.05")),
         ({"machines": {"processor_turn_s": -1}}, ("machines.processor_turn_s",)),
-        ({"pressure": {"end_s": 5}}, ("pressure.end_s is set", "gpu_gib")),
-        ({"pressure": {"processors": 1, "start_s": 5, "end_s": 5}}, ("pressure.end_s is 5",)),
-        ({"pressure": {"processors": 1, "start_s": 1e6}}, ("pressure.start_s is 1e+06", "traffic.duration_s")),
         ({"pressure": {"gpu_gib": 1}}, ("pressure.gpu_gib is 1", "on no GPU")),
-        (
-            {"pressure": {"processors": 1, "end_s": 1}, "traffic": {"design": "switchback"}},
-            ("pressure.end_s is 1", "switchback"),
-        ),
         (
             {"arms": [CONTROL, EXTERNAL], "compare_models": True, "pressure": {"processors": 1}},
             ('arm "vllm" is external',),
