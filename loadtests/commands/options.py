@@ -36,11 +36,11 @@ def duration(text: str) -> float:
     return value
 
 
-def run_directory(text: str, command: str = "tailgate run") -> Path:
-    """Return the run directory `text`. Raises ConfigError where there is none; `command` is what writes such ones."""
+def run_directory(text: str) -> Path:
+    """Return the run directory `text`. Raises ConfigError where there is none."""
     if not Path(text).is_dir():
         what = "is a file" if Path(text).exists() else "does not exist"
-        raise ConfigError(f'run directory "{text}" {what}: give a directory that `{command}` wrote')
+        raise ConfigError(f'run directory "{text}" {what}: give a directory that `tailgate run` wrote')
     return Path(text)
 
 

@@ -50,24 +50,25 @@ def command(
     environment or files and never travel.
     """
     host, port = host_port(master, f'--master "{master}" is not HOST:PORT: give traffic.master_bind of the run')
-    return work(host, port, keep=Path(keep), trials=trials)
-
-
-def work(host: str, port: int, *, keep: Path, trials: int) -> int:
-    """Drive `trials` trials, or any number until Ctrl-C or SIGTERM where that is 0. Return the exit code.
-
-    Records stay in `keep`.
-    """
     check_installed("locust")
     channel_token("tailgate worker")
     # A container's first process gets SIGTERM from its engine, and has no default that would end it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        keep.mkdir(parents=True, exist_ok=True)
+        Path(keep).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f'--keep "{keep}" cannot be made ({error.strerror or error}): give another') from None
-    command = [*_LOCUST, "--worker", "--master-host", host, "--master-port", str(port), "--only-summary"]
-    command += ["--keep", str(keep)]
+    command = [
+        *_LOCUST,
+        "--worker",
+        "--master-host",
+        host,
+        "--master-port",
+        str(port),
+        "--only-summary",
+        "--keep",
+        keep,
+    ]
     # Settings of Locust that were meant for others.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_")}
     done = 0
@@ -84,9 +85,8 @@ def work(host: str, port: int, *, keep: Path, trials: int) -> int:
             raise
         finally:
             process.kill()
-        if code == 0:
-            done += 1
-        else:
+        done += code == 0
+        if code:
             _print(
                 f"the trial ended with exit code {code}: what was recorded is in {keep}; a master that never answered "
                 f"has another {TOKEN_VARIABLE}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tailgate.analysis.settings.metrics import check_defined
@@ -18,16 +18,14 @@ if TYPE_CHECKING:
 MAX_ARMS = 26
 MOST_ASKED_TOKENS = 32_768
 
-# What has no meaning for a task: (table, keys, why and what to do).
-_OF_ANSWERS = 'an embedding has no answer of tokens: remove {key}, or use model.task = "generate"'
-_OF_VECTORS = 'it compares vectors: remove {key}, or use model.task = "embed"'
+# What is of no use for a task.
 _LEFT_OUT = {
-    "embed": (
-        ("traffic", ("ignore_eos",), _OF_ANSWERS),
-        ("engine", ("max_new_tokens",), _OF_ANSWERS),
-        ("parity", ("tokens", "texts", "max_kl", "max_different"), _OF_ANSWERS),
-    ),
-    "generate": (("parity", ("min_cosine",), _OF_VECTORS),),
+    "embed": {
+        "traffic": ("ignore_eos",),
+        "engine": ("max_new_tokens",),
+        "parity": ("tokens", "texts", "max_kl", "max_different"),
+    },
+    "generate": {"parity": ("min_cosine",)},
 }
 
 
@@ -41,8 +39,8 @@ def check_whole(experiment: Experiment) -> None:
         )
     if experiment.parity.full:
         check_parity(experiment)
-    if experiment.external_arms:
-        _check_external(experiment, experiment.external_arms[0].name)
+    if experiment.external_arms and (why := next(_ruled_out(experiment), None)):
+        raise ConfigError(f'arm "{experiment.external_arms[0].name}" is external and {why}')
     _check_design(experiment)
     _check_security(experiment)
     _check_pressure(experiment)
@@ -80,11 +78,11 @@ def _check_task(experiment: Experiment) -> None:
     names = [*workloads_of(task), "trace"]
     if workload not in names:
         raise ConfigError(f'traffic.workload is "{workload}" but model.task is "{task}": use {", ".join(names)}')
-    for table, keys, why in _LEFT_OUT[task]:
+    for table, keys in _LEFT_OUT[task].items():
         settings: Any = getattr(experiment, table)
         for key in keys:
             if (value := getattr(settings, key)) != type(settings).model_fields[key].default:
-                raise ConfigError(f"{table}.{key} is {as_toml(value)} but {why.format(key=key)}")
+                raise ConfigError(f'{table}.{key} is {as_toml(value)} but model.task is "{task}": remove {key}')
     if task == "embed":
         check_defined(experiment.gates.metrics, task, "gates.metrics")
         check_defined((target.metric for target in parse_slo(experiment.slo)), task, "slo")
@@ -158,13 +156,11 @@ def _check_design(experiment: Experiment) -> None:
     traffic, arms = experiment.traffic, experiment.arms
     if traffic.design == "split" and sum(arm.weight for arm in arms) == 0:
         raise ConfigError("every arm has weight 0: give at least one arm a weight of 1 or more")
-    if traffic.design != "split":
-        for arm in arms:
-            if arm.weight != 1:
-                raise ConfigError(
-                    f'arms.{arm.name}.weight is {arm.weight} but traffic.design = "{traffic.design}" does not split by '
-                    'weight: remove it or use design = "split"'
-                )
+    if traffic.design != "split" and (weighted := next((arm for arm in arms if arm.weight != 1), None)):
+        raise ConfigError(
+            f'arms.{weighted.name}.weight is {weighted.weight} but traffic.design = "{traffic.design}" does not split '
+            'by weight: remove it or use design = "split"'
+        )
     # How many machines stand behind the address of an external arm is unknown.
     sizes = {arm.replicas for arm in experiment.own_arms}
     if traffic.design == "mirrored" and len(sizes) > 1:
@@ -222,43 +218,29 @@ def _check_pressure(experiment: Experiment) -> None:
     on_cpu = [arm.name for arm in experiment.own_arms if not arm.model.device.startswith("cuda")]
     if experiment.pressure.gpu_gib and on_cpu:
         raise ConfigError(
-            f'pressure.gpu_gib is {experiment.pressure.gpu_gib:g} but arm "{on_cpu[0]}" is on no GPU that is named: set '
-            "model.device to cuda or cuda:N, or give pressure.processors"
+            f'pressure.gpu_gib is {experiment.pressure.gpu_gib:g} but arm "{on_cpu[0]}" is on no GPU that is named: '
+            "set model.device to cuda or cuda:N, or give pressure.processors"
         )
 
 
-def _check_external(experiment: Experiment, name: str) -> None:
-    """Refuse settings that the external arm `name` rules out, or that have no effect on it."""
+def _ruled_out(experiment: Experiment) -> Iterator[str]:
+    """Yield the settings that an external arm rules out, or that have no effect on it."""
     parity, turn_s = experiment.parity, experiment.machines.processor_turn_s
-    for is_set, why in (
-        (
-            experiment.task == "embed",
-            'model.task is "embed": external arms are asked for tokens alone, so leave it out',
-        ),
-        (
-            experiment.traffic.design == "split",
-            'traffic.design is "split": the splitter has only managed arms behind it, so use '
-            'design = "mirrored" or "switchback", or judge your own gateway\'s split by its records (tailgate analyze)',
-        ),
-        (
-            experiment.splitter != type(experiment.splitter)(),
-            "[splitter] is set: all arms are dialled directly, so remove the table",
-        ),
-        (
-            turn_s,
-            f"machines.processor_turn_s is {turn_s:g}: its processes stay where they are, so set it to 0, or leave "
-            "external arms out",
-        ),
-        (
-            experiment.pressure.weighs,
-            "[pressure] weighs on machines of this run: put the same pressure on all arms by hand, or leave external "
-            "arms out",
-        ),
-        (
-            parity.served and parity.prompts * parity.tokens > MOST_ASKED_TOKENS,
+    if experiment.task == "embed":
+        yield 'model.task is "embed": external arms are asked for tokens alone, so leave it out'
+    if experiment.traffic.design == "split":
+        yield (
+            'traffic.design is "split": the splitter has only managed arms behind it, so use design = "mirrored" or '
+            '"switchback", or judge your own gateway\'s split by its records (tailgate analyze)'
+        )
+    if experiment.splitter != type(experiment.splitter)():
+        yield "[splitter] is set: all arms are dialled directly, so remove the table"
+    if turn_s:
+        yield f"machines.processor_turn_s is {turn_s:g}: its processes stay where they are, so set it to 0"
+    if experiment.pressure.weighs:
+        yield "[pressure] weighs on machines of this run: put the same pressure on all arms by hand"
+    if parity.served and parity.prompts * parity.tokens > MOST_ASKED_TOKENS:
+        yield (
             f"parity.prompts {parity.prompts} × parity.tokens {parity.tokens} are asked of it, and {MOST_ASKED_TOKENS} "
-            "tokens is the limit: lower one of them, or set parity.served = false",
-        ),
-    ):
-        if is_set:
-            raise ConfigError(f'arm "{name}" is external and {why}')
+            "tokens is the limit: lower one of them, or set parity.served = false"
+        )

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tailgate.servers.complaint import ConfigError
+from tailgate.servers.presets import BOS_ID, BYTE_OFFSET
 
 if TYPE_CHECKING:
     from tailgate.loadtests.traffic.schedule import PlannedRequest
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 Encode = Callable[[str], list[int]]
 PromptKind = Literal["ids", "text"]
 Words = npt.NDArray[np.uint64]
-
-BYTE_START, BYTE_OFFSET = 1, 3  # of the byte tokenizer behind random: models: begin of sequence, then byte + 3
 
 _TRIED = 6000  # vocabulary entries tried as pieces
 _PIECES = 1024
@@ -177,7 +176,7 @@ def _bytes_bare(text: str) -> list[int]:
 
 
 def _bytes_with_start(text: str) -> list[int]:
-    return [BYTE_START, *_bytes_bare(text)]
+    return [BOS_ID, *_bytes_bare(text)]
 
 
 # --- Files of a model -------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ STARTS = (
     "commands.precompile.become",
     "commands.split.Envoy.start",
     "commands.split.reweight",
-    "commands.worker.work",
+    "commands.worker._wait_for",
     "commands.locust.os.execv",
 )
 # What stands for something in a sentence or a command.
