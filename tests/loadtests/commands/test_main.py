@@ -90,7 +90,7 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         (["serve", "--preset", "eager", "--set", "model.device=tpu"], 'model.device is "tpu"'),
         (["serve", "--preset", "eager", "--set", "engine.slots=0"], "engine.slots is 0"),
         (["serve", "--preset", "eager", "--set", "model.id="], "model.id"),
-        (["inspect", "--arm", "eager", "--max-prompt-tokens", "9"], "--set engine.max_prompt_tokens=N"),
+        (["inspect"], "Missing option '--arm'"),
         (["serve", "--preset", "eager", "--set", "compile.speed=1"], "compile.speed is unknown"),
         (["serve", "--preset", "eager", "--set", "speed=1"], "--set speed is unknown"),
         (["split"], "no arm is given"),
