@@ -19,18 +19,12 @@ if TYPE_CHECKING:
     from tailgate.servers.config import ArmConfig
 
 
-def presets(incomplete: str) -> list[str]:
-    """Return the presets that a shell completes the word with."""
-    return [name for name in PRESETS if name.startswith(incomplete)]
-
-
 CacheDir = Annotated[str, typer.Option(metavar="DIR", help="Keep compiled code here. Default: nowhere.")]
 Arm = Annotated[
     str,
     typer.Option(
         metavar="NAME",
         help=f"An arm of EXPERIMENT; without one a preset: {', '.join(PRESETS)}.",
-        autocompletion=presets,
     ),
 ]
 

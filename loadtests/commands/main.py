@@ -1,9 +1,7 @@
 """The console script `tailgate`.
 
 Each command is a module of this package. It imports at its top only what its options need, so that --help is quick.
-
-Exit codes of run, parity, analyze and compare: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run
-itself broke or was interrupted. Results go to stdout: words, or one JSON object with --json. Progress goes to stderr.
+Results go to stdout: words, or one JSON object with --json. Progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -97,11 +95,7 @@ for _name, _module in COMMANDS.items():
 
 def _show_version(requested: bool) -> None:
     if requested:
-        try:
-            version = metadata.version("tailgate")
-        except metadata.PackageNotFoundError:
-            version = "of a folder that is not installed"
-        typer.echo(f"tailgate {version}")
+        typer.echo(f"tailgate {metadata.version('tailgate')}")
         raise typer.Exit
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tailgate.loadtests.commands.arm_flags import CacheDir, become, preset_arm, presets
+from tailgate.loadtests.commands.arm_flags import CacheDir, become, preset_arm
 from tailgate.loadtests.commands.options import Json, Port, port_option, set_option
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.presets import PRESETS
@@ -26,7 +26,6 @@ def command(
         typer.Option(
             metavar="NAME",
             help=f"Shape and compile policy of the arm: {', '.join(PRESETS)}.",
-            autocompletion=presets,
         ),
     ],
     name: Annotated[str, typer.Option(metavar="NAME", help="Name of the arm in records. Default: the preset.")] = "",

@@ -15,7 +15,6 @@ from tailgate.servers.fields import as_toml
 if TYPE_CHECKING:
     from tailgate.loadtests.experiments.model import Experiment, ExperimentArm
 
-MAX_ARMS = 26
 MOST_ASKED_TOKENS = 32_768
 
 # What is of no use for a task.
@@ -50,11 +49,10 @@ def check_whole(experiment: Experiment) -> None:
             'traffic.arrivals is "saturation" but nothing says what load counts as held: add a table [slo], such as '
             "p99_ttft_ms = 500"
         )
-    if experiment.gates.sequential and (traffic.arrivals == "saturation" or experiment.pressure.weighs):
-        key = "[pressure]" if experiment.pressure.weighs else 'traffic.arrivals = "saturation"'
+    if experiment.gates.sequential and traffic.arrivals == "saturation":
         raise ConfigError(
-            f"gates.sequential (--until-decided) ends the run once it is decided, but {key} asks for its whole length: "
-            "leave one of the two out"
+            'gates.sequential (--until-decided) ends the run once it is decided, but traffic.arrivals = "saturation" '
+            "asks for its whole length: leave one of the two out"
         )
     # Compiled code comes to an arm either from its artifact or from the cache that arms share.
     for arm in experiment.own_arms:
@@ -89,8 +87,8 @@ def _check_task(experiment: Experiment) -> None:
 
 
 def _check_arms(arms: Sequence[ExperimentArm]) -> None:
-    if not 2 <= len(arms) <= MAX_ARMS:
-        raise ConfigError(f"arms has {counted(len(arms), 'entry')}: give 2 to {MAX_ARMS} [[arms]] tables")
+    if not 2 <= len(arms) <= 26:
+        raise ConfigError(f"arms has {counted(len(arms), 'entry')}: give 2 to 26 [[arms]] tables")
     names = [arm.name for arm in arms]
     if len({name.replace(".", "_") for name in names}) < len(names):  # the splitter's statistics write "_" for "."
         raise ConfigError(

@@ -1,12 +1,10 @@
 """When requests start: open-loop schedules as sorted integer nanoseconds from the start of the trial.
 
-Every schedule is made before the run and never waits for an answer. All but `replay` are one renewal process at unit
-rate, stretched through the integral of the rate (time change). So for one generator state a higher rate gives the
-same pattern, only faster, and a longer duration extends a schedule without changing its beginning.
+All but `replay` are one renewal process at unit rate, stretched through the integral of the rate (time change). So for
+one generator state a higher rate gives the same pattern, only faster, and a longer duration extends a schedule.
 
-The first gap is drawn from the equilibrium law of the gaps: the process behaves as if it had always run, and the
-expected count is the integral of the rate exactly, for any burstiness. A process whose first gap is an ordinary one
-has about (CV^2 - 1) / 2 requests more.
+The first gap has the equilibrium law of the gaps, so that the expected count is the integral of the rate for any
+burstiness. With an ordinary first gap it would be about (CV^2 - 1) / 2 more.
 """
 
 from __future__ import annotations
@@ -37,10 +35,8 @@ def rounded(rate: float) -> float:
 
 
 def rate_profile(config: TrafficConfig, levels: Sequence[float] = ()) -> FloatArray:
-    """Return rows (start_s, end_s, requests/s) that touch and rise, shape (stretches, 3).
-
-    `levels` are the rates of a saturation search.
-    """
+    """Return rows (start_s, end_s, requests/s) that touch and rise, shape (stretches, 3). `levels` are the rates of a
+    saturation search."""
     starts: Sequence[float] = (0.0,)
     rates: Sequence[float] = (config.rate,)
     if config.arrivals == "piecewise":
@@ -54,9 +50,7 @@ def rate_profile(config: TrafficConfig, levels: Sequence[float] = ()) -> FloatAr
 def renewals(profile: FloatArray, *, burstiness: float = 1.0, rng: np.random.Generator) -> IntArray:
     """Return offsets (ns), possibly none, of a renewal process under the rates of `profile`.
 
-    At a constant rate its gaps have a gamma law of mean 1/rate and coefficient of variation burstiness^-0.5.
-    `burstiness` is the shape of that law, as vLLM's benchmark option of that name has it: 1 is a Poisson process, below
-    1 comes in bursts, above 1 is more even.
+    At a constant rate its gaps have a gamma law of mean 1/rate and shape `burstiness`, as in vLLM's benchmark.
     """
     start, end, rate = profile.T
     reached = np.concatenate([[0.0], np.cumsum(rate * (end - start))])
@@ -77,8 +71,8 @@ def replay(
 ) -> tuple[IntArray, slice]:
     """Return offsets (ns) of a trace's requests from `start_s` on, stretched by `time_scale`, and which rows they are.
 
-    They are cut to `duration_s`. `time_scale` 0.5 is twice as fast, 2 half as fast; `start_s` counts in the trace's own
-    time. A trace that ends before the window does is an error: the load would fall silent unnoticed.
+    `start_s` counts in the trace's own time. A trace that ends before `duration_s` is an error: the load would fall
+    silent unnoticed.
     """
     held_s = max(0.0, (float(offsets_ns[-1]) / 1e9 - start_s) * time_scale)
     if held_s < duration_s:
@@ -96,10 +90,7 @@ def replay(
 
 
 def rampup_kept(offsets_ns: IntArray, rampup_s: float, *, rng: np.random.Generator) -> BoolArray:
-    """Return True for requests that stay when the load rises linearly from nothing over the first `rampup_s`.
-
-    A request at t < rampup_s stays with probability t / rampup_s; later ones always stay. Shape (n,).
-    """
+    """Return True for requests that stay, with probability t / rampup_s at t < rampup_s. Shape (n,)."""
     # One draw a request whatever its time, so that a longer ramp-up changes nothing else.
     draws = rng.random(len(offsets_ns))
     return draws * (rampup_s * 1e9) <= offsets_ns.astype(np.float64)

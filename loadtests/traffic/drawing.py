@@ -1,7 +1,4 @@
-"""The whole traffic of one trial, drawn: starts → lengths → limits → columns.
-
-Pure but for reading a trace: one seed and the trial number give the same schedule everywhere.
-"""
+"""The whole traffic of one trial, drawn: starts → lengths → limits → columns."""
 
 from __future__ import annotations
 
@@ -34,9 +31,9 @@ class Source:
 
 
 def read_source(config: TrafficConfig, *, model: str = "", answers: bool = True) -> Source:
-    """Read the files that `config` names. `model` has the tokenizer if none is named.
+    """Read the files that `config` names. `model` has the tokenizer if none is named. Raises ConfigError.
 
-    Without `answers` nothing is generated, and a trace need not say how much. Whatever cannot be used is a ConfigError.
+    Without `answers` nothing is generated, and a trace need not say how much.
     """
     trace = text = None
     if "trace" in (config.arrivals, config.workload) and not config.trace:
@@ -63,12 +60,9 @@ def build_schedule(
 ) -> Schedule:
     """Return the traffic of trial number `trial`: the same for equal arguments, independent between trials.
 
-    Arrivals, lengths, prompts, assignment, ramp-up and shared blocks draw from streams of their own, so that changing
-    the settings of one leaves the others as they are. `levels` are the rates of a saturation search after its first
-    trial. `max_new_tokens` 0 is for requests that generate nothing.
-
-    Lengths over the limits are cut to them; `over` counts the requests. A schedule without any request is a
-    ConfigError.
+    Changing the settings of one stream leaves what the others draw. `levels` are the rates of a saturation search after
+    its first trial. `max_new_tokens` 0 is for requests that generate nothing. Lengths over the limits are cut to them;
+    `over` counts the requests. A schedule without any request is a ConfigError.
     """
     rng = {
         stream: np.random.default_rng(np.random.SeedSequence(entropy=seed, spawn_key=(trial, number)))
@@ -143,11 +137,8 @@ def build_schedule(
 
 
 def switchback_order(blocks: int, arms: int, *, rng: np.random.Generator) -> IntArray:
-    """Return the arm (0 to arms - 1) of each block, shape (blocks,): every arm once in each group of `arms` blocks.
-
-    The order within a group is random; the last group may be cut short. More blocks leave the earlier ones as they
-    are.
-    """
+    """Return the arm (0 to arms - 1) of each block, shape (blocks,): every arm once in each group of `arms` blocks, in
+    random order. The last group may be cut short."""
     groups = -(-blocks // arms)
     ordered = np.tile(np.arange(arms), (groups, 1))
     return rng.permuted(ordered, axis=1).reshape(-1)[:blocks]

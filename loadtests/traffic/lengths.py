@@ -1,8 +1,4 @@
-"""How long requests are: (input, output) token rows from built-in fits.
-
-All drawing is vectorised and takes an explicit numpy `Generator`. Rows are drawn in order, so that the first rows
-stay the same when more are drawn.
-"""
+"""How long requests are: (input, output) token rows from built-in fits. More rows leave the first ones as they are."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
 """What a prompt of a planned length is made of: random ids, or text that the model's tokenizer counts exactly.
 
-Text is put together of pieces that are one token each whatever their neighbours are: words after a space, as byte-level
-and SentencePiece vocabularies hold them, or single letters where every letter is a token. That this is so is tried
-out when a tokenizer is loaded, and a tokenizer for which it is not is refused; making a prompt then costs one lookup,
-and not a run of the tokenizer inside the load generator.
-
-The tokenizer and the chat template are read from `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`
-with the `tokenizers` package and Jinja, so that the load generator needs neither torch nor transformers.
+Text is put together of pieces that are one token each whatever their neighbours are: words after a space, or single
+letters where every letter is a token. A tokenizer for which this does not hold is refused when it is loaded; making a
+prompt then costs one lookup, and not a run of the tokenizer inside the load generator, which needs no transformers.
 """
 
 from __future__ import annotations
@@ -48,10 +44,9 @@ _PHILOX_KEY = _PHILOX_START["state"]["key"]
 
 
 def prompt_words(seed: int, count: int) -> Words:
-    """Return the first `count` random words of the sequence that `seed` names: what every prompt is made from.
+    """Return the first `count` random words of the sequence that `seed` names. Not for several threads at once.
 
-    For equal seeds fewer words are the beginning of more. Raw Philox words are used because numpy keeps them equal
-    across versions and platforms, which it does not promise for its distributions. Not for several threads at once.
+    numpy keeps raw Philox words equal across versions and platforms, which it does not promise for distributions.
     """
     _PHILOX_KEY[0] = seed
     _PHILOX.state = _PHILOX_START
@@ -103,11 +98,9 @@ class PromptText:
 
 
 def load_prompt_text(model: str, *, chat: bool = False, remedy: str = 'use traffic.prompts = "ids"') -> PromptText:
-    """Return the text of the model at path or hub id `model`; bytes for `random:` models. Otherwise ConfigError.
-
-    With `chat` a prompt is the one message of a chat in the model's template. `remedy` is for a tokenizer with which no
-    exact prompts can be made.
-    """
+    """Return the text of the model at path or hub id `model`; bytes for `random:` models. Raises ConfigError, with
+    `remedy` where no exact prompts can be made. With `chat` a prompt is the one message of a chat in the model's
+    template."""
     if model.startswith("random:") and not chat:
         return _prompt_text(model, _bytes_with_start, _bytes_bare, ascii_lowercase, remedy)
     from tokenizers import Tokenizer
@@ -204,10 +197,8 @@ def _file(model: str, name: str, *, required: bool = False) -> Path | None:
 
 
 def check_hub(model: str, name: str, *, what: str) -> None:
-    """Raise ConfigError that begins with `what` where the model's file is not in the cache and the hub does not answer.
-
-    Loaders ask for one file after another and try each six times, which takes a minute.
-    """
+    """Raise ConfigError that begins with `what` where the model's file is not in the cache and the hub does not answer:
+    loaders try each file six times, which takes a minute."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -44,10 +44,8 @@ KNOWN = f"a CSV of {','.join(_AZURE)}, or JSON Lines with timestamp, input_lengt
 class Trace:
     """Requests of one trace in order of time: columns of equal length, at least one row.
 
-    offset_ns (int64) counts from the trace's first request; input_tokens (int32) are 1 or more, output_tokens (int32)
-    too, or 0 where the trace was read without `answers`. A row of `blocks` lists ids: its prompt shares the leading
-    blocks, `BLOCK_TOKENS` each, with every row that has the same leading ids. `failed` rows have no answer and are left
-    out.
+    offset_ns counts from the first request. A row of `blocks` lists ids: its prompt shares the leading blocks,
+    `BLOCK_TOKENS` each, with every row that has the same leading ids. `failed` rows have no answer and are left out.
     """
 
     name: str
@@ -75,14 +73,10 @@ class Trace:
 
 
 def read_trace(path: str | Path, *, answers: bool = True, blocks: bool = True) -> Trace:
-    """Read the trace at `path`.
+    """Read the trace at `path`. Anything that is not as published raises ConfigError with file, row, value and remedy.
 
     Rows without an answer have failed and are left out. Where `answers` are of no use, as for embeddings, they may be
     0; where `blocks` are of none, they are not read.
-
-    Anything that is not as published raises ConfigError with the file, the row, the value and what to do: a malformed
-    row, a length below 1, a time that goes back, an empty or missing file, an unknown format, ids that are not one for
-    each block. Empty lines are passed over.
     """
     name = str(path)
     what = f'trace "{name}"'
@@ -112,8 +106,7 @@ def _first_line(file: IO[bytes], name: str) -> str:
 
 
 def _checked(name: str, form: str, read: pa.Table, answers: bool) -> Trace:
-    """Return the trace of the rows that have an answer, of columns as the file has them: time_ns, inputs, outputs and
-    blocks. Raises ConfigError for the first row that cannot be."""
+    """Return the trace of the rows that have an answer. Raises ConfigError for the first row that cannot be."""
     kept = np.ones(len(read), dtype=np.bool_)
     if answers:
         kept = read["outputs"].to_numpy() != 0
