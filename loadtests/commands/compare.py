@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,6 @@ import typer
 from tailgate.loadtests.commands.exits import EXIT_USAGE, complain, working
 from tailgate.loadtests.commands.options import WholeJson
 from tailgate.servers import stdout
-from tailgate.servers.complaint import ConfigError
 from tailgate.servers.security import check_named
 
 FOLDER = "compare"  # of the reports, in the candidate's run directory
@@ -66,12 +64,7 @@ def command(
     from tailgate.analysis.summary.summary import write_summary
     from tailgate.loadtests.experiments.files import check_makeable
 
-    for name, path in (("BASELINE", baseline), ("CANDIDATE", candidate)):
-        if not path:
-            raise ConfigError(f"{name} is empty: give a run directory")
-    check_named({"--limits": limits, "--out": out})
-    if arm is not None and not re.fullmatch("[^=]+(=.+)?", arm):
-        raise ConfigError(f'--arm "{arm}" lacks a name: give NAME or BASELINE=CANDIDATE')
+    check_named({"BASELINE": baseline, "CANDIDATE": candidate, "--arm": arm, "--limits": limits, "--out": out})
     folder = Path(out) if out else Path(candidate) / FOLDER if Path(candidate).is_dir() else None
     if folder is not None:
         check_makeable(folder)  # before the minutes that reading may take

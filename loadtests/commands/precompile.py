@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tailgate.loadtests.commands.arm_flags import Arm, become, inspected_arm
 from tailgate.loadtests.commands.options import Json, OptionalExperiment, Quiet, set_option
 from tailgate.servers.complaint import ConfigError
-
-if TYPE_CHECKING:
-    from tailgate.servers.config import ArmConfig
 
 EXAMPLES = """\
   tailgate precompile --arm compiled-bucketed --set model.id=random:llama-3.2-1b --out bucketed.compiled
@@ -42,27 +39,20 @@ def command(
     """
     from tailgate.loadtests.experiments.files import check_writable
     from tailgate.loadtests.trials.preflight import check_arm
+    from tailgate.servers.fields import as_toml
 
-    compiled, path = precompiled_arm(inspected_arm(experiment, arm, settings), out)
-    check_arm(compiled)
-    check_writable(Path(path).parent)
-    become(
-        "tailgate.servers.precompile", compiled, "", ["--out", path, *(["--quiet"] * quiet), *(["--json"] * as_json)]
-    )
-
-
-def precompiled_arm(arm: ArmConfig, out: str) -> tuple[ArmConfig, str]:
-    """Return the arm to compile, without an artifact of its own, and the file to write. Raises ConfigError."""
-    path = out or arm.compile.artifact
+    config = inspected_arm(experiment, arm, settings)
+    path = out or config.compile.artifact
     if not path:
-        raise ConfigError(f'arm "{arm.name}" has no compile.artifact and --out names none: add --out FILE')
+        raise ConfigError(f'arm "{config.name}" has no compile.artifact and --out names none: add --out FILE')
     if Path(path).is_dir():
         raise ConfigError(f'--out "{path}" is a folder: give a file')
-    if not arm.compile.enabled:
-        raise ConfigError(f'arm "{arm.name}" compiles nothing (compile.enabled is false): choose a compiled one')
-    if arm.compile.backend != "inductor":
+    if not config.compile.enabled or config.compile.backend != "inductor":
         raise ConfigError(
-            f'arm "{arm.name}" has compile.backend "{arm.compile.backend}", and only inductor keeps compiled code: '
-            "choose another arm"
+            f'arm "{config.name}" has compile.enabled = {as_toml(config.compile.enabled)} and compile.backend '
+            f'"{config.compile.backend}", and only inductor keeps compiled code: choose another arm'
         )
-    return arm.replace(compile=arm.compile.replace(artifact="")), path
+    config = config.replace(compile=config.compile.replace(artifact=""))
+    check_arm(config)
+    check_writable(Path(path).parent)
+    become("tailgate.servers.precompile", config, "", ["--out", path, *(["--quiet"] * quiet), *(["--json"] * as_json)])

@@ -168,16 +168,10 @@ def _check_design(experiment: Experiment) -> None:
             'make them equal, or use design = "split"'
         )
     own = [arm.name for arm in experiment.own_arms]
-    if traffic.remote_workers and own and (traffic.direct or experiment.external_arms):
+    if traffic.remote_workers and own and experiment.external_arms:
         raise ConfigError(
             f"traffic.remote_workers is {traffic.remote_workers} but {', '.join(own)} would be reached without the "
-            "splitter, at an address of this host alone: "
-            + ("serve them elsewhere and name them as external arms" if experiment.external_arms else "remove direct")
-        )
-    if traffic.direct and max(sizes, default=1) > 1 and not experiment.external_arms:
-        raise ConfigError(
-            f"traffic.direct is true but arms have up to {max(sizes)} replicas, which only the splitter balances: "
-            "remove direct, or give each arm one replica"
+            "splitter, at an address of this host alone: serve them elsewhere and name them as external arms"
         )
     if traffic.design == "switchback":
         needed = len(arms) * traffic.block_s
@@ -199,10 +193,6 @@ def _check_security(experiment: Experiment) -> None:
     if security.token_env and not experiment.own_arms:
         raise ConfigError(
             "[security] has a token but every arm is external: give token_env in the [[arms]] table that needs it"
-        )
-    if splitter.tls_certificate and experiment.traffic.direct:
-        raise ConfigError(
-            "splitter.tls_certificate is set but traffic.direct sends past the splitter: remove one of them"
         )
     if security.tls and not splitter.tls_certificate:
         raise ConfigError(

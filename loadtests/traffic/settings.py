@@ -90,8 +90,6 @@ class TrafficConfig(Settings):
     """Time in s after which a request has failed."""
     ignore_eos: bool = True
     """Answers have exactly the planned length. With false they may end earlier."""
-    direct: Annotated[bool, UsedWith("design", ("mirrored", "switchback"))] = False
-    """Clients connect to the arms without the splitter. Always so if an arm is external."""
     workers: int = Field(default=1, ge=0, le=1024)
     """Load-generating processes of this host."""
     remote_workers: int = Field(default=0, ge=0, le=1024)

@@ -111,7 +111,7 @@ def _checked(name: str, form: str, read: pa.Table, answers: bool) -> Trace:
     if answers:
         kept = read["outputs"].to_numpy() != 0
     if not kept.any():
-        what = f"no request with an answer, and {len(kept)} without" if len(kept) else "a header but no request"
+        what = f"no request with an answer, and {len(kept)} without"
         raise ConfigError(f'trace "{name}" has {what}: give a trace with at least one')
     rows = read.filter(pa.array(kept))
     times_ns, inputs, outputs = (rows[column].to_numpy() for column in ("time_ns", "inputs", "outputs"))
@@ -155,10 +155,7 @@ def _csv(file: IO[bytes], name: str, header: str) -> pa.Table:
             convert_options=arrow_csv.ConvertOptions(column_types=types, include_columns=list(_AZURE)),
         )
     except pa.ArrowInvalid as error:
-        if str(error) == "Empty CSV file":
-            table = pa.table({column: pa.array([], kind) for column, kind in types.items()})
-        else:
-            raise ConfigError(f"{name}: {one_line(str(error))}: correct or remove the row") from None
+        raise ConfigError(f"{name}: {one_line(str(error))}: correct or remove the row") from None
     for column in _AZURE:
         if table[column].null_count:
             row = table[column].is_null().index(True).as_py() + 1

@@ -43,7 +43,7 @@ def check_experiment(experiment: Experiment) -> None:
         host, master_port = experiment.traffic.master
         check_port(master_port, key="port of traffic.master_bind", host=host, remedy="or give another of this host")
     experiment.security.check("security")
-    if experiment.traffic.direct or experiment.external_arms:
+    if experiment.external_arms:
         return
     splitter = experiment.splitter
     server_tls(splitter.tls_certificate, splitter.tls_key)

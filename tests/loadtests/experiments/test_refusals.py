@@ -122,7 +122,6 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
         ),
         ({"traffic": {"colour": 1}}, ("traffic.colour is unknown",)),
         ({"traffic": {"rate": -2}}, ("traffic.rate is -2",)),
-        ({"traffic": {"design": "split", "direct": True}}, ("traffic.direct is true",)),
         ({"traffic": {"design": "switchback", "duration_s": 40}}, ("traffic.duration_s is 40",)),
         ({"slo": {"p95ttft": 3}}, ("slo.p95ttft is unknown", "pQ_METRIC_ms")),
         ({"slo": {"p99_ttft_ms": 0}}, ("slo.p99_ttft_ms is 0",)),
@@ -152,8 +151,9 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
         ({"traffic": {"workers": 0}}, ("traffic.workers is 0", "give 1 or more")),
         ({"traffic": {"remote_workers": -1}}, ("traffic.remote_workers is -1",)),
         (
-            {"traffic": {"remote_workers": 2, "master_bind": "10.0.0.5:5557", "direct": True}},
-            ("eager, compiled would be reached without the splitter",),
+            {"arms": [CONTROL, EXTERNAL], "compare_models": True}
+            | {"traffic": {"remote_workers": 2, "master_bind": "10.0.0.5:5557"}},
+            ("eager would be reached without the splitter",),
         ),
         (
             {"arms": [CONTROL, EXTERNAL], "compare_models": True, "machines": {"processor_turn_s": 1.0}},
@@ -162,7 +162,6 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
         ({"security": {"tls_ca": "ca.pem"}}, ("splitter.tls_certificate",)),
         ({"security": {"tls_server_name": "arms.example"}}, ("[security]", "splitter.tls_certificate")),
         ({"splitter": {"tls_key": "k.pem"}}, ("splitter.tls_key",)),
-        (merged(LISTENER, {"traffic": {"direct": True}}), ("traffic.direct",)),
         ({"security": {"token_env": SECRET}}, ("security.token_env",)),
         ({"security": {"token": SECRET}}, ("security.token is unknown",)),
     ],

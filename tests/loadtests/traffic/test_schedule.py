@@ -212,7 +212,6 @@ SEARCH = {"arrivals": "saturation", "rates": [1.0, 2.0], "duration_s": 90}
         ({"rate": 1, "trace": "a.csv"}, "neither arrivals nor workload"),
         ({"arrivals": "trace", "trace": "a.csv", "rate": 1}, "remove rate"),
         ({"rate": 1, "time_scale": 2}, 'remove time_scale or use arrivals = "trace"'),
-        ({"rate": 1, "design": "split", "direct": True}, "remove direct"),
         ({"rate": 1, "design": "switchback", "rampup_s": 10}, "give a multiple"),
         ({"rate": 1, "tokenizer": "a"}, 'use prompts = "text"'),
         ({"rate": 1, "step_s": 3}, 'use arrivals = "saturation"'),

@@ -124,7 +124,7 @@ def test_a_bad_row_is_named_with_its_value_and_remedy(tmp_path: Path, before: st
     [
         ("", "is empty"),
         ("\n\n  \n", "is empty"),
-        (HEADER + "\n", "no request"),
+        (HEADER + "\n", "Empty CSV file"),
         ("time,prompt,answer\n1,2,3\n", 'begins with "time,prompt,answer", which is no known format'),
         ("x" * 5000, "no known format"),
     ],
