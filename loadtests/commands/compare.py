@@ -104,7 +104,7 @@ def _show(summary: Mapping[str, Any], report: Path | None, *, as_json: bool) -> 
 def read_gates(path: Path) -> Mapping[str, Any]:
     """Return the [gates] table of the file. Raises ConfigError for one that cannot be used."""
     from tailgate.analysis.settings.gate_limits import GateLimits
-    from tailgate.loadtests.experiments.toml_limits import parse_toml, read_toml
+    from tailgate.loadtests.experiments.files import parse_toml, read_toml
     from tailgate.servers.fields import Settings, read
 
     class Limits(Settings):

@@ -10,10 +10,8 @@ import typer
 
 from tailgate.loadtests.commands import options
 
-BUDGET_MINUTES = 60.0
-DEMO, DEMO_MINUTES = "frontier-demo", 9.0
 EXAMPLES = """\
-  tailgate frontier demo
+  tailgate frontier frontier-demo --budget 9
   tailgate frontier canary.toml --budget 180
   tailgate frontier canary.toml --set traffic.rates=[2,64] --set slo.p99_ttft_ms=500"""
 
@@ -22,13 +20,9 @@ def command(
     context: typer.Context,
     experiment: options.ExperimentName,
     budget: Annotated[
-        float | None,
-        typer.Option(
-            metavar="MINUTES",
-            parser=options.number(float, 1, 10_080),
-            help=f"How long the search may take. Default: {BUDGET_MINUTES:g}; {DEMO_MINUTES:g} for the demo.",
-        ),
-    ] = None,
+        float,
+        typer.Option(metavar="MINUTES", parser=options.number(float, 1, 10_080), help="How long the search may take."),
+    ] = 60.0,
     settings: Annotated[list[str] | None, options.set_option("traffic.step_s=20")] = None,
     out: options.Out = "runs",
     page: options.Page = "127.0.0.1:0",
@@ -52,15 +46,12 @@ def command(
     from tailgate.loadtests.trials.run import ARM_COMMAND
 
     began = time.monotonic()
-    demo = experiment == Path("demo")
-    source = DEMO if demo else experiment
-    loaded = frontier_plan(source, settings=settings or ())
-    minutes = budget or (DEMO_MINUTES if demo else BUDGET_MINUTES)
-    check_budget(loaded, minutes)
+    loaded = frontier_plan(experiment, settings=settings or ())
+    check_budget(loaded, budget)
     search = FrontierSearch(
         loaded,
         out=Path(out),
-        budget_s=minutes * 60.0,
+        budget_s=budget * 60.0,
         gated=requests_verdicts(loaded),
         arm_command=context.obj or ARM_COMMAND,
         began=began,

@@ -9,9 +9,9 @@ from typing import Any
 from tailgate.analysis.judging.load_steps import requests_to_see
 from tailgate.analysis.settings.gate_limits import GateLimits, usual_for
 from tailgate.analysis.settings.slo_targets import parse_slo
+from tailgate.loadtests.experiments.files import table_of
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.experiments.reading import from_table, load_table
-from tailgate.loadtests.experiments.toml_limits import table_of
 from tailgate.loadtests.traffic.arrivals import HIGHEST_RATE
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.fields import read

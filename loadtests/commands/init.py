@@ -70,10 +70,9 @@ def command(
     rate. At a terminal it asks for what no option gives; elsewhere --model and --rate are required. Next to the file
     it writes the JSON Schema by which editors complete and check settings.
     """
-    from tailgate.loadtests.experiments.files import check_makeable
+    from tailgate.loadtests.experiments.files import check_makeable, parse_toml
     from tailgate.loadtests.experiments.model import SCHEMA_ID
     from tailgate.loadtests.experiments.reading import SCHEMA, from_table, write_schema
-    from tailgate.loadtests.experiments.toml_limits import parse_toml
     from tailgate.loadtests.trials.preflight import check_model
     from tailgate.servers.presets import check_name
 

@@ -64,8 +64,8 @@ def command(
     the run broke or was interrupted.
     """
     from tailgate.loadtests.commands.judged_run import run_and_judge
+    from tailgate.loadtests.experiments.files import table_of
     from tailgate.loadtests.experiments.reading import from_table, load_table
-    from tailgate.loadtests.experiments.toml_limits import table_of
     from tailgate.loadtests.experiments.users import production_table
     from tailgate.loadtests.trials.ramp import RampRun, ramped
     from tailgate.loadtests.trials.run import ARM_COMMAND

@@ -13,9 +13,8 @@ import tomli_w
 
 from tailgate.analysis.records.documents import DEEPEST
 from tailgate.analysis.settings.gate_limits import usual_for
-from tailgate.loadtests.experiments.files import FILE_KEYS, builtin_names, builtin_text, resolve_files, resolved
+from tailgate.loadtests.experiments.files import FILE_KEYS, parse_toml, resolve_files, resolved, table_of, text_of
 from tailgate.loadtests.experiments.model import Experiment, json_schema
-from tailgate.loadtests.experiments.toml_limits import parse_toml, read_toml, table_of
 from tailgate.loadtests.traffic.settings import TrafficConfig
 from tailgate.loadtests.traffic.traces import KNOWN
 from tailgate.servers.complaint import ConfigError, did_you_mean
@@ -36,7 +35,7 @@ def load_table(source: str | Path, *, settings: Sequence[str] = (), trace: str =
 
     `settings` are "key.path=value" strings; `trace` is a file whose times and lengths replace the traffic's.
     """
-    path, text = _text_of(source)
+    path, text = text_of(source)
     table = parse_toml(text, str(path))
     resolve_files(table, path.parent)
     for key, value in map(parse_setting, settings):
@@ -89,21 +88,6 @@ def _arm_table(arm: Any, table: Mapping[str, Any]) -> Any:
     parts = {key: over(table.get(key, {}), arm.get(key, {})) for key in ("model", "engine")}
     name = {"name": arm["preset"]} if "preset" in arm else {}
     return with_preset({"kind": "tailgate", **name, **arm, **parts})
-
-
-def _text_of(source: str | Path) -> tuple[Path, str]:
-    path = Path(source)
-    if path.is_file():
-        return path, read_toml(path)
-    name = str(source)
-    if name in builtin_names():
-        return Path(), builtin_text(name)
-    what = "is a directory" if path.is_dir() else "does not exist"
-    known = [*builtin_names(), *map(str, path.parent.glob("*.toml") if path.parent.is_dir() else ())]
-    raise ConfigError(
-        f'experiment "{source}" {what}: {did_you_mean(name, known)}give a TOML file (`tailgate init` writes one) or a '
-        f"built-in name ({', '.join(builtin_names())})"
-    )
 
 
 # --- Changes on the command line --------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from tailgate.analysis.summary.summary import EXIT_CODES
+from tailgate.loadtests.experiments.files import table_of
 from tailgate.loadtests.experiments.reading import from_table, load, load_table
-from tailgate.loadtests.experiments.toml_limits import table_of
 from tailgate.loadtests.experiments.users import production_table
 from tailgate.loadtests.provider import TOKEN_VARIABLE
 from tailgate.loadtests.provider.answers import HOOKS
