@@ -46,13 +46,11 @@ def command(
     Reads the records (Arrow, Parquet or JSON Lines; also of a run that was cut off), writes summary.json,
     report.html, report.md and junit.xml into the directory, and prints the verdict.
 
-    Several runs of one experiment, from different times and machines, are joined: their trials are judged as those
-    of one run, with each machine as a stratum. Runs that differ in what they ran are refused, with a list of the
-    differences. The outcome goes to a new folder, which names its runs and can be judged again, or joined with
-    more.
+    Several runs of one experiment, of different days and machines, are judged as one, with each machine as a stratum.
+    Runs that differ in what they ran are refused, with a list of the differences. The outcome goes to a new folder,
+    which can be judged again, or joined with more.
 
-    Detailed results of vLLM's bench serve are given as NAME=FILE, a file for each run of an arm, the control's
-    first, and judged as separate runs without pairs.
+    Detailed results of vLLM's bench serve are given as NAME=FILE, a file for each run of an arm, the control's first.
 
     Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -70,13 +69,9 @@ def become(module: str, arm: ArmConfig, cache_dir: str, extra: Sequence[str]) ->
     """Replace this process by `python -m module` for the arm."""
     from tailgate.loadtests.trials.processes import thread_variables
 
-    # The new program reads its configuration from a file without a name, and nothing is left behind. A pipe would take
-    # 64 KiB and then wait for a reader that is not there yet.
-    with tempfile.TemporaryFile() as nameless:
-        nameless.write(json.dumps(arm.to_dict()).encode())
-        nameless.seek(0)
-        reader = os.dup(nameless.fileno())
-    os.set_inheritable(reader, True)
+    # A file without a name, which the new program inherits. A pipe would take 64 KiB and then wait for a reader.
+    reader = os.memfd_create("arm", 0)
+    os.write(reader, json.dumps(arm.to_dict()).encode())
     command = [sys.executable, "-P", "-m", module, "--config", f"/dev/fd/{reader}", *extra]
     if cache_dir:
         command += ["--cache-dir", cache_dir]

@@ -47,14 +47,11 @@ def command(
 ) -> int:
     """Compare two runs over time.
 
-    Judges an arm of the later run by the gates of its experiment, with the same arm of the earlier run as the control:
-    latency, objectives, errors and compiles. The runs need not share schedule, machine or day: the unit is the trial,
-    and the limits allow for start-to-start and day-to-day variance. A difference that the machines may explain, by the
-    reference measurements of the runs, is INCONCLUSIVE. Runs that differ in traffic, model or objectives are refused;
-    other differences are listed.
-
-    BASELINE and CANDIDATE are run directories, or result files of another tool. Writes summary.json, report.html,
-    report.md and junit.xml into the folder compare of the candidate's run directory.
+    Judges an arm of the later run by the gates of its experiment, with the same arm of the earlier run as the control.
+    The runs, or result files of another tool, need not share schedule, machine or day: the unit is the trial, and the
+    limits allow for start-to-start and day-to-day variance. A difference that machines may explain, by the reference
+    measurements of the runs, is INCONCLUSIVE. Runs that differ in traffic, model or objectives are refused; other
+    differences are listed.
 
     Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable or not comparable.
     """

@@ -29,9 +29,8 @@ def command(
 ) -> int:
     """List the graphs of an arm and the shapes that will recompile.
 
-    Loads the arm, warms it up as it would be served, then runs each shape as a step of the engine and reports what
-    it met: a ready graph, a compile, a recompile and why, or a fall-back to eager. With --json it lists the graphs
-    with their sizes, graph breaks and time too. No traffic is sent.
+    Loads the arm, warms it up as it would be served, then runs each shape as a step of the engine and reports what it
+    met: a ready graph, a compile, a recompile and why, or a fall-back to eager. --json adds graph breaks and times.
 
     A shape is a step before padding: `prefill ROWSxTOKENS`, `decode ROWS@CONTEXT`, or for later chunks of prompts
     `extend ROWSxTOKENS@CONTEXT`. Without --shapes it runs every planned shape and a few that are not.

@@ -71,7 +71,7 @@ def command(
     admin: Annotated[
         str,
         typer.Option(
-            metavar="HOST:PORT|PATH", help="Change --weight and --shadow of the split with this admin address."
+            metavar="HOST:PORT|PATH", help="Change and show weights and shadows of the split with this admin address."
         ),
     ] = "",
     as_json: Json = False,
@@ -86,7 +86,17 @@ def command(
     if admin:
         if arm or print_config:
             raise ConfigError("--admin changes a running split: leave out --arm and --print-config")
-        return _reweight(admin, _pairs(weight, "--weight"), _pairs(shadow, "--shadow"), as_json=as_json)
+        address = admin_address(
+            admin, f'--admin "{admin}" is not HOST:PORT or PATH: give the admin address that the split printed'
+        )
+        weights = {arm: int(share) for arm, share in _pairs(weight, "--weight").items()}
+        try:
+            now = reweight(Admin(address), weights, _pairs(shadow, "--shadow"))
+        except SplitterError as error:
+            return complain(str(error), EXIT_BROKE)
+        text = f"weights: {_shares(now.weights)}{_copies(now.shadows)}"
+        stdout.write(text, {"weights": now.weights, "shadows": now.shadows}, as_json=as_json)
+        return 0
     config = split_config(context.params)
     if print_config is not None:
         document = bootstrap(config) if print_config == "envoy" else grpc_route_manifest(config)
@@ -188,18 +198,3 @@ def _pairs(texts: Sequence[str] | None, flag: str) -> dict[str, float]:
             raise ConfigError(f'{flag} "{part}" is not {form}: write for example {example}')
         pairs[name] = float(value.removesuffix("%"))
     return pairs
-
-
-def _reweight(address: str, weights: Mapping[str, float], shadows: Mapping[str, float], *, as_json: bool) -> int:
-    """Change weights and shadows of a running split; return the exit code."""
-    if not (weights or shadows):
-        raise ConfigError("--admin needs a change: add --weight eager=50, or --shadow compiled=25%")
-    wrong = f'--admin "{address}" is not HOST:PORT or PATH: give the admin address that the split printed'
-    try:
-        admin = Admin(admin_address(address.removeprefix("http://").rstrip("/"), wrong))
-        now = reweight(admin, {arm: int(weight) for arm, weight in weights.items()}, shadows)
-    except SplitterError as error:
-        return complain(str(error), EXIT_BROKE)
-    text = f"weights: {_shares(now.weights)}{_copies(now.shadows)}"
-    stdout.write(text, {"weights": now.weights, "shadows": now.shadows}, as_json=as_json)
-    return 0
