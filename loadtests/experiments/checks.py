@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tailgate.analysis.settings.metrics import check_defined
@@ -10,6 +10,7 @@ from tailgate.analysis.settings.slo_targets import parse_slo
 from tailgate.analysis.wording import counted
 from tailgate.loadtests.traffic.lengths import workloads_of
 from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import Task
 from tailgate.servers.fields import as_toml
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 MOST_ASKED_TOKENS = 32_768
 
 # What is of no use for a task.
-_LEFT_OUT = {
+_LEFT_OUT: Mapping[Task, Mapping[str, tuple[str, ...]]] = {
     "embed": {
         "traffic": ("ignore_eos",),
         "engine": ("max_new_tokens",),
