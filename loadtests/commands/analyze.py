@@ -16,7 +16,6 @@ EXAMPLES = """\
   tailgate analyze runs/20260101T120000Z-canary --json | jq .gates
   tailgate analyze runs/20260101T120000Z-canary --slo p99_ttft_ms=300
   tailgate analyze runs/*-canary --out runs/canary
-  tailgate analyze runs/canary runs/20260108T120000Z-canary
   tailgate analyze eager=a.json compiled=b.json --slo p99_ttft_ms=300"""
 
 

@@ -52,14 +52,7 @@ def command(
     from tailgate.loadtests.trials.preflight import check_experiment
     from tailgate.loadtests.trials.trial_schedule import TrialSchedules
 
-    loaded = planned(
-        experiment,
-        settings or (),
-        duration=duration,
-        trace=trace,
-        until_decided=until_decided,
-        at_most=at_most,
-    )
+    loaded = planned(experiment, settings or (), trace, duration, until_decided, at_most)
     check_experiment(loaded)
     schedule = TrialSchedules.of(loaded).draw(1)
     check_makeable(Path(out))

@@ -56,6 +56,4 @@ def command(
         arm_command=context.obj or ARM_COMMAND,
         began=began,
     )
-    return run_and_judge(
-        search, page=page, metrics=metrics, verbosity=options.verbosity(quiet, verbose), as_json=as_json
-    )
+    return run_and_judge(search, page=page, metrics=metrics, verbosity=verbose - quiet, as_json=as_json)

@@ -114,13 +114,6 @@ def port_option(text: str) -> Any:
 Port = Annotated[int, port_option("Port to listen on; 0 takes a free one.")]
 
 
-def verbosity(quiet: bool, verbose: bool) -> int:
-    """Return -1, 0 or 1 for --quiet, neither and --verbose. Raises ConfigError for both."""
-    if quiet and verbose:
-        raise ConfigError("--quiet and --verbose are both given: leave one out")
-    return int(verbose) - int(quiet)
-
-
 def split_keys(text: str | None) -> tuple[str, ...]:
     """Return the keys of --allow-different. Raises ConfigError for an empty one."""
     keys = () if text is None else tuple(key.strip() for key in text.split(","))

@@ -8,12 +8,11 @@ from typing import Annotated, Any
 
 from tailgate.analysis.wording import counted
 from tailgate.loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
-from tailgate.loadtests.commands.options import ExperimentName, Json, Out, Quiet, Verbose, set_option, verbosity
+from tailgate.loadtests.commands.options import ExperimentName, Json, Out, Quiet, Verbose, set_option
 from tailgate.servers import stdout
 
 EXAMPLES = """\
   tailgate parity demo
-  tailgate parity demo --set model.dtype=bfloat16
   tailgate parity canary.toml --set parity.prompts=64 --set parity.tokens=128
   tailgate parity canary.toml --set parity.reference=false
   tailgate parity int8.toml --set parity.texts=texts.jsonl --set parity.max_kl=0.01"""
@@ -47,7 +46,6 @@ def command(
     from tailgate.loadtests.trials.progress import Display
     from tailgate.loadtests.trials.status import Status
 
-    shown = verbosity(quiet, verbose)
     loaded = load(experiment, settings=settings or ())
     texts = check_measurable(loaded)
     check_writable(Path(out))
@@ -68,7 +66,7 @@ def command(
     )
     status.run_dir = measuring.folder
     try:
-        with stopping(lambda: stopped.append(1), status.note), Display(status, verbosity=shown):
+        with stopping(lambda: stopped.append(1), status.note), Display(status, verbosity=verbose - quiet):
             outcome = measuring.run()
             status.phase = "measured"
     except (RunError, KeyboardInterrupt) as error:

@@ -19,7 +19,6 @@ EXAMPLES = """\
   tailgate run demo --duration 20m --set trials.count=3
   tailgate run canary.toml --trace AzureLLMInferenceTrace_conv.csv --set traffic.time_scale=2
   tailgate run canary.toml --set arms.compiled.compile.mode=max-autotune
-  tailgate run canary.toml --set arms.compiled.replicas=2
   tailgate run canary.toml --until-decided --at-most 60m"""
 
 
@@ -58,26 +57,16 @@ def command(
     from tailgate.loadtests.commands.judged_run import run_and_judge
     from tailgate.loadtests.trials.run import ARM_COMMAND, Orchestrator
 
-    loaded = planned(
-        experiment,
-        settings or (),
-        duration=duration,
-        trace=trace,
-        until_decided=until_decided,
-        at_most=at_most,
-    )
+    loaded = planned(experiment, settings or (), trace, duration, until_decided, at_most)
     orchestrator = Orchestrator(loaded, out=Path(out), arm_command=context.obj or ARM_COMMAND)
-    return run_and_judge(
-        orchestrator, page=page, metrics=metrics, verbosity=options.verbosity(quiet, verbose), as_json=as_json
-    )
+    return run_and_judge(orchestrator, page=page, metrics=metrics, verbosity=verbose - quiet, as_json=as_json)
 
 
 def planned(
     experiment: Path,
     settings: Sequence[str],
-    *,
-    duration: float | None,
     trace: str,
+    duration: float | None,
     until_decided: bool,
     at_most: float | None,
 ) -> Experiment:

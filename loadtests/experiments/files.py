@@ -94,18 +94,10 @@ def resolved(key: str, value: Any, folder: Path) -> Any:
     name = key.rpartition(".")[2].partition("[")[0]
     if name not in _NAME_FILES or not isinstance(value, str) or not value:
         return value
-    path = folder / expanded(value, key)
+    path = folder / os.path.expanduser(value)  # noqa: PTH111 (an unknown home stays as it is)
     return (
         str(path.resolve()) if name != "tokenizer" or os.path.lexists(path) or value.startswith((".", "~")) else value
     )
-
-
-def expanded(text: str, where: str) -> Path:
-    """Return the path, with ~ and ~user in full. Raises ConfigError."""
-    try:
-        return Path(text).expanduser()
-    except RuntimeError as error:
-        raise ConfigError(f'{where} is "{text}", whose home cannot be found ({error}): write it in full') from None
 
 
 def check_makeable(folder: Path, option: str = "--out") -> None:

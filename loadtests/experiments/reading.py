@@ -16,7 +16,6 @@ from tailgate.analysis.settings.gate_limits import usual_for
 from tailgate.loadtests.experiments.files import FILE_KEYS, parse_toml, resolve_files, resolved, table_of, text_of
 from tailgate.loadtests.experiments.model import Experiment, json_schema
 from tailgate.loadtests.traffic.settings import TrafficConfig
-from tailgate.loadtests.traffic.traces import KNOWN
 from tailgate.servers.complaint import ConfigError, did_you_mean
 from tailgate.servers.config import over, with_preset
 from tailgate.servers.fields import read
@@ -138,7 +137,5 @@ def _entry(entries: list[Any], key: str, name: str) -> dict[str, Any]:
 
 def replay(table: dict[str, Any], trace: str) -> None:
     """Give the traffic of `table` the times and lengths of the file `trace`."""
-    if not Path(trace).is_file():
-        raise ConfigError(f'--trace "{trace}" does not exist: give {KNOWN}')
     kept = {key: value for key, value in table_of(table, "traffic").items() if key not in _REPLACED_BY_TRACE}
     table["traffic"] = {**kept, "arrivals": "trace", "workload": "trace", "trace": str(Path(trace).resolve())}

@@ -102,7 +102,13 @@ def load_prompt_text(model: str, *, chat: bool = False, remedy: str = 'use traff
     `remedy` where no exact prompts can be made. With `chat` a prompt is the one message of a chat in the model's
     template."""
     if model.startswith("random:") and not chat:
-        return _prompt_text(model, _bytes_with_start, _bytes_bare, ascii_lowercase, remedy)
+        return _prompt_text(
+            model,
+            lambda text: [BOS_ID, *(byte + BYTE_OFFSET for byte in text.encode())],
+            lambda text: [byte + BYTE_OFFSET for byte in text.encode()],
+            ascii_lowercase,
+            remedy,
+        )
     from tokenizers import Tokenizer
 
     path = _file(model, "tokenizer.json", required=True)
@@ -162,14 +168,6 @@ def _pieces(name: str, encode: Encode, words: Sequence[str], remedy: str) -> Pro
             follow_ids = np.array(list(follows.values()), dtype=np.int64)
             return PromptText(first=first, first_id=first_id, follows=tuple(follows), follow_ids=follow_ids)
     raise ConfigError(f'the vocabulary of "{name}" holds fewer than {_FEWEST} words of one token: {remedy}')
-
-
-def _bytes_bare(text: str) -> list[int]:
-    return [byte + BYTE_OFFSET for byte in text.encode("utf-8")]
-
-
-def _bytes_with_start(text: str) -> list[int]:
-    return [BOS_ID, *_bytes_bare(text)]
 
 
 # --- Files of a model -------------------------------------------------------------------------------------------------

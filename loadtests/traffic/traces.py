@@ -60,16 +60,11 @@ class Trace:
         return len(self.offset_ns)
 
     @property
-    def duration_s(self) -> float:
-        """Seconds from the first request to the last."""
-        return float(self.offset_ns[-1]) / 1e9
-
-    @property
     def account(self) -> str:
         """What was read, in one line."""
         failed = f"; left out as failed, without an output token: {self.failed:,}" if self.failed else ""
         requests = counted(len(self), "request", "{:,}".format)
-        return f"{self.name}: {requests} in {self.duration_s:,.6g} s, read as {self.format}{failed}"
+        return f"{self.name}: {requests} in {self.offset_ns[-1] / 1e9:,.6g} s, read as {self.format}{failed}"
 
 
 def read_trace(path: str | Path, *, answers: bool = True, blocks: bool = True) -> Trace:

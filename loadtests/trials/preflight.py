@@ -14,7 +14,6 @@ import sysconfig
 from pathlib import Path
 
 from tailgate.analysis.wording import counted
-from tailgate.loadtests.experiments.files import expanded
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.monitor.host import shown_gpus
 from tailgate.loadtests.traffic.prompts import check_hub
@@ -82,7 +81,7 @@ def check_model(name: str) -> None:
     """Raise ConfigError unless `model.id` names random weights, a model's folder or one that the hub has."""
     if name.startswith("random:"):
         return
-    path = expanded(name, "model.id")
+    path = Path(os.path.expanduser(name))  # noqa: PTH111 (an unknown home stays as it is)
     remedy = "give a Hugging Face path or id, or random:NAME"
     if name.startswith(("/", "./", "../", "~")) and not path.exists():
         raise ConfigError(f'model.id "{name}" does not exist: {remedy}')

@@ -76,7 +76,7 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         (["run", f"{'x' * 300}.toml"], "File name too long"),
         (["run", "demo", "--set", "traffic.rate"], "is not KEY=VALUE"),
         (["run", "demo", "--set", "traffic.rate=fast"], 'traffic.rate is "fast": give a number'),
-        (["run", "demo", "--trace", "none.csv"], '--trace "none.csv" does not exist'),
+        (["check", "demo", "--trace", "none.csv"], 'none.csv" cannot be read (No such file or directory)'),
         (["analyze", "none"], 'run directory "none" does not exist'),
         (["serve"], "Missing option '--preset'"),
         (

@@ -166,8 +166,6 @@ def test_a_trace_replaces_arrivals_and_lengths_but_keeps_the_scale(tmp_path: Pat
     traffic = load(write(tmp_path, text), trace=str(trace)).traffic
     assert (traffic.arrivals, traffic.workload, traffic.trace) == ("trace", "trace", str(trace.resolve()))
     assert traffic.length_scale == 0.1
-    with pytest.raises(ConfigError, match=r"none\.csv"):
-        load(write(tmp_path, MINIMAL), trace=str(tmp_path / "none.csv"))
 
 
 def test_a_hub_tokenizer_of_a_file_is_not_a_folder_of_the_working_directory(

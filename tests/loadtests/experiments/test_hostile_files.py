@@ -10,9 +10,8 @@ import pytest
 
 from tailgate.analysis.records.documents import DEEPEST
 from tailgate.loadtests.commands.main import main
-from tailgate.loadtests.experiments.files import expanded
 from tailgate.loadtests.experiments.reading import load, parse_setting, to_table
-from tailgate.loadtests.trials.preflight import check_compiler
+from tailgate.loadtests.trials.preflight import check_compiler, check_model
 from tailgate.servers.complaint import LONGEST, ConfigError
 
 DEEP = ".".join("a" * 50_000)
@@ -57,8 +56,8 @@ def test_a_file_that_is_no_experiment_is_refused_in_one_short_line(
 def test_a_home_that_cannot_be_found_and_a_compiler_that_is_no_command_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(ConfigError, match=r"model.id is .~unknown9/x"):
-        expanded("~unknown9/x", "model.id")
+    with pytest.raises(ConfigError, match=r'model.id "~unknown9/x" does not exist'):
+        check_model("~unknown9/x")
     monkeypatch.setenv("CXX", "'")
     with pytest.raises(ConfigError, match="CXX"):
         check_compiler("compiled")
