@@ -37,11 +37,6 @@ def preset_arm(preset: str, settings: Sequence[str] | None = None, *, name: str 
     changes: dict[str, Any] = {}
     for setting in settings or ():
         set_path(changes, *parse_setting(setting))
-    tables = ("model", "engine", "shapes", "compile")
-    for table in changes:
-        if table not in tables:
-            meant = did_you_mean(table, tables)
-            raise ConfigError(f"--set {table} is unknown: {meant}use model.KEY, engine.KEY, shapes.KEY or compile.KEY")
     return read(ArmConfig, with_preset(over({"name": name or preset, "preset": preset}, changes)))
 
 

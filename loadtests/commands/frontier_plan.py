@@ -20,10 +20,7 @@ _STEPS, _STEP_S, _LONGEST_STEP_S = 8, 30.0, 300.0
 _BELOW, _ABOVE = 4.0, 8.0  # times the rate of an experiment that names one
 _LONGEST_TRIAL_S = 1e7  # as traffic.duration_s has it
 # What only traffic has that is no search: how it arrives, and for how long.
-_OF_OTHER_TRAFFIC = (
-    *("rate", "burstiness", "design", "duration_s"),
-    *("time_scale", "trace_start_s"),
-)
+_OF_OTHER_TRAFFIC = ("rate", "burstiness", "design", "duration_s", "time_scale", "trace_start_s")
 
 
 def frontier_plan(source: str | Path, *, settings: Sequence[str] = ()) -> Experiment:

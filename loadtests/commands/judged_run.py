@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
 from typing import Any
 
@@ -51,4 +52,6 @@ def _run(orchestrator: Orchestrator, status: Status, ended: dict[str, Any], *, v
     if not outcome.complete and not has_requests(outcome.run_dir):
         return without_verdict(outcome.run_dir, ended, as_json=as_json)
     status.phase = "judging"
+    if verbosity >= 0 and not sys.stderr.isatty():
+        print(f"judging {outcome.run_dir}", file=sys.stderr)
     return judge_run(outcome.run_dir, ended, as_json=as_json, broke=not outcome.complete)

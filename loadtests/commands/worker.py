@@ -27,8 +27,6 @@ EXAMPLES = """\
   tailgate worker --master 10.0.0.5:5557 --keep /var/lib/tailgate --trials 3"""
 
 _LOCUST = (sys.executable, "-P", "-m", "locust", "-f", str(Path(__file__).resolve().parents[1] / "chat.py"))
-_TRY_EVERY_S = 0.5
-_PRINT_EVERY_S = 60.0
 
 
 def command(
@@ -96,14 +94,11 @@ def command(
 
 def _wait_for(host: str, port: int) -> None:
     """Return once something listens at the address."""
-    last_s = 0.0
+    _print(f"waiting for a run at {host}:{port}; Ctrl-C ends")
     while True:
         with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=5.0):
             return
-        if time.monotonic() - last_s > _PRINT_EVERY_S or not last_s:
-            last_s = time.monotonic()
-            _print(f"waiting for a run at {host}:{port}; Ctrl-C ends")
-        time.sleep(_TRY_EVERY_S)
+        time.sleep(0.5)
 
 
 def _print(text: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tailgate.loadtests.traffic.lengths import BoolArray, FloatArray, IntArray
+from tailgate.analysis.arrays import Bools, Floats, Ints
 from tailgate.loadtests.traffic.settings import TrafficConfig
 from tailgate.servers.complaint import ConfigError
 
@@ -34,7 +34,7 @@ def rounded(rate: float) -> float:
     return float(f"{rate:.4g}")
 
 
-def rate_profile(config: TrafficConfig, levels: Sequence[float] = ()) -> FloatArray:
+def rate_profile(config: TrafficConfig, levels: Sequence[float] = ()) -> Floats:
     """Return rows (start_s, end_s, requests/s) that touch and rise, shape (stretches, 3). `levels` are the rates of a
     saturation search."""
     starts: Sequence[float] = (0.0,)
@@ -47,7 +47,7 @@ def rate_profile(config: TrafficConfig, levels: Sequence[float] = ()) -> FloatAr
     return np.array([starts, [*starts[1:], config.duration_s], rates]).T
 
 
-def renewals(profile: FloatArray, *, burstiness: float = 1.0, rng: np.random.Generator) -> IntArray:
+def renewals(profile: Floats, *, burstiness: float = 1.0, rng: np.random.Generator) -> Ints:
     """Return offsets (ns), possibly none, of a renewal process under the rates of `profile`.
 
     At a constant rate its gaps have a gamma law of mean 1/rate and shape `burstiness`, as in vLLM's benchmark.
@@ -66,9 +66,7 @@ def renewals(profile: FloatArray, *, burstiness: float = 1.0, rng: np.random.Gen
     return np.maximum.accumulate(np.minimum(np.floor(at_s * 1e9).astype(np.int64), math.ceil(end[-1] * 1e9) - 1))
 
 
-def replay(
-    offsets_ns: IntArray, duration_s: float, *, time_scale: float = 1.0, start_s: float = 0.0
-) -> tuple[IntArray, slice]:
+def replay(offsets_ns: Ints, duration_s: float, *, time_scale: float = 1.0, start_s: float = 0.0) -> tuple[Ints, slice]:
     """Return offsets (ns) of a trace's requests from `start_s` on, stretched by `time_scale`, and which rows they are.
 
     `start_s` counts in the trace's own time. A trace that ends before `duration_s` is an error: the load would fall
@@ -89,14 +87,14 @@ def replay(
     return offsets[:count], slice(first, first + count)
 
 
-def rampup_kept(offsets_ns: IntArray, rampup_s: float, *, rng: np.random.Generator) -> BoolArray:
+def rampup_kept(offsets_ns: Ints, rampup_s: float, *, rng: np.random.Generator) -> Bools:
     """Return True for requests that stay, with probability t / rampup_s at t < rampup_s. Shape (n,)."""
     # One draw a request whatever its time, so that a longer ramp-up changes nothing else.
     draws = rng.random(len(offsets_ns))
     return draws * (rampup_s * 1e9) <= offsets_ns.astype(np.float64)
 
 
-def _unit_renewals(total: float, burstiness: float, rng: np.random.Generator) -> FloatArray:
+def _unit_renewals(total: float, burstiness: float, rng: np.random.Generator) -> Floats:
     """Return rising event times in [0, total) of a stationary renewal process with gamma gaps of mean 1. Shape (n,)."""
     # Equilibrium law of the first gap: a uniform share of a length-biased gap, and the length-biased
     # Gamma(k) is Gamma(k + 1).

@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailgate.analysis.arrays import Ints
 from tailgate.loadtests.traffic import arrivals
-from tailgate.loadtests.traffic.lengths import FITS, FitName, IntArray, fitted_lengths, scaled
+from tailgate.loadtests.traffic.lengths import FITS, FitName, fitted_lengths, scaled
 from tailgate.loadtests.traffic.prompts import PromptText, load_prompt_text
 from tailgate.loadtests.traffic.schedule import BLOCKS, EVERY_ARM, SCHEDULE, Schedule
 from tailgate.loadtests.traffic.settings import TrafficConfig
@@ -136,7 +137,7 @@ def build_schedule(
     )
 
 
-def switchback_order(blocks: int, arms: int, *, rng: np.random.Generator) -> IntArray:
+def switchback_order(blocks: int, arms: int, *, rng: np.random.Generator) -> Ints:
     """Return the arm (0 to arms - 1) of each block, shape (blocks,): every arm once in each group of `arms` blocks, in
     random order. The last group may be cut short."""
     groups = -(-blocks // arms)
@@ -146,7 +147,7 @@ def switchback_order(blocks: int, arms: int, *, rng: np.random.Generator) -> Int
 
 def _starts(
     config: TrafficConfig, trace: Trace | None, levels: Sequence[float], rng: np.random.Generator
-) -> tuple[IntArray, slice]:
+) -> tuple[Ints, slice]:
     """Return sorted starts (ns), and the trace rows that they are when a trace is replayed."""
     if config.arrivals == "trace" and trace is not None:
         return arrivals.replay(
@@ -158,7 +159,7 @@ def _starts(
 
 def _lengths(
     config: TrafficConfig, trace: Trace | None, window: slice, count: int, rng: np.random.Generator
-) -> tuple[IntArray, IntArray | None]:
+) -> tuple[Ints, Ints | None]:
     """Return `count` rows (input, output) of lengths, and which rows of the trace they are if they are any."""
     if config.workload != "trace" or trace is None:
         fit: FitName = next((name for name in FITS if name == config.workload), "conversation")
@@ -170,7 +171,7 @@ def _lengths(
     return np.column_stack([trace.input_tokens[rows], trace.output_tokens[rows]]).astype(np.int64), rows
 
 
-def _arm_column(config: TrafficConfig, arms: Sequence[str], offsets: IntArray, rng: np.random.Generator) -> Any:
+def _arm_column(config: TrafficConfig, arms: Sequence[str], offsets: Ints, rng: np.random.Generator) -> Any:
     if config.design == "mirrored":
         return _named([EVERY_ARM], np.zeros(len(offsets), dtype=np.int64))
     if config.design == "split":
@@ -180,12 +181,12 @@ def _arm_column(config: TrafficConfig, arms: Sequence[str], offsets: IntArray, r
     return _named(arms, order[offsets // block_ns])
 
 
-def _named(names: Sequence[str], which: IntArray) -> Any:
+def _named(names: Sequence[str], which: Ints) -> Any:
     """Return a string column with names[which[i]] in row i."""
     return pa.array(list(names), pa.string()).take(pa.array(which))
 
 
-def _block_columns(trace: Trace, rows: IntArray, scale: float, rng: np.random.Generator) -> dict[str, Any]:
+def _block_columns(trace: Trace, rows: Ints, scale: float, rng: np.random.Generator) -> dict[str, Any]:
     """Return the leading blocks that the prompts of `rows` of the trace share, each of `BLOCK_TOKENS` times `scale`."""
     own = trace.blocks.take(pa.array(rows))
     ids = own.flatten().dictionary_encode()  # by first appearance: more rows leave the earlier seeds as they are

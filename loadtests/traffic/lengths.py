@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from tailgate.analysis.arrays import Floats, Ints
 from tailgate.servers.config import Task
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 
 FitName = Literal["conversation", "sentences"]
 
 # A length is at most this before limits apply.
 _MAX_LENGTH = float(2**31 - 1)
-
 
 # What an encoder behind a search reads: queries and passages. One standard deviation below the median is the mean query
 # of MS MARCO, one above it the mean passage: 5.96 and 55.98 words (Thakur et al. 2021, "BEIR", table 1), at about 1.3
@@ -39,7 +34,7 @@ def workloads_of(task: Task) -> list[FitName]:
     return sorted(name for name, laws in FITS.items() if (len(laws) == 1) == (task == "embed"))
 
 
-def fitted_lengths(fit: FitName, count: int, *, rng: np.random.Generator) -> IntArray:
+def fitted_lengths(fit: FitName, count: int, *, rng: np.random.Generator) -> Ints:
     """Return `count` rows (input, output) of tokens from a built-in fit, int64, each 1 or more; outputs are 0 where
     nothing is generated.
 
@@ -52,12 +47,12 @@ def fitted_lengths(fit: FitName, count: int, *, rng: np.random.Generator) -> Int
     return rows
 
 
-def scaled(lengths: IntArray, scale: float | FloatArray) -> IntArray:
+def scaled(lengths: Ints, scale: float | Floats) -> Ints:
     """Return rows (input, output) times `scale`, or times the scale of each, shape (n, 1): rounded, never below 1. An
     output of 0 stays 0."""
     return np.where(lengths > 0, _whole(lengths * scale), 0)
 
 
-def _whole(lengths: npt.NDArray[np.floating[Any]]) -> IntArray:
-    whole: IntArray = np.rint(np.clip(lengths, 1.0, _MAX_LENGTH)).astype(np.int64)
+def _whole(lengths: Floats) -> Ints:
+    whole: Ints = np.rint(np.clip(lengths, 1.0, _MAX_LENGTH)).astype(np.int64)
     return whole

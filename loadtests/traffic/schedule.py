@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailgate.analysis.arrays import Ints
 from tailgate.analysis.records.schemas import Columns
-from tailgate.loadtests.traffic.lengths import IntArray
 from tailgate.loadtests.traffic.settings import Design
 from tailgate.servers.complaint import ConfigError, named
 
@@ -89,11 +89,11 @@ class Schedule:
         return int(self.table.num_rows)
 
     @property
-    def offset_ns(self) -> IntArray:
+    def offset_ns(self) -> Ints:
         """Sorted offsets from the start of the trial, int64, shape (n,)."""
         return self.ints("offset_ns")
 
-    def ints(self, column: str) -> IntArray:
+    def ints(self, column: str) -> Ints:
         """Return an integer column as int64, shape (n,)."""
         return np.asarray(self.table[column].to_numpy(), dtype=np.int64)
 
@@ -142,12 +142,8 @@ class Schedule:
 
     @classmethod
     def read(cls, path: Path) -> Schedule:
-        """Return the schedule at `path`. Raises ConfigError for a file that is missing, cut short or no schedule."""
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise ConfigError(f'schedule "{path}" cannot be read ({error.strerror}): build it again') from None
-        return cls.parse(content, str(path))
+        """Return the schedule at `path`. Raises ConfigError for a file that is cut short or no schedule."""
+        return cls.parse(path.read_bytes(), str(path))
 
     @classmethod
     def parse(cls, content: bytes, name: str) -> Schedule:

@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.csv as arrow_csv
 from pydantic import BaseModel, Field, ValidationError
 
+from tailgate.analysis.arrays import Ints
 from tailgate.analysis.wording import counted
-from tailgate.loadtests.traffic.lengths import IntArray
 from tailgate.servers.complaint import ConfigError, one_line
 
 BLOCK_TOKENS = 512
@@ -50,7 +50,7 @@ class Trace:
 
     name: str
     format: str
-    offset_ns: IntArray
+    offset_ns: Ints
     input_tokens: npt.NDArray[np.int32]
     output_tokens: npt.NDArray[np.int32]
     blocks: pa.ListArray

@@ -86,7 +86,7 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         (["serve", "--preset", "eager", "--set", "model.id="], "model.id"),
         (["inspect"], "Missing option '--arm'"),
         (["serve", "--preset", "eager", "--set", "compile.speed=1"], "compile.speed is unknown"),
-        (["serve", "--preset", "eager", "--set", "speed=1"], "--set speed is unknown"),
+        (["serve", "--preset", "eager", "--set", "speed=1"], "speed is unknown: use one of name, preset, model"),
         (["split"], "no arm is given"),
         (["split", "--arm", "eager"], '--arm "eager" is not NAME=HOST:PORT'),
         (["split", "--arm", "eager=localhost"], 'address "localhost" is not host:port'),

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tailgate.analysis.arrays import Ints
 from tailgate.loadtests.traffic import arrivals
 from tailgate.loadtests.traffic.drawing import build_schedule, read_source, switchback_order
-from tailgate.loadtests.traffic.lengths import IntArray, fitted_lengths, scaled
+from tailgate.loadtests.traffic.lengths import fitted_lengths, scaled
 from tailgate.loadtests.traffic.schedule import SCHEDULE, Schedule
 from tailgate.loadtests.traffic.settings import TrafficConfig
 from tailgate.loadtests.trials.rate_search import closer
@@ -60,9 +61,8 @@ def test_written_schedule_reads_back_equal(tmp_path: Path) -> None:
         assert pa.ipc.open_stream(source).read_all().column_names == SCHEDULE.names
 
 
-def test_a_damaged_or_missing_schedule_is_refused_and_no_offset_leads_out_of_it(tmp_path: Path) -> None:
+def test_a_damaged_schedule_is_refused_and_no_offset_leads_out_of_it(tmp_path: Path) -> None:
     path = tmp_path / "schedule.arrow"
-    assert "cannot be read" in refusal(ConfigError, Schedule.read, path)
     built(TrafficConfig(rate=4, duration_s=30)).write(path)
     whole = path.read_bytes()
     session = Schedule.read(path).table["session_id"].chunk(0)
@@ -228,7 +228,7 @@ def rng(seed: int = 1) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def gamma(rate: float, burstiness: float, duration_s: float, *, seed: int | np.random.Generator = 1) -> IntArray:
+def gamma(rate: float, burstiness: float, duration_s: float, *, seed: int | np.random.Generator = 1) -> Ints:
     profile = np.array([[0, duration_s, rate]])
     return arrivals.renewals(profile, burstiness=burstiness, rng=np.random.default_rng(seed))
 
