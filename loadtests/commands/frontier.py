@@ -33,9 +33,8 @@ def command(
 ) -> int:
     """Find out which policy to ship at which load.
 
-    Starts one arm after another, again and again, each time at loads around the highest that it holds within the [slo],
-    until the budget is spent or nothing is open. Then it says which policy to ship at which load, and what is not
-    known. Loads begin at traffic.rates, or around traffic.rate. Ctrl-C ends the search with what is known.
+    Starts one arm after another, each time at loads around the highest that it holds within the [slo], until the budget
+    is spent or nothing is open. Loads begin at traffic.rates, or around traffic.rate. Ctrl-C ends with what is known.
 
     Exit codes: 0 it ended with an answer; where the experiment sets [gates], those of `run` (0 PASS, 3 INCONCLUSIVE, 99
     FAIL); 2 bad usage or configuration; 1 it broke or was interrupted.

@@ -28,12 +28,10 @@ def command(
 ) -> int:
     """Check that the arms of an experiment compute the same.
 
-    Runs every arm by itself on the same prompts, without traffic, and compares its greedy answers with the
-    control's and its logits with a float64 reference of the same weights. In float32 the answers must be equal. In
-    lower precision the error may be 1.5 times the control's, and a token that float64 would not take must lie
-    within noise of the one that it would. A quantised arm is judged by its mean KL divergence from float64 on texts
-    instead, an encoder by the cosine of every text's vector with float64's. Arms that differ in more than policy
-    and quantisation are refused.
+    Runs every arm alone on the same prompts, without traffic, and compares its greedy answers with the control's and
+    its logits with a float64 reference of the same weights. A quantised arm is judged by its mean KL divergence from
+    float64 on texts instead, an encoder by the cosine of every text's vector with float64's. Arms that differ in more
+    than policy and quantisation are refused.
 
     Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the measurement broke or was
     interrupted.

@@ -30,10 +30,9 @@ def command(
 ) -> int:
     """Compile an arm once, for quick starts.
 
-    Loads the arm, warms it up as it would be served, and writes what the compiler made to one file. A start whose
-    arm has compile.artifact set to that file, here or on another machine of the same kind, finds its graphs
-    and inductor's tuned kernels. The file is refused where torch, the device, the model's name or the policy
-    differs. Torch unpickles its content: load only files that you trust like a program.
+    Loads the arm, warms it up as it would be served, and writes what the compiler made to one file. An arm with
+    compile.artifact set to that file finds its graphs and tuned kernels, here or on a machine of the same kind. Torch
+    unpickles its content: load only files that you trust like a program.
 
     Exit codes: 0 written, 2 bad usage or configuration, 1 it broke or was interrupted.
     """

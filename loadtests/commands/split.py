@@ -78,10 +78,9 @@ def command(
 ) -> int:
     """Split traffic over arms with Envoy, in the foreground.
 
-    Clients connect to --port. Weights decide the arm of each request, or of each session when a session header is sent;
-    the header x-tailgate-arm pins one. A shadow receives copies of requests that another arm answers, and its responses
-    are discarded. Weights and shadows change live: run the command again with --admin; streams in flight are not
-    touched. Ctrl-C ends it once running streams are done.
+    Weights decide the arm of each request, or of each session when a session header is sent; the header x-tailgate-arm
+    pins one. A shadow receives copies of requests that another arm answers, and its answers are discarded. Weights and
+    shadows change live: run the command again with --admin. Ctrl-C ends it once running streams are done.
     """
     if admin:
         if arm or print_config:

@@ -42,10 +42,9 @@ def command(
 ) -> int:
     """Generate load from this host for a run on another one.
 
-    Waits for a `tailgate run` with traffic.remote_workers at --master, sends its share of the traffic of each
-    trial, and returns the records. Both sides need the same secret in the environment variable
-    TAILGATE_CHANNEL_TOKEN, which encrypts the channel between them. Tokens for arms are read from this host's
-    environment or files and never travel.
+    Waits for a `tailgate run` with traffic.remote_workers at --master, sends its share of each trial's traffic, and
+    returns the records. Both sides need the same secret in the environment variable TAILGATE_CHANNEL_TOKEN. Tokens for
+    arms are read from this host's environment or files and never travel.
     """
     host, port = host_port(master, f'--master "{master}" is not HOST:PORT: give traffic.master_bind of the run')
     check_installed("locust")

@@ -103,8 +103,7 @@ def _check_arms(arms: Sequence[ExperimentArm]) -> None:
 
 
 def check_parity(experiment: Experiment) -> None:
-    """Raise ConfigError unless arms are comparable, also where the experiment compares models: others have no parity.
-    What is quantised has texts to be judged by, and a control that is not."""
+    """Raise ConfigError unless arms are comparable, and what is quantised has texts and a control that is not."""
     if experiment.external_arms:
         raise ConfigError(
             f'arm "{experiment.external_arms[0].name}" is external and parity looks into the arms that it starts: '

@@ -208,10 +208,7 @@ class Experiment(Settings):
         return next(arm for arm in (self._whole or self).arms if arm.control)
 
     def only(self, names: Collection[str]) -> Experiment:
-        """Return the experiment with some of its arms, for a trial that starts no others. The control stays who it is.
-
-        It is part of an experiment that was checked as a whole.
-        """
+        """Return a part of the experiment for a trial that starts no other arms. The control stays who it is."""
         part = self.model_copy(update={"arms": tuple(arm for arm in self.arms if arm.name in names)})
         part._whole = self
         return part

@@ -1,7 +1,4 @@
-"""Reading an experiment from a TOML file, with the command line's changes, and writing it.
-
-Strict: whatever cannot be used is a ConfigError that names the key, the value and the remedy.
-"""
+"""Reading an experiment from a TOML file, with the command line's changes, and writing it."""
 
 from __future__ import annotations
 

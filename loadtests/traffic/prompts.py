@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tailgate.servers.complaint import ConfigError
+from tailgate.servers.complaint import ConfigError, named
 from tailgate.servers.presets import BOS_ID, BYTE_OFFSET
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def load_prompt_text(model: str, *, chat: bool = False, remedy: str = 'use traff
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises plain Exception
-        raise ConfigError(f'the tokenizer of "{model}" cannot be read ({_first_line(error)})') from None
+        raise ConfigError(f'the tokenizer of "{model}" cannot be read ({named(error)})') from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     render = _template(model) if chat else None
@@ -190,7 +190,7 @@ def _file(model: str, name: str, *, required: bool = False) -> Path | None:
         return Path(hf_hub_download(model, name))
     except Exception as error:  # a wrong id, no network, a file that the repository lacks: each has its own type
         if required:
-            raise ConfigError(f'no tokenizer can be loaded for "{model}": {_first_line(error)}') from None
+            raise ConfigError(f'no tokenizer can be loaded for "{model}": {named(error)}') from None
         return None
 
 
@@ -209,7 +209,7 @@ def check_hub(model: str, name: str, *, what: str) -> None:
     except Exception as error:
         raise ConfigError(
             f"{what}: its {name} is not in the cache, and {constants.ENDPOINT} cannot be reached "
-            f"({_first_line(error)}): give a local folder, fill the cache and set HF_HUB_OFFLINE=1, set HF_ENDPOINT to "
+            f"({named(error)}): give a local folder, fill the cache and set HF_HUB_OFFLINE=1, set HF_ENDPOINT to "
             "a hub that can be reached, or try again"
         ) from None
 
@@ -221,10 +221,11 @@ def _template(model: str) -> Callable[[str], str] | None:
         config = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
         source = config.get("chat_template")
     except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f'"{path}" cannot be read: {_first_line(error)}') from None
+        raise ConfigError(f'"{path}" cannot be read: {named(error)}') from None
     if isinstance(source, list):
-        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
-        source = named.get("default")
+        source = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}.get(
+            "default"
+        )
     if (path := _file(model, "chat_template.jinja")) is not None:
         source = path.read_text(encoding="utf-8")
     if not isinstance(source, str):
@@ -259,11 +260,7 @@ def _rendered(model: str, source: str, special: Mapping[str, Any], content: str)
             **special,
         )
     except TemplateError as error:
-        raise ConfigError(f'the chat template of "{model}" fails: {_first_line(error)}') from None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f'the chat template of "{model}" fails: {named(error)}') from None
 
 
 # --- Prompts of a schedule --------------------------------------------------------------------------------------------

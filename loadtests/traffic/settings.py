@@ -110,8 +110,16 @@ class TrafficConfig(Settings):
                     why = f'traffic.{used.key} = "{getattr(self, used.key)}" does not use it'
                     self._leave_out(key, why, f"remove {key} or use {used.key} = {others}")
         self._check_times()
-        self._check_lengths()
-        self._check_load()
+        if "trace" not in (self.arrivals, self.workload):
+            self._leave_out("trace", 'neither arrivals nor workload is "trace"', "set one or remove trace")
+        if self.length_scales:
+            self._check_starts("length_scales", self.length_factors)
+        if not self.load_processes:
+            raise ValueError("workers is 0 and traffic.remote_workers too: give 1 or more of one of them")
+        if self.remote_workers:
+            _ = self.master
+        else:
+            self._leave_out("master_bind", "remote_workers is 0", "remove master_bind or set remote_workers")
         return self
 
     @property
@@ -195,13 +203,6 @@ class TrafficConfig(Settings):
                 f"{self.rampup_s + max(FEWEST_STEPS, self.saturation_steps) * self.step_s:g}"
             )
 
-    def _check_lengths(self) -> None:
-        """Check that lengths are given once: by a workload or a trace."""
-        if "trace" not in (self.arrivals, self.workload):
-            self._leave_out("trace", 'neither arrivals nor workload is "trace"', "set one or remove trace")
-        if self.length_scales:
-            self._check_starts("length_scales", self.length_factors)
-
     def _check_starts(self, key: str, pairs: Sequence[tuple[float, float]]) -> None:
         starts = [start for start, _ in pairs]
         rising = all(before < after for before, after in pairwise(starts))
@@ -210,12 +211,3 @@ class TrafficConfig(Settings):
                 f"{key} has segments from {starts} s: start the first at 0, let them rise, "
                 f"and start the last before duration_s = {self.duration_s}"
             )
-
-    def _check_load(self) -> None:
-        """Check that a host sends the load, and that workers on other hosts find this one."""
-        if not self.load_processes:
-            raise ValueError("workers is 0 and traffic.remote_workers too: give 1 or more of one of them")
-        if not self.remote_workers:
-            self._leave_out("master_bind", "remote_workers is 0", "remove master_bind or set remote_workers")
-        else:
-            _ = self.master

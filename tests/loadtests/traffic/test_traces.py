@@ -74,10 +74,8 @@ LATE = "2023-11-17 00:00:01.0000000"
 BAD_AZURE: list[tuple[str, list[str]]] = [
     (f"{LATE},12", ["Row #4", "12", "correct or remove"]),
     (f"{LATE},12,x", ["Row #4", "'x'", "correct or remove"]),
-    (f"{LATE},12,1.5", ["Row #4", "'1.5'"]),
     (f"{LATE},12,", ["row 4", "has no GeneratedTokens"]),
     ("yesterday,12,5", ["Row #4", "yesterday"]),
-    ("2023-13-17 00:00:01.0000000,12,5", ["Row #4", "2023-13-17"]),
     (f"{LATE},0,5", ["row 4", "input length is 0", "remove the row"]),
     (f"{LATE},12,-5", ["row 4", "output length is -5"]),
     (f"{LATE},99999999999,5", ["Row #4", "99999999999"]),
@@ -87,7 +85,6 @@ BAD_AZURE: list[tuple[str, list[str]]] = [
 ]
 BAD_MOONCAKE: list[tuple[str, list[str]]] = [
     ('{"timestamp": 3', ["row 2", "Invalid JSON"]),
-    ("[1, 2]", ["row 2", "object"]),
     ('{"timestamp": 3, "input_length": 4}', ["row 2", "output_length: Field required"]),
     ('{"timestamp": "3", "input_length": 4, "output_length": 4}', ["row 2", "timestamp: ", "number"]),
     ('{"timestamp": NaN, "input_length": 4, "output_length": 4}', ["row 2", "timestamp: "]),
@@ -95,7 +92,6 @@ BAD_MOONCAKE: list[tuple[str, list[str]]] = [
     (mooncake_line(10**12), ["row 2", "10 years"]),
     ("[" * 50_000, ["row 2", "Invalid JSON"]),
     (mooncake_line(3000, 4.5, 4), ["row 2", "input_length: ", "integer"]),
-    (mooncake_line(3000, True, 4), ["row 2", "input_length: ", "integer"]),
     (mooncake_line(3000, 2**70, 4), ["row 2", "input_length: ", "less than 2147483648"]),
     (mooncake_line(3000, 0, 4, []), ["row 2", "input length is 0", "remove the row"]),
     (mooncake_line(3000, 513, 4, [0, 1, 2]), ["row 2", "3 hash_ids", "2 blocks of 512", "one for each block"]),
@@ -125,7 +121,6 @@ def test_a_bad_row_is_named_with_its_value_and_remedy(tmp_path: Path, before: st
         ("\n\n  \n", "is empty"),
         (HEADER + "\n", "Empty CSV file"),
         ("time,prompt,answer\n1,2,3\n", 'begins with "time,prompt,answer", which is no known format'),
-        ("x" * 5000, "no known format"),
     ],
 )
 def test_empty_and_unknown_files_are_refused(tmp_path: Path, text: str, part: str) -> None:
