@@ -30,7 +30,6 @@ EXAMPLES = """\
                  --weight eager=90,compiled-padded=10 --port 8080 --admin-port 9901
   tailgate split --admin 127.0.0.1:9901 --weight eager=50,compiled-padded=50
   tailgate split --arm eager=127.0.0.1:50051 --arm compiled-padded=127.0.0.1:50052 --shadow compiled-padded=25%
-  tailgate split --admin 127.0.0.1:9901 --shadow compiled-padded=0% --weight eager=99,compiled-padded=1
   tailgate split --arm eager=10.0.0.7:50051 --arm compiled-padded=10.0.0.8:50051 --print-config kubernetes"""
 
 
@@ -38,10 +37,6 @@ _FORMS = {
     "--weight": ("[0-9]{1,9}", "NAME=WEIGHT", "eager=90"),
     "--shadow": (r"[0-9]{1,9}(\.[0-9]{1,9})?%", "NAME=PERCENT%", "compiled=25%"),
 }
-
-
-def _file(text: str) -> Any:
-    return typer.Option(metavar="FILE", help=text)
 
 
 def command(
@@ -59,10 +54,12 @@ def command(
     host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
     port: Port = 8080,
     admin_port: Annotated[int, port_option("Envoy's admin interface on 127.0.0.1; 0: a private Unix socket.")] = 0,
-    tls_certificate: Annotated[str | None, _file("Serve TLS with this certificate chain (PEM).")] = None,
-    tls_key: Annotated[str | None, _file("The key of --tls-certificate (PEM).")] = None,
+    tls_certificate: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Serve TLS with this chain (PEM).")
+    ] = None,
+    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="The key of --tls-certificate (PEM).")] = None,
     request_log: Annotated[
-        str, _file("Log each request's start and end, by which `tailgate ramp --admin` judges production traffic.")
+        str, typer.Option(metavar="FILE", help="Log requests here, by which `tailgate ramp --admin` judges them.")
     ] = "",
     print_config: Annotated[
         Literal["envoy", "kubernetes"] | None,

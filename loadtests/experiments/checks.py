@@ -55,13 +55,12 @@ def check_whole(experiment: Experiment) -> None:
             'gates.sequential (--until-decided) ends the run once it is decided, but traffic.arrivals = "saturation" '
             "asks for its whole length: leave one of the two out"
         )
-    # Compiled code comes to an arm either from its artifact or from the cache that arms share.
-    for arm in experiment.own_arms:
-        if arm.compile.artifact and experiment.trials.compile_cache == "shared":
-            raise ConfigError(
-                f'arms.{arm.name}.compile.artifact is set but trials.compile_cache is "shared", so that every arm '
-                'would find its code, and it theirs: use trials.compile_cache = "fresh"'
-            )
+    with_code = [arm.name for arm in experiment.own_arms if arm.compile.artifact]
+    if with_code and experiment.trials.compile_cache == "shared":
+        raise ConfigError(
+            f'arms.{with_code[0]}.compile.artifact is set but trials.compile_cache is "shared", so that every arm '
+            'would find its code, and it theirs: use trials.compile_cache = "fresh"'
+        )
 
 
 def _check_task(experiment: Experiment) -> None:

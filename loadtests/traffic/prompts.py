@@ -223,9 +223,8 @@ def _template(model: str) -> Callable[[str], str] | None:
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(f'"{path}" cannot be read: {named(error)}') from None
     if isinstance(source, list):
-        source = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}.get(
-            "default"
-        )
+        by_name = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
+        source = by_name.get("default")
     if (path := _file(model, "chat_template.jinja")) is not None:
         source = path.read_text(encoding="utf-8")
     if not isinstance(source, str):
