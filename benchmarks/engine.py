@@ -30,7 +30,7 @@ if not __package__:  # as a script: the repository is importable
 from benchmarks.command import count, end_in_order, finish, parser_of, several
 from benchmarks.floor import StepBytes, measure_bandwidth, step_bytes
 from benchmarks.ledger import Ledger, Row, spread
-from tailgate.loadtests.commands.arm_flags import all_settings, preset_arm
+from tailgate.loadtests.commands.arm_flags import preset_arm
 from tailgate.loadtests.trials.environment import describe_environment
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.config import ArmConfig
@@ -63,8 +63,7 @@ def parser() -> argparse.ArgumentParser:
 
 def arm_of(options: argparse.Namespace) -> ArmConfig:
     """Return the arm to measure. Raises ConfigError if its limits are too low."""
-    settings = [*LIMITS, *options.settings]
-    arm = preset_arm(options.arm, settings=all_settings(settings, options.model))
+    arm = preset_arm(options.arm, [*LIMITS, *options.settings, f"model.id={options.model}"])
     for what, value, key in (
         ("--batch", max(options.batch), "slots"),
         ("--prompt-tokens", options.prompt_tokens, "max_prompt_tokens"),

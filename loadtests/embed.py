@@ -4,9 +4,7 @@ By hand, against a running `tailgate split` or one arm's server:
 
     locust -f loadtests/embed.py --host localhost:50051 --headless -u 4 -r 4 -t 60s
 
-As chat.py, but a request asks for the vector of one text. Nothing streams, so a request has an E2E latency and neither
-TTFT nor tokens. Locust's statistics get one row for each arm, "Embed [arm]" of type E2E. Texts have the lengths of
---workload (sentences).
+As chat.py, but a request asks for the vector of one text, which has an E2E latency alone.
 """
 
 from __future__ import annotations

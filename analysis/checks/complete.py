@@ -73,7 +73,7 @@ def _missing(seen: Evidence) -> Iterable[Check]:
             lacking = missing_requests({arm: count}, {arm: run.planned.get(arm, 0)})
             go_on = None
             if not run.trials_of(arm):
-                go_on = "Search again with another --seed, and judge both: tailgate analyze RUN RUN."
+                go_on = "Search again with another seed, and judge both: tailgate analyze RUN RUN."
             yield MISSING.found(lacking, arm=None if arm == run.control else arm, remedy=go_on)
     else:
         closed = run.reported_open_loop is False and not run.planned

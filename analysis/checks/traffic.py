@@ -76,7 +76,7 @@ SCHEDULES = Rule(
     sees="Trials of joined runs drove one schedule. It opens nothing of mirrored traffic.",
     find=_schedules,
     says="Trials repeat one schedule (the same seed), so they are not independent: {}.",
-    remedy="Give each run another seed (tailgate run --seed N).",
+    remedy="Give each run another seed (tailgate run --set seed=N).",
     at_end=True,
 )
 

@@ -133,7 +133,6 @@ def read_toml(path: Path) -> tuple[dict[str, Any], str]:
         return {}, ""
     text = path.read_text(encoding="utf-8")
     content = parse_toml(text)
-    _check(content)
     end = _TOML_END.search(text)
     if end is None or zlib.crc32(text[: end.start()].rstrip().encode()) == int(end[1], 16):
         return content, ""
@@ -141,14 +140,15 @@ def read_toml(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return the table in `text`. Raises ValueError for what is no TOML and for keys deeper than DEEPEST."""
+    """Return the table in `text`. Raises ValueError for what is no TOML, is deeper than DEEPEST or holds a whole number
+    of more than 64 bits."""
     # The parser takes time in the square of a key's depth, so a hostile key is refused before it.
     words = _BETWEEN_KEYS.split(text.replace(" ", "").replace("\t", ""))
     parts = max(sum(1 for part in word.split(".") if part) for word in words)
     if parts > DEEPEST:
         raise ValueError(f"a key has {parts} parts; the limit is {DEEPEST}: no setting lies so deep")
     try:
-        return tomllib.loads(text)
+        content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         line = str(error)  # may name a key of any length
         raise ValueError(f"not valid TOML: {line if len(line) <= 500 else f'{line[:400]} ... {line[-90:]}'}") from None
@@ -156,6 +156,8 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError(f"values are nested too deep; the limit is {DEEPEST}: no setting lies so deep") from None
     except ValueError as error:  # a number of more than 4,300 digits
         raise ValueError(f"a value cannot be read: {error}") from None
+    _check(content)
+    return content
 
 
 def _check(value: Any, level: int = 0) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tailgate.loadtests.commands.exits import EXIT_BROKE, complain
-from tailgate.loadtests.commands.options import AllowDifferent, Slo, WholeJson, file_name, run_directory, split_keys
+from tailgate.loadtests.commands.options import AllowDifferent, Slo, WholeJson, run_directory, split_keys
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.security import check_named
 
@@ -16,7 +16,6 @@ EXAMPLES = """\
   tailgate analyze runs/20260101T120000Z-canary --json | jq .gates
   tailgate analyze runs/20260101T120000Z-canary --slo p99_ttft_ms=300
   tailgate analyze runs/*-canary --out runs/canary
-  tailgate analyze runs/canary runs/20260108T120000Z-canary
   tailgate analyze eager=a.json compiled=b.json --slo p99_ttft_ms=300"""
 
 
@@ -33,7 +32,6 @@ def command(
         str | None,
         typer.Option(
             metavar="DIR",
-            parser=file_name,
             help="Folder for the outcome; the runs stay unchanged. Default: RUN_DIR; for several runs or files a new "
             "folder joined-... or results-... next to the first.",
         ),
@@ -47,13 +45,11 @@ def command(
     Reads the records (Arrow, Parquet or JSON Lines; also of a run that was cut off), writes summary.json,
     report.html, report.md and junit.xml into the directory, and prints the verdict.
 
-    Several runs of one experiment, from different times and machines, are joined: their trials are judged as those
-    of one run, with each machine as a stratum. Runs that differ in what they ran are refused, with a list of the
-    differences. The outcome goes to a new folder, which names its runs and can be judged again, or joined with
-    more.
+    Several runs of one experiment, of different days and machines, are judged as one, with each machine as a stratum.
+    Runs that differ in what they ran are refused, with a list of the differences. The outcome goes to a new folder,
+    which can be judged again, or joined with more.
 
-    Detailed results of vLLM's bench serve are given as NAME=FILE, a file for each run of an arm, the control's
-    first, and judged as separate runs without pairs.
+    Detailed results of vLLM's bench serve are given as NAME=FILE, a file for each run of an arm, the control's first.
 
     Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable.
     """

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from tailgate.loadtests.commands.options import file_name
 from tailgate.servers.complaint import ConfigError, did_you_mean
 from tailgate.servers.presets import PRESETS
 
@@ -19,62 +18,36 @@ if TYPE_CHECKING:
     from tailgate.servers.config import ArmConfig
 
 
-def presets(incomplete: str) -> list[str]:
-    """Return the presets that a shell completes the word with."""
-    return [name for name in PRESETS if name.startswith(incomplete)]
-
-
-Model = Annotated[
-    str | None,
-    typer.Option(metavar="MODEL", help="Hugging Face path or id, or random:NAME; short for --set model.id=MODEL."),
-]
-CacheDir = Annotated[
-    str, typer.Option(metavar="DIR", help="Keep compiled code here. Default: nowhere.", parser=file_name)
-]
+CacheDir = Annotated[str, typer.Option(metavar="DIR", help="Keep compiled code here. Default: nowhere.")]
 Arm = Annotated[
     str,
     typer.Option(
-        "--arm",
-        "--preset",
         metavar="NAME",
         help=f"An arm of EXPERIMENT; without one a preset: {', '.join(PRESETS)}.",
-        autocompletion=presets,
     ),
 ]
 
 
-def all_settings(settings: Sequence[str] | None, model: str | None) -> list[str]:
-    """Return the settings of --set and --model."""
-    return [*(settings or ()), *([] if model is None else [f"model.id={json.dumps(model)}"])]
-
-
-def preset_arm(preset: str, *, name: str = "", settings: Sequence[str] = ()) -> ArmConfig:
+def preset_arm(preset: str, settings: Sequence[str] | None = None, *, name: str = "") -> ArmConfig:
     """Return the arm that a preset and settings describe. Raises ConfigError."""
     from tailgate.loadtests.experiments.reading import parse_setting, set_path
-    from tailgate.loadtests.experiments.toml_limits import check_values
     from tailgate.servers.config import ArmConfig, over, with_preset
     from tailgate.servers.fields import read
 
     changes: dict[str, Any] = {}
-    for setting in settings:
+    for setting in settings or ():
         set_path(changes, *parse_setting(setting))
-    check_values(changes, "--set")
-    tables = ("model", "engine", "shapes", "compile")
-    for table in changes:
-        if table not in tables:
-            meant = did_you_mean(table, tables)
-            raise ConfigError(f"--set {table} is unknown: {meant}use model.KEY, engine.KEY, shapes.KEY or compile.KEY")
     return read(ArmConfig, with_preset(over({"name": name or preset, "preset": preset}, changes)))
 
 
-def inspected_arm(experiment: str, name: str, settings: Sequence[str]) -> ArmConfig:
+def inspected_arm(experiment: Path | None, name: str, settings: Sequence[str] | None) -> ArmConfig:
     """Return an arm of an experiment or, without one, of a preset. Raises ConfigError."""
-    if not experiment:
-        return preset_arm(name, settings=settings)
+    if experiment is None:
+        return preset_arm(name, settings)
     from tailgate.loadtests.experiments.model import OwnArm
     from tailgate.loadtests.experiments.reading import load
 
-    loaded = load(experiment, settings=settings, needs_traffic=False)
+    loaded = load(experiment, settings=settings or ())
     arm = next((arm for arm in loaded.arms if arm.name == name), None)
     if arm is None:
         names = [arm.name for arm in loaded.arms]
@@ -91,13 +64,9 @@ def become(module: str, arm: ArmConfig, cache_dir: str, extra: Sequence[str]) ->
     """Replace this process by `python -m module` for the arm."""
     from tailgate.loadtests.trials.processes import thread_variables
 
-    # The new program reads its configuration from a file without a name, and nothing is left behind. A pipe would take
-    # 64 KiB and then wait for a reader that is not there yet.
-    with tempfile.TemporaryFile() as nameless:
-        nameless.write(json.dumps(arm.to_dict()).encode())
-        nameless.seek(0)
-        reader = os.dup(nameless.fileno())
-    os.set_inheritable(reader, True)
+    # A file without a name, which the new program inherits. A pipe would take 64 KiB and then wait for a reader.
+    reader = os.memfd_create("arm", 0)
+    os.write(reader, json.dumps(arm.to_dict()).encode())
     command = [sys.executable, "-P", "-m", module, "--config", f"/dev/fd/{reader}", *extra]
     if cache_dir:
         command += ["--cache-dir", cache_dir]

@@ -38,7 +38,6 @@ def command(
     out: options.Out = "runs",
     until_decided: UntilDecided = False,
     at_most: options.AtMost = None,
-    seed: options.Seed = None,
     as_json: options.Json = False,
 ) -> int:
     """Check an experiment and say what its run can decide.
@@ -53,15 +52,7 @@ def command(
     from tailgate.loadtests.trials.preflight import check_experiment
     from tailgate.loadtests.trials.trial_schedule import TrialSchedules
 
-    loaded = planned(
-        experiment,
-        settings or (),
-        duration=duration,
-        trace=trace,
-        until_decided=until_decided,
-        at_most=at_most,
-        seed=seed,
-    )
+    loaded = planned(experiment, settings or (), trace, duration, until_decided, at_most)
     check_experiment(loaded)
     schedule = TrialSchedules.of(loaded).draw(1)
     check_makeable(Path(out))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from tailgate.loadtests.commands.exits import EXIT_USAGE, complain, working
-from tailgate.loadtests.commands.options import WholeJson, file_name
+from tailgate.loadtests.commands.options import WholeJson
 from tailgate.servers import stdout
-from tailgate.servers.complaint import ConfigError
 from tailgate.servers.security import check_named
 
 FOLDER = "compare"  # of the reports, in the candidate's run directory
@@ -24,8 +22,8 @@ EXAMPLES = """\
 
 
 def command(
-    baseline: Annotated[str, typer.Argument(metavar="BASELINE", help="The earlier run.", parser=file_name)],
-    candidate: Annotated[str, typer.Argument(metavar="CANDIDATE", help="The run to judge.", parser=file_name)],
+    baseline: Annotated[str, typer.Argument(metavar="BASELINE", help="The earlier run.")],
+    candidate: Annotated[str, typer.Argument(metavar="CANDIDATE", help="The run to judge.")],
     arm: Annotated[
         str | None,
         typer.Option(
@@ -36,31 +34,24 @@ def command(
     ] = None,
     limits: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE", help="A TOML file with a [gates] table, instead of the candidate's.", parser=file_name
-        ),
+        typer.Option(metavar="FILE", help="A TOML file with a [gates] table, instead of the candidate's."),
     ] = None,
     trust_machines: Annotated[
         bool, typer.Option("--trust-machines", help="Take machines without references for equally fast.")
     ] = False,
     out: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR", help="Folder for the reports. Default: compare in the candidate's run.", parser=file_name
-        ),
+        typer.Option(metavar="DIR", help="Folder for the reports. Default: compare in the candidate's run."),
     ] = None,
     as_json: WholeJson = False,
 ) -> int:
     """Compare two runs over time.
 
-    Judges an arm of the later run by the gates of its experiment, with the same arm of the earlier run as the control:
-    latency, objectives, errors and compiles. The runs need not share schedule, machine or day: the unit is the trial,
-    and the limits allow for start-to-start and day-to-day variance. A difference that the machines may explain, by the
-    reference measurements of the runs, is INCONCLUSIVE. Runs that differ in traffic, model or objectives are refused;
-    other differences are listed.
-
-    BASELINE and CANDIDATE are run directories, or result files of another tool. Writes summary.json, report.html,
-    report.md and junit.xml into the folder compare of the candidate's run directory.
+    Judges an arm of the later run by the gates of its experiment, with the same arm of the earlier run as the control.
+    The runs, or result files of another tool, need not share schedule, machine or day: the unit is the trial, and the
+    limits allow for start-to-start and day-to-day variance. A difference that machines may explain, by the reference
+    measurements of the runs, is INCONCLUSIVE. Runs that differ in traffic, model or objectives are refused; other
+    differences are listed.
 
     Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable or not comparable.
     """
@@ -70,12 +61,7 @@ def command(
     from tailgate.analysis.summary.summary import write_summary
     from tailgate.loadtests.experiments.files import check_makeable
 
-    for name, path in (("BASELINE", baseline), ("CANDIDATE", candidate)):
-        if not path:
-            raise ConfigError(f"{name} is empty: give a run directory")
-    check_named({"--limits": limits, "--out": out})
-    if arm is not None and not re.fullmatch("[^=]+(=.+)?", arm):
-        raise ConfigError(f'--arm "{arm}" lacks a name: give NAME or BASELINE=CANDIDATE')
+    check_named({"BASELINE": baseline, "CANDIDATE": candidate, "--arm": arm, "--limits": limits, "--out": out})
     folder = Path(out) if out else Path(candidate) / FOLDER if Path(candidate).is_dir() else None
     if folder is not None:
         check_makeable(folder)  # before the minutes that reading may take
@@ -115,13 +101,11 @@ def _show(summary: Mapping[str, Any], report: Path | None, *, as_json: bool) -> 
 def read_gates(path: Path) -> Mapping[str, Any]:
     """Return the [gates] table of the file. Raises ConfigError for one that cannot be used."""
     from tailgate.analysis.settings.gate_limits import GateLimits
-    from tailgate.loadtests.experiments.toml_limits import parse_toml, read_toml, table_of
-    from tailgate.servers.fields import read
+    from tailgate.loadtests.experiments.files import parse_toml, read_toml
+    from tailgate.servers.fields import Settings, read
+
+    class Limits(Settings):
+        gates: GateLimits = GateLimits()
 
     table = parse_toml(read_toml(path), str(path))
-    for key in table:
-        if key != "gates":
-            raise ConfigError(f"{path}: [{key}] is unknown: it takes a table [gates]")
-    gates = table_of(table, "gates")
-    read(GateLimits, gates, where="gates")
-    return gates
+    return read(Limits, table).gates.model_dump(exclude_unset=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, cast
 import typer
 
 from tailgate.loadtests.commands.exits import working
-from tailgate.loadtests.commands.options import Json, whole
+from tailgate.loadtests.commands.options import Json, number
 from tailgate.servers import stdout
 from tailgate.servers.complaint import ConfigError, not_installed
 
@@ -48,7 +48,7 @@ class Finding(NamedTuple):
 
 def command(
     seconds: Annotated[
-        int, typer.Option(metavar="N", parser=whole(0, 600), help="How long to measure; 0: not at all.")
+        int, typer.Option(metavar="N", parser=number(int, 0, 600), help="How long to measure; 0: not at all.")
     ] = 10,
     as_json: Json = False,
 ) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -10,36 +9,21 @@ import typer
 
 from tailgate.loadtests.commands import options
 
-BUDGET_MINUTES = 60.0
-DEMO, DEMO_MINUTES = "frontier-demo", 9.0
-_LONGEST_MINUTES = 10_080.0
 EXAMPLES = """\
-  tailgate frontier demo
+  tailgate frontier frontier-demo --budget 9
   tailgate frontier canary.toml --budget 180
   tailgate frontier canary.toml --set traffic.rates=[2,64] --set slo.p99_ttft_ms=500"""
-
-
-def _minutes(text: str) -> float:
-    with suppress(ValueError):
-        if 0 < (value := float(text)) <= _LONGEST_MINUTES:
-            return value
-    raise typer.BadParameter(f"{text!r} is no number of minutes: give one above 0, {_LONGEST_MINUTES:g} at most")
 
 
 def command(
     context: typer.Context,
     experiment: options.ExperimentName,
     budget: Annotated[
-        float | None,
-        typer.Option(
-            metavar="MINUTES",
-            parser=_minutes,
-            help=f"How long the search may take. Default: {BUDGET_MINUTES:g}; {DEMO_MINUTES:g} for the demo.",
-        ),
-    ] = None,
+        float,
+        typer.Option(metavar="MINUTES", parser=options.number(float, 1, 10_080), help="How long the search may take."),
+    ] = 60.0,
     settings: Annotated[list[str] | None, options.set_option("traffic.step_s=20")] = None,
     out: options.Out = "runs",
-    seed: options.Seed = None,
     page: options.Page = "0",
     metrics: options.Metrics = "",
     quiet: options.Quiet = False,
@@ -48,9 +32,8 @@ def command(
 ) -> int:
     """Find out which policy to ship at which load.
 
-    Starts one arm after another, again and again, each time at loads around the highest that it holds within the [slo],
-    until the budget is spent or nothing is open. Then it says which policy to ship at which load, and what is not
-    known. Loads begin at traffic.rates, or around traffic.rate. Ctrl-C ends the search with what is known.
+    Starts one arm after another, each time at loads around the highest that it holds within the [slo], until the budget
+    is spent or nothing is open. Loads begin at traffic.rates, or around traffic.rate. Ctrl-C ends with what is known.
 
     Exit codes: 0 it ended with an answer; where the experiment sets [gates], those of `run` (0 PASS, 3 INCONCLUSIVE, 99
     FAIL); 2 bad usage or configuration; 1 it broke or was interrupted.
@@ -60,18 +43,13 @@ def command(
     from tailgate.loadtests.trials.frontier import FrontierSearch, check_budget
     from tailgate.loadtests.trials.run import ARM_COMMAND
 
-    demo = experiment == "demo"
-    source = DEMO if demo else experiment
-    loaded = frontier_plan(source, settings=settings or (), seed=seed)
-    minutes = budget or (DEMO_MINUTES if demo else BUDGET_MINUTES)
-    check_budget(loaded, minutes)
+    loaded = frontier_plan(experiment, settings=settings or ())
+    check_budget(loaded, budget)
     search = FrontierSearch(
         loaded,
         out=Path(out),
-        budget_s=minutes * 60.0,
+        budget_s=budget * 60.0,
         gated=requests_verdicts(loaded),
         arm_command=context.obj or ARM_COMMAND,
     )
-    return run_and_judge(
-        search, page=page, metrics=metrics, verbosity=options.verbosity(quiet, verbose), as_json=as_json
-    )
+    return run_and_judge(search, page=page, metrics=metrics, verbosity=verbose - quiet, as_json=as_json)

@@ -9,9 +9,9 @@ from typing import Any
 from tailgate.analysis.judging.load_steps import requests_to_see
 from tailgate.analysis.settings.gate_limits import GateLimits, usual_for
 from tailgate.analysis.settings.slo_targets import parse_slo
+from tailgate.loadtests.experiments.files import table_of
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.experiments.reading import from_table, load_table
-from tailgate.loadtests.experiments.toml_limits import table_of
 from tailgate.loadtests.traffic.arrivals import HIGHEST_RATE
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.fields import read
@@ -20,15 +20,12 @@ _STEPS, _STEP_S, _LONGEST_STEP_S = 8, 30.0, 300.0
 _BELOW, _ABOVE = 4.0, 8.0  # times the rate of an experiment that names one
 _LONGEST_TRIAL_S = 1e7  # as traffic.duration_s has it
 # What only traffic has that is no search: how it arrives, and for how long.
-_OF_OTHER_TRAFFIC = (
-    *("rate", "burstiness", "design", "duration_s"),
-    *("time_scale", "trace_start_s"),
-)
+_OF_OTHER_TRAFFIC = ("rate", "burstiness", "design", "duration_s", "time_scale", "trace_start_s")
 
 
-def frontier_plan(source: str | Path, *, settings: Sequence[str] = (), seed: int | None = None) -> Experiment:
+def frontier_plan(source: str | Path, *, settings: Sequence[str] = ()) -> Experiment:
     """Return the experiment in `source` as a search. Raises ConfigError for one that is none."""
-    table = load_table(source, settings=settings, seed=seed)
+    table = load_table(source, settings=settings)
     given = table_of(table, "traffic")
     # A search starts as many trials as its budget has time for.
     table |= {"traffic": _searched(given), "trials": {**table_of(table, "trials"), "count": 1}}

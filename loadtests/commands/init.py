@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tailgate.loadtests.commands.options import Json, file_name
+from tailgate.loadtests.commands.options import Json
 from tailgate.servers import stdout
 from tailgate.servers.complaint import ConfigError
 
@@ -40,7 +40,7 @@ def _objective(text: str) -> float | None:
 
 
 def command(
-    path: Annotated[str, typer.Argument(metavar="[PATH]", help="The file to write.", parser=file_name)] = "my.toml",
+    path: Annotated[str, typer.Argument(metavar="[PATH]", help="The file to write.")] = "my.toml",
     model: Annotated[
         str | None,
         typer.Option(
@@ -70,10 +70,9 @@ def command(
     rate. At a terminal it asks for what no option gives; elsewhere --model and --rate are required. Next to the file
     it writes the JSON Schema by which editors complete and check settings.
     """
-    from tailgate.loadtests.experiments.files import check_makeable
+    from tailgate.loadtests.experiments.files import check_makeable, parse_toml
     from tailgate.loadtests.experiments.model import SCHEMA_ID
     from tailgate.loadtests.experiments.reading import SCHEMA, from_table, write_schema
-    from tailgate.loadtests.experiments.toml_limits import parse_toml
     from tailgate.loadtests.trials.preflight import check_model
     from tailgate.servers.presets import check_name
 

@@ -6,69 +6,41 @@ from typing import Annotated
 
 import typer
 
-from tailgate.loadtests.commands.arm_flags import Arm, CacheDir, Model, all_settings, become, inspected_arm
-from tailgate.loadtests.commands.options import Json, OptionalExperiment, Quiet, file_name, set_option, whole
-from tailgate.servers import stdout
-from tailgate.servers.complaint import ConfigError
+from tailgate.loadtests.commands.arm_flags import Arm, CacheDir, become, inspected_arm
+from tailgate.loadtests.commands.options import Json, OptionalExperiment, Quiet, set_option
 
 EXAMPLES = """\
   tailgate inspect demo --arm compiled-naive
-  tailgate inspect --arm compiled-bucketed --model random:llama-3.2-1b --set engine.max_prompt_tokens=2048
+  tailgate inspect --arm compiled-bucketed --set model.id=random:llama-3.2-1b --set engine.max_prompt_tokens=2048
   tailgate inspect --arm compiled-dynamic --shapes "prefill 1x128, prefill 1x129, decode 8@200"
-  tailgate inspect canary.toml --arm buckets --set arms.buckets.compile.mode=max-autotune
-  tailgate inspect --trace conv.csv --max-prompt-tokens 8192"""
+  tailgate inspect canary.toml --arm buckets --set arms.buckets.compile.mode=max-autotune"""
 
 
 def command(
-    experiment: OptionalExperiment = "",
-    arm: Arm = "",
+    arm: Arm,
+    experiment: OptionalExperiment = None,
     shapes: Annotated[str, typer.Option(metavar="LIST", help="Shapes to run in this order, between commas.")] = "",
-    model: Model = None,
     settings: Annotated[
         list[str] | None, set_option("compile.mode=max-autotune, or as `run` takes it with EXPERIMENT")
     ] = None,
     cache_dir: CacheDir = "",
-    trace: Annotated[
-        str | None,
-        typer.Option(metavar="TRACE", parser=file_name, help="Say what each compile policy makes of this trace."),
-    ] = None,
-    max_prompt_tokens: Annotated[
-        int | None, typer.Option(metavar="N", parser=whole(1, 10**9), help="With --trace: leave longer prompts out.")
-    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> int:
     """List the graphs of an arm and the shapes that will recompile.
 
-    Loads the arm, warms it up as it would be served, then runs each shape as a step of the engine and reports what
-    it met: a ready graph, a compile, a recompile and why, or a fall-back to eager. With --json it lists the graphs
-    with their sizes, graph breaks and time too. No traffic is sent.
+    Loads the arm, warms it up as it would be served, then runs each shape as a step of the engine and reports what it
+    met: a ready graph, a compile, a recompile and why, or a fall-back to eager. --json adds graph breaks and times.
 
     A shape is a step before padding: `prefill ROWSxTOKENS`, `decode ROWS@CONTEXT`, or for later chunks of prompts
     `extend ROWSxTOKENS@CONTEXT`. Without --shapes it runs every planned shape and a few that are not.
 
-    With --trace it loads no arm: it says how many graphs and compiles the prompt lengths of the trace need under each
-    compile policy, how much they are padded, and which buckets pad them least.
-
     Exit codes: 0 every shape is ready, 99 some are not, 2 bad usage or configuration, 1 it broke or was
     interrupted.
     """
-    if trace is not None:
-        _check_alone({"EXPERIMENT": experiment, "--arm": arm, "--shapes": shapes, "--cache-dir": cache_dir})
-        _check_alone({"--set": settings, "--model": model})
-        from tailgate.loadtests.commands.trace_forecast import forecast, forecast_text
-        from tailgate.loadtests.traffic.traces import read_trace
-
-        figures = forecast(read_trace(trace, blocks=False), max_prompt_tokens or 0)
-        stdout.write(forecast_text(figures), figures, as_json=as_json)
-        return 0
-    if not arm:
-        raise ConfigError("no arm is given: name one with --arm, or a trace with --trace")
-    if max_prompt_tokens is not None:
-        raise ConfigError("--max-prompt-tokens belongs to --trace: for an arm give --set engine.max_prompt_tokens=N")
     from tailgate.loadtests.trials.preflight import check_arm
 
-    inspected = inspected_arm(experiment, arm, all_settings(settings, model))
+    inspected = inspected_arm(experiment, arm, settings)
     check_arm(inspected)
     become(
         "tailgate.servers.inspect",
@@ -76,10 +48,3 @@ def command(
         cache_dir,
         ["--shapes", shapes, *(["--quiet"] * quiet), *(["--json"] * as_json)],
     )
-
-
-def _check_alone(given: dict[str, object]) -> None:
-    """Refuse, next to --trace, what describes an arm."""
-    for name, value in given.items():
-        if value:
-            raise ConfigError(f"{name} has no effect with --trace: leave it out")

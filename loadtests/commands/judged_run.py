@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 from tailgate.loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
@@ -26,20 +26,14 @@ def run_and_judge(orchestrator: Orchestrator, *, page: str, metrics: str, verbos
     orchestrator.page, orchestrator.metrics = live_page, bool(metrics)
     orchestrator.prepare()
     ended: dict[str, Any] = {"complete": False, "error": "it ended in the middle"}
-    try:
-        with _exporting(status, metrics):
-            return _run(orchestrator, status, ended, verbosity=verbosity, as_json=as_json)
-    finally:
+    with ExitStack() as stack:
         if live_page is not None:
-            live_page.close(ended)
+            stack.callback(live_page.close, ended)
+        if metrics:
+            from tailgate.loadtests.trials.run_metrics import exporting
 
-
-def _exporting(status: Status, metrics: str) -> AbstractContextManager[object]:
-    if not metrics:
-        return nullcontext()
-    from tailgate.loadtests.trials.run_metrics import exporting
-
-    return exporting(status, metrics)
+            stack.enter_context(exporting(status, metrics))
+        return _run(orchestrator, status, ended, verbosity=verbosity, as_json=as_json)
 
 
 def _run(orchestrator: Orchestrator, status: Status, ended: dict[str, Any], *, verbosity: int, as_json: bool) -> int:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -21,17 +20,11 @@ EXAMPLES = """\
 SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
-class Locustfile(StrEnum):
-    """The locustfiles that the package brings."""
-
-    chat = "chat"
-    embed = "embed"
-
-
 def command(
     context: typer.Context,
     locustfile: Annotated[
-        Locustfile, typer.Argument(metavar="LOCUSTFILE", help="chat for models that generate, embed for encoders.")
+        Literal["chat", "embed"],
+        typer.Argument(metavar="LOCUSTFILE", help="chat for models that generate, embed for encoders."),
     ],
 ) -> None:
     """Generate load with Locust by hand.
@@ -39,5 +32,5 @@ def command(
     Runs `locust -f loadtests/chat.py` or `loadtests/embed.py` of the installed package with the options that follow.
     """
     check_installed("locust")
-    path = Path(__file__).resolve().parents[1] / f"{locustfile.value}.py"
+    path = Path(__file__).resolve().parents[1] / f"{locustfile}.py"
     os.execv(sys.executable, [sys.executable, "-P", "-m", "locust", "-f", str(path), *context.args])

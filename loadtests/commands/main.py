@@ -1,13 +1,12 @@
 """The console script `tailgate`.
 
 Each command is a module of this package. It imports at its top only what its options need, so that --help is quick.
-
-Exit codes of run, parity, analyze and compare: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run
-itself broke or was interrupted. Results go to stdout: words, or one JSON object with --json. Progress goes to stderr.
+Results go to stdout: words, or one JSON object with --json. Progress goes to stderr.
 """
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -38,7 +37,6 @@ from tailgate.loadtests.commands import (
     worker,
 )
 from tailgate.loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain
-from tailgate.loadtests.commands.options import check_words
 from tailgate.servers.complaint import ConfigError, fault, not_installed
 
 GROUPS: dict[str, dict[str, Any]] = {
@@ -97,11 +95,7 @@ for _name, _module in COMMANDS.items():
 
 def _show_version(requested: bool) -> None:
     if requested:
-        try:
-            version = metadata.version("tailgate")
-        except metadata.PackageNotFoundError:
-            version = "of a folder that is not installed"
-        typer.echo(f"tailgate {version}")
+        typer.echo(f"tailgate {metadata.version('tailgate')}")
         raise typer.Exit
 
 
@@ -121,7 +115,6 @@ def main(arguments: Sequence[str] | None = None, *, arm_command: Sequence[str] |
             stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show must not raise
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        check_words(words)
         group = typer.main.get_command(app)
         code = group.main(words, prog_name="tailgate", standalone_mode=False, obj=arm_command)
         if sys.stdout is not None:  # it is None where the caller closed it
@@ -143,6 +136,8 @@ def main(arguments: Sequence[str] | None = None, *, arm_command: Sequence[str] |
         return EXIT_BROKE
     except Exception as error:
         if isinstance(error, OSError):
+            if error.errno == errno.ENAMETOOLONG:
+                return complain(f"{error}: give a shorter path", EXIT_USAGE)
             _leave_stdout()
         return complain(fault(error), EXIT_BROKE)
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tailgate.loadtests.commands.options import Json, Out, file_name, run_directory
+from tailgate.loadtests.commands.options import Json, Out, run_directory
 from tailgate.servers import stdout
 from tailgate.servers.complaint import ConfigError
 
@@ -22,7 +22,7 @@ EXAMPLES = """\
 def command(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="A run directory. Default: that of the newest report.", parser=file_name),
+        typer.Argument(metavar="[RUN]", help="A run directory. Default: that of the newest report."),
     ] = None,
     out: Out = "runs",
     as_json: Json = False,

@@ -8,12 +8,11 @@ from typing import Annotated, Any
 
 from tailgate.analysis.wording import counted
 from tailgate.loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
-from tailgate.loadtests.commands.options import ExperimentName, Json, Out, Quiet, Seed, Verbose, set_option, verbosity
+from tailgate.loadtests.commands.options import ExperimentName, Json, Out, Quiet, Verbose, set_option
 from tailgate.servers import stdout
 
 EXAMPLES = """\
   tailgate parity demo
-  tailgate parity demo --set model.dtype=bfloat16
   tailgate parity canary.toml --set parity.prompts=64 --set parity.tokens=128
   tailgate parity canary.toml --set parity.reference=false
   tailgate parity int8.toml --set parity.texts=texts.jsonl --set parity.max_kl=0.01"""
@@ -23,19 +22,16 @@ def command(
     experiment: ExperimentName,
     settings: Annotated[list[str] | None, set_option("parity.prompts=64")] = None,
     out: Out = "runs",
-    seed: Seed = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> int:
     """Check that the arms of an experiment compute the same.
 
-    Runs every arm by itself on the same prompts, without traffic, and compares its greedy answers with the
-    control's and its logits with a float64 reference of the same weights. In float32 the answers must be equal. In
-    lower precision the error may be 1.5 times the control's, and a token that float64 would not take must lie
-    within noise of the one that it would. A quantised arm is judged by its mean KL divergence from float64 on texts
-    instead, an encoder by the cosine of every text's vector with float64's. Arms that differ in more than policy
-    and quantisation are refused.
+    Runs every arm alone on the same prompts, without traffic, and compares its greedy answers with the control's and
+    its logits with a float64 reference of the same weights. A quantised arm is judged by its mean KL divergence from
+    float64 on texts instead, an encoder by the cosine of every text's vector with float64's. Arms that differ in more
+    than policy and quantisation are refused.
 
     Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the measurement broke or was
     interrupted.
@@ -48,8 +44,7 @@ def command(
     from tailgate.loadtests.trials.progress import displayed
     from tailgate.loadtests.trials.status import Status
 
-    shown = verbosity(quiet, verbose)
-    loaded = load(experiment, settings=settings or (), seed=seed, needs_traffic=False)
+    loaded = load(experiment, settings=settings or ())
     check_measurable(loaded)
     check_writable(Path(out))
     stopped: list[int] = []
@@ -68,7 +63,7 @@ def command(
     )
     status.run_dir = measuring.folder
     try:
-        with stopping(lambda: stopped.append(1), status.note), displayed(status, verbosity=shown):
+        with stopping(lambda: stopped.append(1), status.note), displayed(status, verbosity=verbose - quiet):
             outcome = measuring.run()
             status.phase = "measured"
     except (RunError, KeyboardInterrupt) as error:

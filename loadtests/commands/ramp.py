@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   tailgate ramp canary.toml
   tailgate ramp demo --set ramp.candidate=compiled-padded --set ramp.step_s=60
-  tailgate ramp canary.toml --set ramp.steps=[5,50,100] --at-most 2h
   tailgate ramp canary.toml --admin 127.0.0.1:9901
   tailgate ramp canary.toml --admin 127.0.0.1:9901 --provider 127.0.0.1:9466 --at-most 4h"""
 
@@ -41,7 +40,6 @@ def command(
             "token in TAILGATE_PROVIDER_TOKEN is required.",
         ),
     ] = "",
-    seed: options.Seed = None,
     at_most: options.AtMost = None,
     page: options.Page = "0",
     metrics: options.Metrics = "",
@@ -52,21 +50,19 @@ def command(
     """Move traffic to a candidate step by step.
 
     Starts the control and the candidate behind the splitter, sends the experiment's traffic, and moves it to the
-    candidate in the steps of [ramp]: 1, 5, 25, 50, 100 % by default. Traffic increases only when the candidate is
-    statistically no worse. A crash, a compile while serving or a burst of errors rolls back to 0 % at once.
-    weights.jsonl records every change of the weights and its reason.
+    candidate in the steps of [ramp]. Traffic increases only when the candidate is statistically no worse. A crash, a
+    compile while serving or a burst of errors rolls back to 0 % at once. weights.jsonl records every change.
 
     With --admin the traffic is production traffic, behind a running `tailgate split --request-log FILE`. The
     weights stay when the ramp ends or is killed. A new ramp starts at the step whose share the candidate has. With
-    --provider another controller moves the weights and asks PASS, FAIL or INCONCLUSIVE: Argo Rollouts by a web metric
-    (GET /v1/judgement), Flagger by webhooks (POST /v1/flagger/HOOK).
+    --provider another controller moves the weights and asks PASS, FAIL or INCONCLUSIVE.
 
     Exit codes: 0 promoted and every gate passed, 3 held or open, 99 rolled back, 2 bad usage or configuration, 1
     the run broke or was interrupted.
     """
     from tailgate.loadtests.commands.judged_run import run_and_judge
+    from tailgate.loadtests.experiments.files import table_of
     from tailgate.loadtests.experiments.reading import from_table, load_table
-    from tailgate.loadtests.experiments.toml_limits import table_of
     from tailgate.loadtests.experiments.users import production_table
     from tailgate.loadtests.trials.ramp import RampRun, ramped
     from tailgate.loadtests.trials.run import ARM_COMMAND
@@ -74,7 +70,7 @@ def command(
 
     changes = [*(settings or ()), *(["ramp.load=none", f"users.admin={admin}"] if admin else [])]
     changes += ["ramp.load=none", f"users.provider={provider}"] if provider else []
-    table = load_table(experiment, settings=changes, trace=trace, seed=seed, needs_traffic=not admin)
+    table = load_table(experiment, settings=changes, trace=trace)
     if table_of(table, "ramp").get("load") == "none":
         table = production_table(table)
     loaded = ramped(from_table(table), at_most_s=at_most)
@@ -83,4 +79,4 @@ def command(
         run = UsersRamp(loaded, out=Path(out))
     else:
         run = RampRun(loaded, out=Path(out), arm_command=context.obj or ARM_COMMAND)
-    return run_and_judge(run, page=page, metrics=metrics, verbosity=options.verbosity(quiet, verbose), as_json=as_json)
+    return run_and_judge(run, page=page, metrics=metrics, verbosity=verbose - quiet, as_json=as_json)

@@ -19,7 +19,6 @@ EXAMPLES = """\
   tailgate run demo --duration 20m --set trials.count=3
   tailgate run canary.toml --trace AzureLLMInferenceTrace_conv.csv --set traffic.time_scale=2
   tailgate run canary.toml --set arms.compiled.compile.mode=max-autotune
-  tailgate run canary.toml --set arms.compiled.replicas=2
   tailgate run canary.toml --until-decided --at-most 60m"""
 
 
@@ -43,7 +42,6 @@ def command(
     until_decided: UntilDecided = False,
     at_most: options.AtMost = None,
     page: options.Page = "0",
-    seed: options.Seed = None,
     metrics: options.Metrics = "",
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -59,30 +57,18 @@ def command(
     from tailgate.loadtests.commands.judged_run import run_and_judge
     from tailgate.loadtests.trials.run import ARM_COMMAND, Orchestrator
 
-    loaded = planned(
-        experiment,
-        settings or (),
-        duration=duration,
-        trace=trace,
-        until_decided=until_decided,
-        at_most=at_most,
-        seed=seed,
-    )
+    loaded = planned(experiment, settings or (), trace, duration, until_decided, at_most)
     orchestrator = Orchestrator(loaded, out=Path(out), arm_command=context.obj or ARM_COMMAND)
-    return run_and_judge(
-        orchestrator, page=page, metrics=metrics, verbosity=options.verbosity(quiet, verbose), as_json=as_json
-    )
+    return run_and_judge(orchestrator, page=page, metrics=metrics, verbosity=verbose - quiet, as_json=as_json)
 
 
 def planned(
-    experiment: str,
+    experiment: Path,
     settings: Sequence[str],
-    *,
-    duration: float | None,
     trace: str,
+    duration: float | None,
     until_decided: bool,
     at_most: float | None,
-    seed: int | None,
 ) -> Experiment:
     """Return the experiment that the options of `tailgate run` describe. Raises ConfigError."""
     from tailgate.loadtests.experiments.reading import load
@@ -91,11 +77,9 @@ def planned(
         raise ConfigError("--at-most belongs to --until-decided: give both, or --duration")
     if at_most is not None and duration is not None:
         raise ConfigError("--at-most and --duration are both given: leave one out")
-    lasting = [] if duration is None else [f"traffic.duration_s={duration!r}"]
-    loaded = load(experiment, settings=[*settings, *lasting], trace=trace, seed=seed)
-    if not until_decided:
+    changes = [] if duration is None else [f"traffic.duration_s={duration!r}"]
+    changes += ["gates.sequential=true"] if until_decided else []
+    loaded = load(experiment, settings=[*settings, *changes], trace=trace)
+    if at_most is None:
         return loaded
-    traffic = dict(loaded.traffic)
-    if at_most is not None:
-        traffic["duration_s"] = at_most / loaded.trials.count
-    return loaded.replace(traffic=traffic, gates=loaded.gates.model_copy(update={"sequential": True}))
+    return loaded.replace(traffic=loaded.traffic.replace(duration_s=at_most / loaded.trials.count))

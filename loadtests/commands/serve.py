@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tailgate.loadtests.commands.arm_flags import CacheDir, Model, all_settings, become, preset_arm, presets
+from tailgate.loadtests.commands.arm_flags import CacheDir, become, preset_arm
 from tailgate.loadtests.commands.options import Json, Port, port_option, set_option
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.presets import PRESETS
@@ -14,7 +14,7 @@ from tailgate.servers.security import check_named, token_from_variable
 
 EXAMPLES = """\
   tailgate serve --preset eager --port 50051
-  tailgate serve --preset compiled-padded --model random:llama-3.2-1b --set engine.slots=16 \\
+  tailgate serve --preset compiled-padded --set model.id=random:llama-3.2-1b \\
                  --set engine.max_prompt_tokens=2048 --port 50052
   tailgate serve --preset compiled-naive --set compile.mode=reduce-overhead --port 50053
   tailgate serve --preset compiled-bucketed --set compile.artifact=bucketed.compiled"""
@@ -26,11 +26,9 @@ def command(
         typer.Option(
             metavar="NAME",
             help=f"Shape and compile policy of the arm: {', '.join(PRESETS)}.",
-            autocompletion=presets,
         ),
     ],
     name: Annotated[str, typer.Option(metavar="NAME", help="Name of the arm in records. Default: the preset.")] = "",
-    model: Model = None,
     settings: Annotated[list[str] | None, set_option("compile.mode=max-autotune or engine.max_queue=64")] = None,
     host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
     port: Port = 50051,
@@ -56,7 +54,7 @@ def command(
     """
     from tailgate.loadtests.trials.preflight import check_arm, check_port
 
-    arm = preset_arm(preset, name=name, settings=all_settings(settings, model))
+    arm = preset_arm(preset, settings, name=name)
     check_arm(arm)
     if port:
         check_port(port, key="--port", host=host)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from tailgate.loadtests.commands.exits import EXIT_BROKE, complain, stopping
-from tailgate.loadtests.commands.options import Json, Port, file_name, port_option
+from tailgate.loadtests.commands.options import Json, Port, port_option
 from tailgate.servers import stdout
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.processes import log_tail, temporary_folder
@@ -30,7 +30,6 @@ EXAMPLES = """\
                  --weight eager=90,compiled-padded=10 --port 8080 --admin-port 9901
   tailgate split --admin 127.0.0.1:9901 --weight eager=50,compiled-padded=50
   tailgate split --arm eager=127.0.0.1:50051 --arm compiled-padded=127.0.0.1:50052 --shadow compiled-padded=25%
-  tailgate split --admin 127.0.0.1:9901 --shadow compiled-padded=0% --weight eager=99,compiled-padded=1
   tailgate split --arm eager=10.0.0.7:50051 --arm compiled-padded=10.0.0.8:50051 --print-config kubernetes"""
 
 
@@ -38,10 +37,6 @@ _FORMS = {
     "--weight": ("[0-9]{1,9}", "NAME=WEIGHT", "eager=90"),
     "--shadow": (r"[0-9]{1,9}(\.[0-9]{1,9})?%", "NAME=PERCENT%", "compiled=25%"),
 }
-
-
-def _file(text: str) -> Any:
-    return typer.Option(metavar="FILE", parser=file_name, help=text)
 
 
 def command(
@@ -59,10 +54,12 @@ def command(
     host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
     port: Port = 8080,
     admin_port: Annotated[int, port_option("Envoy's admin interface on 127.0.0.1; 0: a private Unix socket.")] = 0,
-    tls_certificate: Annotated[str | None, _file("Serve TLS with this certificate chain (PEM).")] = None,
-    tls_key: Annotated[str | None, _file("The key of --tls-certificate (PEM).")] = None,
+    tls_certificate: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Serve TLS with this chain (PEM).")
+    ] = None,
+    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="The key of --tls-certificate (PEM).")] = None,
     request_log: Annotated[
-        str, _file("Log each request's start and end, by which `tailgate ramp --admin` judges production traffic.")
+        str, typer.Option(metavar="FILE", help="Log requests here, by which `tailgate ramp --admin` judges them.")
     ] = "",
     print_config: Annotated[
         Literal["envoy", "kubernetes"] | None,
@@ -71,22 +68,31 @@ def command(
     admin: Annotated[
         str,
         typer.Option(
-            metavar="HOST:PORT|PATH", help="Change --weight and --shadow of the split with this admin address."
+            metavar="HOST:PORT|PATH", help="Change and show weights and shadows of the split with this admin address."
         ),
     ] = "",
     as_json: Json = False,
 ) -> int:
     """Split traffic over arms with Envoy, in the foreground.
 
-    Clients connect to --port. Weights decide the arm of each request, or of each session when a session header is sent;
-    the header x-tailgate-arm pins one. A shadow receives copies of requests that another arm answers, and its responses
-    are discarded. Weights and shadows change live: run the command again with --admin; streams in flight are not
-    touched. Ctrl-C ends it once running streams are done.
+    Weights decide the arm of each request, or of each session when a session header is sent; the header x-tailgate-arm
+    pins one. A shadow receives copies of requests that another arm answers, and its answers are discarded. Weights and
+    shadows change live: run the command again with --admin. Ctrl-C ends it once running streams are done.
     """
     if admin:
         if arm or print_config:
             raise ConfigError("--admin changes a running split: leave out --arm and --print-config")
-        return _reweight(admin, _pairs(weight, "--weight"), _pairs(shadow, "--shadow"), as_json=as_json)
+        address = admin_address(
+            admin, f'--admin "{admin}" is not HOST:PORT or PATH: give the admin address that the split printed'
+        )
+        weights = {arm: int(share) for arm, share in _pairs(weight, "--weight").items()}
+        try:
+            now = reweight(Admin(address), weights, _pairs(shadow, "--shadow"))
+        except SplitterError as error:
+            return complain(str(error), EXIT_BROKE)
+        text = f"weights: {_shares(now.weights)}{_copies(now.shadows)}"
+        stdout.write(text, {"weights": now.weights, "shadows": now.shadows}, as_json=as_json)
+        return 0
     config = split_config(context.params)
     if print_config is not None:
         document = bootstrap(config) if print_config == "envoy" else grpc_route_manifest(config)
@@ -188,18 +194,3 @@ def _pairs(texts: Sequence[str] | None, flag: str) -> dict[str, float]:
             raise ConfigError(f'{flag} "{part}" is not {form}: write for example {example}')
         pairs[name] = float(value.removesuffix("%"))
     return pairs
-
-
-def _reweight(address: str, weights: Mapping[str, float], shadows: Mapping[str, float], *, as_json: bool) -> int:
-    """Change weights and shadows of a running split; return the exit code."""
-    if not (weights or shadows):
-        raise ConfigError("--admin needs a change: add --weight eager=50, or --shadow compiled=25%")
-    wrong = f'--admin "{address}" is not HOST:PORT or PATH: give the admin address that the split printed'
-    try:
-        admin = Admin(admin_address(address.removeprefix("http://").rstrip("/"), wrong))
-        now = reweight(admin, {arm: int(weight) for arm, weight in weights.items()}, shadows)
-    except SplitterError as error:
-        return complain(str(error), EXIT_BROKE)
-    text = f"weights: {_shares(now.weights)}{_copies(now.shadows)}"
-    stdout.write(text, {"weights": now.weights, "shadows": now.shadows}, as_json=as_json)
-    return 0

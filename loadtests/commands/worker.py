@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from tailgate.loadtests.commands.options import file_name, whole
+from tailgate.loadtests.commands.options import number
 from tailgate.loadtests.workers.channel import TOKEN_VARIABLE, channel_token
 from tailgate.servers.address import host_port
 from tailgate.servers.complaint import ConfigError, check_installed
@@ -27,49 +27,45 @@ EXAMPLES = """\
   tailgate worker --master 10.0.0.5:5557 --keep /var/lib/tailgate --trials 3"""
 
 _LOCUST = (sys.executable, "-P", "-m", "locust", "-f", str(Path(__file__).resolve().parents[1] / "chat.py"))
-_TRY_EVERY_S = 0.5
-_PRINT_EVERY_S = 60.0
 
 
 def command(
     master: Annotated[str, typer.Option(metavar="HOST:PORT", help="traffic.master_bind of the run.")],
     keep: Annotated[
         str,
-        typer.Option(
-            metavar="DIR", parser=file_name, help="Write the records here before they are sent, by run and trial."
-        ),
+        typer.Option(metavar="DIR", help="Write the records here before they are sent, by run and trial."),
     ] = "tailgate-worker",
     trials: Annotated[
         int,
-        typer.Option(metavar="N", parser=whole(0, 10**6), help="End after N trials; 0: never."),
+        typer.Option(metavar="N", parser=number(int, 0, 10**6), help="End after N trials; 0: never."),
     ] = 0,
 ) -> int:
     """Generate load from this host for a run on another one.
 
-    Waits for a `tailgate run` with traffic.remote_workers at --master, sends its share of the traffic of each
-    trial, and returns the records. Both sides need the same secret in the environment variable
-    TAILGATE_CHANNEL_TOKEN, which encrypts the channel between them. Tokens for arms are read from this host's
-    environment or files and never travel.
+    Waits for a `tailgate run` with traffic.remote_workers at --master, sends its share of each trial's traffic, and
+    returns the records. Both sides need the same secret in the environment variable TAILGATE_CHANNEL_TOKEN. Tokens for
+    arms are read from this host's environment or files and never travel.
     """
     host, port = host_port(master, f'--master "{master}" is not HOST:PORT: give traffic.master_bind of the run')
-    return work(host, port, keep=Path(keep), trials=trials)
-
-
-def work(host: str, port: int, *, keep: Path, trials: int) -> int:
-    """Drive `trials` trials, or any number until Ctrl-C or SIGTERM where that is 0. Return the exit code.
-
-    Records stay in `keep`.
-    """
     check_installed("locust")
     channel_token("tailgate worker")
     # A container's first process gets SIGTERM from its engine, and has no default that would end it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        keep.mkdir(parents=True, exist_ok=True)
+        Path(keep).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f'--keep "{keep}" cannot be made ({error.strerror or error}): give another') from None
-    command = [*_LOCUST, "--worker", "--master-host", host, "--master-port", str(port), "--only-summary"]
-    command += ["--keep", str(keep)]
+    command = [
+        *_LOCUST,
+        "--worker",
+        "--master-host",
+        host,
+        "--master-port",
+        str(port),
+        "--only-summary",
+        "--keep",
+        keep,
+    ]
     # Settings of Locust that were meant for others.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_")}
     done = 0
@@ -86,9 +82,8 @@ def work(host: str, port: int, *, keep: Path, trials: int) -> int:
             raise
         finally:
             process.kill()
-        if code == 0:
-            done += 1
-        else:
+        done += code == 0
+        if code:
             _print(
                 f"the trial ended with exit code {code}: what was recorded is in {keep}; a master that never answered "
                 f"has another {TOKEN_VARIABLE}"
@@ -98,14 +93,11 @@ def work(host: str, port: int, *, keep: Path, trials: int) -> int:
 
 def _wait_for(host: str, port: int) -> None:
     """Return once something listens at the address."""
-    last_s = 0.0
+    _print(f"waiting for a run at {host}:{port}; Ctrl-C ends")
     while True:
         with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=5.0):
             return
-        if time.monotonic() - last_s > _PRINT_EVERY_S or not last_s:
-            last_s = time.monotonic()
-            _print(f"waiting for a run at {host}:{port}; Ctrl-C ends")
-        time.sleep(_TRY_EVERY_S)
+        time.sleep(0.5)
 
 
 def _print(text: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tailgate.analysis.settings.metrics import check_defined
@@ -10,24 +10,22 @@ from tailgate.analysis.settings.slo_targets import parse_slo
 from tailgate.analysis.wording import counted
 from tailgate.loadtests.traffic.lengths import workloads_of
 from tailgate.servers.complaint import ConfigError
+from tailgate.servers.config import Task
 from tailgate.servers.fields import as_toml
 
 if TYPE_CHECKING:
     from tailgate.loadtests.experiments.model import Experiment, ExperimentArm
 
-MAX_ARMS = 26
 MOST_ASKED_TOKENS = 32_768
 
-# What has no meaning for a task: (table, keys, why and what to do).
-_OF_ANSWERS = 'an embedding has no answer of tokens: remove {key}, or use model.task = "generate"'
-_OF_VECTORS = 'it compares vectors: remove {key}, or use model.task = "embed"'
-_LEFT_OUT = {
-    "embed": (
-        ("traffic", ("ignore_eos",), _OF_ANSWERS),
-        ("engine", ("max_new_tokens",), _OF_ANSWERS),
-        ("parity", ("tokens", "texts", "max_kl", "max_different"), _OF_ANSWERS),
-    ),
-    "generate": (("parity", ("min_cosine",), _OF_VECTORS),),
+# What is of no use for a task.
+_LEFT_OUT: Mapping[Task, Mapping[str, tuple[str, ...]]] = {
+    "embed": {
+        "traffic": ("ignore_eos",),
+        "engine": ("max_new_tokens",),
+        "parity": ("tokens", "texts", "max_kl", "max_different"),
+    },
+    "generate": {"parity": ("min_cosine",)},
 }
 
 
@@ -41,8 +39,8 @@ def check_whole(experiment: Experiment) -> None:
         )
     if experiment.parity.full:
         check_parity(experiment)
-    if experiment.external_arms:
-        _check_external(experiment, experiment.external_arms[0].name)
+    if experiment.external_arms and (why := next(_ruled_out(experiment), None)):
+        raise ConfigError(f'arm "{experiment.external_arms[0].name}" is external and {why}')
     _check_design(experiment)
     _check_security(experiment)
     _check_pressure(experiment)
@@ -52,19 +50,17 @@ def check_whole(experiment: Experiment) -> None:
             'traffic.arrivals is "saturation" but nothing says what load counts as held: add a table [slo], such as '
             "p99_ttft_ms = 500"
         )
-    if experiment.gates.sequential and (traffic.arrivals == "saturation" or experiment.pressure.weighs):
-        key = "[pressure]" if experiment.pressure.weighs else 'traffic.arrivals = "saturation"'
+    if experiment.gates.sequential and traffic.arrivals == "saturation":
         raise ConfigError(
-            f"gates.sequential (--until-decided) ends the run once it is decided, but {key} asks for its whole length: "
-            "leave one of the two out"
+            'gates.sequential (--until-decided) ends the run once it is decided, but traffic.arrivals = "saturation" '
+            "asks for its whole length: leave one of the two out"
         )
-    # Compiled code comes to an arm either from its artifact or from the cache that arms share.
-    for arm in experiment.own_arms:
-        if arm.compile.artifact and experiment.trials.compile_cache == "shared":
-            raise ConfigError(
-                f'arms.{arm.name}.compile.artifact is set but trials.compile_cache is "shared", so that every arm '
-                'would find its code, and it theirs: use trials.compile_cache = "fresh"'
-            )
+    with_code = [arm.name for arm in experiment.own_arms if arm.compile.artifact]
+    if with_code and experiment.trials.compile_cache == "shared":
+        raise ConfigError(
+            f'arms.{with_code[0]}.compile.artifact is set but trials.compile_cache is "shared", so that every arm '
+            'would find its code, and it theirs: use trials.compile_cache = "fresh"'
+        )
 
 
 def _check_task(experiment: Experiment) -> None:
@@ -80,38 +76,33 @@ def _check_task(experiment: Experiment) -> None:
     names = [*workloads_of(task), "trace"]
     if workload not in names:
         raise ConfigError(f'traffic.workload is "{workload}" but model.task is "{task}": use {", ".join(names)}')
-    for table, keys, why in _LEFT_OUT[task]:
+    for table, keys in _LEFT_OUT[task].items():
         settings: Any = getattr(experiment, table)
         for key in keys:
             if (value := getattr(settings, key)) != type(settings).model_fields[key].default:
-                raise ConfigError(f"{table}.{key} is {as_toml(value)} but {why.format(key=key)}")
+                raise ConfigError(f'{table}.{key} is {as_toml(value)} but model.task is "{task}": remove {key}')
     if task == "embed":
         check_defined(experiment.gates.metrics, task, "gates.metrics")
         check_defined((target.metric for target in parse_slo(experiment.slo)), task, "slo")
 
 
 def _check_arms(arms: Sequence[ExperimentArm]) -> None:
-    if not 2 <= len(arms) <= MAX_ARMS:
-        raise ConfigError(f"arms has {counted(len(arms), 'entry')}: give 2 to {MAX_ARMS} [[arms]] tables")
+    if not 2 <= len(arms) <= 26:
+        raise ConfigError(f"arms has {counted(len(arms), 'entry')}: give 2 to 26 [[arms]] tables")
     names = [arm.name for arm in arms]
-    for index, name in enumerate(names):
-        # Statistics of the splitter cannot tell "." from "_".
-        same = [other for other in range(index) if names[other].replace(".", "_") == name.replace(".", "_")]
-        if same:
-            raise ConfigError(
-                f'arms[{index}].name is "{name}", the name of arms[{same[0]}]: '
-                'give each arm a name of its own ("." and "_" count as equal)'
-            )
-    controls = [arm.name for arm in arms if arm.control]
-    if not controls:
-        raise ConfigError(f"no arm is the control: set control = true on exactly one of {', '.join(names)}")
-    if len(controls) > 1:
-        raise ConfigError(f"{len(controls)} arms are the control ({', '.join(controls)}): keep control = true on one")
+    if len({name.replace(".", "_") for name in names}) < len(names):  # the splitter's statistics write "_" for "."
+        raise ConfigError(
+            f'arms have the names {", ".join(names)}: give each a name of its own ("." and "_" count as equal)'
+        )
+    if (controls := sum(arm.control for arm in arms)) != 1:
+        raise ConfigError(
+            f"{counted(controls, 'arm')} of {', '.join(names)} have control = true: set it on exactly one, with which "
+            "the others are compared"
+        )
 
 
 def check_parity(experiment: Experiment) -> None:
-    """Raise ConfigError unless arms are comparable, also where the experiment compares models: others have no parity.
-    What is quantised has texts to be judged by, and a control that is not."""
+    """Raise ConfigError unless arms are comparable, and what is quantised has texts and a control that is not."""
     if experiment.external_arms:
         raise ConfigError(
             f'arm "{experiment.external_arms[0].name}" is external and parity looks into the arms that it starts: '
@@ -162,13 +153,11 @@ def _check_design(experiment: Experiment) -> None:
     traffic, arms = experiment.traffic, experiment.arms
     if traffic.design == "split" and sum(arm.weight for arm in arms) == 0:
         raise ConfigError("every arm has weight 0: give at least one arm a weight of 1 or more")
-    if traffic.design != "split":
-        for arm in arms:
-            if arm.weight != 1:
-                raise ConfigError(
-                    f'arms.{arm.name}.weight is {arm.weight} but traffic.design = "{traffic.design}" does not split by '
-                    'weight: remove it or use design = "split"'
-                )
+    if traffic.design != "split" and (weighted := next((arm for arm in arms if arm.weight != 1), None)):
+        raise ConfigError(
+            f'arms.{weighted.name}.weight is {weighted.weight} but traffic.design = "{traffic.design}" does not split '
+            'by weight: remove it or use design = "split"'
+        )
     # How many machines stand behind the address of an external arm is unknown.
     sizes = {arm.replicas for arm in experiment.own_arms}
     if traffic.design == "mirrored" and len(sizes) > 1:
@@ -178,16 +167,10 @@ def _check_design(experiment: Experiment) -> None:
             'make them equal, or use design = "split"'
         )
     own = [arm.name for arm in experiment.own_arms]
-    if traffic.remote_workers and own and (traffic.direct or experiment.external_arms):
+    if traffic.remote_workers and own and experiment.external_arms:
         raise ConfigError(
             f"traffic.remote_workers is {traffic.remote_workers} but {', '.join(own)} would be reached without the "
-            "splitter, at an address of this host alone: "
-            + ("serve them elsewhere and name them as external arms" if experiment.external_arms else "remove direct")
-        )
-    if traffic.direct and max(sizes, default=1) > 1 and not experiment.external_arms:
-        raise ConfigError(
-            f"traffic.direct is true but arms have up to {max(sizes)} replicas, which only the splitter balances: "
-            "remove direct, or give each arm one replica"
+            "splitter, at an address of this host alone: serve them elsewhere and name them as external arms"
         )
     if traffic.design == "switchback":
         needed = len(arms) * traffic.block_s
@@ -210,10 +193,6 @@ def _check_security(experiment: Experiment) -> None:
         raise ConfigError(
             "[security] has a token but every arm is external: give token_env in the [[arms]] table that needs it"
         )
-    if splitter.tls_certificate and experiment.traffic.direct:
-        raise ConfigError(
-            "splitter.tls_certificate is set but traffic.direct sends past the splitter: remove one of them"
-        )
     if security.tls and not splitter.tls_certificate:
         raise ConfigError(
             "[security] says how TLS is done but the run's splitter has none: set splitter.tls_certificate and "
@@ -222,59 +201,33 @@ def _check_security(experiment: Experiment) -> None:
 
 
 def _check_pressure(experiment: Experiment) -> None:
-    """Refuse pressure that does not weigh on every arm alike, or not within the traffic."""
-    pressure, duration_s = experiment.pressure, experiment.traffic.duration_s
+    """Refuse pressure that does not weigh on every arm alike."""
     on_cpu = [arm.name for arm in experiment.own_arms if not arm.model.device.startswith("cuda")]
-    if pressure.gpu_gib and on_cpu:
+    if experiment.pressure.gpu_gib and on_cpu:
         raise ConfigError(
-            f'pressure.gpu_gib is {pressure.gpu_gib:g} but arm "{on_cpu[0]}" is on no GPU that is named: set '
-            "model.device to cuda or cuda:N, or give pressure.processors"
+            f'pressure.gpu_gib is {experiment.pressure.gpu_gib:g} but arm "{on_cpu[0]}" is on no GPU that is named: '
+            "set model.device to cuda or cuda:N, or give pressure.processors"
         )
-    for key in ("start_s", "end_s"):
-        value = getattr(pressure, key)
-        if value and experiment.traffic.design == "switchback":
-            raise ConfigError(
-                f'pressure.{key} is {value:g} but arms take turns (traffic.design = "switchback") and would not meet '
-                "it alike: set it to 0"
-            )
-        if value > duration_s or (value == duration_s and key == "start_s"):
-            raise ConfigError(
-                f"pressure.{key} is {value:g} but traffic.duration_s is {duration_s:g}: give a time within the traffic"
-            )
 
 
-def _check_external(experiment: Experiment, name: str) -> None:
-    """Refuse settings that the external arm `name` rules out, or that have no effect on it."""
+def _ruled_out(experiment: Experiment) -> Iterator[str]:
+    """Yield the settings that an external arm rules out, or that have no effect on it."""
     parity, turn_s = experiment.parity, experiment.machines.processor_turn_s
-    for is_set, why in (
-        (
-            experiment.task == "embed",
-            'model.task is "embed": external arms are asked for tokens alone, so leave it out',
-        ),
-        (
-            experiment.traffic.design == "split",
-            'traffic.design is "split": the splitter has only managed arms behind it, so use '
-            'design = "mirrored" or "switchback", or judge your own gateway\'s split by its records (tailgate analyze)',
-        ),
-        (
-            experiment.splitter != type(experiment.splitter)(),
-            "[splitter] is set: all arms are dialled directly, so remove the table",
-        ),
-        (
-            turn_s,
-            f"machines.processor_turn_s is {turn_s:g}: its processes stay where they are, so set it to 0, or leave "
-            "external arms out",
-        ),
-        (
-            experiment.pressure.weighs,
-            "[pressure] weighs on machines of this run: put the same pressure on all arms by hand, or leave external "
-            "arms out",
-        ),
-        (
-            parity.served and parity.prompts * parity.tokens > MOST_ASKED_TOKENS,
+    if experiment.task == "embed":
+        yield 'model.task is "embed": external arms are asked for tokens alone, so leave it out'
+    if experiment.traffic.design == "split":
+        yield (
+            'traffic.design is "split": the splitter has only managed arms behind it, so use design = "mirrored" or '
+            '"switchback", or judge your own gateway\'s split by its records (tailgate analyze)'
+        )
+    if experiment.splitter != type(experiment.splitter)():
+        yield "[splitter] is set: all arms are dialled directly, so remove the table"
+    if turn_s:
+        yield f"machines.processor_turn_s is {turn_s:g}: its processes stay where they are, so set it to 0"
+    if experiment.pressure.weighs:
+        yield "[pressure] weighs on machines of this run: put the same pressure on all arms by hand"
+    if parity.served and parity.prompts * parity.tokens > MOST_ASKED_TOKENS:
+        yield (
             f"parity.prompts {parity.prompts} × parity.tokens {parity.tokens} are asked of it, and {MOST_ASKED_TOKENS} "
-            "tokens is the limit: lower one of them, or set parity.served = false",
-        ),
-    ):
-        if is_set:
-            raise ConfigError(f'arm "{name}" is external and {why}')
+            "tokens is the limit: lower one of them, or set parity.served = false"
+        )

@@ -1,17 +1,45 @@
-"""The files of experiments: those that come with the package, those that an experiment names, and the output folder."""
+"""The files of experiments: TOML, the experiments of the package, what an experiment names, and the output folder."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tailgate.loadtests.experiments.toml_limits import expanded
-from tailgate.servers.complaint import ConfigError
+from tailgate.analysis.records import documents
+from tailgate.servers.complaint import ConfigError, did_you_mean
 
 FILE_KEYS = ("tls_ca", "tls_certificate", "tls_key")
+_NAME_FILES = (*FILE_KEYS, "trace", "texts", "tokenizer", "artifact", "log")
 _BUILTIN = resources.files("tailgate.loadtests") / "experiments"
+
+
+def read_toml(path: Path) -> str:
+    """Return the text of the file. Raises ConfigError for one that cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+
+
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """Return the table that `text` holds. Raises ConfigError, which begins with `where`, for what no setting can be."""
+    if "\\u0000" in text or "\\U00000000" in text:
+        raise ConfigError(f"{where} holds a NUL character: remove it")
+    try:
+        return documents.parse_toml(text)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}: correct it there") from None
+
+
+def table_of(table: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the table [key], empty where there is none. Another value there raises ConfigError."""
+    value = table.get(key, {})
+    if not isinstance(value, dict):
+        raise ConfigError(f"{key} is {value!r}: give a table [{key}]")
+    return value
 
 
 def builtin_names() -> list[str]:
@@ -22,6 +50,22 @@ def builtin_names() -> list[str]:
 def builtin_text(name: str) -> str:
     """Return the TOML of the one called `name`."""
     return (_BUILTIN / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def text_of(source: str | Path) -> tuple[Path, str]:
+    """Return the path and the TOML of the experiment in a file, or of the built-in one of that name."""
+    path = Path(source)
+    if path.is_file():
+        return path, read_toml(path)
+    name = str(source)
+    if name in builtin_names():
+        return Path(), builtin_text(name)
+    what = "is a directory" if path.is_dir() else "does not exist"
+    known = [*builtin_names(), *map(str, path.parent.glob("*.toml") if path.parent.is_dir() else ())]
+    raise ConfigError(
+        f'experiment "{source}" {what}: {did_you_mean(name, known)}give a TOML file (`tailgate init` writes one) or a '
+        f"built-in name ({', '.join(builtin_names())})"
+    )
 
 
 def description(name: str) -> str:
@@ -48,14 +92,12 @@ def resolved(key: str, value: Any, folder: Path) -> Any:
     if isinstance(value, list):
         return [resolved(f"{key}[{index}]", item, folder) for index, item in enumerate(value)]
     name = key.rpartition(".")[2].partition("[")[0]
-    if (
-        name not in (*FILE_KEYS, "trace", "texts", "tokenizer", "artifact", "log")
-        or not isinstance(value, str)
-        or not value
-    ):
+    if name not in _NAME_FILES or not isinstance(value, str) or not value:
         return value
-    path = folder / expanded(value, key)
-    return str(path.resolve()) if name != "tokenizer" or path.exists() or value.startswith((".", "~")) else value
+    path = folder / os.path.expanduser(value)  # noqa: PTH111 (an unknown home stays as it is)
+    return (
+        str(path.resolve()) if name != "tokenizer" or os.path.lexists(path) or value.startswith((".", "~")) else value
+    )
 
 
 def check_makeable(folder: Path, option: str = "--out") -> None:

@@ -119,9 +119,6 @@ class ParityConfig(Settings):
     """Share of greedy answers of an external arm that may differ from the control's."""
 
 
-LEAST_SAMPLE_S = 0.05
-
-
 class MachinesConfig(Settings):
     """How the machines of a run are watched and measured."""
 
@@ -135,11 +132,8 @@ class MachinesConfig(Settings):
 
     @model_validator(mode="after")
     def _samples_are_apart(self) -> Self:
-        if 0 < self.sample_s < LEAST_SAMPLE_S:
-            raise ValueError(
-                f"sample_s is {self.sample_s:g}, about what a sample takes: give {LEAST_SAMPLE_S:g} or more, "
-                "or 0 for none"
-            )
+        if 0 < self.sample_s < 0.05:
+            raise ValueError(f"sample_s is {self.sample_s:g}, about what a sample takes: give 0.05 or more, or 0")
         return self
 
 
@@ -150,22 +144,6 @@ class PressureConfig(Settings):
     """GiB that it holds on each GPU of an arm."""
     processors: int = Field(default=0, ge=0, le=1024)
     """Processors of this host that it keeps busy."""
-    start_s: float = Field(default=0.0, ge=0, le=1e7)
-    """When it begins, in s of the traffic."""
-    end_s: float = Field(default=0.0, ge=0, le=1e7)
-    """When it ends, in s of the traffic. 0 is the end of the traffic."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if 0 < self.end_s <= self.start_s:
-            raise ValueError(
-                f"end_s is {self.end_s:g} but start_s is {self.start_s:g}: give a later end, or 0 for the end of the "
-                "traffic"
-            )
-        if (self.start_s or self.end_s) and not self.weighs:
-            key = "start_s" if self.start_s else "end_s"
-            raise ValueError(f"{key} is set and nothing weighs: give gpu_gib or processors, or remove the table")
-        return self
 
     @property
     def weighs(self) -> bool:
@@ -230,10 +208,7 @@ class Experiment(Settings):
         return next(arm for arm in (self._whole or self).arms if arm.control)
 
     def only(self, names: Collection[str]) -> Experiment:
-        """Return the experiment with some of its arms, for a trial that starts no others. The control stays who it is.
-
-        It is part of an experiment that was checked as a whole.
-        """
+        """Return a part of the experiment for a trial that starts no other arms. The control stays who it is."""
         part = self.model_copy(update={"arms": tuple(arm for arm in self.arms if arm.name in names)})
         part._whole = self
         return part
@@ -281,18 +256,11 @@ class _Plain(GenerateJsonSchema):
 def json_schema() -> str:
     """Return the schema of what a file may hold. Whether all of it fits together, `tailgate run` says."""
     schema = Experiment.model_json_schema(mode="validation", schema_generator=_Plain)
+    for table in (schema, *schema["$defs"].values()):
+        for item in (table, *table.get("properties", {}).values()):
+            if "description" in item:
+                item["description"] = " ".join(item["description"].split())
+                if DEFAULT in item["description"]:  # which is another than the model's
+                    item.pop("default", None)
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID}
-    return json.dumps(_described(head | schema), indent=1, ensure_ascii=False) + "\n"
-
-
-def _described(node: Any) -> Any:
-    """Return the schema with each description on one line, and no default where a description states another one."""
-    if isinstance(node, list):
-        return [_described(item) for item in node]
-    if not isinstance(node, dict):
-        return node
-    text = node.get("description")
-    if not isinstance(text, str):
-        return {key: _described(value) for key, value in node.items()}
-    kept = {key: _described(value) for key, value in node.items() if key != "default" or DEFAULT not in text}
-    return kept | {"description": " ".join(text.split())}
+    return json.dumps(head | schema, indent=1, ensure_ascii=False) + "\n"

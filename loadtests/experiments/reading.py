@@ -1,11 +1,7 @@
-"""Reading an experiment from a TOML file, with the command line's changes, and writing it.
-
-Strict: whatever cannot be used is a ConfigError that names the key, the value and the remedy.
-"""
+"""Reading an experiment from a TOML file, with the command line's changes, and writing it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +10,9 @@ import tomli_w
 
 from tailgate.analysis.records.documents import DEEPEST
 from tailgate.analysis.settings.gate_limits import usual_for
-from tailgate.analysis.wording import counted
-from tailgate.loadtests.experiments.files import FILE_KEYS, builtin_names, builtin_text, resolve_files, resolved
+from tailgate.loadtests.experiments.files import FILE_KEYS, parse_toml, resolve_files, resolved, table_of, text_of
 from tailgate.loadtests.experiments.model import Experiment, json_schema
-from tailgate.loadtests.experiments.toml_limits import check_values, parse_toml, read_toml, table_of
 from tailgate.loadtests.traffic.settings import TrafficConfig
-from tailgate.loadtests.traffic.traces import KNOWN
 from tailgate.servers.complaint import ConfigError, did_you_mean
 from tailgate.servers.config import over, with_preset
 from tailgate.servers.fields import read
@@ -33,35 +26,18 @@ def load(source: str | Path, **changes: Any) -> Experiment:
     return from_table(load_table(source, **changes))
 
 
-def load_table(
-    source: str | Path,
-    *,
-    settings: Sequence[str] = (),
-    trace: str = "",
-    seed: int | None = None,
-    needs_traffic: bool = True,
-) -> dict[str, Any]:
+def load_table(source: str | Path, *, settings: Sequence[str] = (), trace: str = "") -> dict[str, Any]:
     """Return the table of the experiment in the file `source`, or of the built-in one of that name, with changes.
 
-    `settings` are "key.path=value" strings; `trace` is a file whose times and lengths replace the traffic's. An
-    experiment that will send none (`needs_traffic` False) may lack the trace that it would replay.
+    `settings` are "key.path=value" strings; `trace` is a file whose times and lengths replace the traffic's.
     """
-    path, text = _text_of(source)
+    path, text = text_of(source)
     table = parse_toml(text, str(path))
-    check_values(table)
     resolve_files(table, path.parent)
     for key, value in map(parse_setting, settings):
         set_path(table, key, resolved(key, value, Path()))  # relative to where the user stands
-    check_values(table)
     if trace:
         replay(table, trace)
-    traffic = table.get("traffic")
-    if lacks_trace(traffic) and not needs_traffic:
-        table["traffic"] = {"rate": 1.0}
-    elif lacks_trace(traffic):
-        raise ConfigError(f'experiment "{source}" replays a trace and names none: add --trace FILE')
-    if seed is not None:
-        table["seed"] = seed
     return table
 
 
@@ -110,70 +86,40 @@ def _arm_table(arm: Any, table: Mapping[str, Any]) -> Any:
     return with_preset({"kind": "tailgate", **name, **arm, **parts})
 
 
-def _text_of(source: str | Path) -> tuple[Path, str]:
-    path = Path(source)
-    if path.is_file():
-        return path, read_toml(path)
-    name = str(source)
-    if name in builtin_names():
-        return Path(), builtin_text(name)
-    what = "is a directory" if path.is_dir() else "does not exist"
-    known = [*builtin_names(), *map(str, path.parent.glob("*.toml") if path.parent.is_dir() else ())]
-    raise ConfigError(
-        f'experiment "{source}" {what}: {did_you_mean(name, known)}give a TOML file (`tailgate init` writes one) or a '
-        f"built-in name ({', '.join(builtin_names())})"
-    )
-
-
 # --- Changes on the command line --------------------------------------------------------------------------------------
 
-_STEP = re.compile(r"([A-Za-z0-9_-]+)(?:\[([0-9]{1,6})\])?")
 # What describes generated arrivals and lengths, and has no meaning once a trace brings both.
 _REPLACED_BY_TRACE = ("rate", "rates", "burstiness", "step_s", "settle_s", "length_scales")
 
 
 def parse_setting(setting: str) -> tuple[str, Any]:
     """Return the key path and the value, read as TOML or else as it is, of a "key.path=value" string."""
-    key, equals, text = setting.partition("=")
-    key = key.strip()
+    key, equals, text = (part.strip() for part in setting.partition("="))
     if not equals or not key:
         raise ConfigError(f'--set "{setting}" is not KEY=VALUE: write for example traffic.duration_s=30')
     if key.count(".") >= DEEPEST:
         raise ConfigError(f"--set: a key has {key.count('.') + 1} parts; the limit is {DEEPEST}: give one that exists")
-    if key.rpartition(".")[2] in (*FILE_KEYS, "token_env") and text.strip() in ("", '""', "''"):
+    if key.rpartition(".")[2] in (*FILE_KEYS, "token_env") and text in ("", '""', "''"):
         # Most likely a shell variable that is not set: it must not open what was meant to be closed.
         raise ConfigError(f"--set {key} is empty: name what it is to use, or change the experiment to go without")
     try:
-        table = parse_toml(f"value = {text.strip()}", f"--set {key}")
+        table = parse_toml(f"value = {text}", f"--set {key}")
     except ConfigError:
-        return key, text.strip()
-    return key, table["value"] if len(table) == 1 else text.strip()
+        return key, text
+    return key, table["value"] if len(table) == 1 else text
 
 
 def set_path(table: dict[str, Any], key: str, value: Any) -> None:
-    """Put `value` into `table` at the dotted path `key`; [index] or its name picks an entry of a list of tables."""
+    """Put `value` into `table` at the dotted path `key`; its name picks an entry of a list of tables."""
     current: Any = table
-    steps = key.split(".")
-    for position, step in enumerate(steps):
-        match = _STEP.fullmatch(step)
-        if match is None:
-            raise ConfigError(f'--set {key}: "{step}" is no key: write for example traffic.rate or arms[1].replicas')
-        name, index = match.groups()
-        if isinstance(current, list):
-            current = _entry(current, key, name)
-            continue
-        if index is None and position == len(steps) - 1:
-            current[name] = value
-            return
-        current = current.setdefault(name, {})
-        if index is not None:
-            size = len(current) if isinstance(current, list) else 0
-            if int(index) >= size:
-                raise ConfigError(f"--set {key}: {name} has {counted(size, 'entry')}, counted from 0")
-            current = current[int(index)]
+    *steps, last = key.split(".")
+    for step in steps:
+        current = _entry(current, key, step) if isinstance(current, list) else current.setdefault(step, {})
         if not isinstance(current, (dict, list)):
-            raise ConfigError(f"--set {key}: {'.'.join(steps[: position + 1])} is {current!r}, not a table")
-    raise ConfigError(f"--set {key} names a whole table: add the key in it, such as {key}.replicas")
+            raise ConfigError(f"--set {key}: {step} is {current!r}, not a table")
+    if isinstance(current, list):
+        raise ConfigError(f"--set {key} names a whole table: add the key in it, such as {key}.replicas")
+    current[last] = value
 
 
 def _entry(entries: list[Any], key: str, name: str) -> dict[str, Any]:
@@ -182,21 +128,11 @@ def _entry(entries: list[Any], key: str, name: str) -> dict[str, Any]:
             return entry
     names = [str(entry.get("name", entry.get("preset"))) for entry in entries if isinstance(entry, dict)]
     raise ConfigError(
-        f'--set {key}: no entry is called "{name}": {did_you_mean(name, names)}use one of {", ".join(names)}, or its '
-        "number as in arms[1]"
+        f'--set {key}: no entry is called "{name}": {did_you_mean(name, names)}use one of {", ".join(names)}'
     )
 
 
 def replay(table: dict[str, Any], trace: str) -> None:
     """Give the traffic of `table` the times and lengths of the file `trace`."""
-    if not Path(trace).is_file():
-        raise ConfigError(f'--trace "{trace}" does not exist: give {KNOWN}')
     kept = {key: value for key, value in table_of(table, "traffic").items() if key not in _REPLACED_BY_TRACE}
     table["traffic"] = {**kept, "arrivals": "trace", "workload": "trace", "trace": str(Path(trace).resolve())}
-
-
-def lacks_trace(traffic: Any) -> bool:
-    """Return whether the [traffic] table replays a trace that it does not name."""
-    if not isinstance(traffic, dict) or traffic.get("trace"):
-        return False
-    return "trace" in (traffic.get("arrivals"), traffic.get("workload"))

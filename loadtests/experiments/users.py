@@ -11,7 +11,6 @@ from tailgate.servers.address import host_port
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.fields import Listed, Settings, matching
 from tailgate.servers.splitter.admin import admin_address
-from tailgate.servers.splitter.envoy_config import split_address
 
 RouteKind = Literal["GRPCRoute", "HTTPRoute"]
 _KEPT = ("block_s", "timeout_s")  # of the traffic: the rest describes what is not sent
@@ -30,8 +29,8 @@ class UsersConfig(Settings):
     """Kind of that route. Flagger makes an HTTPRoute."""
     api: str = ""
     """HOST:PORT of a `kubectl proxy`. Default: the API server that a pod finds."""
-    replicas: Annotated[tuple[str, ...], Listed] = ()
-    """Replicas of each arm, as `"arm=host:port,host:port"`. Default: as the splitter reports."""
+    replicas: Mapping[str, Annotated[tuple[str, ...], Listed]] = {}
+    """Replicas of each arm: `{ eager = ["10.0.0.7:50051"] }`. Default: as the splitter reports."""
     provider: str = ""
     """HOST:PORT where the run answers Argo Rollouts or Flagger, which then move the weights."""
 
@@ -45,23 +44,10 @@ class UsersConfig(Settings):
             host_port(self.provider, f'provider is "{self.provider}": give HOST:PORT', lowest=0)
         if self.api and not self.route:
             raise ValueError(f'api is "{self.api}" but users.route is empty: name the route, or remove api')
-        if len(self.addresses) < len(self.replicas):
-            raise ValueError(f"replicas names an arm twice: {', '.join(self.replicas)}: give each arm one entry")
-        return self
-
-    @property
-    def addresses(self) -> dict[str, tuple[str, ...]]:
-        """The addresses of each arm in `replicas`."""
-        arms = {}
-        for text in self.replicas:
-            arm, equals, rest = text.partition("=")
-            addresses = tuple(address.strip() for address in rest.split(","))
-            if not arm or not equals or not rest:
-                raise ConfigError(f'replicas holds "{text}": write ARM=HOST:PORT,HOST:PORT')
+        for arm, addresses in self.replicas.items():
             for address in addresses:
-                split_address(address)
-            arms[arm] = addresses
-        return arms
+                host_port(address, f'replicas.{arm} holds "{address}": give addresses as host:port')
+        return self
 
     def check(self) -> None:
         """Check that it says where the traffic flows. Raises ConfigError."""

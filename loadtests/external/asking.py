@@ -57,9 +57,9 @@ def prompt_source(config: ExternalArm, traffic: PromptSource) -> PromptSource:
         return PromptSource(text=load_prompt_text(options.tokenizer, chat=chat, remedy=remedy))
     if traffic.text is not None:
         return traffic
-    ids = np.zeros(len(_COMMON_WORDS), dtype=np.int64)  # nobody asks for them
     follows = tuple(f" {word}" for word in _COMMON_WORDS)
-    return PromptSource(text=PromptText(starts=_COMMON_WORDS, start_ids=ids, follows=follows, follow_ids=ids))
+    nothing = np.zeros(len(follows), dtype=np.int64)  # nobody asks for them
+    return PromptSource(text=PromptText(first=_COMMON_WORDS[0], first_id=0, follows=follows, follow_ids=nothing))
 
 
 def prompt_of(config: ExternalArm, source: PromptSource, plan: PlannedRequest) -> str | list[int]:

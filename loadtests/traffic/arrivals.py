@@ -1,12 +1,10 @@
 """When requests start: open-loop schedules as sorted integer nanoseconds from the start of the trial.
 
-Every schedule is made before the run and never waits for an answer. All but `replay` are one renewal process at unit
-rate, stretched through the integral of the rate (time change). So for one generator state a higher rate gives the
-same pattern, only faster, and a longer duration extends a schedule without changing its beginning.
+All but `replay` are one renewal process at unit rate, stretched through the integral of the rate (time change). So for
+one generator state a higher rate gives the same pattern, only faster, and a longer duration extends a schedule.
 
-The first gap is drawn from the equilibrium law of the gaps: the process behaves as if it had always run, and the
-expected count is the integral of the rate exactly, for any burstiness. A process whose first gap is an ordinary one
-has about (CV^2 - 1) / 2 requests more.
+The first gap has the equilibrium law of the gaps, so that the expected count is the integral of the rate for any
+burstiness. With an ordinary first gap it would be about (CV^2 - 1) / 2 more.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tailgate.loadtests.traffic.lengths import BoolArray, FloatArray, IntArray
+from tailgate.analysis.arrays import Bools, Floats, Ints
 from tailgate.loadtests.traffic.settings import TrafficConfig
 from tailgate.servers.complaint import ConfigError
 
@@ -36,11 +34,9 @@ def rounded(rate: float) -> float:
     return float(f"{rate:.4g}")
 
 
-def rate_profile(config: TrafficConfig, levels: Sequence[float] = ()) -> FloatArray:
-    """Return rows (start_s, end_s, requests/s) that touch and rise, shape (stretches, 3).
-
-    `levels` are the rates of a saturation search.
-    """
+def rate_profile(config: TrafficConfig, levels: Sequence[float] = ()) -> Floats:
+    """Return rows (start_s, end_s, requests/s) that touch and rise, shape (stretches, 3). `levels` are the rates of a
+    saturation search."""
     starts: Sequence[float] = (0.0,)
     rates: Sequence[float] = (config.rate,)
     if config.arrivals == "piecewise":
@@ -51,12 +47,10 @@ def rate_profile(config: TrafficConfig, levels: Sequence[float] = ()) -> FloatAr
     return np.array([starts, [*starts[1:], config.duration_s], rates]).T
 
 
-def renewals(profile: FloatArray, *, burstiness: float = 1.0, rng: np.random.Generator) -> IntArray:
+def renewals(profile: Floats, *, burstiness: float = 1.0, rng: np.random.Generator) -> Ints:
     """Return offsets (ns), possibly none, of a renewal process under the rates of `profile`.
 
-    At a constant rate its gaps have a gamma law of mean 1/rate and coefficient of variation burstiness^-0.5.
-    `burstiness` is the shape of that law, as vLLM's benchmark option of that name has it: 1 is a Poisson process, below
-    1 comes in bursts, above 1 is more even.
+    At a constant rate its gaps have a gamma law of mean 1/rate and shape `burstiness`, as in vLLM's benchmark.
     """
     start, end, rate = profile.T
     reached = np.concatenate([[0.0], np.cumsum(rate * (end - start))])
@@ -72,13 +66,11 @@ def renewals(profile: FloatArray, *, burstiness: float = 1.0, rng: np.random.Gen
     return np.maximum.accumulate(np.minimum(np.floor(at_s * 1e9).astype(np.int64), math.ceil(end[-1] * 1e9) - 1))
 
 
-def replay(
-    offsets_ns: IntArray, duration_s: float, *, time_scale: float = 1.0, start_s: float = 0.0
-) -> tuple[IntArray, slice]:
+def replay(offsets_ns: Ints, duration_s: float, *, time_scale: float = 1.0, start_s: float = 0.0) -> tuple[Ints, slice]:
     """Return offsets (ns) of a trace's requests from `start_s` on, stretched by `time_scale`, and which rows they are.
 
-    They are cut to `duration_s`. `time_scale` 0.5 is twice as fast, 2 half as fast; `start_s` counts in the trace's own
-    time. A trace that ends before the window does is an error: the load would fall silent unnoticed.
+    `start_s` counts in the trace's own time. A trace that ends before `duration_s` is an error: the load would fall
+    silent unnoticed.
     """
     held_s = max(0.0, (float(offsets_ns[-1]) / 1e9 - start_s) * time_scale)
     if held_s < duration_s:
@@ -95,17 +87,14 @@ def replay(
     return offsets[:count], slice(first, first + count)
 
 
-def rampup_kept(offsets_ns: IntArray, rampup_s: float, *, rng: np.random.Generator) -> BoolArray:
-    """Return True for requests that stay when the load rises linearly from nothing over the first `rampup_s`.
-
-    A request at t < rampup_s stays with probability t / rampup_s; later ones always stay. Shape (n,).
-    """
+def rampup_kept(offsets_ns: Ints, rampup_s: float, *, rng: np.random.Generator) -> Bools:
+    """Return True for requests that stay, with probability t / rampup_s at t < rampup_s. Shape (n,)."""
     # One draw a request whatever its time, so that a longer ramp-up changes nothing else.
     draws = rng.random(len(offsets_ns))
     return draws * (rampup_s * 1e9) <= offsets_ns.astype(np.float64)
 
 
-def _unit_renewals(total: float, burstiness: float, rng: np.random.Generator) -> FloatArray:
+def _unit_renewals(total: float, burstiness: float, rng: np.random.Generator) -> Floats:
     """Return rising event times in [0, total) of a stationary renewal process with gamma gaps of mean 1. Shape (n,)."""
     # Equilibrium law of the first gap: a uniform share of a length-biased gap, and the length-biased
     # Gamma(k) is Gamma(k + 1).

@@ -1,7 +1,4 @@
-"""The whole traffic of one trial, drawn: starts → lengths → limits → columns.
-
-Pure but for reading a trace: one seed and the trial number give the same schedule everywhere.
-"""
+"""The whole traffic of one trial, drawn: starts → lengths → limits → columns."""
 
 from __future__ import annotations
 
@@ -13,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailgate.analysis.arrays import Ints
 from tailgate.loadtests.traffic import arrivals
-from tailgate.loadtests.traffic.lengths import FITS, FitName, FloatArray, IntArray, fitted_lengths, scaled
+from tailgate.loadtests.traffic.lengths import FITS, FitName, fitted_lengths, scaled
 from tailgate.loadtests.traffic.prompts import PromptText, load_prompt_text
 from tailgate.loadtests.traffic.schedule import BLOCKS, EVERY_ARM, SCHEDULE, Schedule
 from tailgate.loadtests.traffic.settings import TrafficConfig
@@ -34,11 +32,13 @@ class Source:
 
 
 def read_source(config: TrafficConfig, *, model: str = "", answers: bool = True) -> Source:
-    """Read the files that `config` names. `model` has the tokenizer if none is named.
+    """Read the files that `config` names. `model` has the tokenizer if none is named. Raises ConfigError.
 
-    Without `answers` nothing is generated, and a trace need not say how much. Whatever cannot be used is a ConfigError.
+    Without `answers` nothing is generated, and a trace need not say how much.
     """
     trace = text = None
+    if "trace" in (config.arrivals, config.workload) and not config.trace:
+        raise ConfigError("[traffic] replays a trace and traffic.trace names none: add --trace FILE")
     if config.trace:
         trace = read_trace(config.trace, answers=answers, blocks=config.workload == "trace")
     if config.prompts == "text":
@@ -61,14 +61,10 @@ def build_schedule(
 ) -> Schedule:
     """Return the traffic of trial number `trial`: the same for equal arguments, independent between trials.
 
-    Arrivals, lengths, prompts, assignment, ramp-up and shared blocks draw from streams of their own, so that changing
-    the settings of one leaves the others as they are. `levels` are the rates of a saturation search after its first
-    trial. `max_new_tokens` 0 is for requests that generate nothing.
-
-    Lengths over the limits are cut to them; `over` counts the requests. A schedule without any request is a
-    ConfigError.
+    Changing the settings of one stream leaves what the others draw. `levels` are the rates of a saturation search after
+    its first trial. `max_new_tokens` 0 is for requests that generate nothing. Lengths over the limits are cut to them;
+    `over` counts the requests. A schedule without any request is a ConfigError.
     """
-    _check_turns(config, len(arms))
     rng = {
         stream: np.random.default_rng(np.random.SeedSequence(entropy=seed, spawn_key=(trial, number)))
         for number, stream in enumerate(_STREAMS)
@@ -82,7 +78,8 @@ def build_schedule(
 
     starts_ns, window = _starts(config, source.trace, rates, rng["arrivals"])
     lengths, trace_rows = _lengths(config, source.trace, window, len(starts_ns), rng["lengths"])
-    lengths = scaled(lengths, _factors(config, starts_ns)[:, None])
+    since_s, factors = np.array(config.length_factors).T
+    lengths = scaled(lengths, factors[np.searchsorted(since_s * 1e9, starts_ns, side="right") - 1, None])
     seeds = rng["prompts"].integers(0, 2**63 - 1, size=len(starts_ns), dtype=np.int64)
     rows = np.flatnonzero(arrivals.rampup_kept(starts_ns, config.rampup_s, rng=rng["rampup"]))
     if not len(rows):
@@ -140,12 +137,9 @@ def build_schedule(
     )
 
 
-def switchback_order(blocks: int, arms: int, *, rng: np.random.Generator) -> IntArray:
-    """Return the arm (0 to arms - 1) of each block, shape (blocks,): every arm once in each group of `arms` blocks.
-
-    The order within a group is random; the last group may be cut short. More blocks leave the earlier ones as they
-    are.
-    """
+def switchback_order(blocks: int, arms: int, *, rng: np.random.Generator) -> Ints:
+    """Return the arm (0 to arms - 1) of each block, shape (blocks,): every arm once in each group of `arms` blocks, in
+    random order. The last group may be cut short."""
     groups = -(-blocks // arms)
     ordered = np.tile(np.arange(arms), (groups, 1))
     return rng.permuted(ordered, axis=1).reshape(-1)[:blocks]
@@ -153,7 +147,7 @@ def switchback_order(blocks: int, arms: int, *, rng: np.random.Generator) -> Int
 
 def _starts(
     config: TrafficConfig, trace: Trace | None, levels: Sequence[float], rng: np.random.Generator
-) -> tuple[IntArray, slice]:
+) -> tuple[Ints, slice]:
     """Return sorted starts (ns), and the trace rows that they are when a trace is replayed."""
     if config.arrivals == "trace" and trace is not None:
         return arrivals.replay(
@@ -165,7 +159,7 @@ def _starts(
 
 def _lengths(
     config: TrafficConfig, trace: Trace | None, window: slice, count: int, rng: np.random.Generator
-) -> tuple[IntArray, IntArray | None]:
+) -> tuple[Ints, Ints | None]:
     """Return `count` rows (input, output) of lengths, and which rows of the trace they are if they are any."""
     if config.workload != "trace" or trace is None:
         fit: FitName = next((name for name in FITS if name == config.workload), "conversation")
@@ -177,14 +171,7 @@ def _lengths(
     return np.column_stack([trace.input_tokens[rows], trace.output_tokens[rows]]).astype(np.int64), rows
 
 
-def _factors(config: TrafficConfig, offset_ns: IntArray) -> FloatArray:
-    """Return the factor on the lengths of what is due at each offset, shape (n,)."""
-    starts_s, factors = np.array(config.length_factors).T
-    chosen: FloatArray = factors[np.searchsorted(starts_s * 1e9, offset_ns, side="right") - 1]
-    return chosen
-
-
-def _arm_column(config: TrafficConfig, arms: Sequence[str], offsets: IntArray, rng: np.random.Generator) -> Any:
+def _arm_column(config: TrafficConfig, arms: Sequence[str], offsets: Ints, rng: np.random.Generator) -> Any:
     if config.design == "mirrored":
         return _named([EVERY_ARM], np.zeros(len(offsets), dtype=np.int64))
     if config.design == "split":
@@ -194,34 +181,17 @@ def _arm_column(config: TrafficConfig, arms: Sequence[str], offsets: IntArray, r
     return _named(arms, order[offsets // block_ns])
 
 
-def _named(names: Sequence[str], which: IntArray) -> Any:
+def _named(names: Sequence[str], which: Ints) -> Any:
     """Return a string column with names[which[i]] in row i."""
     return pa.array(list(names), pa.string()).take(pa.array(which))
 
 
-def _check_turns(config: TrafficConfig, arms: int) -> None:
-    needed_s = arms * config.block_s
-    if config.design == "switchback" and config.duration_s < needed_s:
-        raise ConfigError(
-            f"traffic.duration_s is {config.duration_s} but {arms} arms of block_s = {config.block_s} take "
-            f"{needed_s} s for one turn each: raise duration_s or lower block_s"
-        )
-
-
-def _block_columns(trace: Trace, rows: IntArray, scale: float, rng: np.random.Generator) -> dict[str, Any]:
+def _block_columns(trace: Trace, rows: Ints, scale: float, rng: np.random.Generator) -> dict[str, Any]:
     """Return the leading blocks that the prompts of `rows` of the trace share, each of `BLOCK_TOKENS` times `scale`."""
     own = trace.blocks.take(pa.array(rows))
-    seeds = _mixed(own.flatten().to_numpy(), int(rng.integers(0, 2**63 - 1)))
+    ids = own.flatten().dictionary_encode()  # by first appearance: more rows leave the earlier seeds as they are
+    seeds = rng.integers(0, 2**63 - 1, size=len(ids.dictionary))
     return {
-        "blocks": pa.ListArray.from_arrays(own.offsets, pa.array(seeds)),
+        "blocks": pa.ListArray.from_arrays(own.offsets, pa.array(seeds).take(ids.indices)),
         "block_tokens": pa.array(np.full(len(rows), BLOCK_TOKENS * scale)),
     }
-
-
-def _mixed(ids: IntArray, salt: int) -> IntArray:
-    """Return a seed for each block id: equal for equal ids, from 0 to 2^63 - 1 (the finaliser of SplitMix64)."""
-    words = ids.astype(np.uint64) ^ np.uint64(salt)
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    seeds: IntArray = ((words ^ (words >> np.uint64(31))) >> np.uint64(1)).astype(np.int64)
-    return seeds

@@ -1,12 +1,8 @@
 """What a prompt of a planned length is made of: random ids, or text that the model's tokenizer counts exactly.
 
-Text is put together of pieces that are one token each whatever their neighbours are: words after a space, as byte-level
-and SentencePiece vocabularies hold them, or single letters where every letter is a token. That this is so is tried
-out when a tokenizer is loaded, and a tokenizer for which it is not is refused; making a prompt then costs one lookup,
-and not a run of the tokenizer inside the load generator.
-
-The tokenizer and the chat template are read from `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`
-with the `tokenizers` package and Jinja, so that the load generator needs neither torch nor transformers.
+Text is put together of pieces that are one token each whatever their neighbours are: words after a space, or single
+letters where every letter is a token. A tokenizer for which this does not hold is refused when it is loaded; making a
+prompt then costs one lookup, and not a run of the tokenizer inside the load generator, which needs no transformers.
 """
 
 from __future__ import annotations
@@ -17,15 +13,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from string import ascii_lowercase
-from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from tailgate.servers.complaint import ConfigError
+from tailgate.servers.complaint import ConfigError, named
+from tailgate.servers.presets import BOS_ID, BYTE_OFFSET
 
 if TYPE_CHECKING:
     from tailgate.loadtests.traffic.schedule import PlannedRequest
@@ -33,8 +28,6 @@ if TYPE_CHECKING:
 Encode = Callable[[str], list[int]]
 PromptKind = Literal["ids", "text"]
 Words = npt.NDArray[np.uint64]
-
-BYTE_START, BYTE_OFFSET = 1, 3  # of the byte tokenizer behind random: models: begin of sequence, then byte + 3
 
 _TRIED = 6000  # vocabulary entries tried as pieces
 _PIECES = 1024
@@ -51,10 +44,9 @@ _PHILOX_KEY = _PHILOX_START["state"]["key"]
 
 
 def prompt_words(seed: int, count: int) -> Words:
-    """Return the first `count` random words of the sequence that `seed` names: what every prompt is made from.
+    """Return the first `count` random words of the sequence that `seed` names. Not for several threads at once.
 
-    For equal seeds fewer words are the beginning of more. Raw Philox words are used because numpy keeps them equal
-    across versions and platforms, which it does not promise for its distributions. Not for several threads at once.
+    numpy keeps raw Philox words equal across versions and platforms, which it does not promise for distributions.
     """
     _PHILOX_KEY[0] = seed
     _PHILOX.state = _PHILOX_START
@@ -73,11 +65,11 @@ def token_ids(words: Words, vocab_size: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptText:
-    """Text for one model, made of pieces of one token each: `starts` begin a message, `follows` stand behind any other
+    """Text for one model, made of pieces of one token each: `first` begins a message, `follows` stand behind any other
     piece. The tokenizer, or the chat template around a message, puts the ids `before` and `after` it."""
 
-    starts: tuple[str, ...]
-    start_ids: npt.NDArray[np.int64]
+    first: str
+    first_id: int
     follows: tuple[str, ...]
     follow_ids: npt.NDArray[np.int64]
     before: tuple[int, ...] = ()
@@ -91,36 +83,39 @@ class PromptText:
     @property
     def highest_id(self) -> int:
         """The largest token id that a made prompt may hold."""
-        return int(max(self.start_ids.max(), self.follow_ids.max(), *self.before, *self.after, 0))
+        return int(max(self.first_id, self.follow_ids.max(), *self.before, *self.after))
 
     def text(self, words: Words) -> str:
         """Return the text of as many tokens as there are words."""
-        first = self.starts[int(words[0] % np.uint64(len(self.starts)))]
         rest = (words[1:] % np.uint64(len(self.follows))).tolist()
-        return first + "".join([self.follows[index] for index in rest])
+        return self.first + "".join([self.follows[index] for index in rest])
 
     def ids(self, words: Words) -> list[int]:
         """Return the token ids of `text(words)` alone."""
         ids: list[int] = self.follow_ids[words % np.uint64(len(self.follows))].tolist()
-        ids[0] = int(self.start_ids[int(words[0] % np.uint64(len(self.starts)))])
+        ids[0] = self.first_id
         return ids
 
 
 def load_prompt_text(model: str, *, chat: bool = False, remedy: str = 'use traffic.prompts = "ids"') -> PromptText:
-    """Return the text of the model at path or hub id `model`; bytes for `random:` models. Otherwise ConfigError.
-
-    With `chat` a prompt is the one message of a chat in the model's template. `remedy` is for a tokenizer with which no
-    exact prompts can be made.
-    """
+    """Return the text of the model at path or hub id `model`; bytes for `random:` models. Raises ConfigError, with
+    `remedy` where no exact prompts can be made. With `chat` a prompt is the one message of a chat in the model's
+    template."""
     if model.startswith("random:") and not chat:
-        return _prompt_text(model, _bytes_with_start, _bytes_bare, ascii_lowercase, remedy)
+        return _prompt_text(
+            model,
+            lambda text: [BOS_ID, *(byte + BYTE_OFFSET for byte in text.encode())],
+            lambda text: [byte + BYTE_OFFSET for byte in text.encode()],
+            ascii_lowercase,
+            remedy,
+        )
     from tokenizers import Tokenizer
 
     path = _file(model, "tokenizer.json", required=True)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises plain Exception
-        raise ConfigError(f'the tokenizer of "{model}" cannot be read ({_first_line(error)})') from None
+        raise ConfigError(f'the tokenizer of "{model}" cannot be read ({named(error)})') from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     render = _template(model) if chat else None
@@ -160,33 +155,19 @@ def _prompt_text(name: str, full: Encode, bare: Encode, words: Sequence[str], re
 
 
 def _pieces(name: str, encode: Encode, words: Sequence[str], remedy: str) -> PromptText:
-    starts = {word: ids[0] for word in words if len(ids := encode(word)) == 1}
-    anchor = next(iter(starts), "")
-    for glue in (" ", "") if anchor else ():
+    first, first_id = next(((word, ids[0]) for word in words if len(ids := encode(word)) == 1), ("", 0))
+    for glue in (" ", "") if first else ():
         follows: dict[str, int] = {}
         for word in words:
-            ids = encode(f"{anchor}{glue}{word}{glue}{word}")
-            if len(ids) == 3 and ids[0] == starts[anchor] and ids[1] == ids[2]:
+            ids = encode(f"{first}{glue}{word}{glue}{word}")
+            if len(ids) == 3 and ids[0] == first_id and ids[1] == ids[2]:
                 follows[glue + word] = ids[1]
             if len(follows) == _PIECES:
                 break
         if len(follows) >= _FEWEST:
-            first = dict(list(starts.items())[:_PIECES])
-            return PromptText(
-                starts=tuple(first),
-                start_ids=np.array(list(first.values()), dtype=np.int64),
-                follows=tuple(follows),
-                follow_ids=np.array(list(follows.values()), dtype=np.int64),
-            )
+            follow_ids = np.array(list(follows.values()), dtype=np.int64)
+            return PromptText(first=first, first_id=first_id, follows=tuple(follows), follow_ids=follow_ids)
     raise ConfigError(f'the vocabulary of "{name}" holds fewer than {_FEWEST} words of one token: {remedy}')
-
-
-def _bytes_bare(text: str) -> list[int]:
-    return [byte + BYTE_OFFSET for byte in text.encode("utf-8")]
-
-
-def _bytes_with_start(text: str) -> list[int]:
-    return [BYTE_START, *_bytes_bare(text)]
 
 
 # --- Files of a model -------------------------------------------------------------------------------------------------
@@ -209,63 +190,41 @@ def _file(model: str, name: str, *, required: bool = False) -> Path | None:
         return Path(hf_hub_download(model, name))
     except Exception as error:  # a wrong id, no network, a file that the repository lacks: each has its own type
         if required:
-            raise ConfigError(f'no tokenizer can be loaded for "{model}": {_first_line(error)}') from None
+            raise ConfigError(f'no tokenizer can be loaded for "{model}": {named(error)}') from None
         return None
 
 
 def check_hub(model: str, name: str, *, what: str) -> None:
-    """Raise ConfigError that begins with `what` where the model's file is not in the cache and the hub does not answer.
-
-    Loaders ask for one file after another and try each six times, which takes a minute.
-    """
+    """Raise ConfigError that begins with `what` where the model's file is not in the cache and the hub does not answer:
+    loaders try each file six times, which takes a minute."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError
 
     if isinstance(try_to_load_from_cache(model, name), str):
         return
-    answers: SimpleQueue[Exception | None] = SimpleQueue()
-
-    def ask() -> None:
-        try:
-            get_hf_file_metadata(hf_hub_url(model, name))
-        except HfHubHTTPError:  # it answers: the loader says what is wrong
-            answers.put(None)
-        except Exception as error:
-            answers.put(error)
-        else:
-            answers.put(None)
-
-    # Neither the resolver nor the number of addresses that are tried is bounded by a timeout.
-    Thread(target=ask, daemon=True).start()
     try:
-        error = answers.get(timeout=_HUB_S)
-    except Empty:
-        error = TimeoutError(f"no answer within {_HUB_S:g} s")
-    if error is not None:
+        get_hf_file_metadata(hf_hub_url(model, name), timeout=_HUB_S)
+    except HfHubHTTPError:
+        return  # it answers: the loader says what is wrong
+    except Exception as error:
         raise ConfigError(
             f"{what}: its {name} is not in the cache, and {constants.ENDPOINT} cannot be reached "
-            f"({_first_line(error)}): give a local folder, fill the cache and set HF_HUB_OFFLINE=1, set HF_ENDPOINT to "
+            f"({named(error)}): give a local folder, fill the cache and set HF_HUB_OFFLINE=1, set HF_ENDPOINT to "
             "a hub that can be reached, or try again"
-        )
-
-
-def _json(path: Path | None) -> Mapping[str, Any]:
-    if path is None:
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f'"{path}" cannot be read: {_first_line(error)}') from None
-    return content if isinstance(content, dict) else {}
+        ) from None
 
 
 def _template(model: str) -> Callable[[str], str] | None:
     """Return what puts the model's default chat template around one message, or None."""
-    config = _json(_file(model, "tokenizer_config.json"))
-    source = config.get("chat_template")
+    path = _file(model, "tokenizer_config.json")
+    try:
+        config = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
+        source = config.get("chat_template")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f'"{path}" cannot be read: {named(error)}') from None
     if isinstance(source, list):
-        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
-        source = named.get("default")
+        by_name = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
+        source = by_name.get("default")
     if (path := _file(model, "chat_template.jinja")) is not None:
         source = path.read_text(encoding="utf-8")
     if not isinstance(source, str):
@@ -300,11 +259,7 @@ def _rendered(model: str, source: str, special: Mapping[str, Any], content: str)
             **special,
         )
     except TemplateError as error:
-        raise ConfigError(f'the chat template of "{model}" fails: {_first_line(error)}') from None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f'the chat template of "{model}" fails: {named(error)}') from None
 
 
 # --- Prompts of a schedule --------------------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailgate.analysis.arrays import Ints
 from tailgate.analysis.records.schemas import Columns
-from tailgate.loadtests.traffic.lengths import IntArray
 from tailgate.loadtests.traffic.settings import Design
-from tailgate.servers.complaint import ConfigError
+from tailgate.servers.complaint import ConfigError, named
 
 EVERY_ARM = "*"
 
@@ -71,11 +71,8 @@ def planned_requests(table: Any, *, at_once: int = 1024) -> Iterator[PlannedRequ
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Schedule:
-    """The planned requests of one trial in order of time, and what they were made from.
-
-    Columns are those of `SCHEDULE`, and of `BLOCKS` where prompts share some. `over` counts the requests that were cut
-    to a limit; `steps` are the rates of a saturation search; `prompts` tells what was read of a trace.
-    """
+    """The planned requests of one trial in order of time, and what they were made from. `over` counts the requests that
+    were cut to a limit; `steps` are the rates of a saturation search; `prompts` tells what was read of a trace."""
 
     table: Any  # pyarrow.Table
     design: Design
@@ -92,11 +89,11 @@ class Schedule:
         return int(self.table.num_rows)
 
     @property
-    def offset_ns(self) -> IntArray:
+    def offset_ns(self) -> Ints:
         """Sorted offsets from the start of the trial, int64, shape (n,)."""
         return self.ints("offset_ns")
 
-    def ints(self, column: str) -> IntArray:
+    def ints(self, column: str) -> Ints:
         """Return an integer column as int64, shape (n,)."""
         return np.asarray(self.table[column].to_numpy(), dtype=np.int64)
 
@@ -125,8 +122,6 @@ class Schedule:
 
     def share(self, worker: int, workers: int) -> Schedule:
         """Return the rows of one of `workers` load processes: those whose index is `worker` modulo `workers`."""
-        if not 0 <= worker < workers:
-            raise ConfigError(f"worker is {worker} of {workers}: give 0 to {workers - 1}")
         mine = pa.array(self.ints("index") % workers == worker)
         return replace(self, table=self.table.filter(mine))
 
@@ -147,12 +142,8 @@ class Schedule:
 
     @classmethod
     def read(cls, path: Path) -> Schedule:
-        """Return the schedule at `path`. Raises ConfigError for a file that is missing, cut short or no schedule."""
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise ConfigError(f'schedule "{path}" cannot be read ({error.strerror}): build it again') from None
-        return cls.parse(content, str(path))
+        """Return the schedule at `path`. Raises ConfigError for a file that is cut short or no schedule."""
+        return cls.parse(path.read_bytes(), str(path))
 
     @classmethod
     def parse(cls, content: bytes, name: str) -> Schedule:
@@ -160,16 +151,10 @@ class Schedule:
         try:
             table = pa.ipc.open_stream(content).read_all()
             table.validate(full=True)  # a damaged offset would be followed out of the file's memory
-            names = table.schema.names
-        except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ConfigError(f'schedule "{name}" cannot be read ({reason}): build it again') from None
-        facts_text = (table.schema.metadata or {}).get(_METADATA_KEY)
-        table = table.replace_schema_metadata(None)
-        if facts_text is None or table.schema not in (SCHEDULE, pa.schema([*SCHEDULE, *BLOCKS])):
-            raise ConfigError(f'"{name}" is no schedule: columns are {names}, expected {SCHEDULE.names}')
-        try:
-            facts = json.loads(facts_text)
+            if table.schema not in (SCHEDULE, pa.schema([*SCHEDULE, *BLOCKS])):  # whatever their metadata
+                raise ValueError(f"columns are {table.schema.names}, expected {SCHEDULE.names}")
+            facts = json.loads(table.schema.metadata[_METADATA_KEY])
+            table = table.replace_schema_metadata(None)
             return cls(table=table, **{**facts, "arms": tuple(facts["arms"]), "steps": tuple(facts["steps"])})
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise ConfigError(f'schedule "{name}" is damaged ({type(error).__name__}): build it again') from None
+        except (OSError, pa.ArrowException, ValueError, LookupError, TypeError, RecursionError) as error:
+            raise ConfigError(f'schedule "{name}" cannot be read ({named(error)}): build it again') from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal, Self
@@ -13,6 +14,7 @@ from pydantic import Field, model_validator
 
 from tailgate.loadtests.traffic.prompts import PromptKind
 from tailgate.servers.address import host_port
+from tailgate.servers.complaint import ConfigError
 from tailgate.servers.fields import Listed, Settings, as_toml
 
 Design = Literal["mirrored", "split", "switchback"]
@@ -32,6 +34,7 @@ class UsedWith:
 
 
 Rate = Annotated[float, Field(ge=0, le=1e9)]
+Scale = Annotated[float, Field(ge=1e-6, le=1e6)]
 
 
 class TrafficConfig(Settings):
@@ -64,19 +67,20 @@ class TrafficConfig(Settings):
     workload: Workload = "conversation"
     """Lengths of prompts and answers: `conversation` (chat), `sentences` (texts for encoders), or those of the trace.
     Default: `conversation`, or `sentences` for encoders."""
-    length_scale: float = Field(default=1.0, ge=1e-6, le=1e6)
+    length_scale: Scale = 1.0
     """Factor on every length. Lengths are rounded and at least one token. 0.1 suits a small model on a CPU."""
     length_scales: Annotated[
-        tuple[Annotated[tuple[float, float], Listed], ...],
+        tuple[Annotated[tuple[float, Scale], Listed], ...],
         Listed,
         UsedWith("arrivals", ("poisson", "gamma", "piecewise")),
+        UsedWith("workload", ("conversation", "sentences")),
     ] = ()
     """Further factors on all lengths, each from its start in s on: `[[0, 0.2], [240, 1]]`."""
     trace: str = ""
     """Path of a trace (CSV or JSON Lines), for `arrivals = "trace"` or `workload = "trace"`."""
     prompts: PromptKind = "ids"
     """What a prompt is made of: random token ids, or text of exactly the planned number of tokens."""
-    tokenizer: str = ""
+    tokenizer: Annotated[str, UsedWith("prompts", ("text",))] = ""
     """Model folder or hub id whose tokenizer counts the tokens of a text. Default: the control's `model.id`."""
     trace_start_s: Annotated[float, Field(ge=0, le=1e9), UsedWith("arrivals", ("trace",))] = 0.0
     """Second of the trace at which the replay starts."""
@@ -86,8 +90,6 @@ class TrafficConfig(Settings):
     """Time in s after which a request has failed."""
     ignore_eos: bool = True
     """Answers have exactly the planned length. With false they may end earlier."""
-    direct: Annotated[bool, UsedWith("design", ("mirrored", "switchback"))] = False
-    """Clients connect to the arms without the splitter. Always so if an arm is external."""
     workers: int = Field(default=1, ge=0, le=1024)
     """Load-generating processes of this host."""
     remote_workers: int = Field(default=0, ge=0, le=1024)
@@ -103,20 +105,21 @@ class TrafficConfig(Settings):
     def _fits(self) -> Self:
         for key, field in type(self).model_fields.items():
             for used in field.metadata:
-                if not isinstance(used, UsedWith) or getattr(self, used.key) in used.values:
-                    continue
-                others = ", ".join(f'"{value}"' for value in used.values)
-                self._leave_out(
-                    True,
-                    f'traffic.{used.key} = "{getattr(self, used.key)}" does not use it',
-                    f"remove {key} or use {used.key} = {others}",
-                    key,
-                )
+                if isinstance(used, UsedWith) and getattr(self, used.key) not in used.values:
+                    others = ", ".join(f'"{value}"' for value in used.values)
+                    why = f'traffic.{used.key} = "{getattr(self, used.key)}" does not use it'
+                    self._leave_out(key, why, f"remove {key} or use {used.key} = {others}")
         self._check_times()
-        self._check_lengths()
-        self._check_load()
+        if "trace" not in (self.arrivals, self.workload):
+            self._leave_out("trace", 'neither arrivals nor workload is "trace"', "set one or remove trace")
+        if self.length_scales:
+            self._check_starts("length_scales", self.length_factors)
+        if not self.load_processes:
+            raise ValueError("workers is 0 and traffic.remote_workers too: give 1 or more of one of them")
         if self.remote_workers:
-            self._check_master()
+            _ = self.master
+        else:
+            self._leave_out("master_bind", "remote_workers is 0", "remove master_bind or set remote_workers")
         return self
 
     @property
@@ -148,17 +151,20 @@ class TrafficConfig(Settings):
     @property
     def master(self) -> tuple[str, int]:
         """(host, port) of `master_bind`: where workers on other hosts find this one."""
-        return host_port(
-            self.master_bind,
-            f'master_bind is "{self.master_bind}": give this host\'s address and a port, as workers on '
-            "other hosts reach it, such as 10.0.0.5:5557",
+        wrong = (
+            f'master_bind is "{self.master_bind}": give an IP address of this host and a port, which workers and their '
+            "requests come to, such as 10.0.0.5:5557"
         )
+        host, port = host_port(self.master_bind, wrong)
+        with suppress(ValueError):
+            if not ipaddress.ip_address(host).is_unspecified:
+                return host, port
+        raise ConfigError(wrong)
 
-    def _leave_out(self, when: bool, why: str, remedy: str, *keys: str) -> None:
-        """Refuse the settings `keys` that differ from their defaults, `when` nothing uses them."""
-        for key in keys:
-            if when and (value := getattr(self, key)) != type(self).model_fields[key].default:
-                raise ValueError(f"{key} is {as_toml(value)} but {why}: {remedy.format(key=key)}")
+    def _leave_out(self, key: str, why: str, remedy: str) -> None:
+        """Refuse a setting that differs from its default."""
+        if (value := getattr(self, key)) != type(self).model_fields[key].default:
+            raise ValueError(f"{key} is {as_toml(value)} but {why}: {remedy}")
 
     def _check_times(self) -> None:
         """Check that request times are given once and fit the trial."""
@@ -169,29 +175,24 @@ class TrafficConfig(Settings):
             )
         if self.arrivals in ("poisson", "gamma") and self.rate <= 0:
             raise ValueError(f'rate is {self.rate}: give requests/s above 0 for arrivals = "{self.arrivals}"')
-        if self.arrivals in _LISTED:
-            self._check_rates()
+        if self.arrivals == "piecewise":
+            rates = [rate for _, rate in self.piecewise_rates]
+            if not rates or len(rates) < len(self.rates) or not all(0 <= rate <= 1e9 for rate in rates):
+                raise ValueError(f"rates is {as_toml(self.rates)}: give [[0, rate], ...] up to 1e9 for piecewise")
+            self._check_starts("rates", self.piecewise_rates)
         if self.arrivals == "saturation":
             self._check_saturation()
-        partly = self.design == "switchback" and abs(math.remainder(self.rampup_s, self.block_s)) > 1e-9
-        whole = "give a multiple of it, so that no block is part ramp-up"
-        self._leave_out(partly, f"a switchback has blocks of block_s = {self.block_s}", whole, "rampup_s")
-
-    def _check_rates(self) -> None:
-        pairs = self.arrivals == "piecewise"
-        rates = [rate for _, rate in self.piecewise_rates] if pairs else list(self.step_rates)
-        is_range = len(rates) == 2 and 0 < rates[0] < rates[1]
-        if not rates or len(rates) != len(self.rates) or not (pairs or is_range):
-            form = "[[0, rate], ...]" if pairs else "[lowest rate, highest rate] with 0 < lowest < highest"
-            raise ValueError(f"rates is {as_toml(self.rates)}: give {form} for {self.arrivals}")
-        if not any(rates) or not all(0 <= rate <= 1e9 for rate in rates):
-            raise ValueError(f"rates is {as_toml(self.rates)}: give rates from 0 to 1e9, and at least one above 0")
-        if pairs:
-            self._check_starts("rates", [start for start, _ in self.piecewise_rates])
+        if self.design == "switchback" and abs(math.remainder(self.rampup_s, self.block_s)) > 1e-9:
+            why = f"a switchback has blocks of block_s = {self.block_s}"
+            self._leave_out("rampup_s", why, "give a multiple of it, so that no block is part ramp-up")
 
     def _check_saturation(self) -> None:
-        only = 'use design = "mirrored"'
-        self._leave_out(True, "a saturation search sends each step to every arm", only, "design")
+        self._leave_out("design", "a saturation search sends each step to every arm", 'use design = "mirrored"')
+        if len(self.rates) != 2 or self.piecewise_rates or not 0 < self.step_rates[0] < self.step_rates[1]:
+            raise ValueError(
+                f"rates is {as_toml(self.rates)}: give [lowest rate, highest rate] with 0 < lowest < highest for "
+                "saturation"
+            )
         if self.settle_s >= self.step_s:
             raise ValueError(f"settle_s is {self.settle_s} but a step lasts step_s = {self.step_s}: lower settle_s")
         left = abs(self.saturation_steps * self.step_s - (self.duration_s - self.rampup_s))
@@ -202,45 +203,11 @@ class TrafficConfig(Settings):
                 f"{self.rampup_s + max(FEWEST_STEPS, self.saturation_steps) * self.step_s:g}"
             )
 
-    def _check_lengths(self) -> None:
-        """Check that lengths and prompts are given once: by a workload or a trace."""
-        leave_out = self._leave_out
-        of_trace = [key for key in ("arrivals", "workload") if getattr(self, key) == "trace"]
-        leave_out(not self.trace, "traffic.trace is empty", "give the path of a trace", *of_trace[:1])
-        unread = 'neither arrivals nor workload is "trace"'
-        leave_out(not of_trace, unread, "set one or remove {key}", "trace")
-        texts = 'remove {key} or use prompts = "text"'
-        leave_out(self.prompts == "ids", 'prompts = "ids" needs none', texts, "tokenizer")
-        leave_out(bool(of_trace), "a trace has lengths of its own", "remove {key} or the trace", "length_scales")
-        if self.length_scales:
-            for _, factor in self.length_factors:
-                if not 1e-6 <= factor <= 1e6:
-                    raise ValueError(f"length_scales times length_scale is {factor:g}: give 1e-6 to 1e6")
-            self._check_starts("length_scales", [start for start, _ in self.length_factors])
-
-    def _check_starts(self, key: str, starts: Sequence[float]) -> None:
+    def _check_starts(self, key: str, pairs: Sequence[tuple[float, float]]) -> None:
+        starts = [start for start, _ in pairs]
         rising = all(before < after for before, after in pairwise(starts))
         if not (starts[0] == 0 and rising and starts[-1] < self.duration_s):
             raise ValueError(
-                f"{key} has segments from {list(starts)} s: start the first at 0, let them rise, "
+                f"{key} has segments from {starts} s: start the first at 0, let them rise, "
                 f"and start the last before duration_s = {self.duration_s}"
-            )
-
-    def _check_load(self) -> None:
-        """Check that a host sends the load."""
-        if not self.load_processes:
-            raise ValueError("workers is 0 and traffic.remote_workers too: give 1 or more of one of them")
-        remote = "remove {key} or say how many workers come from other hosts"
-        self._leave_out(not self.remote_workers, "remote_workers is 0", remote, "master_bind")
-
-    def _check_master(self) -> None:
-        host, _ = self.master
-        try:
-            address = ipaddress.ip_address(host)
-        except ValueError:
-            address = None
-        if address is None or address.is_unspecified:
-            raise ValueError(
-                f'master_bind is "{self.master_bind}": give an IP address of this host, which workers and '
-                "their requests come to, such as 10.0.0.5:5557"
             )

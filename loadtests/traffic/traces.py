@@ -15,8 +15,6 @@ import gzip
 import re
 import zlib
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -25,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
-from pydantic import BaseModel, Field, StrictInt, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
+from tailgate.analysis.arrays import Ints
 from tailgate.analysis.wording import counted
-from tailgate.loadtests.traffic.lengths import IntArray
 from tailgate.servers.complaint import ConfigError, one_line
 
 BLOCK_TOKENS = 512
@@ -46,15 +44,13 @@ KNOWN = f"a CSV of {','.join(_AZURE)}, or JSON Lines with timestamp, input_lengt
 class Trace:
     """Requests of one trace in order of time: columns of equal length, at least one row.
 
-    offset_ns (int64) counts from the trace's first request; input_tokens (int32) are 1 or more, output_tokens (int32)
-    too, or 0 where the trace was read without `answers`. A row of `blocks` lists ids: its prompt shares the leading
-    blocks, `BLOCK_TOKENS` each, with every row that has the same leading ids. `failed` rows have no answer and are left
-    out.
+    offset_ns counts from the first request. A row of `blocks` lists ids: its prompt shares the leading blocks,
+    `BLOCK_TOKENS` each, with every row that has the same leading ids. `failed` rows have no answer and are left out.
     """
 
     name: str
     format: str
-    offset_ns: IntArray
+    offset_ns: Ints
     input_tokens: npt.NDArray[np.int32]
     output_tokens: npt.NDArray[np.int32]
     blocks: pa.ListArray
@@ -64,55 +60,36 @@ class Trace:
         return len(self.offset_ns)
 
     @property
-    def duration_s(self) -> float:
-        """Seconds from the first request to the last."""
-        return float(self.offset_ns[-1]) / 1e9
-
-    @property
     def account(self) -> str:
         """What was read, in one line."""
         failed = f"; left out as failed, without an output token: {self.failed:,}" if self.failed else ""
         requests = counted(len(self), "request", "{:,}".format)
-        return f"{self.name}: {requests} in {self.duration_s:,.6g} s, read as {self.format}{failed}"
+        return f"{self.name}: {requests} in {self.offset_ns[-1] / 1e9:,.6g} s, read as {self.format}{failed}"
 
 
 def read_trace(path: str | Path, *, answers: bool = True, blocks: bool = True) -> Trace:
-    """Read the trace at `path`.
+    """Read the trace at `path`. Anything that is not as published raises ConfigError with file, row, value and remedy.
 
     Rows without an answer have failed and are left out. Where `answers` are of no use, as for embeddings, they may be
     0; where `blocks` are of none, they are not read.
-
-    Anything that is not as published raises ConfigError with the file, the row, the value and what to do: a malformed
-    row, a length below 1, a time that goes back, an empty or missing file, an unknown format, ids that are not one for
-    each block. Empty lines are passed over.
     """
     name = str(path)
-    with opened(f'trace "{name}"', path) as file:
-        header = _first_line(file, name)
-        if header.startswith("{"):
-            file.seek(0)
-            return _checked(name, "mooncake", _json_lines(file, name, blocks), answers)
-        return _checked(name, "azure", _csv(file, name, header), answers)
-
-
-@contextmanager
-def opened(what: str, path: str | Path) -> Iterator[IO[bytes]]:
-    """Open the file at `path`, unpacked where gzip packed it, whatever its name. Raises ConfigError that begins with
-    `what` where the file cannot be read to its end."""
+    what = f'trace "{name}"'
     try:
-        with Path(path).open("rb") as file:
-            packed = file.peek(2)[:2] == b"\x1f\x8b"
-            unpacked: Any = gzip.GzipFile(fileobj=file) if packed else file
-            yield unpacked
-    except FileNotFoundError:
-        raise ConfigError(f"{what} does not exist: give the path of a file") from None
+        with Path(path).open("rb") as stored:
+            packed = stored.peek(2)[:2] == b"\x1f\x8b"
+            file: Any = gzip.GzipFile(fileobj=stored) if packed else stored
+            header = _first_line(file, name)
+            if header.startswith("{"):
+                file.seek(0)
+                return _checked(name, "mooncake", _json_lines(file, name, blocks), answers)
+            return _checked(name, "azure", _csv(file, name, header), answers)
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise ConfigError(f"{what} is damaged gzip data: copy it again") from None
     except OSError as error:
-        raise ConfigError(f"{what} cannot be read ({error.strerror}): give a readable file") from None
+        raise ConfigError(f"{what} cannot be read ({error.strerror}): give the path of a readable file") from None
     except UnicodeDecodeError as error:
-        wrong = error.object[error.start]
-        raise ConfigError(f"{what} has byte 0x{wrong:02x}, which is not UTF-8 text: unpack or convert it") from None
+        raise ConfigError(f"{what} is not UTF-8 text ({error}): unpack or convert it") from None
 
 
 def _first_line(file: IO[bytes], name: str) -> str:
@@ -124,13 +101,12 @@ def _first_line(file: IO[bytes], name: str) -> str:
 
 
 def _checked(name: str, form: str, read: pa.Table, answers: bool) -> Trace:
-    """Return the trace of the rows that have an answer, of columns as the file has them: time_ns, inputs, outputs and
-    blocks. Raises ConfigError for the first row that cannot be."""
+    """Return the trace of the rows that have an answer. Raises ConfigError for the first row that cannot be."""
     kept = np.ones(len(read), dtype=np.bool_)
     if answers:
         kept = read["outputs"].to_numpy() != 0
     if not kept.any():
-        what = f"no request with an answer, and {len(kept)} without" if len(kept) else "a header but no request"
+        what = f"no request with an answer, and {len(kept)} without"
         raise ConfigError(f'trace "{name}" has {what}: give a trace with at least one')
     rows = read.filter(pa.array(kept))
     times_ns, inputs, outputs = (rows[column].to_numpy() for column in ("time_ns", "inputs", "outputs"))
@@ -174,10 +150,7 @@ def _csv(file: IO[bytes], name: str, header: str) -> pa.Table:
             convert_options=arrow_csv.ConvertOptions(column_types=types, include_columns=list(_AZURE)),
         )
     except pa.ArrowInvalid as error:
-        if str(error) == "Empty CSV file":
-            table = pa.table({column: pa.array([], kind) for column, kind in types.items()})
-        else:
-            raise ConfigError(f"{name}: {one_line(str(error))}: correct or remove the row") from None
+        raise ConfigError(f"{name}: {one_line(str(error))}: correct or remove the row") from None
     for column in _AZURE:
         if table[column].null_count:
             row = table[column].is_null().index(True).as_py() + 1
@@ -199,12 +172,15 @@ def _date_type(file: IO[bytes], place: int) -> Any:
 # --- JSON Lines -------------------------------------------------------------------------------------------------------
 
 
+_Length = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+
+
 class _Line(BaseModel):
     """One request of JSON Lines."""
 
     timestamp: Annotated[float, Field(strict=True, ge=-_LATEST_MS, le=_LATEST_MS)]
-    input_length: StrictInt
-    output_length: StrictInt
+    input_length: _Length
+    output_length: _Length
     hash_ids: list[Annotated[int, Field(strict=True, ge=0, lt=2**63)]] = []
 
 
@@ -214,13 +190,12 @@ def _json_lines(file: IO[bytes], name: str, blocks: bool) -> pa.Table:
         if not raw.strip():
             continue
         where = f"{name} row {len(times) + 1}"
-        if len(raw) == _LONGEST_LINE:
-            raise ConfigError(f"{where} has more than {_LONGEST_LINE - 1} bytes: break it into lines")
         try:
             line = _Line.model_validate_json(raw.lstrip(codecs.BOM_UTF8))
-            lengths.extend((line.input_length, line.output_length))
-        except (ValidationError, OverflowError) as error:
-            raise ConfigError(f"{where} {_reason(error)}: correct or remove the row") from None
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            key = "".join(f"{part}: " for part in first["loc"][:1])
+            raise ConfigError(f"{where} {key}{one_line(first['msg'])}: correct or remove the row") from None
         own = line.hash_ids if blocks else []
         expected = max(0, -(-line.input_length // BLOCK_TOKENS))
         if own and len(own) != expected:
@@ -229,6 +204,7 @@ def _json_lines(file: IO[bytes], name: str, blocks: bool) -> pa.Table:
                 f"{BLOCK_TOKENS}: give one for each block, or leave hash_ids out"
             )
         times.append(line.timestamp)
+        lengths.extend((line.input_length, line.output_length))
         ids.extend(own)
         ends.append(len(ids))
     inputs, outputs = np.array(lengths, dtype=np.int32).reshape(-1, 2).T
@@ -240,11 +216,3 @@ def _json_lines(file: IO[bytes], name: str, blocks: bool) -> pa.Table:
             "blocks": pa.ListArray.from_arrays(np.array(ends), np.array(ids)),
         }
     )
-
-
-def _reason(error: ValidationError | OverflowError) -> str:
-    if not isinstance(error, ValidationError):
-        return "has a length of more than 31 bits"
-    first = error.errors(include_url=False)[0]
-    where = ".".join(map(str, first["loc"]))
-    return one_line(f"{where}: {first['msg']}" if where else first["msg"])

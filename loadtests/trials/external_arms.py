@@ -9,11 +9,11 @@ from ipaddress import ip_address
 
 import psutil
 
+from tailgate.analysis.arrays import Ints
 from tailgate.analysis.wording import counted
 from tailgate.loadtests.external.addresses import Address, parse_address
 from tailgate.loadtests.external.answers import FailedError, Probe, wait_ready
 from tailgate.loadtests.external.arms import ExternalArm
-from tailgate.loadtests.traffic.lengths import IntArray
 from tailgate.loadtests.trials.context import RunError, TrialContext
 from tailgate.servers.clock import now_ns
 
@@ -21,7 +21,7 @@ _ANY = {"0.0.0.0", "::"}  # a server on all of the host's addresses
 _FORWARDERS = ("docker-proxy", "rootlessport")  # they listen for a server in a container, which does the work
 
 
-def find_external_arms(trial: TrialContext, tokens: IntArray) -> None:
+def find_external_arms(trial: TrialContext, tokens: Ints) -> None:
     """Wait until every replica of every external arm answers a short request and has the context for the load.
 
     `tokens` has the length of each request with its answer. Otherwise RunError.
@@ -77,7 +77,7 @@ def _listener(address: Address, ips: set[str]) -> int | None:
     return servers[0].pid if known else None
 
 
-def _probe(trial: TrialContext, arm: ExternalArm, name: str, address: str, tokens: IntArray) -> Probe:
+def _probe(trial: TrialContext, arm: ExternalArm, name: str, address: str, tokens: Ints) -> Probe:
     state = trial.status.replicas[name]
     state.stage = "asking"
 

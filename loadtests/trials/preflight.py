@@ -11,7 +11,6 @@ from pathlib import Path
 
 from tailgate.analysis.wording import counted
 from tailgate.loadtests.experiments.model import Experiment
-from tailgate.loadtests.experiments.toml_limits import expanded
 from tailgate.loadtests.monitor.gpus import shown_cards
 from tailgate.loadtests.traffic.prompts import check_hub
 from tailgate.loadtests.trials.environment import count_gpus, sees_gpu
@@ -37,7 +36,7 @@ def check_experiment(experiment: Experiment) -> None:
         host, master_port = experiment.traffic.master
         check_port(master_port, key="port of traffic.master_bind", host=host, remedy="or give another of this host")
     experiment.security.check("security")
-    if experiment.traffic.direct or experiment.external_arms:
+    if experiment.external_arms:
         return
     splitter = experiment.splitter
     server_tls(splitter.tls_certificate, splitter.tls_key)
@@ -72,7 +71,7 @@ def check_model(name: str) -> None:
     """Raise ConfigError unless `model.id` names random weights, a model's folder or one that the hub has."""
     if name.startswith("random:"):
         return
-    path = expanded(name, "model.id")
+    path = Path(os.path.expanduser(name))  # noqa: PTH111 (an unknown home stays as it is)
     remedy = "give a Hugging Face path or id, or random:NAME"
     if name.startswith(("/", "./", "../", "~")) and not path.exists():
         raise ConfigError(f'model.id "{name}" does not exist: {remedy}')

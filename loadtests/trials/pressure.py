@@ -1,7 +1,7 @@
 """Weigh on the machines of a trial as [pressure] says: one neighbour process, the same for all arms.
 
-Pressure that begins with the traffic is on before the load starts. `trial.json` states from when to when it was on, or
-why not; the check *pressure* reads it. The neighbour is this module as a program.
+It is on before the load starts. `trial.json` states from when to when it was on, or why not; the check *pressure* reads
+it. The neighbour is this module as a program.
 """
 
 from __future__ import annotations
@@ -46,14 +46,12 @@ class Pressure:
         self._facts: dict[str, Any] = {}
 
     def start(self) -> None:
-        """Put on what begins with the traffic. Raises RunError where it cannot be: nothing is measured yet."""
+        """Put on the pressure. Raises RunError where it cannot be: nothing is measured yet."""
         if not self._settings.weighs:
             return
         devices = sorted({device_name(arm.model.device) for arm in self._trial.experiment.own_arms})
         known = {"devices": devices, "start_ns": None, "end_ns": None, "error": None}
         self._trial.facts.pressure = self._facts = {**self._settings.model_dump(), **known}
-        if self._settings.start_s:
-            return
         self._trial.status.phase, self._trial.status.detail = "starting the pressure", ""
         child, deadline = self._spawn(), time.monotonic() + _START_S
         while self._facts["start_ns"] is None:
@@ -64,16 +62,9 @@ class Pressure:
                 raise RunError(f"the pressure cannot be put on: {error}: lower what [pressure] asks for")
 
     def poll(self) -> None:
-        """Begin and end on schedule, and record how the neighbour ended."""
-        if not self._facts or self._trial.facts.start_ns is None:
-            return
-        elapsed_s = (now_ns() - self._trial.facts.start_ns) / 1e9
-        if 0 < self._settings.end_s <= elapsed_s:
-            self.stop()
-        elif self._child is not None:
+        """Record whether the neighbour ended."""
+        if self._child is not None:
             self._listen(self._child)
-        elif elapsed_s >= self._settings.start_s:
-            self._spawn()
 
     def stop(self) -> None:
         """End the pressure, if it is on."""

@@ -49,8 +49,6 @@ def ramped(experiment: Experiment, *, at_most_s: float | None = None) -> Experim
             f'arm "{experiment.external_arms[0].name}" is external and goes direct: a ramp moves the traffic of arms '
             "that tailgate starts behind its own splitter"
         )
-    if experiment.traffic.direct:
-        raise ConfigError("traffic.direct = true goes past the splitter, whose weights a ramp moves: leave it out")
     control = experiment.control.name
     arms = tuple(
         arm.replace(weight=int(arm.name == control)) for arm in experiment.arms if arm.name in (control, candidate)

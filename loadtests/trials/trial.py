@@ -112,13 +112,13 @@ class Trial:
             measure_references(self.context, "after")
 
     def _start_splitter(self) -> dict[str, str]:
-        """Return where the load goes: {"*": the splitter}, or each arm's own address when it goes direct.
+        """Return where the load goes: {"*": the splitter}, or each arm's own address.
 
         With an external arm all go direct, so that no arm has a hop more than another.
         """
         context, experiment = self.context, self.context.experiment
         targets = self._replicas.targets
-        if experiment.external_arms or experiment.traffic.direct:
+        if experiment.external_arms:
             return {name: ",".join(addresses) for name, addresses in targets.items()}
         context.status.phase = "starting the splitter"
         config = splitter_config(experiment, targets)

@@ -61,7 +61,7 @@ class UsersRamp(Orchestrator):
         check_writable(self._out)
         try:
             self._splitter = splitter_of(users, names)
-            self._log, self._arms = users.access_log, dict(users.addresses)
+            self._log, self._arms = users.access_log, dict(users.replicas)
             if users.admin:
                 self._ask_envoy(Admin(users.admin))
             weights = self._splitter.shares().weights

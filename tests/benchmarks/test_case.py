@@ -91,9 +91,9 @@ def test_each_arm_of_a_planted_case_is_what_its_name_says(monkeypatch: pytest.Mo
     monkeypatch.setattr("os.environ", dict(os.environ))
     seen: list[list[str]] = []
     monkeypatch.setattr("benchmarks.case.tailgate", lambda words, arm_command: seen.append(words) or 99)
-    assert main(["plant", case, "--out", "runs", "--seed", "7"]) == 99
+    assert main(["plant", case, "--out", "runs", "--set", "seed=7"]) == 99
     path = EXPERIMENTS / f"{case}.toml"
-    assert seen == [["run", str(path), "--out", "runs", "--seed", "7"]]
+    assert seen == [["run", str(path), "--out", "runs", "--set", "seed=7"]]
     faults = {arm.name: planted_in(os.environ["PLANTED"], ["--replica", f"{arm.name}-0"]) for arm in load(path).arms}
     assert faults["eager"] == faults.get("eager-twin", {}) == {}
     assert sum(map(bool, faults.values())) == len(set(faults) - {"eager", "eager-twin"})
@@ -106,7 +106,7 @@ def test_a_registered_experiment_is_valid_and_has_the_name_of_its_file(path: Pat
 
 def written(folder: Path, *settings: str) -> Path:
     folder.mkdir(exist_ok=True)
-    text = to_toml(load(EXPERIMENTS / "case-aa.toml", settings=["trials.count=5", *settings], seed=77))
+    text = to_toml(load(EXPERIMENTS / "case-aa.toml", settings=["trials.count=5", "seed=77", *settings]))
     (folder / "experiment.toml").write_text(text, encoding="utf-8")
     return folder
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from tailgate.analysis.summary.summary import EXIT_CODES
+from tailgate.loadtests.experiments.files import table_of
 from tailgate.loadtests.experiments.reading import from_table, load, load_table
-from tailgate.loadtests.experiments.toml_limits import table_of
 from tailgate.loadtests.experiments.users import production_table
 from tailgate.loadtests.provider import TOKEN_VARIABLE
 from tailgate.loadtests.provider.answers import HOOKS
@@ -139,7 +139,7 @@ def test_the_provider_reads_the_route_that_a_controller_moves_and_needs_a_token(
     command, file, *arguments = container["args"]
     name = file.rpartition("/")[2]
     (tmp_path / name).write_text(known["ConfigMap"]["data"][name])
-    table = load_table(str(tmp_path / name), needs_traffic=False)
+    table = load_table(str(tmp_path / name))
     assert (command, table_of(table, "ramp")["load"], parsed(command, file, *arguments)["page"]) == (
         "ramp",
         "none",

@@ -63,7 +63,7 @@ STARTS = (
     "commands.precompile.become",
     "commands.split.Envoy.start",
     "commands.split.reweight",
-    "commands.worker.work",
+    "commands.worker._wait_for",
     "commands.locust.os.execv",
 )
 # What stands for something in a sentence or a command.
@@ -275,7 +275,7 @@ def test_programs_of_the_project_have_the_flags_that_are_written() -> None:
     helped = command([sys.executable, "-m", "locust", "--help"], ROOT).stdout
     helped += (ROOT / "loadtests/workers/by_hand.py").read_text()
     # What several benchmarks share, and what `case.py plant` gives to `tailgate run`.
-    shared = (ROOT / "benchmarks/command.py").read_text() + "--seed --set"
+    shared = (ROOT / "benchmarks/command.py").read_text() + "--set"
     wrong, seen = [], 0
     for item, words in (*of_program("python"), *of_program("locust")):
         text = helped

@@ -35,7 +35,7 @@ from tests.fakes.whole_run import (
 
 
 def test_a_run_until_decided_ends_when_it_is_decided(tmp_path: Path) -> None:
-    settings = ["--until-decided", "--at-most", "440s", "--seed", "3", "--out", "out"]
+    settings = ["--until-decided", "--at-most", "440s", "--set", "seed=3", "--out", "out"]
     settings += ["--set", "traffic.block_s=1", "--set", "traffic.rate=30", "--set", "gates.cold_s=2"]
     settings += ["--set", "trials.starting_at_once=3", "--set", "trials.count=2"]
     # A busy machine sends late.
@@ -112,9 +112,7 @@ def test_an_arm_that_hangs_is_abandoned_within_the_limits_of_its_requests(
 def test_a_search_in_turns_records_one_arm_a_trial_and_compares_their_answers(tmp_path: Path) -> None:
     arms = [{"name": "eager", "preset": "eager", "control": True}, {"name": "dynamic", "preset": "compiled-dynamic"}]
     traffic = {"arrivals": "saturation", "rate": 0, "rates": [4, 16], "duration_s": 6, "step_s": 2, "settle_s": 0.5}
-    what = experiment(
-        arms=arms, traffic={**traffic, "direct": True}, slo={"p90_ttft_ms": 400}, machines={"sample_s": 0}
-    )
+    what = experiment(arms=arms, traffic=traffic, slo={"p90_ttft_ms": 400}, machines={"sample_s": 0})
     status = Status()
     command = [sys.executable, str(FAKE_ARM), "--token", "dynamic-0=7"]
     searching = FrontierSearch(what, out=tmp_path, budget_s=600.0, status=status, arm_command=command)

@@ -11,14 +11,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from tailgate.loadtests.commands.arm_flags import all_settings, inspected_arm, preset_arm
+from tailgate.loadtests.commands.arm_flags import preset_arm
 from tailgate.loadtests.commands.main import COMMANDS, main
 from tailgate.loadtests.external.grpc_channel import check_replica
 from tailgate.servers.complaint import ConfigError
@@ -72,29 +71,22 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
     ("arguments", "expected"),
     [
         ([], "Missing command: see `tailgate --help`"),
-        (["estimate"], "No such command 'estimate'"),
         (["run"], "Missing argument 'EXPERIMENT': see `tailgate run --help`"),
-        (["run", "none.toml"], 'experiment "none.toml" does not exist'),
-        (["run", "demo", "--seed", "x"], "'--seed': 'x' is no seed: give a whole number from 0"),
+        (["run", "demo", "--set", "seed=x"], 'seed is "x": give a whole number'),
+        (["run", f"{'x' * 300}.toml"], "File name too long"),
         (["run", "demo", "--set", "traffic.rate"], "is not KEY=VALUE"),
         (["run", "demo", "--set", "traffic.rate=fast"], 'traffic.rate is "fast": give a number'),
-        (["run", "demo", "--set", "traffic.speed=1"], "traffic.speed is unknown"),
-        (["run", "demo", "--trace", "none.csv"], '--trace "none.csv" does not exist'),
-        (["run", "h200"], "add --trace FILE"),
+        (["check", "demo", "--trace", "none.csv"], 'none.csv" cannot be read (No such file or directory)'),
         (["analyze", "none"], 'run directory "none" does not exist'),
         (["serve"], "Missing option '--preset'"),
-        (["serve", "--preset", "fast"], 'preset is "fast": use'),
         (
             ["serve", "--preset", "eager", "--port", "70000"],
-            "is no port: give a whole number from 0 to 65535",
+            "'70000' is no number from 0 to 65,535: give one",
         ),
-        (["serve", "--preset", "eager", "--set", "model.device=tpu"], 'model.device is "tpu"'),
-        (["serve", "--preset", "eager", "--set", "model.dtype=int4"], 'model.dtype is "int4"'),
-        (["serve", "--preset", "eager", "--set", "engine.slots=0"], "engine.slots is 0"),
-        (["serve", "--preset", "eager", "--model", ""], "model.id"),
-        (["inspect", "--arm", "eager", "--max-prompt-tokens", "9"], "--set engine.max_prompt_tokens=N"),
+        (["serve", "--preset", "eager", "--set", "model.id="], "model.id"),
+        (["inspect"], "Missing option '--arm'"),
         (["serve", "--preset", "eager", "--set", "compile.speed=1"], "compile.speed is unknown"),
-        (["serve", "--preset", "eager", "--set", "speed=1"], "--set speed is unknown"),
+        (["serve", "--preset", "eager", "--set", "speed=1"], "speed is unknown: use one of name, preset, model"),
         (["split"], "no arm is given"),
         (["split", "--arm", "eager"], '--arm "eager" is not NAME=HOST:PORT'),
         (["split", "--arm", "eager=localhost"], 'address "localhost" is not host:port'),
@@ -110,80 +102,42 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
             ["split", "--arm", "a=h:1", "--arm", "b=h:2", "--shadow", "b=5%", "--weight", "b=2"],
             'arm "b" gets copies of 5 % of the requests and has weight 2: set one of them to 0',
         ),
-        (["split", "--admin", "localhost:1"], "--admin needs a change: add --weight"),
         (["split", "--weight", "a=5"], "no arm is given: add --arm NAME=HOST:PORT at least once, or --admin"),
         (["split", "--admin", "localhost", "--weight", "a=1"], '--admin "localhost" is not HOST:PORT'),
         (["split", "--admin", "h:1", "--weight", "a=1", "--arm", "a=h:1"], "leave out --arm"),
+        # What a new user gets wrong: what is allowed, and what to type instead.
+        (["rnu", "demo"], "'rnu'. Did you mean 'run'? see `tailgate --help`"),
+        (["run", "demo", "--set", "traffic.rte=3"], "traffic.rte is unknown: did you mean rate?"),
+        (["check", "key.toml"], "trafic is unknown: did you mean traffic?"),
+        (["run", "canry.toml"], '"canry.toml" does not exist: did you mean canary.toml? give a TOML file'),
+        (["run", "dmeo"], '"dmeo" does not exist: did you mean demo? give a TOML file'),
+        (["run", "demo", "--outt", "3"], "--outt (Possible options: --out, --quiet): see `tailgate run"),
+        (
+            ["inspect", "demo", "--arm", "compiled-nave"],
+            "did you mean compiled-naive? use one of eager, compiled-pad",
+        ),
+        (["inspect", "external", "--arm", "candidate"], '"candidate" is external (kind = "openai")'),
+        (["run", "demo", "--set", "arms.eagre.weight=1"], 'called "eagre": did you mean eager? use one of eager, comp'),
+        (["serve", "--preset", "compiled-nave"], 'preset is "compiled-nave": did you mean compiled-naive? use "eager"'),
+        (
+            ["run", "demo", "--set", "model.id=./llama"],
+            'model.id "./llama" does not exist: give a Hugging Face path',
+        ),
+        (["check", "broken.toml"], "at the end of a table declaration (at line 2, column 9): correct it there"),
+        (["run", "demo", "--set", "model.device=cuda"], "no GPU is visible: use cpu, or run where `tailgate doctor`"),
+        (["split", "--print-config", "envy"], "'--print-config': 'envy' is not one of 'envoy', 'kubernetes'"),
     ],
 )
 def test_bad_usage_is_one_line_with_exit_code_2(
     arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert expected in refused(capsys, *arguments)
-    assert list(tmp_path.iterdir()) == []
-
-
-# What a new user gets wrong: what was given, what is allowed, and what to type instead.
-MISTAKES = {
-    "a wrong command": (["rnu", "demo"], "'rnu'. Did you mean 'run'? see `tailgate --help`"),
-    "an unknown setting": (["run", "demo", "--set", "traffic.rte=3"], "traffic.rte is unknown: did you mean rate?"),
-    "an unknown key": (["check", "key.toml"], "trafic is unknown: did you mean traffic?"),
-    "a wrong type": (["run", "demo", "--set", "traffic.rate=fast"], 'traffic.rate is "fast": give a number'),
-    "a missing file": (
-        ["run", "canry.toml"],
-        '"canry.toml" does not exist: did you mean canary.toml? give a TOML file',
-    ),
-    "a misspelt built-in": (["run", "dmeo"], '"dmeo" does not exist: did you mean demo? give a TOML file'),
-    "an unknown flag": (["run", "demo", "--sede", "3"], "--sede (Possible options: --seed, --set): see `tailgate run"),
-    "an unknown arm": (
-        ["inspect", "demo", "--arm", "compiled-nave"],
-        '"compiled-nave" is not in experiment "demo": did you mean compiled-naive? use one of eager, compiled-padded',
-    ),
-    "an arm in a setting": (
-        ["run", "demo", "--set", "arms.eagre.weight=1"],
-        'called "eagre": did you mean eager? use one of eager, compiled-padded, compiled-naive, or its number',
-    ),
-    "an unknown preset": (
-        ["serve", "--preset", "compiled-nave"],
-        'preset is "compiled-nave": did you mean compiled-naive? use "eager", "eager-padded"',
-    ),
-    "a port of another program": (["run", "demo", "--set", "splitter.port=PORT"], "stop what listens there, or give 0"),
-    "a missing model": (
-        ["run", "demo", "--set", "model.id=./llama"],
-        'model.id "./llama" does not exist: give a Hugging Face path or id, or random:NAME',
-    ),
-    "broken TOML": (
-        ["check", "broken.toml"],
-        "at the end of a table declaration (at line 2, column 9): correct it there",
-    ),
-    "a missing device": (
-        ["run", "demo", "--set", "model.device=cuda"],
-        'model.device is "cuda" but no GPU is visible: use cpu, or run where `tailgate doctor` shows one',
-    ),
-    "a wrong choice": (
-        ["split", "--print-config", "envy"],
-        "'--print-config': 'envy' is not one of 'envoy', 'kubernetes'",
-    ),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_answered_with_the_value_what_is_allowed_and_what_to_type(
-    mistake: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tailgate.loadtests.trials.preflight.sees_gpu", lambda: False)
-    for name, text in (
-        ("canary", ""),
-        ("key", 'name = "a"\n[trafic]\nrate = 1\n'),
-        ("broken", 'name = "a"\n[traffic\n'),
-    ):
+    files = {"canary": "", "key": 'name = "a"\n[trafic]\nrate = 1\n', "broken": 'name = "a"\n[traffic\n'}
+    for name, text in files.items():
         (tmp_path / f"{name}.toml").write_text(text)
-    words, expected = MISTAKES[mistake]
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        assert expected in refused(capsys, *(word.replace("PORT", port) for word in words))
+    assert expected in refused(capsys, *arguments)
+    assert len(list(tmp_path.iterdir())) == len(files)
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -201,33 +155,13 @@ def test_a_port_in_use_is_refused_before_anything_starts(capsys: pytest.CaptureF
 
 def test_serve_flags_become_an_arm() -> None:
     options = parsed(
-        *("serve", "--preset", "compiled-padded", "--name", "blue", "--model", "random:llama-3.2-1b"),
-        *("--set", "model.dtype=bfloat16", "--set", "compile.mode=max-autotune", "--set", "engine.max_queue=7"),
+        *("serve", "--preset", "compiled-padded", "--name", "blue", "--set", "model.id=random:llama-3.2-1b"),
+        *("--set", "compile.mode=max-autotune", "--set", "engine.max_queue=7"),
     )
-    arm = preset_arm(
-        options["preset"], name=options["name"], settings=all_settings(options["settings"], options["model"])
-    )
-    assert (arm.name, arm.preset, arm.model.id, arm.model.dtype) == (
-        "blue",
-        "compiled-padded",
-        "random:llama-3.2-1b",
-        "bfloat16",
-    )
+    arm = preset_arm(options["preset"], options["settings"], name=options["name"])
+    assert (arm.name, arm.preset, arm.model.id) == ("blue", "compiled-padded", "random:llama-3.2-1b")
     assert (arm.compile.mode, arm.engine.max_queue) == ("max-autotune", 7)
     assert arm.shapes.kind == "pad"
-
-
-@pytest.mark.parametrize(
-    ("preset", "settings", "words"),
-    [
-        ("eager-padded", ["mode=max-autotune"], 'compile.mode is "max-autotune" but compile.enabled is false'),
-        ("compiled-naive", ["enabled=false", "mark_dynamic=true"], "compile.enabled is false"),
-        ("compiled-naive", ["backend=aot_eager", "options.max_autotunee=true"], "compile.options is set but"),
-    ],
-)
-def test_flags_that_nothing_reads_are_refused(preset: str, settings: list[str], words: str) -> None:
-    given = [f"compile.{setting}" for setting in settings]
-    assert words in refusal(ConfigError, partial(preset_arm, settings=given), preset)
 
 
 def test_split_prints_configurations_that_parse(capsys: pytest.CaptureFixture[str]) -> None:
@@ -312,37 +246,10 @@ def test_after_kill_9_neither_envoy_nor_a_temporary_file_is_left(tmp_path: Path)
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--arm", "slow"], ("slow", "compiled-naive")),
-        (["external", "--arm", "candidate"], ("candidate", "external", "openai")),
-        (["demo", "--arm", "slow"], ("slow", "demo", "eager, compiled-padded, compiled-naive")),
-        (["--arm", "eager", "--set", "model.device=tpu"], ("tpu", "cuda")),
-    ],
-)
-def test_what_cannot_be_inspected_is_one_line(
-    arguments: list[str], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = refused(capsys, "inspect", *arguments)
-    for word in words:
-        assert word in line
-
-
 @pytest.mark.process
 def test_a_shape_that_cannot_be_read_is_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(ConfigError):
-        inspected_arm("", "eager", ["engine.slots=0"])
-    command = [
-        sys.executable,
-        "-m",
-        "tailgate.loadtests.commands.main",
-        "inspect",
-        "--arm",
-        "eager",
-        "--shapes",
-        "prefill 9",
-    ]
+    words = ["inspect", "--arm", "eager", "--shapes", "prefill 9"]
+    command = [sys.executable, "-m", "tailgate.loadtests.commands.main", *words]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.splitlines() == [ended.stderr.strip()]

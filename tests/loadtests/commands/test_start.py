@@ -16,7 +16,6 @@ from tailgate.analysis.checks.table import RULES
 from tailgate.analysis.summary.summary import analyze
 from tailgate.loadtests.commands import doctor
 from tailgate.loadtests.commands.main import main
-from tailgate.loadtests.commands.options import experiments
 from tailgate.loadtests.commands.run import planned
 from tailgate.loadtests.experiments.files import builtin_names, description
 from tailgate.loadtests.experiments.model import Experiment
@@ -173,15 +172,6 @@ def test_check_names_no_length_where_none_can_pass(capsys: pytest.CaptureFixture
     assert "No length of it can PASS: slo error_pct allows no miss." in out
 
 
-def test_a_shell_completes_relative_and_absolute_paths(tmp_path: Path) -> None:
-    Path("mine.toml").touch()
-    Path("folder").mkdir()
-    assert experiments("mi") == ["minilm", "mine.toml"]
-    assert experiments("fo") == ["folder/"]
-    assert experiments(f"{tmp_path}/mi") == [f"{tmp_path}/mine.toml"]
-    assert experiments("/nowhere/x") == experiments("**x") == []
-
-
 def test_check_says_how_long_a_run_must_be_that_can_decide_latency(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, out = run_command(capsys, "check", "demo")
     assert code == 0
@@ -220,8 +210,8 @@ def test_lengths_that_contradict_are_refused(options: dict[str, Any]) -> None:
 
 
 def made(**options: Any) -> Experiment:
-    none = {"duration": None, "trace": "", "until_decided": False, "at_most": None, "seed": None}
-    return planned("demo", (), **{**none, **options})
+    none = {"duration": None, "until_decided": False, "at_most": None}
+    return planned(Path("demo"), (), "", **{**none, **options})
 
 
 # --- doctor -----------------------------------------------------------------------------------------------------------

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tailgate.analysis.arrays import Ints
 from tailgate.loadtests.traffic import arrivals
 from tailgate.loadtests.traffic.drawing import build_schedule, read_source, switchback_order
-from tailgate.loadtests.traffic.lengths import IntArray, fitted_lengths, scaled
+from tailgate.loadtests.traffic.lengths import fitted_lengths, scaled
 from tailgate.loadtests.traffic.schedule import SCHEDULE, Schedule
 from tailgate.loadtests.traffic.settings import TrafficConfig
 from tailgate.loadtests.trials.rate_search import closer
@@ -60,33 +61,21 @@ def test_written_schedule_reads_back_equal(tmp_path: Path) -> None:
         assert pa.ipc.open_stream(source).read_all().column_names == SCHEDULE.names
 
 
-def test_cut_missing_or_foreign_files_are_no_schedule(tmp_path: Path) -> None:
-    path = tmp_path / "schedule.arrow"
-    built(TrafficConfig(rate=50, duration_s=30)).write(path)
-    path.write_bytes(path.read_bytes()[:-2000])
-    assert "build it again" in refusal(ConfigError, Schedule.read, path)
-    assert "cannot be read" in refusal(ConfigError, Schedule.read, tmp_path / "absent.arrow")
-    other = pa.table({"a": [1]})
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, other.schema) as writer:
-        writer.write_table(other)
-    assert "is no schedule" in refusal(ConfigError, Schedule.read, path)
-
-
 def test_a_damaged_schedule_is_refused_and_no_offset_leads_out_of_it(tmp_path: Path) -> None:
     path = tmp_path / "schedule.arrow"
     built(TrafficConfig(rate=4, duration_s=30)).write(path)
     whole = path.read_bytes()
     session = Schedule.read(path).table["session_id"].chunk(0)
     offsets = np.frombuffer(session.buffers()[1], dtype="<i4")[:4].tobytes()
-    for good, damaged, words in (
-        (offsets, b"\xff\xff\xff\x7f" * 4, "cannot be read"),
-        (b'{"arms":', b'{"armz":', "is damaged (KeyError)"),
-        (b"session_id", b"sess\xdb\xdbn_id", "cannot be read"),
+    for good, damaged in (
+        (whole[-2000:], b""),
+        (offsets, b"\xff\xff\xff\x7f" * 4),
+        (b'{"arms":', b'{"armz":'),
+        (b"session_id", b"sess\xdb\xdbn_id"),
+        (b"session_id", b"session_no"),
     ):
         path.write_bytes(whole.replace(good, damaged))
-        message = refusal(ConfigError, Schedule.read, path)
-        assert words in message
-        assert "build it again" in message
+        assert "build it again" in refusal(ConfigError, Schedule.read, path)
 
 
 @settings(max_examples=25)
@@ -177,9 +166,11 @@ def test_replayed_trace_keeps_each_arrival_with_its_lengths(trace: str) -> None:
     assert len(fitted) == 500
 
 
-def test_trace_too_short_for_the_trial_is_refused(trace: str) -> None:
+def test_a_trace_that_is_too_short_or_not_named_is_refused(trace: str) -> None:
     with pytest.raises(ConfigError, match=r"has 99\.9 s of traffic .* but duration_s is 120"):
         built(TrafficConfig(arrivals="trace", trace=trace, duration_s=120))
+    for config in (TrafficConfig(arrivals="trace"), TrafficConfig(rate=1, workload="trace")):
+        assert "names none: add --trace FILE" in refusal(ConfigError, read_source, config)
 
 
 def test_shares_of_the_workers_make_the_whole() -> None:
@@ -188,8 +179,6 @@ def test_shares_of_the_workers_make_the_whole() -> None:
     assert all(set(np.unique(share.ints("index") % 3)) == {worker} for worker, share in enumerate(shares))
     whole = pa.concat_tables([share.table for share in shares]).sort_by("index")
     assert whole.combine_chunks().equals(schedule.table.combine_chunks())
-    with pytest.raises(ConfigError, match="give 0 to 2"):
-        schedule.share(3, 3)
 
 
 SEARCH = {"arrivals": "saturation", "rates": [1.0, 2.0], "duration_s": 90}
@@ -199,36 +188,27 @@ SEARCH = {"arrivals": "saturation", "rates": [1.0, 2.0], "duration_s": 90}
     ("wrong", "message"),
     [
         ({}, "rate is 0.0: give requests/s above 0"),
-        ({"rate": -1}, "rate is -1: give 0 or more"),
-        ({"rate": 1, "duration_s": 0}, "duration_s is 0: give 0.001 or more"),
-        ({"rate": 1, "design": "both"}, 'design is "both": use "mirrored", "split" or "switchback"'),
         ({"rate": 1, "rampup_s": 60}, "lower rampup_s"),
-        ({"rate": 1, "workers": 0}, "workers is 0"),
         ({"rate": 1, "length_scales": [[0.0, 1.0, 2.0]]}, "length_scales[0] is [0.0, 1.0, 2.0]: give 2 or fewer"),
-        ({"rate": 1, "length_scales": [[0.0, 1.0], [9.0, 0.0]]}, "length_scales times length_scale is 0"),
+        ({"rate": 1, "length_scales": [[0.0, 1.0], [9.0, 0.0]]}, "length_scales[1][1] is 0.0: give 1e-06"),
         ({"rate": 1, "length_scales": [[5.0, 1.0]]}, "length_scales has segments from"),
         ({"rate": 1, "length_scales": [[0.0, 1.0], [60.0, 2.0]]}, "before duration_s"),
-        ({"rate": 1, "workload": "trace", "trace": "a.csv", "length_scales": [[0.0, 1.0]]}, "lengths of its own"),
+        ({"rate": 1, "workload": "trace", "trace": "a.csv", "length_scales": [[0.0, 1.0]]}, "remove length_scales"),
         ({"rate": 1, "burstiness": 0.5}, 'use arrivals = "gamma"'),
         ({"rate": 1, "rates": [1.0]}, "does not use it"),
         ({"rate": 1, "arrivals": "piecewise", "rates": [[0, 1.0]]}, "remove rate or use arrivals"),
-        ({"arrivals": "piecewise"}, "give [[0, rate], ...] for piecewise"),
+        ({"arrivals": "piecewise"}, "give [[0, rate], ...] up to 1e9 for piecewise"),
         ({**SEARCH, "rates": [1.0, -2.0]}, "rates[1] is -2.0: give 0 or more or give a list"),
-        ({"arrivals": "piecewise", "rates": [[0.0, 0.0]]}, "at least one above 0"),
         ({**SEARCH, "rates": [[0.0, 1.0]]}, "for saturation"),
         ({"arrivals": "piecewise", "rates": [1.0]}, "[[0, rate]"),
         ({"arrivals": "piecewise", "rates": [[5.0, 1.0]]}, "start the first at 0"),
-        ({"arrivals": "piecewise", "rates": [[0.0, -1.0], [5.0, 1.0]]}, "give rates from 0"),
+        ({"arrivals": "piecewise", "rates": [[0.0, -1.0], [5.0, 1.0]]}, "give [[0, rate], ...] up to 1e9"),
         ({"arrivals": "piecewise", "rates": [[0.0, 1.0], [70.0, 1.0]]}, "before duration_s"),
         ({"arrivals": "piecewise", "rates": [[0.0, 1.0], [5.0, 1.0], [5.0, 2.0]]}, "let them rise"),
-        ({"arrivals": "trace"}, "traffic.trace is empty"),
-        ({"rate": 1, "workload": "trace"}, "traffic.trace is empty"),
         ({"rate": 1, "trace": "a.csv"}, "neither arrivals nor workload"),
-        ({"arrivals": "trace", "trace": "a.csv", "rate": 1}, "remove rate"),
         ({"rate": 1, "time_scale": 2}, 'remove time_scale or use arrivals = "trace"'),
-        ({"rate": 1, "design": "split", "direct": True}, "remove direct"),
         ({"rate": 1, "design": "switchback", "rampup_s": 10}, "give a multiple"),
-        ({"rate": 1, "tokenizer": "a"}, 'prompts = "ids" needs none'),
+        ({"rate": 1, "tokenizer": "a"}, 'use prompts = "text"'),
         ({"rate": 1, "step_s": 3}, 'use arrivals = "saturation"'),
         ({**SEARCH, "rates": [1.0]}, "lowest rate, highest rate"),
         ({**SEARCH, "rates": [4.0, 2.0]}, "0 < lowest < highest"),
@@ -236,7 +216,6 @@ SEARCH = {"arrivals": "saturation", "rates": [1.0, 2.0], "duration_s": 90}
         ({**SEARCH, "duration_s": 60}, "give 90"),
         ({**SEARCH, "settle_s": 30}, "lower settle_s"),
         ({**SEARCH, "design": "split"}, "mirrored"),
-        ({"rate": 1, "arrivals": "sometimes"}, 'arrivals is "sometimes": use "poisson"'),
     ],
 )
 def test_impossible_traffic_is_refused_in_one_line(wrong: dict[str, Any], message: str) -> None:
@@ -245,16 +224,11 @@ def test_impossible_traffic_is_refused_in_one_line(wrong: dict[str, Any], messag
     assert said.startswith("traffic.")
 
 
-def test_switchback_needs_a_block_for_every_arm() -> None:
-    with pytest.raises(ConfigError, match="one turn each"):
-        built(TrafficConfig(rate=5, duration_s=60, design="switchback"), arms=("a", "b", "c"))
-
-
 def rng(seed: int = 1) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def gamma(rate: float, burstiness: float, duration_s: float, *, seed: int | np.random.Generator = 1) -> IntArray:
+def gamma(rate: float, burstiness: float, duration_s: float, *, seed: int | np.random.Generator = 1) -> Ints:
     profile = np.array([[0, duration_s, rate]])
     return arrivals.renewals(profile, burstiness=burstiness, rng=np.random.default_rng(seed))
 
@@ -267,12 +241,6 @@ def test_traffic_follows_its_profile_of_rates(rates: tuple[float, ...]) -> None:
     found, _ = np.histogram(offsets / 1e9, bins=[0, 10, 20, 30])
     counts = 10 * np.array(rates)
     assert (np.abs(found - counts) <= 4 * np.sqrt(counts)).all()
-
-
-def test_replay_time_scale_below_one_is_faster() -> None:
-    trace = np.array([0, 1, 2, 2, 5, 9, 20], dtype=np.int64) * SECOND
-    assert (arrivals.replay(trace, 5, time_scale=0.5)[0] / SECOND).tolist() == [0, 0.5, 1, 1, 2.5, 4.5]
-    assert (arrivals.replay(trace, 11, time_scale=2)[0] / SECOND).tolist() == [0, 2, 4, 4, 10]
 
 
 def test_a_schedule_too_large_for_memory_is_refused_before_it_is_built() -> None:
@@ -350,9 +318,6 @@ def test_lengths_have_the_published_quantiles_and_ceilings(fit: Any, inputs: Any
 def test_scaled_lengths_never_fall_below_one_and_no_answer_stays_none() -> None:
     rows = np.array([[1, 1], [10, 4], [1000, 99], [10, 0]])
     assert scaled(rows, np.array([[0.1], [2.5], [0.1], [3.0]])).tolist() == [[1, 1], [25, 10], [100, 10], [30, 0]]
-    for bad in (0.0, -1.0, float("nan"), np.array([[1.0], [-1.0]])):
-        with pytest.raises(ConfigError, match="length_scale"):
-            scaled(rows[:2], bad)
 
 
 def test_lengths_change_at_their_times_and_nothing_else_does() -> None:

@@ -46,7 +46,7 @@ def configure(run_dir: Path, config: Callable[[str], dict[str, Any]]) -> None:
 
 def experiment(**tables: Any) -> Experiment:
     traffic = {"arrivals": "saturation", "rate": 0, "rates": [4, 64], "duration_s": 80, "step_s": 10, "settle_s": 2}
-    traffic |= {"block_s": 30, "timeout_s": 3, "direct": True, **tables.pop("traffic", {})}
+    traffic |= {"block_s": 30, "timeout_s": 3, **tables.pop("traffic", {})}
     common: dict[str, Any] = {
         "arms": [*TWO_ARMS, {"name": "dynamic", "preset": "compiled-dynamic"}],
         "engine": {"max_prompt_tokens": 64, "max_new_tokens": 4},

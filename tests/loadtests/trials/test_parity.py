@@ -190,8 +190,13 @@ def test_a_run_starts_nothing_where_parity_fails_or_breaks(
     [
         (["arms.compiled-naive.model.dtype=bfloat16"], ("arms.compiled-naive.model.dtype", "bfloat16", "float32")),
         # a process with torch reads the artifact
-        pytest.param(["arms[1].compile.artifact=/no/such/file"], ("/no/such/file",), marks=pytest.mark.process),
-        (["arms[1].model.quantisation=int8-weight-only", "parity.texts=/no/texts.jsonl"], ("/no/texts.jsonl",)),
+        pytest.param(
+            ["arms.compiled-padded.compile.artifact=/no/such/file"], ("/no/such/file",), marks=pytest.mark.process
+        ),
+        (
+            ["arms.compiled-padded.model.quantisation=int8-weight-only", "parity.texts=/no/texts.jsonl"],
+            ("/no/texts.jsonl",),
+        ),
         (["model.device=cuda"], ("model.device", "GPU")),
     ],
 )

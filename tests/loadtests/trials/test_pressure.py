@@ -59,7 +59,7 @@ def faults(context: TrialContext) -> list[str]:
     context.facts.complete = True
     context.write_facts()
     info = json.loads((context.folder / "trial.json").read_text())
-    experiment = {"pressure": {key: info["pressure"][key] for key in ("gpu_gib", "processors", "start_s", "end_s")}}
+    experiment = {"pressure": {key: info["pressure"][key] for key in ("gpu_gib", "processors")}}
     run = SimpleNamespace(records=SimpleNamespace(experiment=experiment), infos=[info])
     [check] = PRESSURE.find(Mock(spec=Evidence, run=run))
     assert check.ok == (not check.reason)
@@ -77,25 +77,6 @@ def test_pressure_of_the_whole_traffic_is_on_before_the_load_and_until_its_end(p
     assert (had["gpu_gib"], had["processors"], had["devices"], had["error"]) == (20, 0, ["cuda:0", "cuda:1"], None)
     had["start_ns"] = context.facts.start_ns
     assert faults(context) == []
-
-
-def test_pressure_within_the_traffic_begins_and_ends_when_it_is_time(pressed: Start) -> None:
-    pressure, context = pressed(processors=2, start_s=30, end_s=60)
-    pressure.start()
-    at(context, 29.0)
-    pressure.poll()
-    assert context.facts.pressure is not None
-    assert context.facts.pressure["start_ns"] is None
-    at(context, 31.0)
-    wait_for(lambda: context.facts.pressure["start_ns"] is not None, sleep=lambda _: pressure.poll())  # type: ignore[index]
-    at(context, 60.0)
-    pressure.poll()
-    pressure.poll()
-    had = context.facts.pressure
-    had["start_ns"] = context.facts.start_ns + 31 * 10**9  # type: ignore[operator]
-    assert faults(context) == []
-    had["start_ns"] += 6 * 10**9
-    assert "37 to 60 s" in faults(context)[0]
 
 
 def test_pressure_that_cannot_be_put_on_ends_the_run_before_the_traffic(pressed: Start) -> None:
@@ -122,8 +103,8 @@ def test_a_trial_without_its_record_leaves_the_verdict_open(pressed: Start) -> N
     assert context.facts.pressure is not None
     context.facts.pressure["end_ns"] = None
     assert "not recorded" in faults(context)[0]
-    context.facts.pressure["gpu_gib"], asked = 10, {"pressure": {"gpu_gib": 20.0, "end_s": 5.0}}
-    assert in_words(asked) == "a neighbour held 20 GiB of each GPU from 0 s to 5 s"
+    context.facts.pressure["gpu_gib"], asked = 10, {"pressure": {"gpu_gib": 20.0}}
+    assert in_words(asked) == "a neighbour held 20 GiB of each GPU over the whole traffic"
     assert in_words({}) == in_words({"pressure": {"gpu_gib": 0.0}}) == ""
 
 

@@ -214,7 +214,7 @@ def taken_back(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = ["ramp.candidate=compiled-naive", "ramp.steps=[10,50,100]", "traffic.block_s=1", "traffic.rate=40"]
     settings += ["gates.cold_s=1", "trials.starting_at_once=2"]
     flags = [word for setting in settings for word in ("--set", setting)]
-    done = with_fake_arms(["ramp", "demo", "--seed", "3", "--at-most", "60s", "--out", "out", *flags], folder)
+    done = with_fake_arms(["ramp", "demo", "--set", "seed=3", "--at-most", "60s", "--out", "out", *flags], folder)
     line = last_line(done)
     assert (line["verdict"], line["exit_code"], done.returncode) == ("FAIL", 99, 99), done.stderr
     return folder / str(line["run_dir"])
