@@ -198,7 +198,7 @@ def _signs(*times: Ints) -> Ints:
     last = [own[end] for own, end in zip(times, ends, strict=True)]
     if len(last) == 1:
         return last[0]
-    merged = np.concatenate(last)
+    merged: Ints = np.concatenate(last)
     merged.sort()
     return _signs(merged)
 
