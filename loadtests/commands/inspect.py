@@ -7,23 +7,34 @@ from typing import Annotated
 import typer
 
 from tailgate.loadtests.commands.arm_flags import Arm, CacheDir, become, inspected_arm
-from tailgate.loadtests.commands.options import Json, OptionalExperiment, Quiet, set_option
+from tailgate.loadtests.commands.options import Json, OptionalExperiment, Quiet, number, set_option
+from tailgate.servers import stdout
+from tailgate.servers.complaint import ConfigError
 
 EXAMPLES = """\
   tailgate inspect demo --arm compiled-naive
   tailgate inspect --arm compiled-bucketed --set model.id=random:llama-3.2-1b --set engine.max_prompt_tokens=2048
   tailgate inspect --arm compiled-dynamic --shapes "prefill 1x128, prefill 1x129, decode 8@200"
-  tailgate inspect canary.toml --arm buckets --set arms.buckets.compile.mode=max-autotune"""
+  tailgate inspect canary.toml --arm buckets --set arms.buckets.compile.mode=max-autotune
+  tailgate inspect --trace conv.csv --max-prompt-tokens 8192"""
 
 
 def command(
-    arm: Arm,
     experiment: OptionalExperiment = None,
+    arm: Arm = "",
     shapes: Annotated[str, typer.Option(metavar="LIST", help="Shapes to run in this order, between commas.")] = "",
     settings: Annotated[
         list[str] | None, set_option("compile.mode=max-autotune, or as `run` takes it with EXPERIMENT")
     ] = None,
     cache_dir: CacheDir = "",
+    trace: Annotated[
+        str | None,
+        typer.Option(metavar="TRACE", help="Say how much which buckets pad this trace."),
+    ] = None,
+    max_prompt_tokens: Annotated[
+        int | None,
+        typer.Option(metavar="N", parser=number(int, 1, 10**9), help="With --trace: leave longer prompts out."),
+    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> int:
@@ -35,9 +46,25 @@ def command(
     A shape is a step before padding: `prefill ROWSxTOKENS`, `decode ROWS@CONTEXT`, or for later chunks of prompts
     `extend ROWSxTOKENS@CONTEXT`. Without --shapes it runs every planned shape and a few that are not.
 
+    With --trace it loads no arm: it says how many lengths the prompts of the trace have, how much buckets pad them, and
+    which buckets pad them least.
+
     Exit codes: 0 every shape is ready, 99 some are not, 2 bad usage or configuration, 1 it broke or was
     interrupted.
     """
+    if trace is not None:
+        if given := experiment or arm or shapes or settings or cache_dir:
+            raise ConfigError(f"{given} has no effect with --trace: leave EXPERIMENT and options of an arm out")
+        from tailgate.loadtests.commands.trace_forecast import forecast, forecast_text
+        from tailgate.loadtests.traffic.traces import read_trace
+
+        figures = forecast(read_trace(trace, blocks=False), max_prompt_tokens or 0)
+        stdout.write(forecast_text(figures), figures, as_json=as_json)
+        return 0
+    if not arm:
+        raise ConfigError("no arm is given: name one with --arm, or a trace with --trace")
+    if max_prompt_tokens is not None:
+        raise ConfigError("--max-prompt-tokens belongs to --trace: for an arm give --set engine.max_prompt_tokens=N")
     from tailgate.loadtests.trials.preflight import check_arm
 
     inspected = inspected_arm(experiment, arm, settings)

@@ -97,6 +97,9 @@ def cases() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("made")
+    trace = folder / "trace.csv"
+    rows = [f"2023-11-16 00:00:0{second},{tokens},5\n" for second, tokens in enumerate((10, 300, 10))]
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(rows))
     run = write_run(folder / "run", FakeRun(duration_s=60.0, rate=1.0))
     earlier = write_run(folder / "earlier", FakeRun(duration_s=60.0, rate=1.0, day=-7, seed=2))
     return {
@@ -104,6 +107,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "OUT": str(folder / "out"),
         "RUN": str(run),
         "EARLIER": str(earlier),
+        "TRACE": str(trace),
     }
 
 

@@ -84,7 +84,7 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
             "'70000' is no number from 0 to 65,535: give one",
         ),
         (["serve", "--preset", "eager", "--set", "model.id="], "model.id"),
-        (["inspect"], "Missing option '--arm'"),
+        (["inspect", "--arm", "eager", "--max-prompt-tokens", "9"], "--set engine.max_prompt_tokens=N"),
         (["serve", "--preset", "eager", "--set", "compile.speed=1"], "compile.speed is unknown"),
         (["serve", "--preset", "eager", "--set", "speed=1"], "speed is unknown: use one of name, preset, model"),
         (["split"], "no arm is given"),
