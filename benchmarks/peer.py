@@ -213,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _measure_tailgate(options: Any, ledger: Ledger, begin: float, scratch: str) -> None:
     import os
 
-    from tailgate.loadtests.commands.arm_flags import all_settings, preset_arm
+    from tailgate.loadtests.commands.arm_flags import preset_arm
     from tailgate.servers.program import isolate_compiler
 
     limits = [
@@ -221,7 +221,7 @@ def _measure_tailgate(options: Any, ledger: Ledger, begin: float, scratch: str) 
         f"engine.max_prompt_tokens={PROMPT_TOKENS}",
         f"engine.max_new_tokens={NEW_TOKENS}",
     ]
-    arm = preset_arm(options.arm, settings=all_settings([*limits, *options.settings], f"random:{options.model}"))
+    arm = preset_arm(options.arm, [*limits, *options.settings, f"model.id=random:{options.model}"])
     isolate_compiler(os.environ, scratch)
     from tailgate.servers.engine.in_process import warm_runner
 

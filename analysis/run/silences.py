@@ -197,7 +197,7 @@ def _signs(*times: Ints) -> Ints:
     ends = (np.append(place[1:] != place[:-1], True)[: place.size] for place in places)
     last = [own[end] for own, end in zip(times, ends, strict=True)]
     if len(last) == 1:
-        return last[0]
+        return np.asarray(last[0])
     merged: Ints = np.concatenate(last)
     merged.sort()
     return _signs(merged)
