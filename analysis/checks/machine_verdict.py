@@ -23,14 +23,14 @@ class MachineVerdict:
 def machine_verdict(machines: MachineRecords, checks: Sequence[Check]) -> MachineVerdict:
     """Return the verdict: disturbed where a check of the machines failed, quiet only where nothing is unknown."""
     if not machines.monitored:
-        line = "no monitor recorded the machines of this run."
-        return MachineVerdict(verdict="not monitored", line=f"Not monitored: {line}")
+        line = "Not monitored: no monitor recorded the machines of this run."
+        return MachineVerdict(verdict="not monitored", line=line)
     if disturbed := [row.reason for row in checks if row.rule.rank == MACHINES and not row.ok]:
         return MachineVerdict(verdict="disturbed", line=f"Disturbed: {' '.join(disturbed)}")
-    line = "no disturbance was recorded"
     if unknown := "; ".join(_unknown(machines)):
-        return MachineVerdict(verdict="partly monitored", line=f"Partly monitored: {line}; unknown: {unknown}.")
-    return MachineVerdict(verdict="quiet", line=f"Quiet: {line}.")
+        line = f"Partly monitored: no disturbance was recorded; unknown: {unknown}."
+        return MachineVerdict(verdict="partly monitored", line=line)
+    return MachineVerdict(verdict="quiet", line="Quiet: no disturbance was recorded.")
 
 
 def _unknown(machines: MachineRecords) -> Iterator[str]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailgate.analysis.checks.check import TAIL, Check, Rule
-from tailgate.analysis.checks.machines import SPEED
+from tailgate.analysis.checks.machines import speed
 from tailgate.analysis.imports.vllm import DESIGN, write_run
 from tailgate.analysis.judging.gates import FAIL, PASS
 from tailgate.analysis.judging.judgement import judge
@@ -291,8 +291,8 @@ def compare_runs(
     """
     pair = read_pair(baseline, candidate, arm=arm, gates=gates)
     differs = f"The candidate differs in {'; '.join(pair.differs)}." if pair.differs else "Nothing recorded differs."
-    speed = _speed(pair.run, same_machine=pair.same_machine, trusted=trust_machines)
-    return summary_of(pair.run, judge(pair.run, (speed, WHAT_DIFFERS.found([], reason=differs, arm=CANDIDATE))))
+    of_machines = _speed(pair.run, same_machine=pair.same_machine, trusted=trust_machines)
+    return summary_of(pair.run, judge(pair.run, (of_machines, WHAT_DIFFERS.found([], reason=differs, arm=CANDIDATE))))
 
 
 def _speed(run: Run, *, same_machine: bool, trusted: bool) -> Check:
@@ -310,11 +310,11 @@ def _speed(run: Run, *, same_machine: bool, trusted: bool) -> Check:
     if not known:
         fault = "No reference shows that the machines of both runs were equally fast"
         remedy = "Take references in both runs ([machines] reference_s), or give --trust-machines."
-        return replace(SPEED, rank=TAIL).found([fault], remedy=remedy, **row)  # which is no disturbance
+        return replace(speed, rank=TAIL).found([fault], remedy=remedy, **row)  # which is no disturbance
     if not moved:
         reason = "The machines of both runs were equally fast"
         by_assumption = "" if differences else ", by assumption (no reference)"
-        return SPEED.found([], reason=f"{reason}{by_assumption}.", **row)
+        return speed.found([], reason=f"{reason}{by_assumption}.", **row)
     words = (
         f"{WORK[figure]} was {100.0 * abs(math.expm1(-value)):.1f} % {'lower' if value > 0 else 'higher'} on the "
         f"candidate's {'host' if figure in HOST_FIGURES else 'card'}"
@@ -323,7 +323,7 @@ def _speed(run: Run, *, same_machine: bool, trusted: bool) -> Check:
     text = ", ".join(words)
     spread = max(map(abs, moved.values()))
     slowed, sped = max(moved.values()) > 0, min(moved.values()) < 0
-    return SPEED.found(
+    return speed.found(
         [f"{text[:1].upper()}{text[1:]}"],
         shift=spread if spread <= math.log1p(_DRIFT) else None,
         spares="" if slowed and sped else PASS if slowed else FAIL,

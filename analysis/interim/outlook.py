@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tailgate.analysis.checks.check import Check
-from tailgate.analysis.checks.traffic import SAMPLE_RATIO
+from tailgate.analysis.checks.traffic import sample_ratio
 from tailgate.analysis.judging.comparisons import step_comparisons
 from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from tailgate.analysis.judging.judgement import judge
@@ -73,7 +73,7 @@ def _step_outlook(run: Run, checks: Sequence[Check]) -> StepOutlook | None:
     if ramp is None:
         return None
     compared = step_comparisons(run, ramp.candidate, ramp.limits.step_margin)
-    uneven = [check.reason for check in checks if check.rule is SAMPLE_RATIO and not check.ok]
+    uneven = [check.reason for check in checks if check.rule is sample_ratio and not check.ok]
     own = run.of_arm(ramp.candidate) & run.usable
     return StepOutlook(
         safe=bool(compared) and all(item.verdict == PASS for item in compared),

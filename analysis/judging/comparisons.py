@@ -142,9 +142,6 @@ def compared(run: Run, arm: str, metric: str, samples: tuple[Sample, Sample], qs
     return [replace(item, arm=arm, control=run.control, metric=metric) for item in items]
 
 
-# --- Which requests ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
     """The requests of an arm and of the control. `paired`: each has its copy on the other arm."""

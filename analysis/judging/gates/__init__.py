@@ -12,6 +12,7 @@ from typing import NamedTuple
 from tailgate.analysis.judging.paths import Path
 
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
+ORDER = (FAIL, INCONCLUSIVE, PASS)  # the worst first
 
 
 class Question(NamedTuple):
@@ -20,12 +21,11 @@ class Question(NamedTuple):
     gate: str  # its name, or how its name begins
     kind: str
     asks: str
-    settings: tuple[str, ...]  # its limits, and when it is asked
-    passes: str
-    fails: str
+    settings: tuple[str, ...] = ()  # its limits, and when it is asked
+    passes: str = "at most the limit"
+    fails: str = "above the limit"
 
 
-_COUNT = ("at most the limit", "above the limit")
 # "Surely" means one-sided at `gates.alpha`. What is neither PASS nor FAIL is INCONCLUSIVE.
 QUESTIONS = (
     Question(
@@ -66,7 +66,6 @@ QUESTIONS = (
         "error",
         "Of an arm that refuses what no graph fits: how many requests were refused?",
         ("gates.max_refused_pct", "compile.strict"),
-        *_COUNT,
     ),
     Question(
         "recompiles",
@@ -74,31 +73,25 @@ QUESTIONS = (
         "How often did the arm compile while serving, in its worst trial? `compile`, `recompile`, `limit_hit` and "
         "`jit` events count.",
         ("gates.max_recompiles",),
-        *_COUNT,
     ),
     Question(
         "longest stall",
         "recompile",
         "How long did compiles delay one request at most?",
         ("gates.max_stall_s",),
-        *_COUNT,
     ),
     Question(
         "stall per minute",
         "recompile",
         "How many seconds of each minute did a replica compile?",
         ("gates.max_stall_s_per_min",),
-        *_COUNT,
     ),
-    Question(
-        "requests hit", "recompile", "How many requests did compiles delay?", ("gates.max_requests_hit_pct",), *_COUNT
-    ),
+    Question("requests hit", "recompile", "How many requests did compiles delay?", ("gates.max_requests_hit_pct",)),
     Question(
         "eager steps",
         "recompile",
         "Of a compiled arm of which any step ran eagerly: how many did, of the kind of step with the largest share?",
         ("gates.max_eager_steps_pct",),
-        *_COUNT,
     ),
     Question(
         "parity",
@@ -168,13 +161,5 @@ def status(low: float | None, high: float | None, limit: float) -> str:
 
 def count_gate(arm: str, name: str, kind: str, value: float | None, limit: float, unit: str, reason: str) -> Gate:
     """Return a gate on what happened, which needs no error bars; INCONCLUSIVE if the value is unknown."""
-    return Gate(
-        arm=arm,
-        gate=name,
-        kind=kind,
-        value=value,
-        limit=limit,
-        unit=unit,
-        verdict=status(value, value, limit),
-        reason=reason,
-    )
+    verdict = status(value, value, limit)
+    return Gate(arm=arm, gate=name, kind=kind, value=value, limit=limit, unit=unit, verdict=verdict, reason=reason)

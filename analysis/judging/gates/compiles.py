@@ -19,7 +19,7 @@ from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, coun
 from tailgate.analysis.run.client_stalls import PART, UNKNOWN, ArmStalls, Stall
 from tailgate.analysis.run.compile_events import RECOMPILE_KINDS, held_s
 from tailgate.analysis.run.run import Run
-from tailgate.analysis.run.startup import CompiledSteps, compiled_steps, most_eager
+from tailgate.analysis.run.startup import compiled_steps, most_eager
 from tailgate.analysis.settings.gate_limits import GateLimits
 from tailgate.analysis.wording import counted, digits, percent
 
@@ -147,9 +147,6 @@ def reported_gates(arm: str, facts: CompileFacts, limits: GateLimits) -> list[Ga
     return gates
 
 
-# --- As clients see it ------------------------------------------------------------------------------------------------
-
-
 def may_compile(stall: Stall) -> bool:
     """Return whether the stall may be a compile: nothing else explains it, and it is as long as one."""
     return stall.cause == PART or (stall.cause == UNKNOWN and stall.seconds >= SHORTEST_COMPILE_S)
@@ -201,21 +198,12 @@ def client_gates(
     return gates
 
 
-# --- Steps that ran eagerly -------------------------------------------------------------------------------------------
-
-
 def eager_gates(run: Run, arm: str) -> list[Gate]:
-    """Judge the gate on eager steps, if any step ran eagerly."""
-    if run.account(arm).external:
-        return []
-    most = most_eager(compiled_steps(run, arm))
+    """Judge the share of eager steps, of the kind of step with the largest share; none if no step ran eagerly."""
+    most = None if run.account(arm).external else most_eager(compiled_steps(run, arm))
     if most is None or most.eager_pct == 0:
         return []
-    return [eager_gate(arm, most, run.limits.max_eager_steps_pct)]
-
-
-def eager_gate(arm: str, most: CompiledSteps, limit_pct: float) -> Gate:
-    """Judge the share of eager steps, of the kind of step with the largest share."""
+    limit_pct = run.limits.max_eager_steps_pct
     ran = f"{most.steps - most.compiled} of {most.steps} {most.kind} steps ran eagerly"
     reason = f"{ran} ({percent(most.eager_pct / 100.0)}), limit {limit_pct:g} %."
-    return count_gate(arm, "eager steps", "recompile", most.eager_pct, limit_pct, "pct", reason)
+    return [count_gate(arm, "eager steps", "recompile", most.eager_pct, limit_pct, "pct", reason)]
