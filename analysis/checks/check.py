@@ -83,5 +83,4 @@ class Check:
 
     @property
     def check(self) -> str:
-        """The name of the check."""
         return self.rule.name

@@ -155,7 +155,6 @@ def contradicted(gated: Sequence[Comparison], by_machine: Sequence[Comparison]) 
 
 
 def _contradicted(item: Comparison, by_machine: Sequence[Comparison]) -> bool:
-    """Return whether some machines are on the other side of the margin by more than chance."""
     if item.verdict not in (PASS, FAIL):
         return False
     worse = item.verdict == PASS

@@ -153,7 +153,6 @@ def host(seen: Evidence) -> Iterator[Disturbance]:
 
 
 def _is_shared(seen: Evidence) -> bool:
-    """Return whether all arms ran at the same time."""
     return seen.run.design != "switchback" and not seen.run.in_turn
 
 
@@ -235,7 +234,6 @@ Pairs = Mapping[int, tuple[Device, Device]]
 
 
 def _gaps(pairs: Pairs, figure: str) -> Gaps:
-    """Return the gaps of a figure that is known of both devices."""
     gaps = {}
     for trial, pair in pairs.items():
         if all((getattr(device, figure) or 0.0) > 0.0 for device in pair):

@@ -139,7 +139,6 @@ def overload(seen: Evidence) -> Iterator[Check]:
 
 
 def _loads(run: Run, arm: str) -> list[Load | None]:
-    """Return the arm's offered and answered load, trial by trial; None for a trial with too few requests."""
     requests = run.requests
     own = run.of_arm(arm) & ~requests.broken
     loads = []

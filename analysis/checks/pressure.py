@@ -52,7 +52,6 @@ def pressure(seen: Evidence) -> Iterator[Check]:
 
 
 def _faults(table: Mapping[str, Any], info: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what was wrong with the pressure of one trial."""
     had = mapping(info.get("pressure"))
     began_ns, ended_ns = number(had.get("start_ns")), number(had.get("end_ns"))
     if error := had.get("error"):

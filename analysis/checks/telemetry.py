@@ -97,7 +97,6 @@ def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
 
 
 def _final(trial: Trial, replica: str) -> Mapping[str, Any]:
-    """Return what the replica reported at the end of the trial."""
     return mapping(mapping(trial.info.get("final")).get(replica))
 
 

@@ -75,12 +75,10 @@ class CompileFacts:
 
     @property
     def hit_pct(self) -> float:
-        """The percentage of the requests that compiles delayed; 0 without requests."""
         return 100.0 * self.requests_hit / self.requests if self.requests else 0.0
 
 
 def compile_facts(run: Run, arm: str) -> CompileFacts:
-    """Return what compiles did to the arm while it served."""
     serving = run.serving_events(arm)
     recompiles = [event for event in serving if event.kind in RECOMPILE_KINDS]
     stalling = [event for event in serving if event.stalls]
@@ -125,7 +123,6 @@ def compile_gates(run: Run, arm: str, stalls: ArmStalls) -> list[Gate]:
 
 
 def reported_gates(arm: str, facts: CompileFacts, limits: GateLimits) -> list[Gate]:
-    """Judge the four gates by what was reported."""
     values = (float(facts.most_in_a_trial), facts.longest_stall_s, facts.stall_s_per_min, facts.hit_pct)
     gates = []
     for (name, unit, key, sentence, nothing), value in zip(COMPILE_GATES, values, strict=True):

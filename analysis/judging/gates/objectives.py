@@ -28,7 +28,6 @@ def held_to(run: Run, arm: str) -> Bools:
 
 
 def objective_gate(run: Run, arm: str, target: SloTarget) -> Gate:
-    """Judge whether the arm keeps the target."""
     rows = held_to(run, arm)
     value = observed(run.requests, rows, target)
     what = "token gaps" if target.metric == "itl" else "requests"
@@ -98,7 +97,6 @@ def share_gate(run: Run, arm: str, own: Units, *, name: str, kind: str, allowed:
 
 
 def _needed_s(run: Run, arm: str, result: ShareResult) -> float | None:
-    """Return the run length that would decide the share."""
     misses_too_many = result.missed > result.allowed * result.requests
     return share_needed_s(
         result.missed,

@@ -77,7 +77,6 @@ def parity_gate(
 
 
 def _of_measured(measured: Mapping[str, Any]) -> tuple[str, str]:
-    """Return (verdict, reason) of what was measured before the traffic."""
     verdict = str(measured.get("verdict"))
     verdict = verdict if verdict in ORDER else INCONCLUSIVE
     reasons = [str(row.get("reason")) for row in rows_of(measured.get("findings")) if row.get("verdict") == verdict]
