@@ -14,7 +14,7 @@ import pytest
 
 from tailgate.analysis.checks.applied import apply_checks
 from tailgate.analysis.checks.check import ALL_KINDS, ESTIMATES, PARITY
-from tailgate.analysis.checks.machines import HOST
+from tailgate.analysis.checks.machines import host
 from tailgate.analysis.checks.table import checks_of_run
 from tailgate.analysis.judging.comparisons import Comparisons
 from tailgate.analysis.judging.judgement import judge
@@ -106,7 +106,7 @@ class TestChecksOnGates:
     )
     def test_an_objective_stands_that_passed_although_its_machine_was_slowed(self, verdict, slows, stands):
         (result,) = apply_checks(
-            [gate(kind="slo", verdict=verdict)], [replace(check(name="other work"), rule=replace(HOST, slows=slows))]
+            [gate(kind="slo", verdict=verdict)], [replace(check(name="other work"), rule=replace(host, slows=slows))]
         )
         assert (result.verdict == verdict) is stands
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tailgate.analysis.checks.table import checks_of_run
-from tailgate.analysis.checks.telemetry import UNKNOWN_STALLS, unknown_stalls
+from tailgate.analysis.checks.telemetry import unknown_stalls
 from tailgate.analysis.judging.comparisons import Comparisons
 from tailgate.analysis.judging.gates.compiles import may_compile
 from tailgate.analysis.records.schemas import COMPILE_EVENTS, REQUESTS
@@ -35,7 +36,7 @@ NAIVE = FakeArm(name="compiled", compiles=[Compile(at_s=20 + 60 * step, seconds=
 STALLED = replace(QUIET, arms=(EAGER, NAIVE))
 
 
-CHECK = UNKNOWN_STALLS.name
+CHECK = unknown_stalls.name
 BUDGET = {**GATES, "max_stall_s": 1.0}
 
 
@@ -317,7 +318,8 @@ def test_a_stall_that_its_prompts_explain_is_not_of_unknown_cause(tmp_path, caus
     times = {"start_ns": start_ns, "end_ns": start_ns + 3 * SECOND}
     place = {"arm": "compiled", "trial": 1, "replica": "compiled-0", **times}
     stall = Stall(**place, cause=cause, requests=np.arange(1))
-    check = unknown_stalls(run, replace(seen, stalls=(stall,)))
+    stalls = {"compiled": replace(seen, stalls=(stall,))}
+    (check,) = unknown_stalls.find(SimpleNamespace(run=run, stalls=stalls))
     assert (check.ok, check.gates) == ((True, ()) if cause == WORK else (False, ("longest stall",)))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tailgate.analysis.interim import JOURNAL
-from tailgate.analysis.interim.journal import Watch, append, read_interim, row_of, settled
+from tailgate.analysis.interim.journal import Watch, read_interim, row_of, settled
 from tailgate.analysis.interim.outlook import analyse, outlook_of
 from tailgate.analysis.judging import paths
 from tailgate.analysis.judging.alarms import Alarm, ServedCompile, burst_alarms, compile_alarms, death_alarms
@@ -280,9 +280,7 @@ def test_value_limit_and_interval_of_a_gate_are_in_one_unit(long_run: Path) -> N
 
 
 def test_a_torn_last_line_of_the_journal_is_ignored(tmp_path: Path) -> None:
-    append(tmp_path, {"number": 1})
-    with (tmp_path / JOURNAL).open("a") as file:
-        file.write('{"number": 2, "sec')
+    (tmp_path / JOURNAL).write_text('{"number": 1}\n{"number": 2, "sec')
     assert read_interim(tmp_path) == [{"number": 1}]
     assert read_interim(tmp_path / "none") == []
 
