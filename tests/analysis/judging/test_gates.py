@@ -93,13 +93,6 @@ def test_a_gate_on_a_share_has_what_was_seen_and_what_is_allowed(tmp_path, name,
         assert (gate.verdict, gate.interval[0] < 30.0 < gate.interval[1]) == ("FAIL", True)
 
 
-@pytest.mark.parametrize(("deaths", "verdict"), [([], "PASS"), ([{"arm": "compiled"}], "FAIL")])
-def test_one_death_fails(tmp_path, deaths, verdict):
-    directory = tell(write_run(tmp_path / "run", FakeRun(duration_s=60, rate=2)), deaths=deaths)
-    gates = {gate.gate: gate for gate in judge(Run.of(read_run(directory))).gates}
-    assert gates["deaths"].verdict == verdict
-
-
 def judged(path: Path, *arms: FakeArm, **gates: Any) -> Judgement:
     run = FakeRun(duration_s=120, rate=2, arms=(EAGER, *arms), gates={**gates})
     return judge(Run.of(read_run(write_run(path / "run", run))))

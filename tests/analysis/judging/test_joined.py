@@ -178,12 +178,6 @@ def test_the_summary_names_runs_and_machines(tmp_path):
     assert again == summary
 
 
-def test_a_run_without_compile_events_among_others_leaves_gates_open(tmp_path):
-    _, judgement = judged(joined(tmp_path, on("a"), on("a", telemetry=False)))
-    assert "run-1/trial-01" in check(judgement, "complete").reason
-    assert next(item for item in judgement.gates if item.gate == "recompiles").verdict == "INCONCLUSIVE"
-
-
 def test_a_trial_without_compile_events_among_others_leaves_gates_open(tmp_path):
     run = write_run(tmp_path / "run", on("a", trials=2))
     (run / "trial-02" / "compile_events.arrow").unlink()
