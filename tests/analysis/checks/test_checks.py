@@ -243,19 +243,6 @@ def test_disturbances_shift_an_arm_by_the_largest_change_of_each_place(
     assert check.shift == shift
 
 
-def whole_run(directory: Path) -> tuple[Path, dict[str, Any]]:
-    write_run(directory, FakeRun(rate=8.0))
-    folder = directory / "trial-01"
-    rows = len(read_run(directory).requests)
-    tell(directory, load_processes=1)
-    files = list(folder.glob("requests*.arrow"))
-    assert len(files) == 1
-    files[0].rename(folder / "requests-0.arrow")
-    account = {**ACCOUNT, "planned": rows, "finished": rows, "records": {"written": rows, "dropped": 0}}
-    (folder / "generator-0.json").write_text(json.dumps(account))
-    return folder, account
-
-
 @pytest.mark.parametrize(
     ("changes", "blocked"),
     [
@@ -268,8 +255,10 @@ def whole_run(directory: Path) -> tuple[Path, dict[str, Any]]:
 def test_a_run_whose_generator_fell_short_does_not_pass(
     changes: dict[str, Any], blocked: str | None, tmp_path: Path
 ) -> None:
-    folder, account = whole_run(tmp_path / "run")
-    (folder / "generator-0.json").write_text(json.dumps(account | changes))
-    judgement = judge(Run.of(read_run(tmp_path / "run")))
+    directory = tell(write_run(tmp_path / "run", FakeRun(rate=8.0)), load_processes=1)
+    rows = len(read_run(directory).requests)
+    account = {**ACCOUNT, "planned": rows, "finished": rows, "rows": rows, **changes}
+    (directory / "trial-01" / "generator-0.json").write_text(json.dumps(account))
+    judgement = judge(Run.of(read_run(directory)))
     assert judgement.overall == ("PASS" if blocked is None else "INCONCLUSIVE")
     assert {check.check for check in judgement.checks if not check.ok} == (set() if blocked is None else {blocked})
