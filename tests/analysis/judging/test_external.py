@@ -77,9 +77,12 @@ def test_an_arm_that_never_stalls_passes_with_the_shortest_stall_that_would_show
     assert shown in gates["recompiles"]["reason"]
 
 
-def test_unexplained_stalls_leave_the_gates_open(tmp_path: Path) -> None:
-    gates, row = judged(tmp_path, STALLING)
-    assert row["client_stalls"]["unknown"] == 3
+@pytest.mark.parametrize("logged", [False, True])
+def test_stalls_that_no_log_explains_leave_the_gates_open(tmp_path: Path, logged: bool) -> None:
+    folder = written(tmp_path, STALLING)
+    summary = analyze(write_logged(folder, []) if logged else folder)
+    gates = gates_of(summary)
+    assert row_of(summary)["client_stalls"]["unknown"] == 3
     assert gates["recompiles"]["verdict"] == gates["longest stall"]["verdict"] == "INCONCLUSIVE"
     assert gates["recompiles"]["value"] is None
     assert "3 times" in gates["recompiles"]["reason"]
@@ -130,12 +133,6 @@ def test_an_incomplete_log_passes_no_arm(tmp_path: Path) -> None:
     assert (gate["verdict"], gate["value"]) == ("INCONCLUSIVE", None)
     assert ONCE in gate["reason"]
     assert any(ONCE in note for note in row_of(analyze(folder))["external"]["notes"])
-
-
-def test_stalls_that_the_log_does_not_explain_leave_the_gates_open(tmp_path: Path) -> None:
-    gate = gates_of(analyze(write_logged(written(tmp_path, STALLING), [])))["recompiles"]
-    assert gate["verdict"] == "INCONCLUSIVE"
-    assert "3 times" in gate["reason"]
 
 
 def test_a_trial_without_the_facts_of_its_log_leaves_the_gates_open(tmp_path: Path) -> None:
