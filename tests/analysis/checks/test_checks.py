@@ -18,6 +18,7 @@ from tailgate.analysis.checks.check import Rule
 from tailgate.analysis.checks.generator import dropped_faults, late_faults, lost_processes
 from tailgate.analysis.checks.machines import LEVER, Disturbance, rows_of_rule, speed
 from tailgate.analysis.checks.table import RULES
+from tailgate.analysis.judging.comparisons import Comparisons
 from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from tailgate.analysis.judging.judgement import judge
 from tailgate.analysis.records.run_records import read_run
@@ -209,14 +210,16 @@ def test_a_machine_that_contradicts_all_of_them_opens_the_comparison(item, machi
 
 
 @pytest.mark.parametrize("verdict", [PASS, FAIL])
-def test_only_the_gate_that_is_contradicted_is_opened(verdict):
+def test_only_the_gate_that_is_contradicted_is_opened(verdict, monkeypatch):
     gates = [
         gate("slo", PASS, gate="slo p99_ttft_ms"),
         gate("slo", verdict, gate="slo p99_e2e_ms"),
         gate("noninferiority", verdict),
         gate("recompile", PASS),
     ]
-    check = data.heterogeneity.found(["missed"], arm="compiled", opens=("slo",), gates=("slo p99_ttft_ms",))
+    monkeypatch.setattr(data, "_missed_on_one", lambda run, arm: [("slo p99_ttft_ms", "slo", "missed on b")])
+    run = SimpleNamespace(treatments=("compiled",), machines=("a", "b"))
+    (check,) = data.heterogeneity.find(SimpleNamespace(run=run, compared=Comparisons()))
     after = apply_checks(gates, [check])
     assert [item.verdict for item in after] == [INCONCLUSIVE, verdict, verdict, PASS]
     assert after[0].blocked_by == ("heterogeneity",)
