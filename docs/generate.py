@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import prometheus_client.metrics_core
 import pyarrow as pa
@@ -18,7 +18,6 @@ from pydantic.fields import FieldInfo
 
 from tailgate.analysis.checks.table import RULES
 from tailgate.analysis.glossary import glossary
-from tailgate.analysis.judging.gates import QUESTIONS
 from tailgate.analysis.records import schemas
 from tailgate.analysis.settings.metrics import METRIC_MEANINGS, METRIC_NAMES, gate_label
 from tailgate.analysis.settings.slo_targets import SLO_SCHEMA
@@ -307,6 +306,113 @@ def presets() -> str:
 
 
 # --- Gates and checks -------------------------------------------------------------------------------------------------
+
+
+class Question(NamedTuple):
+    """What a gate asks."""
+
+    gate: str  # its name, or how its name begins
+    kind: str
+    asks: str
+    settings: tuple[str, ...] = ()  # its limits, and when it is asked
+    passes: str = "at most the limit"
+    fails: str = "above the limit"
+
+
+# "Surely" means one-sided at `gates.alpha`. What is neither PASS nor FAIL is INCONCLUSIVE.
+QUESTIONS = (
+    Question(
+        "noninferiority",
+        "noninferiority",
+        "Is a latency quantile of the arm at most a margin above the control's?",
+        ("gates.margin", "gates.margins", "gates.metrics", "gates.quantiles"),
+        "the upper limit of the ratio is below 1 + margin, and so is the ratio over the whole run",
+        "the lower limit is above 1 + margin",
+    ),
+    Question(
+        "slo",
+        "slo",
+        "Does the arm keep an objective?",
+        ("slo.pQ_METRIC_ms", "slo.error_pct"),
+        "the share of requests beyond the limit is surely at most what the quantile allows",
+        "it is surely more, and at least three requests are beyond",
+    ),
+    Question(
+        "goodput",
+        "goodput",
+        "In a search for load: does the arm hold as much as the control, less the margin?",
+        ("gates.margin", "traffic.arrivals"),
+        "by the outer ends of both intervals it holds at least 1 − margin of the control's load",
+        "by the outer ends it holds less",
+    ),
+    Question(
+        "errors",
+        "error",
+        "Are failed requests rare?",
+        ("gates.max_error_pct",),
+        "the share of failed requests is surely at most the limit",
+        "it is surely more, and at least three failed",
+    ),
+    Question("deaths", "error", "Did every managed replica live? The limit is 0.", (), "none died", "any died"),
+    Question(
+        "refused",
+        "error",
+        "Of an arm that refuses what no graph fits: how many requests were refused?",
+        ("gates.max_refused_pct", "compile.strict"),
+    ),
+    Question(
+        "recompiles",
+        "recompile",
+        "How often did the arm compile while serving, in its worst trial? `compile`, `recompile`, `limit_hit` and "
+        "`jit` events count.",
+        ("gates.max_recompiles",),
+    ),
+    Question(
+        "longest stall",
+        "recompile",
+        "How long did compiles delay one request at most?",
+        ("gates.max_stall_s",),
+    ),
+    Question(
+        "stall per minute",
+        "recompile",
+        "How many seconds of each minute did a replica compile?",
+        ("gates.max_stall_s_per_min",),
+    ),
+    Question("requests hit", "recompile", "How many requests did compiles delay?", ("gates.max_requests_hit_pct",)),
+    Question(
+        "eager steps",
+        "recompile",
+        "Of a compiled arm of which any step ran eagerly: how many did, of the kind of step with the largest share?",
+        ("gates.max_eager_steps_pct",),
+    ),
+    Question(
+        "parity",
+        "parity",
+        "Does the arm compute what the control does, where it was measured, is required or can be judged?",
+        ("parity.full", "parity.served", "parity.max_kl", "parity.min_cosine", "parity.max_different"),
+        "it was measured and passed; in float32 all answers are the control's; answers of an external arm are the "
+        "control's but for `parity.max_different`",
+        "it failed, or an answer in float32 differs; answers of an external arm part at surely more than one in four "
+        "tokens",
+    ),
+    Question(
+        "memory ratio",
+        "memory",
+        "If a limit is set: how much more memory does a replica hold at its peak than one of the control?",
+        ("gates.max_memory_ratio",),
+        "the upper limit of the ratio is at most the limit",
+        "the lower limit is above it",
+    ),
+    Question(
+        "ramp",
+        "ramp",
+        "In a ramp: did the candidate reach all of the traffic?",
+        ("ramp.steps",),
+        "it was promoted",
+        "it was rolled back",
+    ),
+)
 
 _KINDS = {"noninferiority": "non-inferiority", "slo": "SLO", "recompile": "compiles", "error": "errors"}
 

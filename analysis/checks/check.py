@@ -61,6 +61,11 @@ class Rule:
         return Check(rule=self, ok=not faults, **own)  # type: ignore[arg-type]
 
 
+def rule(name: str, **facts: Any) -> Callable[[Callable[[Evidence], Iterable[Check]]], Rule]:
+    """Make a rule with these fields of the function that finds its checks."""
+    return lambda find: Rule(name=name, find=find, **facts)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """What a rule found. `arm` None concerns all arms."""
@@ -78,5 +83,4 @@ class Check:
 
     @property
     def check(self) -> str:
-        """The name of the check."""
         return self.rule.name

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from tailgate.analysis.checks.check import ALL_KINDS, ESTIMATES, Check, Evidence, Rule
+from tailgate.analysis.checks.check import ALL_KINDS, ESTIMATES, Check, Evidence, rule
 from tailgate.analysis.checks.generator import known_accounts, lost_processes
 from tailgate.analysis.records.plain_values import mapping, number, text_of
 from tailgate.analysis.run.run import Run
@@ -15,14 +15,23 @@ _MISSING_SLACK = 2  # requests that may be under way when recorders stop
 _MISSING_SHARE = 0.001
 
 
-def _damaged(seen: Evidence) -> Iterable[Check]:
+@rule(
+    "complete",
+    sees="A file is cut off or damaged, a row is repeated, times are missing or run backwards, a request names an "
+    "unknown arm, trial or phase, or all requests of an arm lack `request_id`, `sent_ns` or `output_tokens`.",
+    says="The records are damaged: {}.",
+    remedy="Run again; see the logs of the arms and of the disk.",
+    opens=ALL_KINDS,
+    at_end=True,
+)
+def damaged(seen: Evidence) -> Iterator[Check]:
     run, broken, repeated = seen.run, int(seen.run.requests.broken.sum()), seen.run.requests.repeated
     faults = [*run.records.problems, *_unrecorded(run), *run.unplaced_requests]
     if not run.records.experiment and is_recorded_whole(run):
         faults.append("experiment.toml is missing or empty, so what the arms must hold is unknown")
     faults += [f"{counted(broken, 'request')} with times that are missing or run backwards"] if broken else []
     faults += [f"{counted(repeated, 'row')} of a request that is there already"] if repeated else []
-    yield DAMAGED.found(faults)
+    yield damaged.found(faults)
 
 
 def _unrecorded(run: Run) -> Iterator[str]:
@@ -50,19 +59,17 @@ def is_recorded_whole(run: Run) -> bool:
     return any("arms" in info for info in run.infos)
 
 
-DAMAGED = Rule(
-    name="complete",
-    sees="A file is cut off or damaged, a row is repeated, times are missing or run backwards, a request names an "
-    "unknown arm, trial or phase, or all requests of an arm lack `request_id`, `sent_ns` or `output_tokens`.",
-    find=_damaged,
-    says="The records are damaged: {}.",
-    remedy="Run again; see the logs of the arms and of the disk.",
+@rule(
+    "complete",
+    sees="A trial was stopped or is missing, a load process was lost or cut off, or an arm lacks requests that were "
+    f"planned or that the other arm has (more than {_MISSING_SLACK}, and {percent(_MISSING_SHARE)}).",
+    says="Records are missing: {}.",
+    remedy="Run again, and let the run end by itself; the logs of the arms and logs/locust.log say what went wrong.",
     opens=ALL_KINDS,
     at_end=True,
+    by_step=True,
 )
-
-
-def _missing(seen: Evidence) -> Iterable[Check]:
+def missing(seen: Evidence) -> Iterator[Check]:
     run = seen.run
     trials, accounts = [info for info in run.infos if info], known_accounts(run.records.generators)
     faults = [*_missing_trials(run, trials), *lost_processes(accounts, trials)]
@@ -74,12 +81,12 @@ def _missing(seen: Evidence) -> Iterable[Check]:
             go_on = None
             if not run.trials_of(arm):
                 go_on = "Search again with another seed, and judge both: tailgate analyze RUN RUN."
-            yield MISSING.found(lacking, arm=None if arm == run.control else arm, remedy=go_on)
+            yield missing.found(lacking, arm=None if arm == run.control else arm, remedy=go_on)
     else:
         closed = run.reported_open_loop is False and not run.planned
         alike = run.copied and not closed
         faults += missing_requests(counts, run.planned, mirrored=alike, ended=run.ended_arms)
-    yield MISSING.found(faults)
+    yield missing.found(faults)
 
 
 def _missing_trials(run: Run, trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -127,37 +134,26 @@ def allowed_missing(expected: int) -> int:
     return max(_MISSING_SLACK, int(_MISSING_SHARE * expected))
 
 
-MISSING = Rule(
-    name="complete",
-    sees="A trial was stopped or is missing, a load process was lost or cut off, or an arm lacks requests that were "
-    f"planned or that the other arm has (more than {_MISSING_SLACK}, and {percent(_MISSING_SHARE)}).",
-    find=_missing,
-    says="Records are missing: {}.",
-    remedy="Run again, and let the run end by itself; the logs of the arms and logs/locust.log say what went wrong.",
+@rule(
+    "alive",
+    sees="The arm died, or a replica had stopped serving when the traffic ended. A control that died opens the "
+    "estimates of every arm.",
+    remedy="See the logs of the arm.",
     opens=ALL_KINDS,
-    at_end=True,
-    by_step=True,
 )
-
-
-def _alive(seen: Evidence) -> Iterable[Check]:
+def alive(seen: Evidence) -> Iterator[Check]:
     run = seen.run
     for account in [run.account(arm) for arm in run.arms] if any(run.infos) else []:
-        if not account.external:
-            control = account.arm == run.control
-            yield lived(account.arm, account.deaths, control=control, silent=account.silent)
-
-
-def lived(arm: str, deaths: Sequence[Mapping[str, Any]], *, control: bool, silent: Sequence[str] = ()) -> Check:
-    """Check that the arm survived the run: a control that died spoils every comparison. `silent` replicas live, and
-    neither served nor answered after the traffic."""
-    faults = []
-    for death in deaths:
-        compiling = into_compile(death.get("compiling"))
-        how = f"exit code {death.get('exit_code')}{compiling and f', {compiling}'}"
-        faults.append(f"{death.get('replica', arm)} died under load ({how})")
-    faults += [f"{name} had stopped serving when the traffic ended" for name in silent]
-    return ALIVE.found(faults, arm=None if control else arm, opens=ESTIMATES if control else ALL_KINDS)
+        if account.external:
+            continue
+        faults = []
+        for death in account.deaths:
+            compiling = into_compile(death.get("compiling"))
+            how = f"exit code {death.get('exit_code')}{compiling and f', {compiling}'}"
+            faults.append(f"{death.get('replica', account.arm)} died under load ({how})")
+        faults += [f"{name} had stopped serving when the traffic ended" for name in account.silent]
+        control = account.arm == run.control
+        yield alive.found(faults, arm=None if control else account.arm, opens=ESTIMATES if control else ALL_KINDS)
 
 
 def into_compile(facts: object) -> str:
@@ -165,13 +161,3 @@ def into_compile(facts: object) -> str:
     row = mapping(facts)
     seconds, shape = number(row.get("seconds")), text_of(row, "shape")
     return "" if seconds is None else f"{seconds:.1f} s into a compile" + (f" for {shape}" if shape else "")
-
-
-ALIVE = Rule(
-    name="alive",
-    sees="The arm died, or a replica had stopped serving when the traffic ended. A control that died opens the "
-    "estimates of every arm.",
-    find=_alive,
-    remedy="See the logs of the arm.",
-    opens=ALL_KINDS,
-)

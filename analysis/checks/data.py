@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tailgate.analysis.checks.check import TAIL, TOO_SHORT, Check, Evidence, Rule
+from tailgate.analysis.checks.check import TAIL, TOO_SHORT, Check, Evidence, rule
 from tailgate.analysis.judging.gates import FAIL, PASS
 from tailgate.analysis.judging.gates.latency import noninferiority_name
 from tailgate.analysis.judging.gates.objectives import held_to
@@ -20,7 +20,7 @@ from tailgate.analysis.statistics.planning import TAIL_REQUESTS
 from tailgate.analysis.wording import counted
 
 # Limits are widened for drift. A drift so slow that neighbours are nearly equal cannot be estimated.
-_MOST_CORRELATION = 0.7
+MOST_CORRELATION = 0.7
 # Few machines show little, so that differences count from here on (as is usual of Cochran's Q).
 DISAGREE_ALPHA = 0.1
 
@@ -29,71 +29,49 @@ def _of(seen: Evidence, arm: str) -> list[Comparison]:
     return [item for item in seen.compared.gated if item.arm == arm]
 
 
-def _blocks(seen: Evidence) -> Iterable[Check]:
+@rule(
+    "blocks",
+    sees="Fewer than `gates.min_blocks` steady blocks; for objectives, fewer blocks in the run.",
+    rank=TOO_SHORT,
+    fixed_by_length=True,
+    in_search=False,
+)
+def blocks(seen: Evidence) -> Iterator[Check]:
     run, limits = seen.run, seen.run.limits
     # Sequential evidence waits by itself for enough blocks.
     for arm in () if limits.sequential else run.treatments:
-        blocks = {"noninferiority": min((item.blocks for item in _of(seen, arm)), default=0)}
+        usable = {"noninferiority": min((item.blocks for item in _of(seen, arm)), default=0)}
         if run.targets:
             of_arms = [sum(trial.blocks for trial in run.trials_of(name)) for name in run.arms]
-            blocks["slo"] = min(of_arms) if run.separate else run.blocks
-        short = {kind: count for kind, count in blocks.items() if count < limits.min_blocks}
+            usable["slo"] = min(of_arms) if run.separate else run.blocks
+        short = {kind: count for kind, count in usable.items() if count < limits.min_blocks}
         faults = [
             f"{arm} has {counted(count, 'usable block')} of {run.block_s:g} s; gates.min_blocks asks for "
             f"{limits.min_blocks}"
             for count in sorted(short.values())[:1]
         ]
-        yield BLOCKS.found(faults, arm=arm, opens=tuple(short))
+        yield blocks.found(faults, arm=arm, opens=tuple(short))
 
 
-BLOCKS = Rule(
-    name="blocks",
-    sees="Fewer than `gates.min_blocks` steady blocks; for objectives, fewer blocks in the run.",
-    find=_blocks,
-    rank=TOO_SHORT,
+@rule(
+    "tail",
+    sees=f"Fewer than {TAIL_REQUESTS:g} requests lie beyond the quantile.",
+    opens=("noninferiority",),
+    rank=TAIL,
     fixed_by_length=True,
-    in_search=False,
 )
-
-
-def _tail(seen: Evidence) -> Iterable[Check]:
-    """Check that enough requests lie beyond the quantile to estimate it."""
+def tail_size(seen: Evidence) -> Iterator[Check]:
     run, quantile = seen.run, seen.run.limits.quantile
     needed = math.ceil(round(TAIL_REQUESTS / (1.0 - quantile), 6))
     for arm in run.treatments if run.limits.sequential or not seen.search else ():
         requests = min((item.requests for item in _of(seen, arm)), default=0)
         fault = f"p{100.0 * quantile:.10g} needs {counted(needed, 'compared request')}; {arm} has {requests}"
-        yield TAIL_SIZE.found([fault] if requests < needed else [], arm=arm)
+        yield tail_size.found([fault] if requests < needed else [], arm=arm)
 
 
-TAIL_SIZE = Rule(
-    name="tail",
-    sees=f"Fewer than {TAIL_REQUESTS:g} requests lie beyond the quantile.",
-    find=_tail,
-    opens=("noninferiority",),
-    rank=TAIL,
-    fixed_by_length=True,
-)
-
-
-def _cut(seen: Evidence) -> Iterable[Check]:
-    """Check that fewer requests were in flight at the end than lie beyond the quantile: else the tail is among them."""
-    run, limit = seen.run, 1.0 - seen.run.limits.quantile
-    cut = {arm: run.requests.cut[run.of_arm(arm) & run.usable] for arm in run.arms}
-    for arm in (arm for arm in run.treatments if arm not in run.ended_arms):
-        worst = max((arm, run.control), key=lambda name: float(cut[name].mean()) if cut[name].size else 0.0)
-        count, requests = int(cut[worst].sum()), cut[worst].size
-        fault = (
-            f"{count} of {requests} requests of {worst} were still in flight at the end of the run: all of the "
-            f"slowest {100.0 * limit:.3g} % may be among them"
-        )
-        yield CUT.found([fault] if count / max(1, requests) > limit + 1e-12 else [], arm=arm)
-
-
-CUT = Rule(
-    name="cut requests",
+@rule(
+    "cut requests",
     sees="More requests were cut off by the end than lie beyond the quantile.",
-    find=_cut,
     remedy="Let the run drain before it ends, or run longer.",
     opens=("noninferiority", "slo"),
     rank=TAIL,
@@ -101,56 +79,71 @@ CUT = Rule(
     fixed_by_length=True,
     in_search=False,
 )
-
-
-def _autocorrelation(seen: Evidence) -> Iterable[Check]:
-    if not seen.run.limits.sequential:
-        for arm in seen.run.treatments:
-            yield from autocorrelation(arm, _of(seen, arm))
-
-
-def autocorrelation(arm: str, comparisons: Sequence[Comparison]) -> Iterable[Check]:
-    """Check that neighbouring groups of blocks do not correlate, as resampling assumes; yield nothing if too few."""
-    known = [item.autocorrelation for item in comparisons if item.autocorrelation is not None]
-    if known:
+def cut(seen: Evidence) -> Iterator[Check]:
+    """The slowest requests are in flight the longest."""
+    run, limit = seen.run, 1.0 - seen.run.limits.quantile
+    cut_off = {arm: run.requests.cut[run.of_arm(arm) & run.usable] for arm in run.arms}
+    for arm in (arm for arm in run.treatments if arm not in run.ended_arms):
+        worst = max((arm, run.control), key=lambda name: float(cut_off[name].mean()) if cut_off[name].size else 0.0)
+        count, requests = int(cut_off[worst].sum()), cut_off[worst].size
         fault = (
-            f"The difference of {arm} from the control correlates by {max(known):.2f} between neighbouring groups of "
-            f"blocks, limit {_MOST_CORRELATION:.2f}: a disturbance lasts longer than a group"
+            f"{count} of {requests} requests of {worst} were still in flight at the end of the run: all of the "
+            f"slowest {100.0 * limit:.3g} % may be among them"
         )
-        yield AUTOCORRELATION.found([fault] if max(known) > _MOST_CORRELATION else [], arm=arm)
+        yield cut.found([fault] if count / max(1, requests) > limit + 1e-12 else [], arm=arm)
 
 
-AUTOCORRELATION = Rule(
-    name="block autocorrelation",
-    sees=f"Neighbouring groups of blocks correlate by more than {_MOST_CORRELATION:g}, as predicted from blocks.",
-    find=_autocorrelation,
+@rule(
+    "block autocorrelation",
+    sees=f"Neighbouring groups of blocks correlate by more than {MOST_CORRELATION:g}, as predicted from blocks.",
     remedy="Run longer, so that groups get longer, or run at least six trials (trials.count).",
     opens=("noninferiority",),
     in_search=False,
 )
+def autocorrelation(seen: Evidence) -> Iterator[Check]:
+    for arm in () if seen.run.limits.sequential else seen.run.treatments:
+        correlation = most_correlation(_of(seen, arm))
+        if correlation is not None:
+            fault = (
+                f"The difference of {arm} from the control correlates by {correlation:.2f} between neighbouring groups "
+                f"of blocks, limit {MOST_CORRELATION:.2f}: a disturbance lasts longer than a group"
+            )
+            yield autocorrelation.found([fault] if correlation > MOST_CORRELATION else [], arm=arm)
 
 
-# --- Several machines -------------------------------------------------------------------------------------------------
+def most_correlation(items: Sequence[Comparison]) -> float | None:
+    """Return the largest correlation of neighbouring groups of blocks; None if there are too few groups."""
+    return max((item.autocorrelation for item in items if item.autocorrelation is not None), default=None)
 
 
-def _heterogeneity(seen: Evidence) -> Iterable[Check]:
+@rule(
+    "heterogeneity",
+    sees="One machine of joined runs contradicts what all of them decide, beyond chance (Cochran's Q). It opens the "
+    "gates that are contradicted.",
+    says="The machines disagree: {}.",
+    remedy="Find out in what the machines differ (the section on the runs shows each), or judge each by itself.",
+    opens=("noninferiority", "slo", "error"),
+    in_search=False,
+)
+def heterogeneity(seen: Evidence) -> Iterator[Check]:
     run = seen.run
     for arm in run.treatments if len(run.machines) > 1 else ():
         by_machine = [item for item in seen.compared.by_machine if item.arm == arm]
-        yield heterogeneity(arm, _of(seen, arm), by_machine, list(_missed_on_one(run, arm)))
+        found = [*_missed_on_one(run, arm), *contradicted(_of(seen, arm), by_machine)]
+        yield heterogeneity.found(
+            [text for *_, text in found],
+            arm=arm,
+            opens=tuple(dict.fromkeys(kind for _, kind, _ in found)) or None,
+            gates=tuple(gate for gate, *_ in found),
+        )
 
 
-def heterogeneity(
-    arm: str, gated: Sequence[Comparison], by_machine: Sequence[Comparison], shares: Sequence[tuple[str, str, str]]
-) -> Check:
-    """Check that no single machine contradicts what all of them together decide.
+def contradicted(gated: Sequence[Comparison], by_machine: Sequence[Comparison]) -> Iterator[tuple[str, str, str]]:
+    """Yield (gate, kind, observation) of each decided comparison over all machines that one machine contradicts.
 
-    `gated` are the arm's decided comparisons over all machines and `by_machine` the same of each machine. One is
-    contradicted by a machine that is surely on the other side of the margin, or by one that was seen there where
-    machines differ by more than chance (Cochran's Q). `shares` are the gates on shares that passed while one machine
-    surely misses them: (gate, kind, what was seen there).
+    It is surely on the other side of the margin, or it was seen there and machines differ by more than chance
+    (Cochran's Q).
     """
-    found = list(shares)
     for item in gated:
         own = [one for one in by_machine if (one.metric, one.quantile) == (item.metric, item.quantile)]
         if _contradicted(item, own):
@@ -158,29 +151,10 @@ def heterogeneity(
             on_each = ", ".join(f"{ratio:.2f} on {machine}" for ratio, machine in reversed(known))
             label = quantile_label(item.metric, item.quantile)
             text = f"{label} is {item.ratio:.2f} times that of {item.control} over all, and {on_each}"
-            found.append((noninferiority_name(item), "noninferiority", text))
-    return HETEROGENEITY.found(
-        [text for *_, text in found],
-        arm=arm,
-        opens=tuple(dict.fromkeys(kind for _, kind, _ in found)) or None,
-        gates=tuple(gate for gate, *_ in found),
-    )
-
-
-HETEROGENEITY = Rule(
-    name="heterogeneity",
-    sees="One machine of joined runs contradicts what all of them decide, beyond chance (Cochran's Q). It opens the "
-    "gates that are contradicted.",
-    find=_heterogeneity,
-    says="The machines disagree: {}.",
-    remedy="Find out in what the machines differ (the section on the runs shows each), or judge each by itself.",
-    opens=("noninferiority", "slo", "error"),
-    in_search=False,
-)
+            yield noninferiority_name(item), "noninferiority", text
 
 
 def _contradicted(item: Comparison, by_machine: Sequence[Comparison]) -> bool:
-    """Return whether some machines are on the other side of the margin by more than chance."""
     if item.verdict not in (PASS, FAIL):
         return False
     worse = item.verdict == PASS
@@ -194,7 +168,7 @@ def _contradicted(item: Comparison, by_machine: Sequence[Comparison]) -> bool:
     return p_value is not None and p_value <= DISAGREE_ALPHA
 
 
-def _missed_on_one(run: Run, arm: str) -> Iterable[tuple[str, str, str]]:
+def _missed_on_one(run: Run, arm: str) -> Iterator[tuple[str, str, str]]:
     """Yield (gate, kind, observation) of each share gate that the arm passes overall and surely misses on one
     machine."""
     requests = run.requests

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tailgate.analysis.checks.check import ALL_KINDS, ESTIMATES, Check, Evidence, Rule
+from tailgate.analysis.checks.check import ALL_KINDS, ESTIMATES, Check, Evidence, rule
 from tailgate.analysis.records.plain_values import mapping, number
 from tailgate.analysis.run.pairs import drawn, lag_differences
 from tailgate.analysis.run.run import Run
@@ -22,7 +22,17 @@ UNSEEN_SHARE = 0.001  # of production requests that may be missing: those of the
 Account = Mapping[str, Any]
 
 
-def _generator(seen: Evidence) -> Iterable[Check]:
+@rule(
+    "load generator",
+    sees="p99 of the lag is above `gates.max_generator_lag_ms` or unknown; a load process dropped records (which "
+    "opens all gates), read late, used up its core or has an unknown clock; production requests are missing; or one "
+    "arm's requests were sent later than the other's by more than a fifth of the margin.",
+    says="The load generator fell short: {}.",
+    remedy="Give the load generator its own cores or more workers (traffic.workers) near the master and a faster disk, "
+    "or lower the rate. Where one arm alone is late, look for what delays its connections.",
+    by_step=True,
+)
+def generator(seen: Evidence) -> Iterator[Check]:
     run, limit_ms, lag_ms = seen.run, seen.run.limits.max_generator_lag_ms, _lag_ms(seen.run)
     accounts = known_accounts(run.records.generators)
     faults = late_faults(accounts, limit_ms)
@@ -35,14 +45,14 @@ def _generator(seen: Evidence) -> Iterable[Check]:
     if is_kept or accounts:
         dropped = list(dropped_faults(accounts))
         opens = ALL_KINDS if dropped else ESTIMATES
-        yield GENERATOR.found([*dropped, *faults], opens=opens)
+        yield generator.found([*dropped, *faults], opens=opens)
     for arm in run.treatments:
         faults = [
             f"requests of {arm} were sent {lag:+.3g} ms after those of {run.control} {what}, limit {most:.3g} ms"
             for what, lag, most in (() if arm in run.ended_arms else lag_differences(run, arm))
             if abs(lag) > most
         ]
-        yield from [GENERATOR.found(faults, arm=arm)] if faults else []
+        yield from [generator.found(faults, arm=arm)] if faults else []
 
 
 def _lag_ms(run: Run) -> float | None:
@@ -56,19 +66,6 @@ def _lag_ms(run: Run) -> float | None:
     recorded = quantile(run.requests.lag_ms(drawn(run, ~run.requests.broken)), 0.99)
     known = [lag for lag in (*lags, recorded) if lag is not None and not math.isnan(lag)]
     return max(known, default=None)
-
-
-GENERATOR = Rule(
-    name="load generator",
-    sees="p99 of the lag is above `gates.max_generator_lag_ms` or unknown; a load process dropped records (which "
-    "opens all gates), read late, used up its core or has an unknown clock; production requests are missing; or one "
-    "arm's requests were sent later than the other's by more than a fifth of the margin.",
-    find=_generator,
-    says="The load generator fell short: {}.",
-    remedy="Give the load generator its own cores or more workers (traffic.workers) near the master and a faster disk, "
-    "or lower the rate. Where one arm alone is late, look for what delays its connections.",
-    by_step=True,
-)
 
 
 def late_faults(accounts: Sequence[Account], limit_ms: float) -> list[str]:
@@ -91,9 +88,6 @@ def late_faults(accounts: Sequence[Account], limit_ms: float) -> list[str]:
         elif clock and not clock.get("same") and off_ms > limit_ms:
             faults.append(f"the clock of {name} is known to ± {off_ms:.2g} ms, limit {limit_ms:g} ms")
     return faults
-
-
-# --- Requests that were lost ------------------------------------------------------------------------------------------
 
 
 def dropped_faults(accounts: Iterable[Account]) -> Iterator[str]:

@@ -23,14 +23,14 @@ class MachineVerdict:
 def machine_verdict(machines: MachineRecords, checks: Sequence[Check]) -> MachineVerdict:
     """Return the verdict: disturbed where a check of the machines failed, quiet only where nothing is unknown."""
     if not machines.monitored:
-        line = "no monitor recorded the machines of this run."
-        return MachineVerdict(verdict="not monitored", line=f"Not monitored: {line}")
+        line = "Not monitored: no monitor recorded the machines of this run."
+        return MachineVerdict(verdict="not monitored", line=line)
     if disturbed := [row.reason for row in checks if row.rule.rank == MACHINES and not row.ok]:
         return MachineVerdict(verdict="disturbed", line=f"Disturbed: {' '.join(disturbed)}")
-    line = "no disturbance was recorded"
     if unknown := "; ".join(_unknown(machines)):
-        return MachineVerdict(verdict="partly monitored", line=f"Partly monitored: {line}; unknown: {unknown}.")
-    return MachineVerdict(verdict="quiet", line=f"Quiet: {line}.")
+        line = f"Partly monitored: no disturbance was recorded; unknown: {unknown}."
+        return MachineVerdict(verdict="partly monitored", line=line)
+    return MachineVerdict(verdict="quiet", line="Quiet: no disturbance was recorded.")
 
 
 def _unknown(machines: MachineRecords) -> Iterator[str]:
@@ -46,13 +46,10 @@ def _unknown(machines: MachineRecords) -> Iterator[str]:
     cards |= {(device.trial, device.name) for device in machines.used}
     if lacking := {name for trial, name in cards - known if trial in {host.trial for host in hosts}}:
         yield f"other processes, clocks and throttling of {', '.join(sorted(lacking))}"
-    twice: dict[tuple[int, str], set[str]] = {}  # the figures that were measured before and after, by place
+    twice = {(item.trial, item.device, item.figure) for item in machines.speeds if len(item.logs) == 2}
     placed = {(trial, device) for trial, row in machines.placed.items() for device in row.values()}
-    for item in machines.speeds:
-        placed.add((item.trial, item.device))
-        if len(item.logs) == 2:
-            twice.setdefault((item.trial, item.device), set()).add(item.figure)
-    short = sorted({place[0] for place in placed if len(twice.get(place, ())) < len(FIGURES)})
+    placed |= {(item.trial, item.device) for item in machines.speeds}
+    short = sorted({place[0] for place in placed if any((*place, figure) not in twice for figure in FIGURES)})
     why = f" ({'; '.join(machines.errors)})" if machines.errors else ""
     if not twice:
         yield f"the speed of the machines, since no reference was measured{why}"

@@ -7,10 +7,10 @@ disturbs a host. A difference that falls on an arm and the control alike, since 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tailgate.analysis.checks.check import ESTIMATES, MACHINES, Check, Evidence, Rule
 from tailgate.analysis.records.schemas import RUN_HOST
@@ -74,12 +74,32 @@ def rows_of_rule(rule: Rule, arms: Sequence[str], found: Iterable[Disturbance]) 
         )
 
 
-# --- Other work -------------------------------------------------------------------------------------------------------
+def machine_rule(name: str, **facts: Any) -> Callable[[Callable[[Evidence], Iterable[Disturbance]]], Rule]:
+    """Make a rule with these fields of a function that finds disturbances."""
+
+    def made(find: Callable[[Evidence], Iterable[Disturbance]]) -> Rule:
+        rule = Rule(
+            name=name,
+            find=lambda seen: rows_of_rule(rule, seen.run.arms, find(seen)),
+            rank=MACHINES,
+            **facts,
+        )
+        return rule
+
+    return made
 
 
-def foreign_work(seen: Evidence) -> Iterator[Disturbance]:
-    """Yield other processes on an arm's device. If they are hidden during the traffic, those present before the arms
-    started count as present throughout."""
+@machine_rule(
+    "other work",
+    sees=f"Other processes were on an arm's device for over {percent(_MOST_SHARE)} of a trial. On the control's "
+    "device it opens the gates of every arm.",
+    remedy="Stop what else runs on the card (`nvidia-smi` lists it), or use another one.",
+    opens=(*ESTIMATES, "memory"),  # others' memory on a card looks like the arm's
+    slows=True,
+)
+def foreign(seen: Evidence) -> Iterator[Disturbance]:
+    """If other processes are hidden during the traffic, those present before the arms started count as present
+    throughout."""
     for device in seen.machines.used:
         if device.foreign_s is not None:
             held = f" with {device.foreign_bytes / 2**30:.3g} GiB" if device.foreign_bytes else ""
@@ -102,12 +122,17 @@ def _for_too_long(device: Device, seconds: float, text: str) -> Iterator[Disturb
         )
 
 
-def host_work(seen: Evidence) -> Iterator[Disturbance]:
-    """Yield hosts on which the hypervisor or other work took too much CPU time, or tasks waited for memory.
-
-    If all arms ran at the same time, a share of CPU time can have slowed an arm by at most that share. If arms took
-    turns, all of it may have fallen on one of them.
-    """
+@machine_rule(
+    "other work",
+    sees="The hypervisor took over `gates.max_steal_pct` of a host, other work over `gates.max_other_cpu_pct`, or "
+    f"tasks waited for memory for over {percent(_MOST_SHARE)} of the time.",
+    remedy="Stop other work on the host and give the run its own processors and memory, use one that shares no "
+    "processor with other virtual machines, or raise gates.max_steal_pct or gates.max_other_cpu_pct.",
+    slows=True,
+)
+def host(seen: Evidence) -> Iterator[Disturbance]:
+    """If all arms ran at the same time, a share of CPU time can have slowed an arm by at most that share. If arms took
+    turns, all of it may have fallen on one of them."""
     limits = seen.run.limits
     for host in seen.machines.hosts:
         name = "the host" if host.host == RUN_HOST else f"the host of {host.host}"
@@ -128,33 +153,7 @@ def host_work(seen: Evidence) -> Iterator[Disturbance]:
 
 
 def _is_shared(seen: Evidence) -> bool:
-    """Return whether all arms ran at the same time."""
     return seen.run.design != "switchback" and not seen.run.in_turn
-
-
-FOREIGN: Rule = Rule(
-    name="other work",
-    sees=f"Other processes were on an arm's device for over {percent(_MOST_SHARE)} of a trial. On the control's "
-    "device it opens the gates of every arm.",
-    find=lambda seen: rows_of_rule(FOREIGN, seen.run.arms, foreign_work(seen)),
-    remedy="Stop what else runs on the card (`nvidia-smi` lists it), or use another one.",
-    opens=(*ESTIMATES, "memory"),  # others' memory on a card looks like the arm's
-    slows=True,
-    rank=MACHINES,
-)
-HOST: Rule = Rule(
-    name="other work",
-    sees="The hypervisor took over `gates.max_steal_pct` of a host, other work over `gates.max_other_cpu_pct`, or "
-    f"tasks waited for memory for over {percent(_MOST_SHARE)} of the time.",
-    find=lambda seen: rows_of_rule(HOST, seen.run.arms, host_work(seen)),
-    remedy="Stop other work on the host and give the run its own processors and memory, use one that shares no "
-    "processor with other virtual machines, or raise gates.max_steal_pct or gates.max_other_cpu_pct.",
-    slows=True,
-    rank=MACHINES,
-)
-
-
-# --- Throttling -------------------------------------------------------------------------------------------------------
 
 
 class Reading(NamedTuple):
@@ -193,9 +192,15 @@ def _lost(log_ratio: float) -> float:
     return -math.expm1(-abs(log_ratio))
 
 
-def throttling(seen: Evidence) -> Iterator[Disturbance]:
-    """Yield arms' devices that were throttled. The power cap counts only if clocks are unknown: clocks show its
-    effect."""
+@machine_rule(
+    "throttling",
+    sees=f"Heat, a power brake or sync boost held an arm's device back for over {percent(_MOST_SHARE)} of a trial. On "
+    "the control's device it opens the gates of every arm.",
+    remedy="Cool the card or lower and lock its clock below what it cannot hold, and run again.",
+    slows=True,
+)
+def throttled(seen: Evidence) -> Iterator[Disturbance]:
+    """The power cap counts only if clocks are unknown: clocks show its effect."""
     for device in seen.machines.used:
         held = dict(device.throttled_s or {})
         seconds = device.throttle_s or 0.0
@@ -207,8 +212,14 @@ def throttling(seen: Evidence) -> Iterator[Disturbance]:
         yield from _for_too_long(device, seconds, f"{device.name} was throttled ({why})")
 
 
+@machine_rule(
+    "throttling",
+    sees="The power limit or clock of the arm's device differs from the control's by more than "
+    "`gates.max_machine_drift`.",
+    remedy="Give all cards one power limit and one clock that they hold (`nvidia-smi -pl`, `-lgc`), or swap them over "
+    "an even number of trials (trials.swap_devices).",
+)
 def settings(seen: Evidence) -> Iterator[Disturbance]:
-    """Yield power limits and clocks that differ between an arm's device and the control's."""
     for arm in seen.run.treatments:
         pairs = seen.machines.pairs(arm, seen.run.control)
         for what, gaps in (
@@ -223,7 +234,6 @@ Pairs = Mapping[int, tuple[Device, Device]]
 
 
 def _gaps(pairs: Pairs, figure: str) -> Gaps:
-    """Return the gaps of a figure that is known of both devices."""
     gaps = {}
     for trial, pair in pairs.items():
         if all((getattr(device, figure) or 0.0) > 0.0 for device in pair):
@@ -253,32 +263,16 @@ def _capped_clocks(pairs: Pairs) -> Gaps:
     return {} if follows_the_arm else gaps
 
 
-THROTTLED: Rule = Rule(
-    name="throttling",
-    sees=f"Heat, a power brake or sync boost held an arm's device back for over {percent(_MOST_SHARE)} of a trial. On "
-    "the control's device it opens the gates of every arm.",
-    find=lambda seen: rows_of_rule(THROTTLED, seen.run.arms, throttling(seen)),
-    remedy="Cool the card or lower and lock its clock below what it cannot hold, and run again.",
-    slows=True,
-    rank=MACHINES,
+@machine_rule(
+    "machine speed",
+    sees="By the reference, a device or host changed by more than `gates.max_machine_drift` around or between "
+    "trials, or differs between the arms. From six trials on a ratio may still be decided.",
+    remedy="Let the machine settle, lock the clocks of its cards, if any, and run again with nothing else on the host, "
+    "on cards of one speed or swapped over an even number of trials (trials.swap_devices). A ratio to the control is "
+    "decided by more trials, too: six or more in all, on several days.",
 )
-SETTINGS: Rule = Rule(
-    name="throttling",
-    sees="The power limit or clock of the arm's device differs from the control's by more than "
-    "`gates.max_machine_drift`.",
-    find=lambda seen: rows_of_rule(SETTINGS, seen.run.arms, settings(seen)),
-    remedy="Give all cards one power limit and one clock that they hold (`nvidia-smi -pl`, `-lgc`), or swap them over "
-    "an even number of trials (trials.swap_devices).",
-    rank=MACHINES,
-)
-
-
-# --- Speed ------------------------------------------------------------------------------------------------------------
-
-
 def speed(seen: Evidence) -> Iterator[Disturbance]:
-    """Yield devices and hosts that were not as fast as before, or as each other, by the reference."""
-    yield from (item for item in _changes(seen) if item.excess > 1.0)
+    yield from _changes(seen)
     yield from _differences(seen)
 
 
@@ -294,27 +288,28 @@ def _changes(seen: Evidence) -> Iterator[Disturbance]:
             groups.setdefault((item.figure, item.size, item.card), []).append(item)
     for own in groups.values():
         fastest = max(own, key=lambda item: item.mean)
+        changes = [
+            (item, fastest, fastest.mean - item.mean, 1.0, f"in trial {item.trial} than in trial {fastest.trial}")
+            for item in own
+            if item.trial != fastest.trial
+        ]
         for item in own:
             if len(item.logs) == 2:
                 change = item.logs[1] - item.logs[0]
-                when, other = ("after", "before") if change < 0 else ("before", "after")
-                yield _change(seen, item, item, abs(change), half, f"{when} trial {item.trial} than {other} it")
-            if item.trial != fastest.trial:
-                text = f"in trial {item.trial} than in trial {fastest.trial}"
-                yield _change(seen, item, fastest, fastest.mean - item.mean, 1.0, text)
-
-
-def _change(seen: Evidence, item: Speed, other: Speed, change: float, part: float, text: str) -> Disturbance:
-    both = [_concerned(seen.machines, one) for one in (item, other)]
-    return Disturbance(
-        place=item.card if item.figure in CARD_FIGURES else "host",
-        trial=item.trial,
-        arms=None if None in both else tuple(dict.fromkeys(arm for arms in both for arm in arms or ())),
-        excess=_lost(change) / seen.run.limits.max_machine_drift,
-        shift=part * change,
-        among_trials=True,
-        text=f"{WORK[item.figure]} was {percent(_lost(change))} lower on {_where(item)} {text}",
-    )
+                when, than = ("after", "before") if change < 0 else ("before", "after")
+                changes.append((item, item, abs(change), half, f"{when} trial {item.trial} than {than} it"))
+        for item, other, change, part, text in changes:
+            lost, both = _lost(change), [_concerned(seen.machines, one) for one in (item, other)]
+            if lost > seen.run.limits.max_machine_drift:
+                yield Disturbance(
+                    place=item.card if item.figure in CARD_FIGURES else "host",
+                    trial=item.trial,
+                    arms=None if None in both else tuple(dict.fromkeys(arm for arms in both for arm in arms or ())),
+                    excess=lost / seen.run.limits.max_machine_drift,
+                    shift=part * change,
+                    among_trials=True,
+                    text=f"{WORK[item.figure]} was {percent(lost)} lower on {_where(item)} {text}",
+                )
 
 
 def _concerned(machines: MachineRecords, item: Speed) -> tuple[str, ...] | None:
@@ -351,15 +346,3 @@ def _differences(seen: Evidence) -> Iterator[Disturbance]:
             stays = fmean(lasting[one.card] - lasting[two.card] for one, two in gaps.values()) if gaps else 0.0
             part = "" if figure in CARD_FIGURES else "host"
             yield from unequal(arm, WORK[figure], gaps, limit, part=part, momentary=_lost(stays) <= limit)
-
-
-SPEED: Rule = Rule(
-    name="machine speed",
-    sees="By the reference, a device or host changed by more than `gates.max_machine_drift` around or between "
-    "trials, or differs between the arms. From six trials on a ratio may still be decided.",
-    find=lambda seen: rows_of_rule(SPEED, seen.run.arms, speed(seen)),
-    remedy="Let the machine settle, lock the clocks of its cards, if any, and run again with nothing else on the host, "
-    "on cards of one speed or swapped over an even number of trials (trials.swap_devices). A ratio to the control is "
-    "decided by more trials, too: six or more in all, on several days.",
-    rank=MACHINES,
-)

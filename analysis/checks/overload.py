@@ -6,14 +6,14 @@ two; overload raises this floor from window to window (docs/explanation/method.m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 
 from tailgate.analysis.arrays import Bools, Floats, Ints
-from tailgate.analysis.checks.check import OVERLOADED, Check, Evidence, Rule
+from tailgate.analysis.checks.check import OVERLOADED, Check, Evidence, rule
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.wording import counted, digits, listed
 
@@ -99,17 +99,46 @@ def _undone(start_s: Floats, end_s: Floats, turned: Bools, width: float) -> Ints
     return counted(start_s) - counted(end_s[~turned])
 
 
-# --- The check --------------------------------------------------------------------------------------------------------
-
-
-def _overload(seen: Evidence) -> Iterable[Check]:
-    # A closed loop cannot overload.
-    if seen.run.reported_open_loop is not False:
-        yield from overload({arm: _loads(seen.run, arm) for arm in seen.run.arms}, seen.run.control)
+# The ratio of two growing queues says nothing of the arms, nor does an objective that a short queue still keeps. One
+# that is missed stays missed.
+@rule(
+    "overload",
+    sees="The control and the arm were offered more than they can serve, in at least half of the trials. A missed "
+    "objective stays missed.",
+    remedy='Lower the rate, or search for what the arms hold (traffic.arrivals = "saturation").',
+    opens=("noninferiority", "slo"),
+    keeps=("recompile", "error", "slo"),
+    rank=OVERLOADED,
+    in_search=False,  # a search overloads the arms on purpose
+)
+def overload(seen: Evidence) -> Iterator[Check]:
+    """An arm that is overloaded while the control is not is the weaker one."""
+    if seen.run.reported_open_loop is False:
+        return  # a closed loop cannot overload
+    control = seen.run.control
+    of_control = _loads(seen.run, control)
+    for arm in seen.run.treatments:
+        pairs = zip(of_control, _loads(seen.run, arm), strict=True)
+        both = [(base, own) for base, own in pairs if base is not None and own is not None]
+        over = [pair for pair in both if pair[0].overloaded and pair[1].overloaded]
+        if not over:
+            yield from [overload.found([])] if both else []
+            continue
+        offered = fmean(load.offered_rps for pair in over for load in pair)
+        answered = [fmean(load.answered_rps for load in of_arm) for of_arm in zip(*over, strict=True)]
+        fault = (
+            f"{control} and {arm} were overloaded in {len(over)} of {counted(len(both), 'trial')}: of "
+            f"{digits(offered)} requests/s they answered {listed([digits(rate) for rate in answered])}"
+        )
+        yield overload.found(
+            [fault] if 2 * len(over) >= len(both) else [],
+            arm=arm,
+            remedy=f"Lower the rate to {digits(_BELOW * min(answered), 2)} requests/s or less, or search for what the "
+            'arms hold (traffic.arrivals = "saturation").',
+        )
 
 
 def _loads(run: Run, arm: str) -> list[Load | None]:
-    """Return the arm's offered and answered load, trial by trial; None for a trial with too few requests."""
     requests = run.requests
     own = run.of_arm(arm) & ~requests.broken
     loads = []
@@ -119,45 +148,3 @@ def _loads(run: Run, arm: str) -> list[Load | None]:
         seconds = trial.seconds - (trial.first_ns - trial.start_ns) / 1e9
         loads.append(load_of(start_s, end_s, requests.ok[rows], requests.shed[rows], seconds=seconds))
     return loads
-
-
-def overload(loads: Mapping[str, Sequence[Load | None]], control: str) -> Iterable[Check]:
-    """Check that each arm could serve its load, or the control could: then the overload is the arm's own.
-
-    `loads` holds the load of each arm by trial, None if unknown. An arm and the control are overloaded together in a
-    trial if both are, and in a run if they are in half of the trials with known loads.
-    """
-    for arm in (name for name in loads if name != control):
-        pairs = zip(loads[control], loads[arm], strict=True)
-        both = [(base, own) for base, own in pairs if base is not None and own is not None]
-        over = [pair for pair in both if pair[0].overloaded and pair[1].overloaded]
-        if not over:
-            yield from [OVERLOAD.found([])] if both else []
-            continue
-        offered = fmean(load.offered_rps for pair in over for load in pair)
-        answered = [fmean(load.answered_rps for load in of_arm) for of_arm in zip(*over, strict=True)]
-        fault = (
-            f"{control} and {arm} were overloaded in {len(over)} of {counted(len(both), 'trial')}: of "
-            f"{digits(offered)} requests/s they answered {listed([digits(rate) for rate in answered])}"
-        )
-        yield OVERLOAD.found(
-            [fault] if 2 * len(over) >= len(both) else [],
-            arm=arm,
-            remedy=f"Lower the rate to {digits(_BELOW * min(answered), 2)} requests/s or less, or search for what the "
-            'arms hold (traffic.arrivals = "saturation").',
-        )
-
-
-# The ratio of two growing queues says nothing of the arms, nor does an objective that a short queue still keeps. One
-# that is missed stays missed.
-OVERLOAD = Rule(
-    name="overload",
-    sees="The control and the arm were offered more than they can serve, in at least half of the trials. A missed "
-    "objective stays missed.",
-    find=_overload,
-    remedy='Lower the rate, or search for what the arms hold (traffic.arrivals = "saturation").',
-    opens=("noninferiority", "slo"),
-    keeps=("recompile", "error", "slo"),
-    rank=OVERLOADED,
-    in_search=False,  # a search overloads the arms on purpose
-)

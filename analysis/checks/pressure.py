@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tailgate.analysis.checks.check import Check, Evidence, Rule
+from tailgate.analysis.checks.check import Check, Evidence, rule
 from tailgate.analysis.records.plain_values import mapping, number
 from tailgate.analysis.wording import counted, digits
 
@@ -29,18 +29,25 @@ def in_words(experiment: Mapping[str, Any]) -> str:
     return f"a neighbour {' and '.join(parts)} over the whole traffic"
 
 
-def _pressure(seen: Evidence) -> Iterable[Check]:
-    """Check that every arm was under the same pressure; otherwise the pressure explains a difference."""
+@rule(
+    "pressure",
+    sees="What `[pressure]` asks for was not on, or not for the whole traffic.",
+    says="The machines were not under the pressure that the experiment asks for: {}.",
+    remedy="See neighbour.log in the trial's folder, lower what [pressure] asks for, and run again.",
+    opens=("noninferiority", "slo", "goodput", "memory"),
+    at_end=True,
+)
+def pressure(seen: Evidence) -> Iterator[Check]:
+    """Pressure on one arm alone explains a difference."""
     table = asked(seen.run.records.experiment)
     if table is not None:
         infos = [info for info in seen.run.infos if info and info.get("start_ns")]
-        yield PRESSURE.found(
+        yield pressure.found(
             [f"trial {info.get('trial')}: {fault}" for info in infos for fault in _faults(table, info)]
         )
 
 
 def _faults(table: Mapping[str, Any], info: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what was wrong with the pressure of one trial."""
     had = mapping(info.get("pressure"))
     began_ns, ended_ns = number(had.get("start_ns")), number(had.get("end_ns"))
     if error := had.get("error"):
@@ -54,14 +61,3 @@ def _faults(table: Mapping[str, Any], info: Mapping[str, Any]) -> Iterator[str]:
         first_s, last_s = max(0.0, (began_ns - traffic_ns) / 1e9), (ended_ns - traffic_ns) / 1e9
         if min(last_s, duration_s) - first_s < _LEAST_SHARE * duration_s:
             yield f"it was on from {digits(first_s)} to {digits(last_s)} s of the traffic"
-
-
-PRESSURE = Rule(
-    name="pressure",
-    sees="What `[pressure]` asks for was not on, or not for the whole traffic.",
-    find=_pressure,
-    says="The machines were not under the pressure that the experiment asks for: {}.",
-    remedy="See neighbour.log in the trial's folder, lower what [pressure] asks for, and run again.",
-    opens=("noninferiority", "slo", "goodput", "memory"),
-    at_end=True,
-)

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import groupby
 
-from tailgate.analysis.checks.arms import ANSWERS, COMPARABLE, EQUAL_WORK, TOKEN_STREAM
+from tailgate.analysis.checks.arms import answers, comparable, equal_work, token_stream
 from tailgate.analysis.checks.check import Check, Evidence, Rule
-from tailgate.analysis.checks.complete import ALIVE, DAMAGED, MISSING
-from tailgate.analysis.checks.data import AUTOCORRELATION, BLOCKS, CUT, HETEROGENEITY, TAIL_SIZE
-from tailgate.analysis.checks.generator import GENERATOR
-from tailgate.analysis.checks.machines import FOREIGN, HOST, SETTINGS, SPEED, THROTTLED
-from tailgate.analysis.checks.overload import OVERLOAD
-from tailgate.analysis.checks.pressure import PRESSURE
-from tailgate.analysis.checks.telemetry import BLIND, COMPILED, TELEMETRY, UNKNOWN_STALLS
-from tailgate.analysis.checks.traffic import CONTROL_ERRORS, INTERFERENCE, OPEN_LOOP, PAIRS, SAMPLE_RATIO, SCHEDULES
+from tailgate.analysis.checks.complete import alive, damaged, missing
+from tailgate.analysis.checks.data import autocorrelation, blocks, cut, heterogeneity, tail_size
+from tailgate.analysis.checks.generator import generator
+from tailgate.analysis.checks.machines import foreign, host, settings, speed, throttled
+from tailgate.analysis.checks.overload import overload
+from tailgate.analysis.checks.pressure import pressure
+from tailgate.analysis.checks.telemetry import blind, compiled, telemetry, unknown_stalls
+from tailgate.analysis.checks.traffic import control_errors, interference, open_loop, pairs, sample_ratio, schedules
 from tailgate.analysis.judging.comparisons import Comparisons
 from tailgate.analysis.judging.load_steps import is_search
 from tailgate.analysis.run.client_stalls import ArmStalls
@@ -24,32 +24,32 @@ from tailgate.analysis.run.run import Run
 
 # Rules of one check follow each other. Of two with one rank, the first gives the reason of an open verdict.
 RULES: tuple[Rule, ...] = (
-    OVERLOAD,
-    *(DAMAGED, MISSING),
-    ALIVE,
-    SCHEDULES,
-    SAMPLE_RATIO,
-    CONTROL_ERRORS,
-    PRESSURE,
-    GENERATOR,
-    OPEN_LOOP,
-    INTERFERENCE,
-    ANSWERS,
-    BLOCKS,
-    TAIL_SIZE,
-    AUTOCORRELATION,
-    COMPARABLE,
-    EQUAL_WORK,
-    TOKEN_STREAM,
-    PAIRS,
-    CUT,
-    *(TELEMETRY, BLIND),
-    UNKNOWN_STALLS,
-    COMPILED,
-    *(FOREIGN, HOST),
-    *(THROTTLED, SETTINGS),
-    SPEED,
-    HETEROGENEITY,
+    overload,
+    *(damaged, missing),
+    alive,
+    schedules,
+    sample_ratio,
+    control_errors,
+    pressure,
+    generator,
+    open_loop,
+    interference,
+    answers,
+    blocks,
+    tail_size,
+    autocorrelation,
+    comparable,
+    equal_work,
+    token_stream,
+    pairs,
+    cut,
+    *(telemetry, blind),
+    unknown_stalls,
+    compiled,
+    *(foreign, host),
+    *(throttled, settings),
+    speed,
+    heterogeneity,
 )
 
 

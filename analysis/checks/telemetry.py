@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from tailgate.analysis.arrays import Ints
-from tailgate.analysis.checks.check import ESTIMATES, Check, Evidence, Rule
+from tailgate.analysis.checks.check import ESTIMATES, Check, Evidence, rule
 from tailgate.analysis.checks.complete import into_compile
 from tailgate.analysis.judging.gates.compiles import (
     COMPILE_GATES,
@@ -26,7 +26,7 @@ from tailgate.analysis.judging.gates.compiles import (
 from tailgate.analysis.records.plain_values import mapping, number
 from tailgate.analysis.run.client_stalls import UNKNOWN, ArmStalls, compile_windows, is_explained
 from tailgate.analysis.run.run import Run
-from tailgate.analysis.run.startup import CompiledSteps, blind_spots, compiled_steps
+from tailgate.analysis.run.startup import blind_spots, compiled_steps
 from tailgate.analysis.run.trials import Trial
 from tailgate.analysis.wording import counted, digits
 
@@ -36,17 +36,26 @@ _LONGEST = "longest stall"
 _SEVERAL = 2  # one short stall may be an accident: it opens no gate by the requests that it met
 
 
-def _telemetry(seen: Evidence) -> Iterable[Check]:
-    run = seen.run
-    for arm in run.arms:
-        if run.records.events is not None:
+@rule(
+    "telemetry",
+    sees="A compile event cannot be placed, events or steps are fewer than the replicas counted, a replica reported "
+    "no count, or a reported compile delay has no event; where the count is not known, a stall of unknown cause of "
+    f"{SHORTEST_COMPILE_S:g} s or more. Missing steps open *eager steps* alone.",
+    says="Telemetry is missing: {}.",
+    remedy="Run again; see the logs of the arm and of the disk.",
+    opens=(*ESTIMATES, "recompile"),
+    by_step=True,
+)
+def telemetry(seen: Evidence) -> Iterator[Check]:
+    for arm in seen.run.arms:
+        if seen.run.records.events is not None:
             yield _events(seen, arm)
-        yield from _steps(run, arm)
+        yield from _steps(seen.run, arm)
 
 
 def _events(seen: Evidence, arm: str) -> Check:
-    """Check that the arm's compile events are complete. Of an external arm only the place of its events is known.
-    Events of no known arm count against the control, whose faults open all arms."""
+    """Check the arm's compile events. Of an external arm only the place of its events is known. Events of no known arm
+    count against the control, whose faults open all arms."""
     run, account, control = seen.run, seen.run.account(arm), arm == seen.run.control
     owners = (arm, None) if control else (arm,)
     unplaced = [item for item in run.unplaced_events if item.arm in owners]
@@ -58,7 +67,7 @@ def _events(seen: Evidence, arm: str) -> Check:
         if not control:
             opens = opens if faults else ("recompile",)
             faults += unexplained_stalls(run, arm, seen.stalls[arm], vouched=vouched and not lost)
-    return TELEMETRY.found(faults, arm=None if control else arm, opens=opens)
+    return telemetry.found(faults, arm=None if control else arm, opens=opens)
 
 
 def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
@@ -88,17 +97,14 @@ def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
 
 
 def _final(trial: Trial, replica: str) -> Mapping[str, Any]:
-    """Return what the replica reported at the end of the trial."""
     return mapping(mapping(trial.info.get("final")).get(replica))
 
 
 def _count(trial: Trial, replica: str, what: str) -> float | None:
-    """Return what the replica counted up to the end of the trial; None if that is not recorded."""
     return number(mapping(_final(trial, replica).get("counters")).get(what))
 
 
 def _fewer(trial: Trial, replica: str, what: str, expected: float, recorded: int) -> list[str]:
-    """Return the fault of recorded rows that are fewer than expected."""
     words = f"{replica} counted {counted(int(expected), what)} in trial {trial.number}, and {recorded} are recorded"
     return [words] if recorded < expected else []
 
@@ -163,120 +169,77 @@ def _steps(run: Run, arm: str) -> Iterable[Check]:
             faults += lost
     if faults:
         opens = (*ESTIMATES, "recompile") if silent else ("recompile",)
-        yield TELEMETRY.found(faults, arm=arm, opens=opens, gates=() if silent else ("eager steps",))
+        yield telemetry.found(faults, arm=arm, opens=opens, gates=() if silent else ("eager steps",))
 
 
-TELEMETRY = Rule(
-    name="telemetry",
-    sees="A compile event cannot be placed, events or steps are fewer than the replicas counted, a replica reported "
-    "no count, or a reported compile delay has no event; where the count is not known, a stall of unknown cause of "
-    f"{SHORTEST_COMPILE_S:g} s or more. Missing steps open *eager steps* alone.",
-    find=_telemetry,
-    says="Telemetry is missing: {}.",
-    remedy="Run again; see the logs of the arm and of the disk.",
-    opens=(*ESTIMATES, "recompile"),
-    by_step=True,
-)
-
-
-def _blind(seen: Evidence) -> Iterable[Check]:
-    """Check for compiles that a compiler does not report: gates that count events would PASS blindly. Test compiles at
-    the start show them."""
-    run = seen.run
-    for arm in run.treatments if run.records.events is not None else ():
-        if not run.account(arm).external and (spots := blind_spots(run, arm)):
-            yield BLIND.found(spots, arm=arm)
-
-
-BLIND = Rule(
-    name="telemetry",
+@rule(
+    "telemetry",
     sees="torch or Triton did not report a test compile at the start of a replica.",
-    find=_blind,
     says="The arm's record of compiles is incomplete: {}.",
     remedy="Use a version of torch and Triton that docs/explanation/arms.md names, or a tailgate that reads this one.",
     opens=("recompile",),
 )
-
-
-# --- Stalls of unknown cause ------------------------------------------------------------------------------------------
-
-
-def _unknown(seen: Evidence) -> Iterable[Check]:
-    """Check stalls of unknown cause of each managed arm.
-
-    A pause of the allocator, a first load of a kernel or an unrecorded compiler delays users as long as a compile, and
-    one in half an hour moves no p99. Stalls of every server with work in flight are the host's, and the time that an
-    arm's prompts take is work.
-    """
+def blind(seen: Evidence) -> Iterator[Check]:
+    """Gates that count events would PASS blindly."""
     run = seen.run
     for arm in run.treatments if run.records.events is not None else ():
-        if not run.account(arm).external:
-            yield unknown_stalls(run, seen.stalls[arm])
+        if not run.account(arm).external and (spots := blind_spots(run, arm)):
+            yield blind.found(spots, arm=arm)
 
 
-def unknown_stalls(run: Run, seen: ArmStalls) -> Check:
-    """Check that stalls of the arm that no event explains stay within what compiles may cost users."""
-    limits = run.limits
-    stalls = [stall for stall in seen.of_cause(UNKNOWN) if not is_explained(stall, run.events)]
-    requests = int((run.of_arm(seen.arm) & ~run.requests.broken).sum())
-    values = stall_values(stalls, requests=requests, minutes=replica_minutes(run, seen.arm))
-    # Their number is known: the server counts its compiles.
-    gates = tuple(
-        name
-        for (name, _, key, _, _), value in zip(COMPILE_GATES[1:], values[1:], strict=True)
-        if value > getattr(limits, key) and (name == _LONGEST or len(stalls) >= _SEVERAL)
-    )
-    if not gates:
-        return UNKNOWN_STALLS.found([])
-    longest = max(stalls, key=lambda stall: stall.seconds)
-    began_ns = next(trial.first_ns for trial in run.trials if trial.number == longest.trial)
-    fault = (
-        f"{seen.arm} stalled {counted(len(stalls), 'time')}, the longest for {digits(longest.seconds)} s "
-        f"{(longest.start_ns - began_ns) / 1e9:.0f} s into trial {longest.trial}, and no compile event explains it"
-    )
-    return UNKNOWN_STALLS.found([fault], arm=seen.arm, gates=gates)
-
-
-UNKNOWN_STALLS = Rule(
-    name="stalls of unknown cause",
+@rule(
+    "stalls of unknown cause",
     sees="Stalls that clients saw and nothing explains exceed a limit of *longest stall*, *stall per minute* or "
     "*requests hit*, and open that gate. A single stall opens *longest stall* alone.",
-    find=_unknown,
     remedy="See what the arm and its host did then: logs, the allocator, first loads of kernels. If users may wait "
     "that long, raise gates.max_stall_s.",
     opens=("recompile",),
     in_search=False,  # a search drives arms past what they hold, where a server is silent for longer
 )
-
-
-# --- Compiled code ----------------------------------------------------------------------------------------------------
-
-
-def _compiled(seen: Evidence) -> Iterable[Check]:
+def unknown_stalls(seen: Evidence) -> Iterator[Check]:
+    """A pause of the allocator, a first load of a kernel or an unrecorded compiler delays users as long as a compile,
+    and one in half an hour moves no p99. Stalls of every server with work in flight are the host's, and the time that
+    an arm's prompts take is work."""
     run = seen.run
-    for arm in run.arms:
-        if counts := compiled_steps(run, arm):
-            yield compiled_code(arm, counts, control=arm == run.control)
+    for arm in run.treatments if run.records.events is not None else ():
+        if run.account(arm).external:
+            continue
+        stalls = [stall for stall in seen.stalls[arm].of_cause(UNKNOWN) if not is_explained(stall, run.events)]
+        requests = int((run.of_arm(arm) & ~run.requests.broken).sum())
+        values = stall_values(stalls, requests=requests, minutes=replica_minutes(run, arm))
+        # Their number is known: the server counts its compiles.
+        gates = tuple(
+            name
+            for (name, _, key, _, _), value in zip(COMPILE_GATES[1:], values[1:], strict=True)
+            if value > getattr(run.limits, key) and (name == _LONGEST or len(stalls) >= _SEVERAL)
+        )
+        if not gates:
+            yield unknown_stalls.found([])
+            continue
+        longest = max(stalls, key=lambda stall: stall.seconds)
+        began_ns = next(trial.first_ns for trial in run.trials if trial.number == longest.trial)
+        fault = (
+            f"{arm} stalled {counted(len(stalls), 'time')}, the longest for {digits(longest.seconds)} s "
+            f"{(longest.start_ns - began_ns) / 1e9:.0f} s into trial {longest.trial}, and no compile event explains it"
+        )
+        yield unknown_stalls.found([fault], arm=arm, gates=gates)
 
 
-def compiled_code(arm: str, counts: Sequence[CompiledSteps], *, control: bool) -> Check:
-    """Check that every replica of the arm ran compiled code in every trial, in steps of every kind.
-
-    An arm can enable compiling and still call its model around the compiled code: nothing fails then, nothing
-    recompiles, and its figures are those of an eager server.
-    """
-    ran = [count for count in counts if count.compiled]
-    places, ran_places = ({f"{count.replica} in trial {count.trial}" for count in rows} for rows in (counts, ran))
-    kinds, ran_kinds = ({f"{count.kind} steps" for count in rows} for rows in (counts, ran))
-    without = [f"{arm}, {what}" for what in sorted(places - ran_places) or sorted(kinds - ran_kinds)]
-    return COMPILED.found(without, arm=None if control else arm)
-
-
-COMPILED = Rule(
-    name="compiled code",
+@rule(
+    "compiled code",
     sees="An arm asks for compiling, and a replica or a kind of step ran no compiled code.",
-    find=_compiled,
     says="An arm with compile.enabled ran no compiled code: {}.",
     remedy="See its graph breaks with tailgate inspect, or set compile.enabled = false.",
     opens=(*ESTIMATES, "recompile"),
 )
+def compiled(seen: Evidence) -> Iterator[Check]:
+    """An arm can enable compiling and still call its model around the compiled code: nothing fails then, nothing
+    recompiles, and its figures are those of an eager server."""
+    for arm in seen.run.arms:
+        counts = compiled_steps(seen.run, arm)
+        ran = [count for count in counts if count.compiled]
+        places, ran_places = ({f"{count.replica} in trial {count.trial}" for count in rows} for rows in (counts, ran))
+        kinds, ran_kinds = ({f"{count.kind} steps" for count in rows} for rows in (counts, ran))
+        without = [f"{arm}, {what}" for what in sorted(places - ran_places) or sorted(kinds - ran_kinds)]
+        if counts:
+            yield compiled.found(without, arm=None if arm == seen.run.control else arm)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from tailgate.analysis.arrays import Bools, Floats
-from tailgate.analysis.checks.check import ESTIMATES, Check, Evidence, Rule
+from tailgate.analysis.checks.check import ESTIMATES, Check, Evidence, rule
 from tailgate.analysis.checks.complete import allowed_missing, is_recorded_whole
 from tailgate.analysis.judging.ramp import ramp_of
 from tailgate.analysis.run.attribution import OTHER
@@ -31,11 +31,14 @@ _LONELY = "requests that went to one of the two arms alone"
 _APART = "pairs scheduled up to {most} ms apart, limit {limit} ms"
 
 
-# --- Schedules and shares ---------------------------------------------------------------------------------------------
-
-
-def _open_loop(seen: Evidence) -> Iterable[Check]:
-    """Check that latency counts from a schedule that does not wait for the server."""
+@rule(
+    "open loop",
+    sees="The load waited for the server, or the records do not say whether it did.",
+    says="It is not known when requests were due: {}.",
+    remedy="Send requests by a schedule or a rate, with no limit on requests under way, record scheduled_ns, and say "
+    '{"complete": true, "open_loop": true} in trial-01/trial.json.',
+)
+def open_loop(seen: Evidence) -> Iterator[Check]:
     run, requests = seen.run, seen.run.requests
     faults = []
     if run.reported_open_loop is False:
@@ -45,22 +48,19 @@ def _open_loop(seen: Evidence) -> Iterable[Check]:
     elif run.reported_open_loop is None:
         faults = ["the records do not say whether the load waited for the server (open_loop in trial.json)"]
     # How another tool sent its requests is in sentences of its own.
-    yield OPEN_LOOP.found([f"{fault}. {run.pace}".rstrip(" .") for fault in faults])
+    yield open_loop.found([f"{fault}. {run.pace}".rstrip(" .") for fault in faults])
 
 
-OPEN_LOOP = Rule(
-    name="open loop",
-    sees="The load waited for the server, or the records do not say whether it did.",
-    find=_open_loop,
-    says="It is not known when requests were due: {}.",
-    remedy="Send requests by a schedule or a rate, with no limit on requests under way, record scheduled_ns, and say "
-    '{"complete": true, "open_loop": true} in trial-01/trial.json.',
+@rule(
+    "schedules",
+    sees="Trials of joined runs drove one schedule. It opens nothing of mirrored traffic.",
+    says="Trials repeat one schedule (the same seed), so they are not independent: {}.",
+    remedy="Give each run another seed (tailgate run --set seed=N).",
+    at_end=True,
 )
-
-
-def _schedules(seen: Evidence) -> Iterable[Check]:
-    """Check that joined runs do not share a schedule. A mirrored one favours no arm; elsewhere it decides which
-    requests an arm got, and the same chance would count twice."""
+def schedules(seen: Evidence) -> Iterator[Check]:
+    """A mirrored schedule favours no arm; elsewhere it decides which requests an arm got, and the same chance would
+    count twice."""
     run = seen.run
     if run.records.joined:
         alike: dict[tuple[str, int], list[int]] = {}
@@ -68,27 +68,25 @@ def _schedules(seen: Evidence) -> Iterable[Check]:
             for own in sorted(set(joined.numbers)):
                 alike.setdefault((joined.seed, own), []).append(joined.trials[own])
         shared = [" and ".join(map(str, trials)) for trials in alike.values() if len(trials) > 1]
-        yield SCHEDULES.found(shared, opens=() if run.copied else ESTIMATES)
+        yield schedules.found(shared, opens=() if run.copied else ESTIMATES)
 
 
-SCHEDULES = Rule(
-    name="schedules",
-    sees="Trials of joined runs drove one schedule. It opens nothing of mirrored traffic.",
-    find=_schedules,
-    says="Trials repeat one schedule (the same seed), so they are not independent: {}.",
-    remedy="Give each run another seed (tailgate run --set seed=N).",
-    at_end=True,
+@rule(
+    "sample ratio",
+    sees="The splitter's shares of sessions are off in a stretch of its weights (exact binomial tests, p < "
+    f"{_RATIO_ALPHA:g} over all; of a ramp p < {_RAMP_ALPHA:.5f}).",
+    remedy="Look for requests that one arm loses or that a client pins to an arm, and check the splitter's weights.",
+    opens=(*ESTIMATES, "error"),
 )
-
-
-def _sample_ratio(seen: Evidence) -> Iterable[Check]:
+def sample_ratio(seen: Evidence) -> Iterator[Check]:
     run = seen.run
     if run.design == "split":
         alpha = _RATIO_ALPHA if ramp_of(run) is None else _RAMP_ALPHA
         stretches = [
             ({arm: run.sessions(arm, rows) for arm in run.arms}, weights) for weights, rows in weight_stretches(run)
         ]
-        yield from sample_ratio(stretches, alpha)
+        faults = share_faults(stretches, alpha)
+        yield from [] if faults is None else [sample_ratio.found(faults)]
 
 
 def weight_stretches(run: Run) -> Iterator[tuple[Mapping[str, float], Bools]]:
@@ -111,10 +109,10 @@ def weight_stretches(run: Run) -> Iterator[tuple[Mapping[str, float], Bools]]:
             yield dict(change.weights), rows
 
 
-def sample_ratio(
+def share_faults(
     stretches: Sequence[tuple[Mapping[str, int], Mapping[str, float]]], alpha: float = _RATIO_ALPHA
-) -> Iterable[Check]:
-    """Check that the splitter sent each arm its share of the sessions in each stretch of weights.
+) -> list[str] | None:
+    """Describe the share of an arm that differs most from its weight, if by more than chance; None without a test.
 
     `stretches` hold (sessions by arm, weights). Exact binomial tests, adjusted for their number (Bonferroni); arms
     without a weight do not count. A session that lasts over a change of weights counts in both stretches, as the
@@ -131,31 +129,26 @@ def sample_ratio(
             if p_value < worst:
                 worst, words = p_value, f"{arm} got {count} of {total} sessions (expected {total * share:.0f})"
                 words += f" in stretch {number} of the weights" if len(stretches) > 1 else ""
-    p_value = min(1.0, worst * tests)
-    if tests:
-        yield SAMPLE_RATIO.found([f"{words}: more than chance explains"] if p_value < alpha else [])
+    if not tests:
+        return None
+    return [f"{words}: more than chance explains"] if worst * tests < alpha else []
 
 
-SAMPLE_RATIO = Rule(
-    name="sample ratio",
-    sees="The splitter's shares of sessions are off in a stretch of its weights (exact binomial tests, p < "
-    f"{_RATIO_ALPHA:g} over all; of a ramp p < {_RAMP_ALPHA:.5f}).",
-    find=_sample_ratio,
-    remedy="Look for requests that one arm loses or that a client pins to an arm, and check the splitter's weights.",
+@rule(
+    "pairs",
+    sees="Copies of requests are missing (more than 2, and 0.1 %) or repeated, name no pair, or differ in time, "
+    "prompt or length.",
+    says="Requests are not copies of the control's: {}.",
+    remedy="Send each planned request to every arm at once, and record pair_id and scheduled_ns as they were.",
     opens=(*ESTIMATES, "error"),
 )
-
-
-# --- The same for every arm -------------------------------------------------------------------------------------------
-
-
-def _pairs(seen: Evidence) -> Iterable[Check]:
+def pairs(seen: Evidence) -> Iterator[Check]:
     run = seen.run
     recorded = is_recorded_whole(run) or bool((run.requests.pair >= 0).any())
     if run.copied and not run.in_turn and recorded:
         allowed_ms = matters_ms(run, 0.5)
         for arm in (arm for arm in run.treatments if arm not in run.ended_arms):
-            yield PAIRS.found(copy_faults(run, arm, allowed_ms=allowed_ms), arm=arm)
+            yield pairs.found(copy_faults(run, arm, allowed_ms=allowed_ms), arm=arm)
 
 
 def copy_faults(run: Run, arm: str, *, allowed_ms: float) -> list[str]:
@@ -193,62 +186,38 @@ def copy_faults(run: Run, arm: str, *, allowed_ms: float) -> list[str]:
     return [f"{what.format_map(limits)} ({count})" for what, count in counts.items() if count]
 
 
-PAIRS = Rule(
-    name="pairs",
-    sees="Copies of requests are missing (more than 2, and 0.1 %) or repeated, name no pair, or differ in time, "
-    "prompt or length.",
-    find=_pairs,
-    says="Requests are not copies of the control's: {}.",
-    remedy="Send each planned request to every arm at once, and record pair_id and scheduled_ns as they were.",
-    opens=(*ESTIMATES, "error"),
-)
-
-
-def _control_errors(seen: Evidence) -> Iterable[Check]:
-    """Check the control's errors: if it fails itself, the machines are broken, and no error is an arm's."""
-    run, limit_pct = seen.run, seen.run.limits.max_error_pct
-    answered = run.of_arm(run.control) & (run.requests.ok | run.requests.failed)
-    failed, requests = int(run.requests.failed[answered].sum()), int(answered.sum())
-    share = 100.0 * failed / requests if requests else 0.0
-    fault = f"{failed} of {requests} requests of {run.control} failed ({share:.3g} %), limit {limit_pct:g} %"
-    yield CONTROL_ERRORS.found([fault] if share > limit_pct else [])
-
-
-CONTROL_ERRORS = Rule(
-    name="control errors",
+@rule(
+    "control errors",
     sees="The control fails more than `gates.max_error_pct`. A FAIL of errors does not survive it.",
-    find=_control_errors,
     remedy="Find out why the control fails, then run again.",
     opens=(*ESTIMATES, "error"),
     keeps=("recompile",),
     in_search=False,
 )
+def control_errors(seen: Evidence) -> Iterator[Check]:
+    """If the control fails itself, the machines are broken, and no error is an arm's."""
+    run, limit_pct = seen.run, seen.run.limits.max_error_pct
+    answered = run.of_arm(run.control) & (run.requests.ok | run.requests.failed)
+    failed, requests = int(run.requests.failed[answered].sum()), int(answered.sum())
+    share = 100.0 * failed / requests if requests else 0.0
+    fault = f"{failed} of {requests} requests of {run.control} failed ({share:.3g} %), limit {limit_pct:g} %"
+    yield control_errors.found([fault] if share > limit_pct else [])
 
 
-# --- Interference -----------------------------------------------------------------------------------------------------
-
-
-def _interference(seen: Evidence) -> Iterable[Check]:
-    yield from interference(*_slowdown(seen.run))
-
-
-def interference(slowdown: float | None, p_value: float | None) -> Iterable[Check]:
-    """Check that the control does not slow down while other arms compile; yield nothing with too few requests."""
+@rule(
+    "interference",
+    sees=f"The control takes over {_SLOWDOWN_LIMIT:.2f} times as long while other arms compile, more than in the "
+    "same windows at other times.",
+    remedy="Give each arm its own cores or host, or judge those that compile while serving in a run of their own.",
+)
+def interference(seen: Evidence) -> Iterator[Check]:
+    slowdown, p_value = _slowdown(seen.run)
     if slowdown is not None and p_value is not None:
         fault = (
             f"While other arms compiled, requests of the control took {slowdown:.2f} times as long, limit "
             f"{_SLOWDOWN_LIMIT:.2f}: they share a machine"
         )
-        yield INTERFERENCE.found([fault] if slowdown > _SLOWDOWN_LIMIT and p_value <= _SLOWDOWN_ALPHA else [])
-
-
-INTERFERENCE = Rule(
-    name="interference",
-    sees=f"The control takes over {_SLOWDOWN_LIMIT:.2f} times as long while other arms compile, more than in the "
-    "same windows at other times.",
-    find=_interference,
-    remedy="Give each arm its own cores or host, or judge those that compile while serving in a run of their own.",
-)
+        yield interference.found([fault] if slowdown > _SLOWDOWN_LIMIT and p_value <= _SLOWDOWN_ALPHA else [])
 
 
 def _slowdown(run: Run) -> tuple[float | None, float | None]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePath
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailgate.analysis.checks.check import TAIL, Check, Rule
-from tailgate.analysis.checks.machines import SPEED
+from tailgate.analysis.checks.machines import speed
 from tailgate.analysis.imports.vllm import DESIGN, write_run
 from tailgate.analysis.judging.gates import FAIL, PASS
 from tailgate.analysis.judging.judgement import judge
@@ -32,6 +32,7 @@ from tailgate.analysis.run.machine_records import HOST_FIGURES, WORK, speeds_of
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.trials import devices_of, takes_part
 from tailgate.analysis.summary.summary import summary_of
+from tailgate.analysis.wording import sentence
 
 BASELINE, CANDIDATE = "baseline", "candidate"
 _RESULT_ARM = "server"  # the arm of another tool's result file
@@ -49,8 +50,7 @@ _FILES = ("traffic.trace", "traffic.tokenizer")  # compared by their names
 _OF_MACHINE = ("machine", "cpu.model", "cpu.usable", "gpus", "platform", "python", "git_commit")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class Pair(NamedTuple):
     """Two runs that may be compared. `differs` is what may be the cause."""
 
     run: Run
@@ -62,17 +62,13 @@ def made_run(path: Path, folder: Path) -> Path:
     """Return the run directory at `path`, or make one in `folder` from another tool's result file."""
     if joins_runs(path):
         raise RecordError(f"{path} joins runs of several days: give one of them")
-    if path.is_dir():
-        trials = any(path.glob("trial-*/")) or table_files(path, "requests")
-        if not (path / "experiment.toml").exists() and not trials:
-            raise RecordError(f"{path} is no run directory: give one that `tailgate run` wrote")
+    if path.is_file():
+        write_run(folder / path.stem, [(_RESULT_ARM, path)])
+        return folder / path.stem
+    if any(path.glob("trial-*/")) or (path / "experiment.toml").exists() or table_files(path, "requests"):
         return path
-    if not path.is_file():
-        problem = "is no run directory and no result file" if path.exists() else "does not exist"
-        raise RecordError(f"{path} {problem}: give a directory that `tailgate run` wrote, or another tool's result")
-    made = folder / path.stem
-    write_run(made, [(_RESULT_ARM, path)])
-    return made
+    problem = "is no run directory and no result file" if path.exists() else "does not exist"
+    raise RecordError(f"{path} {problem}: give a directory that `tailgate run` wrote, or another tool's result")
 
 
 def read_pair(baseline: Path, candidate: Path, *, arm: str = "", gates: Mapping[str, Any] | None = None) -> Pair:
@@ -167,9 +163,6 @@ def _text(value: Any) -> str:
     return "none" if value is None or value == [] else shown(value)
 
 
-# --- Records ----------------------------------------------------------------------------------------------------------
-
-
 class _Side(NamedTuple):
     run: RecordedRun
     arm: str
@@ -177,7 +170,6 @@ class _Side(NamedTuple):
 
 
 def _of_two_arms(records: RunRecords, sides: Sequence[_Side], gates: Mapping[str, Any] | None) -> RunRecords:
-    """Return the records of one arm of each run."""
     candidate = sides[1].run.experiment
     rows = (
         next((row for row in rows_of(side.run.experiment.get("arms")) if row.get("name") == side.arm), {})
@@ -199,19 +191,15 @@ def _of_two_arms(records: RunRecords, sides: Sequence[_Side], gates: Mapping[str
     infos = {int(info["trial"]): info for info in records.trials}
     absent = {trial for trial, info in infos.items() if not takes_part(info, side_of[trial].arm)}
     names = {(trial, side.arm): side.name for trial, side in side_of.items() if trial not in absent}
-
-    def renamed(rows: pa.Table | None, *, keep_others: bool = False) -> pa.Table | None:
-        return None if rows is None else _renamed(rows, names, keep_others=keep_others)
-
     return replace(
         records,
         experiment=experiment,
         environment={**records.environment, **sides[1].run.environment},
         trials=tuple(_info(info, side_of[trial]) for trial, info in infos.items() if trial not in absent),
         requests=_of_sides(records.requests, names),
-        events=renamed(records.events),
-        steps=renamed(records.steps),
-        machines=renamed(records.machines, keep_others=True),
+        events=_renamed(records.events, names),
+        steps=_renamed(records.steps, names),
+        machines=_renamed(records.machines, names, keep_others=True),
         parity=None,
         answers=(),
         search=None,
@@ -229,8 +217,12 @@ def _of_sides(requests: RequestColumns, names: Mapping[tuple[int, str], str]) ->
     return replace(requests, arms=arms, arm=arm).kept(arm >= 0)
 
 
-def _renamed(rows: pa.Table, names: Mapping[tuple[int, str], str], *, keep_others: bool = False) -> pa.Table:
+def _renamed(
+    rows: pa.Table | None, names: Mapping[tuple[int, str], str], *, keep_others: bool = False
+) -> pa.Table | None:
     """Select and rename the rows of the arms in `names`, by trial and arm; `keep_others` keeps all other rows."""
+    if rows is None:
+        return None
     place, arm, trial = rows.schema.get_field_index("arm"), rows.column("arm").cast(pa.string()), rows.column("trial")
     new = pa.nulls(rows.num_rows, pa.string())
     for (number, name), chosen in names.items():
@@ -251,18 +243,14 @@ def _info(info: Mapping[str, Any], side: _Side) -> dict[str, Any]:
     for key, column in (("arms", "name"), ("deaths", "arm")):
         if key in kept:
             kept[key] = [{**row, column: side.name} for row in rows_of(kept[key]) if row.get(column) == side.arm]
-    for key in ("startup", "planned", "weights", "ended_arms"):
-        if key in kept:
-            kept[key] = {key: value for key, value in renamed(kept[key]).items() if key == side.name}
+    for key in kept.keys() & {"startup", "planned", "weights", "ended_arms"}:
+        kept[key] = {name: value for name, value in renamed(kept[key]).items() if name == side.name}
     # Other arms keep their devices, which they may have shared with it.
     if "devices" in kept:
         kept["devices"] = renamed(kept["devices"])
     if "monitor" in kept:
         kept["monitor"] = {**mapping(kept["monitor"]), "arms": renamed(mapping(kept["monitor"]).get("arms"))}
     return {**kept, "design": DESIGN}
-
-
-# --- The judgement ----------------------------------------------------------------------------------------------------
 
 
 _NOISE = 0.01  # of a log reference, by which two runs of one machine may differ
@@ -286,13 +274,12 @@ def compare_runs(
 ) -> dict[str, Any]:
     """Return the summary of two run directories, ready for JSON. Raises RecordError if they cannot be compared.
 
-    `arm` is a name, or BASELINE=CANDIDATE; `gates` replace those of the candidate's experiment; `trust_machines`
-    assumes that both machines are equally fast.
+    `arm` and `gates` are as of `read_pair`; `trust_machines` assumes that both machines are equally fast.
     """
     pair = read_pair(baseline, candidate, arm=arm, gates=gates)
     differs = f"The candidate differs in {'; '.join(pair.differs)}." if pair.differs else "Nothing recorded differs."
-    speed = _speed(pair.run, same_machine=pair.same_machine, trusted=trust_machines)
-    return summary_of(pair.run, judge(pair.run, (speed, WHAT_DIFFERS.found([], reason=differs, arm=CANDIDATE))))
+    of_machines = _speed(pair.run, same_machine=pair.same_machine, trusted=trust_machines)
+    return summary_of(pair.run, judge(pair.run, (of_machines, WHAT_DIFFERS.found([], reason=differs, arm=CANDIDATE))))
 
 
 def _speed(run: Run, *, same_machine: bool, trusted: bool) -> Check:
@@ -310,21 +297,20 @@ def _speed(run: Run, *, same_machine: bool, trusted: bool) -> Check:
     if not known:
         fault = "No reference shows that the machines of both runs were equally fast"
         remedy = "Take references in both runs ([machines] reference_s), or give --trust-machines."
-        return replace(SPEED, rank=TAIL).found([fault], remedy=remedy, **row)  # which is no disturbance
+        return replace(speed, rank=TAIL).found([fault], remedy=remedy, **row)  # which is no disturbance
     if not moved:
         reason = "The machines of both runs were equally fast"
         by_assumption = "" if differences else ", by assumption (no reference)"
-        return SPEED.found([], reason=f"{reason}{by_assumption}.", **row)
+        return speed.found([], reason=f"{reason}{by_assumption}.", **row)
     words = (
         f"{WORK[figure]} was {100.0 * abs(math.expm1(-value)):.1f} % {'lower' if value > 0 else 'higher'} on the "
         f"candidate's {'host' if figure in HOST_FIGURES else 'card'}"
         for figure, value in moved.items()
     )
-    text = ", ".join(words)
     spread = max(map(abs, moved.values()))
     slowed, sped = max(moved.values()) > 0, min(moved.values()) < 0
-    return SPEED.found(
-        [f"{text[:1].upper()}{text[1:]}"],
+    return speed.found(
+        [sentence([", ".join(words)])],
         shift=spread if spread <= math.log1p(_DRIFT) else None,
         spares="" if slowed and sped else PASS if slowed else FAIL,
         remedy="Run the baseline again on the candidate's machine.",

@@ -5,7 +5,6 @@ A process of its own, at low priority, so that judging takes no time from the lo
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
@@ -22,13 +21,10 @@ _REST = 2.0  # times the processor time that an analysis took: leaves the load m
 
 def main() -> int:
     """Run until SIGTERM; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tailgate.analysis.interim")
-    parser.add_argument("run_dir", type=Path)
-    options = parser.parse_args()
     os.nice(_NICE)
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    watch = Watch(options.run_dir)
+    watch = Watch(Path(sys.argv[1]))
     failures = 0
     while not stopped.wait(_EVERY_S):
         began = time.process_time()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -35,13 +36,12 @@ def row_of(interim: Interim, run: Run, *, count: int, at_ns: int) -> dict[str, A
     Times are ns since the epoch and seconds of judged traffic, `harm` and `safety` e-values as decimal logarithms, of
     which a FAIL takes `needed` and a PASS `needed_safety`.
     """
-    arms = {item.arm: {key: value for key, value in asdict(item).items() if key != "arm"} for item in interim.arms}
     return {
         "number": count,
         "at_ns": at_ns,
         "trial": max((trial.number for trial in run.trials), default=1),
         "seconds": run.seconds,
-        "arms": arms,
+        "arms": {arm.pop("arm"): arm for arm in map(asdict, interim.arms)},
         **({} if interim.step is None else {"step": asdict(interim.step)}),
         "gates": [_gate(gate) for gate in interim.gates],
         "checks": [{key: getattr(check, key) for key in _OF_CHECKS} for check in interim.checks],
@@ -68,14 +68,7 @@ def _gate(gate: Gate) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float | None:
-    number = float(value)
-    return number if math.isfinite(number) else None
-
-
-def append(directory: Path, row: Mapping[str, Any]) -> None:
-    """Append the row to the journal and hand it to the kernel."""
-    with (directory / JOURNAL).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row, allow_nan=False) + "\n")
+    return float(value) if math.isfinite(value) else None
 
 
 def read_interim(directory: Path) -> list[dict[str, Any]]:
@@ -95,17 +88,17 @@ class Watch:
         """Add a line to the journal and return it; None where nothing new can be judged yet."""
         if self._settled_s() <= self._seen_s:
             return None
-        try:
+        records = None
+        with suppress(RecordError):  # no request was recorded yet
             records = settled(read_run(self._directory))
-        except RecordError:
-            return None  # no request was recorded yet
         if records is None:
             return None
         run = with_lengths(Run.of(records))
         self._seen_s = run.seconds
         self._number += 1
         row = row_of(analyse(run), run, count=self._number, at_ns=at_ns)
-        append(self._directory, row)
+        with (self._directory / JOURNAL).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, allow_nan=False) + "\n")
         return row
 
     def _settled_s(self) -> float:
@@ -121,8 +114,6 @@ class Watch:
                 total += settled_s(accounts, info)
         return total
 
-
-# --- What has settled -------------------------------------------------------------------------------------------------
 
 # A request under way has no record yet, and the slowest requests are under way the longest: judging those that have
 # ended would judge only the fast ones. Every load process states up to which instant all that was due has ended
@@ -179,7 +170,6 @@ def _table_before(rows: pa.Table | None, until: Mapping[int, int]) -> pa.Table |
 
 
 def _before(trial: Ints, start_ns: Ints, until: Mapping[int, int]) -> Bools:
-    """Return what began before the end of its trial."""
     end = np.full(len(trial), np.iinfo(np.int64).min)
     for own, end_ns in until.items():
         end[trial == own] = end_ns

@@ -11,15 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tailgate.analysis.checks.check import Check
-from tailgate.analysis.checks.traffic import SAMPLE_RATIO
+from tailgate.analysis.checks.traffic import sample_ratio
 from tailgate.analysis.judging.comparisons import step_comparisons
 from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from tailgate.analysis.judging.judgement import judge
-from tailgate.analysis.judging.ramp import ramp_of
+from tailgate.analysis.judging.ramp import RampAccount, ramp_of
 from tailgate.analysis.judging.verdict import KIND_ORDER
 from tailgate.analysis.run.run import Run
-
-_DECIDED_AT_END = ("parity",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,21 +57,19 @@ def analyse(run: Run) -> Interim:
     """Make the interim analysis of the run so far."""
     seen = judge(run, at_end=False)
     # No step of a ramp can wait for the end of the run.
-    to_the_end = ramp_of(run) is None and run.limits.max_memory_ratio is not None
-    arms = []
-    for arm in run.treatments:
-        own = [gate for gate in seen.gates if gate.arm == arm]
-        arms.append(outlook_of(arm, own, seconds=run.seconds, to_the_end=to_the_end))
-    return Interim(arms=tuple(arms), step=_step_outlook(run, seen.checks), gates=seen.gates, checks=seen.checks)
-
-
-def _step_outlook(run: Run, checks: Sequence[Check]) -> StepOutlook | None:
-    """Return what is known of the current step of the run's ramp; None if it is no ramp."""
     ramp = ramp_of(run)
-    if ramp is None:
-        return None
+    to_the_end = ramp is None and run.limits.max_memory_ratio is not None
+    arms = [
+        outlook_of(arm, [gate for gate in seen.gates if gate.arm == arm], seconds=run.seconds, to_the_end=to_the_end)
+        for arm in run.treatments
+    ]
+    step = None if ramp is None else _step_outlook(run, ramp, seen.checks)
+    return Interim(arms=tuple(arms), step=step, gates=seen.gates, checks=seen.checks)
+
+
+def _step_outlook(run: Run, ramp: RampAccount, checks: Sequence[Check]) -> StepOutlook:
     compared = step_comparisons(run, ramp.candidate, ramp.limits.step_margin)
-    uneven = [check.reason for check in checks if check.rule is SAMPLE_RATIO and not check.ok]
+    uneven = [check.reason for check in checks if check.rule is sample_ratio and not check.ok]
     own = run.of_arm(ramp.candidate) & run.usable
     return StepOutlook(
         safe=bool(compared) and all(item.verdict == PASS for item in compared),
@@ -89,7 +85,7 @@ def outlook_of(arm: str, gates: Sequence[Gate], *, seconds: float, to_the_end: b
     if failed is not None:
         at_s = None if failed.path is None else failed.path.decided_s
         return ArmOutlook(arm=arm, decision=FAIL, decided_s=seconds if at_s is None else at_s, reason=failed.reason)
-    waited = [gate for gate in gates if gate.kind not in _DECIDED_AT_END and not gate.unseen]
+    waited = [gate for gate in gates if gate.kind != "parity" and not gate.unseen]
     still = [gate for gate in waited if gate.verdict == INCONCLUSIVE]
     if still:
         left = [None if gate.path is None or gate.path.outcome is not None else gate.path.outlook_s for gate in still]

@@ -102,23 +102,19 @@ def _with_evidence(
 def _by_machine(
     run: Run, arm: str, metric: str, samples: tuple[Sample, Sample], qs: Sequence[float]
 ) -> list[Comparison]:
-    """Return the gating comparisons, by the trials of each machine alone."""
     items: list[Comparison] = []
     for place, machine in enumerate(run.machines.names):
         treatment, control = (sample.only(run.machines.codes(sample.trial) == place) for sample in samples)
-        found = compared(run, arm, metric, (treatment, control), qs)
-        items += [replace(item, machine=machine) for item in found]
+        items += [replace(item, machine=machine) for item in compared(run, arm, metric, (treatment, control), qs)]
     return items
 
 
 def description(item: Comparison) -> str:
     """Describe the observed ratio in a sentence that decides nothing."""
-    seen = seen_text(item)
     if item.ratio is None:
-        return seen
-    if item.obstacle is not None:
-        return f"{seen}; no error bars: {item.obstacle}."
-    return f"{seen} ({limits_text(item.low, item.high)})."
+        return seen_text(item)
+    bars = f" ({limits_text(item.low, item.high)})" if item.obstacle is None else f"; no error bars: {item.obstacle}"
+    return f"{seen_text(item)}{bars}."
 
 
 def compared(run: Run, arm: str, metric: str, samples: tuple[Sample, Sample], qs: Sequence[float]) -> list[Comparison]:
@@ -140,9 +136,6 @@ def compared(run: Run, arm: str, metric: str, samples: tuple[Sample, Sample], qs
             why = f"none past the cold start of {run.limits.cold_s:g} s that no compile delayed"
             items = [replace(item, obstacle=f"{item.obstacle}, {why}") for item in items]
     return [replace(item, arm=arm, control=run.control, metric=metric) for item in items]
-
-
-# --- Which requests ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,7 +90,6 @@ def is_search(run: Run) -> bool:
 
 
 def steps_of(run: Run) -> list[Step]:
-    """Return every step of every arm, in order of trial and rate."""
     steps = []
     for trial in run.trials:
         settle_s = number(trial.info.get("settle_s")) or 0.0
@@ -100,7 +99,7 @@ def steps_of(run: Run) -> list[Step]:
                 continue
             for arm in filter(trial.has, run.arms):
                 step = _step(run, arm, trial, start_s + settle_s, end_s, rate)
-                doubt = _doubt(run, arm, trial) if run.in_turn else ""
+                doubt = _doubt(run, arm, trial) if run.in_turn else ""  # else the checks of the whole run cover it
                 steps.append(replace(step, held="undecided", reason=doubt) if doubt else step)
     return sorted(steps, key=lambda step: (step.trial, step.rate))
 
@@ -111,10 +110,7 @@ def latency_target(run: Run) -> SloTarget | None:
 
 
 def _doubt(run: Run, arm: str, trial: Trial) -> str:
-    """Say why the arm's steps in this trial prove nothing: its load fell behind or was lost. Else empty.
-
-    If all arms share every trial, the checks of the whole run cover this.
-    """
+    """Say why the arm's steps in this trial prove nothing: its load fell behind or was lost. Else empty."""
     limit_ms = run.limits.max_generator_lag_ms
     requests = run.requests
     own = run.of_arm(arm) & (requests.trial == trial.number)
@@ -133,7 +129,6 @@ def _doubt(run: Run, arm: str, trial: Trial) -> str:
 
 
 def _step(run: Run, arm: str, trial: Trial, start_s: float, end_s: float, rate: float) -> Step:
-    """Judge the step from `start_s` to `end_s` of the trial, without its settling time."""
     requests = run.requests
     since, until = (trial.start_ns + int(at_s * SECOND) for at_s in (start_s, end_s))
     mask = run.of_arm(arm) & run.usable & (requests.trial == trial.number)
@@ -185,8 +180,7 @@ def _latency(run: Run, mask: Bools) -> tuple[float | None, float | None, float |
     own = np.sort(values[mask & ~np.isnan(values)])
     if not own.size:
         return None, None, None
-    low, high = ordered_interval(own, target.quantile, confidence=_CONFIDENCE)
-    return quantile(own, target.quantile), None if np.isnan(low) else low, None if np.isnan(high) else high
+    return quantile(own, target.quantile), *ordered_interval(own, target.quantile, confidence=_CONFIDENCE)
 
 
 def profiles_of(steps: Sequence[Step]) -> dict[str, KneeProfile]:
@@ -243,11 +237,8 @@ def to_search(arm: str, steps: Sequence[Step]) -> tuple[float | None, float | No
 
 
 def goodput_gate(own: Holding, control: Holding, *, margin: float) -> Gate:
-    """Judge whether the arm surely holds at least 1 - `margin` of the load that the control holds.
-
-    PASS when even the lower end of the ratio is enough, FAIL when the upper end is not. The ends are the far ends of
-    both intervals, so that both would have to be wrong.
-    """
+    """Judge whether the arm surely holds at least 1 - `margin` of the load that the control holds: by the far ends of
+    both intervals, so that both would have to be wrong."""
     limit = 1.0 - margin
     least, most = _ratio(own.low_rps, control.high_rps), _ratio(own.high_rps, control.low_rps)
     verdict, more = INCONCLUSIVE, "more trials narrow that."

@@ -40,7 +40,7 @@ class RampAccount:
 
 
 def ramp_of(run: Run) -> RampAccount | None:
-    """Return the account of the run's ramp; None if it was none."""
+    """Return None if the run was no ramp."""
     changes = [change for change in run.records.weights if change.step is not None]
     if not changes:
         return None
@@ -70,7 +70,6 @@ def ramp_of(run: Run) -> RampAccount | None:
 
 
 def ramp_gate(account: RampAccount) -> Gate:
-    """Judge whether the candidate was promoted."""
     outcome, share = account.outcome, account.limits.steps[account.last.step or 0]
     ended = f"It {_WORDS[outcome]} at {share:g} %: {account.reason}" if outcome in _WORDS else "It reached all traffic"
     return Gate(
@@ -84,8 +83,6 @@ def ramp_gate(account: RampAccount) -> Gate:
         reason=f"{ended}; it served {counted(account.exposed, 'request')}: {account.hurt} failed or were delayed.",
     )
 
-
-# --- What it does next ------------------------------------------------------------------------------------------------
 
 Action = Literal["stay", "hold", "advance", "rollback", "promoted"]
 
@@ -117,7 +114,6 @@ class Decision:
 
 
 def decide(standing: Standing, limits: RampLimits) -> Decision:
-    """Return what follows from the standing."""
     if standing.failed is not None:
         return Decision(action="rollback", why=standing.failed)
     if standing.step_s < limits.step_s:
@@ -139,12 +135,8 @@ def lacks(standing: Standing, limits: RampLimits, *, to_whole: bool) -> str | No
         return f"the candidate had {standing.requests} of {counted(limits.least_requests, 'request')}"
     if standing.uneven is not None:
         return standing.uneven
-    if to_whole:
-        return (
-            None
-            if standing.passed
-            else "not every gate has passed, and the next step leaves no control to compare with"
-        )
-    return (
-        None if standing.safe else f"the candidate is not yet shown to be at most {100 * limits.step_margin:g} % slower"
-    )
+    if to_whole and not standing.passed:
+        return "not every gate has passed, and the next step leaves no control to compare with"
+    if not to_whole and not standing.safe:
+        return f"the candidate is not yet shown to be at most {100 * limits.step_margin:g} % slower"
+    return None

@@ -27,9 +27,6 @@ def combined(verdicts: Sequence[str]) -> str:
     return PASS if verdicts and set(verdicts) == {PASS} else INCONCLUSIVE
 
 
-# --- The headline -----------------------------------------------------------------------------------------------------
-
-
 def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Check], control: str) -> str:
     """State the outcome in plain words, worst arm first. `arms` maps each judged arm to its verdict."""
     if not arms:
@@ -69,9 +66,6 @@ def _open_reason(gates: Sequence[Gate], checks: Sequence[Check]) -> str:
     if found:
         return "The load was too high."
     return open_gates[0].reason if open_gates else "No gate was judged."
-
-
-# --- What to do next --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.simulation.table import Table
 from tailgate.analysis.arrays import Floats, Ints
-from tailgate.analysis.checks.data import heterogeneity
+from tailgate.analysis.checks.data import contradicted
 from tailgate.analysis.judging.comparisons import leveled
 from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from tailgate.analysis.run.trials import Machines
@@ -73,8 +73,7 @@ def verdicts(machines: int, trials: int, seed: int, *, between: float, ratio: fl
         for place, name in enumerate(known.names)
         for own in _compared(_of_machine(pair, known, place), known)
     ]
-    ok = heterogeneity("arm", [item], by_machine, []).ok
-    return item.verdict if ok else INCONCLUSIVE, blind.verdict
+    return INCONCLUSIVE if any(contradicted([item], by_machine)) else item.verdict, blind.verdict
 
 
 def _of_machine(pair: Sequence[Sample], machines: Machines, place: int) -> tuple[Sample, Sample]:

@@ -11,8 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from docs.generate import DOCS, pages
-from tailgate.analysis.judging.gates import QUESTIONS
+from docs.generate import DOCS, QUESTIONS, pages
 from tailgate.analysis.judging.verdict import KIND_ORDER
 from tailgate.loadtests.experiments.files import builtin_names, builtin_text
 

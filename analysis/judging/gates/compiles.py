@@ -19,7 +19,7 @@ from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, coun
 from tailgate.analysis.run.client_stalls import PART, UNKNOWN, ArmStalls, Stall
 from tailgate.analysis.run.compile_events import RECOMPILE_KINDS, held_s
 from tailgate.analysis.run.run import Run
-from tailgate.analysis.run.startup import CompiledSteps, compiled_steps, most_eager
+from tailgate.analysis.run.startup import compiled_steps, most_eager
 from tailgate.analysis.settings.gate_limits import GateLimits
 from tailgate.analysis.wording import counted, digits, percent
 
@@ -75,12 +75,10 @@ class CompileFacts:
 
     @property
     def hit_pct(self) -> float:
-        """The percentage of the requests that compiles delayed; 0 without requests."""
         return 100.0 * self.requests_hit / self.requests if self.requests else 0.0
 
 
 def compile_facts(run: Run, arm: str) -> CompileFacts:
-    """Return what compiles did to the arm while it served."""
     serving = run.serving_events(arm)
     recompiles = [event for event in serving if event.kind in RECOMPILE_KINDS]
     stalling = [event for event in serving if event.stalls]
@@ -125,7 +123,6 @@ def compile_gates(run: Run, arm: str, stalls: ArmStalls) -> list[Gate]:
 
 
 def reported_gates(arm: str, facts: CompileFacts, limits: GateLimits) -> list[Gate]:
-    """Judge the four gates by what was reported."""
     values = (float(facts.most_in_a_trial), facts.longest_stall_s, facts.stall_s_per_min, facts.hit_pct)
     gates = []
     for (name, unit, key, sentence, nothing), value in zip(COMPILE_GATES, values, strict=True):
@@ -145,9 +142,6 @@ def reported_gates(arm: str, facts: CompileFacts, limits: GateLimits) -> list[Ga
         is_open = gate.verdict == PASS and not facts.requests
         gates.append(replace(gate, verdict=INCONCLUSIVE) if is_open else gate)
     return gates
-
-
-# --- As clients see it ------------------------------------------------------------------------------------------------
 
 
 def may_compile(stall: Stall) -> bool:
@@ -201,21 +195,12 @@ def client_gates(
     return gates
 
 
-# --- Steps that ran eagerly -------------------------------------------------------------------------------------------
-
-
 def eager_gates(run: Run, arm: str) -> list[Gate]:
-    """Judge the gate on eager steps, if any step ran eagerly."""
-    if run.account(arm).external:
-        return []
-    most = most_eager(compiled_steps(run, arm))
+    """Judge the share of eager steps, of the kind of step with the largest share; none if no step ran eagerly."""
+    most = None if run.account(arm).external else most_eager(compiled_steps(run, arm))
     if most is None or most.eager_pct == 0:
         return []
-    return [eager_gate(arm, most, run.limits.max_eager_steps_pct)]
-
-
-def eager_gate(arm: str, most: CompiledSteps, limit_pct: float) -> Gate:
-    """Judge the share of eager steps, of the kind of step with the largest share."""
+    limit_pct = run.limits.max_eager_steps_pct
     ran = f"{most.steps - most.compiled} of {most.steps} {most.kind} steps ran eagerly"
     reason = f"{ran} ({percent(most.eager_pct / 100.0)}), limit {limit_pct:g} %."
-    return count_gate(arm, "eager steps", "recompile", most.eager_pct, limit_pct, "pct", reason)
+    return [count_gate(arm, "eager steps", "recompile", most.eager_pct, limit_pct, "pct", reason)]

@@ -15,7 +15,7 @@ from itertools import zip_longest
 from statistics import median
 from typing import Any, Final
 
-from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, ORDER, PASS, Gate
 from tailgate.analysis.records.asked_answers import AFTER, BEFORE, GreedyAnswer, Twice, answers_in
 from tailgate.analysis.records.plain_values import mapping, number
 from tailgate.analysis.run.run import Run
@@ -28,11 +28,9 @@ MOST_HIDDEN: Final = 0.1  # of all prompts, that may get another answer beyond t
 BEYOND_ROUNDING: Final = 0.25
 _LEAST_REPEATED: Final = 0.75
 _MEASUREMENTS: Final = 2  # before and after the load, each with its part of alpha
-_ORDER = (FAIL, INCONCLUSIVE, PASS)
 
-Four = tuple[
-    GreedyAnswer, GreedyAnswer, GreedyAnswer, GreedyAnswer
-]  # the control's two answers to a prompt, the arm's two
+# The control's two answers to a prompt, and the arm's two.
+Four = tuple[GreedyAnswer, GreedyAnswer, GreedyAnswer, GreedyAnswer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +59,7 @@ def greedy_gate(run: Run, arm: str) -> Gate:
 def gate_of(arm: str, found: Sequence[GreedyParity], *, allowed: float, lost: Sequence[str] = ()) -> Gate:
     """Return the gate by what was found before and after the load; `lost` are the trials whose answers are missing."""
     # Of equal verdicts the later one counts: it is of a server that has been under load.
-    worst = min(reversed(found), key=lambda item: _ORDER.index(item.verdict))
+    worst = min(reversed(found), key=lambda item: ORDER.index(item.verdict))
     verdict, reason = worst.verdict, worst.reason
     if lost and verdict != FAIL:
         verdict, reason = INCONCLUSIVE, f"The answers of {', '.join(lost)} are not there."
@@ -123,18 +121,15 @@ def judge_greedy(
     may = (
         f"up to {percent(hidden)} of all prompts may get another answer unseen, limit {percent(allowed + MOST_HIDDEN)}"
     )
-    verdict, why = PASS, may
+    verdict, why = INCONCLUSIVE, f"{by}, {may}: give more parity.prompts, or such as differ"
     if different > allowed * of:
-        verdict, why = (
-            INCONCLUSIVE,
-            (
-                f"{different} of {counted(of, 'different answer')} that the control repeats are not the arm's, and "
-                f"parity.max_different allows {percent(allowed)}. Text alone cannot tell rounding from a fault: "
-                "serve both in float32, lower parity.tokens, or raise parity.max_different to what equal servers show"
-            ),
+        why = (
+            f"{different} of {counted(of, 'different answer')} that the control repeats are not the arm's, and "
+            f"parity.max_different allows {percent(allowed)}. Text alone cannot tell rounding from a fault: "
+            "serve both in float32, lower parity.tokens, or raise parity.max_different to what equal servers show"
         )
-    elif hidden > allowed + MOST_HIDDEN:
-        verdict, why = INCONCLUSIVE, f"{by}, {may}: give more parity.prompts, or such as differ"
+    elif hidden <= allowed + MOST_HIDDEN:
+        verdict, why = PASS, may
     return GreedyParity(verdict=verdict, reason=f"{seen}: {why}.", different=share)
 
 

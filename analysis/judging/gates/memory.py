@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,30 +44,23 @@ def memory_gates(run: Run, arm: str, memory: Mapping[str, Peaks]) -> list[Gate]:
     figure = shared_figure(memory[arm], memory[run.control])
     if figure is None:
         return [gate]
-    own, base = memory[arm][figure], memory[run.control][figure]
-    found = _separate(own, base, run.limits.alpha) if run.separate else _paired(own, base, run.limits.alpha)
-    if found is None:
-        return [gate]
-    value, low, high = found
+    own, base, alpha = memory[arm][figure], memory[run.control][figure], run.limits.alpha
+    if run.separate:
+        # No trial has both: the limits of each at half the risk.
+        logs, others = np.log(list(own.values())), np.log(list(base.values()))
+        (own_low, own_high), (base_low, base_high) = (ratio_limits(side, alpha / 2.0) for side in (logs, others))
+        value, low, high = math.exp(float(logs.mean() - others.mean())), own_low / base_high, own_high / base_low
+    else:
+        logs = np.log([own[trial] / base[trial] for trial in sorted(own.keys() & base.keys())])
+        if not logs.size:
+            return [gate]
+        value, (low, high) = math.exp(float(logs.mean())), ratio_limits(logs, alpha)
     most = f"{bytes_text(max(own.values()))} against {bytes_text(max(base.values()))} of {FIGURES[figure].name}"
     reason = (
         f"At its peak a replica holds {value:.3f} times what one of {run.control} does (between {low:.3f} and "
         f"{high:.3f}; {counted(len(own), 'trial')}; {most}), limit {limit:g}."
     )
     return [replace(gate, value=value, verdict=status(low, high, limit), reason=reason, interval=(low, high))]
-
-
-def _paired(own: Mapping[int, float], base: Mapping[int, float], alpha: float) -> tuple[float, float, float] | None:
-    """Return the ratio and its limits over trials that have both arms; None without one."""
-    logs = np.log([own[trial] / base[trial] for trial in sorted(own.keys() & base.keys())])
-    return (math.exp(float(logs.mean())), *ratio_limits(logs, alpha)) if logs.size else None
-
-
-def _separate(own: Mapping[int, float], base: Mapping[int, float], alpha: float) -> tuple[float, float, float]:
-    """Return the ratio if no trial has both arms, with the limits of each arm at half the risk."""
-    logs, others = np.log(list(own.values())), np.log(list(base.values()))
-    (own_low, own_high), (base_low, base_high) = (ratio_limits(side, alpha / 2.0) for side in (logs, others))
-    return math.exp(float(logs.mean() - others.mean())), own_low / base_high, own_high / base_low
 
 
 def ratio_limits(logs: Floats, alpha: float) -> tuple[float, float]:
@@ -81,33 +75,28 @@ def ratio_limits(logs: Floats, alpha: float) -> tuple[float, float]:
     return math.exp(float(logs.mean()) - reach), math.exp(float(logs.mean()) + reach)
 
 
-# --- Peaks ------------------------------------------------------------------------------------------------------------
-
 _UNWATCHED = 0.1  # of the traffic, at either end, that samples may miss
 
 Peaks = Mapping[str, Mapping[int, float]]
 """Bytes by figure and trial. Figures that are not known are left out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class Figure(NamedTuple):
     """What is measured: rows of one kind, and the column whose highest value counts."""
 
     kind: str
     column: str
     name: str
-    on_device: bool = False
+    on_device: bool
 
 
 # In the order in which they are compared.
 FIGURES = {
-    "device": Figure(kind="process", column="device_memory_bytes", name="device memory of the process", on_device=True),
-    "reserved": Figure(
-        kind="allocator", column="reserved_bytes", name="memory that the allocator keeps", on_device=True
-    ),
+    "device": Figure("process", "device_memory_bytes", "device memory of the process", on_device=True),
+    "reserved": Figure("allocator", "reserved_bytes", "memory that the allocator keeps", on_device=True),
     # The engine's own first: of a process with descendants, a page that several share counts for each.
-    "engine": Figure(kind="allocator", column="memory_bytes", name="resident memory of the engine"),
-    "process": Figure(kind="process", column="memory_bytes", name="resident memory of the process"),
+    "engine": Figure("allocator", "memory_bytes", "resident memory of the engine", on_device=False),
+    "process": Figure("process", "memory_bytes", "resident memory of the process", on_device=False),
 }
 
 
@@ -135,19 +124,12 @@ def shared_figure(own: Peaks, other: Peaks) -> str | None:
 
 
 def _peaks(arm: str, figure: Figure, samples: Sequence[tuple[Trial, Rows]]) -> dict[int, float]:
+    """Return the highest peak of a replica by trial, without samples that begin late, end early or show none."""
     peaks: dict[int, float] = {}
     for trial, rows in samples:
-        peak = peak_of(rows, figure, trial) if rows.arm == arm else None
-        if peak is not None:
-            peaks[trial.number] = max(peak, peaks.get(trial.number, 0.0))
+        if rows.arm == arm:
+            at_ns, values = rows.known(figure.column, trial.start_ns, trial.end_ns)
+            slack = _UNWATCHED * (trial.end_ns - trial.start_ns)
+            if values.any() and at_ns[0] <= trial.start_ns + slack and at_ns[-1] >= trial.end_ns - slack:
+                peaks[trial.number] = max(float(values.max()), peaks.get(trial.number, 0.0))
     return peaks
-
-
-def peak_of(rows: Rows, figure: Figure, trial: Trial) -> float | None:
-    """Return the peak during the traffic; None if the samples begin late, end early or show none."""
-    start, end = trial.start_ns, trial.end_ns
-    at_ns, values = rows.known(figure.column, start, end)
-    slack = _UNWATCHED * (end - start)
-    if not values.size or at_ns[0] > start + slack or at_ns[-1] < end - slack:
-        return None
-    return float(values.max()) or None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from tailgate.analysis.arrays import Bools, Ints
+from tailgate.analysis.arrays import Bools
 from tailgate.analysis.judging.gates import INCONCLUSIVE, Gate, count_gate
 from tailgate.analysis.judging.gates.latency import whole_s
 from tailgate.analysis.judging.paths import share_path, share_tests
@@ -21,8 +21,6 @@ from tailgate.analysis.settings.slo_targets import SloTarget
 from tailgate.analysis.statistics.planning import share_needed_s
 from tailgate.analysis.wording import counted, percent
 
-# --- Objectives and errors --------------------------------------------------------------------------------------------
-
 
 def held_to(run: Run, arm: str) -> Bools:
     """Return the requests of the arm that objectives cover."""
@@ -30,7 +28,6 @@ def held_to(run: Run, arm: str) -> Bools:
 
 
 def objective_gate(run: Run, arm: str, target: SloTarget) -> Gate:
-    """Judge whether the arm keeps the target."""
     rows = held_to(run, arm)
     value = observed(run.requests, rows, target)
     what = "token gaps" if target.metric == "itl" else "requests"
@@ -59,19 +56,31 @@ def share_gate(run: Run, arm: str, own: Units, *, name: str, kind: str, allowed:
 
     All figures are percent. Interim analyses decide it block by block.
     """
-    path, after = None, ""
+    path, after, block = None, "", run.block_of(own.row, own.at_ns)
     if run.limits.sequential:
-        result, path = share_path(run, own, _blocks(run, own), allowed=allowed)
+        result, path = share_path(run, own, block, allowed=allowed)
         needed_s = whole_s(run, path)
         after = "" if path.decided_s is None else f": decided after {path.decided_s / 60.0:.1f} minutes"
     else:
-        result, needed_s = share_of(run, arm, own, allowed)
+        result = judge_share(
+            own.missed,
+            block,
+            allowed=allowed,
+            alpha=run.limits.alpha,
+            ms=own.ms,
+            limit_ms=own.limit_ms,
+            least_blocks=run.limits.min_blocks,
+            tests=share_tests(run),
+        )
+        needed_s = _needed_s(run, arm, result)
     seen, reason = None, f"No request to judge whether {what}."
     if result.requests:
         seen = result.missed / result.requests
         bars = f"{percent(seen)}, error bars {percent(result.low)} to {percent(result.high)}"
-        limit = f"limit {percent(allowed)}{_missing(result)}{after}"
-        reason = f"{result.missed} of {result.requests} {what} ({bars}), {limit}."
+        if result.needed_blocks is not None:
+            blocks = counted(result.needed_blocks, "block")
+            after = f"; a PASS needs {blocks}, and this run has {result.blocks}{after}"
+        reason = f"{result.missed} of {result.requests} {what} ({bars}), limit {percent(allowed)}{after}."
     return Gate(
         arm=arm,
         gate=name,
@@ -87,21 +96,6 @@ def share_gate(run: Run, arm: str, own: Units, *, name: str, kind: str, allowed:
     )
 
 
-def share_of(run: Run, arm: str, own: Units, allowed: float) -> tuple[ShareResult, float | None]:
-    """Judge the share of `own` that missed over blocks, and return the run length that would decide it."""
-    result = judge_share(
-        own.missed,
-        _blocks(run, own),
-        allowed=allowed,
-        alpha=run.limits.alpha,
-        ms=own.ms,
-        limit_ms=own.limit_ms,
-        least_blocks=run.limits.min_blocks,
-        tests=share_tests(run),
-    )
-    return result, _needed_s(run, arm, result)
-
-
 def _needed_s(run: Run, arm: str, result: ShareResult) -> float | None:
     misses_too_many = result.missed > result.allowed * result.requests
     return share_needed_s(
@@ -114,20 +108,6 @@ def _needed_s(run: Run, arm: str, result: ShareResult) -> float | None:
         min_blocks=max(run.limits.min_blocks, result.needed_blocks or 0),
         alpha=run.limits.alpha / (share_tests(run) if misses_too_many else 1),
     )
-
-
-def _blocks(run: Run, own: Units) -> Ints:
-    return run.block_of(own.row, own.at_ns)
-
-
-def _missing(result: ShareResult) -> str:
-    """Say, as the end of a sentence, what a PASS needs if the limits alone allow it; else empty."""
-    if result.needed_blocks is None:
-        return ""
-    return f"; a PASS needs {counted(result.needed_blocks, 'block')}, and this run has {result.blocks}"
-
-
-# --- Deaths and refused requests --------------------------------------------------------------------------------------
 
 
 def death_gates(run: Run, arm: str) -> list[Gate]:

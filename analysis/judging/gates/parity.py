@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, ORDER, PASS, Gate
 from tailgate.analysis.judging.gates.greedy import greedy_gate
 from tailgate.analysis.records.plain_values import mapping, rows_of
 from tailgate.analysis.run.run import Run
-
-_ORDER = (FAIL, INCONCLUSIVE, PASS)
 
 
 def parity_gates(run: Run, arm: str) -> list[Gate]:
@@ -59,7 +57,7 @@ def parity_gate(
     if answers:
         findings.append(judge_answers(arm, answers, quantisation_difference=bool(quantisation_difference)))
     verdict, reason = min(
-        findings, key=lambda finding: _ORDER.index(finding[0]), default=(INCONCLUSIVE, "Nothing was measured of it.")
+        findings, key=lambda finding: ORDER.index(finding[0]), default=(INCONCLUSIVE, "Nothing was measured of it.")
     )
     value = limit = None
     if cosine is not None:
@@ -79,9 +77,8 @@ def parity_gate(
 
 
 def _of_measured(measured: Mapping[str, Any]) -> tuple[str, str]:
-    """Return (verdict, reason) of what was measured before the traffic."""
     verdict = str(measured.get("verdict"))
-    verdict = verdict if verdict in _ORDER else INCONCLUSIVE
+    verdict = verdict if verdict in ORDER else INCONCLUSIVE
     reasons = [str(row.get("reason")) for row in rows_of(measured.get("findings")) if row.get("verdict") == verdict]
     return verdict, f"Parity before the traffic is {verdict}: {(reasons or ['no reason is recorded.'])[0]}"
 

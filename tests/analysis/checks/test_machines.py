@@ -14,7 +14,7 @@ import pytest
 
 from tailgate.analysis.checks.check import Evidence
 from tailgate.analysis.checks.machine_verdict import machine_verdict
-from tailgate.analysis.checks.machines import HOST, LEVER, SPEED
+from tailgate.analysis.checks.machines import LEVER, host, speed
 from tailgate.analysis.checks.table import RULES
 from tailgate.analysis.judging.comparisons import Comparisons
 from tailgate.analysis.records.run_records import read_run
@@ -81,7 +81,7 @@ def facts_of(machines, *, trials, seed=1, arms=("eager", "compiled", "other", "l
 
 def speed_checks(machines, **more):
     """Return the failed checks on arms whose machines are unequally fast."""
-    return [check for check in checks_of(*facts_of(machines, **more)) if check.rule is SPEED and check.arm is not None]
+    return [check for check in checks_of(*facts_of(machines, **more)) if check.rule is speed and check.arm is not None]
 
 
 def slower(size, **more):
@@ -131,13 +131,13 @@ def test_what_a_host_may_lose_is_a_setting(what, limit, share, most_pct, ok):
     run = run_of(fake_machines(Trouble(what=what, place="host", size=share)), trials=1)
     machines = MachineRecords.of(run)
     checks = checks_of(machines, run, limits=GateLimits(**{limit: most_pct}))
-    found = next((check for check in checks if check.rule is HOST), None)
+    found = next((check for check in checks if check.rule is host), None)
     assert (found is None) is ok
     if found is not None:
         assert found.rule.slows
         assert limit in found.remedy
         assert found.shift == pytest.approx(-LEVER * math.log(1.0 - share), rel=0.05)
-        (alone,) = (item for item in checks_of(machines, run, design="switchback") if item.rule is HOST)
+        (alone,) = (item for item in checks_of(machines, run, design="switchback") if item.rule is host)
         assert alone.shift is None, "all of it may have fallen on one arm's turn"
 
 
@@ -145,7 +145,7 @@ def test_what_a_host_may_lose_is_a_setting(what, limit, share, most_pct, ok):
 def test_a_change_of_speed_during_a_trial_moved_its_mean_by_half_where_arms_ran_at_the_same_time(shared, part):
     run = run_of(FakeMachines(troubles=(Trouble(what="slow_after", place="host", size=0.7),), host_noise=0.0), trials=1)
     checks = checks_of(MachineRecords.of(run), run, in_turn=not shared)
-    found = next(check for check in checks if check.rule is SPEED and not check.ok)
+    found = next(check for check in checks if check.rule is speed and not check.ok)
     assert found.shift == pytest.approx(-LEVER * part * math.log(0.7), rel=0.05)
 
 

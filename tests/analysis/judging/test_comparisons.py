@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -55,9 +54,6 @@ class TestWhatIsCompared:
         seen = {(item.metric, item.quantile) for item in (*found.gated, *found.secondary)}
         assert seen == {(m, q) for m in JUDGED_METRICS for q in QUANTILES}
         assert len(seen) == len(found.gated) + len(found.secondary)
-
-    def test_only_comparisons_of_the_experiment_gate(self, found):
-        assert [(item.metric, item.quantile) for item in found.gated] == [("ttft", 0.99), ("e2e", 0.99)]
 
     def test_ungated_comparisons_have_no_verdict(self, found):
         assert {item.verdict for item in found.secondary} == {"INCONCLUSIVE"}
@@ -199,29 +195,12 @@ def compare_arms(treatment: Sample, control: Sample, q: float = 0.5) -> Comparis
     return item
 
 
-def of_trials(trials: int, seed: int, *, ratio: float = 1.0, variance: float = 0.0, q: float = 0.5) -> Comparison:
-    rng = np.random.default_rng(seed)
-    control = sample(rng, trials=trials, variance=variance)
-    return compare_arms(sample(rng, ratio=ratio, trials=trials, first=trials, variance=variance), control, q)
-
-
-def test_equal_arms_pass_and_much_slower_ones_fail() -> None:
-    assert decide([of_trials(2, 1)])[0].verdict == "PASS"
-    (slow,) = decide([of_trials(2, 1, ratio=1.5)])
-    assert (slow.verdict, slow.trials, slow.blocks) == ("FAIL", 2, 44)
-
-
-@pytest.mark.parametrize("trials", [1, 2, 7])
-def test_limits_hold_the_truth_though_starts_and_days_differ(trials: int) -> None:
-    # 1 % each of start and of day is the assumption.
-    items = [of_trials(trials, seed, variance=math.hypot(0.01, 0.01)) for seed in range(80)]
-    outside = sum(not item.low <= 1.0 <= item.high for item in items)
-    assert outside <= 16  # of 8 expected: p < 0.005 of as many by chance
-
-
-def test_more_runs_of_each_arm_narrow_the_limits() -> None:
-    one, six = (of_trials(trials, 3, q=0.99) for trials in (1, 6))
-    assert six.high / six.low < one.high / one.low
+@pytest.mark.parametrize(("ratio", "verdict"), [(1.0, "PASS"), (1.5, "FAIL")])
+def test_equal_arms_pass_and_much_slower_ones_fail(ratio: float, verdict: str) -> None:
+    rng = np.random.default_rng(1)
+    control = sample(rng, trials=2)
+    (item,) = decide([compare_arms(sample(rng, ratio=ratio, trials=2, first=2), control)])
+    assert (item.verdict, item.trials, item.blocks) == (verdict, 2, 44)
 
 
 def test_tail_that_blocks_cannot_see_has_no_limits() -> None:

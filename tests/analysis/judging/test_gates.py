@@ -6,15 +6,16 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from tailgate.analysis.checks.telemetry import compiled_code
+from tailgate.analysis.checks import telemetry
 from tailgate.analysis.judging.gates import Gate, status
-from tailgate.analysis.judging.gates.compiles import CompileFacts, eager_gate, reported_gates
+from tailgate.analysis.judging.gates.compiles import CompileFacts, reported_gates
 from tailgate.analysis.judging.gates.memory import ratio_limits
 from tailgate.analysis.judging.judgement import Judgement, judge
 from tailgate.analysis.records.run_records import read_run
@@ -92,13 +93,6 @@ def test_a_gate_on_a_share_has_what_was_seen_and_what_is_allowed(tmp_path, name,
         assert (gate.verdict, gate.interval[0] < 30.0 < gate.interval[1]) == ("FAIL", True)
 
 
-@pytest.mark.parametrize(("deaths", "verdict"), [([], "PASS"), ([{"arm": "compiled"}], "FAIL")])
-def test_one_death_fails(tmp_path, deaths, verdict):
-    directory = tell(write_run(tmp_path / "run", FakeRun(duration_s=60, rate=2)), deaths=deaths)
-    gates = {gate.gate: gate for gate in judge(Run.of(read_run(directory))).gates}
-    assert gates["deaths"].verdict == verdict
-
-
 def judged(path: Path, *arms: FakeArm, **gates: Any) -> Judgement:
     run = FakeRun(duration_s=120, rate=2, arms=(EAGER, *arms), gates={**gates})
     return judge(Run.of(read_run(write_run(path / "run", run))))
@@ -148,22 +142,29 @@ def steps(replica: str, kind: str, compiled: int, of: int) -> CompiledSteps:
     return CompiledSteps(trial=1, replica=replica, kind=kind, compiled=compiled, steps=of)
 
 
-def test_an_arm_whose_every_prefill_ran_eagerly_is_known_by_its_prefills() -> None:
-    counts = [steps("a-0", "decode", 12_800, 12_800), steps("a-0", "prefill", 0, 100)]
-    most = most_eager(counts)
-    assert most is not None
-    gate = eager_gate("a", most, 1.0)
-    assert (gate.verdict, gate.value) == ("FAIL", 100.0)
-    check = compiled_code("a", counts, control=False)
-    assert not check.ok
-    assert "prefill" in check.reason
+PREFILLS = [steps("a-0", "decode", 12_800, 12_800), steps("a-0", "prefill", 0, 100)]
 
 
-def test_one_replica_without_compiled_code_is_enough() -> None:
-    counts = [steps("a-0", "decode", 30, 30), steps("a-1", "decode", 0, 30)]
-    check = compiled_code("a", counts, control=True)
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        (PREFILLS, "prefill steps"),
+        ([steps("a-0", "decode", 30, 30), steps("a-1", "decode", 0, 30)], "a-1 in trial 1"),
+    ],
+)
+def test_one_replica_or_kind_of_step_without_compiled_code_is_enough(
+    counts: list[CompiledSteps], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "compiled_steps", lambda run, arm: counts)
+    (check,) = telemetry.compiled.find(SimpleNamespace(run=SimpleNamespace(arms=("a",), control="a")))  # type: ignore[arg-type]
     assert (check.ok, check.arm) == (False, None)
-    assert "a-1 in trial 1" in check.reason
+    assert words in check.reason
+
+
+def test_an_arm_whose_every_prefill_ran_eagerly_is_known_by_its_prefills() -> None:
+    most = most_eager(PREFILLS)
+    assert most is not None
+    assert (most.kind, most.eager_pct) == ("prefill", 100.0)
 
 
 REPLICAS = ("eager-0", "compiled-0")

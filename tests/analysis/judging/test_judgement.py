@@ -48,14 +48,12 @@ SLOWER = FakeArm(name="compiled", ratio=1.2)
     ("run", "verdicts"),
     [
         (against(FakeArm(name="compiled", ratio=1.4)), {"noninferiority p99_e2e": "FAIL"}),
-        (against(FakeArm(name="compiled", error_share=0.05)), {"errors": "FAIL"}),
         (
             against(SLOWER, gates={"margins": {"e2e": 0.5}}),
             {"noninferiority p99_e2e": "PASS", "noninferiority p99_ttft": "FAIL"},
         ),
-        (against(FakeArm(name="compiled"), slo={"p50_itl_ms": 40}), {"slo p50_itl_ms": "PASS"}),
     ],
-    ids=["slower", "errors", "a margin a metric", "token gaps"],
+    ids=["slower", "a margin a metric"],
 )
 def test_a_gate_is_decided_by_what_the_run_shows(tmp_path, run, verdicts):
     judgement = judgement_of(tmp_path, run)
@@ -64,12 +62,6 @@ def test_a_gate_is_decided_by_what_the_run_shows(tmp_path, run, verdicts):
 
 
 class TestVerdicts:
-    def test_equal_arms_pass(self, tmp_path):
-        judgement = judgement_of(tmp_path, PASSING)
-        assert (judgement.overall, judgement.verdicts) == ("PASS", {"compiled": "PASS"})
-        assert failed_checks(judgement) == set()
-        assert judgement.headline.startswith("compiled may replace eager")
-
     def test_a_short_run_is_inconclusive_and_has_the_length_that_would_do(self, tmp_path):
         judgement = judgement_of(tmp_path, replace(SHORT, slo=SLO))
         assert judgement.overall == "INCONCLUSIVE"
@@ -164,15 +156,12 @@ GONE = answering(0, dtype="bfloat16", error="UNAVAILABLE: gone")
     ("run", "answers", "measured", "verdict", "words"),
     [
         ({}, None, None, None, ()),
-        ({}, answering(2), None, "PASS", ()),
         ({}, OTHER, None, "FAIL", ("1 of 2", "float32")),
         ({}, answering(0, "bfloat16"), None, None, ()),
         ({}, GONE, None, "INCONCLUSIVE", ("compiled-0", "UNAVAILABLE: gone")),
-        ({}, None, MEASURED["PASS"], "PASS", ()),
         ({}, None, MEASURED["FAIL"], "FAIL", ()),
         ({}, OTHER, MEASURED["PASS"], "FAIL", ()),
         (QUANTISED, OTHER, None, "INCONCLUSIVE", ("int8-weight-only", "not measured")),
-        (QUANTISED, OTHER, MEASURED["PASS"], "PASS", ()),
         (QUANTISED | {"compare_models": True}, None, None, None, ()),
         ({"parity": {"full": True}}, None, None, "INCONCLUSIVE", ("not measured",)),
     ],

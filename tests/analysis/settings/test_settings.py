@@ -31,10 +31,17 @@ from tests.fakes.processes import refusal
         ("min_blocks", 1, "gates.min_blocks"),
         ("margins", {"ttft": -1.0}, "gates.margins.ttft is -1"),
         ("margins", {"tpot": 0.1}, "gates.margins.tpot"),
+        ("steps", [1, 5], "ramp.steps is [1.0, 5.0]: give percents that rise to 100"),
+        ("steps", [5, 1, 100], "ramp.steps is [5.0, 1.0, 100.0]"),
+        ("steps", [0, 100], "ramp.steps is 0: input should be greater than or equal to 0.01"),
+        ("steps", 5, "ramp.steps is 5"),
+        ("step_s", 3600.0, "ramp.step_s is 3600: give at most ramp.most_step_s, 1800"),
+        ("on_inconclusive", "ask", "ramp.on_inconclusive is 'ask': input should be 'hold' or 'rollback'"),
     ],
 )
 def test_a_limit_that_cannot_be_used_is_refused_with_the_remedy(key: str, value: Any, words: str) -> None:
-    assert words in refusal(RecordError, GateLimits.recorded, {key: value})
+    model = RampLimits if words.startswith("ramp") else GateLimits
+    assert words in refusal(RecordError, model.recorded, {key: value})
 
 
 def test_every_number_has_a_range() -> None:

@@ -14,8 +14,8 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
+from tailgate.analysis.checks import pressure as checked
 from tailgate.analysis.checks.check import Evidence
-from tailgate.analysis.checks.pressure import PRESSURE, in_words
 from tailgate.loadtests.trials.context import RunError, TrialContext
 from tailgate.loadtests.trials.pressure import NEIGHBOUR_COMMAND, Pressure
 from tailgate.servers.clock import now_ns
@@ -61,7 +61,7 @@ def faults(context: TrialContext) -> list[str]:
     info = json.loads((context.folder / "trial.json").read_text())
     experiment = {"pressure": {key: info["pressure"][key] for key in ("gpu_gib", "processors")}}
     run = SimpleNamespace(records=SimpleNamespace(experiment=experiment), infos=[info])
-    [check] = PRESSURE.find(Mock(spec=Evidence, run=run))
+    [check] = checked.pressure.find(Mock(spec=Evidence, run=run))
     assert check.ok == (not check.reason)
     return [check.reason] if check.reason else []
 
@@ -92,7 +92,7 @@ def test_a_neighbour_that_dies_opens_the_verdict_and_the_run_goes_on(pressed: St
     wait_for(lambda: context.facts.pressure["error"] is not None, sleep=lambda _: pressure.poll())  # type: ignore[index]
     pressure.stop()
     assert "exit code 3" in faults(context)[0]
-    assert PRESSURE.opens[:3] == ("noninferiority", "slo", "goodput")
+    assert checked.pressure.opens[:3] == ("noninferiority", "slo", "goodput")
 
 
 def test_a_trial_without_its_record_leaves_the_verdict_open(pressed: Start) -> None:
@@ -104,8 +104,8 @@ def test_a_trial_without_its_record_leaves_the_verdict_open(pressed: Start) -> N
     context.facts.pressure["end_ns"] = None
     assert "not recorded" in faults(context)[0]
     context.facts.pressure["gpu_gib"], asked = 10, {"pressure": {"gpu_gib": 20.0}}
-    assert in_words(asked) == "a neighbour held 20 GiB of each GPU over the whole traffic"
-    assert in_words({}) == in_words({"pressure": {"gpu_gib": 0.0}}) == ""
+    assert checked.in_words(asked) == "a neighbour held 20 GiB of each GPU over the whole traffic"
+    assert checked.in_words({}) == checked.in_words({"pressure": {"gpu_gib": 0.0}}) == ""
 
 
 def test_without_the_table_nothing_is_started(pressed: Start) -> None:
