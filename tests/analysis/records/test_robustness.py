@@ -91,6 +91,7 @@ def nan_times(rows):
     return table.set_column(table.schema.get_field_index("end_ns"), "end_ns", pa.array(ends))
 
 
+TIMES_OF_A_REQUEST = ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")
 DEGENERATE = {
     "no requests": lambda rows: [],
     "one request": lambda rows: rows[:1],
@@ -103,6 +104,10 @@ DEGENERATE = {
     "not a number": nan_times,
     "clock goes back": every(lambda row: {"end_ns": row["scheduled_ns"] - S}, 5),
     "clock goes back once": lambda rows: [rows[0] | {"end_ns": rows[0]["scheduled_ns"] - 1}, *rows[1:]],
+    "clock leaps once": lambda rows: [
+        rows[0] | {name: rows[0][name] + 7 * 10**18 for name in TIMES_OF_A_REQUEST},
+        *rows[1:],
+    ],
     "tokens go back": every(lambda row: {"token_ns": row["token_ns"][::-1]}, 5),
     "negative latencies": every(
         lambda row: {"first_token_ns": row["scheduled_ns"] - 2 * S, "end_ns": row["scheduled_ns"] - S, "token_ns": None}
