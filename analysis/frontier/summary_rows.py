@@ -139,9 +139,6 @@ def objective_of(run: Run) -> str:
     return " and ".join(parts) or "its objectives"
 
 
-# --- Sentences --------------------------------------------------------------------------------------------------------
-
-
 def to_ship(frontier: Frontier, objective: str, *, out: Collection[str], failed: Collection[str]) -> list[str]:
     """Say which arm holds which load, and what to ship if one replica is not enough, a sentence each.
 

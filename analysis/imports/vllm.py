@@ -45,8 +45,6 @@ _OF_LOAD = (
     *("dataset_name", "random_input_len", "random_output_len", "random_range_ratio", "sharegpt_output_len"),
 )
 
-# --- One file ---------------------------------------------------------------------------------------------------------
-
 Seconds = Annotated[float, Field(ge=0, le=_LAST_S)]
 Waited = Annotated[float, Field(ge=-_LAST_S, le=_LAST_S)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -205,9 +203,6 @@ def _is_open_loop(file: _File, requests: pa.Table) -> bool:
             return False
     # A limit delays requests without a trace, unless the file says how long each waited.
     return file.max_concurrency is None or file.queue_times is not None
-
-
-# --- Several files as one run -----------------------------------------------------------------------------------------
 
 
 def write_run(folder: Path, files: Sequence[Named]) -> None:

@@ -21,9 +21,6 @@ _TOML_END = re.compile(r"\n# crc32 ([0-9a-f]{8})\s*\Z")
 _BETWEEN_KEYS = re.compile(r"[\s=\[\]{},]+")
 
 
-# --- Writing ----------------------------------------------------------------------------------------------------------
-
-
 def write_document(path: Path, content: Mapping[str, Any], *, indent: int | None = None) -> None:
     """Write `content` and its checksum to `path` as JSON; a reader sees the old content or the new, never a part."""
     write_json(path, with_checksum(content), indent=indent)
@@ -50,9 +47,6 @@ def toml_with_checksum(text: str) -> str:
 def _crc32(content: Any) -> str:
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return f"{zlib.crc32(text.encode()):08x}"
-
-
-# --- Reading ----------------------------------------------------------------------------------------------------------
 
 
 def read_document(path: Path) -> tuple[dict[str, Any] | None, str]:

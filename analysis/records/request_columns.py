@@ -100,9 +100,6 @@ def is_named(codes: Ints, names: tuple[str, ...], name: str) -> Bools:
     return codes == names.index(name) if name in names else np.zeros(len(codes), dtype=np.bool_)
 
 
-# --- Filling ----------------------------------------------------------------------------------------------------------
-
-
 class ColumnBuilder:
     """Columns to which tables of requests with the schema `schema` are appended. Without `sessions` no request has
     one."""
@@ -296,8 +293,6 @@ def integers(column: Any, missing: int) -> Any:
     """Return whole numbers as wide as the column's, with `missing` for null. May be read-only."""
     return (pc.fill_null(column, missing) if column.null_count else column).to_numpy()
 
-
-# --- Ids --------------------------------------------------------------------------------------------------------------
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # of splitmix64, which spreads what differs in a few bits
 _BITS = np.uint64(0xFFFFFFFFFFFFFFFF)

@@ -99,9 +99,6 @@ def table_files(folder: Path, stem: str) -> list[Path]:
     return sorted(path for suffix in ("arrow", "parquet", "jsonl") for path in folder.glob(f"{stem}*.{suffix}"))
 
 
-# --- Files ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class _Files:
     """The files of one run, and what is wrong with those that were read. A run among others has a `name`."""
@@ -164,7 +161,8 @@ def _documents(files: _Files) -> RecordedRun:
         of_import = (info or {}).get("problems")
         files.problems += map(str, of_import) if isinstance(of_import, list) else []
         infos.append(info)
-    numbers = [_trial_number(folder, position) for position, folder in enumerate(folders, start=1)]
+    names = enumerate((folder.name.removeprefix("trial-") for folder in folders), start=1)
+    numbers = [int(name) if name.isdecimal() and len(name) < 10 else place for place, name in names]
     return RecordedRun(
         directory=directory,
         name=files.name or directory.resolve().name,
@@ -177,14 +175,6 @@ def _documents(files: _Files) -> RecordedRun:
         numbers=tuple(numbers),
         trials={number: number for number in numbers},
     )
-
-
-def _trial_number(folder: Path, position: int) -> int:
-    name = folder.name.removeprefix("trial-")
-    return int(name) if name.isdecimal() and len(name) < 10 else position
-
-
-# --- Records ----------------------------------------------------------------------------------------------------------
 
 
 def _together(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
@@ -220,7 +210,11 @@ def _records(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
     return RunRecords(
         directory=runs[-1].directory,
         experiment=joining.joined_experiment(runs) if runs[0].place else dict(runs[0].experiment),
-        environment=joining.joined_environment(runs),
+        environment={  # what all have in common
+            key: value
+            for key, value in runs[0].environment.items()
+            if all(run.environment.get(key) == value for run in runs)
+        },
         trials=tuple(sorted(infos, key=lambda info: info["trial"])),
         generators=tuple(generators),
         requests=requests,

@@ -211,9 +211,9 @@ def _requests_named(requests: Requests, events: Sequence[CompileEvent]) -> list[
     ids = hashes(pa.array(names, pa.string()))
     name_of = dict(zip(ids.tolist(), names, strict=True))
     rows_by_name: dict[str, list[int]] = {}
-    rows = np.flatnonzero((requests.ids > 0) & ~requests.broken)
-    for row in rows[np.isin(requests.ids[rows], ids)].tolist():
-        rows_by_name.setdefault(name_of[int(requests.ids[row])], []).append(row)
+    rows = np.flatnonzero((requests.id > 0) & ~requests.broken)
+    for row in rows[np.isin(requests.id[rows], ids)].tolist():
+        rows_by_name.setdefault(name_of[int(requests.id[row])], []).append(row)
     named = []
     for event in events:
         own = [

@@ -145,7 +145,10 @@ def with_lengths(run: Run) -> Run:
     One that lies in no stall delayed no request for long enough to show, and keeps no length.
     """
     external = {arm for arm in run.arms if run.account(arm).external}
-    unreported = [event.arm in external and _has_no_length(event) for event in run.events]
+    unreported = [
+        event.arm in external and event.serving and event.start_ns == event.end_ns and event.kind not in _NO_COMPILE
+        for event in run.events
+    ]
     if not any(unreported):
         return run
     seen = client_stalls(run.requests, external)
@@ -155,10 +158,6 @@ def with_lengths(run: Run) -> Run:
     )
     events = tuple(sorted(events, key=lambda event: (event.trial, event.start_ns, event.arm, event.event_id)))
     return replace(run, events=events, attribution=attribute(run.requests, events))
-
-
-def _has_no_length(event: CompileEvent) -> bool:
-    return event.serving and event.start_ns == event.end_ns and event.kind not in _NO_COMPILE
 
 
 def _timed(event: CompileEvent, stalls: Sequence[Stall]) -> CompileEvent:

@@ -193,8 +193,6 @@ def _cores(processes: Sequence[Rows]) -> float | None:
     return sum(known) if rates and len(known) == len(rates) else None
 
 
-# --- Samples ----------------------------------------------------------------------------------------------------------
-
 _LONGEST_GAP = 3.0  # sampling intervals; what lies between samples farther apart was not sampled
 
 
@@ -285,8 +283,6 @@ class Rows:
         reasons: list[list[str] | None] = self._table.column("throttle").filter(pa.array(self.inside)).to_pylist()
         return reasons
 
-
-# --- Measured speed ---------------------------------------------------------------------------------------------------
 
 # A matrix product, a read of memory, small launches and plain Python before and after each trial show how fast the card
 # and the host were, whatever the servers did.

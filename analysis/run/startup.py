@@ -81,9 +81,6 @@ def blind_spots(run: Run, arm: str) -> list[str]:
     return list(dict.fromkeys(text for texts in spots if isinstance(texts, list) for text in map(str, texts)))
 
 
-# --- Steps that ran compiled code ------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledSteps:
     """Steps of one kind that are known to have run compiled code or not: of one replica in one trial, or of all."""
@@ -136,8 +133,6 @@ def most_eager(counts: Sequence[CompiledSteps]) -> CompiledSteps | None:
     kinds = [CompiledSteps(kind=kind, compiled=compiled[kind], steps=steps[kind]) for kind in steps if steps[kind]]
     return max(kinds, key=lambda item: item.eager_pct, default=None)
 
-
-# --- Start-to-start variance ------------------------------------------------------------------------------------------
 
 # Of torch.compile and inductor: what has many kernels timed and the quickest kept. Which one that is differs from one
 # compile to the next.

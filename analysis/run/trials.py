@@ -96,9 +96,6 @@ def trials_of(
     return tuple(trials)
 
 
-# --- Devices and machines ---------------------------------------------------------------------------------------------
-
-
 _FIRST_CARD = "cuda:0"
 
 

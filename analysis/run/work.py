@@ -169,8 +169,6 @@ def _short_answers(names: tuple[str, str], few: Ints, near: Ints, *, unit: str) 
     )
 
 
-# --- Times of tokens --------------------------------------------------------------------------------------------------
-
 # What is read from the gaps between tokens.
 GAP_METRICS = frozenset({"tpot", "itl", "max_itl"})
 _MANY_TOKENS = 8

@@ -116,7 +116,7 @@ class TestLatency:
 
     def test_a_repeated_row_counts_once(self):
         requests = requests_of(columns_of([row(0), row(0), row(0, arm="other"), row(1, request_id=None)]))
-        assert (len(requests), requests.repeated) == (3, 1)
+        assert (len(requests), requests.dropped) == (3, 1)
 
     def test_a_request_without_an_arm_is_left_out_and_counted(self):
         columns = columns_of([row(0), row(1) | {"arm": None}])
@@ -130,7 +130,7 @@ class TestLatency:
 
     def test_one_id_on_two_arms_or_in_two_trials_is_no_repeat(self):
         rows = [row(0), row(0, arm="b", request_id="1-0-eager"), row(0, trial=2)]
-        assert requests_of(columns_of(rows)).repeated == 0
+        assert requests_of(columns_of(rows)).dropped == 0
 
 
 def test_files_of_all_workers_and_trials_are_joined(tmp_path):
