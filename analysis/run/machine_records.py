@@ -6,7 +6,7 @@ Nothing is decided here. What was not recorded, or could not be read, is None or
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -172,7 +172,7 @@ def _hosts(trial: Trial, samples: Samples) -> Iterator[Host]:
     for rows in samples.of("host", trial):
         cpus = rows.level("cpus", np.median) or 0.0
         cores = rows.rate("cpu_s")
-        own = None if rows.host in blind else _cores([item for item in processes if item.host == rows.host])
+        own = None if rows.host in blind else _cores(item for item in processes if item.host == rows.host)
         foreign = None if cores is None or own is None else max(0.0, cores - own)
         steal, other = (None if rate is None or cpus <= 0 else rate / cpus for rate in (rows.rate("steal_s"), foreign))
         yield Host(
@@ -185,12 +185,11 @@ def _hosts(trial: Trial, samples: Samples) -> Iterator[Host]:
         )
 
 
-def _cores(processes: Sequence[Rows]) -> float | None:
+def _cores(processes: Iterable[Rows]) -> float | None:
     """Return how many processors the run's own processes kept busy; None unless known of all."""
     # What was sampled once or twice and then ended has no rate, and little time.
     rates = [rate for item in processes if (rate := item.rate("cpu_s")) is not None or item.inside.sum() >= 3]
-    known = [rate for rate in rates if rate is not None]
-    return sum(known) if rates and len(known) == len(rates) else None
+    return sum(filter(None, rates)) if rates and None not in rates else None
 
 
 _LONGEST_GAP = 3.0  # sampling intervals; what lies between samples farther apart was not sampled
@@ -338,27 +337,22 @@ def speeds_of(trials: Iterable[Trial]) -> tuple[Speed, ...]:
     """
     python: dict[tuple[int, str], list[float]] = {}
     known: dict[tuple[int, str, str, str, str], dict[str, float]] = {}
-    for trial, device, card, figure, size, when, value in (item for one in trials for item in _measured(one)):
-        known.setdefault((trial, device, card, figure, size), {})[when] = value
-        if figure == PYTHON:
-            python.setdefault((trial, when), []).append(math.log(value))
+    for trial, row in ((one, row) for one in trials for row in rows_of(one.info.get("references"))):
+        device, when = text_of(row, "device"), text_of(row, "when")
+        for figure, keys in _SIZES.items():
+            value = number(row.get(figure))
+            if value is None or not _LEAST < value < _MOST or when not in ("before", "after"):
+                continue
+            size = ", ".join(f"{key} {row.get(key)}" for key in keys)
+            place = (trial.number, device, identity_of(trial, RUN_HOST, device), figure, size)
+            known.setdefault(place, {})[when] = value
+            if figure == PYTHON:
+                python.setdefault((trial.number, when), []).append(math.log(value))
     speeds = []
-    for (trial, device, card, figure, size), values in known.items():
+    for (number_of, device, card, figure, size), values in known.items():
         both = {
-            when: math.exp(fmean(python[trial, when])) if figure == PYTHON and when in values else values.get(when)
+            when: math.exp(fmean(python[number_of, when])) if figure == PYTHON and when in values else values.get(when)
             for when in ("before", "after")
         }
-        speeds.append(Speed(trial=trial, device=device, card=card, figure=figure, size=size, **both))
+        speeds.append(Speed(trial=number_of, device=device, card=card, figure=figure, size=size, **both))
     return tuple(speeds)
-
-
-def _measured(trial: Trial) -> Iterator[tuple[int, str, str, str, str, str, float]]:
-    """Yield (trial, device, card, figure, size, when, value) of each figure."""
-    for row in rows_of(trial.info.get("references")):
-        device, when = text_of(row, "device"), text_of(row, "when")
-        card = identity_of(trial, RUN_HOST, device)
-        for figure in FIGURES:
-            value = number(row.get(figure))
-            if value is not None and _LEAST < value < _MOST and when in ("before", "after"):
-                size = ", ".join(f"{key} {row.get(key)}" for key in _SIZES[figure])
-                yield trial.number, device, card, figure, size, when, value

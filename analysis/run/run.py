@@ -143,7 +143,7 @@ class Run:
 
     @property
     def separate(self) -> bool:
-        """Whether each arm had runs by itself, so that the arms share no stretch of time."""
+        """Whether each arm had runs by itself, so that the arms share no time."""
         return self.design == "separate"
 
     @property

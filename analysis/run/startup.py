@@ -55,7 +55,6 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _compiling(run: Run, arm: str) -> dict[str, Any]:
-    """Describe what the compiler did in one start."""
     if run.records.events is None or run.account(arm).external or not run.trials_of(arm):
         return {}
     warm = [event for event in run.events if event.arm == arm and not event.serving]
@@ -159,15 +158,10 @@ def searching_starts(run: Run, arm: str) -> int:
 
     An arm that starts with an artifact does not: it runs the kernels that the artifact contains.
     """
-    if not searches_kernels(run.account(arm).config):
+    policy = mapping(run.account(arm).config.get("compile"))
+    options = mapping(policy.get("options"))
+    searches = policy.get("mode") in _SEARCHING_MODES or any(options.get(name) for name in _SEARCHING_OPTIONS)
+    if not policy.get("enabled") or not searches or policy.get("artifact"):
         return 0
     own = (event for event in run.events if event.arm == arm and not event.serving)
     return len({event.trial for event in own if event.kind == "autotune"})
-
-
-def searches_kernels(config: Mapping[str, Any]) -> bool:
-    """Return whether an arm with these settings searches for kernels if its device has any to choose from."""
-    policy = mapping(config.get("compile"))
-    options = mapping(policy.get("options"))
-    searches = policy.get("mode") in _SEARCHING_MODES or any(options.get(name) for name in _SEARCHING_OPTIONS)
-    return bool(policy.get("enabled") and searches and not policy.get("artifact"))

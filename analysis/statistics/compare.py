@@ -143,14 +143,10 @@ def compare(
     """Return one comparison of two samples for each quantile in `qs`, undecided (see `decide`).
 
     The samples must have about as many values in each block: see `equal_counts`. Requests in blocks that one sample
-    lacks are left out.
-
-    Below six trials limits are Student's t over groups of blocks [1], widened for drift within a start, for the
-    variance of starts, `restart_spread`, and for what differs between `machines`, which are numbered by trial
-    (`analysis.statistics.dependence`); from six trials on, over the log ratios of the trials, and over machines. With
-    no data, fewer than eight blocks, hardly a request beyond the quantile in each group, or latencies that are all
-    equal there is no test, and `obstacle` says so. Where the tail is too thin for a typical block, `ratio` is that of
-    the whole run.
+    lacks are left out. Limits are Student's t [1], below six trials widened for drift within a start, for the variance
+    of starts, `restart_spread`, and for what differs between `machines`, which are numbered by trial. With no data,
+    fewer than eight blocks, hardly a request beyond the quantile in each group, or latencies that are all equal there
+    is no test, and `obstacle` says so. Where the tail is too thin for that of blocks, `ratio` is that of the run.
     """
     own, other, _, trial = in_shared_blocks(treatment, control)
     blocks, trials = len(trial), np.unique(trial)
@@ -188,7 +184,6 @@ def compare(
 
 
 def _wholes(base: Comparison, treatment: Sample, control: Sample, qs: Sequence[float]) -> list[Comparison]:
-    """Return the base with the quotient of the quantiles over all requests, for each quantile."""
     items = []
     for q, above, below in zip(qs, quantiles(treatment.values, qs), quantiles(control.values, qs), strict=True):
         whole = above / below if above > 0 and below > 0 else None
@@ -227,10 +222,7 @@ def _tested(
 
 
 def in_shared_blocks(treatment: Sample, control: Sample) -> tuple[Sample, Sample, Ints, Ints]:
-    """Select the requests of both samples in blocks that both have, numbered from 0.
-
-    It returns both selections, and each such block's original number and trial.
-    """
+    """Select the requests in blocks that both samples have, numbered from 0; with each block's old number and trial."""
     samples = (treatment, control)
     if not len(treatment) or not len(control):
         none = np.zeros(0, dtype=np.int64)
@@ -259,16 +251,11 @@ def _obstacle(treatment: Sample, control: Sample, blocks: int) -> str | None:
     if blocks == 0:
         return "the arms share no time block"
     for name, sample in named:
-        distinct = _distinct(sample.values)
-        if distinct < _FEWEST_DISTINCT:
-            return f"{name} shows only {counted(distinct, 'different latency')}"
+        if len(np.unique(sample.values[:1000])) < _FEWEST_DISTINCT:
+            distinct = len(np.unique(sample.values))
+            if distinct < _FEWEST_DISTINCT:
+                return f"{name} shows only {counted(distinct, 'different latency')}"
     return None
-
-
-def _distinct(values: Floats) -> int:
-    """Count the different values; many may count as fewer."""
-    head = len(np.unique(values[:1000]))
-    return head if head >= _FEWEST_DISTINCT else len(np.unique(values))
 
 
 def _by_trials(item: Comparison, ratios: Floats, machine: Ints) -> Comparison:
@@ -276,10 +263,7 @@ def _by_trials(item: Comparison, ratios: Floats, machine: Ints) -> Comparison:
     wider of that and what machines allow (`analysis.statistics.machines`)."""
     mean, trials, alpha = float(ratios.mean()), len(ratios), item.alpha
     over_machines, between = error_over_trials(ratios, machine)
-    parts = [
-        Part(variance=float(ratios.var(ddof=1)) / trials, degrees=trials - 1.0),
-        over_machines,
-    ]
+    parts = [Part(variance=float(ratios.var(ddof=1)) / trials, degrees=trials - 1.0), over_machines]
     reaches = [float(t_quantile(1.0 - alpha, part.degrees)) * math.sqrt(part.variance) for part in parts]
     wider = int(reaches[1] > reaches[0])
     lasting = max(*reaches, lasting_reach(ratios, alpha))

@@ -71,11 +71,6 @@ class Dependence:
     machines: int = 1
     correlation: float | None = None
 
-    @property
-    def restart_variance(self) -> float:
-        """The variance that starts add to the log ratio of the run."""
-        return self.restart**2 / self.trials
-
     def widening(self, spread: float, *, groups: int, alpha: float) -> float:
         """Return how much farther limits reach than those of `groups` independent groups with standard error `spread`.
 
@@ -87,7 +82,7 @@ class Dependence:
             [
                 Part(variance=own, degrees=degrees),
                 Part(variance=self.drift, degrees=DRIFT_COSINES),
-                Part(variance=self.restart_variance, degrees=PRIOR_DEGREES + self.trials - self.machines),
+                Part(variance=self.restart**2 / self.trials, degrees=PRIOR_DEGREES + self.trials - self.machines),
                 Part(variance=self.machine, degrees=max(1, self.machines - 1)),
             ]
         )

@@ -237,7 +237,11 @@ def _grouped(beyond: Floats, pooled: Floats, trial: Ints, *, least: int, enough:
         length = place - begun + 1
         if length < least or held < enough - 1e-9:
             continue
-        if length >= _LONGEST * least or not _is_jammed(pooled[: place + 1]):
+        # In a jam the last block is far slower than those before, by the mean log latency of both arms.
+        middle = float(np.median(pooled[: place + 1]))
+        spread = float(np.median(np.abs(pooled[: place + 1] - middle)))
+        jammed = float(pooled[place]) - middle > max(_JAM, _FAR * spread)
+        if length >= _LONGEST * least or not jammed:
             group[begun : place + 1] = closed
             closed, begun, held = closed + 1, place + 1, 0.0
     return group
@@ -254,12 +258,6 @@ def _wholes(groups: SortedGroups, q: float) -> Floats:
         upto = np.cumsum(counts)
         found.append((lowest + int(np.searchsorted(upto, q * upto[-1])) + 0.5) * _BIN)
     return np.array(found)
-
-
-def _is_jammed(pooled: Floats) -> bool:
-    """Return whether the last block is far slower than those before, by the mean log latency of both arms."""
-    middle = float(np.median(pooled))
-    return float(pooled[-1]) - middle > max(_JAM, _FAR * float(np.median(np.abs(pooled - middle))))
 
 
 def _design_effects(scores: Floats) -> Floats:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import gammaln, logsumexp
+from scipy.special import logsumexp
 
 from tailgate.analysis.arrays import Floats, Ints
+from tailgate.analysis.statistics.distributions import log_choose
 
 # Log odds ratios of being slow.
 _ODDS = np.array([0.15, 0.3, 0.6, 1.0, 1.6, 2.4])
@@ -154,10 +155,6 @@ def _bets(above: int, slow: int, own: int, total: int) -> Floats:
     k = `above` of `slow` requests are of the treatment, which has `own` of `total`: k is hypergeometric.
     """
     counts = np.arange(max(0, slow + own - total), min(slow, own) + 1)
-    chances = _log_choose(own, counts) + _log_choose(total - own, slow - counts) - _log_choose(total, slow)
+    chances = log_choose(own, counts) + log_choose(total - own, slow - counts) - log_choose(total, slow)
     odds = np.array([_ODDS, -_ODDS])
     return np.asarray(odds * above - logsumexp(chances + odds[..., None] * counts, axis=-1))
-
-
-def _log_choose(count: int, chosen: Ints | int) -> Floats:
-    return np.asarray(gammaln(count + 1) - gammaln(np.asarray(chosen) + 1) - gammaln(count - np.asarray(chosen) + 1))

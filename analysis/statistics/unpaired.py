@@ -51,25 +51,17 @@ def level_of(values: Floats, traffic: Sequence[Part | None], *, restart_spread: 
     starts, `restart_spread`, which counts as four of them: two trials may be alike by chance. Without that prediction
     three trials or more use their own variance, and fewer have none.
     """
-    count, mean = len(values), float(values.mean())
-    seen = Part(variance=float(values.var(ddof=1)), degrees=count - 1.0) if count > 1 else None
-    if seen is not None and count >= TRIALS_FOR_T_TEST:
-        return Level(mean=mean, trials=count, each=seen)
-    parts = [Part(variance=restart_spread**2, degrees=PRIOR_DEGREES)]
-    known = [part for part in traffic if part is not None]
-    if len(known) == count:
-        parts.append(summed([part.times(1.0 / count) for part in known]))
-    elif count < _FEWEST_ALONE:
-        return Level(mean=mean, trials=count, each=None)
-    predicted = summed(parts)
-    return Level(
-        mean=mean, trials=count, each=predicted if seen is None or predicted.variance >= seen.variance else seen
-    )
-
-
-def day_part(spread: float) -> Part:
-    """Return the variance between days of one build: an allowance with this standard deviation, worth four days."""
-    return Part(variance=spread**2, degrees=PRIOR_DEGREES)
+    count = len(values)
+    each = Part(variance=float(values.var(ddof=1)), degrees=count - 1.0) if count > 1 else None
+    if each is None or count < TRIALS_FOR_T_TEST:
+        parts = [Part(variance=restart_spread**2, degrees=PRIOR_DEGREES)]
+        known = [part.times(1.0 / count) for part in traffic if part is not None]
+        if len(known) == count:
+            parts.append(summed(known))
+        predicted = summed(parts) if len(known) == count or count >= _FEWEST_ALONE else None
+        if predicted is None or each is None or predicted.variance >= each.variance:
+            each = predicted
+    return Level(mean=float(values.mean()), trials=count, each=each)
 
 
 def difference(baseline: Level, candidate: Level, day: Part, *, bound: float, alpha: float) -> Limits | None:
@@ -142,21 +134,15 @@ def compare_separate(
         trials=min(len(np.unique(sample.trial)) for sample in samples),
         requests=min(map(len, samples)),
         restart_spread=restart_spread,
-        obstacle=next(
-            (
-                f"{name} has no request to compare"
-                for name, own in zip(("the arm", "the control"), samples, strict=True)
-                if not len(own)
-            ),
-            None,
-        ),
     )
-    return [_compared(replace(base, quantile=q), samples, day_part(day_spread)) for q in qs]
+    for name, sample in (("the arm", treatment), ("the control", control)):
+        if not len(sample):
+            return [replace(base, quantile=q, obstacle=f"{name} has no request to compare") for q in qs]
+    day = Part(variance=day_spread**2, degrees=PRIOR_DEGREES)  # of one build: an allowance worth four days
+    return [_compared(replace(base, quantile=q), samples, day) for q in qs]
 
 
 def _compared(item: Comparison, samples: tuple[Sample, Sample], day: Part) -> Comparison:
-    if item.obstacle is not None:
-        return item
     own, base = (_level(sample, item) for sample in samples)
     if own is None or base is None:
         return item
