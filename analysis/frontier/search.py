@@ -87,11 +87,6 @@ def fitted(turn: Turn, *, start_s: float, budget: Budget, left_s: float) -> Turn
     return Turn(arm=turn.arm, steps=steps, seconds=_turn_s(turn.arm, steps, {turn.arm: start_s}, budget))
 
 
-def rounds_of(start_s: Mapping[str, float], budget: Budget) -> int:
-    """Return how many rounds the budget has: one whole start of every arm each, two at least and eight at most."""
-    return max(FEWEST_STARTS, min(_MOST_ROUNDS, int(budget.total_s / _all_s(start_s, budget.steps, budget))))
-
-
 def least_s(start_s: Mapping[str, float], budget: Budget) -> float:
     """Return the least time of a search: the shortest start of every arm, as often as an arm needs for a result."""
     return FEWEST_STARTS * _all_s(start_s, FEWEST_STEPS, budget)
@@ -124,11 +119,11 @@ def next_round(
     remaining_s = budget.total_s - spent_s
     if not wanting:
         return Round(turns=(), left=tuple(left), stop="the answer is decided")
-    # What is over after the last planned round goes on to the arms that are left.
-    share_s = remaining_s / (max(number, rounds_of(start_s, budget)) - number + 1)
-    turns = _turns(frontier, wanting, start_s, budget, share_s) or _turns(
-        frontier, wanting, start_s, budget, remaining_s
-    )
+    # A round has one whole start of every arm. What is over after the last goes on to the arms that are left.
+    planned = int(budget.total_s / _all_s(start_s, budget.steps, budget))
+    share_s = remaining_s / (max(number, FEWEST_STARTS, min(_MOST_ROUNDS, planned)) - number + 1)
+    shares = (_turns(frontier, wanting, start_s, budget, seconds) for seconds in (share_s, remaining_s))
+    turns: tuple[Turn, ...] = next(filter(None, shares), ())
     less = f"{duration_text(max(0.0, remaining_s))} are left, less than one more start takes"
     return Round(turns=turns, left=tuple(left), stop="" if turns else less)
 
@@ -187,8 +182,7 @@ def _turns(
         lacking = FEWEST_STARTS - frontier.of(arm).starts
         if lacking * _turn_s(arm, FEWEST_STEPS, start_s, budget) <= each_s:
             starts = max(starts, lacking)
-        count = int((each_s / starts - start_s[arm] - budget.around_s) / budget.step_s + 1e-9)
-        count = min(budget.steps, count)
+        count = min(budget.steps, int((each_s / starts - start_s[arm] - budget.around_s) / budget.step_s + 1e-9))
         turns += [Turn(arm=arm, steps=count, seconds=_turn_s(arm, count, start_s, budget))] * starts
     return tuple(turns)
 

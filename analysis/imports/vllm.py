@@ -114,12 +114,15 @@ def result_of(document: Mapping[str, Any]) -> Result:
         file = _File.model_validate(document)
     except ValidationError as error:
         raise RecordError(_fault(error)) from None
-    lists = {name: getattr(file, name) for name in ("latencies", "queue_times", *_NEEDED)}
-    sizes = {name: len(values) for name, values in lists.items() if values is not None}
+    lists = ((name, getattr(file, name)) for name in ("latencies", "queue_times", *_NEEDED))
+    sizes = {name: len(values) for name, values in lists if values is not None}
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise RecordError(f"has lists of unequal lengths ({listed}): {_AGAIN}")
-    requests = _requests(file)
+    none = [None] * len(file.errors)
+    columns = (file.input_lens, file.output_lens, file.errors, file.ttfts, file.itls, file.start_times)
+    rows = zip(*columns, file.latencies or none, file.queue_times or none, strict=True)
+    requests = pa.Table.from_pylist([_request(place, *row) for place, row in enumerate(rows)], schema=REQUESTS)
     open_loop = _is_open_loop(file, requests)
     if not open_loop:
         place = requests.schema.get_field_index("scheduled_ns")
@@ -147,13 +150,6 @@ def _fault(error: ValidationError) -> str:
     request = f"request {int(places[0]) + 1}: " if places and isinstance(places[0], int) else ""
     piece = f"[{places[1]}]" if len(places) > 1 and isinstance(places[1], int) else ""
     return f"{request}{name}{piece} is {found['input']!r:.40} ({found['msg']}): run it again"
-
-
-def _requests(file: _File) -> pa.Table:
-    none = [None] * len(file.errors)
-    lists = (file.input_lens, file.output_lens, file.errors, file.ttfts, file.itls, file.start_times)
-    rows = zip(*lists, file.latencies or none, file.queue_times or none, strict=True)
-    return pa.Table.from_pylist([_request(place, *row) for place, row in enumerate(rows)], schema=REQUESTS)
 
 
 def _request(
@@ -216,9 +212,11 @@ def write_run(folder: Path, files: Sequence[Named]) -> None:
             raise RecordError(f"{files[same][1]} and {files[place][1]} hold the same run: give each run once")
     arms = list(dict.fromkeys(arm for arm, _ in files))
     results = [read_result(path) for _, path in files]
-    first = results[0]
+    (_, first_path), first = files[0], results[0]
     for (_, path), result in zip(files, results, strict=True):
-        _check_alike(files[0][1], first, path, result)
+        pairs = {key: (first.load.get(key, "none"), result.load.get(key, "none")) for key in _OF_LOAD}
+        if differing := [f"{key} {one} and {other}" for key, (one, other) in sorted(pairs.items()) if one != other]:
+            raise RecordError(f"{first_path} and {path} differ ({'; '.join(differing)}): give runs of one load")
     experiment = {
         "name": folder.name,
         "compare_models": True,  # two servers were named to be compared
@@ -240,13 +238,6 @@ def checksums(files: Sequence[Named]) -> list[int]:
         return [zlib.crc32(path.read_bytes()) for _, path in files]
     except OSError as error:
         raise RecordError(f"{error.filename} cannot be read ({error.strerror}): give a result file") from None
-
-
-def _check_alike(one_path: Path, one: Result, other_path: Path, other: Result) -> None:
-    keys = sorted({*one.load, *other.load})
-    known = [(key, one.load.get(key, "none"), other.load.get(key, "none")) for key in keys]
-    if differing := [f"{key} {first} and {second}" for key, first, second in known if first != second]:
-        raise RecordError(f"{one_path} and {other_path} differ ({'; '.join(differing)}): give runs of one load")
 
 
 def _write_trial(folder: Path, number: int, arm: str, path: Path, result: Result) -> None:

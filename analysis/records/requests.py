@@ -108,7 +108,7 @@ class Requests(RequestColumns):
 
     def lag_ms(self, rows: Ints | Bools) -> Floats:
         """Return how much later than scheduled each of `rows` was sent, NaN if unknown."""
-        return _where(self.scheduled[rows], self.sent_ns.after_ms[rows])
+        return _where(self.scheduled[rows], self.sent_ms[rows])
 
     def metric_ms(self, name: str, rows: slice | Ints | Bools = slice(None)) -> Floats:
         """Return the latencies of `rows` called `name`, one of METRICS; NaN if undefined."""
@@ -119,8 +119,8 @@ class Requests(RequestColumns):
 
     def _tpot_ms(self, rows: slice | Ints | Bools) -> Floats:
         # Not a column, since it follows from others and takes memory. A failed request has its deadline, as in E2E.
-        each_ms, tokens = np.array(self.end_ns.after_ms[rows]), self.output_tokens[rows]
-        each_ms -= self.first_ns.after_ms[rows]
+        each_ms, tokens = np.array(self.end_ms[rows]), self.output_tokens[rows]
+        each_ms -= self.first_ms[rows]
         each_ms /= np.maximum(tokens - 1, 1)
         each_ms[~self.ok[rows] | (tokens < 2) | (not self.has_tokens)] = math.nan
         if self.has_tokens and (failed := self.failed[rows]).any():

@@ -202,7 +202,9 @@ def _records(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
         weights, problem = read_journal(run.directory)
         files.add(run.directory / JOURNAL, problem)
     known = {stem: pa.concat_tables(found) if found else None for stem, found in tables.items()}
-    requests, generators = _requests(opened, _named_requests(known["compile_events"]))
+    events = known["compile_events"]
+    named = [] if events is None else pc.unique(pc.list_flatten(events.column("request_ids"))).drop_null().to_pylist()
+    requests, generators = _requests(opened, named)
     runs = tuple(run for run, _ in opened)
     for files, folder in ((files, folder) for run, files in opened for folder in run.folders):
         if tables["compile_events"] and not table_files(folder, "compile_events"):  # which would read as no compile
@@ -218,7 +220,7 @@ def _records(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
         trials=tuple(sorted(infos, key=lambda info: info["trial"])),
         generators=tuple(generators),
         requests=requests,
-        events=known["compile_events"],
+        events=events,
         steps=known["steps"],
         machines=known["machines"],
         problems=tuple(problem for _, files in opened for problem in files.problems),
@@ -277,13 +279,6 @@ def _request_tables(paths: Sequence[Path], schema: pa.Schema) -> Iterator[tuple[
         for rows in tables_in(path, schema, problems, required=REQUIRED["requests"]):
             yield path, rows
         yield from ((path, problem) for problem in problems)
-
-
-def _named_requests(events: pa.Table | None) -> set[str]:
-    """Return the ids of the requests that compile events name."""
-    if events is None:
-        return set()
-    return set(pc.unique(pc.list_flatten(events.column("request_ids"))).drop_null().to_pylist())
 
 
 def design_of(experiment: Mapping[str, Any], infos: Iterable[Mapping[str, Any] | None]) -> str:

@@ -314,7 +314,7 @@ def _before_the_first(requests: Requests, server: Server, silences: Silences) ->
 
     Each is half as long again as nearly all prompts of its length, while later requests got their first token earlier.
     """
-    if not (requests.first_ns.after_ms[server.rows] >= _PARTIAL_NS / 1e6).any():
+    if not (requests.first_ms[server.rows] >= _PARTIAL_NS / 1e6).any():
         return
     answered = (requests.first_ns[server.rows] > 0) & requests.ok[server.rows]
     rows, sent = server.rows[answered], server.sent_ns[answered]

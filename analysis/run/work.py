@@ -192,7 +192,7 @@ def token_times(run: Run, arm: str) -> TokenTimes:
         tokens, times = requests.output_tokens[rows], requests.token_times[rows]
         # A chunk of an external server may hold several tokens, and no fewer than one.
         untimed = times > tokens if external else times != tokens
-        first_ms, end_ms = (moments.after_ms[rows] for moments in (requests.first_ns, requests.end_ns))
+        first_ms, end_ms = requests.first_ms[rows], requests.end_ms[rows]
         many = (tokens >= _MANY_TOKENS) & ~np.isnan(first_ms)
         counts += (len(rows), timed * untimed.sum(), many.sum(), (many & (end_ms - first_ms <= _AT_ONCE_MS)).sum())
     return TokenTimes(arm, *counts.tolist())

@@ -29,10 +29,9 @@ from tailgate.analysis.statistics.slow_counts import SortedGroups
 from tailgate.analysis.statistics.windows import (
     Limits,
     Windows,
-    ratios_by_group,
+    balanced_ratios,
     student_limits,
     tail_of_group,
-    typical_ratio,
     window_limits,
 )
 from tailgate.analysis.wording import counted
@@ -209,7 +208,7 @@ def _tested(
         why = f"a test needs 1 request beyond the quantile in each {name}; this run has {beyond:.2g}"
         return replace(item, obstacle=why, needed_blocks=math.ceil(item.blocks / beyond))
     if by_trial:
-        ratios = ratios_by_group(windows)
+        ratios = balanced_ratios(windows, windows.group)
         return _by_trials(item, ratios, machine) if np.ptp(ratios) > 0 else replace(item, obstacle=_ALIKE)
     if windows.groups < FEWEST_GROUPS:
         why = f"a test needs {FEWEST_GROUPS} time blocks; this run has {item.blocks}"
@@ -218,7 +217,7 @@ def _tested(
         return with_limits(item, limits)
     else:
         item = replace(item, obstacle=_ALIKE)
-    return replace(item, ratio=math.exp(typical_ratio(windows)))
+    return replace(item, ratio=math.exp(balanced_ratios(windows, np.zeros_like(windows.group))[0]))
 
 
 def in_shared_blocks(treatment: Sample, control: Sample) -> tuple[Sample, Sample, Ints, Ints]:

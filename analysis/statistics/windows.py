@@ -129,15 +129,9 @@ def tail_of_group(treatment: SortedGroups, control: SortedGroups, group: Ints, q
     return _beyond(treatment, control, group, q) * int(np.median(np.bincount(group)))
 
 
-def typical_ratio(windows: Windows) -> float:
-    """Return the log ratio at which the exceedances balance: the middle of the shifts at which they do."""
-    first, last = _balance(windows, np.zeros_like(windows.group))
-    return float(first[0] + last[0]) / 2.0 * windows.width
-
-
-def ratios_by_group(windows: Windows) -> Floats:
-    """Return the log ratio at which the exceedances of each group balance by themselves. Shape (groups,)."""
-    first, last = _balance(windows, windows.group)
+def balanced_ratios(windows: Windows, group: Ints) -> Floats:
+    """Return the log ratio at which the exceedances of each group of windows balance. Shape (groups,)."""
+    first, last = _balance(windows, group)
     return np.asarray((first + last) / 2.0 * windows.width)
 
 

@@ -13,7 +13,7 @@ from tailgate.analysis.statistics.dependence import Dependence, groups_of
 from tailgate.analysis.statistics.knees import KneeProfile, knee_grid, knee_profile, p_not_higher
 from tailgate.analysis.statistics.quantiles import ordered_interval, quantile, quantiles, quantiles_of_groups
 from tailgate.analysis.statistics.slow_counts import SortedGroups
-from tailgate.analysis.statistics.windows import Windows, typical_ratio, window_limits
+from tailgate.analysis.statistics.windows import Windows, balanced_ratios, window_limits
 
 positive = st.floats(min_value=0.01, max_value=1e6)
 
@@ -73,6 +73,10 @@ def arms(seed, *, ratio=1.0, blocks=40, per_block=120, jam=None, own=0.05):
 def windows(treatment, control, block, q=0.99):
     sides = (SortedGroups.of(values, block, int(block.max()) + 1) for values in (treatment, control))
     return Windows.of(*sides, groups_of(np.ones(int(block.max()) + 1, dtype=int)), q=q, bound=BOUND)
+
+
+def typical_ratio(held):
+    return balanced_ratios(held, np.zeros_like(held.group))[0]
 
 
 def limits(held, alpha=0.05, dependence=PLAIN):
