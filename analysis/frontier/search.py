@@ -1,15 +1,13 @@
 """Which arm is started next, and how long: a search that keeps to a budget of time.
 
 The budget is shared out over rounds, and each round over the arms that are still in the search. An arm leaves when it
-surely holds less than another (successive elimination [1]), or held no step where the control did. The control never
+surely holds less than another (successive elimination), or held no step where the control did. The control never
 leaves. An arm whose knee is known closely enough, and that is ordered against all others in the search, gets no more.
 Once that is so of all, the search ends. Before the first round every arm has one start.
 
-Pure: the same steps and the same budget give the same decision.
+The same steps and the same budget give the same decision.
 
-References
-----------
-[1] Even-Dar, E., Mannor, S. and Mansour, Y. (2006). Action elimination and stopping conditions for the multi-armed
+Source: Even-Dar, E., Mannor, S. and Mansour, Y. (2006). Action elimination and stopping conditions for the multi-armed
     bandit and reinforcement learning problems. Journal of Machine Learning Research 7, 1079-1105.
 """
 

@@ -29,8 +29,7 @@ class WeightChange:
     """The weights from `at_ns` on.
 
     `action` is start, advance, rollback, promoted, hold, again (the splitter had started anew), set (asked for through
-    the run), BY_HAND or BY_OTHERS. Between `at_ns` and `done_ns`
-    some requests may still follow the weights before.
+    the run), BY_HAND or BY_OTHERS. Between `at_ns` and `done_ns` some requests may still follow the weights before.
     """
 
     at_ns: Instant  # of a change by hand: when it was surely not made yet

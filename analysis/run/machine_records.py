@@ -85,12 +85,14 @@ class MachineRecords:
     @classmethod
     def of(cls, run: Run) -> MachineRecords:
         """Read the records of the run's machines."""
-        samples = Samples(run.records.machines)
+        samples = run.records.machines
         references = [row for trial in run.trials for row in rows_of(trial.info.get("references"))]
         failed = [row for row in references if isinstance(row.get("error"), str) and row["error"]]
         return cls(
             placed={trial.number: devices_of(trial) for trial in run.trials},
-            devices=tuple(_device(trial, rows) for trial in run.trials for rows in samples.of("device", trial)),
+            devices=tuple(
+                _device(trial, rows) for trial in run.trials for rows in samples_of(samples, "device", trial)
+            ),
             hosts=tuple(host for trial in run.trials for host in _hosts(trial, samples)),
             speeds=speeds_of(run.trials),
             errors=tuple(dict.fromkeys(f"{text_of(row, 'device')}: {row['error']}" for row in failed)),
@@ -164,12 +166,12 @@ def _device(trial: Trial, rows: Rows) -> Device:
     )
 
 
-def _hosts(trial: Trial, samples: Samples) -> Iterator[Host]:
-    processes = list(samples.of("process", trial))
+def _hosts(trial: Trial, samples: pa.Table | None) -> Iterator[Host]:
+    processes = list(samples_of(samples, "process", trial))
     unread = rows_of(mapping(trial.info.get("monitor")).get("unreadable"))
     # Hosts on which the time of one of the run's own processes could not be read.
     blind = {text_of(row, "host") for row in unread if row.get("what") == "cpu_s"}
-    for rows in samples.of("host", trial):
+    for rows in samples_of(samples, "host", trial):
         cpus = rows.level("cpus", np.median) or 0.0
         cores = rows.rate("cpu_s")
         own = None if rows.host in blind else _cores(item for item in processes if item.host == rows.host)
@@ -195,30 +197,21 @@ def _cores(processes: Iterable[Rows]) -> float | None:
 _LONGEST_GAP = 3.0  # sampling intervals; what lies between samples farther apart was not sampled
 
 
-class Samples:
-    """The table of samples, by trial, kind and device or process."""
-
-    def __init__(self, table: pa.Table | None) -> None:
-        if table is not None:
-            known = [pc.is_valid(table.column(name)) for name in ("kind", "name", "at_ns")]
-            table = table.filter(pc.and_(pc.and_(known[0], known[1]), known[2])).sort_by("at_ns")
-        self._table = table
-
-    def of(self, kind: str, trial: Trial) -> Iterator[Rows]:
-        """Yield the samples of each host, device, process or allocator (`kind`) in the trial, ordered by name; none
-        without a monitor."""
-        if self._table is None:
-            return
-        chosen = pc.and_(
-            pc.equal(self._table.column("kind"), kind),
-            pc.equal(pc.fill_null(self._table.column("trial"), trial.number), trial.number),
-        )
-        table = self._table.filter(chosen)
-        hosts = pc.fill_null(table.column("host"), RUN_HOST)
-        places = sorted(set(zip(hosts.to_pylist(), table.column("name").to_pylist(), strict=True)))
-        for host, name in places:
-            own = pc.and_(pc.equal(hosts, host), pc.equal(table.column("name"), name))
-            yield Rows(table.filter(own), trial, host, name)
+def samples_of(table: pa.Table | None, kind: str, trial: Trial) -> Iterator[Rows]:
+    """Yield the samples of each host, device, process or allocator (`kind`) in the trial, ordered by name."""
+    if table is None:
+        return
+    table = table.filter(
+        (pc.field("kind") == kind)
+        & (pc.coalesce(pc.field("trial"), trial.number) == trial.number)
+        & pc.field("name").is_valid()
+        & pc.field("at_ns").is_valid()
+    ).sort_by("at_ns")
+    hosts = pc.fill_null(table.column("host"), RUN_HOST)
+    places = sorted(set(zip(hosts.to_pylist(), table.column("name").to_pylist(), strict=True)))
+    for host, name in places:
+        own = pc.and_(pc.equal(hosts, host), pc.equal(table.column("name"), name))
+        yield Rows(table.filter(own), trial, host, name)
 
 
 class Rows:

@@ -2,12 +2,6 @@
 
 The ratio is that of the tails of a typical block (`analysis.statistics.windows`). Below six trials its limits come from
 groups of neighbouring blocks; from six trials on, from the trials.
-
-References
-----------
-[1] Ibragimov, R. and Müller, U. K. (2010). t-statistic based correlation and heterogeneity robust inference.
-[2] Holm, S. (1979). A simple sequentially rejective multiple test procedure.
-[3] Berger, R. L. (1982). Multiparameter hypothesis testing and acceptance sampling.
 """
 
 from __future__ import annotations

@@ -2,15 +2,10 @@
 
 With the treatment's latencies divided by 1 + margin, the score z of a group of blocks is how much more often the
 treatment exceeds the group's own quantile than the control does. Were 1 + margin the true ratio, swapping the arms
-would only flip its sign, so the product of exp(λz) / cosh(λz) is a martingale of mean 1 [1]: it ever exceeds 1 / alpha
-with a chance of alpha at most [2]. Where shares are uneven, requests are exchanged instead: w^k / E[w^k] of a
+would only flip its sign, so the product of exp(λz) / cosh(λz) is a martingale of mean 1 [11]: it ever exceeds 1 / alpha
+with a chance of alpha at most [12]. Where shares are uneven, requests are exchanged instead: w^k / E[w^k] of a
 hypergeometric count. Logarithms are divided by how much groups resemble each other (`docs/decisions/0016`, with the
 errors that were measured).
-
-References
-----------
-[1] de la Peña, V. H. (1999). A general class of exponential inequalities for martingales and ratios.
-[2] Ville, J. (1939). Étude critique de la notion de collectif.
 """
 
 from __future__ import annotations

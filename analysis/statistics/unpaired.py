@@ -3,13 +3,6 @@
 The unit is the trial, a fresh start: requests of one trial share its fate. Figures are logarithms. Equal runs differ by
 the variance of each trial (its traffic, its start) and by that of the day, which all trials of a run share, so that no
 number of them shows it. The blocks of a trial predict how far its traffic moves its figure.
-
-References
-----------
-[1] Welch, B. L. (1947). The generalization of "Student's" problem when several different population variances are
-    involved. Biometrika 34(1-2), 28-35.
-[2] Lazarus, E., Lewis, D. J., Stock, J. H. and Watson, M. W. (2018). HAR inference: recommendations for practice.
-    Journal of Business and Economic Statistics 36(4), 541-559: .4 n^(2/3) cosines.
 """
 
 from __future__ import annotations
@@ -47,7 +40,7 @@ def level_of(values: Floats, traffic: Sequence[Part | None], *, restart_spread: 
     """Estimate the level of one run from the figure of each trial, one at least, in logarithms.
 
     `traffic` is the variance that the blocks of each trial predict, None if they cannot. From six trials on the
-    variance is the trials' own [1]. Below, it is at least what the traffic predicts together with the allowance for
+    variance is the trials' own [14]. Below, it is at least what the traffic predicts together with the allowance for
     starts, `restart_spread`, which counts as four of them: two trials may be alike by chance. Without that prediction
     three trials or more use their own variance, and fewer have none.
     """
@@ -67,7 +60,7 @@ def level_of(values: Floats, traffic: Sequence[Part | None], *, restart_spread: 
 def difference(baseline: Level, candidate: Level, day: Part, *, bound: float, alpha: float) -> Limits | None:
     """Return limits of the candidate's level minus the baseline's; None if a level has no variance.
 
-    Welch's t [1] with one more variance, that of the days of both.
+    Welch's t [14] with one more variance, that of the days of both.
     """
     if baseline.each is None or candidate.each is None:
         return None
@@ -94,7 +87,7 @@ def quantile_error(values: Floats, block: Ints, q: float, value: float) -> Part 
 def _bunching(missed: Bools, block: Ints) -> tuple[float, float] | None:
     """Return the design effect of the count of misses, at least 1, and its degrees of freedom; None for one block.
 
-    It uses the slowest cosines of the series of blocks [2]: no pairing removes what neighbours share, and queues
+    It uses the slowest cosines of the series of blocks [4]: no pairing removes what neighbours share, and queues
     outlast blocks.
     """
     place = np.unique(block, return_inverse=True)[1]

@@ -123,7 +123,7 @@ def test_a_file_that_is_no_detailed_result_is_refused(name: str, content: Any, w
     assert words in message
     assert "cannot be read" in refusal(RecordError, read_result, tmp_path / "none.json")
     path.write_bytes(b"\xff\xfe{")
-    assert "no text" in refusal(RecordError, read_result, path)
+    assert "is not one whole JSON" in refusal(RecordError, read_result, path)
 
 
 @settings(max_examples=25)
