@@ -171,14 +171,6 @@ def test_a_trial_cut_off_while_written_is_incomplete(tmp_path):
     assert records.problems == ("trial-01/trial.json is not readable JSON",)
 
 
-def test_a_broken_experiment_is_one_line(tmp_path):
-    run = write_run(tmp_path / "run", FakeRun(duration_s=30, rate=1))
-    (run / "experiment.toml").write_text("[gates\nmargin = ")
-    with pytest.raises(RecordError, match=r"experiment\.toml") as error:
-        read_run(run)
-    assert "\n" not in str(error.value)
-
-
 def test_a_damaged_decision_about_weights_is_reported(tmp_path):
     directory = write_run(tmp_path / "run", FakeRun())
     (directory / "weights.jsonl").write_bytes(b"\xff\n")

@@ -49,12 +49,6 @@ class TestReading:
         tables = [read_table(tmp_path / f"a.{kind}", REQUESTS)[0] for kind in ("arrow", "parquet", "jsonl")]
         assert tables[0].to_pylist() == tables[1].to_pylist() == tables[2].to_pylist()
 
-    def test_a_torn_json_line_is_dropped_and_reported(self, tmp_path):
-        text = json.dumps(row(0)) + "\n" + json.dumps(row(1))[:-10]
-        (tmp_path / "a.jsonl").write_text(text)
-        table, torn = read_table(tmp_path / "a.jsonl", REQUESTS)
-        assert (table.num_rows, torn) == (1, (CUT_OFF,))
-
     @pytest.mark.parametrize(
         "line",
         ["null", "[1, 2]", "7", "{", '{"a":' + "[" * 50_000, '{"a": "\\ud800"}', "\x00\x00", "\ufeff{}"],
@@ -67,14 +61,6 @@ class TestReading:
         table, problems = read_table(tmp_path / "a.jsonl", REQUESTS)
         assert table.num_rows == 2
         assert problems == ("has 1 line without a table of JSON",)
-
-    @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
-    def test_numbers_that_json_does_not_have_are_unknown(self, tmp_path, number):
-        text = json.dumps(row(0) | {"end_ns": "@"}).replace('"@"', number)
-        (tmp_path / "a.jsonl").write_text(text + "\n" + json.dumps(row(1)) + "\n")
-        table, torn = read_table(tmp_path / "a.jsonl", REQUESTS)
-        assert table.column("end_ns").null_count == 1
-        assert not torn
 
     def test_a_missing_required_column_is_named(self, tmp_path):
         pq.write_table(table_of([row()]).drop_columns(["end_ns"]), tmp_path / "a.parquet")
@@ -169,11 +155,6 @@ def test_no_row_of_a_file_that_is_not_as_it_was_written_is_used(path):
     for content in (zeros, bytes(200) + whole[200:], swapped, whole[: starts[6]] + whole[starts[5] :]):
         path.write_bytes(content)
         assert read(path) == ([], UNUSABLE)
-
-
-def test_a_file_that_states_other_rows_than_it_holds_is_not_used(path):
-    path.write_bytes(path.read_bytes().replace(b"rows 000000000040", b"rows 000000000041"))
-    assert read(path) == ([], UNUSABLE)
 
 
 @pytest.mark.parametrize("with_row_count", [True, False], ids=["with_row_count", "without_row_count"])
@@ -287,11 +268,6 @@ def test_what_is_no_shallow_table_is_not_readable(tmp_path, text):
 
 def test_numbers_that_are_none_are_unknown():
     assert parse_json('{"a": NaN, "b": [Infinity, -Infinity, 1]}') == {"a": None, "b": [None, None, 1]}
-
-
-def test_half_a_character_is_no_text():
-    with pytest.raises(ValueError, match="surrogates"):
-        parse_json('{"a": "\\ud800"}')
 
 
 def test_a_changed_setting_is_noticed_and_still_read(tmp_path):

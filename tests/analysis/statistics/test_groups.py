@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tailgate.analysis.statistics.dependence import (
-    FEWEST_GROUPS,
     MOST_GROUPS,
     Dependence,
     dependence_of,
     group_correlation,
-    group_count,
     groups_of,
 )
 from tailgate.analysis.statistics.machines import (
@@ -57,10 +55,6 @@ def test_a_longer_run_has_longer_groups_rather_than_many(blocks, groups):
     assert groups_of(np.ones(blocks, dtype=int))[-1] + 1 == groups
 
 
-def test_eight_groups_are_the_fewest_where_there_are_blocks_for_them():
-    assert groups_of(np.repeat([1, 2], 6))[-1] + 1 >= FEWEST_GROUPS
-
-
 def test_blocks_predict_how_groups_correlate():
     """Over many series the estimate from 40 blocks is near the truth, which few groups could not show themselves."""
     group = groups_of(np.ones(40, dtype=int))
@@ -73,11 +67,6 @@ def test_blocks_predict_how_groups_correlate():
     assert np.mean(independent) < 0.05
     assert group_correlation(np.zeros(40), group) is None
     assert group_correlation(np.arange(5.0), group[:5]) is None
-
-
-def test_the_number_of_groups_is_known_without_grouping() -> None:
-    for blocks in (1, 7, 8, 31, 32, 40, 41, 5000):
-        assert group_count(blocks) == groups_of(np.ones(blocks, dtype=np.int64))[-1] + 1
 
 
 ONE_TRIAL = np.ones(40, dtype=int)
@@ -102,11 +91,6 @@ def test_a_speed_that_wanders_for_minutes_adds_variance_and_noise_of_blocks_adds
     noise = np.mean([of(0.04 * np.random.default_rng(seed).standard_normal(40)).drift for seed in range(200)])
     # The variance of the mean is about .04² × 2 × 6 / 40 = 4.8e-4, of which ten groups show the greater part.
     assert wander > 6e-5 > 4 * noise
-
-
-def test_correlation_is_seen_in_means_that_the_tail_would_not_show():
-    assert np.mean([of(wandering(seed)).correlation for seed in range(50)]) > 0.25
-    assert np.mean([of(np.random.default_rng(seed).standard_normal(40)).correlation for seed in range(50)]) < 0.05
 
 
 def test_one_start_has_the_allowance_and_nothing_else():
@@ -162,17 +146,6 @@ def test_a_ratio_that_differs_by_machine_counts_by_machines_and_not_by_starts():
     assert seen.widening(0.02, groups=10, alpha=0.05) > 2 * blind.widening(0.02, groups=10, alpha=0.05)
 
 
-def test_machines_that_agree_widen_nothing():
-    trial = np.repeat([1, 2, 3, 4], 10)
-    differences = np.tile([-0.01, 0.01], 20)
-    one = of(differences, trial, 0.01)
-    two = dependence_of(differences, groups_of(trial), trial, restart_spread=0.01, machine=np.repeat([0, 0, 1, 1], 10))
-    assert two.machine == 0.0
-    assert two.widening(0.02, groups=10, alpha=0.05) == pytest.approx(
-        one.widening(0.02, groups=10, alpha=0.05), rel=0.05
-    )
-
-
 def test_machines_that_agree_add_nothing_and_one_machine_never_does():
     assert between_machines(np.array([0.1, 0.1]), np.array([0.5, 0.5]), within=1e-4, degrees=4) == 0.0
     assert between_machines(np.array([0.1]), np.array([1.0]), within=0.0, degrees=0) == 0.0
@@ -193,10 +166,6 @@ def test_machines_apart_leave_the_freedom_of_their_number():
     error, _ = error_over_trials(ratios, np.repeat([0, 1, 2], 2))
     assert error.degrees == pytest.approx(2.0, abs=0.01)
     assert error.variance == pytest.approx(0.1**2 / 3 / stats.f.ppf(0.5, 2, 3), rel=0.02)
-
-
-def test_trials_that_are_all_alike_have_no_error():
-    assert error_over_trials(np.full(4, 0.1), np.array([0, 0, 1, 1]))[0].variance == 0.0
 
 
 def test_cochran_q_is_chi_square_over_machines_that_share_a_ratio():
