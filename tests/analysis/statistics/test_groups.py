@@ -72,14 +72,9 @@ def test_blocks_predict_how_groups_correlate():
 ONE_TRIAL = np.ones(40, dtype=int)
 
 
-def wandering(seed, *, blocks=40, lasting=6.0, spread=0.04):
-    """A level that lasts for `lasting` blocks."""
-    rng = np.random.default_rng(seed)
-    keep, level, levels = math.exp(-1.0 / lasting), rng.standard_normal(), []
-    for _ in range(blocks):
-        level = keep * level + math.sqrt(1 - keep**2) * rng.standard_normal()
-        levels.append(spread * level)
-    return np.array(levels)
+def wandering(seed):
+    """A level that lasts for six blocks."""
+    return 0.04 * drifting(np.random.default_rng(seed), 40, rho=math.exp(-1.0 / 6.0))
 
 
 def of(differences, trial=ONE_TRIAL, restart_spread=0.0):
