@@ -67,8 +67,7 @@ class Round:
 
 
 def first_turns(arms: Sequence[str], start_s: Mapping[str, float], budget: Budget) -> tuple[Turn, ...]:
-    """Return one start of every arm, the control first, with as many steps as leave half of the budget, by what starts
-    are guessed to take."""
+    """Return one start of every arm, the control first, with as many steps as leave half of the budget."""
     guessed = {arm: start_s[arm] for arm in arms}
     counts = range(budget.steps, FEWEST_STEPS, -1)
     half = budget.total_s / FEWEST_STARTS

@@ -84,8 +84,7 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
 
 
 def _blocking(run: Run, judgement: Judgement) -> dict[str, list[Check]]:
-    """Return the checks that leave the loads of each arm open; the control's, which no gate judges, are those on all
-    arms."""
+    """Return the checks that leave the loads of each arm open; those of the control, which no gate judges, on all."""
     own = {gate.arm: blocking(gate, judgement.checks) for gate in judgement.gates if gate.gate == "goodput"}
     whole = [
         check

@@ -174,8 +174,7 @@ def _judge_arm(task: _Task, arm: Answers) -> list[Finding]:
 
 
 def _judge_quantised(task: _Task, arm: Answers, alike: Answers, accuracy: Accuracy) -> list[Finding]:
-    """Judge an arm with quantised weights. What it errs beyond `alike`, the first arm with such weights, is what its
-    policy adds."""
+    """Judge an arm with quantised weights. What it errs beyond `alike`, the first arm of the kind, its policy adds."""
     control, place = task.control, task.place
     of, truth = ("float64", task.reference) if task.reference is not None else (control.name, control.logits)
     own, left = measure(arm.logits, truth), departures(task, arm)

@@ -89,8 +89,7 @@ def parse_json(text: str) -> Any:
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the tables in the lines of the JSON Lines file at `path`, and how many whole lines hold none; nothing
-    without such a file."""
+    """Return the tables in the lines of the file at `path`, and how many whole lines hold none; nothing without it."""
     try:
         with path.open("rb") as file:
             return parse_lines(file)[:2]
@@ -99,8 +98,7 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def parse_lines(lines: Iterable[bytes]) -> tuple[list[dict[str, Any]], int, bool]:
-    """Return the tables in the lines, how many whole lines hold none, and whether the last was cut off while it was
-    written."""
+    """Return the tables in the lines, how many whole lines hold none, and whether the last was cut off."""
     rows: list[dict[str, Any]] = []
     bad = 0
     for line in filter(bytes.strip, lines):

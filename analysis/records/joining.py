@@ -307,8 +307,7 @@ def joined_experiment(runs: Sequence[RecordedRun]) -> dict[str, Any]:
 
 
 def joined_parity(documents: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """Return what was measured of the arms before the first trial of each run, of each arm the worst; None if a run
-    measured nothing."""
+    """Return the parity that was measured before each run, of each arm the worst; None if a run measured nothing."""
     measured = sorted(filter(None, documents), key=_parity_rank)
     if len(measured) < len(documents):
         return None

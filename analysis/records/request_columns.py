@@ -101,8 +101,7 @@ def is_named(codes: Ints, names: tuple[str, ...], name: str) -> Bools:
 
 
 class ColumnBuilder:
-    """Columns to which tables of requests with the schema `schema` are appended. Without `sessions` no request has
-    one."""
+    """Columns to which tables with the schema `schema` are appended. Without `sessions` no request has one."""
 
     def __init__(self, *, sessions: bool = True) -> None:
         self.rows = 0

@@ -117,8 +117,7 @@ def is_explained(stall: Stall, events: Sequence[CompileEvent]) -> bool:
 
 
 def compile_windows(events: Sequence[CompileEvent], arm: str, trial: int, replica: str | None) -> Windows:
-    """Return when the arm compiled, in any phase, in kinds that may delay a request; with `replica`, on that one or on
-    an unnamed one."""
+    """Return when the arm, or its `replica` or an unnamed one, compiled in a way that may delay a request."""
     return windows_of(
         (event.start_ns, event.end_ns)
         for event in events

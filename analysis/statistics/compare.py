@@ -192,8 +192,7 @@ def _tested(
     dependence: Dependence,
     machine: Ints,
 ) -> Comparison:
-    """Return the item with its limits; `unit` numbers the group or trial of each block, `machine` that of each
-    trial."""
+    """Add limits to the item; `unit` numbers the group or trial of each block, `machine` that of each trial."""
     by_trial, bound = item.trials >= TRIALS_FOR_T_TEST, math.log1p(item.margin)
     windows = Windows.of(treatment, control, unit, q=item.quantile, bound=bound)
     if windows is None:

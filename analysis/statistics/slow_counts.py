@@ -39,8 +39,7 @@ class SortedGroups:
         return cls._sorted(logs, np.bincount(group, minlength=groups))
 
     def joined(self, into: Ints, groups: int) -> SortedGroups:
-        """Join groups by the ascending number of the group each becomes part of, (groups,), from 0; -1 leaves a group
-        out."""
+        """Join groups by the ascending number, from 0, of what each becomes part of, (groups,); -1 leaves one out."""
         if len(self) == groups and (into >= 0).all():
             return self
         sizes = np.bincount(into + 1, self.sizes, groups + 1)[1:].astype(np.int64)

@@ -28,8 +28,7 @@ _REACH = float(normal_quantile(0.5 + _CONFIDENCE / 2.0))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """The mean of a run's trials, and the variance of one of them but for that of the day; None where the data set
-    none."""
+    """The mean of a run's trials, and the variance of one but for that of the day; None where the data set none."""
 
     mean: float
     trials: int
