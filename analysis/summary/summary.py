@@ -259,7 +259,8 @@ def _bins(run: Run, arm: str, bin_s: float) -> dict[str, list[Any]]:
     for trial in run.trials:
         own = requests.rows(run.of_arm(arm) & ~requests.broken, trial.number)
         since = (requests.start_ns[own] - trial.start_ns) // int(bin_s * SECOND)
-        numbers = np.unique(since)  # not a table of all bins, since a broken clock may say any time
+        # Not a table of all bins, since a broken clock may say any time; mostly in order, so that few are sorted.
+        numbers = np.unique(since[np.flatnonzero(np.diff(since, prepend=-1))])
         place = np.searchsorted(numbers, since).astype(np.int32)
         counts = [np.bincount(place[rows], minlength=len(numbers)) for rows in (slice(None), requests.failed[own])]
         ttft = quantiles_of_groups(requests.ttft_ms[own], place, (0.5, 0.99))
