@@ -25,7 +25,7 @@ _MISSING_SHARE = 0.001
     at_end=True,
 )
 def damaged(seen: Evidence) -> Iterator[Check]:
-    run, broken, repeated = seen.run, int(seen.run.requests.broken.sum()), seen.run.requests.repeated
+    run, broken, repeated = seen.run, int(seen.run.requests.broken.sum()), seen.run.requests.dropped
     faults = [*run.records.problems, *_unrecorded(run), *run.unplaced_requests]
     if not run.records.experiment and is_recorded_whole(run):
         faults.append("experiment.toml is missing or empty, so what the arms must hold is unknown")

@@ -3,12 +3,8 @@
 Any statement is wrong with a chance of at most `alpha`, over all arms, pairs and loads. Half of it is for the arms: an
 interval of each knee, two-sided at alpha / 2 over the number of arms (Bonferroni). Loads cost nothing more, since an
 interval that holds the knee makes every "holds this load" below it and every "does not" above it true. The other half
-is for the pairs: the likelihood ratio that one knee is no higher than another's, both ways for each pair, by Holm [1].
+is for the pairs: the likelihood ratio that one knee is no higher than another's, both ways for each pair, by Holm.
 Intervals that do not meet order their arms as well, at no cost. `benchmarks/simulation/frontiers.py` shows the error.
-
-References
-----------
-[1] Holm, S. (1979). A simple sequentially rejective multiple test procedure.
 """
 
 from __future__ import annotations

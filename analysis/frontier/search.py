@@ -1,15 +1,13 @@
 """Which arm is started next, and how long: a search that keeps to a budget of time.
 
 The budget is shared out over rounds, and each round over the arms that are still in the search. An arm leaves when it
-surely holds less than another (successive elimination [1]), or held no step where the control did. The control never
+surely holds less than another (successive elimination), or held no step where the control did. The control never
 leaves. An arm whose knee is known closely enough, and that is ordered against all others in the search, gets no more.
 Once that is so of all, the search ends. Before the first round every arm has one start.
 
-Pure: the same steps and the same budget give the same decision.
+The same steps and the same budget give the same decision.
 
-References
-----------
-[1] Even-Dar, E., Mannor, S. and Mansour, Y. (2006). Action elimination and stopping conditions for the multi-armed
+Source: Even-Dar, E., Mannor, S. and Mansour, Y. (2006). Action elimination and stopping conditions for the multi-armed
     bandit and reinforcement learning problems. Journal of Machine Learning Research 7, 1079-1105.
 """
 
@@ -69,8 +67,7 @@ class Round:
 
 
 def first_turns(arms: Sequence[str], start_s: Mapping[str, float], budget: Budget) -> tuple[Turn, ...]:
-    """Return one start of every arm, the control first, with as many steps as leave half of the budget, by what starts
-    are guessed to take."""
+    """Return one start of every arm, the control first, with as many steps as leave half of the budget."""
     guessed = {arm: start_s[arm] for arm in arms}
     counts = range(budget.steps, FEWEST_STEPS, -1)
     half = budget.total_s / FEWEST_STARTS
@@ -85,11 +82,6 @@ def fitted(turn: Turn, *, start_s: float, budget: Budget, left_s: float) -> Turn
     if steps < FEWEST_STEPS:
         return None
     return Turn(arm=turn.arm, steps=steps, seconds=_turn_s(turn.arm, steps, {turn.arm: start_s}, budget))
-
-
-def rounds_of(start_s: Mapping[str, float], budget: Budget) -> int:
-    """Return how many rounds the budget has: one whole start of every arm each, two at least and eight at most."""
-    return max(FEWEST_STARTS, min(_MOST_ROUNDS, int(budget.total_s / _all_s(start_s, budget.steps, budget))))
 
 
 def least_s(start_s: Mapping[str, float], budget: Budget) -> float:
@@ -124,11 +116,11 @@ def next_round(
     remaining_s = budget.total_s - spent_s
     if not wanting:
         return Round(turns=(), left=tuple(left), stop="the answer is decided")
-    # What is over after the last planned round goes on to the arms that are left.
-    share_s = remaining_s / (max(number, rounds_of(start_s, budget)) - number + 1)
-    turns = _turns(frontier, wanting, start_s, budget, share_s) or _turns(
-        frontier, wanting, start_s, budget, remaining_s
-    )
+    # A round has one whole start of every arm. What is over after the last goes on to the arms that are left.
+    planned = int(budget.total_s / _all_s(start_s, budget.steps, budget))
+    share_s = remaining_s / (max(number, FEWEST_STARTS, min(_MOST_ROUNDS, planned)) - number + 1)
+    shares = (_turns(frontier, wanting, start_s, budget, seconds) for seconds in (share_s, remaining_s))
+    turns: tuple[Turn, ...] = next(filter(None, shares), ())
     less = f"{duration_text(max(0.0, remaining_s))} are left, less than one more start takes"
     return Round(turns=turns, left=tuple(left), stop="" if turns else less)
 
@@ -187,8 +179,7 @@ def _turns(
         lacking = FEWEST_STARTS - frontier.of(arm).starts
         if lacking * _turn_s(arm, FEWEST_STEPS, start_s, budget) <= each_s:
             starts = max(starts, lacking)
-        count = int((each_s / starts - start_s[arm] - budget.around_s) / budget.step_s + 1e-9)
-        count = min(budget.steps, count)
+        count = min(budget.steps, int((each_s / starts - start_s[arm] - budget.around_s) / budget.step_s + 1e-9))
         turns += [Turn(arm=arm, steps=count, seconds=_turn_s(arm, count, start_s, budget))] * starts
     return tuple(turns)
 

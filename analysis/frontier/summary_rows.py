@@ -65,7 +65,11 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
             *gpus_for_the_load(frontier, rollout, out),
             *_of_gates(run, judgement, out, gated=gated),
             *(f"{arm} {reason}." for arm, reason in left.items()),
-            *([] if whole else map(_of_blocked, blocked.items())),
+            *(
+                f"No load is known for {arm}, because checks failed: {', '.join(checks)}."
+                for arm, checks in blocked.items()
+                if not whole
+            ),
             *still_open(frontier, out),
             error_of(frontier.alpha, sorted(disturbed)),
             *([_ended(search)] if search else []),
@@ -80,8 +84,7 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
 
 
 def _blocking(run: Run, judgement: Judgement) -> dict[str, list[Check]]:
-    """Return the checks that leave the loads of each arm open; the control's, which no gate judges, are those on all
-    arms."""
+    """Return the checks that leave the loads of each arm open; those of the control, which no gate judges, on all."""
     own = {gate.arm: blocking(gate, judgement.checks) for gate in judgement.gates if gate.gate == "goodput"}
     whole = [
         check
@@ -100,11 +103,6 @@ def _of_gates(run: Run, judgement: Judgement, out: Collection[str], *, gated: bo
         unproven = gate.kind == "parity" and gate.verdict == INCONCLUSIVE and gate.arm not in out
         if unproven and run.quantisation_difference(gate.arm):
             yield f"{gate.arm} is not shown to answer as well: {gate.reason[:1].lower()}{gate.reason[1:]}"
-
-
-def _of_blocked(blocked: tuple[str, list[str]]) -> str:
-    arm, checks = blocked
-    return f"No load is known for {arm}, because checks failed: {', '.join(checks)}."
 
 
 def error_of(alpha: float, disturbed: list[str]) -> str:
@@ -136,9 +134,6 @@ def objective_of(run: Run) -> str:
         for target in run.targets
     ]
     return " and ".join(parts) or "its objectives"
-
-
-# --- Sentences --------------------------------------------------------------------------------------------------------
 
 
 def to_ship(frontier: Frontier, objective: str, *, out: Collection[str], failed: Collection[str]) -> list[str]:
@@ -190,7 +185,7 @@ def gpus_for_the_load(frontier: Frontier, rollout: Rollout, out: Collection[str]
     def needed(rps: float | None) -> str:
         return digits(float(max(1, math.ceil(load / rps - 1e-9)) * rollout.gpus_per_replica)) if rps else "–"
 
-    known = [item for item in frontier.holdings if item.arm not in out and (item.low_rps or item.high_rps)]
+    known = (item for item in frontier.holdings if item.arm not in out and (item.low_rps or item.high_rps))
     texts = [f"{needed(item.high_rps)} to {needed(item.low_rps)} with {item.arm}" for item in known]
     return [f"{digits(load)} requests/s over all replicas need GPUs: {listed(texts)}."] if texts else []
 

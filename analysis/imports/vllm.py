@@ -45,8 +45,6 @@ _OF_LOAD = (
     *("dataset_name", "random_input_len", "random_output_len", "random_range_ratio", "sharegpt_output_len"),
 )
 
-# --- One file ---------------------------------------------------------------------------------------------------------
-
 Seconds = Annotated[float, Field(ge=0, le=_LAST_S)]
 Waited = Annotated[float, Field(ge=-_LAST_S, le=_LAST_S)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -90,14 +88,11 @@ def read_result(path: Path) -> Result:
     """Return what the file holds. Raises RecordError, which names it, for one that cannot be read."""
     try:
         document = parse_json(path.read_text(encoding="utf-8"))
-        known = isinstance(document, dict) and {"endpoint_type", "num_prompts", "request_throughput"} <= document.keys()
-        if not known:
+        if not isinstance(document, dict) or not document.keys() >= {"endpoint_type", "num_prompts"}:
             raise RecordError(f"is no result file of {TOOL}")
         result = result_of(document)
     except OSError as error:
         raise RecordError(f"{path} cannot be read ({error.strerror}): give a result file of {TOOL}") from None
-    except UnicodeDecodeError:
-        raise RecordError(f"{path} is no text: give a result file of {TOOL}") from None
     except RecordError as error:
         raise RecordError(f"{path} {error}") from None
     except ValueError as error:
@@ -116,12 +111,15 @@ def result_of(document: Mapping[str, Any]) -> Result:
         file = _File.model_validate(document)
     except ValidationError as error:
         raise RecordError(_fault(error)) from None
-    lists = {name: getattr(file, name) for name in ("latencies", "queue_times", *_NEEDED)}
-    sizes = {name: len(values) for name, values in lists.items() if values is not None}
+    lists = ((name, getattr(file, name)) for name in ("latencies", "queue_times", *_NEEDED))
+    sizes = {name: len(values) for name, values in lists if values is not None}
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise RecordError(f"has lists of unequal lengths ({listed}): {_AGAIN}")
-    requests = _requests(file)
+    none = [None] * len(file.errors)
+    columns = (file.input_lens, file.output_lens, file.errors, file.ttfts, file.itls, file.start_times)
+    rows = zip(*columns, file.latencies or none, file.queue_times or none, strict=True)
+    requests = pa.Table.from_pylist([_request(place, *row) for place, row in enumerate(rows)], schema=REQUESTS)
     open_loop = _is_open_loop(file, requests)
     if not open_loop:
         place = requests.schema.get_field_index("scheduled_ns")
@@ -149,13 +147,6 @@ def _fault(error: ValidationError) -> str:
     request = f"request {int(places[0]) + 1}: " if places and isinstance(places[0], int) else ""
     piece = f"[{places[1]}]" if len(places) > 1 and isinstance(places[1], int) else ""
     return f"{request}{name}{piece} is {found['input']!r:.40} ({found['msg']}): run it again"
-
-
-def _requests(file: _File) -> pa.Table:
-    none = [None] * len(file.errors)
-    lists = (file.input_lens, file.output_lens, file.errors, file.ttfts, file.itls, file.start_times)
-    rows = zip(*lists, file.latencies or none, file.queue_times or none, strict=True)
-    return pa.Table.from_pylist([_request(place, *row) for place, row in enumerate(rows)], schema=REQUESTS)
 
 
 def _request(
@@ -207,9 +198,6 @@ def _is_open_loop(file: _File, requests: pa.Table) -> bool:
     return file.max_concurrency is None or file.queue_times is not None
 
 
-# --- Several files as one run -----------------------------------------------------------------------------------------
-
-
 def write_run(folder: Path, files: Sequence[Named]) -> None:
     """Write the files as a run to `folder`, which is empty or not there. The first arm is the control.
 
@@ -221,9 +209,11 @@ def write_run(folder: Path, files: Sequence[Named]) -> None:
             raise RecordError(f"{files[same][1]} and {files[place][1]} hold the same run: give each run once")
     arms = list(dict.fromkeys(arm for arm, _ in files))
     results = [read_result(path) for _, path in files]
-    first = results[0]
+    (_, first_path), first = files[0], results[0]
     for (_, path), result in zip(files, results, strict=True):
-        _check_alike(files[0][1], first, path, result)
+        pairs = {key: (first.load.get(key, "none"), result.load.get(key, "none")) for key in _OF_LOAD}
+        if differing := [f"{key} {one} and {other}" for key, (one, other) in sorted(pairs.items()) if one != other]:
+            raise RecordError(f"{first_path} and {path} differ ({'; '.join(differing)}): give runs of one load")
     experiment = {
         "name": folder.name,
         "compare_models": True,  # two servers were named to be compared
@@ -245,13 +235,6 @@ def checksums(files: Sequence[Named]) -> list[int]:
         return [zlib.crc32(path.read_bytes()) for _, path in files]
     except OSError as error:
         raise RecordError(f"{error.filename} cannot be read ({error.strerror}): give a result file") from None
-
-
-def _check_alike(one_path: Path, one: Result, other_path: Path, other: Result) -> None:
-    keys = sorted({*one.load, *other.load})
-    known = [(key, one.load.get(key, "none"), other.load.get(key, "none")) for key in keys]
-    if differing := [f"{key} {first} and {second}" for key, first, second in known if first != second]:
-        raise RecordError(f"{one_path} and {other_path} differ ({'; '.join(differing)}): give runs of one load")
 
 
 def _write_trial(folder: Path, number: int, arm: str, path: Path, result: Result) -> None:

@@ -142,10 +142,9 @@ def judge(
 
 
 def _judge_control(task: _Task) -> list[Finding]:
-    """Check that the control computes the reference's model, and answers as it computes."""
     name, base = task.control.name, task.base
     if base is None or task.reference is None:
-        return [Finding(name="reference", verdict=PASS, reason=f"There is no float64 reference to hold {name} to.")]
+        return [Finding("reference", PASS, f"There is no float64 reference to hold {name} to.")]
     # Half of the dtype's digits may be lost on the way through the layers, and one bit more.
     limit = 2.0 * math.sqrt(EPSILON[task.dtype])
     what = f"The p99 of the error of {name} against float64 in {task.dtype}"
@@ -161,11 +160,11 @@ def _judge_arm(task: _Task, arm: Answers) -> list[Finding]:
     left = departures(task, arm)
     own = measure(arm.logits, task.control.logits if reference is None else reference)
     findings = [_finite(arm.name, own, task.place)]
-    if task.dtype == "float32":
+    if task.dtype == "float32":  # in which greedy answers must be equal
         findings.append(_same_tokens(task, arm, left))
     elif reference is None:
         reason = f"There is no float64 reference, so nothing says what {task.dtype} costs: set parity.reference = true."
-        findings.append(Finding(name="reference", verdict=INCONCLUSIVE, reason=reason))
+        findings.append(Finding("reference", INCONCLUSIVE, reason))
     if base is None or reference is None:
         return findings
     # Up to where an answer leaves the control's both share every token, so the reference answers the same question.
@@ -175,8 +174,7 @@ def _judge_arm(task: _Task, arm: Answers) -> list[Finding]:
 
 
 def _judge_quantised(task: _Task, arm: Answers, alike: Answers, accuracy: Accuracy) -> list[Finding]:
-    """Judge an arm with quantised weights. What it errs beyond `alike`, the first arm with such weights, is what its
-    policy adds."""
+    """Judge an arm with quantised weights. What it errs beyond `alike`, the first arm of the kind, its policy adds."""
     control, place = task.control, task.place
     of, truth = ("float64", task.reference) if task.reference is not None else (control.name, control.logits)
     own, left = measure(arm.logits, truth), departures(task, arm)
@@ -214,8 +212,7 @@ def departures(task: _Task, arm: Answers) -> Ints:
     return others[np.unique(task.place.request[others], return_index=True)[1]]
 
 
-def _answered(arm: Answers) -> Ints:
-    """Return the token of each position."""
+def _answered(arm: Answers) -> Ints:  # the token of each position
     return np.concatenate([np.asarray(tokens, dtype=np.int64) for tokens in arm.tokens])
 
 
@@ -227,7 +224,6 @@ def _finite(name: str, measures: Measures, place: Places, beyond: str = FAIL) ->
 
 
 def _same_tokens(task: _Task, arm: Answers, left: Ints) -> Finding:
-    """Check that greedy answers are equal, as they must be in float32."""
     where, control = "", task.control
     if left.size:
         due, taken = (_answered(item)[left[0]] for item in (control, arm))

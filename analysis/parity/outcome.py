@@ -11,7 +11,7 @@ from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from tailgate.analysis.judging.verdict import combined
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One distance and its limit, judged. `low` and `high` are the interval of `value` where it is an estimate."""
 
@@ -33,7 +33,7 @@ def held_to(limit: float, value: float, name: str, what: str, *, where: str = ""
 def estimated(
     limit: float, value: float, ends: tuple[float | None, float | None], name: str, what: str, *, remedy: str
 ) -> Finding:
-    """Judge the estimate `value` by its interval: open where the limit lies in it, and without an interval."""
+    """Judge the estimate `value` by its interval: open where the limit lies in it, and without one."""
     low, high = ends
     verdict, around = INCONCLUSIVE, "no interval"
     if low is not None and high is not None:
@@ -96,19 +96,14 @@ def concluded(
 
     A control that did not pass is no yardstick: every FAIL against it becomes INCONCLUSIVE.
     """
-    base = ArmParity(name=control, findings=tuple(checked))
-    arms = []
-    for name, findings in found.items():
-        own = tuple(findings)
-        if base.verdict != PASS:
-            doubt = Finding(name="control", verdict=INCONCLUSIVE, reason=" ".join(base.reasons))
-            opened = (replace(item, verdict=INCONCLUSIVE) if item.verdict == FAIL else item for item in own)
-            own = (doubt, *opened)
-        arms.append(ArmParity(name=name, findings=own))
+    base, judged = ArmParity(name=control, findings=tuple(checked)), {name: [*own] for name, own in found.items()}
+    if base.verdict != PASS:
+        doubt = Finding("control", INCONCLUSIVE, " ".join(base.reasons))
+        for own in judged.values():
+            own[:] = [doubt, *(replace(item, verdict=INCONCLUSIVE) if item.verdict == FAIL else item for item in own)]
     for name, reason in (refused or {}).items():
-        finding = Finding(name="refused", verdict=FAIL, reason=f"{name} refuses what it is asked: {reason}.")
-        arms.append(ArmParity(name=name, findings=(finding,)))
-    return Parity(control=base, arms=tuple(arms))
+        judged[name] = [Finding("refused", FAIL, f"{name} refuses what it is asked: {reason}.")]
+    return Parity(control=base, arms=tuple(ArmParity(name=name, findings=tuple(own)) for name, own in judged.items()))
 
 
 def _known(value: Any) -> Any:

@@ -71,18 +71,15 @@ def judge_vectors(
 
     def near(arm: str, beyond: str) -> Finding:
         if not rows.texts:
-            return Finding(name="texts", verdict=INCONCLUSIVE, reason="No text was embedded: raise parity.prompts.")
+            return Finding("texts", INCONCLUSIVE, "No text was embedded: raise parity.prompts.")
         values = cosines(vectors[arm], yardstick)
         worst = int(np.argmin(values))
         value, below = float(values[worst]), int((values < limit).sum())
-        return Finding(
-            name="cosine",
-            verdict=beyond if below else PASS,
-            value=value,
-            limit=limit,
-            reason=f"The least cosine of {arm} with {of} is {value:.6f}, limit {limit:g} ({below} of "
-            f"{counted(len(values), 'vector')} below it): at {rows.text(worst)}.",
+        reason = (
+            f"The least cosine of {arm} with {of} is {value:.6f}, limit {limit:g} ({below} of "
+            f"{counted(len(values), 'vector')} below it): at {rows.text(worst)}."
         )
+        return Finding("cosine", beyond if below else PASS, reason, value=value, limit=limit)
 
     arms = {arm: [near(arm, FAIL)] for arm in vectors if arm != control}
     return concluded(control, [near(control, INCONCLUSIVE), _distinct(base, rows, limit)], arms, refused=refused)
@@ -93,11 +90,8 @@ def _distinct(control: Floats, rows: TextRows, limit: float) -> Finding:
     first = {text: row for row, text in reversed(list(enumerate(rows.texts)))}
     own = control[[first[text] for text in sorted(first)]]
     alike = float(np.median(cosines(own[:-1], own[1:]))) if len(own) > 1 else -1.0
-    return Finding(
-        name="distinct",
-        verdict=INCONCLUSIVE if alike >= limit else PASS,
-        value=alike,
-        limit=limit,
-        reason=f"Half of the control's neighbouring texts have a cosine of {alike:.6f} or more with each other, limit "
-        f"{limit:g}: take weights that tell texts apart.",
+    reason = (
+        f"Half of the control's neighbouring texts have a cosine of {alike:.6f} or more with each other, limit "
+        f"{limit:g}: take weights that tell texts apart."
     )
+    return Finding("distinct", INCONCLUSIVE if alike >= limit else PASS, reason, value=alike, limit=limit)

@@ -21,9 +21,6 @@ _TOML_END = re.compile(r"\n# crc32 ([0-9a-f]{8})\s*\Z")
 _BETWEEN_KEYS = re.compile(r"[\s=\[\]{},]+")
 
 
-# --- Writing ----------------------------------------------------------------------------------------------------------
-
-
 def write_document(path: Path, content: Mapping[str, Any], *, indent: int | None = None) -> None:
     """Write `content` and its checksum to `path` as JSON; a reader sees the old content or the new, never a part."""
     write_json(path, with_checksum(content), indent=indent)
@@ -50,9 +47,6 @@ def toml_with_checksum(text: str) -> str:
 def _crc32(content: Any) -> str:
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return f"{zlib.crc32(text.encode()):08x}"
-
-
-# --- Reading ----------------------------------------------------------------------------------------------------------
 
 
 def read_document(path: Path) -> tuple[dict[str, Any] | None, str]:
@@ -95,8 +89,7 @@ def parse_json(text: str) -> Any:
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the tables in the lines of the JSON Lines file at `path`, and how many whole lines hold none; nothing
-    without such a file."""
+    """Return the tables in the lines of the file at `path`, and how many whole lines hold none; nothing without it."""
     try:
         with path.open("rb") as file:
             return parse_lines(file)[:2]
@@ -105,8 +98,7 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def parse_lines(lines: Iterable[bytes]) -> tuple[list[dict[str, Any]], int, bool]:
-    """Return the tables in the lines, how many whole lines hold none, and whether the last was cut off while it was
-    written."""
+    """Return the tables in the lines, how many whole lines hold none, and whether the last was cut off."""
     rows: list[dict[str, Any]] = []
     bad = 0
     for line in filter(bytes.strip, lines):

@@ -37,9 +37,6 @@ _MUST_AGREE = ("arms", "control", "traffic.design", "loop")  # whatever is accep
 _VERSIONS = ("tailgate", "torch", "transformers", "triton")
 
 
-# --- The list of runs -------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunList:
     """The directories of runs, and the keys in which they may differ."""
@@ -110,9 +107,6 @@ def names_of(directories: Sequence[Path]) -> list[str]:
     if len({path.name for path in paths}) == len(paths):
         return [path.name for path in paths]
     return [path.relative_to(os.path.commonpath(paths)).as_posix() for path in paths]
-
-
-# --- Runs and their names ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,9 +187,6 @@ def renumbered(runs: Sequence[RecordedRun]) -> tuple[RecordedRun, ...]:
         replace(run, place=place, trials=own, unknown=len(moments) + place)
         for place, (run, own) in enumerate(zip(runs, numbers, strict=True), start=1)
     )
-
-
-# --- Whether runs may be joined ---------------------------------------------------------------------------------------
 
 
 def check_joinable(runs: Sequence[RecordedRun], accepted: Sequence[str] = ()) -> tuple[str, ...]:
@@ -307,9 +298,6 @@ def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)[:_LONGEST_SHOWN] or "none"
 
 
-# --- Documents of all runs together -----------------------------------------------------------------------------------
-
-
 def joined_experiment(runs: Sequence[RecordedRun]) -> dict[str, Any]:
     """Return the experiment of the first run, with as many trials as all have or planned."""
     first = runs[0].experiment
@@ -318,15 +306,8 @@ def joined_experiment(runs: Sequence[RecordedRun]) -> dict[str, Any]:
     return {**first, "name": " + ".join(filter(None, names)), "trials": trials}
 
 
-def joined_environment(runs: Sequence[RecordedRun]) -> dict[str, Any]:
-    """Return what the environments of all runs have in common."""
-    first = runs[0].environment
-    return {key: value for key, value in first.items() if all(run.environment.get(key) == value for run in runs)}
-
-
 def joined_parity(documents: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """Return what was measured of the arms before the first trial of each run, of each arm the worst; None if a run
-    measured nothing."""
+    """Return the parity that was measured before each run, of each arm the worst; None if a run measured nothing."""
     measured = sorted(filter(None, documents), key=_parity_rank)
     if len(measured) < len(documents):
         return None

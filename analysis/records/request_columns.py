@@ -100,12 +100,8 @@ def is_named(codes: Ints, names: tuple[str, ...], name: str) -> Bools:
     return codes == names.index(name) if name in names else np.zeros(len(codes), dtype=np.bool_)
 
 
-# --- Filling ----------------------------------------------------------------------------------------------------------
-
-
 class ColumnBuilder:
-    """Columns to which tables of requests with the schema `schema` are appended. Without `sessions` no request has
-    one."""
+    """Columns to which tables with the schema `schema` are appended. Without `sessions` no request has one."""
 
     def __init__(self, *, sessions: bool = True) -> None:
         self.rows = 0
@@ -244,8 +240,9 @@ def _numbers(columns: Mapping[str, pa.Array]) -> dict[str, npt.NDArray[Any]]:
     wrong |= (start <= 0) | (ended & ((end < start) | (end > _LAST_NS)))
     wrong |= seen & ((first < start) | (ended & (first > end)))
     wrong |= ended & (stall > end - start + _STALL_SLACK_NS)  # no stall is longer than its request
-    output = _count(columns["output_tokens"])
-    flags = SCHEDULED * (scheduled > 0) + ERROR * _is_text(columns["error"]) + WRONG * wrong
+    output = columns["output_tokens"]
+    has_error = integers(pc.binary_length(columns["error"]), 0) > 0
+    flags = SCHEDULED * (scheduled > 0) + ERROR * has_error + WRONG * wrong
     return {
         "trial": integers(columns["trial"], 1),
         "flags": flags.astype(np.uint8),
@@ -255,25 +252,15 @@ def _numbers(columns: Mapping[str, pa.Array]) -> dict[str, npt.NDArray[Any]]:
         "end_ms": _after_ms(end, start, ended),
         "prompt_tokens": integers(columns["prompt_tokens"], -1),
         "max_tokens": integers(columns["max_tokens"], -1),
-        "output_tokens": output,
+        "output_tokens": np.where(output.is_valid().to_numpy(False), np.maximum(integers(output, 0), 0), -1),
         "stall_ns": np.maximum(stall, -1),
         "token_times": times,
         "gaps_ms": gaps,
     }
 
 
-def _count(column: pa.Array) -> Ints:
-    """Return numbers that are at least 0, -1 for null."""
-    return np.where(column.is_valid().to_numpy(False), np.maximum(integers(column, 0), 0), -1)
-
-
 def _after_ms(time_ns: Ints, since_ns: Ints, known: Bools) -> Floats:
     return np.where(known, (time_ns - since_ns) / 1e6, np.nan).astype(np.float32)
-
-
-def _is_text(column: pa.Array) -> Bools:
-    """Return which texts are there and not empty."""
-    return np.asarray(integers(pc.binary_length(column), 0) > 0)
 
 
 def _token_gaps(column: pa.Array) -> tuple[Floats, Ints, Bools]:
@@ -296,8 +283,6 @@ def integers(column: Any, missing: int) -> Any:
     """Return whole numbers as wide as the column's, with `missing` for null. May be read-only."""
     return (pc.fill_null(column, missing) if column.null_count else column).to_numpy()
 
-
-# --- Ids --------------------------------------------------------------------------------------------------------------
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # of splitmix64, which spreads what differs in a few bits
 _BITS = np.uint64(0xFFFFFFFFFFFFFFFF)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,6 @@ from tailgate.analysis.records.request_columns import (
     ERROR,
     SCHEDULED,
     WRONG,
-    Hashes,
     RequestColumns,
     gap_counts,
     is_named,
@@ -65,8 +64,8 @@ class Moments:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Requests:
-    """The requests of a run as columns, with latencies as they are judged. Arrays have one entry a request.
+class Requests(RequestColumns):
+    """The requests of a run with latencies as they are judged. Arrays have one entry a request.
 
     An answer that is OK and empty, or that names an error, has failed. Latency counts from the scheduled time. A
     failed request counts with the deadline (or what it took, if longer) in each metric that it did not complete. A
@@ -74,13 +73,6 @@ class Requests:
     median, and is left out (NaN) where it is not.
     """
 
-    arms: tuple[str, ...]
-    arm: Ints  # index into arms
-    replicas: tuple[str, ...]
-    replica: Ints  # index into replicas, -1 where unknown
-    trial: Ints
-    pair: Ints  # equal for the copies of one request, -1 where there is none
-    start_ns: Ints  # scheduled, or sent where no schedule is known
     scheduled: Bools  # whether start_ns is a scheduled time
     sent_ns: Moments
     first_ns: Moments  # -1 where no token came
@@ -97,21 +89,9 @@ class Requests:
     e2e_ms: Floats
     max_itl_ms: Floats
     has_tokens: bool  # whether answers consist of tokens; else only their end is defined
-    prompt_tokens: Ints  # -1 where unknown
-    max_tokens: Ints  # -1 where unknown
-    output_tokens: Ints
-    stall_ns: Ints  # what the server reported, negative where it did not
-    gaps_ms: Floats  # every token gap, request after request
     gap_offsets: Ints  # request i owns gaps_ms[gap_offsets[i]:gap_offsets[i + 1]]
-    token_times: Ints  # how many times of tokens are recorded
     uncounted: Bools  # completed, and the number of its tokens is not recorded
-    named: Bools  # whether it has an id
-    ids: Hashes  # of those that compile events name, else 0
-    session: Hashes  # 0 where there is none
-    repeated: int  # rows dropped because their request id was already there
-
-    def __len__(self) -> int:
-        return len(self.arm)
+    dropped: int  # rows whose request id was already there
 
     def of_arm(self, name: str) -> Bools:
         """Mask the requests that went to the arm, shape (requests,)."""
@@ -128,7 +108,7 @@ class Requests:
 
     def lag_ms(self, rows: Ints | Bools) -> Floats:
         """Return how much later than scheduled each of `rows` was sent, NaN if unknown."""
-        return _where(self.scheduled[rows], self.sent_ns.after_ms[rows])
+        return _where(self.scheduled[rows], self.sent_ms[rows])
 
     def metric_ms(self, name: str, rows: slice | Ints | Bools = slice(None)) -> Floats:
         """Return the latencies of `rows` called `name`, one of METRICS; NaN if undefined."""
@@ -139,8 +119,8 @@ class Requests:
 
     def _tpot_ms(self, rows: slice | Ints | Bools) -> Floats:
         # Not a column, since it follows from others and takes memory. A failed request has its deadline, as in E2E.
-        each_ms, tokens = np.array(self.end_ns.after_ms[rows]), self.output_tokens[rows]
-        each_ms -= self.first_ns.after_ms[rows]
+        each_ms, tokens = np.array(self.end_ms[rows]), self.output_tokens[rows]
+        each_ms -= self.first_ms[rows]
         each_ms /= np.maximum(tokens - 1, 1)
         each_ms[~self.ok[rows] | (tokens < 2) | (not self.has_tokens)] = math.nan
         if self.has_tokens and (failed := self.failed[rows]).any():
@@ -166,20 +146,22 @@ def requests_of(
     if len(columns) and not columns.arms:
         verb = "names" if len(columns) == 1 else "name"
         raise RecordError(f"{counted(len(columns), 'request')} {verb} no arm: fill the column arm")
-    repeated = int(columns.repeated.sum())
+    dropped = int(columns.repeated.sum())
     columns = columns.kept((columns.arm >= 0) & ~columns.repeated)  # of no arm: see `misplaced_requests`
     offsets = np.broadcast_to(0, len(columns) + 1)  # which takes no memory
     if len(columns.gaps_ms):
         offsets = np.append(0, np.cumsum(gap_counts(columns.token_times)))
     ends = _ends(columns, offsets, ends_ns or {}, cut_short)
     return Requests(
-        **{name: getattr(columns, name) for name in _AS_RECORDED},
+        **{
+            **{field.name: getattr(columns, field.name) for field in fields(RequestColumns)},
+            **{"end_ms": ends.end_ms, "output_tokens": slim(np.maximum(columns.output_tokens, 0))},
+        },
         ok=slim(ends.ok),
         failed=slim(ends.failed),
         cut=slim(ends.cut),
         broken=slim(ends.broken),
         **_latencies(columns, ends, offsets, deadline_ms, tokens=tokens),
-        ids=columns.id,
         scheduled=slim((columns.flags & SCHEDULED) > 0),
         sent_ns=Moments(columns.start_ns, columns.sent_ms),
         first_ns=Moments(columns.start_ns, columns.first_ms),
@@ -188,18 +170,11 @@ def requests_of(
         refused=slim(ends.failed & columns.has_status("FAILED_PRECONDITION")),
         measured=slim(~is_named(columns.phase, columns.phases, "rampup")),
         uncounted=slim(columns.has_status("OK") & (columns.output_tokens < 0)),
-        output_tokens=slim(np.maximum(columns.output_tokens, 0)),
         gap_offsets=offsets,
         has_tokens=tokens,
         deadline_ms=deadline_ms,
-        repeated=repeated,
+        dropped=dropped,
     )
-
-
-_AS_RECORDED = (
-    *("arms", "arm", "replicas", "replica", "trial", "start_ns", "prompt_tokens", "max_tokens", "stall_ns"),
-    *("token_times", "gaps_ms", "named", "pair", "session"),
-)
 
 
 class _Ends(NamedTuple):

@@ -99,9 +99,6 @@ def table_files(folder: Path, stem: str) -> list[Path]:
     return sorted(path for suffix in ("arrow", "parquet", "jsonl") for path in folder.glob(f"{stem}*.{suffix}"))
 
 
-# --- Files ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class _Files:
     """The files of one run, and what is wrong with those that were read. A run among others has a `name`."""
@@ -164,7 +161,8 @@ def _documents(files: _Files) -> RecordedRun:
         of_import = (info or {}).get("problems")
         files.problems += map(str, of_import) if isinstance(of_import, list) else []
         infos.append(info)
-    numbers = [_trial_number(folder, position) for position, folder in enumerate(folders, start=1)]
+    names = enumerate((folder.name.removeprefix("trial-") for folder in folders), start=1)
+    numbers = [int(name) if name.isdecimal() and len(name) < 10 else place for place, name in names]
     return RecordedRun(
         directory=directory,
         name=files.name or directory.resolve().name,
@@ -177,14 +175,6 @@ def _documents(files: _Files) -> RecordedRun:
         numbers=tuple(numbers),
         trials={number: number for number in numbers},
     )
-
-
-def _trial_number(folder: Path, position: int) -> int:
-    name = folder.name.removeprefix("trial-")
-    return int(name) if name.isdecimal() and len(name) < 10 else position
-
-
-# --- Records ----------------------------------------------------------------------------------------------------------
 
 
 def _together(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
@@ -212,7 +202,9 @@ def _records(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
         weights, problem = read_journal(run.directory)
         files.add(run.directory / JOURNAL, problem)
     known = {stem: pa.concat_tables(found) if found else None for stem, found in tables.items()}
-    requests, generators = _requests(opened, _named_requests(known["compile_events"]))
+    events = known["compile_events"]
+    named = [] if events is None else pc.unique(pc.list_flatten(events.column("request_ids"))).drop_null().to_pylist()
+    requests, generators = _requests(opened, named)
     runs = tuple(run for run, _ in opened)
     for files, folder in ((files, folder) for run, files in opened for folder in run.folders):
         if tables["compile_events"] and not table_files(folder, "compile_events"):  # which would read as no compile
@@ -220,11 +212,15 @@ def _records(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
     return RunRecords(
         directory=runs[-1].directory,
         experiment=joining.joined_experiment(runs) if runs[0].place else dict(runs[0].experiment),
-        environment=joining.joined_environment(runs),
+        environment={  # what all have in common
+            key: value
+            for key, value in runs[0].environment.items()
+            if all(run.environment.get(key) == value for run in runs)
+        },
         trials=tuple(sorted(infos, key=lambda info: info["trial"])),
         generators=tuple(generators),
         requests=requests,
-        events=known["compile_events"],
+        events=events,
         steps=known["steps"],
         machines=known["machines"],
         problems=tuple(problem for _, files in opened for problem in files.problems),
@@ -283,13 +279,6 @@ def _request_tables(paths: Sequence[Path], schema: pa.Schema) -> Iterator[tuple[
         for rows in tables_in(path, schema, problems, required=REQUIRED["requests"]):
             yield path, rows
         yield from ((path, problem) for problem in problems)
-
-
-def _named_requests(events: pa.Table | None) -> set[str]:
-    """Return the ids of the requests that compile events name."""
-    if events is None:
-        return set()
-    return set(pc.unique(pc.list_flatten(events.column("request_ids"))).drop_null().to_pylist())
 
 
 def design_of(experiment: Mapping[str, Any], infos: Iterable[Mapping[str, Any] | None]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 import pyarrow as pa
@@ -36,9 +35,6 @@ _REQUESTS: Final[Columns] = (
     ("server_end_ns", pa.int64(), "When the server had answered."),
     ("phase", pa.string(), "`rampup` or `measure`."),
 )
-REQUESTS = pa.schema([(name, kind) for name, kind, _ in _REQUESTS])
-JUDGED_REQUESTS = pa.schema(field for field in REQUESTS if not field.name.startswith("server_"))
-
 _COMPILE_EVENTS: Final[Columns] = (
     ("event_id", pa.string(), "Names the event: TRIAL-REPLICA-NUMBER."),
     ("trial", pa.int32(), "Number of the trial."),
@@ -59,7 +55,6 @@ _COMPILE_EVENTS: Final[Columns] = (
     ("phase", pa.string(), "`warmup` or `serving`."),
     ("breaks", pa.list_(pa.string()), "Graph breaks that the tracing met: place and cause."),
 )
-COMPILE_EVENTS = pa.schema([(name, kind) for name, kind, _ in _COMPILE_EVENTS])
 
 _STEPS: Final[Columns] = (
     ("trial", pa.int32(), "Number of the trial."),
@@ -75,7 +70,6 @@ _STEPS: Final[Columns] = (
     ("padded_tokens", pa.int64(), "Tokens that ran."),
     ("compiled", pa.bool_(), "Whether compiled code ran."),
 )
-STEPS = pa.schema([(name, kind) for name, kind, _ in _STEPS])
 
 # Columns are null where they do not concern the kind, and where they cannot be read. Columns that end in _s count up
 # from some start: only differences mean anything.
@@ -123,25 +117,14 @@ _MACHINES: Final[Columns] = (
         "Allocator: most memory allocated at once since the row before; the first row leaves the warm-up out.",
     ),
 )
-MACHINES = pa.schema([(name, kind) for name, kind, _ in _MACHINES])
 
-TABLES: Final = {
-    "requests": REQUESTS,
-    "steps": STEPS,
-    "compile_events": COMPILE_EVENTS,
-    "machines": MACHINES,
-}
+_COLUMNS: Final = {"requests": _REQUESTS, "steps": _STEPS, "compile_events": _COMPILE_EVENTS, "machines": _MACHINES}
+TABLES: Final = {table: pa.schema([column[:2] for column in columns]) for table, columns in _COLUMNS.items()}
+REQUESTS, STEPS, COMPILE_EVENTS, MACHINES = TABLES.values()
+JUDGED_REQUESTS = pa.schema(field for field in REQUESTS if not field.name.startswith("server_"))
 
 # What each column holds, by table.
-MEANINGS: Final[Mapping[str, Mapping[str, str]]] = {
-    table: {name: text for name, _, text in columns}
-    for table, columns in {
-        "requests": _REQUESTS,
-        "steps": _STEPS,
-        "compile_events": _COMPILE_EVENTS,
-        "machines": _MACHINES,
-    }.items()
-}
+MEANINGS: Final = {table: {name: text for name, _, text in columns} for table, columns in _COLUMNS.items()}
 
 # Columns that a file must have.
 REQUIRED: Final = {
@@ -151,26 +134,19 @@ REQUIRED: Final = {
     "machines": ("kind", "name", "at_ns"),
 }
 
-# Kinds of compile events, and how each reads.
-EVENT_KINDS: Final[Mapping[str, str]] = {
-    "compile": "compile",
-    "recompile": "recompile",
-    "graph_capture": "graph capture",
-    "autotune": "autotune",
-    "limit_hit": "limit hit",
-    "jit": "JIT compile",
-    "background_compile": "background compile",
-    "eager_fallback": "eager fallback",
+# Kinds of compile events: how each reads, and when it is recorded.
+_EVENTS: Final = {
+    "compile": ("compile", "A frame got its first graph."),
+    "recompile": ("recompile", "No graph of the frame fitted; `reason` says why."),
+    "graph_capture": ("graph capture", "A CUDA graph was recorded."),
+    "autotune": ("autotune", "Kernels were benchmarked when first run."),
+    "limit_hit": ("limit hit", "The recompile limit was reached."),
+    "jit": (
+        "JIT compile",
+        "A compiler other than torch's made or tuned a kernel: Triton, or another that reports it.",
+    ),
+    "background_compile": ("background compile", "A compile on another thread; no request waited."),
+    "eager_fallback": ("eager fallback", "A step of a compiled arm began to run as plain Python."),
 }
-
-# When each kind is recorded.
-EVENT_MEANINGS: Final[Mapping[str, str]] = {
-    "compile": "A frame got its first graph.",
-    "recompile": "No graph of the frame fitted; `reason` says why.",
-    "graph_capture": "A CUDA graph was recorded.",
-    "autotune": "Kernels were benchmarked when first run.",
-    "limit_hit": "The recompile limit was reached.",
-    "jit": "A compiler other than torch's made or tuned a kernel: Triton, or another that reports it.",
-    "background_compile": "A compile on another thread; no request waited.",
-    "eager_fallback": "A step of a compiled arm began to run as plain Python.",
-}
+EVENT_KINDS: Final = {kind: words for kind, (words, _) in _EVENTS.items()}
+EVENT_MEANINGS: Final = {kind: text for kind, (_, text) in _EVENTS.items()}

@@ -9,7 +9,6 @@ is used.
 from __future__ import annotations
 
 import contextlib
-import io
 import re
 import zlib
 from collections import deque
@@ -55,27 +54,6 @@ def one_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-# --- The end of a file ------------------------------------------------------------------------------------------------
-
-
-class Checksum:
-    """Rows and CRC-32 of a file that is being written from its beginning."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self._crc32 = 0
-
-    def add(self, piece: bytes | memoryview, rows: int) -> None:
-        """Count `piece`, which holds `rows` rows and follows what the file held."""
-        self._crc32 = zlib.crc32(piece, self._crc32)
-        self.rows += rows
-
-    def end(self) -> bytes:
-        """Return what ends the file: the end mark of the stream, and the last line."""
-        line = b"\nrows %012d crc32 " % self.rows
-        return b"%s%s%08x\n" % (END_OF_STREAM, line, zlib.crc32(END_OF_STREAM + line, self._crc32))
-
-
 def read_end(path: Path) -> tuple[int, bool] | None:
     """Return the rows that the last line of the file states, and whether its checksum is right; None without that line.
 
@@ -95,9 +73,6 @@ def read_end(path: Path) -> tuple[int, bool] | None:
     return int(line[1]), crc32 == int(line[2], 16)
 
 
-# --- Writing ----------------------------------------------------------------------------------------------------------
-
-
 class RecordWriter:
     """Rows appended to a new Arrow stream; what `flush` wrote survives a kill of the process.
 
@@ -107,7 +82,7 @@ class RecordWriter:
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._schema = schema
         self._rows: list[Mapping[str, Any]] = []
-        self._checksum = Checksum()
+        self._written, self._crc32 = 0, 0  # rows, and the checksum of the file so far
         self._file = path.open("xb", buffering=0)
         self._append(schema.serialize().to_pybytes(), 0)
 
@@ -131,32 +106,29 @@ class RecordWriter:
         if self._file.closed:
             return
         self.flush()
-        self._append(self._checksum.end(), 0)
+        line = b"\nrows %012d crc32 " % self._written
+        self._append(b"%s%s%08x\n" % (END_OF_STREAM, line, zlib.crc32(END_OF_STREAM + line, self._crc32)), 0)
         self._file.close()
 
     def _append(self, piece: bytes, rows: int) -> None:
-        _append_whole(self._file, piece)
-        self._checksum.add(piece, rows)
+        """Append the whole of `piece`, or leave the file as it was and raise the OSError that the disk gave."""
+        start, rest = self._file.tell(), memoryview(piece)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.seek(start)
+                self._file.truncate()
+            raise
+        self._crc32 = zlib.crc32(piece, self._crc32)
+        self._written += rows
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _append_whole(file: io.FileIO, piece: bytes) -> None:
-    """Append the whole of `piece`, or leave `file` as it was and raise the OSError that the disk gave."""
-    start = file.tell()
-    rest = memoryview(piece)
-    try:
-        while rest:
-            rest = rest[file.write(rest) :]
-    except OSError:
-        with contextlib.suppress(OSError):
-            file.seek(start)
-            file.truncate()
-        raise
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -168,9 +140,6 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
             raise
         beyond = 1 << (kind.bit_width - 1)
         return pa.array([x if x is not None and -beyond <= x < beyond else None for x in values], kind)
-
-
-# --- Reading ----------------------------------------------------------------------------------------------------------
 
 
 def read_table(path: Path, schema: pa.Schema, *, required: Sequence[str] = ()) -> tuple[pa.Table, tuple[str, ...]]:

@@ -28,8 +28,8 @@ Instant = Annotated[int, Field(strict=True, gt=-(2**63), lt=2**63)]  # ns since 
 class WeightChange:
     """The weights from `at_ns` on.
 
-    `action` is start, advance, rollback, promoted, hold, BY_HAND or BY_OTHERS. Between `at_ns` and `done_ns` some
-    requests may still follow the weights before.
+    `action` is start, advance, rollback, promoted, hold, set (asked for through the run), BY_HAND or BY_OTHERS. Between
+    `at_ns` and `done_ns` some requests may still follow the weights before.
     """
 
     at_ns: Instant  # of a change by hand: when it was surely not made yet

@@ -23,7 +23,7 @@ class ArmAccount:
     @property
     def rows(self) -> list[Mapping[str, Any]]:
         """The arm's own row of each trial."""
-        return [row for info in self.infos for row in rows_of(info.get("arms")) if row.get("name") == self.arm]
+        return _rows(self.infos, self.arm)
 
     @property
     def resolved(self) -> Mapping[str, Any]:
@@ -56,8 +56,8 @@ class ArmAccount:
         """What compiles the arm's logs may leave out, in sentences, each once."""
         spots = []
         for info in self.infos if self.reports_compiles else ():
-            rows = [row for row in rows_of(info.get("arms")) if row.get("name") == self.arm]
-            logs = [log for row in rows for log in rows_of(mapping(row.get("reported")).get("logs"))]
+            rows = (mapping(row.get("reported")) for row in _rows([info], self.arm))
+            logs = [log for row in rows for log in rows_of(row.get("logs"))]
             spots += [str(spot) for log in logs for spot in _listed(log.get("blind_spots"))]
             if takes_part(info, self.arm) and not logs:
                 spots.append(f"trial {info.get('trial')} does not say what its log reported")
@@ -66,11 +66,8 @@ class ArmAccount:
     @property
     def counts_tokens(self) -> bool:
         """Whether the arm's server reports how many tokens it answered; else `output_tokens` counts pieces."""
-        return all(probe.get("tokens") is not None for probe in self._probes)
-
-    @property
-    def _probes(self) -> list[Mapping[str, Any]]:
-        return [probe for row in self.rows for probe in rows_of(row.get("probe"))]
+        probes = (probe for row in self.rows for probe in rows_of(row.get("probe")))
+        return all(probe.get("tokens") is not None for probe in probes)
 
     @property
     def compiles(self) -> bool:
@@ -144,6 +141,9 @@ def _listed(value: Any) -> list[Any]:
 
 def replica_names(infos: Iterable[Mapping[str, Any]], arm: str) -> tuple[str, ...]:
     """Return the distinct names of the arm's server processes in these trials."""
-    rows = [row for info in infos for row in rows_of(info.get("arms")) if row.get("name") == arm]
-    names = [name for row in rows if isinstance(row.get("replicas"), list) for name in row["replicas"]]
-    return tuple(dict.fromkeys(str(name) for name in names))
+    names = (name for row in _rows(infos, arm) for name in _listed(row.get("replicas")))
+    return tuple(dict.fromkeys(map(str, names)))
+
+
+def _rows(infos: Iterable[Mapping[str, Any]], arm: str) -> list[Mapping[str, Any]]:
+    return [row for info in infos for row in rows_of(info.get("arms")) if row.get("name") == arm]

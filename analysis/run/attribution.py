@@ -79,7 +79,7 @@ def attribute(requests: Requests, events: Sequence[CompileEvent]) -> Attribution
         stalling = [event for event in relevant if (event.arm, event.trial) == (arm, trial) and hits[id(event)].size]
         if not stalling:
             continue
-        server = _server(requests, _of_trial(requests, arm, trial), stalling)
+        server = _Server(requests, _of_trial(requests, arm, trial), stalling)
         periods, compiles = server.busy_periods()
         codes = requests.replica[server.rows]
         # What a compile keeps its replica from doing, the splitter spreads over all of them.
@@ -104,16 +104,14 @@ def attribute(requests: Requests, events: Sequence[CompileEvent]) -> Attribution
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Server:
     """Requests that share a server in one trial, by start, each in flight until it ends; and its compile events."""
 
-    events: tuple[CompileEvent, ...]
-    rows: Ints
-    start_ns: Ints
-    end_ns: Ints
-    latest_ns: Ints  # the latest end so far
-    ends_ns: Ints  # the ends, rising
+    def __init__(self, requests: Requests, rows: Ints, events: Sequence[CompileEvent]) -> None:
+        self.events, self.rows = events, rows
+        self.start_ns, self.end_ns = requests.start_ns[rows], requests.end_ns[rows]
+        self.latest_ns = np.maximum.accumulate(self.end_ns)  # the latest end so far
+        self.ends_ns = np.sort(self.end_ns)
 
     def in_flight(self, event: CompileEvent) -> Ints:
         """Return the requests that were in flight at some moment of the event."""
@@ -171,18 +169,6 @@ def _of_trial(requests: Requests, arm: str, trial: int) -> Ints:
     return own[np.argsort(requests.start_ns[own], kind="stable")]
 
 
-def _server(requests: Requests, rows: Ints, events: Sequence[CompileEvent]) -> _Server:
-    end_ns = requests.end_ns[rows]
-    return _Server(
-        events=tuple(events),
-        rows=rows,
-        start_ns=requests.start_ns[rows],
-        end_ns=end_ns,
-        latest_ns=np.maximum.accumulate(end_ns),
-        ends_ns=np.sort(end_ns),
-    )
-
-
 def _replicas(requests: Requests, events: Sequence[CompileEvent]) -> list[_Server]:
     """Return the replicas on which the events were.
 
@@ -201,26 +187,20 @@ def _replicas(requests: Requests, events: Sequence[CompileEvent]) -> list[_Serve
         for name, rows in groups:
             relevant = [event for event in of_arm if name is None or event.replica in (None, name)]
             if rows.size and relevant:
-                servers.append(_server(requests, rows, relevant))
+                servers.append(_Server(requests, rows, relevant))
     return servers
 
 
 def _requests_named(requests: Requests, events: Sequence[CompileEvent]) -> list[Ints]:
     """Return for each event the requests that it names, on its own arm and trial."""
-    names = sorted({name for event in events for name in event.request_ids})
-    ids = hashes(pa.array(names, pa.string()))
-    name_of = dict(zip(ids.tolist(), names, strict=True))
-    rows_by_name: dict[str, list[int]] = {}
-    rows = np.flatnonzero((requests.ids > 0) & ~requests.broken)
-    for row in rows[np.isin(requests.ids[rows], ids)].tolist():
-        rows_by_name.setdefault(name_of[int(requests.ids[row])], []).append(row)
-    named = []
-    for event in events:
-        own = [
-            row
-            for name in event.request_ids
-            for row in rows_by_name.get(name, ())
-            if requests.arms[requests.arm[row]] == event.arm and requests.trial[row] == event.trial
+    rows = np.flatnonzero((requests.id > 0) & ~requests.broken)
+    ids, arm, trial = requests.id[rows], requests.arm[rows], requests.trial[rows]
+    code = {name: number for number, name in enumerate(requests.arms)}
+    return [
+        rows[
+            np.isin(ids, hashes(pa.array(event.request_ids, pa.string())))
+            & (arm == code.get(event.arm, -1))
+            & (trial == event.trial)
         ]
-        named.append(np.unique(np.array(own, dtype=np.int64)))
-    return named
+        for event in events
+    ]

@@ -39,7 +39,7 @@ _AS_LONG = 0.75  # of a silence: what takes so much of it takes about as long
 _SURE = 2.0  # standard errors of the time for each token
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Stall:
     """A stretch in which a server with work in flight showed no sign of life for longer than chance explains.
 
@@ -85,19 +85,13 @@ def client_stalls(requests: Requests, arms: Collection[str]) -> dict[str, ArmSta
                 seen[found.arm].append(found)
             del own, servers  # before those of the next trial
     pa.default_memory_pool().release_unused()
-    return {
-        arm: ArmStalls(
-            arm=arm,
-            stalls=tuple(
-                sorted(
-                    (stall for one in own for stall in one.stalls),
-                    key=lambda stall: (stall.trial, stall.start_ns, stall.replica or ""),
-                )
-            ),
-            detectable_s=float(np.max([one.detectable_s for one in own])) if own else math.nan,
-        )
-        for arm, own in seen.items()
-    }
+    joined = {}
+    for arm, parts in seen.items():
+        stalls = [stall for part in parts for stall in part.stalls]
+        stalls.sort(key=lambda stall: (stall.trial, stall.start_ns, stall.replica or ""))
+        worst_s = float(np.max([part.detectable_s for part in parts])) if parts else math.nan
+        joined[arm] = ArmStalls(arm=arm, stalls=tuple(stalls), detectable_s=worst_s)
+    return joined
 
 
 def _of_server(requests: Requests, servers: Sequence[Server], server: Server) -> ArmStalls:
@@ -110,13 +104,8 @@ def _of_server(requests: Requests, servers: Sequence[Server], server: Server) ->
         start_ns, end_ns = int(own.start_ns[index]), int(own.end_ns[index])
         cause = WORK if work[index] else HOST if _silent_too(others, start_ns, end_ns) else UNKNOWN
         found.append((start_ns, end_ns, cause, server.rows[(sent < end_ns) & (ended > start_ns)]))
-    stalls = [
-        Stall(
-            arm=arm, trial=server.trial, replica=replica, start_ns=start_ns, end_ns=end_ns, cause=cause, requests=rows
-        )
-        for start_ns, end_ns, cause, rows in found
-    ]
-    return ArmStalls(arm=arm, stalls=tuple(stalls), detectable_s=own.detectable_s)
+    stalls = tuple(Stall(arm, server.trial, replica, *stretch) for stretch in found)
+    return ArmStalls(arm=arm, stalls=stalls, detectable_s=own.detectable_s)
 
 
 def is_explained(stall: Stall, events: Sequence[CompileEvent]) -> bool:
@@ -128,8 +117,7 @@ def is_explained(stall: Stall, events: Sequence[CompileEvent]) -> bool:
 
 
 def compile_windows(events: Sequence[CompileEvent], arm: str, trial: int, replica: str | None) -> Windows:
-    """Return when the arm compiled, in any phase, in kinds that may delay a request; with `replica`, on that one or on
-    an unnamed one."""
+    """Return when the arm, or its `replica` or an unnamed one, compiled in a way that may delay a request."""
     return windows_of(
         (event.start_ns, event.end_ns)
         for event in events
@@ -145,7 +133,10 @@ def with_lengths(run: Run) -> Run:
     One that lies in no stall delayed no request for long enough to show, and keeps no length.
     """
     external = {arm for arm in run.arms if run.account(arm).external}
-    unreported = [event.arm in external and _has_no_length(event) for event in run.events]
+    unreported = [
+        event.arm in external and event.serving and event.start_ns == event.end_ns and event.kind not in _NO_COMPILE
+        for event in run.events
+    ]
     if not any(unreported):
         return run
     seen = client_stalls(run.requests, external)
@@ -157,22 +148,16 @@ def with_lengths(run: Run) -> Run:
     return replace(run, events=events, attribution=attribute(run.requests, events))
 
 
-def _has_no_length(event: CompileEvent) -> bool:
-    return event.serving and event.start_ns == event.end_ns and event.kind not in _NO_COMPILE
-
-
 def _timed(event: CompileEvent, stalls: Sequence[Stall]) -> CompileEvent:
-    near = [
+    near = (
         stall
         for stall in stalls
         if stall.trial == event.trial
         and (event.replica is None or stall.replica in (None, event.replica))
         and stall.cause != HOST
         and stall.start_ns - _NEAR_NS <= event.start_ns <= stall.end_ns + _NEAR_NS
-    ]
-    if not near:
-        return event
-    longest = max(near, key=lambda stall: stall.seconds)
+    )
+    longest = max(near, key=lambda stall: stall.seconds, default=event)
     return replace(event, start_ns=longest.start_ns, end_ns=longest.end_ns)
 
 

@@ -6,7 +6,7 @@ Nothing is decided here. What was not recorded, or could not be read, is None or
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -85,12 +85,14 @@ class MachineRecords:
     @classmethod
     def of(cls, run: Run) -> MachineRecords:
         """Read the records of the run's machines."""
-        samples = Samples(run.records.machines)
+        samples = run.records.machines
         references = [row for trial in run.trials for row in rows_of(trial.info.get("references"))]
         failed = [row for row in references if isinstance(row.get("error"), str) and row["error"]]
         return cls(
             placed={trial.number: devices_of(trial) for trial in run.trials},
-            devices=tuple(_device(trial, rows) for trial in run.trials for rows in samples.of("device", trial)),
+            devices=tuple(
+                _device(trial, rows) for trial in run.trials for rows in samples_of(samples, "device", trial)
+            ),
             hosts=tuple(host for trial in run.trials for host in _hosts(trial, samples)),
             speeds=speeds_of(run.trials),
             errors=tuple(dict.fromkeys(f"{text_of(row, 'device')}: {row['error']}" for row in failed)),
@@ -164,15 +166,15 @@ def _device(trial: Trial, rows: Rows) -> Device:
     )
 
 
-def _hosts(trial: Trial, samples: Samples) -> Iterator[Host]:
-    processes = list(samples.of("process", trial))
+def _hosts(trial: Trial, samples: pa.Table | None) -> Iterator[Host]:
+    processes = list(samples_of(samples, "process", trial))
     unread = rows_of(mapping(trial.info.get("monitor")).get("unreadable"))
     # Hosts on which the time of one of the run's own processes could not be read.
     blind = {text_of(row, "host") for row in unread if row.get("what") == "cpu_s"}
-    for rows in samples.of("host", trial):
+    for rows in samples_of(samples, "host", trial):
         cpus = rows.level("cpus", np.median) or 0.0
         cores = rows.rate("cpu_s")
-        own = None if rows.host in blind else _cores([item for item in processes if item.host == rows.host])
+        own = None if rows.host in blind else _cores(item for item in processes if item.host == rows.host)
         foreign = None if cores is None or own is None else max(0.0, cores - own)
         steal, other = (None if rate is None or cpus <= 0 else rate / cpus for rate in (rows.rate("steal_s"), foreign))
         yield Host(
@@ -185,43 +187,31 @@ def _hosts(trial: Trial, samples: Samples) -> Iterator[Host]:
         )
 
 
-def _cores(processes: Sequence[Rows]) -> float | None:
+def _cores(processes: Iterable[Rows]) -> float | None:
     """Return how many processors the run's own processes kept busy; None unless known of all."""
     # What was sampled once or twice and then ended has no rate, and little time.
     rates = [rate for item in processes if (rate := item.rate("cpu_s")) is not None or item.inside.sum() >= 3]
-    known = [rate for rate in rates if rate is not None]
-    return sum(known) if rates and len(known) == len(rates) else None
+    return sum(filter(None, rates)) if rates and None not in rates else None
 
-
-# --- Samples ----------------------------------------------------------------------------------------------------------
 
 _LONGEST_GAP = 3.0  # sampling intervals; what lies between samples farther apart was not sampled
 
 
-class Samples:
-    """The table of samples, by trial, kind and device or process."""
-
-    def __init__(self, table: pa.Table | None) -> None:
-        if table is not None:
-            known = [pc.is_valid(table.column(name)) for name in ("kind", "name", "at_ns")]
-            table = table.filter(pc.and_(pc.and_(known[0], known[1]), known[2])).sort_by("at_ns")
-        self._table = table
-
-    def of(self, kind: str, trial: Trial) -> Iterator[Rows]:
-        """Yield the samples of each host, device, process or allocator (`kind`) in the trial, ordered by name; none
-        without a monitor."""
-        if self._table is None:
-            return
-        chosen = pc.and_(
-            pc.equal(self._table.column("kind"), kind),
-            pc.equal(pc.fill_null(self._table.column("trial"), trial.number), trial.number),
-        )
-        table = self._table.filter(chosen)
-        hosts = pc.fill_null(table.column("host"), RUN_HOST)
-        places = sorted(set(zip(hosts.to_pylist(), table.column("name").to_pylist(), strict=True)))
-        for host, name in places:
-            own = pc.and_(pc.equal(hosts, host), pc.equal(table.column("name"), name))
-            yield Rows(table.filter(own), trial, host, name)
+def samples_of(table: pa.Table | None, kind: str, trial: Trial) -> Iterator[Rows]:
+    """Yield the samples of each host, device, process or allocator (`kind`) in the trial, ordered by name."""
+    if table is None:
+        return
+    table = table.filter(
+        (pc.field("kind") == kind)
+        & (pc.coalesce(pc.field("trial"), trial.number) == trial.number)
+        & pc.field("name").is_valid()
+        & pc.field("at_ns").is_valid()
+    ).sort_by("at_ns")
+    hosts = pc.fill_null(table.column("host"), RUN_HOST)
+    places = sorted(set(zip(hosts.to_pylist(), table.column("name").to_pylist(), strict=True)))
+    for host, name in places:
+        own = pc.and_(pc.equal(hosts, host), pc.equal(table.column("name"), name))
+        yield Rows(table.filter(own), trial, host, name)
 
 
 class Rows:
@@ -286,8 +276,6 @@ class Rows:
         return reasons
 
 
-# --- Measured speed ---------------------------------------------------------------------------------------------------
-
 # A matrix product, a read of memory, small launches and plain Python before and after each trial show how fast the card
 # and the host were, whatever the servers did.
 PYTHON = "python_ms"
@@ -342,27 +330,22 @@ def speeds_of(trials: Iterable[Trial]) -> tuple[Speed, ...]:
     """
     python: dict[tuple[int, str], list[float]] = {}
     known: dict[tuple[int, str, str, str, str], dict[str, float]] = {}
-    for trial, device, card, figure, size, when, value in (item for one in trials for item in _measured(one)):
-        known.setdefault((trial, device, card, figure, size), {})[when] = value
-        if figure == PYTHON:
-            python.setdefault((trial, when), []).append(math.log(value))
+    for trial, row in ((one, row) for one in trials for row in rows_of(one.info.get("references"))):
+        device, when = text_of(row, "device"), text_of(row, "when")
+        for figure, keys in _SIZES.items():
+            value = number(row.get(figure))
+            if value is None or not _LEAST < value < _MOST or when not in ("before", "after"):
+                continue
+            size = ", ".join(f"{key} {row.get(key)}" for key in keys)
+            place = (trial.number, device, identity_of(trial, RUN_HOST, device), figure, size)
+            known.setdefault(place, {})[when] = value
+            if figure == PYTHON:
+                python.setdefault((trial.number, when), []).append(math.log(value))
     speeds = []
-    for (trial, device, card, figure, size), values in known.items():
+    for (number_of, device, card, figure, size), values in known.items():
         both = {
-            when: math.exp(fmean(python[trial, when])) if figure == PYTHON and when in values else values.get(when)
+            when: math.exp(fmean(python[number_of, when])) if figure == PYTHON and when in values else values.get(when)
             for when in ("before", "after")
         }
-        speeds.append(Speed(trial=trial, device=device, card=card, figure=figure, size=size, **both))
+        speeds.append(Speed(trial=number_of, device=device, card=card, figure=figure, size=size, **both))
     return tuple(speeds)
-
-
-def _measured(trial: Trial) -> Iterator[tuple[int, str, str, str, str, str, float]]:
-    """Yield (trial, device, card, figure, size, when, value) of each figure."""
-    for row in rows_of(trial.info.get("references")):
-        device, when = text_of(row, "device"), text_of(row, "when")
-        card = identity_of(trial, RUN_HOST, device)
-        for figure in FIGURES:
-            value = number(row.get(figure))
-            if value is not None and _LEAST < value < _MOST and when in ("before", "after"):
-                size = ", ".join(f"{key} {row.get(key)}" for key in _SIZES[figure])
-                yield trial.number, device, card, figure, size, when, value

@@ -116,8 +116,6 @@ class Run:
         """Return a separate generator for each place, so that one arm more does not change the others' numbers."""
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=place))
 
-    # --- The whole ----------------------------------------------------------------------------------------------------
-
     @property
     def embeds(self) -> bool:
         """Whether the arms were asked for vectors, so that requests have an end and no tokens."""
@@ -145,7 +143,7 @@ class Run:
 
     @property
     def separate(self) -> bool:
-        """Whether each arm had runs by itself, so that the arms share no stretch of time."""
+        """Whether each arm had runs by itself, so that the arms share no time."""
         return self.design == "separate"
 
     @property
@@ -211,8 +209,6 @@ class Run:
         start = next((item.start_ns for item in self.trials if item.number == trial), 0)
         return (at_ns - start) / 1e9 if start else None
 
-    # --- Requests -----------------------------------------------------------------------------------------------------
-
     def of_arm(self, name: str) -> Bools:
         """Mask the requests that went to the arm, shape (requests,)."""
         return self.requests.of_arm(name)
@@ -265,8 +261,6 @@ class Run:
             asked={int(row["trial"]): row for row in self.records.answers if row.get("arm") == arm},
         )
 
-    # --- Arms ---------------------------------------------------------------------------------------------------------
-
     def trials_of(self, arm: str) -> tuple[Trial, ...]:
         """Return the trials that the arm was part of."""
         return tuple(trial for trial in self.trials if trial.has(arm))
@@ -313,9 +307,6 @@ class Run:
         for trial in np.unique(numbers).tolist():
             keep |= (numbers == trial) & (starts >= first.get(trial, 0))
         return steps.filter(pa.array(keep))
-
-
-# --- Cutting ----------------------------------------------------------------------------------------------------------
 
 
 def _arms(records: RunRecords, requests: Requests) -> tuple[str, tuple[str, ...]]:

@@ -8,7 +8,7 @@ than its other silences make likely, that of some requests when others were answ
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -70,19 +70,9 @@ class Server:
         sent = np.searchsorted(self.sent_ns, at_ns, side="right")
         return np.asarray(sent - np.searchsorted(self.ended, at_ns, side="right"))
 
-    def due_rate(self, at_ns: Ints) -> Floats:
-        """Return the signs due per second at each time."""
-        return self._due(*(np.searchsorted(times, at_ns, side="right") for times in self._moments))
-
-    def due_within(self, start_ns: Ints, end_ns: Ints) -> Floats:
-        """Return the signs due in each stretch."""
-        return self._due(*(_integral(times, start_ns, end_ns) for times in self._moments))
-
-    @property
-    def _moments(self) -> tuple[Ints, Ints, Ints]:
-        return self.sent_ns, self.begun, self.ended
-
-    def _due(self, sent: Ints | Floats, begun: Ints | Floats, ended: Ints | Floats) -> Floats:
+    def due(self, passed: Callable[[Ints], Ints | Floats]) -> Floats:
+        """Return the signs due per second, or in a stretch, by how many of some times `passed` until then, or in it."""
+        sent, begun, ended = map(passed, (self.sent_ns, self.begun, self.ended))
         return np.asarray(self.waiting_rate * (sent - begun) + self.answering_rate * (begun - ended))
 
 
@@ -123,7 +113,7 @@ def silences_of(server: Server) -> Silences:
     some = np.zeros(lengths.size, np.bool_)
     some[_some(lengths.size)] = True
     chosen = np.flatnonzero(some | (lengths >= FLOOR_NS))
-    due = server.due_within(starts[chosen], ends[chosen])
+    due = server.due(lambda times: _integral(times, starts[chosen], ends[chosen]))
     level = _level(server.in_flight(starts[chosen]))
     # Where tokens were not read, a silence seems longer than it was: it does not count for what is usual.
     telling = some[chosen] & server.fine.touch(starts[chosen], ends[chosen])
@@ -277,7 +267,8 @@ def _limit(score: Floats, count: int) -> float:
 def _detectable_s(server: Server, limits: Floats) -> float:
     some = server.sent_ns[:: max(1, len(server.sent_ns) // 1000)]
     limit = limits[np.minimum(_level(server.in_flight(some)), len(limits) - 1)]
-    rate, sent = server.due_rate(some), np.searchsorted(server.sent_ns, some, side="right")
+    rate = server.due(lambda times: np.searchsorted(times, some, side="right"))
+    sent = np.searchsorted(server.sent_ns, some, side="right")
     for seconds in np.geomspace(FLOOR_NS / 1e9, 600.0, 80).tolist():
         more = np.searchsorted(server.sent_ns, some + int(seconds * 1e9), side="right") - sent
         if float((seconds * (rate + 0.5 * server.waiting_rate * more) > limit).mean()) >= 0.9:
@@ -334,7 +325,7 @@ def _before_the_first(requests: Requests, server: Server, silences: Silences) ->
 
     Each is half as long again as nearly all prompts of its length, while later requests got their first token earlier.
     """
-    if not (requests.first_ns.after_ms[server.rows] >= _PARTIAL_NS / 1e6).any():
+    if not (requests.first_ms[server.rows] >= _PARTIAL_NS / 1e6).any():
         return
     answered = (requests.first_ns[server.rows] > 0) & requests.ok[server.rows]
     rows, sent = server.rows[answered], server.sent_ns[answered]

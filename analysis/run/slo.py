@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tailgate.analysis.arrays import Bools, Floats, Ints, counts_of, indices
 from tailgate.analysis.records.requests import Requests
@@ -25,7 +23,7 @@ from tailgate.analysis.statistics.share_evidence import BLOCKS_FOR_PASS, bunchin
 _FEWEST_FOR_FAIL = 3  # one or two bad requests may be chance
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Units:
     """What a target counts, one entry each: requests, or token gaps for ITL."""
 
@@ -44,15 +42,14 @@ def units(requests: Requests, mask: Bools, target: SloTarget) -> Units:
     if target.metric == "itl":
         gaps = gaps_of(requests, np.flatnonzero(mask))
         ms = np.where(gaps.failed, np.inf, gaps.ms)
-        missed = _beyond(gaps.ms, target) | gaps.failed
-        return Units(missed=missed, row=gaps.row, at_ns=gaps.end_ns, ms=ms, limit_ms=target.limit)
+        return Units((gaps.ms > target.limit) | gaps.failed, gaps.row, gaps.end_ns, ms, target.limit)
     if target.quantile is None:
         return failures(requests, mask)
     missed, counts = misses(requests, target)
     rows = indices(counts & mask)
     ms = requests.metric_ms(target.metric, rows)
-    ms = np.where(missed[rows] & ~(_beyond(ms, target)), np.inf, ms)
-    return Units(missed=missed[rows], row=rows, at_ns=None, ms=ms, limit_ms=target.limit)
+    ms = np.where(missed[rows] & ~(ms > target.limit), np.inf, ms)
+    return Units(missed[rows], rows, None, ms, target.limit)
 
 
 def failures(requests: Requests, mask: Bools) -> Units:
@@ -60,7 +57,7 @@ def failures(requests: Requests, mask: Bools) -> Units:
     rows = indices(mask & (requests.ok | requests.failed))
     missed, ms = requests.failed[rows], requests.e2e_ms[rows]
     ms[missed] = np.inf
-    return Units(missed=missed, row=rows, at_ns=None, ms=ms, limit_ms=requests.deadline_ms)
+    return Units(missed, rows, None, ms, requests.deadline_ms)
 
 
 def misses(requests: Requests, target: SloTarget) -> tuple[Bools, Bools]:
@@ -74,16 +71,11 @@ def misses(requests: Requests, target: SloTarget) -> tuple[Bools, Bools]:
         waiting = np.flatnonzero(requests.cut & np.isnan(values))
         waited_ms = (requests.end_ns[waiting] - requests.start_ns[waiting]) / 1e6
         values = values.copy()
-        values[waiting] = np.where(_beyond(waited_ms, target), waited_ms, math.nan)
+        values[waiting] = np.where(waited_ms > target.limit, waited_ms, math.nan)
     known = ~np.isnan(values) & (completed | requests.cut)
     # The deadline that a failure counts with elsewhere may lie below the limit; failing is never within it.
     lost = requests.failed if target.metric != "ttft" else requests.failed & ~requests.first_ns.known
-    return known & (lost | _beyond(values, target)), known
-
-
-def _beyond(values: npt.NDArray[Any], target: SloTarget) -> Bools:
-    with np.errstate(invalid="ignore"):
-        return np.asarray(values > target.limit)
+    return known & (lost | (values > target.limit)), known
 
 
 def meets_all(requests: Requests, targets: Sequence[SloTarget]) -> Bools:
@@ -131,27 +123,22 @@ def judge_share(
 ) -> ShareResult:
     """Return PASS if the share that missed is at most `allowed` by its limits, FAIL if it is above, else INCONCLUSIVE.
 
-    Limits are Clopper and Pearson's on a sample shrunk by the design effect of the misses, and
-    for the upper limit also of the slow requests, by their latencies `ms` (infinite for failures), where it is known at
-    what latency they miss: see `analysis.statistics.share_evidence`. A PASS needs `least_blocks` blocks, and
-    `BLOCKS_FOR_PASS` unless the slowest request that met `limit_ms` is far below it, or all may miss. Fewer than three
-    misses never FAIL; no request decides nothing. `tests` is the number of shares that may FAIL: each lower limit is at
-    alpha / tests (Bonferroni). `block` numbers the time block of each request.
+    Limits are Clopper and Pearson's on a sample shrunk by the design effect of the misses, and for the upper limit also
+    of the slow requests, by their latencies `ms` (infinite for failures), where it is known at what latency they miss:
+    see `analysis.statistics.share_evidence`. A PASS needs `least_blocks` blocks, and `BLOCKS_FOR_PASS` unless the
+    slowest request that met `limit_ms` is far below it, or all may miss. Fewer than three misses never FAIL; no request
+    decides nothing. `tests` is the number of shares that may FAIL (Bonferroni). `block` numbers the block of each.
     """
     size, count = len(missed), int(missed.sum())
     if size == 0:
         return ShareResult(
             missed=0, requests=0, allowed=allowed, low=0.0, high=1.0, design_effect=1.0, verdict="INCONCLUSIVE"
         )
-    blocks = int((counts_of(block, int(block.max()) + 1) > 0).sum())
-    slow = None if ms is None or limit_ms is None else ms
-    far = (
-        slow is None
-        or allowed >= 1.0
-        or is_far(float(np.max(slow, where=~missed, initial=0.0)), limit_ms, blocks=blocks)
-    )
-    own = design_effect_of(missed, block)
-    effect = own if slow is None or far else max(own, bunching(slow, block, allowed=allowed))
+    blocks, far = int((counts_of(block, int(block.max()) + 1) > 0).sum()), True
+    own = effect = design_effect_of(missed, block)
+    if ms is not None and limit_ms is not None and allowed < 1.0:
+        far = is_far(float(np.max(ms, where=~missed, initial=0.0)), limit_ms, blocks=blocks)
+        effect = own if far else max(own, bunching(ms, block, allowed=allowed))
     low = float(beta_quantile(alpha / tests, count / own, (size - count) / own + 1.0)) if count > 0 else 0.0
     high = 1.0 if count == size else float(beta_quantile(1.0 - alpha, count / effect + 1.0, (size - count) / effect))
     needed = least_blocks if far else max(least_blocks, BLOCKS_FOR_PASS)

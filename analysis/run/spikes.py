@@ -21,7 +21,7 @@ _MOST_SPIKES = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spike:
-    """A stretch in which requests took much longer than their length explains, and what share compiles explain."""
+    """One such stretch, and what share of it compiles explain."""
 
     arm: str
     trial: int
@@ -39,8 +39,7 @@ def find_spikes(
 ) -> list[Spike]:
     """Find stretches of E2E excursions on every arm, worst first, at most 200, and attribute each.
 
-    Excursions in flight less than a second apart are one spike. A compile that explains less than half of the excess is
-    no cause.
+    A compile that explains less than half of the excess is no cause.
     """
     spikes: list[Spike] = []
     for arm in requests.arms:
@@ -82,11 +81,9 @@ def _stretches(requests: Requests, rows: Ints) -> Iterator[Ints]:
 def excursions(requests: Requests, attribution: Attribution, *, arm: str, control: str) -> tuple[Ints, Floats]:
     """Return the arm's excursions as ascending rows, and how much longer each took than its length explains.
 
-    The expected time of a request is the arm's own compile-quiet median TTFT in its trial plus its median TPOT for each
-    further token. A request is an excursion if its excess lies beyond that of quiet requests both in ms (upper quartile
-    plus six interquartile ranges, at least half the quiet median) and as a ratio (upper quartile plus two interquartile
-    ranges of its log), so that neither a long answer nor a short one counts as a stall. An arm with fewer than eight
-    quiet requests in a trial borrows the control's.
+    A request is an excursion if its excess lies beyond that of quiet requests of the arm in its trial both in ms and as
+    a ratio, so that neither a long answer nor a short one counts as a stall. An arm with fewer than eight quiet ones
+    borrows the control's.
     """
     found = [(np.zeros(0, dtype=np.int64), np.zeros(0))]
     for trial in np.unique(requests.trial).tolist():
@@ -122,7 +119,8 @@ def expected_ms(requests: Requests, usual: tuple[float, float], rows: Ints) -> F
 
 
 def _thresholds(e2e_ms: Floats, expected_ms: Floats) -> tuple[float, float]:
-    """Return the excess in ms and the ratio beyond those of quiet requests."""
+    """Return the excess in ms and the ratio beyond those of quiet requests: the upper quartile plus six interquartile
+    ranges, at least half the median, and plus two of the log ratio."""
     known = (expected_ms > 0) & (e2e_ms > 0)
     lower, upper = quantiles(e2e_ms - expected_ms, (0.25, 0.75))
     low, high = quantiles(np.log(e2e_ms[known] / expected_ms[known]), (0.25, 0.75))

@@ -55,7 +55,6 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _compiling(run: Run, arm: str) -> dict[str, Any]:
-    """Describe what the compiler did in one start."""
     if run.records.events is None or run.account(arm).external or not run.trials_of(arm):
         return {}
     warm = [event for event in run.events if event.arm == arm and not event.serving]
@@ -79,9 +78,6 @@ def blind_spots(run: Run, arm: str) -> list[str]:
     ]
     spots = (own.get("blind_spots") for own in reported)
     return list(dict.fromkeys(text for texts in spots if isinstance(texts, list) for text in map(str, texts)))
-
-
-# --- Steps that ran compiled code ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +133,6 @@ def most_eager(counts: Sequence[CompiledSteps]) -> CompiledSteps | None:
     return max(kinds, key=lambda item: item.eager_pct, default=None)
 
 
-# --- Start-to-start variance ------------------------------------------------------------------------------------------
-
 # Of torch.compile and inductor: what has many kernels timed and the quickest kept. Which one that is differs from one
 # compile to the next.
 _SEARCHING_MODES = ("max-autotune", "max-autotune-no-cudagraphs")
@@ -164,15 +158,10 @@ def searching_starts(run: Run, arm: str) -> int:
 
     An arm that starts with an artifact does not: it runs the kernels that the artifact contains.
     """
-    if not searches_kernels(run.account(arm).config):
+    policy = mapping(run.account(arm).config.get("compile"))
+    options = mapping(policy.get("options"))
+    searches = policy.get("mode") in _SEARCHING_MODES or any(options.get(name) for name in _SEARCHING_OPTIONS)
+    if not policy.get("enabled") or not searches or policy.get("artifact"):
         return 0
     own = (event for event in run.events if event.arm == arm and not event.serving)
     return len({event.trial for event in own if event.kind == "autotune"})
-
-
-def searches_kernels(config: Mapping[str, Any]) -> bool:
-    """Return whether an arm with these settings searches for kernels if its device has any to choose from."""
-    policy = mapping(config.get("compile"))
-    options = mapping(policy.get("options"))
-    searches = policy.get("mode") in _SEARCHING_MODES or any(options.get(name) for name in _SEARCHING_OPTIONS)
-    return bool(policy.get("enabled") and searches and not policy.get("artifact"))

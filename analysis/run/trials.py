@@ -24,13 +24,13 @@ SECOND = 1_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One trial's place in time. `seconds` is how long it really lasted, not what was planned."""
+    """One trial's place in time."""
 
     number: int
     info: Mapping[str, Any]  # trial.json; empty where there is none
     start_ns: int
     first_ns: int  # the first request
-    seconds: float
+    seconds: float  # that it really lasted
     blocks: int
     first_block: int  # its blocks are numbered from here, unique over trials
 
@@ -94,9 +94,6 @@ def trials_of(
         )
         first_block += blocks
     return tuple(trials)
-
-
-# --- Devices and machines ---------------------------------------------------------------------------------------------
 
 
 _FIRST_CARD = "cuda:0"

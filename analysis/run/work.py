@@ -21,9 +21,8 @@ from tailgate.analysis.wording import counted
 WORK_TOLERANCE = 0.05  # of mean lengths; a template's few tokens stay below, another tokenizer does not
 _SURE_DIFFERENCE = 0.01  # of mean lengths, where chance is excluded
 _SURE = 3.29  # standard errors: p = 0.001, two-sided
-_LEAST_SHARE_DIFFERENCE = (
-    0.005  # of short answers: one that breaks off is an error, of which gates.max_error_pct takes as many
-)
+# Of short answers: one that breaks off is an error, of which gates.max_error_pct takes as many.
+_LEAST_SHARE_DIFFERENCE = 0.005
 _CHANCE = 0.001
 _BINS = 22  # answers of up to 1, 2, 4, ... tokens
 _FEWEST = 30  # answers, for what follows from their spread
@@ -57,7 +56,7 @@ def work_of(run: Run, arm: str) -> Work:
     if not own.size or not base.size:
         return Work(arm=arm, control=control, other=tuple(other))
     answers, requested = requests.output_tokens, requests.max_tokens
-    means: list[tuple[str, float, float]] = []
+    means = []
     planned = bool((requested[own] > 0).all() and (requested[base] > 0).all())
     # Separate runs of ours may have schedules of their own.
     same_traffic = paired or (run.separate and not managed)
@@ -74,10 +73,8 @@ def work_of(run: Run, arm: str) -> Work:
         unit = "token"
         if planned and not paired:
             # Of different requests the shares of what was planned compare, in thousandths.
-            answers, unit = (
-                1000 * answers.astype(np.int64) // np.maximum(requested, 1),
-                "thousandth of the planned token",
-            )
+            answers = 1000 * answers.astype(np.int64) // np.maximum(requested, 1)
+            unit = "thousandth of the planned token"
         other += length_differences(arm, control, answers[own], answers[base], paired=paired, unit=unit)
     return Work(arm=arm, control=control, means=tuple(means), other=tuple(other))
 
@@ -169,8 +166,6 @@ def _short_answers(names: tuple[str, str], few: Ints, near: Ints, *, unit: str) 
     )
 
 
-# --- Times of tokens --------------------------------------------------------------------------------------------------
-
 # What is read from the gaps between tokens.
 GAP_METRICS = frozenset({"tpot", "itl", "max_itl"})
 _MANY_TOKENS = 8
@@ -197,7 +192,7 @@ def token_times(run: Run, arm: str) -> TokenTimes:
         tokens, times = requests.output_tokens[rows], requests.token_times[rows]
         # A chunk of an external server may hold several tokens, and no fewer than one.
         untimed = times > tokens if external else times != tokens
-        first_ms, end_ms = (moments.after_ms[rows] for moments in (requests.first_ns, requests.end_ns))
+        first_ms, end_ms = requests.first_ms[rows], requests.end_ms[rows]
         many = (tokens >= _MANY_TOKENS) & ~np.isnan(first_ms)
         counts += (len(rows), timed * untimed.sum(), many.sum(), (many & (end_ms - first_ms <= _AT_ONCE_MS)).sum())
     return TokenTimes(arm, *counts.tolist())

@@ -2,12 +2,6 @@
 
 The ratio is that of the tails of a typical block (`analysis.statistics.windows`). Below six trials its limits come from
 groups of neighbouring blocks; from six trials on, from the trials.
-
-References
-----------
-[1] Ibragimov, R. and Müller, U. K. (2010). t-statistic based correlation and heterogeneity robust inference.
-[2] Holm, S. (1979). A simple sequentially rejective multiple test procedure.
-[3] Berger, R. L. (1982). Multiparameter hypothesis testing and acceptance sampling.
 """
 
 from __future__ import annotations
@@ -29,10 +23,9 @@ from tailgate.analysis.statistics.slow_counts import SortedGroups
 from tailgate.analysis.statistics.windows import (
     Limits,
     Windows,
-    ratios_by_group,
+    balanced_ratios,
     student_limits,
     tail_of_group,
-    typical_ratio,
     window_limits,
 )
 from tailgate.analysis.wording import counted
@@ -143,14 +136,10 @@ def compare(
     """Return one comparison of two samples for each quantile in `qs`, undecided (see `decide`).
 
     The samples must have about as many values in each block: see `equal_counts`. Requests in blocks that one sample
-    lacks are left out.
-
-    Below six trials limits are Student's t over groups of blocks [1], widened for drift within a start, for the
-    variance of starts, `restart_spread`, and for what differs between `machines`, which are numbered by trial
-    (`analysis.statistics.dependence`); from six trials on, over the log ratios of the trials, and over machines. With
-    no data, fewer than eight blocks, hardly a request beyond the quantile in each group, or latencies that are all
-    equal there is no test, and `obstacle` says so. Where the tail is too thin for a typical block, `ratio` is that of
-    the whole run.
+    lacks are left out. Limits are Student's t [1], below six trials widened for drift within a start, for the variance
+    of starts, `restart_spread`, and for what differs between `machines`, which are numbered by trial. With no data,
+    fewer than eight blocks, hardly a request beyond the quantile in each group, or latencies that are all equal there
+    is no test, and `obstacle` says so. Where the tail is too thin for that of blocks, `ratio` is that of the run.
     """
     own, other, _, trial = in_shared_blocks(treatment, control)
     blocks, trials = len(trial), np.unique(trial)
@@ -188,7 +177,6 @@ def compare(
 
 
 def _wholes(base: Comparison, treatment: Sample, control: Sample, qs: Sequence[float]) -> list[Comparison]:
-    """Return the base with the quotient of the quantiles over all requests, for each quantile."""
     items = []
     for q, above, below in zip(qs, quantiles(treatment.values, qs), quantiles(control.values, qs), strict=True):
         whole = above / below if above > 0 and below > 0 else None
@@ -204,8 +192,7 @@ def _tested(
     dependence: Dependence,
     machine: Ints,
 ) -> Comparison:
-    """Return the item with its limits; `unit` numbers the group or trial of each block, `machine` that of each
-    trial."""
+    """Add limits to the item; `unit` numbers the group or trial of each block, `machine` that of each trial."""
     by_trial, bound = item.trials >= TRIALS_FOR_T_TEST, math.log1p(item.margin)
     windows = Windows.of(treatment, control, unit, q=item.quantile, bound=bound)
     if windows is None:
@@ -214,7 +201,7 @@ def _tested(
         why = f"a test needs 1 request beyond the quantile in each {name}; this run has {beyond:.2g}"
         return replace(item, obstacle=why, needed_blocks=math.ceil(item.blocks / beyond))
     if by_trial:
-        ratios = ratios_by_group(windows)
+        ratios = balanced_ratios(windows, windows.group)
         return _by_trials(item, ratios, machine) if np.ptp(ratios) > 0 else replace(item, obstacle=_ALIKE)
     if windows.groups < FEWEST_GROUPS:
         why = f"a test needs {FEWEST_GROUPS} time blocks; this run has {item.blocks}"
@@ -223,14 +210,11 @@ def _tested(
         return with_limits(item, limits)
     else:
         item = replace(item, obstacle=_ALIKE)
-    return replace(item, ratio=math.exp(typical_ratio(windows)))
+    return replace(item, ratio=math.exp(balanced_ratios(windows, np.zeros_like(windows.group))[0]))
 
 
 def in_shared_blocks(treatment: Sample, control: Sample) -> tuple[Sample, Sample, Ints, Ints]:
-    """Select the requests of both samples in blocks that both have, numbered from 0.
-
-    It returns both selections, and each such block's original number and trial.
-    """
+    """Select the requests in blocks that both samples have, numbered from 0; with each block's old number and trial."""
     samples = (treatment, control)
     if not len(treatment) or not len(control):
         none = np.zeros(0, dtype=np.int64)
@@ -259,16 +243,11 @@ def _obstacle(treatment: Sample, control: Sample, blocks: int) -> str | None:
     if blocks == 0:
         return "the arms share no time block"
     for name, sample in named:
-        distinct = _distinct(sample.values)
-        if distinct < _FEWEST_DISTINCT:
-            return f"{name} shows only {counted(distinct, 'different latency')}"
+        if len(np.unique(sample.values[:1000])) < _FEWEST_DISTINCT:
+            distinct = len(np.unique(sample.values))
+            if distinct < _FEWEST_DISTINCT:
+                return f"{name} shows only {counted(distinct, 'different latency')}"
     return None
-
-
-def _distinct(values: Floats) -> int:
-    """Count the different values; many may count as fewer."""
-    head = len(np.unique(values[:1000]))
-    return head if head >= _FEWEST_DISTINCT else len(np.unique(values))
 
 
 def _by_trials(item: Comparison, ratios: Floats, machine: Ints) -> Comparison:
@@ -276,10 +255,7 @@ def _by_trials(item: Comparison, ratios: Floats, machine: Ints) -> Comparison:
     wider of that and what machines allow (`analysis.statistics.machines`)."""
     mean, trials, alpha = float(ratios.mean()), len(ratios), item.alpha
     over_machines, between = error_over_trials(ratios, machine)
-    parts = [
-        Part(variance=float(ratios.var(ddof=1)) / trials, degrees=trials - 1.0),
-        over_machines,
-    ]
+    parts = [Part(variance=float(ratios.var(ddof=1)) / trials, degrees=trials - 1.0), over_machines]
     reaches = [float(t_quantile(1.0 - alpha, part.degrees)) * math.sqrt(part.variance) for part in parts]
     wider = int(reaches[1] > reaches[0])
     lasting = max(*reaches, lasting_reach(ratios, alpha))

@@ -1,13 +1,7 @@
 """Groups of neighbouring blocks, and how much less they tell than independent groups would.
 
-A few long groups are nearly independent whatever the noise does on a shorter scale [3]; drift within a start and
+A few long groups are nearly independent whatever the noise does on a shorter scale [1]; drift within a start and
 start-to-start variance outlast them. Both are estimated from means of log latencies by block, arm less control.
-
-References
-----------
-[1] Lazarus, E., Lewis, D. J., Stock, J. H. and Watson, M. W. (2018). HAR inference: recommendations for practice.
-[2] Satterthwaite, F. E. (1946). An approximate distribution of estimates of variance components.
-[3] Ibragimov, R. and Müller, U. K. (2010). t-statistic based correlation and heterogeneity robust inference.
 """
 
 from __future__ import annotations
@@ -71,15 +65,10 @@ class Dependence:
     machines: int = 1
     correlation: float | None = None
 
-    @property
-    def restart_variance(self) -> float:
-        """The variance that starts add to the log ratio of the run."""
-        return self.restart**2 / self.trials
-
     def widening(self, spread: float, *, groups: int, alpha: float) -> float:
         """Return how much farther limits reach than those of `groups` independent groups with standard error `spread`.
 
-        The variances add up; Student's t takes the degrees of freedom of their sum [2].
+        The variances add up; Student's t takes the degrees of freedom of their sum [5].
         """
         own = max(spread, _FINEST) ** 2
         degrees = float(max(1, groups - 1))
@@ -87,7 +76,7 @@ class Dependence:
             [
                 Part(variance=own, degrees=degrees),
                 Part(variance=self.drift, degrees=DRIFT_COSINES),
-                Part(variance=self.restart_variance, degrees=PRIOR_DEGREES + self.trials - self.machines),
+                Part(variance=self.restart**2 / self.trials, degrees=PRIOR_DEGREES + self.trials - self.machines),
                 Part(variance=self.machine, degrees=max(1, self.machines - 1)),
             ]
         )
@@ -134,7 +123,7 @@ def dependence_of(
 
 
 def _drift(inner: Floats, group: Ints) -> float:
-    """Return the variance of the mean by its slowest cosines [1], minus what groups show of it; at least 0."""
+    """Return the variance of the mean by its slowest cosines [4], minus what groups show of it; at least 0."""
     blocks, groups = len(inner), int(group[-1]) + 1
     sums = np.bincount(group, weights=inner, minlength=groups)
     seen = float(sums @ sums) / blocks**2 * groups / (groups - 1)
@@ -158,7 +147,7 @@ def restart_variance(means: Floats, machine: Ints, within: float, restart_spread
 
 
 def cosine_variance(series: Floats, cosines: int) -> float:
-    """Return the long-run variance of a series by its `cosines` slowest cosines, which weigh the same [1]."""
+    """Return the long-run variance of a series by its `cosines` slowest cosines, which weigh the same [4]."""
     size = len(series)
     steps = (np.arange(size) + 0.5) / size
     basis = math.sqrt(2.0 / size) * np.cos(math.pi * np.outer(np.arange(1, cosines + 1), steps))

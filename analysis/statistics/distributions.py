@@ -59,8 +59,7 @@ def binomial_test(count: int, total: int, share: float) -> float:
     mean, reach = total * share, _reach(total, share)
     least, most = max(0, min(count, int(mean - reach))), min(total, max(count, int(mean + reach)))
     counts = np.arange(least, most + 1.0)
-    logs = special.gammaln(total + 1) - special.gammaln(counts + 1) - special.gammaln(total - counts + 1)
-    logs += special.xlogy(counts, share) + special.xlog1py(total - counts, -share)
+    logs = log_choose(total, counts) + special.xlogy(counts, share) + special.xlog1py(total - counts, -share)
     chances = np.exp(logs)
     return min(1.0, float(chances[chances <= chances[count - least] * (1 + 1e-7)].sum()))
 
@@ -77,8 +76,10 @@ def hypergeometric_sf(count: int, population: int, marked: int, drawn: int) -> f
     least = max(count + 1, drawn + marked - population, 0, int(mean - reach))
     hits = np.arange(least, min(marked, drawn, int(mean + reach)) + 1)
 
-    def ways(total: Any, chosen: Any) -> Any:
-        return special.gammaln(total + 1) - special.gammaln(chosen + 1) - special.gammaln(total - chosen + 1)
-
-    logs = ways(marked, hits) + ways(population - marked, drawn - hits) - ways(population, drawn)
+    logs = log_choose(marked, hits) + log_choose(population - marked, drawn - hits) - log_choose(population, drawn)
     return min(1.0, float(np.exp(logs).sum()))
+
+
+def log_choose(total: Any, chosen: Any) -> Any:
+    """Return the logarithm of the number of ways to choose so many of `total`."""
+    return special.gammaln(total + 1) - special.gammaln(chosen + 1) - special.gammaln(total - chosen + 1)

@@ -1,15 +1,10 @@
 """Where a server's knee lies, and which of two servers has the higher one, from steps of load that were held or missed.
 
 A step at a rate is held with probability Phi((log knee + start - drag - log rate) / spread), as a dose is survived in a
-probit assay [1]. `spread` is of the knee from step to step; `start` is normal and shared by all steps of one start;
+probit assay [6]. `spread` is of the knee from step to step; `start` is normal and shared by all steps of one start;
 `drag` is what the queue of a missed step takes off the next. All three are nuisances: the likelihood of a knee is the
-highest over a grid of them. The likelihood ratio [2] is held against F with as many degrees of freedom as there are
+highest over a grid of them. The likelihood ratio [7] is held against F with as many degrees of freedom as there are
 starts but one, fourteen at the least. `benchmarks/simulation/frontiers.py` shows the coverage.
-
-References
-----------
-[1] Finney, D. J. (1971). Probit Analysis, 3rd edition.
-[2] Wilks, S. S. (1938). The large-sample distribution of the likelihood ratio for testing composite hypotheses.
 """
 
 from __future__ import annotations

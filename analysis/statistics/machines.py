@@ -3,14 +3,6 @@
 What makes a machine fast or slow falls on both arms, and within a trial it cancels. What favours one arm there (the
 host's processor drives one arm, the card the other) does not: trials of one machine share it, and their number says
 nothing of it. So the machine is a random effect on the log ratio.
-
-References
-----------
-[1] DerSimonian, R. and Laird, N. (1986). Meta-analysis in clinical trials.
-[2] Bakbergenuly, I., Hoaglin, D. C. and Kulinskaya, E. (2022). On the Q statistic with constant weights for
-    standardized mean difference.
-[3] Cochran, W. G. (1954). The combination of estimates from different experiments.
-[4] Satterthwaite, F. E. (1946). An approximate distribution of estimates of variance components.
 """
 
 from __future__ import annotations
@@ -40,7 +32,7 @@ class Part:
 
 
 def summed(parts: Sequence[Part]) -> Part:
-    """Sum independent variances, with the degrees of freedom of Satterthwaite [4]: (Σv)² / Σ(v²/ν)."""
+    """Sum independent variances, with the degrees of freedom of Satterthwaite [5]: (Σv)² / Σ(v²/ν)."""
     total = sum(part.variance for part in parts)
     uncertain = sum(part.variance**2 / part.degrees for part in parts)
     return Part(variance=total, degrees=total**2 / uncertain if uncertain > 0 else math.inf)
@@ -79,7 +71,7 @@ def between_machines(means: Floats, weight: Floats, *, within: float, degrees: f
     """Return the variance that machines add to the weighted mean of their `means`, beyond `within`; 0 for one machine.
 
     `within` is the variance that machines would show if they were alike; `weight` sums to 1. A moment estimate with
-    constant weights [1, 2] that is set to the median of what chance would show (F, `degrees` below) [2]: set to the
+    constant weights [8, 9] that is set to the median of what chance would show (F, `degrees` below) [9]: set to the
     mean, it is too small more often than not, since the variance that few machines show is skewed.
     """
     machines = len(means)
@@ -93,7 +85,7 @@ def between_machines(means: Floats, weight: Floats, *, within: float, degrees: f
 def disagreement(ratios: Floats, spreads: Floats) -> float | None:
     """Return the p-value of Cochran's Q: machines whose log ratios have these standard errors share one ratio.
 
-    Chi-square with one degree of freedom less than machines [3]. None of fewer than two, or without errors.
+    Chi-square with one degree of freedom less than machines [10]. None of fewer than two, or without errors.
     """
     if len(ratios) < 2 or not (spreads > 0).all():
         return None

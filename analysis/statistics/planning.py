@@ -107,8 +107,7 @@ class Noise:
 
 
 def _factor(degrees: float, *, alpha: float, power: float) -> float:
-    """Return how many standard errors off the margin the ratio must lie for this power, with so many degrees of
-    freedom."""
+    """Return how many standard errors off the margin the ratio must lie, by Student's t with so many degrees."""
     return float(t_quantile(1.0 - alpha, max(1, degrees)) + t_quantile(power, max(1, degrees)))
 
 
@@ -145,8 +144,7 @@ def comparison_needed(
 
 
 def least_length_s(limits: GateLimits, *, rate: float, block_s: float) -> float:
-    """Return the seconds for enough blocks, and for enough requests beyond the highest quantile at `rate`
-    requests/s."""
+    """Return the seconds for enough blocks and, at `rate` requests/s, enough requests beyond the highest quantile."""
     tail_s = TAIL_REQUESTS / (1.0 - limits.quantile) / rate if rate > 0 else 0.0
     return max(limits.min_blocks, math.ceil(tail_s / block_s - 1e-9)) * block_s
 

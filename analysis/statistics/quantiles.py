@@ -13,11 +13,9 @@ from tailgate.analysis.statistics.distributions import binomial_quantile
 
 
 def quantile(values: npt.ArrayLike, q: float) -> float:
-    """Return the `q` quantile of the values that are numbers, by definition 7 of Hyndman and Fan [1]; NaN of none.
+    """Return the `q` quantile of the values that are numbers, by definition 7 of Hyndman and Fan [16]; NaN of none.
 
     One value is every quantile of itself; among ties the tied value is returned.
-
-    [1] Hyndman, R. J. and Fan, Y. (1996). Sample quantiles in statistical packages. The American Statistician 50(4).
     """
     return quantiles(values, (q,))[0]
 

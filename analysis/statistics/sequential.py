@@ -2,15 +2,10 @@
 
 With the treatment's latencies divided by 1 + margin, the score z of a group of blocks is how much more often the
 treatment exceeds the group's own quantile than the control does. Were 1 + margin the true ratio, swapping the arms
-would only flip its sign, so the product of exp(λz) / cosh(λz) is a martingale of mean 1 [1]: it ever exceeds 1 / alpha
-with a chance of alpha at most [2]. Where shares are uneven, requests are exchanged instead: w^k / E[w^k] of a
+would only flip its sign, so the product of exp(λz) / cosh(λz) is a martingale of mean 1 [11]: it ever exceeds 1 / alpha
+with a chance of alpha at most [12]. Where shares are uneven, requests are exchanged instead: w^k / E[w^k] of a
 hypergeometric count. Logarithms are divided by how much groups resemble each other (`docs/decisions/0016`, with the
 errors that were measured).
-
-References
-----------
-[1] de la Peña, V. H. (1999). A general class of exponential inequalities for martingales and ratios.
-[2] Ville, J. (1939). Étude critique de la notion de collectif.
 """
 
 from __future__ import annotations
@@ -237,7 +232,11 @@ def _grouped(beyond: Floats, pooled: Floats, trial: Ints, *, least: int, enough:
         length = place - begun + 1
         if length < least or held < enough - 1e-9:
             continue
-        if length >= _LONGEST * least or not _is_jammed(pooled[: place + 1]):
+        # In a jam the last block is far slower than those before, by the mean log latency of both arms.
+        middle = float(np.median(pooled[: place + 1]))
+        spread = float(np.median(np.abs(pooled[: place + 1] - middle)))
+        jammed = float(pooled[place]) - middle > max(_JAM, _FAR * spread)
+        if length >= _LONGEST * least or not jammed:
             group[begun : place + 1] = closed
             closed, begun, held = closed + 1, place + 1, 0.0
     return group
@@ -254,12 +253,6 @@ def _wholes(groups: SortedGroups, q: float) -> Floats:
         upto = np.cumsum(counts)
         found.append((lowest + int(np.searchsorted(upto, q * upto[-1])) + 0.5) * _BIN)
     return np.array(found)
-
-
-def _is_jammed(pooled: Floats) -> bool:
-    """Return whether the last block is far slower than those before, by the mean log latency of both arms."""
-    middle = float(np.median(pooled))
-    return float(pooled[-1]) - middle > max(_JAM, _FAR * float(np.median(np.abs(pooled - middle))))
 
 
 def _design_effects(scores: Floats) -> Floats:

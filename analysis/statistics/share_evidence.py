@@ -5,13 +5,8 @@ than that of independent requests. Few misses cannot show it, but slow requests 
 the first jam shows none (`BLOCKS_FOR_PASS`). Where the slowest request is far below the limit (`is_far`), neither
 matters.
 
-Sequential evidence is the likelihood ratio of other shares to the allowed one, a martingale of mean 1 [1, 2]; its
+Sequential evidence is the likelihood ratio of other shares to the allowed one, a martingale of mean 1 [12, 13]; its
 logarithm is divided by the design effect. `python benchmarks/judging.py objectives` measures the error rates.
-
-References
-----------
-[1] Ville, J. (1939). Étude critique de la notion de collectif.
-[2] Robbins, H. (1970). Statistical methods related to the law of the iterated logarithm.
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import gammaln, logsumexp
+from scipy.special import logsumexp
 
 from tailgate.analysis.arrays import Floats, Ints
+from tailgate.analysis.statistics.distributions import log_choose
 
 # Log odds ratios of being slow.
 _ODDS = np.array([0.15, 0.3, 0.6, 1.0, 1.6, 2.4])
@@ -38,8 +39,7 @@ class SortedGroups:
         return cls._sorted(logs, np.bincount(group, minlength=groups))
 
     def joined(self, into: Ints, groups: int) -> SortedGroups:
-        """Join groups by the ascending number of the group each becomes part of, (groups,), from 0; -1 leaves a group
-        out."""
+        """Join groups by the ascending number, from 0, of what each becomes part of, (groups,); -1 leaves one out."""
         if len(self) == groups and (into >= 0).all():
             return self
         sizes = np.bincount(into + 1, self.sizes, groups + 1)[1:].astype(np.int64)
@@ -154,10 +154,6 @@ def _bets(above: int, slow: int, own: int, total: int) -> Floats:
     k = `above` of `slow` requests are of the treatment, which has `own` of `total`: k is hypergeometric.
     """
     counts = np.arange(max(0, slow + own - total), min(slow, own) + 1)
-    chances = _log_choose(own, counts) + _log_choose(total - own, slow - counts) - _log_choose(total, slow)
+    chances = log_choose(own, counts) + log_choose(total - own, slow - counts) - log_choose(total, slow)
     odds = np.array([_ODDS, -_ODDS])
     return np.asarray(odds * above - logsumexp(chances + odds[..., None] * counts, axis=-1))
-
-
-def _log_choose(count: int, chosen: Ints | int) -> Floats:
-    return np.asarray(gammaln(count + 1) - gammaln(np.asarray(chosen) + 1) - gammaln(count - np.asarray(chosen) + 1))

@@ -3,13 +3,6 @@
 The unit is the trial, a fresh start: requests of one trial share its fate. Figures are logarithms. Equal runs differ by
 the variance of each trial (its traffic, its start) and by that of the day, which all trials of a run share, so that no
 number of them shows it. The blocks of a trial predict how far its traffic moves its figure.
-
-References
-----------
-[1] Welch, B. L. (1947). The generalization of "Student's" problem when several different population variances are
-    involved. Biometrika 34(1-2), 28-35.
-[2] Lazarus, E., Lewis, D. J., Stock, J. H. and Watson, M. W. (2018). HAR inference: recommendations for practice.
-    Journal of Business and Economic Statistics 36(4), 541-559: .4 n^(2/3) cosines.
 """
 
 from __future__ import annotations
@@ -35,8 +28,7 @@ _REACH = float(normal_quantile(0.5 + _CONFIDENCE / 2.0))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """The mean of a run's trials, and the variance of one of them but for that of the day; None where the data set
-    none."""
+    """The mean of a run's trials, and the variance of one but for that of the day; None where the data set none."""
 
     mean: float
     trials: int
@@ -47,35 +39,27 @@ def level_of(values: Floats, traffic: Sequence[Part | None], *, restart_spread: 
     """Estimate the level of one run from the figure of each trial, one at least, in logarithms.
 
     `traffic` is the variance that the blocks of each trial predict, None if they cannot. From six trials on the
-    variance is the trials' own [1]. Below, it is at least what the traffic predicts together with the allowance for
+    variance is the trials' own [14]. Below, it is at least what the traffic predicts together with the allowance for
     starts, `restart_spread`, which counts as four of them: two trials may be alike by chance. Without that prediction
     three trials or more use their own variance, and fewer have none.
     """
-    count, mean = len(values), float(values.mean())
-    seen = Part(variance=float(values.var(ddof=1)), degrees=count - 1.0) if count > 1 else None
-    if seen is not None and count >= TRIALS_FOR_T_TEST:
-        return Level(mean=mean, trials=count, each=seen)
-    parts = [Part(variance=restart_spread**2, degrees=PRIOR_DEGREES)]
-    known = [part for part in traffic if part is not None]
-    if len(known) == count:
-        parts.append(summed([part.times(1.0 / count) for part in known]))
-    elif count < _FEWEST_ALONE:
-        return Level(mean=mean, trials=count, each=None)
-    predicted = summed(parts)
-    return Level(
-        mean=mean, trials=count, each=predicted if seen is None or predicted.variance >= seen.variance else seen
-    )
-
-
-def day_part(spread: float) -> Part:
-    """Return the variance between days of one build: an allowance with this standard deviation, worth four days."""
-    return Part(variance=spread**2, degrees=PRIOR_DEGREES)
+    count = len(values)
+    each = Part(variance=float(values.var(ddof=1)), degrees=count - 1.0) if count > 1 else None
+    if each is None or count < TRIALS_FOR_T_TEST:
+        parts = [Part(variance=restart_spread**2, degrees=PRIOR_DEGREES)]
+        known = [part.times(1.0 / count) for part in traffic if part is not None]
+        if len(known) == count:
+            parts.append(summed(known))
+        predicted = summed(parts) if len(known) == count or count >= _FEWEST_ALONE else None
+        if predicted is None or each is None or predicted.variance >= each.variance:
+            each = predicted
+    return Level(mean=float(values.mean()), trials=count, each=each)
 
 
 def difference(baseline: Level, candidate: Level, day: Part, *, bound: float, alpha: float) -> Limits | None:
     """Return limits of the candidate's level minus the baseline's; None if a level has no variance.
 
-    Welch's t [1] with one more variance, that of the days of both.
+    Welch's t [14] with one more variance, that of the days of both.
     """
     if baseline.each is None or candidate.each is None:
         return None
@@ -102,7 +86,7 @@ def quantile_error(values: Floats, block: Ints, q: float, value: float) -> Part 
 def _bunching(missed: Bools, block: Ints) -> tuple[float, float] | None:
     """Return the design effect of the count of misses, at least 1, and its degrees of freedom; None for one block.
 
-    It uses the slowest cosines of the series of blocks [2]: no pairing removes what neighbours share, and queues
+    It uses the slowest cosines of the series of blocks [4]: no pairing removes what neighbours share, and queues
     outlast blocks.
     """
     place = np.unique(block, return_inverse=True)[1]
@@ -142,21 +126,15 @@ def compare_separate(
         trials=min(len(np.unique(sample.trial)) for sample in samples),
         requests=min(map(len, samples)),
         restart_spread=restart_spread,
-        obstacle=next(
-            (
-                f"{name} has no request to compare"
-                for name, own in zip(("the arm", "the control"), samples, strict=True)
-                if not len(own)
-            ),
-            None,
-        ),
     )
-    return [_compared(replace(base, quantile=q), samples, day_part(day_spread)) for q in qs]
+    for name, sample in (("the arm", treatment), ("the control", control)):
+        if not len(sample):
+            return [replace(base, quantile=q, obstacle=f"{name} has no request to compare") for q in qs]
+    day = Part(variance=day_spread**2, degrees=PRIOR_DEGREES)  # of one build: an allowance worth four days
+    return [_compared(replace(base, quantile=q), samples, day) for q in qs]
 
 
 def _compared(item: Comparison, samples: tuple[Sample, Sample], day: Part) -> Comparison:
-    if item.obstacle is not None:
-        return item
     own, base = (_level(sample, item) for sample in samples)
     if own is None or base is None:
         return item

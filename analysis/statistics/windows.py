@@ -3,13 +3,7 @@
 Each window has a threshold of its own, the quantile of the requests of both arms in it, and every window weighs the
 same. With the treatment's latencies divided by a ratio, the exceedances of the two arms balance when that is the ratio
 of their tails in a typical window. The standard error is that of groups of windows [1], each by how much it moved the
-ratio that was fitted to it (HC3 [2]).
-
-References
-----------
-[1] Ibragimov, R. and Müller, U. K. (2010). t-statistic based correlation and heterogeneity robust inference.
-[2] MacKinnon, J. G. and White, H. (1985). Some heteroskedasticity-consistent covariance matrix estimators with improved
-    finite sample properties.
+ratio that was fitted to it (HC3 [15]).
 """
 
 from __future__ import annotations
@@ -129,15 +123,9 @@ def tail_of_group(treatment: SortedGroups, control: SortedGroups, group: Ints, q
     return _beyond(treatment, control, group, q) * int(np.median(np.bincount(group)))
 
 
-def typical_ratio(windows: Windows) -> float:
-    """Return the log ratio at which the exceedances balance: the middle of the shifts at which they do."""
-    first, last = _balance(windows, np.zeros_like(windows.group))
-    return float(first[0] + last[0]) / 2.0 * windows.width
-
-
-def ratios_by_group(windows: Windows) -> Floats:
-    """Return the log ratio at which the exceedances of each group balance by themselves. Shape (groups,)."""
-    first, last = _balance(windows, windows.group)
+def balanced_ratios(windows: Windows, group: Ints) -> Floats:
+    """Return the log ratio at which the exceedances of each group of windows balance. Shape (groups,)."""
+    first, last = _balance(windows, group)
     return np.asarray((first + last) / 2.0 * windows.width)
 
 

@@ -13,7 +13,7 @@ from tailgate.analysis.arrays import Bools
 from tailgate.analysis.judging.gates.compiles import CompileFacts
 from tailgate.analysis.judging.judgement import Judgement
 from tailgate.analysis.records.requests import METRICS
-from tailgate.analysis.run.client_stalls import HOST, PART, UNKNOWN, WORK, ArmStalls, Stall, is_explained
+from tailgate.analysis.run.client_stalls import HOST, PART, UNKNOWN, WORK, ArmStalls, is_explained
 from tailgate.analysis.run.compile_events import BACKGROUND, JIT, held_s
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.slo import meets_all
@@ -136,22 +136,19 @@ _MOST_STALLS = 100
 def _stalls_row(run: Run, seen: ArmStalls) -> dict[str, Any]:
     """Count the client-side stalls of the arm by cause, and list the longest."""
     longest = sorted(seen.stalls, key=lambda stall: (-stall.seconds, stall.trial, stall.start_ns))[:_MOST_STALLS]
+    reports = not run.account(seen.arm).external or run.account(seen.arm).reports_compiles
     return {
         **{cause: len(seen.of_cause(cause)) for cause in (UNKNOWN, HOST, WORK, PART)},
         "detectable_s": seen.detectable_s,
-        "stalls": [_stall_row(run, stall) for stall in longest],
-    }
-
-
-def _stall_row(run: Run, stall: Stall) -> dict[str, Any]:
-    reports = not run.account(stall.arm).external or run.account(stall.arm).reports_compiles
-    return {
-        "trial": stall.trial,
-        "offset_s": run.offset_s(stall.trial, stall.start_ns),
-        "seconds": stall.seconds,
-        "cause": stall.cause,
-        "requests": int(stall.requests.size),
-        "explained": is_explained(stall, run.events) if reports else None,
+        "stalls": [
+            {
+                **{name: getattr(stall, name) for name in ("trial", "seconds", "cause")},
+                "offset_s": run.offset_s(stall.trial, stall.start_ns),
+                "requests": int(stall.requests.size),
+                "explained": is_explained(stall, run.events) if reports else None,
+            }
+            for stall in longest
+        ],
     }
 
 

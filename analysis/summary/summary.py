@@ -30,7 +30,7 @@ from tailgate.analysis.records.plain_values import mapping, number
 from tailgate.analysis.records.run_records import RunRecords, read_run
 from tailgate.analysis.run.client_stalls import with_lengths
 from tailgate.analysis.run.run import Run
-from tailgate.analysis.run.spikes import Spike, find_spikes
+from tailgate.analysis.run.spikes import find_spikes
 from tailgate.analysis.run.trials import SECOND
 from tailgate.analysis.settings.metrics import EMBED, EMBED_METRICS
 from tailgate.analysis.settings.slo_targets import merged
@@ -88,6 +88,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     frontier = frontier_rows(run, judgement)
     gated = frontier is None or frontier["gated"]
     run_id, ramp = run.records.directory.resolve().name, ramp_of(run)
+    gates = {(gate.arm, gate.gate): gate for gate in judgement.gates}
     with ThreadPoolExecutor(1) as other_processor:
         over_time = other_processor.submit(_over_time, run)
         arms = [arm_row(run, arm, judgement) for arm in run.arms]
@@ -96,17 +97,20 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "name": str(run.records.experiment.get("name") or run_id),
         "task": EMBED if run.embeds else "generate",
         "run_id": run_id,
-        "created": _created(run),
+        "created": _moment(min((trial.first_ns for trial in run.trials if trial.first_ns > 0), default=0)),
         "overall": judgement.overall,
         "exit_code": exit_code({"overall": judgement.overall, "frontier": frontier}),
         "headline": (frontier and frontier["headline"]) or judgement.headline,
         "control": run.control,
         "arms": arms,
         "comparisons": [
-            *(_comparison_row(item, _gate_of(item, judgement.gates)) for item in judgement.compared.gated),
+            *(_comparison_row(item, gates[item.arm, noninferiority_name(item)]) for item in judgement.compared.gated),
             *(_comparison_row(item, None) for item in judgement.compared.secondary),
         ],
-        "gates": [_gate_row(gate) for gate in judgement.gates],
+        "gates": [
+            asdict(replace(gate, path=None)) | dict(zip(("low", "high"), gate.interval, strict=True))
+            for gate in judgement.gates
+        ],
         "validity": [_check_row(check, judgement) for check in judgement.checks],
         "advice": asdict(judgement.advice if gated else replace(judgement.advice, remedies=())),
         "design": _design(run),
@@ -124,9 +128,15 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
 
 
 def _over_time(run: Run) -> dict[str, Any]:
-    spikes = find_spikes(run.requests, run.attribution, run.events, control=run.control)
     return {
-        "spikes": [_spike_row(run, spike) for spike in spikes],
+        "spikes": [
+            {
+                **asdict(spike),
+                "offset_s": run.offset_s(spike.trial, spike.start_ns),
+                "seconds": (spike.end_ns - spike.start_ns) / SECOND,
+            }
+            for spike in find_spikes(run.requests, run.attribution, run.events, control=run.control)
+        ],
         "series": _latency_series(run),
         "distribution": _distribution(run),
     }
@@ -136,11 +146,6 @@ def _interim(run: Run) -> str | None:
     """Return how interim analyses ended the run, empty if they did not; None for a run with one analysis."""
     ended = [str(info["ended"]) for info in run.infos if info.get("ended")]
     return ended[-1] if run.limits.sequential and ended else "" if run.limits.sequential else None
-
-
-def _created(run: Run) -> str | None:
-    """Return when the first request started."""
-    return _moment(min((trial.first_ns for trial in run.trials if trial.first_ns > 0), default=0))
 
 
 def _moment(at_ns: int) -> str | None:
@@ -193,11 +198,6 @@ def _traffic(run: Run) -> dict[str, Any]:
     return {"over_limit": info.get("over_limit"), "prompts": dict(flat(mapping(info.get("prompts"))))}
 
 
-def _gate_of(item: Comparison, gates: Sequence[Gate]) -> Gate:
-    name = noninferiority_name(item)
-    return next(row for row in gates if row.arm == item.arm and row.gate == name)
-
-
 def _comparison_row(item: Comparison, gate: Gate | None) -> dict[str, Any]:
     """Return the comparison with the verdict of the gate that rests on it, if there is one."""
     names = ("arm", "metric", "quantile", "ratio", "low", "high")
@@ -209,11 +209,6 @@ def _comparison_row(item: Comparison, gate: Gate | None) -> dict[str, Any]:
     }
 
 
-def _gate_row(gate: Gate) -> dict[str, Any]:
-    low, high = gate.interval
-    return asdict(replace(gate, path=None)) | {"low": low, "high": high}
-
-
 def _check_row(check: Check, judgement: Judgement) -> dict[str, Any]:
     """Return the check, and whether the verdict allows for it: no gate is open for it, or the error bars cover it."""
     keeps_open = any(check.check in gate.blocked_by and check.arm in (None, gate.arm) for gate in judgement.gates)
@@ -223,14 +218,6 @@ def _check_row(check: Check, judgement: Judgement) -> dict[str, Any]:
         "allowed": allowed,
         "opens": (check.gates or check.opens) if limits else (),
         "remedy": check.remedy if limits else "",
-    }
-
-
-def _spike_row(run: Run, spike: Spike) -> dict[str, Any]:
-    return {
-        **asdict(spike),
-        "offset_s": run.offset_s(spike.trial, spike.start_ns),
-        "seconds": (spike.end_ns - spike.start_ns) / SECOND,
     }
 
 
@@ -271,12 +258,11 @@ def _bins(run: Run, arm: str, bin_s: float) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {name: [] for name in _BINS}
     for trial in run.trials:
         own = requests.rows(run.of_arm(arm) & ~requests.broken, trial.number)
-        since = ((requests.start_ns[own] - trial.start_ns) // int(bin_s * SECOND)).astype(np.int32)
-        first = int(since.min(initial=0))
-        size = np.bincount(since - first)
-        numbers = np.flatnonzero(size) + first
-        place = (np.cumsum(size > 0) - 1).astype(np.int32)[since - first]
-        counts = (size[size > 0], np.bincount(place[requests.failed[own]], minlength=len(numbers)))
+        since = (requests.start_ns[own] - trial.start_ns) // int(bin_s * SECOND)
+        # Not a table of all bins, since a broken clock may say any time; mostly in order, so that few are sorted.
+        numbers = np.unique(since[np.flatnonzero(np.diff(since, prepend=-1))])
+        place = np.searchsorted(numbers, since).astype(np.int32)
+        counts = [np.bincount(place[rows], minlength=len(numbers)) for rows in (slice(None), requests.failed[own])]
         ttft = quantiles_of_groups(requests.ttft_ms[own], place, (0.5, 0.99))
         e2e = quantiles_of_groups(requests.e2e_ms[own], place, (0.5, 0.99))
         columns = (np.full(len(numbers), trial.number), numbers * bin_s, *counts, *ttft.T, *e2e.T)

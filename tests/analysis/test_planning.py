@@ -34,11 +34,6 @@ def needed(item, **more):
     return both(item, **more)[0]
 
 
-def test_half_the_spread_asks_for_a_quarter_of_the_time():
-    wide, narrow = needed(replace(SEEN, spread=0.08)), needed(replace(SEEN, spread=0.04))
-    assert wide / narrow == pytest.approx(4, rel=0.02)
-
-
 def test_a_fail_among_many_tests_asks_for_more_time_and_a_pass_does_not():
     worse = replace(SEEN, ratio=1.2)
     assert needed(replace(worse, tests=36)) > 1.5 * needed(worse)
@@ -60,11 +55,6 @@ def test_the_length_is_the_shortest_that_reaches_the_margin():
     assert noise.reach(round(seconds / 30) - 1, alpha=0.05, power=0.8) > math.log(1.1)
 
 
-def test_more_power_and_less_error_take_longer():
-    assert needed(SEEN, power=0.5) < needed(SEEN) < needed(SEEN, power=0.95)
-    assert needed(replace(SEEN, alpha=0.2)) < needed(SEEN) < needed(replace(SEEN, alpha=0.01))
-
-
 def test_the_planned_ratio_replaces_the_observed_one():
     faster = replace(SEEN, ratio=0.9)
     assert needed(faster) < needed(faster, ratio=1.0) == needed(SEEN)
@@ -76,10 +66,6 @@ def test_a_run_is_never_shorter_than_the_blocks_it_needs():
     assert needed(replace(SEEN, spread=0.001), ratio=1.0) == 600
     assert needed(replace(SEEN, spread=0.0), ratio=1.0) == 600
     assert needed(replace(SEEN, spread=0.001), ratio=1.0, overhead_s=30) == 630
-
-
-def test_few_groups_ask_for_more_since_the_spread_is_a_guess():
-    assert needed(replace(SEEN, blocks=3, groups=3)) / 3 > needed(SEEN) / 20
 
 
 def test_from_six_trials_on_trials_are_added_and_not_made_longer():
@@ -145,18 +131,7 @@ def test_as_many_clean_requests_pass_and_one_fewer_does_not(allowed, count):
         for size in (count - 1, count)
     ]
     assert verdicts == ["INCONCLUSIVE", "PASS"]
-
-
-def test_as_many_requests_tell_a_share_with_the_power_asked_for():
-    size = requests_for_share(0.005, 0.01, alpha=0.05, power=0.8)
-    rng = np.random.default_rng(4)
-    block = np.zeros(size, dtype=int)
-    passed = [
-        judge_share(rng.uniform(size=size) < 0.005, block, allowed=0.01, alpha=0.05).verdict == "PASS"
-        for _ in range(300)
-    ]
-    assert 0.72 <= np.mean(passed) <= 0.9
-    assert requests_for_share(0.01, 0.01, alpha=0.05, power=0.8) is None
+    assert requests_for_share(allowed, allowed, alpha=0.05, power=0.8) is None
 
 
 def test_differences_between_machines_need_more_machines_and_not_time():

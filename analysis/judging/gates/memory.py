@@ -14,7 +14,7 @@ import numpy as np
 
 from tailgate.analysis.arrays import Floats
 from tailgate.analysis.judging.gates import INCONCLUSIVE, Gate, status
-from tailgate.analysis.run.machine_records import Rows, Samples
+from tailgate.analysis.run.machine_records import Rows, samples_of
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.trials import Trial, devices_of
 from tailgate.analysis.statistics.distributions import t_quantile
@@ -105,9 +105,10 @@ def memory_of(run: Run) -> dict[str, Peaks]:
 
     The process that listens for an external arm may be a proxy, and the memory of its cards is not sampled.
     """
-    watched = Samples(run.records.machines)
-    kinds = {figure.kind for figure in FIGURES.values()}
-    samples = {kind: [(trial, rows) for trial in run.trials for rows in watched.of(kind, trial)] for kind in kinds}
+    samples = {
+        kind: [(trial, rows) for trial in run.trials for rows in samples_of(run.records.machines, kind, trial)]
+        for kind in {figure.kind for figure in FIGURES.values()}
+    }
     on_card = {arm for trial in run.trials for arm, name in devices_of(trial).items() if name.startswith("cuda")}
     arms: dict[str, Peaks] = {}
     for arm in run.arms:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tailgate.analysis.arrays import Floats
-from tailgate.analysis.judging.gates.parity import judge_answers, parity_gate
+from tailgate.analysis.judging.gates.parity import parity_gate
 from tailgate.analysis.parity.judge import (
     KL_LIMIT,
     POSITION_LIMIT,
@@ -137,43 +137,31 @@ def test_few_prompts_set_no_interval_and_pass_nothing(requests, verdict):
 
 
 class TestFlips:
-    def test_a_flip_within_noise_is_explained(self):
-        reference = near_tie(reference_of(), 33, 0.03)
-        arm = noisy(reference, seed=2)
-        arm[33, 11] = arm[33, 7] + 0.01
-        parity = outcome(answers(arm, r3t3=7), reference)
-        flips = found(parity)["flips"]
-        assert flips.verdict == "PASS"
-        assert 0 < flips.value < flips.limit == 1.0
+    @pytest.mark.parametrize(
+        ("place", "lead", "times", "taken", "verdict"),
+        [
+            ((3, 3), 0.03, 1.0, {"r3t3": 11}, "PASS"),
+            ((3, 3), 0.8, 1.0, {"r3t3": 11}, "FAIL"),
+            ((3, 3), 0.8, 40.0, {}, "FAIL"),  # the arm's own noise does not widen the bound
+            ((5, 2), 6.0, 1.0, {"r5t2": 11, "r5t3": 12}, "FAIL"),
+            ((5, 2), 0.03, 1.0, {"r5t2": 11, "r5t3": 12}, "PASS"),  # what follows is not asked
+        ],
+    )
+    def test_a_token_that_noise_cannot_turn_fails(self, place, lead, times, taken, verdict):
+        request, token = place
+        reference = near_tie(reference_of(), request * TOKENS + token, lead)
+        flips = found(outcome(answers(noisy(reference, times, seed=2), **taken), reference))["flips"]
+        assert (flips.verdict, flips.limit) == (verdict, 1.0)
+        assert times > 1 or flips.value > 0
+        if taken and verdict == "FAIL":
+            where = f"request {request} (prompt of {request + 1} tokens), token {token + 1} of 10, where it takes 11"
+            assert where in flips.reason
 
-    def test_a_flip_beyond_noise_is_not(self):
+    def test_logits_that_prefer_another_token_count_as_an_answer_does(self):
         reference = near_tie(reference_of(), 33, 0.8)
         arm = noisy(reference, seed=2)
         arm[33, 11] = arm[33, 7] + 0.01
-        parity = outcome(answers(arm, r3t3=7), reference)
-        flips = found(parity)["flips"]
-        assert flips.verdict == "FAIL"
-        assert "request 3 (prompt of 4 tokens), token 4 of 10, where it takes 11" in flips.reason
-
-    def test_an_arm_cannot_explain_a_flip_by_its_own_noise(self):
-        """The near tie is wide for the control's noise; that the arm is noisier does not widen the bound."""
-        reference = near_tie(reference_of(), 33, 0.8)
-        parity = outcome(answers(noisy(reference, 40.0, seed=2)), reference)
-        assert found(parity)["flips"].verdict == "FAIL"
-
-    def test_the_first_token_of_an_answer_that_leaves_the_control_s_must_be_explained(self):
-        """Its logits are right; what it answered is not what they say."""
-        reference = reference_of()
-        arm = noisy(reference, seed=2)
-        parity = outcome(answers(arm, r5t2=11, r5t3=12), reference)
-        flips = found(parity)["flips"]
-        assert flips.verdict == "FAIL"
-        assert "at request 5 (prompt of 6 tokens), token 3 of 10, where it takes 11" in flips.reason
-
-    def test_a_departure_at_a_near_tie_is_explained_and_what_follows_is_not_asked(self):
-        reference = near_tie(reference_of(), 52, 0.03)
-        parity = outcome(answers(noisy(reference, seed=2), r5t2=11, r5t3=12), reference)
-        assert parity.verdict == "PASS"
+        assert found(outcome(answers(arm, r3t3=7), reference))["flips"].verdict == "FAIL"
 
 
 class TestFloat32:
@@ -268,12 +256,6 @@ def test_the_parity_gate_takes_answers_after_the_traffic_and_what_was_measured(r
     gate = parity_gate("arm", measured, rows, required=required, quantisation_difference=difference)
     assert gate.verdict == verdict
     assert said in gate.reason
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_another_token_in_lower_precision_is_no_fault(dtype):
-    assert judge_answers("arm", [row(same=2, dtype=dtype)])[0] == "PASS"
-    assert judge_answers("arm", [row(same=2)])[0] == "FAIL"
 
 
 def test_no_number_fails_and_leaves_a_document_that_json_can_hold():

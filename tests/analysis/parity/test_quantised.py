@@ -152,13 +152,6 @@ class TestQuantisedArm:
         with pytest.raises(ValueError, match="int8"):
             self.outcome(self.answers(reference), reference, control, **how)
 
-    def test_no_number_fails_and_leaves_a_document(self, reference):
-        arm = self.answers(blurred(reference, 0.1))
-        arm.logits[9, 3] = math.nan
-        parity = self.outcome(arm, reference)
-        assert parity.verdict == "FAIL"
-        assert parity.to_dict()["arms"][0]["findings"][1]["verdict"] == "FAIL"
-
     def test_a_control_that_computes_no_number_explains_no_answer(self, reference):
         """Texts of their own say nothing of the answers."""
         given = logits_of(seed=3, texts=40)

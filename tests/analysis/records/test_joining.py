@@ -74,7 +74,7 @@ def test_ids_that_two_runs_share_stay_those_of_two_requests(tmp_path):
     first, second = np.split(records.requests.pair, [len(alone)])
     assert not set(first) & set(second)
     assert len(set(first)) == len(set(second)) == len(set(alone.pair))
-    assert Run.of(records).requests.repeated == 0
+    assert Run.of(records).requests.dropped == 0
     assert records.requests.end_ms[: len(alone)].tolist() == alone.end_ms.tolist()
 
 

@@ -10,8 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 
 from tailgate.analysis.records.plain_values import number
 from tailgate.analysis.records.run_records import read_run
@@ -91,6 +89,9 @@ def nan_times(rows):
     return table.set_column(table.schema.get_field_index("end_ns"), "end_ns", pa.array(ends))
 
 
+TIMES_OF_A_REQUEST = ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")
+WILD_COLUMNS = (*TIMES_OF_A_REQUEST, "trial", "prompt_tokens")
+WILD = (None, 0, -1, 7, -(2**31))
 DEGENERATE = {
     "no requests": lambda rows: [],
     "one request": lambda rows: rows[:1],
@@ -103,6 +104,10 @@ DEGENERATE = {
     "not a number": nan_times,
     "clock goes back": every(lambda row: {"end_ns": row["scheduled_ns"] - S}, 5),
     "clock goes back once": lambda rows: [rows[0] | {"end_ns": rows[0]["scheduled_ns"] - 1}, *rows[1:]],
+    "clock leaps once": lambda rows: [
+        rows[0] | {name: rows[0][name] + 7 * 10**18 for name in TIMES_OF_A_REQUEST},
+        *rows[1:],
+    ],
     "tokens go back": every(lambda row: {"token_ns": row["token_ns"][::-1]}, 5),
     "negative latencies": every(
         lambda row: {"first_token_ns": row["scheduled_ns"] - 2 * S, "end_ns": row["scheduled_ns"] - S, "token_ns": None}
@@ -119,6 +124,9 @@ DEGENERATE = {
     "zero latency": every(
         lambda row: {"first_token_ns": row["scheduled_ns"], "end_ns": row["scheduled_ns"], "token_ns": None}
     ),
+    "wild values": lambda rows: [
+        row | {WILD_COLUMNS[place % 6]: WILD[place % 5]} if place % 2 else row for place, row in enumerate(rows)
+    ],
     "no schedule": every(lambda row: {"scheduled_ns": None}),
     "no first token": every(lambda row: {"first_token_ns": None}),
     "no end": every(lambda row: {"end_ns": None}),
@@ -170,17 +178,6 @@ def recorded(tmp_path_factory):
     return directory
 
 
-def test_a_table_without_its_last_line_leaves_nothing_that_passes(recorded, tmp_path):
-    target = shutil.copytree(recorded, tmp_path / "run")
-    path = target / "trial-01" / "requests-0.arrow"
-    rows = read_table(path, REQUESTS)[0]
-    with path.open("wb") as file, pa.ipc.new_stream(file, rows.schema) as stream:
-        stream.write_table(rows)
-    summary = analyze(target)
-    assert summary["overall"] == "INCONCLUSIVE"
-    assert any("requests-0.arrow is cut off" in check["reason"] for check in summary["validity"])
-
-
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
 def test_a_truncated_file_of_others_is_an_error_or_decides_nothing(form, long, tmp_path):
     directory = long.changed(tmp_path / "run", lambda rows: rows, form)
@@ -195,67 +192,21 @@ def test_a_truncated_file_of_others_is_an_error_or_decides_nothing(form, long, t
         assert any("cut off at its end" in check["reason"] for check in summary["validity"] if not check["ok"])
 
 
-NASTY = st.sampled_from([None, 0, 1, -1, 2**31, 2**62, 2**63 - 1, -(2**63), 1_700_100_000_000_000_000])
-COLUMNS = st.sampled_from(["scheduled_ns", "sent_ns", "first_token_ns", "end_ns", "compile_stall_ns", "server_recv_ns"])
-COUNTS = st.sampled_from(["trial", "prompt_tokens", "max_tokens", "output_tokens"])
-SMALL = st.sampled_from([None, 0, -1, 7, 2**31 - 1, -(2**31)])
-TEXTS = st.sampled_from([None, "", "eager", "compiled", "1-0-eager", "OK", "CANCELLED", "rampup", "é" * 40, "x" * 300])
-NAMES = st.sampled_from(["request_id", "session_id", "replica", "pair_id", "status", "error", "phase"])
-TIMES = st.lists(st.sampled_from([None, 0, -5, 10**6, 2**62]), max_size=4)
-CHANGES = st.lists(
-    st.tuples(
-        st.integers(0, 119),
-        st.one_of(
-            st.tuples(COLUMNS, NASTY),
-            st.tuples(COUNTS, SMALL),
-            st.tuples(NAMES, TEXTS),
-            st.tuples(st.just("token_ns"), TIMES),
-        ),
-    ),
-    min_size=1,
-    max_size=60,
-)
-FUZZ = settings(max_examples=3, derandomize=True, suppress_health_check=list(HealthCheck))
-
-
-@FUZZ
-@given(changes=CHANGES, form=st.sampled_from(["arrow", "parquet", "jsonl"]))
-def test_no_values_in_the_columns_make_a_pass_or_a_traceback(changes, form, short, tmp_path_factory):
-    def spoil(rows):
-        rows = [dict(row) for row in rows]
-        for place, (column, value) in changes:
-            rows[place % len(rows)][column] = value
-        return rows
-
-    directory = short.changed(tmp_path_factory.mktemp("fuzz") / "run", spoil, form)
-    try:
-        summary = analyze(directory)
-    except RecordError as error:
-        summary = {"overall": None, "error": str(error)}
-    assert summary["overall"] in {None, "INCONCLUSIVE", "FAIL"}
-    assert "\n" not in summary.get("error", "")
-    json.dumps(summary, allow_nan=False)
-
-
 def test_a_number_fits_a_float():
     assert [number(value) for value in (3, 1e300, 10**400, math.nan, -math.inf, True, "3")] == [3.0, *[None] * 6]
 
 
-VALUES = st.sampled_from([None, True, -1, 0, 1e300, math.nan, math.inf, 2**70, "x", [], {}, [None], [{}], {"a": "b"}])
-KEYS = st.sampled_from(
+@pytest.mark.parametrize(
+    "changes",
     [
-        *("trial", "design", "control", "arms", "start_ns", "duration_s", "block_s", "open_loop", "max_concurrency"),
-        *("complete", "deaths", "weights", "startup", "planned", "loop", "load_processes", "answers", "dropped"),
-    ]
+        {"duration_s": 1e300},
+        {"trial": 2**70, "start_ns": 2**70},
+        {"arms": [{}], "deaths": [None], "planned": "x", "block_s": -1},
+        {"weights": {"a": "b"}, "startup": [], "answers": True, "design": 0},
+    ],
 )
-
-
-@FUZZ
-@given(changes=st.dictionaries(KEYS, VALUES, min_size=1, max_size=3))
-@example(changes={"duration_s": 1e300})
-@example(changes={"trial": 2**70, "start_ns": 2**70})
-def test_no_values_in_trial_json_make_a_pass_or_a_traceback(changes, short, tmp_path_factory):
-    directory = short.changed(tmp_path_factory.mktemp("fuzz") / "run", lambda rows: rows)
+def test_no_values_in_trial_json_make_a_pass_or_a_traceback(changes, short, tmp_path):
+    directory = short.changed(tmp_path / "run", lambda rows: rows)
     path = directory / "trial-01" / "trial.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     try:
@@ -329,13 +280,6 @@ def test_a_timeout_counts_at_least_as_its_deadline_at_the_tail(timed_out):
         assert gate(timed_out, f"noninferiority p90_{metric}")["value"] > 10
         assert gate(timed_out, f"noninferiority p90_{metric}")["verdict"] != "PASS"
         assert gate(timed_out, f"slo p90_{metric}_ms")["verdict"] == "FAIL"
-
-
-def test_a_timeout_is_not_left_out_of_the_count(timed_out, long):
-    arm = row_of(timed_out, "compiled")
-    planned = sum(row["arm"] == "compiled" for row in long.rows)
-    assert arm["requests"] == planned == arm["metrics"]["e2e"]["n"] == arm["metrics"]["ttft"]["n"]
-    assert arm["failed"] == pytest.approx(planned / 5, abs=1)
 
 
 def test_a_timeout_is_no_good_request(timed_out):
