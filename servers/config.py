@@ -390,7 +390,12 @@ class ArmConfig(Settings):
 
 
 def check_positions(model: ModelConfig, engine: EngineConfig, positions: int) -> None:
-    """Check that the encoder has a position for every token of the longest text. Raises ConfigError."""
+    """Check that the model has a position for every token of the longest text and its answer. Raises ConfigError."""
+    if not model.embeds and engine.max_length > positions:
+        raise ConfigError(
+            f"engine.max_prompt_tokens and max_new_tokens are {engine.max_length} together but model.id "
+            f'"{model.id}" has {positions} positions: lower them to {positions} together'
+        )
     if engine.max_prompt_tokens > positions:
         raise ConfigError(
             f'engine.max_prompt_tokens is {engine.max_prompt_tokens} but model.id "{model.id}" reads {positions} '

@@ -59,15 +59,7 @@ def command(
     from tailgate.loadtests.commands.judged_run import run_and_judge
     from tailgate.loadtests.trials.run import ARM_COMMAND, Orchestrator
 
-    loaded = planned(
-        experiment,
-        settings or (),
-        duration=duration,
-        trace=trace,
-        until_decided=until_decided,
-        at_most=at_most,
-        seed=seed,
-    )
+    loaded = planned(experiment, settings, duration, trace, until_decided, at_most, seed)
     orchestrator = Orchestrator(loaded, out=Path(out), arm_command=context.obj or ARM_COMMAND)
     return run_and_judge(
         orchestrator, page=page, metrics=metrics, verbosity=options.verbosity(quiet, verbose), as_json=as_json
@@ -76,8 +68,7 @@ def command(
 
 def planned(
     experiment: str,
-    settings: Sequence[str],
-    *,
+    settings: Sequence[str] | None,
     duration: float | None,
     trace: str,
     until_decided: bool,
@@ -92,7 +83,7 @@ def planned(
     if at_most is not None and duration is not None:
         raise ConfigError("--at-most and --duration are both given: leave one out")
     lasting = [] if duration is None else [f"traffic.duration_s={duration!r}"]
-    loaded = load(experiment, settings=[*settings, *lasting], trace=trace, seed=seed)
+    loaded = load(experiment, settings=[*(settings or ()), *lasting], trace=trace, seed=seed)
     if not until_decided:
         return loaded
     traffic = dict(loaded.traffic)

@@ -61,6 +61,11 @@ def test_help_imports_nothing_heavy() -> None:
     assert ended.stderr.splitlines()[-1] == "heavy set()"
 
 
+def test_without_words_it_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "Start here" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_every_command_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
@@ -71,7 +76,6 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], "Missing command: see `tailgate --help`"),
         (["estimate"], "No such command 'estimate'"),
         (["run"], "Missing argument 'EXPERIMENT': see `tailgate run --help`"),
         (["run", "none.toml"], 'experiment "none.toml" does not exist'),
@@ -136,6 +140,7 @@ MISTAKES = {
     ),
     "a misspelt built-in": (["run", "dmeo"], '"dmeo" does not exist: did you mean demo? give a TOML file'),
     "an unknown flag": (["run", "demo", "--sede", "3"], "--sede (Possible options: --seed, --set): see `tailgate run"),
+    "a setting as a flag": (["run", "demo", "--rate=5"], "No such option: --rate: write --set traffic.rate=VALUE"),
     "an unknown arm": (
         ["inspect", "demo", "--arm", "compiled-nave"],
         '"compiled-nave" is not in experiment "demo": did you mean compiled-naive? use one of eager, compiled-padded',
