@@ -81,13 +81,11 @@ def _probe(trial: TrialContext, arm: ExternalArm, name: str, address: str, token
     state = trial.status.replicas[name]
     state.stage = "asking"
     limit = trial.experiment.trials.ready_timeout_s
-    remedy = f"start the server, or correct arms.{arm.name}.address"
+    remedy = f"start the server, correct arms.{arm.name}.address, or change trials.ready_timeout_s"
 
     def not_yet(why: str) -> None:
         if state.stage == "asking":
-            trial.status.note(
-                f"{name}: {address} is not ready ({why}); waiting up to {limit:g} s (trials.ready_timeout_s): {remedy}"
-            )
+            trial.status.note(f"{name}: {address} is not ready ({why}); waiting up to {limit:g} s: {remedy}")
         state.stage = f"not ready: {why}"
 
     try:
@@ -95,10 +93,7 @@ def _probe(trial: TrialContext, arm: ExternalArm, name: str, address: str, token
     except FailedError as error:
         if not error.not_yet:
             raise RunError(f'arm "{arm.name}": {address} cannot be used: {error}') from None
-        raise RunError(
-            f'arm "{arm.name}": {address} was not ready after {limit:g} s ({error}): {remedy}, or raise '
-            "trials.ready_timeout_s"
-        ) from None
+        raise RunError(f'arm "{arm.name}": {address} was not ready after {limit:g} s ({error}): {remedy}') from None
     if probe.context is not None and (over := tokens[tokens > probe.context]).size:
         have = "has" if over.size == 1 else "have"
         raise RunError(
