@@ -305,6 +305,8 @@ LEFT = {
     "tailgate init my.toml": "asks at a terminal; tests/loadtests/commands answers",
     "make demo": "installs; `tailgate run demo` runs",
     "make test": "is this suite",
+    "python -m tests.fakes.http_servers": "serves; `tailgate run vllm` meets two of these",
+    "tailgate run my.toml --duration": "takes minutes; the same as of canary.toml",
     "vllm serve": "another project's server, on a GPU; `tailgate run vllm` meets two stand-ins",
     "tailgate ramp my.toml": "takes minutes; tests/e2e runs ramps",
     "tailgate frontier my.toml": "takes minutes; tests/e2e runs searches",
