@@ -126,7 +126,10 @@ _REMEDIES = {
     "memory": "To hold less, take fewer slots (engine.slots) or fewer planned shapes, which hold CUDA graphs.",
     "ramp": "See the ramp's line in the report: at which share of the traffic it ended, and why.",
 }
+_LOAD_HELD = 'Search for the load that it holds: traffic.arrivals = "saturation", with traffic.rates in place of rate.'
 _OF_EXTERNAL = {
+    "noninferiority": _LOAD_HELD,
+    "slo": _LOAD_HELD,
     "parity": "Compare its weights, precision and sampling with the control's.",
     "recompile": "Have its server warm up the lengths of this traffic before it is measured.",
 }

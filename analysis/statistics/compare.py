@@ -1,7 +1,7 @@
 """How much slower or faster one arm is than the control at a quantile, with limits that the data can carry.
 
-The ratio is that of the tails of a typical block (`analysis.statistics.windows`). Below six trials its limits come from
-groups of neighbouring blocks; from six trials on, from the trials.
+The ratio is that of the tails of a typical block (`tailgate.analysis.statistics.windows`). Below six trials its limits
+come from groups of neighbouring blocks; from six trials on, from the trials.
 
 References
 ----------
@@ -147,10 +147,10 @@ def compare(
 
     Below six trials limits are Student's t over groups of blocks [1], widened for drift within a start, for the
     variance of starts, `restart_spread`, and for what differs between `machines`, which are numbered by trial
-    (`analysis.statistics.dependence`); from six trials on, over the log ratios of the trials, and over machines. With
-    no data, fewer than eight blocks, hardly a request beyond the quantile in each group, or latencies that are all
-    equal there is no test, and `obstacle` says so. Where the tail is too thin for a typical block, `ratio` is that of
-    the whole run.
+    (`tailgate.analysis.statistics.dependence`); from six trials on, over the log ratios of the trials, and over
+    machines. With no data, fewer than eight blocks, hardly a request beyond the quantile in each group, or latencies
+    that are all equal there is no test, and `obstacle` says so. Where the tail is too thin for a typical block, `ratio`
+    is that of the whole run.
     """
     own, other, _, trial = in_shared_blocks(treatment, control)
     blocks, trials = len(trial), np.unique(trial)
@@ -273,7 +273,7 @@ def _distinct(values: Floats) -> int:
 
 def _by_trials(item: Comparison, ratios: Floats, machine: Ints) -> Comparison:
     """Return the comparison with Student's t over the log ratios of trials [1]; where they ran on several machines, the
-    wider of that and what machines allow (`analysis.statistics.machines`)."""
+    wider of that and what machines allow (`tailgate.analysis.statistics.machines`)."""
     mean, trials, alpha = float(ratios.mean()), len(ratios), item.alpha
     over_machines, between = error_over_trials(ratios, machine)
     parts = [

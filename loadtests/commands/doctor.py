@@ -27,7 +27,7 @@ EXAMPLES = """\
   tailgate doctor --seconds 60       measure for a minute"""
 
 _PORTS = ((50051, "serve"), (8080, "split"))
-# Figures of servers.reference: name and unit.
+# Figures of tailgate.servers.reference: name and unit.
 _FIGURES = {
     "matmul_tflops": ("matrix product", "TFLOP/s"),
     "read_gb_per_s": ("memory", "GB/s"),

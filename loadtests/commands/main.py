@@ -155,7 +155,7 @@ def usage_error(error: typer.TyperException) -> str:
     message = getattr(error, "format_message", error.__str__)()
     message = message.rstrip(".").replace("Value error, ", "")
     option = re.match(r"No such option: --([a-z0-9_-]+)", message)
-    if option and any(parameter.name == "settings" for parameter in context.command.params):
+    if option and context and any(parameter.name == "settings" for parameter in context.command.params):
         from tailgate.loadtests.experiments.model import Experiment
 
         key = option[1].replace("-", "_")

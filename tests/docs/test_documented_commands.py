@@ -113,6 +113,7 @@ def written(words: list[str]) -> list[str]:
             found.append(STANDS_FOR.get(word, word))
     found = [word.replace("ramp.candidate=NAME", "ramp.candidate=compiled-bucketed") for word in found]
     if "init" in words:  # which writes over nothing
+        Path("new.toml").unlink(missing_ok=True)
         found = [*(word for word in found if word != "my.toml"), "new.toml"]
     if "buckets" in words:  # an arm of that name
         found = [word.replace("canary.toml", "buckets.toml").replace("my.toml", "buckets.toml") for word in found]

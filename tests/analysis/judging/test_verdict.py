@@ -149,6 +149,7 @@ MISSED = failed("slo p99_ttft_ms", "slo")
         (failed("errors", "error"), {}, "`error`"),
         (SLOWER, {}, "`tailgate frontier experiment.toml`"),
         (MISSED, {}, "`tailgate frontier experiment.toml`"),
+        (MISSED, {"external": ["compiled"]}, 'traffic.arrivals = "saturation"'),
         (failed("parity", "parity"), {}, "`tailgate parity experiment.toml`"),
         (failed("memory ratio", "memory"), {}, "fewer slots"),
         (failed("ramp", "ramp"), {}, "ramp's line in the report"),
