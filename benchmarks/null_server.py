@@ -3,7 +3,7 @@
     python -m benchmarks.null_server --report FILE.npz --tokens-per-s 20     # every stream gets 20 tokens/s
 
 It prints {"port": …} and ends with its stdin: then FILE.npz holds what was sent when, and how late this server was
-itself. Times are servers.clock's, so a parent that passes its anchor on reads one clock.
+itself. Times are tailgate.servers.clock's, so a parent that passes its anchor on reads one clock.
 
 A token's emit_ns, and tailgate-end-ns in the trailers, are taken right before the bytes go to the socket: what a client
 stamps later than that is the wire's and the client's own lag. Whatever the client's socket cannot take waits here with

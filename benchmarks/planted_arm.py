@@ -1,4 +1,4 @@
-"""An arm with a fault that is known: `python -m benchmarks.planted_arm` stands where servers.front.serve stands.
+"""An arm with a fault that is known: `python -m benchmarks.planted_arm` stands where tailgate.servers.front.serve does.
 
 PLANTED says what is wrong with it: "decode=1.1" makes every engine step last that much longer, busy on the processor as
 slower code would be; "memory=1.3" has the engine hold that many times its peak, of its card where it has one;

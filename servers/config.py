@@ -348,6 +348,20 @@ class ArmConfig(Settings):
         return read(cls, table, where="arm")
 
 
+def check_positions(model: ModelConfig, engine: EngineConfig, positions: int) -> None:
+    """Check that the model has a position for every token of the longest text and its answer. Raises ConfigError."""
+    if not model.embeds and engine.max_length > positions:
+        raise ConfigError(
+            f"engine.max_prompt_tokens and max_new_tokens are {engine.max_length} together but model.id "
+            f'"{model.id}" has {positions} positions: lower them to {positions} together'
+        )
+    if engine.max_prompt_tokens > positions:
+        raise ConfigError(
+            f'engine.max_prompt_tokens is {engine.max_prompt_tokens} but model.id "{model.id}" reads {positions} '
+            f"tokens at most: set it to {positions} or less"
+        )
+
+
 def doubling(first: int, last: int) -> tuple[int, ...]:
     """Return `first`, twice that, and so on below `last`, then `last` itself."""
     steps = []

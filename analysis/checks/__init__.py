@@ -1,1 +1,1 @@
-"""The conditions without which some gates mean nothing, as one table (`analysis.checks.table`)."""
+"""The conditions without which some gates mean nothing, as one table (`tailgate.analysis.checks.table`)."""

@@ -26,12 +26,16 @@ _MOST_AT_ONCE = 0.5  # of the whole rise in one window: more is a jam or a stall
 _SLOWER = 1.5  # how much longer answers take in the last window than in the first two
 _LEAST_SHED = 0.02  # share of requests turned away in each window
 _HANGING = 4.0  # a request that took so many times the median without an answer hung, whatever the load
+# Of a trial too short for windows: the fewest requests, and shares without an answer when the traffic ends.
+_SHORT_FEWEST = 30
+_SHORT_UNDONE, _SHORT_STUCK = 1 / 3, 1 / 2
+_SHORT_SLOWER = 2.0  # how much longer the last third of the requests takes than the first
 _BELOW = 0.8  # of what the arms answered: a rate at which a queue stays short
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What one arm was offered and what it answered in one trial, in requests/s, the first window left out."""
+    """What one arm was offered and what it answered in one trial, in requests/s, without the first window."""
 
     offered_rps: float
     answered_rps: float
@@ -43,17 +47,17 @@ def load_of(start_s: Floats, end_s: Floats, answered: Bools, shed: Bools, *, sec
     request.
 
     `shed` marks requests that the server refused for lack of space or time (RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED).
-    None if a window has too few requests, or the first has no answer.
+    None if there are too few.
     """
     if seconds <= 0 or len(start_s) < WINDOWS * FEWEST:
-        return None
+        return _short_load(start_s, end_s, answered, shed, seconds=seconds)
     width = seconds / WINDOWS
     came = _window(start_s, width)
     went = _window(end_s, width)
     arrivals = np.bincount(came, minlength=WINDOWS)[:WINDOWS]
     answers = np.bincount(went[answered], minlength=WINDOWS)[:WINDOWS]
     if arrivals.min() < FEWEST or not answers[0]:
-        return None
+        return _short_load(start_s, end_s, answered, shed, seconds=seconds)
     age = end_s - start_s
     medians = np.empty(WINDOWS)
     for window in range(WINDOWS):
@@ -80,6 +84,26 @@ def load_of(start_s: Floats, end_s: Floats, answered: Bools, shed: Bools, *, sec
         answered_rps=float(answers[1:].sum()) / span,
         overloaded=bool(grew and (slower or throughout)),
     )
+
+
+def _short_load(start_s: Floats, end_s: Floats, answered: Bools, shed: Bools, *, seconds: float) -> Load | None:
+    """Return the load of an overloaded trial that is too short for windows; None for any other.
+
+    Many requests have no answer when the traffic ends, and either later requests take longer than earlier ones, or half
+    of all take longer than the traffic lasts.
+    """
+    own = np.flatnonzero(answered | shed)
+    if seconds <= 0 or len(own) < _SHORT_FEWEST or not answered.any():
+        return None
+    own = own[np.argsort(start_s[own])]
+    age, third = (end_s - start_s)[own], len(own) // 3
+    undone = float((shed[own] | (end_s[own] > seconds)).mean())
+    slower = np.median(age[-third:]) >= _SHORT_SLOWER * np.median(age[:third])
+    stuck = np.median(age) >= seconds
+    if not ((undone >= _SHORT_UNDONE and slower) or (undone >= _SHORT_STUCK and stuck)):
+        return None
+    answered_rps = float(answered.sum()) / max(seconds, float(end_s[answered].max()))
+    return Load(offered_rps=len(own) / seconds, answered_rps=answered_rps, overloaded=True)
 
 
 def _window(at_s: Floats, width: float) -> Ints:

@@ -2,7 +2,7 @@
 
 A step is judged on the requests that were due in it after its settling time: it is held when the share of requests
 that miss an objective is at most what the objective allows. One step is a small sample, and what a start brings is
-shared by all its steps; the interval of the knee allows for both (`analysis.statistics.knees`).
+shared by all its steps; the interval of the knee allows for both (`tailgate.analysis.statistics.knees`).
 """
 
 from __future__ import annotations

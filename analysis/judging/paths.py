@@ -1,8 +1,8 @@
 """How the evidence on each gate grew, and when it decided, in runs with interim analyses.
 
-A path errs with a chance of alpha at most over all analyses together (`analysis.statistics.sequential`,
-`analysis.statistics.share_evidence`). A FAIL is final; a PASS stands unless later evidence contradicts it, and only
-while one analysis of all data passes at twice alpha.
+A path errs with a chance of alpha at most over all analyses together (`tailgate.analysis.statistics.sequential`,
+`tailgate.analysis.statistics.share_evidence`). A FAIL is final; a PASS stands unless later evidence contradicts it, and
+only while one analysis of all data passes at twice alpha.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A ramp: how it went, and what it does next: stay, hold, go on to the next step, roll back, or end.
 
 Traffic increases only when the candidate is surely no worse, and a sure harm rolls back from any step. Alarms roll back
-without a decision (`analysis.judging.alarms`).
+without a decision (`tailgate.analysis.judging.alarms`).
 """
 
 from __future__ import annotations

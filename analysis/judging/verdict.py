@@ -95,7 +95,11 @@ _STUCK = {
     "memory": "More and longer trials would decide {gates}, with the machines watched ([machines]).",
     "parity": "Run `tailgate parity experiment.toml`: traffic cannot decide parity.",
 }
-_UNSEEN = "Only the log of the server can decide {gates} (telemetry.log): clients cannot see it."
+# The same of external arms.
+_UNSEEN = {
+    "recompile": "Only the log of the server can decide {gates} (telemetry.log): clients cannot see it.",
+    "parity": "Greedy answers decide {gates}, and no longer run does: the gate's reason says what they lack.",
+}
 _STARTS = "Deciding {gates} takes at least {count} runs of each arm, each after a fresh start."
 _NEVER = "No run of up to a week would decide {gates}."
 
@@ -116,7 +120,10 @@ _REMEDIES = {
     "memory": "To hold less, take fewer slots (engine.slots) or fewer planned shapes, which hold CUDA graphs.",
     "ramp": "See the ramp's line in the report: at which share of the traffic it ended, and why.",
 }
+_LOAD_HELD = 'Search for the load that it holds: traffic.arrivals = "saturation", with traffic.rates in place of rate.'
 _OF_EXTERNAL = {
+    "noninferiority": _LOAD_HELD,
+    "slo": _LOAD_HELD,
     "parity": "Compare its weights, precision and sampling with the control's.",
     "recompile": "Have its server warm up the lengths of this traffic before it is measured.",
 }
@@ -125,21 +132,22 @@ _OF_EXTERNAL = {
 def advise(gates: Sequence[Gate], checks: Sequence[Check], *, external: Collection[str] = ()) -> Advice:
     """Say what would decide the open gates of arms that have not failed, and how to fix the failed ones.
 
-    `external` are external arms.
+    A failed check comes first, and no length with it: a longer run with the same fault stays open. `external` are
+    external arms.
     """
     failed = sorted({gate.arm for gate in gates if gate.verdict == FAIL})
-    fixes: list[str] = []
+    undecided = [gate for gate in gates if gate.verdict == INCONCLUSIVE and gate.arm not in failed]
+    faults = [check for gate in undecided for check in blocking(gate, checks)]
+    faults.sort(key=lambda check: (check.rule.rank, checks.index(check)))
+    fixes = [check.remedy for check in faults if check.remedy]
+    broken = any(not check.rule.fixed_by_length for check in faults)
     found: dict[str, list[Gate]] = {}
-    for gate in (gate for gate in gates if gate.verdict == INCONCLUSIVE and gate.arm not in failed):
-        faults = blocking(gate, checks)
-        fixes += [check.remedy for check in faults if check.remedy]
-        if any(check.rule.rank == OVERLOADED for check in faults):
-            continue  # a longer run of an overload only makes the queues longer
-        if gate.needed_s is not None:
+    for gate in undecided:
+        stuck = (_UNSEEN if gate.unseen else _STUCK).get(gate.kind)
+        if gate.needed_s is None and not gate.blocked_by and (stuck or not broken):
+            found.setdefault(stuck or (_STARTS if gate.needed_starts else _NEVER), []).append(gate)
+        elif gate.needed_s is not None and not broken:
             found.setdefault(_LONG if gate.needed_s > _LONG_S else _LENGTH, []).append(gate)
-        elif not gate.blocked_by:
-            sentence = _STUCK.get(gate.kind, _STARTS if gate.needed_starts else _NEVER)
-            found.setdefault(_UNSEEN if gate.unseen else sentence, []).append(gate)
     lengths = [text for text in (_LENGTH, _LONG) if text in found]
     sentences = [_filled(text, found[text]) for text in (*lengths, *(text for text in found if text not in lengths))]
     if failed:

@@ -72,8 +72,8 @@ class Brief:
 
     @property
     def first_step(self) -> str:
-        """What to do first where there is no command, in a sentence; empty where nothing is open."""
-        return first_sentence(self.decider) if self.decider and not self.next else ""
+        """What to do first where there is no command, in a sentence; empty where all passed."""
+        return "" if self.next else first_sentence(self.remedies[0][1] if self.remedies else self.decider)
 
     @property
     def figure_names(self) -> list[str]:
@@ -236,11 +236,9 @@ def _is_open(summary: Summary) -> bool:
 
 
 def _command(summary: Summary) -> str:
-    """Return the command to run next: a remedy's first, then that of a failed check or of open gates."""
-    blocking = {name for gate in summary.gates for name in gate.blocked_by}
+    """Return the command to run next: that of a failed gate's remedy, else of the first thing that keeps gates open."""
     texts = [row.text for row in summary.advice.remedies]
-    texts += [row.remedy for row in summary.validity if not row.ok and row.check in blocking]
-    texts += [summary.advice.text] if _is_open(summary) else []
+    texts += [first_sentence(summary.advice.text)] if _is_open(summary) else []
     if found := re.search(r"`(tailgate [^`]+)`", "\n".join(texts)):
         return found[1]
     needed, trials = summary.advice.needed_s, summary.design.trials or 1

@@ -64,6 +64,12 @@ def verdict_table(document: Mapping[str, Any], *, width: int = 100, experiment: 
     return "\n".join(line.rstrip() for line in console.file.getvalue().rstrip().splitlines()) + "\n"
 
 
+def next_step(document: Mapping[str, Any], *, experiment: str) -> str:
+    """Return what to do next, a command or a sentence; empty after a PASS. Commands name the file `experiment`."""
+    brief = brief_of(Summary.of(document))
+    return (brief.next or brief.first_step).replace("experiment.toml", experiment)
+
+
 def _print_answer(console: Console, brief: Brief, summary: Summary) -> None:
     """Print which policy to ship, after a search."""
     for line in brief.answer:

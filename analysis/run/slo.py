@@ -125,9 +125,10 @@ def judge_share(
 
     Limits are Clopper and Pearson's on a sample shrunk by the design effect of the misses, and for the upper limit also
     of the slow requests, by their latencies `ms` (infinite for failures), where it is known at what latency they miss:
-    see `analysis.statistics.share_evidence`. A PASS needs `least_blocks` blocks, and `BLOCKS_FOR_PASS` unless the
-    slowest request that met `limit_ms` is far below it, or all may miss. Fewer than three misses never FAIL; no request
-    decides nothing. `tests` is the number of shares that may FAIL (Bonferroni). `block` numbers the block of each.
+    see `tailgate.analysis.statistics.share_evidence`. A PASS needs `least_blocks` blocks, and `BLOCKS_FOR_PASS` unless
+    the slowest request that met `limit_ms` is far below it, or all may miss. Fewer than three misses never FAIL; no
+    request decides nothing. `tests` is the number of shares that may FAIL (Bonferroni). `block` numbers the block of
+    each.
     """
     size, count = len(missed), int(missed.sum())
     if size == 0:

@@ -1,7 +1,7 @@
 """How much slower or faster one arm is than the control at a quantile, with limits that the data can carry.
 
-The ratio is that of the tails of a typical block (`analysis.statistics.windows`). Below six trials its limits come from
-groups of neighbouring blocks; from six trials on, from the trials.
+The ratio is that of the tails of a typical block (`tailgate.analysis.statistics.windows`). Below six trials its limits
+come from groups of neighbouring blocks; from six trials on, from the trials.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def _obstacle(treatment: Sample, control: Sample, blocks: int) -> str | None:
 
 def _by_trials(item: Comparison, ratios: Floats, machine: Ints) -> Comparison:
     """Return the comparison with Student's t over the log ratios of trials [1]; where they ran on several machines, the
-    wider of that and what machines allow (`analysis.statistics.machines`)."""
+    wider of that and what machines allow (`tailgate.analysis.statistics.machines`)."""
     mean, trials, alpha = float(ratios.mean()), len(ratios), item.alpha
     over_machines, between = error_over_trials(ratios, machine)
     parts = [Part(variance=float(ratios.var(ddof=1)) / trials, degrees=trials - 1.0), over_machines]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tailgate.loadtests.commands.exits import EXIT_BROKE, complain
-from tailgate.loadtests.commands.options import AllowDifferent, Slo, WholeJson, run_directory, split_keys
+from tailgate.loadtests.commands.options import AllowDifferent, Quiet, Slo, WholeJson, run_directory, split_keys
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.security import check_named
 
@@ -38,6 +38,7 @@ def command(
     ] = None,
     allow_different: AllowDifferent = None,
     slo: Slo = None,
+    quiet: Quiet = False,
     as_json: WholeJson = False,
 ) -> int:
     """Judge a run again, or several runs as one.
@@ -80,4 +81,4 @@ def command(
         raise ConfigError(str(error)) from None
     except OSError as error:
         return complain(f"{error}: give a folder that can be written as --out", EXIT_BROKE)
-    return judge_run(run_dir, {}, as_json=as_json, whole=as_json, slo=slo or ())
+    return judge_run(run_dir, {}, as_json=as_json, whole=as_json, slo=slo or (), quiet=quiet)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from tailgate.loadtests.commands import options
+from tailgate.loadtests.commands.doctor import Finding, needed_by_managed_arms
 from tailgate.loadtests.commands.run import UntilDecided, planned
 from tailgate.servers import stdout
 
@@ -43,8 +45,8 @@ def command(
     """Check an experiment and say what its run can decide.
 
     Refuses whatever `tailgate run` would refuse before its start: settings, model, device, compiler, ports, trace. Then
-    says which arms run, with which traffic, for how long, and which gates so many requests can decide. Starts and
-    writes nothing.
+    says which arms run, with which traffic, for how long, which gates so many requests can decide, and what
+    `tailgate doctor` finds. Starts and writes nothing.
 
     Exit codes: 0 it can run, 2 it cannot.
     """
@@ -52,11 +54,11 @@ def command(
     from tailgate.loadtests.trials.preflight import check_experiment
     from tailgate.loadtests.trials.trial_schedule import TrialSchedules
 
-    loaded = planned(experiment, settings or (), trace, duration, until_decided, at_most)
+    loaded = planned(experiment, settings, duration, trace, until_decided, at_most)
     check_experiment(loaded)
     schedule = TrialSchedules.of(loaded).draw(1)
     check_makeable(Path(out))
-    gates = list(decidable(loaded, schedule))
+    gates, found = list(decidable(loaded, schedule)), list(warnings(loaded))
     document = {
         "name": loaded.name,
         "arms": [arm.name for arm in loaded.arms],
@@ -65,9 +67,22 @@ def command(
         "requests": schedule.planned,
         "can_pass": all(item.decidable for item in gates) if gates else None,
         "gates": [item._asdict() for item in gates],
+        "warnings": [item._asdict() for item in found],
     }
-    stdout.write("\n".join(_words(loaded, schedule, gates)), document, as_json=as_json)
+    stdout.write("\n".join(_words(loaded, schedule, gates, found, out)), document, as_json=as_json)
     return 0
+
+
+def warnings(experiment: Experiment) -> Iterator[Finding]:
+    """Yield what `tailgate doctor` finds amiss for managed arms, and external arms that are one server."""
+    if experiment.own_arms:
+        yield from (item for item in needed_by_managed_arms() if item.state != "ok")
+    arms = experiment.external_arms
+    for arm, other in combinations(sorted(arms, key=lambda arm: not arm.control), 2):
+        same = set(arm.address) & set(other.address)
+        if same and arm.model_name == other.model_name:
+            text = f"is {min(same)}, as arms.{arm.name}.address: one server is compared with itself, so give another"
+            yield Finding(f"arms.{other.name}.address", "warning", text)
 
 
 def needed_requests(limits: GateLimits, slo: Mapping[str, Any]) -> Iterator[tuple[str, int | None]]:
@@ -134,7 +149,9 @@ def requests_of_an_arm(experiment: Experiment, schedule: Schedule, *, after_s: f
     return min(planned) * min(weights) // sum(weights) if schedule.design == "split" else min(planned)
 
 
-def _words(experiment: Experiment, schedule: Schedule, gates: Sequence[Gates]) -> Iterator[str]:
+def _words(
+    experiment: Experiment, schedule: Schedule, gates: Sequence[Gates], amiss: Sequence[Finding], out: str
+) -> Iterator[str]:
     from tailgate.analysis.wording import counted, duration_text
     from tailgate.loadtests.trials.environment import sees_gpu
 
@@ -161,10 +178,14 @@ def _words(experiment: Experiment, schedule: Schedule, gates: Sequence[Gates]) -
     length = f"{most}{duration_text(trials * traffic.duration_s)} of traffic in {counted(trials, 'trial')}"
     start = ", after the arms have loaded, compiled and warmed up" if experiment.own_arms else ""
     rows.append(("time", "", f"{length}{start}"))
+    rows.append(("records", "", f"in a new folder of {out}{'' if Path(out).exists() else ', which is made'}"))
     yield f"{experiment.name} can run."
     yield ""
     yield from stdout.aligned(rows, left=2)
     yield ""
+    if amiss:
+        yield from stdout.aligned([(item.state, item.what, item.text) for item in amiss], left=2)
+        yield ""
     if not gates:
         yield "This is a search: it says which load each arm holds within [slo], and judges the arms at that load."
         return

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from tailgate.loadtests.commands.exits import EXIT_USAGE, complain, working
-from tailgate.loadtests.commands.options import WholeJson
+from tailgate.loadtests.commands.options import Quiet, WholeJson
 from tailgate.servers import stdout
 from tailgate.servers.security import check_named
 
@@ -43,6 +43,7 @@ def command(
         str | None,
         typer.Option(metavar="DIR", help="Folder for the reports. Default: compare in the candidate's run."),
     ] = None,
+    quiet: Quiet = False,
     as_json: WholeJson = False,
 ) -> int:
     """Compare two runs over time.
@@ -67,7 +68,7 @@ def command(
         check_makeable(folder)  # before the minutes that reading may take
     gates = read_gates(Path(limits)) if limits else None
     try:
-        with working("judging the two runs"), tempfile.TemporaryDirectory() as made:
+        with working("judging the two runs", quiet=quiet), tempfile.TemporaryDirectory() as made:
             sides = (("baseline", Path(baseline)), ("candidate", Path(candidate)))
             runs = [made_run(path, Path(made) / side) for side, path in sides]
             summary = compare_runs(*runs, arm=arm or "", gates=gates, trust_machines=trust_machines)

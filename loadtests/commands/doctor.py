@@ -17,7 +17,7 @@ import typer
 from tailgate.loadtests.commands.exits import working
 from tailgate.loadtests.commands.options import Json, number
 from tailgate.servers import stdout
-from tailgate.servers.complaint import ConfigError, not_installed
+from tailgate.servers.complaint import ConfigError, check_installed, not_installed
 
 if TYPE_CHECKING:
     from tailgate.servers.processes import Child, Measured, Ready
@@ -27,7 +27,7 @@ EXAMPLES = """\
   tailgate doctor --seconds 60       measure for a minute"""
 
 _PORTS = ((50051, "serve"), (8080, "split"))
-# Figures of servers.reference: name and unit.
+# Figures of tailgate.servers.reference: name and unit.
 _FIGURES = {
     "matmul_tflops": ("matrix product", "TFLOP/s"),
     "read_gb_per_s": ("memory", "GB/s"),
@@ -73,9 +73,6 @@ def command(
 
 def installed() -> Iterator[Finding]:
     """Look for what a run needs. Nothing is started."""
-    from tailgate.loadtests.monitor.gpus import shown_cards
-    from tailgate.loadtests.monitor.host import cpu_model
-    from tailgate.loadtests.trials.environment import sees_gpu
     from tailgate.loadtests.trials.preflight import check_compiler, check_port
     from tailgate.servers.splitter.envoy import envoy_path
 
@@ -87,6 +84,24 @@ def installed() -> Iterator[Finding]:
             return Finding(what, "warning" if hint else "missing", hint or str(error))
         return Finding(what, "ok", ok or str(found))
 
+    yield Finding("Python", "ok", platform.python_version())
+    yield tried("Locust", partial(check_installed, "locust"), "installed")
+    yield from needed_by_managed_arms()
+    yield tried("C++ compiler", check_compiler, os.environ.get("CXX") or "g++")
+    yield tried("Envoy", envoy_path)
+    for port, name in _PORTS:
+        check = partial(check_port, port, key="--port")
+        yield tried(
+            f"port {port}", check, f"free for `tailgate {name}`", f"taken: give `tailgate {name}` another --port"
+        )
+
+
+def needed_by_managed_arms() -> Iterator[Finding]:
+    """Look for what arms that tailgate starts need, also for `tailgate check`."""
+    from tailgate.loadtests.monitor.gpus import shown_cards
+    from tailgate.loadtests.monitor.host import cpu_model
+    from tailgate.loadtests.trials.environment import sees_gpu
+
     gpus, torch, usable = shown_cards(), "", len(os.sched_getaffinity(0))
     with suppress(metadata.PackageNotFoundError):
         torch = metadata.version("torch")
@@ -94,7 +109,6 @@ def installed() -> Iterator[Finding]:
     few = "" if usable >= 4 else ": arms, splitter and load share them; use 4 or more for latencies on the CPU"
     hidden = "its driver does not answer: nvidia-smi says why" if sees_gpu() else "none is visible"
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))), None)
-    yield Finding("Python", "ok", platform.python_version())
     if torch:
         yield Finding("torch", "warning" if blind else "ok", f"{torch}{blind}")
     else:
@@ -103,15 +117,8 @@ def installed() -> Iterator[Finding]:
     yield from (Finding("GPU", "ok", f"{gpu.model}, driver {gpu.driver}") for gpu in gpus)
     if not gpus:
         yield Finding("GPU", "warning", f'{hidden}; arms with model.device = "auto" run on the CPU')
-    yield tried("C++ compiler", check_compiler, os.environ.get("CXX") or "g++")
     absent: Literal["missing", "warning"] = "missing" if gpus else "warning"
     yield Finding("C compiler", "ok" if compiler else absent, compiler or "Triton needs one on a GPU: install gcc")
-    yield tried("Envoy", envoy_path)
-    for port, name in _PORTS:
-        check = partial(check_port, port, key="--port")
-        yield tried(
-            f"port {port}", check, f"free for `tailgate {name}`", f"taken: give `tailgate {name}` another --port"
-        )
 
 
 def measured(seconds: float) -> Iterator[Finding]:

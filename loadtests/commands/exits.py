@@ -34,9 +34,9 @@ def without_verdict(run_dir: Path, ended: Mapping[str, Any], code: int = EXIT_BR
 
 
 @contextlib.contextmanager
-def working(what: str) -> Iterator[None]:
-    """Show at a terminal that something goes on; print nothing elsewhere."""
-    if sys.stderr is None or not sys.stderr.isatty():
+def working(what: str, *, quiet: bool = False) -> Iterator[None]:
+    """Show at a terminal that something goes on; print nothing elsewhere, nor if `quiet`."""
+    if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield
         return
     from rich.console import Console

@@ -70,6 +70,7 @@ def command(
     rate. At a terminal it asks for what no option gives; elsewhere --model and --rate are required. Next to the file
     it writes the JSON Schema by which editors complete and check settings.
     """
+    from tailgate.analysis.wording import counted
     from tailgate.loadtests.experiments.files import check_makeable, parse_toml
     from tailgate.loadtests.experiments.model import SCHEMA_ID
     from tailgate.loadtests.experiments.reading import SCHEMA, from_table, write_schema
@@ -89,7 +90,8 @@ def command(
         if "://" in model:
             urls, model = re.split(r"[,\s]+", model.strip()), None
     if len(urls) not in (0, 2):
-        raise ConfigError(f"--url is given {len(urls)} times: give two servers, the one in service first")
+        servers = counted(len(urls), "server")
+        raise ConfigError(f"{servers} given: write --url twice, for the one in service and then for its successor")
     model = _asked(model, "--model", "name by which both servers know the model")
     if not urls:
         check_model(model)
@@ -174,6 +176,7 @@ def written(path: str, model: str, urls: Sequence[str], rate: float, p99_ms: flo
 
 def _facts_of(model: str) -> tuple[bool, int]:
     """Return whether the model embeds, and how many positions it has, as far as can be read here."""
+    from tailgate.loadtests.trials.preflight import positions_of
     from tailgate.servers.presets import RANDOM_ENCODERS, RANDOM_PRESETS
 
     name, path = model.removeprefix("random:"), Path(model).expanduser() / "config.json"
@@ -183,7 +186,7 @@ def _facts_of(model: str) -> tuple[bool, int]:
             config = json.loads(path.read_text(encoding="utf-8"))
         known = config.get("architectures") or ["CausalLM"]
         encoder = name in RANDOM_ENCODERS or not any(kind in one for one in known for kind in _GENERATES)
-        positions = int(config.get("max_position_embeddings") or _PROMPT_TOKENS + _NEW_TOKENS)
+        positions = int(positions_of(config) or _PROMPT_TOKENS + _NEW_TOKENS)
         # RoBERTa counts two positions that hold no token: 514 for 512.
         return encoder, positions - positions % 8 if encoder else positions
     except (OSError, OverflowError, ValueError, TypeError, AttributeError) as error:

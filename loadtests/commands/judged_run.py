@@ -54,4 +54,4 @@ def _run(orchestrator: Orchestrator, status: Status, ended: dict[str, Any], *, v
     status.phase = "judging"
     if verbosity >= 0 and not sys.stderr.isatty():
         print(f"judging {outcome.run_dir}", file=sys.stderr)
-    return judge_run(outcome.run_dir, ended, as_json=as_json, broke=not outcome.complete)
+    return judge_run(outcome.run_dir, ended, as_json=as_json, broke=not outcome.complete, quiet=verbosity < 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -113,7 +114,7 @@ def main(arguments: Sequence[str] | None = None, *, arm_command: Sequence[str] |
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show must not raise
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         group = typer.main.get_command(app)
         code = group.main(words, prog_name="tailgate", standalone_mode=False, obj=arm_command)
@@ -148,6 +149,14 @@ def usage_error(error: typer.TyperException) -> str:
     where = "tailgate" if context is None else context.command_path
     message = getattr(error, "format_message", error.__str__)()
     message = message.rstrip(".").replace("Value error, ", "")
+    option = re.match(r"No such option: --([a-z0-9_-]+)", message)
+    if option and context and any(parameter.name == "settings" for parameter in context.command.params):
+        from tailgate.loadtests.experiments.model import Experiment
+
+        key = option[1].replace("-", "_")
+        for table, field in Experiment.model_fields.items():
+            if key in getattr(field.annotation, "model_fields", ()):
+                return f"{option[0]}: write --set {table}.{key}=VALUE"
     return f"{message}{'' if message.endswith('?') else ':'} see `{where} --help`"
 
 

@@ -57,16 +57,16 @@ def command(
     from tailgate.loadtests.commands.judged_run import run_and_judge
     from tailgate.loadtests.trials.run import ARM_COMMAND, Orchestrator
 
-    loaded = planned(experiment, settings or (), trace, duration, until_decided, at_most)
+    loaded = planned(experiment, settings, duration, trace, until_decided, at_most)
     orchestrator = Orchestrator(loaded, out=Path(out), arm_command=context.obj or ARM_COMMAND)
     return run_and_judge(orchestrator, page=page, metrics=metrics, verbosity=verbose - quiet, as_json=as_json)
 
 
 def planned(
     experiment: Path,
-    settings: Sequence[str],
-    trace: str,
+    settings: Sequence[str] | None,
     duration: float | None,
+    trace: str,
     until_decided: bool,
     at_most: float | None,
 ) -> Experiment:
@@ -79,7 +79,7 @@ def planned(
         raise ConfigError("--at-most and --duration are both given: leave one out")
     changes = [] if duration is None else [f"traffic.duration_s={duration!r}"]
     changes += ["gates.sequential=true"] if until_decided else []
-    loaded = load(experiment, settings=[*settings, *changes], trace=trace)
+    loaded = load(experiment, settings=[*(settings or ()), *changes], trace=trace)
     if at_most is None:
         return loaded
     return loaded.replace(traffic=loaded.traffic.replace(duration_s=at_most / loaded.trials.count))

@@ -22,14 +22,15 @@ def judge_run(
     whole: bool = False,
     broke: bool = False,
     slo: Sequence[str] = (),
+    quiet: bool = False,
 ) -> int:
     """Write the summary and reports into the run directory, and the verdict or the answer of a search to stdout.
 
-    As JSON it is the `whole` summary or its outcome. Returns the exit code.
+    As JSON it is the `whole` summary or its outcome, and either has the `next` step. Returns the exit code.
     """
     from tailgate.analysis.records.tables import RecordError
     from tailgate.analysis.report import write_reports
-    from tailgate.analysis.report.terminal import verdict_table
+    from tailgate.analysis.report.terminal import next_step, verdict_table
     from tailgate.analysis.summary.summary import analyze, exit_code, write_summary
 
     def unjudged(message: str, code: int) -> int:
@@ -38,7 +39,7 @@ def judge_run(
         return without_verdict(run_dir, {"error": message, **ended}, code, as_json=as_json) if ended else code
 
     try:
-        with working(f"judging {run_dir}"):
+        with working(f"judging {run_dir}", quiet=quiet):
             summary = analyze(run_dir, slo=slo)
             write_summary(summary, run_dir / "summary.json")
             write_reports(summary, run_dir)
@@ -51,8 +52,11 @@ def judge_run(
     except Exception as error:
         return unjudged(fault(error, run_dir), EXIT_BROKE)
     code = EXIT_BROKE if broke else exit_code(summary)
+    experiment = run_dir / "experiment.toml"  # runs that are judged as one have none in common
+    name = str(experiment) if experiment.is_file() else experiment.name
+    step = next_step(summary, experiment=name)
     if whole:
-        stdout.write("", summary, as_json=True)
+        stdout.write("", {**summary, "next": step}, as_json=True)
         return code
     report = run_dir / "report.html"
     line = {
@@ -64,6 +68,7 @@ def judge_run(
         "headline": summary.get("headline"),
         "arms": {arm["name"]: arm["verdict"] for arm in summary.get("arms", []) if not arm.get("control")},
         "needed_s": (summary.get("advice") or {}).get("needed_s"),
+        "next": step,
         **ended,
     }
     if frontier := summary.get("frontier"):
@@ -71,8 +76,6 @@ def judge_run(
             line = {key: value for key, value in line.items() if key not in ("headline", "arms", "needed_s")}
             line["verdict"] = None
         line |= {"answer": frontier["answer"]}
-    experiment = run_dir / "experiment.toml"  # runs that are judged as one have none in common
-    name = str(experiment) if experiment.is_file() else experiment.name
     text = verdict_table(summary, width=stdout.columns(), experiment=name)
     stdout.write(f"{text}\nreport: {report}", line, as_json=as_json)
     return code

@@ -127,7 +127,7 @@ class LoggedCompile:
     """One compile by its lines. Where no line tells how long it took, start and end are the moment of its line: the end
     of a kernel of Triton, the begin of any other."""
 
-    kind: str  # one of analysis.records.schemas
+    kind: str  # one of tailgate.analysis.records.schemas
     start_ns: int
     end_ns: int
     frame: str = ""

@@ -1,8 +1,8 @@
 """Ask every external arm the same prompts, before the load and after it, and record what each answered.
 
 Each time every arm is asked twice, the second time with another seed, in the opposite order and at another replica: who
-answers greedily does not care. Nothing is judged here: `analysis.judging.gates.greedy` reads the files again at any
-time.
+answers greedily does not care. Nothing is judged here: `tailgate.analysis.judging.gates.greedy` reads the files again
+at any time.
 """
 
 from __future__ import annotations

@@ -80,20 +80,20 @@ def _listener(address: Address, ips: set[str]) -> int | None:
 def _probe(trial: TrialContext, arm: ExternalArm, name: str, address: str, tokens: Ints) -> Probe:
     state = trial.status.replicas[name]
     state.stage = "asking"
+    limit = trial.experiment.trials.ready_timeout_s
+    remedy = f"start the server, correct arms.{arm.name}.address, or change trials.ready_timeout_s"
 
     def not_yet(why: str) -> None:
+        if state.stage == "asking":
+            trial.status.note(f"{name}: {address} is not ready ({why}); waiting up to {limit:g} s: {remedy}")
         state.stage = f"not ready: {why}"
 
-    limit = trial.experiment.trials.ready_timeout_s
     try:
         probe = wait_ready(arm, address, timeout_s=limit, check=trial.check, not_yet=not_yet)
     except FailedError as error:
         if not error.not_yet:
             raise RunError(f'arm "{arm.name}": {address} cannot be used: {error}') from None
-        raise RunError(
-            f'arm "{arm.name}": {address} was not ready after {limit:g} s ({error}): start the server, correct the '
-            "address, or raise trials.ready_timeout_s"
-        ) from None
+        raise RunError(f'arm "{arm.name}": {address} was not ready after {limit:g} s ({error}): {remedy}') from None
     if probe.context is not None and (over := tokens[tokens > probe.context]).size:
         have = "has" if over.size == 1 else "have"
         raise RunError(

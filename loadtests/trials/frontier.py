@@ -1,8 +1,8 @@
 """Run the search for a frontier: trial after trial with one fresh start of one arm each.
 
-Which arm comes next, and with how many steps, `analysis.frontier.search` decides from the records so far and from the
-time that is left. What it decided stands in frontier.json, written after every trial, so that a run that is cut off
-says as much as one that ended.
+Which arm comes next, and with how many steps, `tailgate.analysis.frontier.search` decides from the records so far and
+from the time that is left. What it decided stands in frontier.json, written after every trial, so that a run that is
+cut off says as much as one that ended.
 """
 
 from __future__ import annotations

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import socket
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tailgate.analysis.wording import counted
 from tailgate.loadtests.experiments.model import Experiment
@@ -17,7 +20,7 @@ from tailgate.loadtests.trials.environment import count_gpus, sees_gpu
 from tailgate.loadtests.trials.parity_texts import read_texts
 from tailgate.loadtests.workers.channel import channel_token
 from tailgate.servers.complaint import ConfigError, check_installed
-from tailgate.servers.config import ArmConfig, check_quantisation
+from tailgate.servers.config import ArmConfig, check_positions, check_quantisation
 from tailgate.servers.security import server_tls
 from tailgate.servers.splitter.envoy import envoy_path
 
@@ -65,6 +68,8 @@ def check_arm(config: ArmConfig) -> None:
     except ConfigError as error:
         raise ConfigError(f"arms.{config.name}.{error}") from None
     check_model(config.model.id)
+    if (folder := Path(config.model.id).expanduser()).is_dir() and not config.model.id.startswith("random:"):
+        _check_files(config, folder)
 
 
 def check_model(name: str) -> None:
@@ -82,6 +87,31 @@ def check_model(name: str) -> None:
         raise ConfigError(f'model.id "{name}" is neither a folder here nor a Hugging Face id: {remedy}')
     else:
         check_hub(name, "config.json", what=f'model.id "{name}" cannot be loaded')
+
+
+def positions_of(config: Mapping[str, Any]) -> int | None:
+    """Return how many positions the model of a config.json has; None where that says nothing of it."""
+    return config.get("max_position_embeddings") or config.get("n_positions")
+
+
+def _check_files(config: ArmConfig, folder: Path) -> None:
+    """Raise ConfigError unless the model's folder has weights, a tokenizer, and positions for the longest request."""
+    for what, names in (
+        ("weights", ("*.safetensors", "pytorch_model*.bin")),
+        ("tokenizer", ("tokenizer.*", "vocab.*", "spiece.*")),
+    ):
+        if not any(path for name in names for path in folder.glob(name)):
+            raise ConfigError(
+                f'model.id "{config.model.id}" has no {what} ({" or ".join(names)}): give the folder of a whole model'
+            )
+    try:
+        positions = positions_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f'model.id "{config.model.id}": config.json cannot be read ({error}): give the folder of a model'
+        ) from None
+    if isinstance(positions, int):
+        check_positions(config.model, config.engine, positions)
 
 
 def check_port(port: int, *, key: str, host: str = "127.0.0.1", remedy: str = "or give 0 for a free port") -> None:

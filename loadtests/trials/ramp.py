@@ -1,7 +1,7 @@
 """The ramp of a candidate: its traffic grows step by step, and goes back at once when something happens.
 
-`analysis.judging.ramp` says what ends a step. A change that the splitter did not take is sent again until it does, or
-until another program has set the weights.
+`tailgate.analysis.judging.ramp` says what ends a step. A change that the splitter did not take is sent again until it
+does, or until another program has set the weights.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from tailgate.servers.compiler.recorder import EagerCanary
-from tailgate.servers.complaint import ConfigError
-from tailgate.servers.config import Pooling
+from tailgate.servers.config import Pooling, check_positions
 from tailgate.servers.engine.model import readable_tokens
 from tailgate.servers.engine.scheduler import Step
 from tailgate.servers.engine.shapes import Kind, StepShape
@@ -43,12 +42,8 @@ class EncodeStep(nn.Module):
 
 class EncoderRunner(StepRunner):
     def _make_steps(self) -> Mapping[str, Callable[..., Tensors]]:
-        positions, longest = readable_tokens(self.model), self.arm.engine.max_prompt_tokens
-        if positions is not None and longest > positions:
-            raise ConfigError(
-                f'engine.max_prompt_tokens is {longest} but model.id "{self.arm.model.id}" reads {positions} tokens at '
-                f"most: set it to {positions} or less"
-            )
+        if (positions := readable_tokens(self.model)) is not None:
+            check_positions(self.arm.model, self.arm.engine, positions)
         # Models that count positions by their tokens know padding by its id.
         self._padding = int(getattr(self.model.config.get_text_config(), "pad_token_id", None) or 0)
         step = EncodeStep(self.model, self.arm.model.pooling)

@@ -132,6 +132,7 @@ GITHUB = Path(__file__).resolve().parents[2] / "deploy" / "github"
 WORKFLOW: dict[str, Any] = yaml.safe_load((GITHUB / "rollout.yml").read_text())
 JOB_STEPS: list[dict[str, Any]] = WORKFLOW["jobs"]["judge"]["steps"]
 STAND_IN = """#!/bin/sh
+[ "$1 $2 $3 $4" = "check serving/canary.toml --out runs" ] && exit CHECKED
 [ "$1 $2 $3 $4 $5" = "run serving/canary.toml --out runs --json" ] || exit 64
 LEAVES
 exit CODE
@@ -160,11 +161,14 @@ def asks(step: dict[str, Any], folder: Path, *, succeeded: bool) -> bool:
     return (succeeded or always) and (wanted is None or bool(outputs(folder).get(wanted[1])))
 
 
-def job(folder: Path, code: int, leaves: str = JUDGED, **changed: str) -> tuple[bool, str]:
-    """Run the steps with a `tailgate` that ends with `code`; return whether the job succeeds, and its output."""
+def job(folder: Path, code: int, leaves: str = JUDGED, *, checked: int = 0, **changed: str) -> tuple[bool, str]:
+    """Run the steps with a `tailgate` whose check ends with `checked` and whose run ends with `code`.
+
+    Return whether the job succeeds, and its output.
+    """
     program = folder / ".tailgate" / "bin" / "tailgate"
     program.parent.mkdir(parents=True)
-    program.write_text(STAND_IN.replace("LEAVES", leaves).replace("CODE", str(code)))
+    program.write_text(STAND_IN.replace("LEAVES", leaves).replace("CODE", str(code)).replace("CHECKED", str(checked)))
     program.chmod(0o755)
     succeeded, printed = True, ""
     for step in JOB_STEPS:
@@ -194,7 +198,7 @@ def job(folder: Path, code: int, leaves: str = JUDGED, **changed: str) -> tuple[
         (3, JUDGED, {"HOLD_WHEN_INCONCLUSIVE": "0"}, True, "::warning::INCONCLUSIVE"),
         (1, JUDGED, {}, False, "broke (exit code 1)"),
         (1, BROKEN, {}, False, "::error::the run itself broke (exit code 1)\n"),
-        (2, REFUSED, {}, False, "::error::the run itself broke (exit code 2)\n"),
+        (2, REFUSED, {}, False, "::error::serving/canary.toml cannot run: the step "),
         (1, REFUSED, {}, False, "::error::the run itself broke (exit code 1)\n"),
     ],
 )
@@ -207,6 +211,15 @@ def test_the_job_ends_as_the_verdict_does_and_shows_a_report_where_there_is_one(
     report = tmp_path / "summary.md"
     assert (report.read_text() if report.exists() else "") == ("# report\n" if leaves == JUDGED else "")
     assert outputs(tmp_path) == {"code": str(code)} | ({"report": "runs/one"} if leaves == JUDGED else {})
+
+
+def test_an_experiment_that_cannot_run_ends_the_job_before_its_run(tmp_path: Path) -> None:
+    succeeded, printed = job(tmp_path, 0, checked=2)
+    assert not succeeded
+    assert printed == (
+        "::error::serving/canary.toml cannot run: the line above says which setting to change (exit code 2)\n"
+    )
+    assert outputs(tmp_path) == {}
 
 
 def test_the_workflow_keeps_results_and_gives_a_fork_no_secret() -> None:

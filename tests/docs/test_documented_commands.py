@@ -113,6 +113,7 @@ def written(words: list[str]) -> list[str]:
             found.append(STANDS_FOR.get(word, word))
     found = [word.replace("ramp.candidate=NAME", "ramp.candidate=compiled-bucketed") for word in found]
     if "init" in words:  # which writes over nothing
+        Path("new.toml").unlink(missing_ok=True)
         found = [*(word for word in found if word != "my.toml"), "new.toml"]
     if "buckets" in words:  # an arm of that name
         found = [word.replace("canary.toml", "buckets.toml").replace("my.toml", "buckets.toml") for word in found]
@@ -305,6 +306,8 @@ LEFT = {
     "tailgate init my.toml": "asks at a terminal; tests/loadtests/commands answers",
     "make demo": "installs; `tailgate run demo` runs",
     "make test": "is this suite",
+    "python -m tests.fakes.http_servers": "serves; `tailgate run vllm` meets two of these",
+    "tailgate run my.toml --duration": "takes minutes; the same as of canary.toml",
     "vllm serve": "another project's server, on a GPU; `tailgate run vllm` meets two stand-ins",
     "tailgate ramp my.toml": "takes minutes; tests/e2e runs ramps",
     "tailgate frontier my.toml": "takes minutes; tests/e2e runs searches",

@@ -1,4 +1,7 @@
-"""A scripted HTTP/1.1 server on threads: it reads whole requests and answers with whatever bytes a test wants."""
+"""A scripted HTTP/1.1 server on threads: it reads whole requests and answers with whatever bytes a test wants.
+
+`python -m tests.fakes.http_servers PORT LOG [SECONDS]` stands in for a vLLM server, which compiles once for so long.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import json
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -117,12 +121,12 @@ class Listening:
 class HttpPeer(Listening):
     """`script` answers each request; when it returns False, the connection is closed."""
 
-    def __init__(self, script: Script, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, script: Script, tls: ssl.SSLContext | None = None, port: int = 0) -> None:
         self.script = script
         self.tls = tls
         self.requests: list[Request] = []
         self.connections = 0
-        super().__init__()
+        super().__init__(port)
 
     @property
     def address(self) -> str:
@@ -198,15 +202,15 @@ class CompilingServer:
         with self._log.open("a") as file:
             file.write(f"(EngineCore pid=77) INFO {moment} [fake.py:1] {message}\n")
 
-    def tokens(self, count: int) -> Iterator[bytes]:
+    def tokens(self, prompt: str, count: int) -> Iterator[bytes]:
         number = next(self._requests)
         for step in range(count):
             with self._device:
                 if number == self._at and step == 0:
                     time.sleep(self._seconds)
                     self.log(f"Compiling a graph for compile range (1, 8192) takes {self._seconds:.2f} s")
-                time.sleep(_STEP_S)
-            yield said("word ", finish="length" if step == count - 1 else None)
+            time.sleep(_STEP_S)
+            yield said(f"{prompt[step % len(prompt)]} ", finish="length" if step == count - 1 else None)
         yield usage(count)
 
     def script(self, request: Request) -> None:
@@ -214,6 +218,16 @@ class CompilingServer:
             request.send(plain("200 OK", b"{}"))
             return
         request.send(STREAM_HEAD)
-        for piece in self.tokens(request.json["max_tokens"]):
+        asked = request.json
+        for piece in self.tokens(str(asked.get("prompt") or asked["messages"]), asked["max_tokens"]):
             request.send(chunked(piece))
         request.send(chunked(DONE) + END)
+
+
+if __name__ == "__main__":
+    port, log, *compiles = sys.argv[1:]
+    server = CompilingServer(Path(log), compiles_at=150 if compiles else -1, compile_s=float(*compiles or ["0"]))
+    with HttpPeer(server.script, port=int(port)) as peer:
+        print(f"serving {peer.address}, log {log}", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            peer.threads[0].join()

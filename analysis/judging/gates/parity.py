@@ -1,7 +1,7 @@
 """Parity: the arm computes what the control does ([parity]).
 
 A managed arm is measured before the traffic (`parity.full`) and answers prompts after it. An external arm is asked for
-greedy answers (`analysis.judging.gates.greedy`).
+greedy answers (`tailgate.analysis.judging.gates.greedy`).
 """
 
 from __future__ import annotations

@@ -167,6 +167,21 @@ def test_the_load_of_too_few_requests_is_unknown() -> None:
     assert load_of(few, few + 1.0, everything, ~everything, seconds=300.0) is None
 
 
+@pytest.mark.parametrize(
+    ("first_s", "last_s", "overloaded"),
+    [(1.0, 30.0, True), (25.0, 60.0, True), (1.0, 4.0, False), (12.0, 12.0, False), (1.0, 1.0, False)],
+)
+def test_a_trial_too_short_for_windows_shows_an_overload_by_answers_that_outlast_it(
+    first_s: float, last_s: float, overloaded: bool
+) -> None:
+    start = np.linspace(0.0, 20.0, 60)
+    everything = np.ones(60, dtype=np.bool_)
+    found = load_of(start, start + np.linspace(first_s, last_s, 60), everything, ~everything, seconds=20.0)
+    assert (found is not None and found.overloaded) == overloaded
+    if found is not None:
+        assert found.answered_rps == pytest.approx(60 / (20.0 + last_s))
+
+
 CALM = Load(offered_rps=12.0, answered_rps=12.0, overloaded=False)
 OVER = Load(offered_rps=12.0, answered_rps=9.96, overloaded=True)
 

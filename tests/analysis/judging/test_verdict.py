@@ -82,10 +82,19 @@ class TestWords:
         other = check(name="overload", arm="compiled")
         assert "was late" not in headline({"bucketed": "PASS"}, [gate(arm="bucketed")], [other], "eager")
 
-    def test_no_length_is_advised_for_a_gate_that_an_overload_keeps_open(self):
-        gates = [gate(verdict="INCONCLUSIVE", needed_s=600.0, blocked_by=("overload",))]
-        advice = advise(gates, [check(name="overload", remedy="Lower the rate.")])
-        assert (advice.needed_s, advice.text) == (None, "Lower the rate.")
+    @pytest.mark.parametrize(
+        ("name", "needed_s", "text"),
+        [
+            ("overload", None, "Lower it."),
+            ("other work", None, "Lower it."),
+            ("cut requests", 600.0, "Lower it. A run"),
+        ],
+    )
+    def test_no_length_is_advised_while_a_check_that_none_passes_keeps_a_gate_open(self, name, needed_s, text):
+        gates = [gate("slo", "INCONCLUSIVE", needed_s=600.0), gate(verdict="INCONCLUSIVE", blocked_by=(name,))]
+        advice = advise(gates, [check(name=name, remedy="Lower it.")])
+        assert advice.needed_s == needed_s
+        assert advice.text.startswith(text)
 
     def test_a_gate_that_would_take_days_does_not_hide_how_soon_the_others_are_decided(self):
         slo = replace(gate("slo", "INCONCLUSIVE", needed_s=283_500.0), gate="slo p99_ttft_ms")
@@ -106,6 +115,8 @@ class TestWords:
             ([gate("recompile", "FAIL"), OPEN], [], None, "cannot turn the FAIL of compiled"),
             ([gate("recompile", "FAIL"), OPEN, replace(OPEN, arm="padded", needed_s=630.0)], [], 630.0, ""),
             ([gate("parity", "INCONCLUSIVE")], [], None, "`tailgate parity experiment.toml`"),
+            ([gate("parity", "INCONCLUSIVE", unseen=True)], [], None, "Greedy answers decide"),
+            ([gate("recompile", "INCONCLUSIVE", unseen=True)], [], None, "Only the log of the server"),
         ],
     )
     def test_advice_is_a_length_or_a_remedy(self, gates, checks, needed_s, words):
@@ -138,6 +149,7 @@ MISSED = failed("slo p99_ttft_ms", "slo")
         (failed("errors", "error"), {}, "`error`"),
         (SLOWER, {}, "`tailgate frontier experiment.toml`"),
         (MISSED, {}, "`tailgate frontier experiment.toml`"),
+        (MISSED, {"external": ["compiled"]}, 'traffic.arrivals = "saturation"'),
         (failed("parity", "parity"), {}, "`tailgate parity experiment.toml`"),
         (failed("memory ratio", "memory"), {}, "fewer slots"),
         (failed("ramp", "ramp"), {}, "ramp's line in the report"),

@@ -129,15 +129,19 @@ def test_a_gate_has_one_sentence_and_failed_gates_come_first(demo: Summary) -> N
     ]
 
 
-def test_the_next_command_is_that_of_a_remedy_of_a_blocking_check_or_a_longer_run(demo: Summary) -> None:
+def test_the_next_step_is_that_of_a_remedy_of_the_first_fault_or_a_longer_run(demo: Summary) -> None:
     assert brief_of(Model.of(demo)).next == "tailgate inspect experiment.toml --arm compiled-naive"
     advice = {"needed_s": 900.0, "text": "Longer.", "remedies": []}
-    undecided = gate("errors", "?", blocked_by=["other work"])
+    undecided = gate("errors", "?")
     design = demo["design"] | {"trials": 2}
     brief = brief_with(demo, undecided, advice=advice, design=design)
     assert brief.next == "tailgate run experiment.toml --set traffic.duration_s=480", "in whole minutes of each trial"
-    check = {"check": "other work", "ok": False, "reason": "Busy.", "remedy": "See `tailgate doctor`."}
-    assert brief_with(demo, undecided, advice=advice, validity=[check]).next == "tailgate doctor"
+    for text, step in (
+        ("See `tailgate doctor`. More.", "tailgate doctor"),
+        ("Cool it. Run `tailgate parity`.", "Cool it."),
+    ):
+        brief = brief_with(demo, undecided, advice={"needed_s": None, "text": text, "remedies": []})
+        assert (brief.next or brief.first_step) == step
     assert brief_with(demo, gate("errors", "?", verdict="PASS"), advice=advice, overall="PASS").next == ""
 
 

@@ -198,7 +198,7 @@ GATES = "\n[gates]\nquantiles = [0.9]\nmin_blocks = 18\n"
 
 def judged(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, dict]:
     code, summary, _ = run_command(capsys, "analyze", *arguments, "--json")
-    assert Summary.of(summary).document() == summary
+    assert {**Summary.of(summary).document(), "next": summary["next"]} == summary
     return code, summary
 
 

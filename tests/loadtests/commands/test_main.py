@@ -60,6 +60,11 @@ def test_help_imports_nothing_heavy() -> None:
     assert ended.stderr.splitlines()[-1] == "heavy set()"
 
 
+def test_without_words_it_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "Start here" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_every_command_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
@@ -70,7 +75,6 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], "Missing command: see `tailgate --help`"),
         (["run"], "Missing argument 'EXPERIMENT': see `tailgate run --help`"),
         (["run", "demo", "--set", "seed=x"], 'seed is "x": give a whole number'),
         (["run", f"{'x' * 300}.toml"], "File name too long"),
@@ -111,6 +115,7 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         (["check", "key.toml"], "trafic is unknown: did you mean traffic?"),
         (["run", "canry.toml"], '"canry.toml" does not exist: did you mean canary.toml? give a TOML file'),
         (["run", "dmeo"], '"dmeo" does not exist: did you mean demo? give a TOML file'),
+        (["run", "demo", "--rate=5"], "No such option: --rate: write --set traffic.rate=VALUE"),
         (["run", "demo", "--outt", "3"], "--outt (Possible options: --out, --quiet): see `tailgate run"),
         (
             ["inspect", "demo", "--arm", "compiled-nave"],

@@ -120,7 +120,7 @@ def test_init_asks_at_a_terminal_for_what_no_option_gives(
         (("--model", "random:tiny"), ("--rate is missing", "add --rate")),
         (("--model", "random:tiny", "--rate", "0"), ("--rate", "'0' is no number from 0.001")),
         (("--model", "./nowhere", "--rate", "1"), ('model.id "./nowhere" does not exist', "random:NAME")),
-        (SERVERS[:2], ("--url is given 1 times", "two servers")),
+        (SERVERS[:2], ("1 server given: write --url twice",)),
         (("a b.toml", "--model", "random:tiny"), ('PATH "a b.toml"', "letters")),
         (("there.toml/a.toml", "--model", "random:tiny", "--rate", "1"), ('"there.toml" is no folder',)),
         (("there.toml",), ('"there.toml" exists', "give another")),
@@ -165,6 +165,18 @@ def test_the_length_that_check_names_suffices_with_several_trials(
     _, _, out = run_command(capsys, "check", "demo", *settings)
     duration = out.split("--duration ")[1].strip().rstrip(".")
     assert run_command(capsys, "check", "demo", *settings, "--duration", duration, "--json")[1]["can_pass"]
+
+
+def test_check_warns_of_what_doctor_finds_and_of_one_server_in_two_arms(capsys: pytest.CaptureFixture[str]) -> None:
+    amiss = [item._asdict() for item in doctor.installed() if item.state != "ok"]
+    _, found, _ = run_command(capsys, "check", "demo", "--json")
+    assert [item for item in found["warnings"] if item not in amiss] == []
+    external = ("check", "external", "--json")
+    assert run_command(capsys, *external)[1]["warnings"] == []
+    same = "arms.candidate.address=http://127.0.0.1:8000/v1"
+    (warning,) = run_command(capsys, *external, "--set", same)[1]["warnings"]
+    assert warning["what"] == "arms.candidate.address"
+    assert "as arms.current.address" in warning["text"]
 
 
 def test_check_names_no_length_where_none_can_pass(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,14 +37,34 @@ def test_a_model_that_is_not_there_is_refused(model: str, tmp_path: Path) -> Non
     assert "random:NAME" in said
 
 
-def test_a_hub_id_and_a_folder_with_a_configuration_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_and_a_folder_of_a_whole_model_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text("{}")
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / name).touch()
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub_at(server))
         answer = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
         Thread(target=lambda: server.accept()[0].sendall(answer)).start()
         for name in ("unknown-id", str(tmp_path)):
             check_arm(arm(name))
+
+
+@pytest.mark.parametrize(
+    ("files", "config", "words"),
+    [
+        (("tokenizer.json",), "{}", "has no weights (*.safetensors"),
+        (("model.safetensors", "tokenizer_config.json"), "{}", "has no tokenizer (tokenizer.*"),
+        (("pytorch_model.bin", "vocab.txt"), "[]", "config.json cannot be read"),
+        (("pytorch_model.bin", "vocab.txt"), '{"n_positions": 8}', "has 8 positions: lower them to 8 together"),
+    ],
+)
+def test_a_folder_that_lacks_part_of_its_model_or_positions_is_refused(
+    files: tuple[str, ...], config: str, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(config)
+    for name in files:
+        (tmp_path / name).touch()
+    assert words in refusal(ConfigError, check_arm, arm(str(tmp_path)))
 
 
 def hub_at(server: socket.socket) -> str:
