@@ -222,8 +222,8 @@ def test_lengths_that_contradict_are_refused(options: dict[str, Any]) -> None:
 
 
 def made(**options: Any) -> Experiment:
-    none = {"duration": None, "until_decided": False, "at_most": None}
-    return planned(Path("demo"), (), "", **{**none, **options})
+    none = {"duration": None, "trace": "", "until_decided": False, "at_most": None}
+    return planned(Path("demo"), None, **{**none, **options})
 
 
 # --- doctor -----------------------------------------------------------------------------------------------------------

@@ -189,10 +189,6 @@ def test_a_run_starts_nothing_where_parity_fails_or_breaks(
     ("settings", "words"),
     [
         (["arms.compiled-naive.model.dtype=bfloat16"], ("arms.compiled-naive.model.dtype", "bfloat16", "float32")),
-        # a process with torch reads the artifact
-        pytest.param(
-            ["arms.compiled-padded.compile.artifact=/no/such/file"], ("/no/such/file",), marks=pytest.mark.process
-        ),
         (
             ["arms.compiled-padded.model.quantisation=int8-weight-only", "parity.texts=/no/texts.jsonl"],
             ("/no/texts.jsonl",),

@@ -144,7 +144,7 @@ def test_external_arms_go_direct_and_their_failures_and_no_token_are_recorded(
             request.send(STREAMED if request.line.startswith("POST") else plain("200 OK"))
         return None
 
-    with HttpPeer(scripted([plain("200 OK"), STREAMED])) as good, HttpPeer(failing) as bad:
+    with HttpPeer(scripted([STREAMED])) as good, HttpPeer(failing) as bad:
         twice = [good.address, good.address.replace("127.0.0.1", "localhost")]
         what = next_to_eager(
             {"name": "vllm", "address": twice}, {"name": "bad", "address": bad.address, "token_env": "VLLM_TOKEN"}
@@ -204,7 +204,7 @@ def test_an_external_arm_that_cannot_be_used_ends_the_run_before_anything_starts
         assert word in outcome.error
     logs = {path.name for path in (outcome.run_dir / "trial-01" / "logs").iterdir()}
     assert logs == {"watcher.log"}  # the machines are watched before anything starts on them
-    assert sum(request.line.startswith("POST") for request in peer.requests) <= len(replies)
+    assert sum(request.line.startswith("POST") for request in peer.requests) <= 2  # no traffic
 
 
 @pytest.fixture(scope="session")
