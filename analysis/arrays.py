@@ -38,6 +38,18 @@ def indices(mask: Bools) -> Ints:
     return np.concatenate([*index_parts(mask)])
 
 
+def row_parts(rows: slice | Ints | Bools, size: int) -> Iterator[slice | Ints]:
+    """Yield `rows` of `size` in parts of about a million: of a mask or numbers as numbers, of a slice as slices."""
+    if isinstance(rows, slice):
+        first, last, _ = rows.indices(size)
+        yield from (slice(first + part.start, first + part.stop) for part in parts(last - first))
+    elif rows.dtype == np.bool_:
+        yield from index_parts(np.asarray(rows, dtype=np.bool_))
+    else:
+        numbers: Any = rows
+        yield from (numbers[part] for part in parts(len(rows)))
+
+
 def counts_of(numbers: Ints, size: int) -> Ints:
     """Count each number below `size`, as `np.bincount` does, which would copy all numbers."""
     counts = np.zeros(size, dtype=np.int64)

@@ -159,8 +159,9 @@ def copy_faults(run: Run, arm: str, *, allowed_ms: float) -> list[str]:
     if run.account(arm).external or run.account(run.control).external:
         del asked["prompt tokens"]  # external servers count with tokenizers of their own
     counts: Counter[str] = Counter()
+    masks = [run.of_arm(name) for name in (arm, run.control)]
     for trial in run.trials:
-        arms = [requests.rows(run.of_arm(name), trial.number) for name in (arm, run.control)]
+        arms = [requests.rows(mask, trial.number) for mask in masks]
         for own, others in (arms, arms[::-1]):
             paired, last = in_pairs(requests.pair, own, own)
             counts["rows that name no pair"] += len(own) - len(paired)

@@ -6,13 +6,13 @@ Times are integer nanoseconds since the epoch on a clock that is monotonic withi
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tailgate.analysis.arrays import Bools, Floats, Ints, by_trial, indices, parts
+from tailgate.analysis.arrays import Bools, Floats, Ints, by_trial, indices, parts, row_parts
 from tailgate.analysis.records.request_columns import (
     ERROR,
     SCHEDULED,
@@ -95,12 +95,28 @@ class Requests(RequestColumns):
 
     def of_arm(self, name: str) -> Bools:
         """Mask the requests that went to the arm, shape (requests,)."""
-        return np.asarray(self.arm == (self.arms.index(name) if name in self.arms else -1))  # none has code -1
+        return np.asarray(self.arm == self._code(name))
 
     def rows(self, mask: Bools, trial: int) -> Ints:
         """Return the trial's requests in `mask`, ascending."""
-        found = (indices(mask[part] & (self.trial[part] == trial)) + np.int32(part.start) for part in parts(len(mask)))
-        return np.concatenate([np.zeros(0, dtype=np.int32), *found])
+        return self._rows(trial, lambda part: mask[part])
+
+    def sound(self, arm: str, trial: int) -> Ints:
+        """Return the arm's requests in the trial whose times are known and in order, ascending."""
+        code = self._code(arm)
+        return self._rows(trial, lambda part: (self.arm[part] == code) & ~self.broken[part])
+
+    def _rows(self, trial: int, chosen: Callable[[slice], Bools]) -> Ints:
+        """Return the trial's requests that `chosen` masks in a part of all rows."""
+        found = [np.zeros(0, dtype=np.int32)]
+        for part in parts(len(self)):
+            inside = self.trial[part] == trial
+            if inside.any():
+                found.append(indices(inside & chosen(part)) + np.int32(part.start))
+        return np.concatenate(found)
+
+    def _code(self, arm: str) -> int:
+        return self.arms.index(arm) if arm in self.arms else -1  # none has code -1
 
     def spans(self) -> dict[int, Span]:
         """Return the span of each trial's requests with times in order."""
@@ -119,13 +135,15 @@ class Requests(RequestColumns):
 
     def _tpot_ms(self, rows: slice | Ints | Bools) -> Floats:
         # Not a column, since it follows from others and takes memory. A failed request has its deadline, as in E2E.
-        each_ms, tokens = np.array(self.end_ms[rows]), self.output_tokens[rows]
-        each_ms -= self.first_ms[rows]
-        each_ms /= np.maximum(tokens - 1, 1)
-        each_ms[~self.ok[rows] | (tokens < 2) | (not self.has_tokens)] = math.nan
-        if self.has_tokens and (failed := self.failed[rows]).any():
-            each_ms[failed] = self.e2e_ms[rows][failed]
-        return each_ms
+        found: list[Floats] = [np.zeros(0, dtype=np.float32)]
+        for part in row_parts(rows, len(self)):
+            each_ms, tokens = self.end_ms[part] - self.first_ms[part], self.output_tokens[part]
+            each_ms /= np.maximum(tokens - 1, 1)
+            each_ms[~self.ok[part] | (tokens < 2) | (not self.has_tokens)] = math.nan
+            if self.has_tokens and (failed := self.failed[part]).any():
+                each_ms[failed] = self.e2e_ms[part][failed]
+            found.append(each_ms)
+        return np.concatenate(found)
 
 
 def requests_of(

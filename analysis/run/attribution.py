@@ -165,7 +165,7 @@ def _most_ns(periods: Windows, compiles: Windows, start_ns: Ints, end_ns: Ints) 
 
 
 def _of_trial(requests: Requests, arm: str, trial: int) -> Ints:
-    own = requests.rows(requests.of_arm(arm) & ~requests.broken, trial)
+    own = requests.sound(arm, trial)
     return own[np.argsort(requests.start_ns[own], kind="stable")]
 
 

@@ -89,8 +89,8 @@ class Silences:
 def servers_of(requests: Requests, trial: int) -> list[Server]:
     """Return every replica of every arm in the trial."""
     found: list[tuple[int, int, Ints]] = []
-    for arm in range(len(requests.arms)):
-        of_arm = requests.rows((requests.arm == arm) & ~requests.broken, trial)
+    for arm, name in enumerate(requests.arms):
+        of_arm = requests.sound(name, trial)
         replicas = requests.replica[of_arm]
         present = np.unique(replicas)
         known = present[present >= 0]

@@ -87,7 +87,7 @@ def excursions(requests: Requests, attribution: Attribution, *, arm: str, contro
     """
     found = [(np.zeros(0, dtype=np.int64), np.zeros(0))]
     for trial in np.unique(requests.trial).tolist():
-        own, base = (requests.rows(requests.of_arm(name), trial) for name in (arm, control))
+        own, base = (requests.sound(name, trial) for name in (arm, control))
         for rows in (own, base):
             quiet = rows[requests.ok[rows] & (attribution.cause[rows] == OTHER)]
             if (usual := usual_ms(requests, quiet)) is not None:

@@ -257,7 +257,7 @@ def _bins(run: Run, arm: str, bin_s: float) -> dict[str, list[Any]]:
     requests = run.requests
     found: dict[str, list[Any]] = {name: [] for name in _BINS}
     for trial in run.trials:
-        own = requests.rows(run.of_arm(arm) & ~requests.broken, trial.number)
+        own = requests.sound(arm, trial.number)
         since = (requests.start_ns[own] - trial.start_ns) // int(bin_s * SECOND)
         # Not a table of all bins, since a broken clock may say any time; mostly in order, so that few are sorted.
         numbers = np.unique(since[np.flatnonzero(np.diff(since, prepend=-1))])
