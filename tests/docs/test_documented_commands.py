@@ -1,18 +1,13 @@
-"""Every command in README and docs is run: to its end where that takes seconds, else until it starts something."""
+"""Every command in README and docs is run until it starts something, and those of one page to their end."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
-from collections import Counter
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,10 +25,9 @@ from tests.docs.commands import FIRST, ROOT, SECOND, Documented, commands, docum
 from tests.fakes import results
 from tests.fakes.command_line import parsed
 from tests.fakes.credentials import make_certificates
-from tests.fakes.http_servers import CompilingServer, HttpPeer
-from tests.fakes.processes import free_port
+from tests.fakes.processes import free_port, wait_for
 from tests.fakes.runs import FakeRun, write_run
-from tests.fakes.whole_run import FAKE_ARM, command, environment
+from tests.fakes.whole_run import command, environment
 
 ALL = documented()
 
@@ -292,137 +286,49 @@ def test_programs_of_the_project_have_the_flags_that_are_written() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-# --- The pages that a newcomer follows ------------------------------------------------------------------------------
-
-FOLLOWED = (
-    "README.md",
-    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "tutorial").glob("*.md")),
-    "docs/how-to/encoders.md",
-    "docs/how-to/locust.md",
-)
-# Commands of these pages that do not run here, and why. A name stands for all commands that begin so.
-LEFT = {
-    "tailgate init my.toml": "asks at a terminal; tests/loadtests/commands answers",
-    "make demo": "installs; `tailgate run demo` runs",
-    "make test": "is this suite",
-    "vllm serve": "another project's server, on a GPU; `tailgate run vllm` meets two stand-ins",
-    "tailgate ramp my.toml": "takes minutes; tests/e2e runs ramps",
-    "tailgate frontier my.toml": "takes minutes; tests/e2e runs searches",
-    "tailgate inspect my.toml": "the same as of canary.toml",
-    "tailgate parity canary.toml": "takes half a minute; tests/e2e runs it",
-    "tailgate run canary.toml --trace": "takes a published trace; traces are read above",
-    "tailgate run canary.toml --until-decided": "may take an hour; the README's ends with its four seconds of traffic",
-}
-
-
-def _sets(text: str) -> str:
-    return "".join(f" --set {setting}" for setting in text.split())
-
-
-def _traced(*arms: str) -> str:
-    """Settings by which arms are traced, and not compiled by C++, which takes minutes."""
-    return " ".join(f"{arm}compile.backend=eager {arm}compile.mode=default" for arm in arms)
-
-
-# What a command gets besides its own words: less time, less work, and a processor in place of cards. The first name
-# that a command begins with counts.
-QUICK = "traffic.duration_s=4 trials.count=1 trials.starting_at_once=4 machines.reference_s=0 "
-SMALL = (
-    "model.id=random:tiny model.dtype=float32 model.device=cpu engine.slots=2 engine.max_prompt_tokens=64 "
-    "engine.max_new_tokens=16 "
-)
-CANARY = f"{SMALL} arms.eager.model.device=cpu arms.compiled.model.device=cpu {_traced('arms.compiled.')}"
-MY = CANARY.replace("arms.compiled.", "arms.buckets.")
+# What the commands of docs/how-to/locust.md get besides their own words: less time, and no code of a C++ compiler.
 ADDED = {
-    "tailgate run demo": _sets(QUICK + _traced("arms.compiled-padded.", "arms.compiled-naive.")),
-    "tailgate run embed": _sets(
-        QUICK + _traced("arms.compiled-bucketed.", "arms.compiled-dynamic.", "arms.compiled-naive.")
-    ),
-    "tailgate run vllm": _sets(
-        f"{QUICK} traffic.length_scale=0.1 parity.prompts=2 "
-        "arms.eager.openai.tokenizer= arms.compiled.openai.tokenizer="
-    ),
-    "tailgate run canary.toml": _sets(QUICK + CANARY),
-    "tailgate run my.toml": _sets(QUICK + MY),
-    "tailgate check canary.toml": _sets(CANARY),
-    "tailgate check my.toml": _sets(MY),
-    "tailgate doctor": " --seconds 1",
-    "tailgate inspect canary.toml": _sets(CANARY),
-    "tailgate inspect --arm compiled-naive": _sets(_traced("")),
-    "tailgate serve": _sets(_traced("")),
     "tailgate serve --preset eager": "",
-    "locust -f loadtests/chat.py --host localhost:8080 --headless": " -t 4s -s 20",
-    "locust -f loadtests/chat.py": " --headless -u 8 -r 8 -t 4s -s 20 --records records",
+    "tailgate serve": " --set compile.backend=eager --set compile.mode=default",
+    "locust -f loadtests/chat.py --host localhost:8080 --headless": " -t 8s -s 20",
+    "locust": " --headless -u 8 -r 8 -t 8s -s 20 --records records",
 }
-# Programs of the pages in a folder of PATH. The reader's own experiments meet paced fake arms, which start in a moment;
-# `tailgate run demo`, `run embed`, `inspect` and `serve` meet real ones.
-WITH_FAKE_ARMS = (
-    "import sys; from tailgate.loadtests.commands.main import main; "
-    f"sys.exit(main(sys.argv[1:], arm_command=[sys.executable, {str(FAKE_ARM)!r}]))"
-)
-STAND_INS = {
-    "tailgate": f"""case "$1 $2" in
-    "run canary.toml" | "run my.toml") exec {sys.executable} -c {shlex.quote(WITH_FAKE_ARMS)} "$@" ;;
-    *) exec {sys.executable} -m tailgate.loadtests.commands.main "$@" ;;
-esac""",
-    "locust": f'exec {sys.executable} -m locust "$@"',
-    "jq": f"exec {sys.executable} -c 'import json, sys; json.load(sys.stdin)[sys.argv[1][1:]]' \"$@\"",
-}
-ENDS_WITH_A_VERDICT = ("tailgate run", "tailgate analyze", "tailgate inspect")
+PROGRAMS = {"tailgate": "tailgate.loadtests.commands.main", "locust": "locust"}
 
 
 class Followed:
-    """An empty folder in which a shell takes the lines of pages in order; servers go on in the background."""
+    """A folder in which a shell takes the lines of a page in order; servers go on in the background."""
 
-    def __init__(self, folder: Path, vllm: Sequence[int]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.serving: dict[str, subprocess.Popen[bytes]] = {}
         self.ports = {port: str(free_port()) for port in ("50051", "50052", "8080", "9901")}
-        addresses = zip(("eager", "compiled"), vllm, strict=True)
-        self.vllm = _sets(" ".join(f"arms.{arm}.address=http://127.0.0.1:{port}/v1" for arm, port in addresses))
-        self.runs = 0
-        programs = folder / "programs"
-        programs.mkdir()
-        for name, line in STAND_INS.items():
-            (programs / name).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
-            (programs / name).chmod(0o755)
-        self.environment = {**environment(), "PATH": f"{programs}:{os.environ['PATH']}"}
+        for name, module in PROGRAMS.items():
+            (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n', encoding="utf-8")
+            (folder / name).chmod(0o755)
+        self.environment = {**environment(), "PATH": f"{folder}:{os.environ['PATH']}"}
 
     def follow(self, item: Documented) -> None:
         text = re.sub("|".join(self.ports), lambda port: self.ports[port[0]], item.text)
-        for made in sorted(self.folder.glob("runs/*-canary"))[:1]:
-            text = text.replace(FIRST, made.name)
-        name = max((name for name in ADDED if item.text.startswith(name)), key=len, default="")
-        added = ADDED.get(name, "") + (self.vllm if name == "tailgate run vllm" else "")
-        text = re.sub(r"(?=\s+[#|]|$)", lambda _: added, text, count=1)  # before a comment or a pipe
+        text += next((added for name, added in ADDED.items() if item.text.startswith(name)), "")
         if item.text.startswith(("tailgate serve", "tailgate split --arm")):
             self.serve(item.text, text)
             return
-        self.runs += 1
-        before = set(self.folder.rglob("requests*.arrow"))
+        command = ["bash", "-c", text]
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", text],
-            **{"cwd": self.folder, "env": self.environment, "capture_output": True, "text": True, "timeout": 280},
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=280
         )
-        allowed = (0, 3, 99) if item.text.startswith(ENDS_WITH_A_VERDICT) else (0,)
-        assert done.returncode in allowed, f"{item}\n{text}\n{done.stderr[-2000:]}"
-        if item.text.startswith(("tailgate run", "locust")):
-            self.answered(set(self.folder.rglob("requests*.arrow")) - before, item)
-            shutil.rmtree(self.folder / "records", ignore_errors=True)
-
-    def answered(self, files: set[Path], item: Documented) -> None:
-        """Check that requests of every arm were recorded, and that none failed."""
-        rows = [row for path in files for row in read_table(path, REQUESTS)[0].to_pylist()]
-        seen = Counter((row["arm"], row["status"], row["error"]) for row in rows)
-        assert {status for _, status, _ in seen} == {"OK"}, f"{item}: {seen}"
-        one_in_ten = any("--weight compiled-padded=10" in text for text in self.serving)
-        assert len({arm for arm, _, _ in seen}) > 1 or one_in_ten, f"{item}: {seen}"
+        assert done.returncode == 0, f"{item}\n{text}\n{done.stderr[-2000:]}"
+        if item.text.startswith("locust"):
+            rows = [
+                row for path in self.folder.glob("records/*.arrow") for row in read_table(path, REQUESTS)[0].to_pylist()
+            ]
+            assert {row["status"] for row in rows} == {"OK"}, f"{item}\n{done.stderr[-2000:]}"
+            shutil.rmtree(self.folder / "records")
 
     def serve(self, text: str, line: str) -> None:
-        """Start the server unless it runs. A split takes the place of the one before, and has healthy replicas."""
+        """Start the server. A split takes the place of the one before, and has healthy replicas."""
         splits = text.startswith("tailgate split")
-        if text in self.serving:
-            return
         for before in [other for other in self.serving if splits and other.startswith("tailgate split")]:
             self.end(before)
         log = self.folder / f"server-{len(list(self.folder.glob('server-*')))}.log"
@@ -431,11 +337,12 @@ class Followed:
                 ["bash", "-c", f"exec {line}"], cwd=self.folder, env=self.environment, stdout=file, stderr=file
             )
         self.serving[text] = process
-        until = time.monotonic() + 240
-        while splits and "eager 1/1, compiled-padded 1/1" not in log.read_text():
+
+        def is_healthy() -> bool:
             assert process.poll() is None, log.read_text()
-            assert time.monotonic() < until, log.read_text()
-            time.sleep(0.1)
+            return not splits or "eager 1/1, compiled-padded 1/1" in log.read_text()
+
+        wait_for(is_healthy, 240, otherwise=log.read_text)
 
     def end(self, text: str) -> None:
         process = self.serving.pop(text)
@@ -443,25 +350,14 @@ class Followed:
         process.wait(60)
 
 
-@pytest.mark.timeout(900)
-def test_the_pages_that_a_newcomer_follows_can_be_followed(tmp_path: Path) -> None:
-    """Line by line, with servers behind: every run ends with a verdict, and no request of any arm fails."""
+@pytest.mark.timeout(600)
+def test_what_the_page_about_locust_shows_works_line_by_line(tmp_path: Path) -> None:
     (tmp_path / "loadtests").symlink_to(ROOT / "loadtests")
-    (tmp_path / "canary.toml").write_text(canary_of_the_page(), encoding="utf-8")
-    (tmp_path / "my.toml").write_text(canary_of_the_page().replace('"compiled"', '"buckets"'), encoding="utf-8")
-    left = set()
-    with contextlib.ExitStack() as stack:
-        servers = [
-            CompilingServer(tmp_path / log, compiles_at=-1, compile_s=0) for log in ("eager.log", "compiled.log")
-        ]
-        vllm = [stack.enter_context(HttpPeer(server.script)).port for server in servers]
-        followed = Followed(tmp_path, vllm)
-        stack.callback(lambda: [followed.end(text) for text in list(followed.serving)])
-        lines = {item.text: item for page in FOLLOWED for item in ALL if item.page == page and not item.named}
-        for item in lines.values():
-            name = next((name for name in LEFT if item.text.startswith(name)), None)
-            left.add(name)
-            if name is None:
+    followed = Followed(tmp_path)
+    try:
+        for item in ALL:
+            if item.page == "docs/how-to/locust.md" and not item.named:
                 followed.follow(item)
-    assert left - {None} == LEFT.keys()
-    assert followed.runs > 20
+    finally:
+        for text in list(followed.serving):
+            followed.end(text)
