@@ -14,12 +14,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tailgate.loadtests.traffic.schedule import Schedule
+from tailgate.servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
 from tailgate.servers.config import ArmConfig
 from tests.fakes.credentials import TLS, Watched, give, search, start
 from tests.fakes.processes import PATIENCE_S, Listener, family, free_port, listeners, unix_names
-from tests.fakes.whole_run import FAKE_ARM, ROOT, ended, requests, tailgate
+from tests.fakes.whole_run import FAKE_ARM, ROOT, ended, records, requests, tailgate
 
 ELSEWHERE = "127.0.0.2"
+BEHIND_NS = -3_200_000_000
 
 RUN = """
 name = "small"
@@ -48,17 +51,29 @@ def start_run(folder: Path, *arguments: str, duration_s: float, host: str, port:
     return start(folder, "run", tailgate("run", "small.toml", *arguments))
 
 
-def worker(folder: Path, master: str) -> subprocess.Popen[str]:
+def worker(folder: Path, master: str, *, clock_ns: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tailgate.loadtests.commands.main", "worker", "--master", master]
-    return start(folder, "worker", [*command, "--keep", "kept", "--trials", "1"])
+    clock = {ANCHOR_VARIABLE: str(ANCHOR_NS + clock_ns)}
+    return start(folder, "worker", [*command, "--keep", "kept", "--trials", "1"], **clock)
 
 
-def test_a_run_with_a_remote_worker_writes_no_secret(tmp_path: Path) -> None:
+def assert_on_schedule(trial: Path) -> None:
+    """Assert that the records of a worker 3.2 s behind are on the clock of the run: each where its schedule has it."""
+    account = json.loads((trial / "generator-0.json").read_text())
+    uncertainty_ns = account["clock"]["uncertainty_ns"]
+    assert abs(account["clock"]["offset_ns"] + BEHIND_NS) <= uncertainty_ns < 50_000_000
+    offsets = Schedule.read(trial / "schedule.arrow").offset_ns
+    for row in records(trial):
+        due_ns = account["start_ns"] + int(offsets[int(row["request_id"].split("-")[1])])
+        assert abs(row["scheduled_ns"] - due_ns) <= uncertainty_ns
+
+
+def test_a_run_with_a_remote_worker_on_another_clock_writes_no_secret(tmp_path: Path) -> None:
     pem = give(tmp_path, "127.0.0.1", ELSEWHERE)
     port = free_port()
     run = start_run(tmp_path, duration_s=4.0, host=ELSEWHERE, port=port)
     with Watched(tmp_path / "tmp") as watched:
-        load = worker(tmp_path, f"{ELSEWHERE}:{port}")
+        load = worker(tmp_path, f"{ELSEWHERE}:{port}", clock_ns=BEHIND_NS)
         watched.pids += [run.pid, load.pid]
         with ended(run, load):
             while run.poll() is None:
@@ -66,6 +81,8 @@ def test_a_run_with_a_remote_worker_writes_no_secret(tmp_path: Path) -> None:
             assert load.wait(PATIENCE_S) == 0
     assert run.returncode in (0, 3, 99), (tmp_path / "run.output").read_text()
     assert {row["status"] for path in tmp_path.glob("runs/*-small") for row in requests(path)} == {"OK"}
+    (trial,) = tmp_path.glob("runs/*-small/trial-01")
+    assert_on_schedule(trial)
     search(tmp_path, watched, pem)
     # Only what remote hosts must reach is at their address.
     places = {(item.address, "envoy" in item.command.split()[0]) for item in watched.sockets if item.port}
