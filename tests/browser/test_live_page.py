@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
@@ -266,21 +265,6 @@ def test_a_page_ends_as_its_run_did(
     if ended:
         assert "every arm died: see tailgate worker" in tab.text("#state")
         assert tab.text("#state code") == "tailgate worker"
-
-
-def test_a_killed_run_leaves_what_was_known_without_a_connection(run: WatchedRun, browser: Browser) -> None:
-    code = "import sys, pathlib, time; from tailgate.loadtests.page.server import PageServer as P; "
-    code += "p = P(pathlib.Path(sys.argv[1]), 0); p.open(); "
-    code += "print(f'http://127.0.0.1:{p.port}/', flush=True); time.sleep(600)"
-    command = [sys.executable, "-c", code, str(run.folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as page:
-        assert page.stdout is not None
-        tab = browser.open(page.stdout.readline().strip())
-        tab.wait_for(READY)
-        page.kill()
-    tab.wait_for_text("h1", "No connection")
-    assert "The run does not answer" in tab.text("[data-said]")
-    assert tab.text(".card.arm-0 h2") == "eager"
 
 
 def test_a_watched_run_ends_with_its_report_on_the_screen(tmp_path: Path, browser: Browser) -> None:

@@ -18,7 +18,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tailgate.servers.compiler.policy import compile_step, configure_compiler
 from tailgate.servers.compiler.recorder import CompileRecorder, Trigger
-from tailgate.servers.complaint import ConfigError
 from tailgate.servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from tailgate.servers.engine import attention
 from tailgate.servers.engine.device import read_memory
@@ -42,7 +41,6 @@ from tests.servers.engine.test_runner import (
     runner_for,
     serve,
 )
-from tests.servers.test_artifact import written
 
 __all__ = ["recorder"]
 
@@ -83,14 +81,6 @@ def test_arms_decode_like_generate_and_are_quiet_after_warm_up(preset: str, reco
     assert_quiet_and_greedy(runner, recorder)
     if preset in ("compiled-padded", "compiled-bucketed"):
         assert {"compile", "graph_capture"} <= warm
-
-
-@pytest.mark.parametrize("capture", [False, True])
-def test_blocks_run_compiled_on_a_gpu_whether_captured_or_not(capture: bool, recorder: CompileRecorder) -> None:
-    policy = CompileConfig(enabled=True, dynamic=False, fullgraph=True, regional=True, capture=capture)
-    arm = ArmConfig(name="regional", model=FLOAT32, shapes=ShapeConfig(kind="pad"), compile=policy, engine=ENGINE)
-    runner = runner_for(arm, recorder)
-    assert_quiet_and_greedy(runner, recorder)
 
 
 def test_a_captured_step_that_was_recorded_eagerly_is_not_called_compiled(recorder: CompileRecorder) -> None:
@@ -158,14 +148,6 @@ def test_an_arm_runs_on_the_gpu_that_it_is_given(preset: str, recorder: CompileR
         assert_quiet_and_greedy(runner, recorder)
     finally:
         torch.cuda.set_device(0)
-
-
-def test_the_naive_arm_recompiles_on_a_gpu_too(recorder: CompileRecorder) -> None:
-    arm = ArmConfig.from_preset("compiled-naive", model=FLOAT32, engine=ENGINE)
-    runner = runner_for(arm.replace(compile=arm.compile.replace(backend="aot_eager")), recorder)
-    recorder.drain()
-    serve(runner, jobs_for(runner.vocab_size, seed=3))
-    assert "recompile" in {event.kind for event in recorder.drain()}
 
 
 @pytest.mark.parametrize("preset", ["eager", "compiled-bucketed", "compiled-dynamic"])
@@ -332,15 +314,6 @@ def test_a_start_with_an_artifact_compiles_no_graph_anew(preset: str, tmp_path: 
         *("--set", f"compile.artifact={path}"),
     )
     assert {graph["cache"] for graph in found["graphs"]} == {"hit"}
-
-
-def test_an_artifact_of_another_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arm = ArmConfig.from_preset("compiled-padded", model=FLOAT32.replace(device="cuda"), engine=ENGINE)
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA Other")
-        shipped = written(arm, tmp_path / "other", elsewhere, on="cuda")
-    with pytest.raises(ConfigError, match="is for device NVIDIA Other and here it is"):
-        runner_for(shipped, CompileRecorder())
 
 
 def test_a_kernel_variant_is_an_event_when_it_is_first_launched_and_never_again(recorder: CompileRecorder) -> None:
