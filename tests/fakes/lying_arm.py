@@ -6,7 +6,6 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import grpc
@@ -26,7 +25,6 @@ Lie = Literal[
     "another name",
     "compiles twice",
     "compiles lost",  # and counted all the same
-    "compiles hidden",  # while serving: neither reported nor counted, nor in the trailers
     "compiles from the future",
     "compiles of negative length",
     "steps that go backwards",
@@ -38,8 +36,6 @@ _lies: dict[str, str] = {}
 
 
 class LyingArm(Arm):
-    _hidden = 0  # compiles that were not reported
-
     @property
     def lie(self) -> str:
         """The lie; empty for a replica that reports truly."""
@@ -48,8 +44,7 @@ class LyingArm(Arm):
     def publish(self, event: telemetry_pb2.TelemetryEvent) -> None:
         kind = event.WhichOneof("event")
         if kind == "compile":
-            if self.lie == "compiles lost" or (self.lie == "compiles hidden" and event.compile.phase == "serving"):
-                self._hidden += 1
+            if self.lie == "compiles lost":
                 return
             if self.lie == "compiles from the future":
                 event.compile.start_ns += _HOUR_NS
@@ -58,7 +53,7 @@ class LyingArm(Arm):
                 event.compile.start_ns, event.compile.end_ns = event.compile.end_ns, event.compile.start_ns
             if self.lie == "compiles twice":
                 super().publish(event)
-        if kind == "under_way" and self.lie in ("compiles lost", "compiles hidden"):
+        if kind == "under_way" and self.lie == "compiles lost":
             return
         if kind == "steps" and self.lie == "steps that go backwards":
             for record in event.steps.records:
@@ -75,8 +70,6 @@ class LyingArm(Arm):
             trailers["tokens"] += 5
         if self.lie == "times that go backwards":
             trailers["received"], trailers["end"] = trailers["end"] + _HOUR_NS, trailers["received"] - _HOUR_NS
-        if self.lie == "compiles hidden":
-            step = replace(step, stall_ns=0)
         super().trail(context, step, request_id, **trailers)
 
     def Generate(  # noqa: N802
@@ -100,8 +93,6 @@ class LyingArm(Arm):
         said = super().Snapshot(request, context)
         if self.lie == "another name":
             said.arm, said.replica = "eager", "eager-0"
-        if self.lie == "compiles hidden":
-            said.counters["compile_events"] -= self._hidden
         return said
 
 

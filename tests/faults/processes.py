@@ -160,8 +160,7 @@ def draw_signal(rng: random.Random, situation: Situation) -> Moment | None:
     return Moment(phase=phase, after_s=after_s, fault=Signal(number, role), lasts_s=lasts_s)
 
 
-# Without "compiles hidden", which only latencies show (docs/explanation/reliability.md).
-_COMPILES = tuple(lie for lie in LIES if lie.startswith("compiles") and lie != "compiles hidden")
+_COMPILES = tuple(lie for lie in LIES if lie.startswith("compiles"))
 _ANSWERS = tuple(lie for lie in LIES if not lie.startswith("compiles"))
 # With the others the candidate cannot be judged by what it reports, or does less work than the control.
 _MAY_PASS: tuple[Lie, ...] = (

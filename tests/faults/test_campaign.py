@@ -262,7 +262,7 @@ def test_growth_of_memory_and_open_files_is_a_miss_of_its_process() -> None:
     figures = {figure: day.growth(samples, figure, start_s=0.0, end_s=100.0) for figure in ("memory", "files")}
     sent = {"eager": 10, "compiled": 10}
     seen: dict[str, Any] = {"exit_code": 3, "complete": True, "planned": sent, "requests": sent}
-    seen |= {"processes": {"envoy #7": figures}, "left": [], "report_bytes": 1000}
+    seen |= {"processes": {"envoy #7": figures}, "left": []}
     memory, files = day.misses(seen, memory=True)
     assert memory.startswith("envoy #7: memory grew by 2.")
     assert files.startswith("envoy #7: 30 files")
