@@ -16,7 +16,6 @@ from pathlib import Path
 
 from tailgate.loadtests.traffic.schedule import Schedule
 from tailgate.servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
-from tailgate.servers.config import ArmConfig
 from tests.fakes.credentials import TLS, Watched, give, search, start
 from tests.fakes.processes import PATIENCE_S, Listener, family, free_port, listeners, unix_names
 from tests.fakes.whole_run import FAKE_ARM, ROOT, ended, records, requests, tailgate
@@ -111,7 +110,6 @@ def row_of(found: Listener, otherwise: str = "") -> str:
     for part, row in (
         ("commands.main import main", "the live page"),
         (str(FAKE_ARM), "an arm"),
-        ("tests.fakes.engine", "an arm"),
         ("--trial ", "Locust's master of a run"),
     ):
         if part in command:
@@ -159,14 +157,6 @@ def started(folder: Path, *command: str) -> Iterator[subprocess.Popen[str]]:
             raise
 
 
-def said(process: subprocess.Popen[str], folder: Path) -> dict[str, object]:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line, (folder / "stderr").read_text()
-    answer: dict[str, object] = json.loads(line)
-    return answer
-
-
 def test_a_run_listens_on_loopback_and_its_admin_interface_is_for_its_user(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(RUN.format(duration_s=2, traffic="workers = 2"))
     found: set[Listener] = set()
@@ -190,25 +180,11 @@ def test_a_run_listens_on_loopback_and_its_admin_interface_is_for_its_user(tmp_p
     assert not [item.address for item in found if not item.port and Path(item.address).exists()]
 
 
-def test_commands_by_hand_listen_on_loopback(tmp_path: Path) -> None:
-    config = tmp_path / "arm.json"
-    config.write_text(json.dumps(ArmConfig(name="eager").to_dict()))
-    serve = ["-m", "tests.fakes.engine", "answers", "--config", str(config), "--json"]
-    with started(tmp_path, *serve) as process:
-        said(process, tmp_path)
-        check(listeners(process.pid), {"an arm": 1})
-        assert len(family(process.pid)) >= 2  # its engine, to which a pair of sockets leads
-        assert unix_names(process.pid) == set()
-    with started(tmp_path, *serve, "--metrics-port", "free") as process:
-        where = said(process, tmp_path)
-        found = listeners(process.pid)
-        assert {(item.address, item.port) for item in found} == {
-            ("127.0.0.1", where[name]) for name in ("port", "metrics_port")
-        }
-
+def test_a_splitter_by_hand_listens_on_loopback(tmp_path: Path) -> None:
     split = ["-m", "tailgate.loadtests.commands.main", "split", "--arm", "eager=127.0.0.1:1", "--port", "0", "--json"]
     with started(tmp_path, *split) as process:
-        where = said(process, tmp_path)
+        assert process.stdout is not None
+        where = json.loads(process.stdout.readline())
         assert unix_names(process.pid) == {where["admin"]}
         found = listeners(process.pid)
         check(found, {"the splitter": 1, "Envoy's admin interface": 1})
