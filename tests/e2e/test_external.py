@@ -21,7 +21,6 @@ from tests.fakes.kubernetes import asked
 from tests.fakes.processes import free_port, wait_for
 from tests.fakes.production import Production
 from tests.fakes.simulated import GreedyServer
-from tests.fakes.simulated import serving as serving_greedy
 from tests.fakes.whole_run import ended, last_line, requests, summary_of, with_fake_arms
 
 EXPERIMENT = """
@@ -60,7 +59,7 @@ def test_equal_weights_pass_parity_and_other_weights_fail_it(tmp_path: Path) -> 
     control = GreedyServer(Server())
     same = GreedyServer(Server(name="compiled"))
     other = GreedyServer(Server(weights="two"))
-    with serving_greedy(control) as first, serving_greedy(same) as second, serving_greedy(other) as third:
+    with serving(control) as first, serving(same) as second, serving(other) as third:
         arms = [external("eager", first, "control = true")]
         arms += [external("compiled", second), external("other", third)]
         run_dir, verdict, output = judged_run(tmp_path, *arms, tokens=16, rate=4)
@@ -206,8 +205,7 @@ def test_a_candidate_that_dies_under_another_controller_fails_and_its_weights_st
     def answer(goal: str) -> dict[str, Any]:
         status, body = asked(port, "GET", f"/v1/judgement?for={goal}")
         assert status == 200, body
-        found: dict[str, Any] = json.loads(body)
-        return found
+        return json.loads(body)
 
     with Production(tmp_path) as production:
         admin = f"127.0.0.1:{production.ports['admin']}"

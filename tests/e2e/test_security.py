@@ -172,7 +172,6 @@ def test_a_run_listens_on_loopback_and_its_admin_interface_is_for_its_user(tmp_p
                         modes.add((stat.S_IMODE(place.parent.stat().st_mode), stat.S_IMODE(place.stat().st_mode)))
             time.sleep(0.05)
     assert run.returncode == 3, (tmp_path / "stderr").read_text()
-    assert run.stdout is not None
     assert json.loads(run.stdout.read())["needed_s"] > 2
     rows = {"an arm": 2, "the live page": 1, "the splitter": 1, "Envoy's admin interface": 1}
     check(found, {**rows, "Locust's master of a run": 1})
@@ -183,7 +182,6 @@ def test_a_run_listens_on_loopback_and_its_admin_interface_is_for_its_user(tmp_p
 def test_a_splitter_by_hand_listens_on_loopback(tmp_path: Path) -> None:
     split = ["-m", "tailgate.loadtests.commands.main", "split", "--arm", "eager=127.0.0.1:1", "--port", "0", "--json"]
     with started(tmp_path, *split) as process:
-        assert process.stdout is not None
         where = json.loads(process.stdout.readline())
         assert unix_names(process.pid) == {where["admin"]}
         found = listeners(process.pid)

@@ -259,8 +259,7 @@ def _evenly(first: int, last: int, count: int) -> list[int]:
     times = np.arange(count) * ((last - first) / max(1, count - 1)) + float(first)
     if count > 1:
         times[-1] = last
-    whole: list[int] = times.astype(np.int64).tolist()
-    return whole
+    return times.astype(np.int64).tolist()
 
 
 def _request(
@@ -350,7 +349,7 @@ GATES = {}
 
 def gate(kind: str = "noninferiority", verdict: str = "PASS", arm: str = "compiled", **more: Any) -> Gate:
     known = {"gate": kind, "value": 1.0, "limit": 1.1, "unit": "ratio", "reason": "It is so."}
-    return Gate(arm=arm, kind=kind, verdict=verdict, **known | more)  # type: ignore[arg-type]
+    return Gate(arm=arm, kind=kind, verdict=verdict, **known | more)
 
 
 def check(ok: bool = False, opens: tuple[str, ...] = ESTIMATES, name: str = "load generator", **more: Any) -> Check:
@@ -365,9 +364,9 @@ def comparison(**more: Any) -> Comparison:
         **{"arm": "compiled", "control": "eager", "metric": "e2e", "quantile": 0.99, "margin": 0.1, "alpha": 0.05},
         **{"ratio": 1.0, "blocks": 20, "groups": 8, "trials": 1, "requests": 1000},
     }
-    return Comparison(**known | more)  # type: ignore[arg-type]
+    return Comparison(**known | more)
 
 
 def share(missed: int, requests: int, verdict: str = "INCONCLUSIVE", **more: Any) -> ShareResult:
     known = {"allowed": 0.01, "low": 0.004, "high": 0.07, "design_effect": 1.0}
-    return ShareResult(missed=missed, requests=requests, verdict=verdict, **known | more)  # type: ignore[arg-type]
+    return ShareResult(missed=missed, requests=requests, verdict=verdict, **known | more)

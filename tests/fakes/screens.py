@@ -99,8 +99,7 @@ class Browser:
             raise BrowserError(f"no answer to {method}") from None
         if "error" in answer:
             raise BrowserError(f"{method}: {answer['error']['message']}")
-        result: dict[str, Any] = answer["result"]
-        return result
+        return answer["result"]
 
     def _read(self) -> None:
         waiting = b""

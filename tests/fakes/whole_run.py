@@ -104,18 +104,15 @@ def ended(*processes: subprocess.Popen[str]) -> Iterator[None]:
 
 def last_line(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     """Return the JSON that a command prints."""
-    line: dict[str, Any] = json.loads(done.stdout)
-    return line
+    return json.loads(done.stdout)
 
 
 def trial_facts(run_dir: Path, number: int = 1) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads((run_dir / f"trial-{number:02d}" / "trial.json").read_text())
-    return facts
+    return json.loads((run_dir / f"trial-{number:02d}" / "trial.json").read_text())
 
 
 def summary_of(run_dir: Path) -> dict[str, Any]:
-    summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
-    return summary
+    return json.loads((run_dir / "summary.json").read_text())
 
 
 def requests(run_dir: Path, trial: str = "trial-*") -> list[dict[str, Any]]:

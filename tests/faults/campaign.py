@@ -58,7 +58,6 @@ class LiveRun:
         self.sockets: set[Listener] = set()
 
     def pids(self, role: str) -> list[int]:
-        assert self._process is not None
         orchestrator = self._process.pid if self._process.poll() is None else 0
         return by_role(self.mark, orchestrator).get(role, [])
 

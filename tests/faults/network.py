@@ -16,7 +16,6 @@ from tests.faults.fault import (
     Moment,
     Setup,
     Situation,
-    default_arm,
     some_instant,
 )
 from tests.faults.relay import FAIR, VARIABLE, Weather, order
@@ -36,7 +35,6 @@ _RELAYED = str(Path(__file__).with_name("relay.py"))
 
 def _reach_by_relay(setup: Setup) -> None:
     """Put a relay in front of every arm; each writes the port of its orders to `relays/*.relay`."""
-    default_arm(setup)
     if _RELAYED not in setup.arm_command:
         setup.arm_command.insert(1, _RELAYED)
     (setup.folder / "relays").mkdir(exist_ok=True)

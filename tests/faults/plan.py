@@ -21,7 +21,7 @@ from tailgate.servers.clock import anchored_environment
 from tests.fakes.http_servers import CompilingServer, serving
 from tests.fakes.processes import free_port
 from tests.faults import machine, network, processes, storage
-from tests.faults.fault import CANDIDATE, FAKES, Draw, Family, Kind, Moment, Setup, Situation, Truth
+from tests.faults.fault import CANDIDATE, Draw, Family, Kind, Moment, Setup, Situation, Truth
 from tests.faults.processes import MARK
 
 # Where faults come from, by the name that the campaign's --families takes.
@@ -260,9 +260,8 @@ def companions(plan: Plan, mark: str, setup: Setup) -> Iterator[list[str]]:
 
 def command(setup: Setup, words: list[str]) -> list[str]:
     """Return the command line of the run, with fake arms in place of real ones."""
-    arm = setup.arm_command or [sys.executable, str(FAKES / "arm.py")]
     code = f"import sys; from tailgate.loadtests.commands.main import main; sys.exit(main({words!r}, arm_command="
-    return [sys.executable, "-c", f"{code}{[*arm, *setup.arm_flags]!r}))"]
+    return [sys.executable, "-c", f"{code}{[*setup.arm_command, *setup.arm_flags]!r}))"]
 
 
 def tailgate(*words: str) -> list[str]:

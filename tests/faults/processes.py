@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fakes.lying_arm import LIES, Lie
-from tests.faults import fault
+from tests.fakes.arm import LIES, Lie
 from tests.faults.fault import ARMS, CANDIDATE, CONTROL, Fault, Kind, Live, Moment, Setup, Situation, some_instant
 
 MARK = "TAILGATE_FAULTS_MARK"
@@ -183,8 +182,6 @@ class Lying(Fault):
         self._flags = ["--lie", f"{names[arm]}-0={lie}"]
 
     def arrange(self, setup: Setup) -> None:
-        fault.default_arm(setup)
-        setup.arm_command[-1] = str(fault.FAKES / "lying_arm.py")
         setup.arm_flags += self._flags
 
     def inject(self, live: Live) -> str:

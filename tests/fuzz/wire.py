@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import gevent
 import gevent.socket
@@ -249,7 +249,7 @@ def _telemetry(folder: Path, content: bytes, draws: random.Random) -> None:
         status.replicas["eager-0"] = ReplicaState()
         collector = Collector(folder, trial=1, status=status)
         try:
-            collector._take(_Follower(arm="eager", replica="eager-0", channel=cast(Any, None)), event)
+            collector._take(_Follower(arm="eager", replica="eager-0", channel=None), event)
             collector._flush()
         finally:
             collector.stop()

@@ -107,7 +107,7 @@ def test_quantised_arms_are_smaller_and_quiet_after_warm_up(
     wide = {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 4}
     wide = {**RANDOM_PRESETS["tiny"], **wide, "num_attention_heads": 16, "num_key_value_heads": 4}
     monkeypatch.setitem(RANDOM_PRESETS, "wide", wide)
-    model = ModelConfig(id="random:wide", device="cuda", dtype="bfloat16", quantisation=kind)  # type: ignore[arg-type]
+    model = ModelConfig(id="random:wide", device="cuda", dtype="bfloat16", quantisation=kind)
     runner = runner_for(ArmConfig.from_preset(preset, model=model, engine=ENGINE), recorder)
     warm = recorder.drain()
     held = [item for item in runner.model.parameters() if is_quantised(item)]
@@ -166,7 +166,7 @@ def test_windowed_and_chunked_prompts_are_right_on_a_gpu(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_long_contexts_are_split_and_stay_quiet(preset: str, dtype: str, recorder: CompileRecorder) -> None:
     engine = EngineConfig(slots=3, max_prompt_tokens=700, max_new_tokens=12, prefill_chunk=256)
-    model = ModelConfig(device="cuda", dtype=dtype)  # type: ignore[arg-type]
+    model = ModelConfig(device="cuda", dtype=dtype)
     runner = runner_for(ArmConfig.from_preset(preset, model=model, engine=engine), recorder)
     jobs, events = serve_long_prompts(runner, recorder)
     assert [(event.kind, event.shape) for event in events] == []
@@ -242,7 +242,7 @@ def test_two_measurements_of_a_card_agree() -> None:
     # Other tests may use the card meanwhile; figures of the host are noisier still.
     for figure in ("matmul_tflops", "read_gb_per_s"):
         assert second[figure] == pytest.approx(first[figure], rel=0.25)
-    assert first["seconds"] < 4.0  # type: ignore[operator]
+    assert first["seconds"] < 4.0
 
 
 def test_memory_is_read_without_waiting_for_the_device() -> None:
@@ -259,7 +259,7 @@ def test_memory_is_read_without_waiting_for_the_device() -> None:
     assert (read_memory(device, 2).peak_bytes or 0) == now, "the next peak counts from the last reading"
     del second
     torch.cuda.synchronize()
-    torch.cuda._sleep(2_000_000_000)  # type: ignore[no-untyped-call]  # cycles: about a second
+    torch.cuda._sleep(2_000_000_000)  # cycles: about a second
     took = []
     for at_ns in range(200):
         start = time.perf_counter()
@@ -298,8 +298,7 @@ def output_of(*words: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "tailgate.loadtests.commands.main", *words, "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    line: dict[str, Any] = json.loads(done.stdout)
-    return line
+    return json.loads(done.stdout)
 
 
 @pytest.mark.timeout(900)
