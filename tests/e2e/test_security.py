@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import signal
 import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from tailgate.loadtests.traffic.schedule import Schedule
 from tailgate.servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
 from tests.fakes.credentials import TLS, Watched, give, search, start
-from tests.fakes.processes import PATIENCE_S, Listener, family, free_port, listeners, unix_names
+from tests.fakes.processes import PATIENCE_S, Listener, free_port, listeners, unix_names, wait_for
 from tests.fakes.whole_run import FAKE_ARM, ROOT, ended, records, requests, tailgate
 
 ELSEWHERE = "127.0.0.2"
@@ -134,34 +131,12 @@ def check(found: set[Listener], rows: dict[str, int]) -> None:
     assert counted == rows, found
 
 
-@contextlib.contextmanager
-def started(folder: Path, *command: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, *command],
-        cwd=folder,
-        env={**{key: value for key, value in os.environ.items() if "TAILGATE" not in key}, "PYTHONPATH": str(ROOT)},
-        text=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=(folder / "stderr").open("w"),
-    )
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            for member in family(process.pid):
-                os.kill(member, signal.SIGKILL)
-            raise
-
-
 def test_a_run_listens_on_loopback_and_its_admin_interface_is_for_its_user(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(RUN.format(duration_s=2, traffic="workers = 2"))
     found: set[Listener] = set()
     modes: set[tuple[int, int]] = set()
-    with started(tmp_path, *tailgate("run", "small.toml", "--json")[1:]) as run:
+    run = start(tmp_path, "run", tailgate("run", "small.toml", "--json"))
+    with ended(run):
         while run.poll() is None:
             for item in listeners(run.pid) - found:
                 if item.command:  # empty between fork and exec
@@ -171,8 +146,9 @@ def test_a_run_listens_on_loopback_and_its_admin_interface_is_for_its_user(tmp_p
                         place = Path(item.address)
                         modes.add((stat.S_IMODE(place.parent.stat().st_mode), stat.S_IMODE(place.stat().st_mode)))
             time.sleep(0.05)
-    assert run.returncode == 3, (tmp_path / "stderr").read_text()
-    assert json.loads(run.stdout.read())["needed_s"] > 2
+    *_, last = (tmp_path / "run.output").read_text().splitlines()
+    assert run.returncode == 3, last
+    assert json.loads(last)["needed_s"] > 2
     rows = {"an arm": 2, "the live page": 1, "the splitter": 1, "Envoy's admin interface": 1}
     check(found, {**rows, "Locust's master of a run": 1})
     assert modes == {(0o700, 0o600)}
@@ -180,13 +156,15 @@ def test_a_run_listens_on_loopback_and_its_admin_interface_is_for_its_user(tmp_p
 
 
 def test_a_splitter_by_hand_listens_on_loopback(tmp_path: Path) -> None:
-    split = ["-m", "tailgate.loadtests.commands.main", "split", "--arm", "eager=127.0.0.1:1", "--port", "0", "--json"]
-    with started(tmp_path, *split) as process:
-        where = json.loads(process.stdout.readline())
-        assert unix_names(process.pid) == {where["admin"]}
+    split = ["split", "--arm", "eager=127.0.0.1:1", "--port", "0", "--json"]
+    process = start(tmp_path, "split", [sys.executable, "-m", "tailgate.loadtests.commands.main", *split])
+    with ended(process):
+        output = tmp_path / "split.output"
+        admin = json.loads(wait_for(lambda: re.search(r"^\{.*\}$", output.read_text(), re.M))[0])["admin"]
+        assert unix_names(process.pid) == {admin}
         found = listeners(process.pid)
         check(found, {"the splitter": 1, "Envoy's admin interface": 1})
-        assert where["admin"] in {item.address for item in found}
+        assert admin in {item.address for item in found}
 
 
 def test_every_row_of_the_table_that_listens_by_default_is_started_here() -> None:

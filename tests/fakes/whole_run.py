@@ -117,10 +117,7 @@ def summary_of(run_dir: Path) -> dict[str, Any]:
 
 def requests(run_dir: Path, trial: str = "trial-*") -> list[dict[str, Any]]:
     """Return the rows of all trials, or of one."""
-    rows: list[dict[str, Any]] = []
-    for path in sorted(run_dir.glob(f"{trial}/requests*.arrow")):
-        rows += read_table(path, REQUESTS)[0].to_pylist()
-    return rows
+    return [row for folder in sorted(run_dir.glob(trial)) for row in records(folder)]
 
 
 def children_of_this_process() -> set[str]:
