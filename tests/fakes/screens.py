@@ -71,14 +71,14 @@ class Browser:
         self._reader.join(timeout=5)
         os.close(self._to)
 
-    def open(self, url: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> Tab:
+    def open(self, url: str, *, width: int = 1280, dark: bool = False) -> Tab:
         """Open a page in a window of its own, and wait until it has loaded."""
         target = self.send("Target.createTarget", url="about:blank", newWindow=True)["targetId"]
         session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         tab = self._tabs[session] = Tab(self, session)
         for domain in ("Runtime", "Log", "Page"):
             tab.send(f"{domain}.enable")
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         tab.send("Emulation.setDeviceMetricsOverride", **size)
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         tab.send("Emulation.setEmulatedMedia", features=[feature])
@@ -152,8 +152,8 @@ class Tab:
         text = f"(document.querySelector({json.dumps(selector)})?.textContent ?? '')"
         self.wait_for(f"{text}.replace(/\\s+/g, ' ').includes({json.dumps(words)})")
 
-    def wait_for(self, expression: str, *, within_s: float = PATIENCE_S) -> None:
-        deadline = time.monotonic() + within_s
+    def wait_for(self, expression: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 if self.evaluate(f"!!({expression})"):
@@ -161,5 +161,5 @@ class Tab:
             except BrowserError:  # in the middle of a navigation
                 pass
             if time.monotonic() > deadline:
-                raise BrowserError(f"not within {within_s:g} s: {expression}; complaints: {self.complaints}")
+                raise BrowserError(f"not within {PATIENCE_S:g} s: {expression}; complaints: {self.complaints}")
             time.sleep(0.05)
