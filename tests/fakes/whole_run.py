@@ -128,16 +128,11 @@ def children_of_this_process() -> set[str]:
     return found
 
 
-def locust_command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "locust", "--only-summary", *arguments]
-
-
 def start_locust(*arguments: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        locust_command(*arguments),
+        [sys.executable, "-m", "locust", "--only-summary", *arguments],
         cwd=ROOT,
-        env=environment,
+        env=environment(),
         text=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

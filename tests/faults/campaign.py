@@ -27,7 +27,7 @@ from tests.fakes.processes import Listener, listeners
 from tests.faults import plan as arrangement
 from tests.faults import promises
 from tests.faults.fault import PHASES, Moment, Setup
-from tests.faults.plan import FAMILIES, KINDS, Plan, plan
+from tests.faults.plan import FAMILIES, Plan, plan
 from tests.faults.processes import ancestry, by_role, marked
 from tests.faults.promises import Answered, Command, Injected, Story, breaches
 
@@ -266,13 +266,12 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1, help="of the first run")
     parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
-    parser.add_argument("--kind", choices=KINDS, help="runs of one kind alone")
     parser.add_argument("--keep", type=Path, help="folder for the files of runs that broke a promise")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     broken = 0
     for seed in range(options.seed, options.seed + options.runs):
-        planned = plan(seed, families=options.families, kind=options.kind)
+        planned = plan(seed, families=options.families)
         print(planned, flush=True)
         broken += not holds(planned, options.keep)
     return int(broken > 0)

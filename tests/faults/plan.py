@@ -15,7 +15,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from tailgate.servers.clock import anchored_environment
 from tests.fakes.http_servers import CompilingServer, serving
@@ -32,7 +31,6 @@ FAMILIES: dict[str, Draw] = {
     "machine": machine.draw,
     "lies": processes.draw_lie,
 }
-KINDS: tuple[Kind, ...] = get_args(Kind)
 # How often each kind is planned; those that take minutes are rare.
 _WEIGHTS: dict[Kind, int] = {
     "run": 8,
@@ -80,13 +78,10 @@ class Plan:
         return f"seed {self.seed}: {self.family}, {self.kind} of a candidate that is {self.truth!r}: {wrong}"
 
 
-def plan(
-    seed: int, *, quick: bool = False, families: Sequence[str] = tuple(FAMILIES), kind: Kind | None = None
-) -> Plan:
+def plan(seed: int, *, quick: bool = False, families: Sequence[str] = tuple(FAMILIES)) -> Plan:
     """Draw the plan of the seed; one in twelve has no fault. `quick`: no long stop."""
     rng = random.Random(seed)
-    drawn: Kind = rng.choices(KINDS, [_WEIGHTS[item] for item in KINDS])[0]
-    kind = kind or drawn
+    kind: Kind = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
     truth: Truth = rng.choice(("good",) if kind == "external" else _ALL_TRUTHS)
     family: Family = rng.choices(("safety", "liveness", "none"), (7, 4, 1))[0]
     duration_s = 14.0 if kind == "ramp" else 5.0

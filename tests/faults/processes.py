@@ -170,7 +170,9 @@ _MAY_PASS: tuple[Lie, ...] = (
     "compiles from the future",
     "compiles of negative length",
 )
-_LIE_KINDS: tuple[Kind, ...] = ("run", "until-decided", "ramp", "workers", "remote worker")
+
+
+MANAGED: tuple[Kind, ...] = ("run", "until-decided", "ramp", "workers", "remote worker")  # every arm
 
 
 class Lying(Fault):
@@ -190,7 +192,7 @@ class Lying(Fault):
 
 def draw_lie(rng: random.Random, situation: Situation) -> Moment | None:
     """Draw a lie of one arm; only the candidate lies about compiles."""
-    if situation.kind not in _LIE_KINDS:
+    if situation.kind not in MANAGED:
         return None
     lie, arm = rng.choice(_ANSWERS + _COMPILES), rng.choice((CANDIDATE, CANDIDATE, CONTROL))
     if lie in _COMPILES:
