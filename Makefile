@@ -45,12 +45,12 @@ day: $(VENV)/installed-dev
 	$(BIN)/python -m tests.faults.day $(ARGS)
 
 # RUNS runs in which something goes wrong, planned from SEED on, held against every promise: some 20 s each, minutes where
-# something is stopped for long. A line a run, and the files of runs that broke a promise, go to build/faults.
+# something is stopped for long. The files of runs that broke a promise go to build/faults.
 RUNS := 300
 SEED := 1
 faults: $(VENV)/installed-dev
 	mkdir -p build/faults
-	$(BIN)/python -m tests.faults.campaign --runs $(RUNS) --seed $(SEED) --out build/faults/faults.jsonl --keep build/faults $(ARGS)
+	$(BIN)/python -m tests.faults.campaign --runs $(RUNS) --seed $(SEED) --keep build/faults $(ARGS)
 
 test-gpu: $(VENV)/installed-dev
 	$(BIN)/python -m pytest tests/gpu $(ARGS)

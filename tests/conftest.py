@@ -1,4 +1,4 @@
-"""Rules of every test: the time limit of the default suite and the closing line."""
+"""Rules of every test: the time limit of the default suite and the order of process tests."""
 
 from __future__ import annotations
 
@@ -57,19 +57,3 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
             pytrace=False,
         )
     return result
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say in one line what did not run, and how to run it."""
-    given = {Path(argument.partition("::")[0]).name for argument in terminalreporter.config.args}
-    folders = sorted(path.name for path in ROOT.iterdir() if any(path.glob("**/test_*.py")))
-    parts = []
-    if given >= set(DEFAULT):
-        parts.append(f"not in this suite: {', '.join(sorted(set(folders) - set(DEFAULT)))} (make test-all)")
-    reasons: dict[str, int] = {}
-    for report in terminalreporter.stats.get("skipped", ()):
-        reason = report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else "no reason"
-        reasons[reason] = reasons.get(reason, 0) + 1
-    parts += [f"skipped {count}: {reason}" for reason, count in sorted(reasons.items())]
-    if parts:
-        terminalreporter.write_line("; ".join(parts))

@@ -77,21 +77,3 @@ def test_a_wrong_key_or_value_is_not_valid(old: str, new: str) -> None:
     text = builtin_text("demo").replace(old, new)
     assert text != builtin_text("demo")
     assert wrong(tomllib.loads(text))
-
-
-def test_links_to_a_section_of_the_reference_lead_to_one() -> None:
-    headings = {
-        name.rpartition("/")[2]: {
-            re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-")
-            for line in text.splitlines()
-            if line.startswith("#")
-        }
-        for name, text in PAGES.items()
-        if name.endswith(".md")
-    }
-    links = [
-        (page.name, target, section)
-        for page in DOCS.glob("**/*.md")
-        for target, section in re.findall(r"reference/([\w-]+\.md)(?:#([\w-]+))?\)", page.read_text(encoding="utf-8"))
-    ]
-    assert [link for link in links if link[1] not in headings or link[2] not in ("", *headings[link[1]])] == []

@@ -15,15 +15,13 @@ from torch._inductor.utils import run_and_get_code
 from tailgate.servers.compiler.policy import compile_step, configure_compiler
 from tailgate.servers.compiler.recorder import CompileRecorder
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.config import ArmConfig, CompileConfig, EngineConfig, ShapeConfig
-from tailgate.servers.engine import step_runner
+from tailgate.servers.config import ArmConfig, CompileConfig, ShapeConfig
 from tailgate.servers.engine.model import join_weights
-from tailgate.servers.engine.runner import ModelRunner
 from tailgate.servers.inspect import EXIT_COMPILES, parse_shapes, unplanned_shapes
 from tailgate.servers.rpc.telemetry_pb2 import CompileEvent
 from tests.servers.compiler.test_policy import Gated, distance, in_float8
 from tests.servers.compiler.test_recorder import Function, announced, compiled, published, recorder, reset_compiler
-from tests.servers.test_artifact import ARM, shipped, tailgate, written
+from tests.servers.test_artifact import ARM, shipped, tailgate
 from tests.servers.test_inspect import ENCODER, ENGINE, inspection_of
 
 __all__ = ["announced", "published", "recorder", "shipped"]
@@ -99,21 +97,6 @@ def test_an_artifact_of_another_policy_is_refused_before_anything_starts(shipped
     setting = f"compile.artifact={shipped}"
     (line,) = tailgate("serve", "--preset", "compiled-padded", "--port", "0", "--set", setting, code=2).splitlines()
     assert "engine.slots" in line
-
-
-def test_an_artifact_of_another_machine_is_refused_before_the_model_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arm = ArmConfig.from_preset("compiled-padded", engine=EngineConfig(slots=1))
-    arm = arm.replace(model=arm.model.replace(device="cpu"))
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "OTHER")
-        arm = written(arm, tmp_path / "other.compiled", elsewhere)
-    loaded: list[object] = []
-    monkeypatch.setattr(step_runner, "load_model", loaded.append)
-    with pytest.raises(ConfigError, match="a processor with OTHER"):
-        ModelRunner(arm, CompileRecorder()).load()
-    assert loaded == []
 
 
 def second_length(folder: Path) -> tuple[str, list[bool]]:

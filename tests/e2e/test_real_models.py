@@ -8,7 +8,6 @@ import signal
 from collections import Counter
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 import torch
@@ -17,23 +16,16 @@ from transformers import AutoModel, AutoTokenizer
 from tailgate.analysis.records.schemas import COMPILE_EVENTS, STEPS
 from tailgate.analysis.records.tables import read_table
 from tailgate.loadtests.commands.main import main
-from tailgate.loadtests.trials.parity_processes import ParityRun
 from tailgate.servers.clock import now_ns
 from tailgate.servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig
-from tailgate.servers.rpc import inference_pb2, telemetry_pb2
-from tests.fakes.processes import PATIENCE_S, wait_for
-from tests.fakes.whole_run import console_script, experiment, last_line, requests, summary_of
+from tailgate.servers.rpc import telemetry_pb2
+from tests.fakes.processes import PATIENCE_S
+from tests.fakes.whole_run import console_script, last_line, requests, summary_of
 from tests.servers.front.replica import (
-    ENCODER,
-    ENCODER_ENGINE,
     ENGINE,
-    TEXTS,
-    Replica,
     ask,
-    assert_as_plain,
     count_tokens,
     embed,
-    embed_together,
     end_replicas,
     start,
 )
@@ -50,10 +42,6 @@ __all__ = ["end_replicas"]
 def naive() -> ArmConfig:
     arm = ArmConfig.from_preset("compiled-naive", engine=ENGINE)
     return arm.replace(compile=arm.compile.replace(backend="eager"))
-
-
-def encoder(preset: str, **engine: float) -> ArmConfig:
-    return ArmConfig.from_preset(preset, model=ENCODER, engine=ENCODER_ENGINE.replace(**engine))  # type: ignore[arg-type]
 
 
 def test_a_drained_replica_finishes_running_answers(tmp_path: Path) -> None:
@@ -100,47 +88,6 @@ def test_a_replica_records_no_request_of_its_own_and_reports_a_compile_while_it_
     assert event.end_ns > begun.start_ns
     list(call)
     watch.cancel()
-
-
-def test_cancelled_and_expired_texts_leave_the_batch_and_a_drained_replica_finishes_those_that_wait(
-    tmp_path: Path,
-) -> None:
-    replica = start(tmp_path, encoder("eager", max_wait_ms=4_000.0).replace(name="patient"))
-    replica.wait_warm()
-    assert_as_plain(TEXTS[:4], embed_together(replica, TEXTS[:4]))
-    (record,) = [record for record in replica.steps(1) if record.batch == 4][:1]
-    assert record.padded_batch == 4
-    with pytest.raises(grpc.RpcError) as caught:
-        replica.inference.Embed(inference_pb2.EmbedRequest(text="late"), timeout=0.3)
-    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    replica.wait_until_idle()
-    gone = replica.inference.Embed.future(inference_pb2.EmbedRequest(text="gone"), timeout=PATIENCE_S)
-    wait_for(lambda: replica.counters()["in_flight"])
-    gone.cancel()
-    replica.wait_until_idle()
-    assert_as_plain(TEXTS[1:5], embed_together(replica, TEXTS[1:5]))
-    waiting = replica.inference.Embed.future(inference_pb2.EmbedRequest(text="last"), timeout=PATIENCE_S)
-    wait_for(lambda: replica.counters()["in_flight"])
-    replica.process.send_signal(signal.SIGTERM)
-    assert waiting.result().tokens == 5
-    assert replica.process.wait(PATIENCE_S) == 0
-
-
-def serving_compiles(replica: Replica) -> list[telemetry_pb2.CompileEvent]:
-    events = replica.retained(telemetry_pb2.WatchRequest(compile_events=True))
-    return [event.compile for event in events if event.compile.phase == "serving"]
-
-
-def test_a_naive_encoder_recompiles_and_names_the_delayed_request(tmp_path: Path) -> None:
-    replica = start(tmp_path, encoder("compiled-naive"))
-    replica.wait_warm()
-    answer, trailer = embed(replica, "two words", request_id="first of its length")
-    assert_as_plain(("two words",), [answer])
-    assert int(trailer["tailgate-compile-stall-ns"]) > 0
-    (event, *_) = wait_for(lambda: serving_compiles(replica))
-    assert event.kind == "recompile"
-    assert event.shape == "encode 1x10"
-    assert list(event.request_ids) == ["first of its length"]
 
 
 TINY = """
@@ -240,22 +187,6 @@ def test_parity_of_the_real_model_from_the_command_line(tmp_path: Path, capsys: 
     assert outcome["facts"]["eager"]["dtypes"] == "bfloat16"
     (error,) = [item for item in outcome["control"]["findings"] if item["name"] == "control error"]
     assert 0.001 < error["value"] < error["limit"]
-
-
-@pytest.mark.timeout(900)
-def test_encoders_are_measured_by_the_engine_and_judged_by_their_vectors(tmp_path: Path) -> None:
-    what = experiment(
-        model={"id": "random:bert-tiny", "task": "embed"},
-        engine={"threads": 1, "slots": 4, "max_prompt_tokens": 24, "max_new_tokens": 128, "max_wait_ms": 2.0},
-        arms=[{"name": "padded", "preset": "eager-padded"}, {"name": "eager", "preset": "eager", "control": True}],
-    )
-    outcome = ParityRun(what, folder=tmp_path / "whole", shared_cache=tmp_path / "cache").run()
-    assert (outcome["verdict"], outcome["exit_code"], outcome["width"]) == ("PASS", 0, 128)
-    assert outcome["rows"] > 2 * outcome["texts"] > 0
-    (arm,) = outcome["arms"]
-    (cosine,) = [item for item in arm["findings"] if item["name"] == "cosine"]
-    assert cosine["value"] > 0.9999
-    assert not list(tmp_path.rglob("vectors.npy"))
 
 
 @pytest.mark.parametrize(("preset", "dtype"), [("eager-padded", "bfloat16"), ("compiled-bucketed", "float32")])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -16,19 +15,15 @@ from tailgate.analysis.summary.summary import analyze
 from tailgate.loadtests.trials import replicas
 from tailgate.loadtests.trials.frontier import FrontierSearch
 from tailgate.loadtests.trials.status import Status
-from tests.fakes.credentials import start
-from tests.fakes.processes import command_of, family, wait_for
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 from tests.fakes.whole_run import (
     FAKE_ARM,
     ROOT,
-    ended,
     experiment,
     last_line,
     requests,
     run,
     summary_of,
-    tailgate,
     trial_facts,
     with_fake_arms,
 )
@@ -158,17 +153,3 @@ def test_a_summary_is_the_same_bytes_whatever_the_hash_seed_and_threads(tmp_path
         command = [sys.executable, "-c", SUMMARIZE, str(directory), str(tmp_path / f"{number}.json")]
         subprocess.run(command, env=environment, check=True)
     assert (tmp_path / "1.json").read_bytes() == (tmp_path / "2.json").read_bytes()
-
-
-def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
-    settings = ("machines.reference_s=0", "traffic.duration_s=30", "traffic.block_s=2", "traffic.rate=8")
-    process = start(tmp_path, "run", tailgate("run", "demo", *(word for one in settings for word in ("--set", one))))
-    output = tmp_path / "run.output"
-    with ended(process):
-        wait_for(lambda: "traffic" in output.read_text() or process.poll() is not None, otherwise=output.read_text)
-        members = family(process.pid)[1:]
-        process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10.0) == 1
-    assert members
-    wait_for(lambda: not any(command_of(pid) for pid in members))

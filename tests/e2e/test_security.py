@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import signal
 import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from tailgate.servers.config import ArmConfig
+from tailgate.loadtests.traffic.schedule import Schedule
+from tailgate.servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
 from tests.fakes.credentials import TLS, Watched, give, search, start
-from tests.fakes.processes import PATIENCE_S, Listener, family, free_port, listeners, unix_names
-from tests.fakes.whole_run import FAKE_ARM, ROOT, ended, requests, tailgate
+from tests.fakes.processes import PATIENCE_S, Listener, free_port, listeners, unix_names, wait_for
+from tests.fakes.whole_run import FAKE_ARM, ROOT, ended, records, requests, tailgate
 
 ELSEWHERE = "127.0.0.2"
+BEHIND_NS = -3_200_000_000
 
 RUN = """
 name = "small"
@@ -48,17 +47,29 @@ def start_run(folder: Path, *arguments: str, duration_s: float, host: str, port:
     return start(folder, "run", tailgate("run", "small.toml", *arguments))
 
 
-def worker(folder: Path, master: str) -> subprocess.Popen[str]:
+def worker(folder: Path, master: str, *, clock_ns: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tailgate.loadtests.commands.main", "worker", "--master", master]
-    return start(folder, "worker", [*command, "--keep", "kept", "--trials", "1"])
+    clock = {ANCHOR_VARIABLE: str(ANCHOR_NS + clock_ns)}
+    return start(folder, "worker", [*command, "--keep", "kept", "--trials", "1"], **clock)
 
 
-def test_a_run_with_a_remote_worker_writes_no_secret(tmp_path: Path) -> None:
+def assert_on_schedule(trial: Path) -> None:
+    """Assert that the records of a worker 3.2 s behind are on the clock of the run: each where its schedule has it."""
+    account = json.loads((trial / "generator-0.json").read_text())
+    uncertainty_ns = account["clock"]["uncertainty_ns"]
+    assert abs(account["clock"]["offset_ns"] + BEHIND_NS) <= uncertainty_ns < 50_000_000
+    offsets = Schedule.read(trial / "schedule.arrow").offset_ns
+    for row in records(trial):
+        due_ns = account["start_ns"] + int(offsets[int(row["request_id"].split("-")[1])])
+        assert abs(row["scheduled_ns"] - due_ns) <= uncertainty_ns
+
+
+def test_a_run_with_a_remote_worker_on_another_clock_writes_no_secret(tmp_path: Path) -> None:
     pem = give(tmp_path, "127.0.0.1", ELSEWHERE)
     port = free_port()
     run = start_run(tmp_path, duration_s=4.0, host=ELSEWHERE, port=port)
     with Watched(tmp_path / "tmp") as watched:
-        load = worker(tmp_path, f"{ELSEWHERE}:{port}")
+        load = worker(tmp_path, f"{ELSEWHERE}:{port}", clock_ns=BEHIND_NS)
         watched.pids += [run.pid, load.pid]
         with ended(run, load):
             while run.poll() is None:
@@ -66,6 +77,8 @@ def test_a_run_with_a_remote_worker_writes_no_secret(tmp_path: Path) -> None:
             assert load.wait(PATIENCE_S) == 0
     assert run.returncode in (0, 3, 99), (tmp_path / "run.output").read_text()
     assert {row["status"] for path in tmp_path.glob("runs/*-small") for row in requests(path)} == {"OK"}
+    (trial,) = tmp_path.glob("runs/*-small/trial-01")
+    assert_on_schedule(trial)
     search(tmp_path, watched, pem)
     # Only what remote hosts must reach is at their address.
     places = {(item.address, "envoy" in item.command.split()[0]) for item in watched.sockets if item.port}
@@ -94,7 +107,6 @@ def row_of(found: Listener, otherwise: str = "") -> str:
     for part, row in (
         ("commands.main import main", "the live page"),
         (str(FAKE_ARM), "an arm"),
-        ("tests.fakes.engine", "an arm"),
         ("--trial ", "Locust's master of a run"),
     ):
         if part in command:
@@ -119,42 +131,12 @@ def check(found: set[Listener], rows: dict[str, int]) -> None:
     assert counted == rows, found
 
 
-@contextlib.contextmanager
-def started(folder: Path, *command: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, *command],
-        cwd=folder,
-        env={**{key: value for key, value in os.environ.items() if "TAILGATE" not in key}, "PYTHONPATH": str(ROOT)},
-        text=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=(folder / "stderr").open("w"),
-    )
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            for member in family(process.pid):
-                os.kill(member, signal.SIGKILL)
-            raise
-
-
-def said(process: subprocess.Popen[str], folder: Path) -> dict[str, object]:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line, (folder / "stderr").read_text()
-    answer: dict[str, object] = json.loads(line)
-    return answer
-
-
 def test_a_run_listens_on_loopback_and_its_admin_interface_is_for_its_user(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(RUN.format(duration_s=2, traffic="workers = 2"))
     found: set[Listener] = set()
     modes: set[tuple[int, int]] = set()
-    with started(tmp_path, *tailgate("run", "small.toml", "--json")[1:]) as run:
+    run = start(tmp_path, "run", tailgate("run", "small.toml", "--json"))
+    with ended(run):
         while run.poll() is None:
             for item in listeners(run.pid) - found:
                 if item.command:  # empty between fork and exec
@@ -164,38 +146,25 @@ def test_a_run_listens_on_loopback_and_its_admin_interface_is_for_its_user(tmp_p
                         place = Path(item.address)
                         modes.add((stat.S_IMODE(place.parent.stat().st_mode), stat.S_IMODE(place.stat().st_mode)))
             time.sleep(0.05)
-    assert run.returncode == 3, (tmp_path / "stderr").read_text()
-    assert run.stdout is not None
-    assert json.loads(run.stdout.read())["needed_s"] > 2
+    *_, last = (tmp_path / "run.output").read_text().splitlines()
+    assert run.returncode == 3, last
+    assert json.loads(last)["needed_s"] > 2
     rows = {"an arm": 2, "the live page": 1, "the splitter": 1, "Envoy's admin interface": 1}
     check(found, {**rows, "Locust's master of a run": 1})
     assert modes == {(0o700, 0o600)}
     assert not [item.address for item in found if not item.port and Path(item.address).exists()]
 
 
-def test_commands_by_hand_listen_on_loopback(tmp_path: Path) -> None:
-    config = tmp_path / "arm.json"
-    config.write_text(json.dumps(ArmConfig(name="eager").to_dict()))
-    serve = ["-m", "tests.fakes.engine", "answers", "--config", str(config), "--json"]
-    with started(tmp_path, *serve) as process:
-        said(process, tmp_path)
-        check(listeners(process.pid), {"an arm": 1})
-        assert len(family(process.pid)) >= 2  # its engine, to which a pair of sockets leads
-        assert unix_names(process.pid) == set()
-    with started(tmp_path, *serve, "--metrics-port", "free") as process:
-        where = said(process, tmp_path)
-        found = listeners(process.pid)
-        assert {(item.address, item.port) for item in found} == {
-            ("127.0.0.1", where[name]) for name in ("port", "metrics_port")
-        }
-
-    split = ["-m", "tailgate.loadtests.commands.main", "split", "--arm", "eager=127.0.0.1:1", "--port", "0", "--json"]
-    with started(tmp_path, *split) as process:
-        where = said(process, tmp_path)
-        assert unix_names(process.pid) == {where["admin"]}
+def test_a_splitter_by_hand_listens_on_loopback(tmp_path: Path) -> None:
+    split = ["split", "--arm", "eager=127.0.0.1:1", "--port", "0", "--json"]
+    process = start(tmp_path, "split", [sys.executable, "-m", "tailgate.loadtests.commands.main", *split])
+    with ended(process):
+        output = tmp_path / "split.output"
+        admin = json.loads(wait_for(lambda: re.search(r"^\{.*\}$", output.read_text(), re.M))[0])["admin"]
+        assert unix_names(process.pid) == {admin}
         found = listeners(process.pid)
         check(found, {"the splitter": 1, "Envoy's admin interface": 1})
-        assert where["admin"] in {item.address for item in found}
+        assert admin in {item.address for item in found}
 
 
 def test_every_row_of_the_table_that_listens_by_default_is_started_here() -> None:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, get_args
 
 import grpc
 from prometheus_client import start_http_server
@@ -30,9 +30,8 @@ from tailgate.servers.clock import now_ns
 from tailgate.servers.config import ArmConfig
 from tailgate.servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from tailgate.servers.security import is_bearer
-from tests.fakes.grpc_servers import SERVICE, add_inference, trailers
+from tests.fakes.grpc_servers import add_inference, trailers
 
-__all__ = ["SERVICE", "Arm", "FirstStep", "main"]
 TOKEN_S = 0.004
 
 
@@ -227,7 +226,87 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
         )
 
 
-class TokenGate(grpc.ServerInterceptor):  # type: ignore[misc]
+Lie = Literal[
+    "more tokens than came",  # output-tokens in the trailers
+    "every token twice",
+    "one token of all",  # and the trailers say that all were sent
+    "nothing at once",  # OK, without a token
+    "no trailers",
+    "late trailers",
+    "times that go backwards",  # in the trailers
+    "another name",
+    "compiles twice",
+    "compiles lost",  # and counted all the same
+    "compiles from the future",
+    "compiles of negative length",
+    "steps that go backwards",
+]
+LIES: tuple[Lie, ...] = get_args(Lie)
+LATE_S = 2.0
+_HOUR_NS = 3_600_000_000_000
+
+
+class LyingArm(Arm):
+    """Reports falsely, as `lie` says."""
+
+    lie = ""
+
+    def publish(self, event: telemetry_pb2.TelemetryEvent) -> None:
+        kind = event.WhichOneof("event")
+        if kind == "compile":
+            if self.lie == "compiles lost":
+                return
+            if self.lie == "compiles from the future":
+                event.compile.start_ns += _HOUR_NS
+                event.compile.end_ns += _HOUR_NS
+            if self.lie == "compiles of negative length":
+                event.compile.start_ns, event.compile.end_ns = event.compile.end_ns, event.compile.start_ns
+            if self.lie == "compiles twice":
+                super().publish(event)
+        if kind == "under_way" and self.lie == "compiles lost":
+            return
+        if kind == "steps" and self.lie == "steps that go backwards":
+            for record in event.steps.records:
+                record.step_id = 1_000_000 - record.step_id
+                record.start_ns, record.end_ns = record.end_ns - _HOUR_NS, record.start_ns - _HOUR_NS
+        super().publish(event)
+
+    def trail(self, context: grpc.ServicerContext, step: FirstStep, request_id: str, **trailers: Any) -> None:
+        if self.lie == "no trailers":
+            return
+        if self.lie == "late trailers":
+            time.sleep(LATE_S)
+        if self.lie == "more tokens than came":
+            trailers["tokens"] += 5
+        if self.lie == "times that go backwards":
+            trailers["received"], trailers["end"] = trailers["end"] + _HOUR_NS, trailers["received"] - _HOUR_NS
+        super().trail(context, step, request_id, **trailers)
+
+    def Generate(  # noqa: N802
+        self, request: inference_pb2.GenerateRequest, context: grpc.ServicerContext
+    ) -> Iterator[inference_pb2.GenerateChunk]:
+        if self.lie == "nothing at once":
+            at_ns = now_ns()
+            step = FirstStep(batch=0, start_ns=at_ns, end_ns=at_ns, stall_ns=0, length=len(request.token_ids.ids))
+            self.trail(context, step, request.request_id, received=at_ns, end=at_ns, tokens=request.max_tokens)
+            return
+        for number, chunk in enumerate(super().Generate(request, context)):
+            if self.lie == "one token of all" and number:
+                continue
+            yield chunk
+            if self.lie == "every token twice":
+                yield chunk
+
+    def Snapshot(  # noqa: N802
+        self, request: telemetry_pb2.SnapshotRequest, context: grpc.ServicerContext
+    ) -> telemetry_pb2.SnapshotResponse:
+        said = super().Snapshot(request, context)
+        if self.lie == "another name":
+            said.arm, said.replica = "eager", "eager-0"
+        return said
+
+
+class TokenGate(grpc.ServerInterceptor):
     """Refuses calls without the token, except health checks. The refusal repeats what was shown, as some servers do."""
 
     def __init__(self, token: str) -> None:
@@ -258,14 +337,14 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--compile-every-s", type=float, default=0.0)
     parser.add_argument("--whole", action="store_true")
     parser.add_argument("--answers", type=Path)
-    for name in ("die", "freeze", "token", "prefill-s"):
+    for name in ("die", "freeze", "token", "prefill-s", "lie"):
         parser.add_argument(f"--{name}", action="append", default=[], metavar="REPLICA=VALUE")
     for name in ("die-last", "fail-start", "never-ready"):
         parser.add_argument(f"--{name}", action="append", default=[], metavar="REPLICA")
     return parser
 
 
-def main(kind: type[Arm] = Arm) -> None:
+def main() -> None:
     options = parser().parse_args()
 
     def own(items: Sequence[str], otherwise: Any) -> str:
@@ -275,7 +354,9 @@ def main(kind: type[Arm] = Arm) -> None:
     if options.replica in options.fail_start:
         print("RuntimeError: the weights are missing", file=sys.stderr)
         sys.exit(3)
-    arm = kind(config, options.replica, stall_s=options.stall_s)
+    arm = LyingArm(config, options.replica, stall_s=options.stall_s)
+    arm.lie = own(options.lie, "")
+    assert arm.lie in ("", *LIES), f"a lie is one of {', '.join(LIES)}"
     arm.token = int(own(options.token, arm.token))
     arm.compile_every_s, arm.whole = options.compile_every_s, options.whole
     arm.dies = options.replica in options.die_last
@@ -286,7 +367,7 @@ def main(kind: type[Arm] = Arm) -> None:
     gates = [TokenGate(os.environ[options.token_env])] if options.token_env else []
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=96), interceptors=gates)
     checks = add_inference(server, arm, serving=False)
-    telemetry_pb2_grpc.add_TelemetryServicer_to_server(arm, server)  # type: ignore[no-untyped-call]
+    telemetry_pb2_grpc.add_TelemetryServicer_to_server(arm, server)
     port = server.add_insecure_port(f"{options.host}:{options.port}")
     # A list, not an Event: the handler runs inside the main thread, which may hold the Event's lock.
     stopped: list[int] = []

@@ -38,5 +38,5 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
 
 
 if __name__ == "__main__":
-    serve.serve_engine = partial(serve_engine, how=sys.argv[1])  # type: ignore[assignment]
+    serve.serve_engine = partial(serve_engine, how=sys.argv[1])
     sys.exit(serve.main(sys.argv[2:]))

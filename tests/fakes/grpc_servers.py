@@ -26,7 +26,7 @@ def trailers(**values: object) -> tuple[tuple[str, str], ...]:
     return tuple((f"tailgate-{key.replace('_', '-')}", str(value)) for key, value in values.items())
 
 
-class Health(health.HealthServicer):  # type: ignore[misc]
+class Health(health.HealthServicer):
     def answer(self, *, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse
         for name in ("", SERVICE):
@@ -49,7 +49,6 @@ def spawned(module: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str
     command = [sys.executable, "-m", module, *arguments]
     environment = os.environ | anchored_environment()
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment)
-    assert process.stdout is not None
     try:
         line = process.stdout.readline()
         assert line, f"{module} ended with exit code {process.wait(timeout=PATIENCE_S)} before it listened"

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import gevent
 import h2.config
@@ -19,7 +19,6 @@ import h2.events
 import h2.exceptions
 import h2.settings
 
-from tailgate.loadtests.clients.call import Call
 from tailgate.loadtests.clients.frames import literal
 from tailgate.loadtests.clients.grpc_call import GrpcCall
 from tailgate.loadtests.clients.inference import InferenceClient
@@ -27,7 +26,6 @@ from tailgate.servers.rpc.inference_pb2 import GenerateChunk, GenerateRequest
 from tests.fakes.http_servers import Listening
 from tests.fakes.processes import wait_for
 
-C = TypeVar("C", bound=Call)
 OK_TRAILERS = (("grpc-status", "0"),)
 
 
@@ -259,7 +257,7 @@ class RawPeer(Listening):
 until = partial(wait_for, sleep=gevent.sleep, every_s=0.001)  # greenlets run meanwhile
 
 
-def finished(call: C) -> C:
+def finished(call: Any) -> Any:
     until(lambda: call.status)
     return call
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 __all__ = ["CompilingServer", "serving"]
 
@@ -69,8 +69,7 @@ class Request:
 
     @property
     def json(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads(self.body)
-        return content
+        return json.loads(self.body)
 
     def send(self, data: bytes) -> None:
         with contextlib.suppress(OSError):
@@ -157,17 +156,9 @@ class HttpPeer(Listening):
         link.close()
 
 
-class Scripted(Protocol):
-    """A server whose `script` answers each request; clients find it at `path`."""
-
-    path: str
-
-    def script(self, request: Request) -> object: ...
-
-
 @contextlib.contextmanager
-def serving(server: Scripted) -> Iterator[str]:
-    """Serve until the block ends; yield the address."""
+def serving(server: Any) -> Iterator[str]:
+    """Let `server.script` answer each request until the block ends; yield the address with `server.path`."""
     with HttpPeer(server.script) as peer:
         yield f"http://127.0.0.1:{peer.port}{server.path}"
 

@@ -22,7 +22,7 @@ TEMPLATE = (
 )
 
 
-def make(folder: Path, *, hidden: int = 32, inner: int = 64, heads: int = 2) -> Path:
+def make(folder: Path, *, hidden: int = 32, inner: int = 64) -> Path:
     """Write the model, of one layer, into `folder`. Some servers need 32 or 64 dimensions a head."""
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = {token: number for number, token in enumerate((*SPECIAL, *(f"▁{word}" for word in WORDS)))}
@@ -36,7 +36,7 @@ def make(folder: Path, *, hidden: int = 32, inner: int = 64, heads: int = 2) -> 
     config = {
         **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float32", **ends},
         **{"vocab_size": len(vocabulary), "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": 1},
-        **{"num_attention_heads": heads, "num_key_value_heads": heads, "max_position_embeddings": 1024},
+        **{"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 1024},
     }
     tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     tables: dict[str, dict[str, Any]] = {

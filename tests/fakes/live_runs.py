@@ -17,6 +17,7 @@ from tailgate.analysis.settings.metrics import gate_label
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "demo" / "summary.json"
 SECOND = 1_000_000_000
 GIB = 1 << 30
+DURATION_S = 900.0
 START_NS = 1_700_000_000 * SECOND
 REASON = "tensor 'input_ids' size mismatch at index 1. expected 64, actual 81"
 
@@ -29,7 +30,6 @@ class WatchedRun:
     folder: Path
     naive: str = "compiled-naive"
     text: str = ""
-    duration_s: float = 900.0
     notes: list[str] = field(default_factory=list)
     compiling: float | None = None  # for how many seconds the last arm has been
     dead: tuple[str, ...] = ()  # arms
@@ -43,7 +43,7 @@ class WatchedRun:
             for index, arm in enumerate(self.arms)
         )
         head = f"name = {json.dumps(self.text or 'canary')}\n"
-        head += f'[traffic]\ndesign = "mirrored"\nduration_s = {self.duration_s}\n'
+        head += f'[traffic]\ndesign = "mirrored"\nduration_s = {DURATION_S}\n'
         head += "[gates]\nsequential = true\nmax_generator_lag_ms = 50.0\n"
         (self.folder / "experiment.toml").write_text(head + tables)
         self.writers = {
@@ -67,10 +67,10 @@ class WatchedRun:
             states[f"{self.naive}-0"] |= {"text": f"compiling for {self.compiling:.0f} s", "compiling": under_way}
         for arm in self.dead:
             states[f"{arm}-0"] |= {"stage": "dead", "text": "dead"}
-        traffic = f"{self.at_s} of {self.duration_s:g} s" if phase == "traffic" else ""
+        traffic = f"{self.at_s} of {DURATION_S:g} s" if phase == "traffic" else ""
         content = {
             **{"at_ns": self.now_ns(), "began_ns": START_NS - 60 * SECOND, "phase": phase, "detail": detail or traffic},
-            **{"trial": 1, "trials": 1, "planned": int(self.duration_s * 12), "duration_s": self.duration_s},
+            **{"trial": 1, "trials": 1, "planned": int(DURATION_S * 12), "duration_s": DURATION_S},
             "replicas": states,
             "load": {"finished": self.at_s * 12, "failed": self.at_s // 40, "t_s": float(self.at_s), "lag_ms": 3.1},
             **{"notes": self.notes, "ended": ended},

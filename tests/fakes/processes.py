@@ -8,12 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 import pytest
-
-T = TypeVar("T")
 
 PATIENCE_S = 120.0
 
@@ -25,13 +23,13 @@ def free_port() -> int:
 
 
 def wait_for(
-    condition: Callable[[], T],
+    condition: Callable[[], Any],
     within_s: float = PATIENCE_S,
     *,
     sleep: Callable[[float], object] = time.sleep,
     every_s: float = 0.02,
     otherwise: Callable[[], object] = str,
-) -> T:
+) -> Any:
     """Return the first answer of `condition` that is true.
 
     Raise AssertionError after `within_s` seconds, with what `otherwise` then returns. Greenlets run meanwhile where

@@ -112,7 +112,7 @@ class Production:
         options = [("grpc.max_reconnect_backoff_ms", 200), ("grpc.initial_reconnect_backoff_ms", 100)]
         address = f"127.0.0.1:{self.ports['split']}"
         with grpc.insecure_channel(address, options=options) as channel, ThreadPoolExecutor(64) as pool:
-            stub = inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
+            stub = inference_pb2_grpc.InferenceStub(channel)
             while not self._stopped.wait(rng.expovariate(self.rate)):
                 pool.submit(self._ask, stub, rng.randint(8, 120), rng.randint(2, 8))
 
@@ -126,6 +126,6 @@ class Production:
                 pass
             status = "OK"
         except grpc.RpcError as error:
-            status = error.code().name  # type: ignore[attr-defined]
+            status = error.code().name
         arm = str(dict(call.trailing_metadata() or ()).get("tailgate-arm", ""))
         self.answers.append(Answer(session, sent_s, time.time(), status, arm))

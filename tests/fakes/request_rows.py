@@ -78,8 +78,8 @@ def record(number: int = 0, **changes: object) -> RequestRecord:
         token_ns=np.array([10 * MS, 20 * MS, 30 * MS], dtype=np.int64),
     )
     served = {"compile_stall_ns": None, "server_recv_ns": 1_002 * MS, "server_end_ns": 1_100 * MS}
-    served |= {name: changes.pop(name) for name in SERVED_COLUMNS if name in changes}  # type: ignore[misc]
-    return base._replace(**changes, served=[served[name] for name in SERVED_COLUMNS])  # type: ignore[arg-type]
+    served |= {name: changes.pop(name) for name in SERVED_COLUMNS if name in changes}
+    return base._replace(**changes, served=[served[name] for name in SERVED_COLUMNS])
 
 
 def piped(descriptor: int, **settings: Any) -> Spool:

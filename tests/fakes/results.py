@@ -51,9 +51,9 @@ def traffic(
     ]
 
 
-def in_turn(requests: Sequence[Sent], users: int = 2) -> list[Sent]:
-    """Return the same requests as users send them who wait for their answers."""
-    free = [0.0] * users
+def in_turn(requests: Sequence[Sent]) -> list[Sent]:
+    """Return the same requests as two users send them who wait for their answers."""
+    free = [0.0, 0.0]
     sent = []
     for request in requests:
         user = int(np.argmin(free))

@@ -79,7 +79,6 @@ class FakeArm:
     padding: float = 4 / 3  # padded tokens over real ones, of its steps
     startup: Startup | None = None
     decode: float = 1.0  # its time by token, over that which `ratio` says
-    memory_bytes: Mapping[str, int] = field(default_factory=dict)  # what a replica reported after the traffic
 
 
 EAGER = FakeArm(name="eager", enabled=False)
@@ -103,7 +102,6 @@ class FakeRun:
     drift: float = 0.15  # spread of the shared drift, in log scale
     own_drift: float = 0.02  # spread of each arm's own, block by block
     own_rho: float = 0.0  # how much of its own drift the next block keeps
-    rho: float = 0.6  # how much of a block's drift the next one keeps
     complete: bool = True
     server_columns: bool = True
     telemetry: bool = True
@@ -180,7 +178,7 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
     count = int(run.rate * run.duration_s)
     offsets = np.sort(rng.uniform(0.0, run.duration_s, count))
     blocks = int(run.duration_s // 30) + 1
-    shared = _correlated(rng, blocks, run.drift, run.rho)
+    shared = _correlated(rng, blocks, run.drift, 0.6)
     own = {arm.name: _correlated(rng, blocks, run.own_drift, run.own_rho) for arm in run.arms}
     tokens = np.clip(rng.lognormal(3.0, 0.5, count), 2, 200).astype(int)
     shape = rng.standard_normal(count)
@@ -239,12 +237,6 @@ def _facts(run: FakeRun, number: int, start: int, count: int) -> dict[str, Any]:
         },
         "planned": {arm.name: count for arm in run.arms} if run.design == "mirrored" else {"*": count},
     }
-    if any(arm.memory_bytes for arm in run.arms):
-        trial["final"] = {}
-        for arm in run.arms:
-            compiles = arm.enabled * len(arm.startup.warmed if arm.startup else "1") + len(arm.compiles)
-            final = {"memory_bytes": dict(arm.memory_bytes), "counters": {"compile_events": compiles}}
-            trial["final"][f"{arm.name}-0"] = final
     return trial
 
 
@@ -259,8 +251,7 @@ def _evenly(first: int, last: int, count: int) -> list[int]:
     times = np.arange(count) * ((last - first) / max(1, count - 1)) + float(first)
     if count > 1:
         times[-1] = last
-    whole: list[int] = times.astype(np.int64).tolist()
-    return whole
+    return times.astype(np.int64).tolist()
 
 
 def _request(
@@ -350,7 +341,7 @@ GATES = {}
 
 def gate(kind: str = "noninferiority", verdict: str = "PASS", arm: str = "compiled", **more: Any) -> Gate:
     known = {"gate": kind, "value": 1.0, "limit": 1.1, "unit": "ratio", "reason": "It is so."}
-    return Gate(arm=arm, kind=kind, verdict=verdict, **known | more)  # type: ignore[arg-type]
+    return Gate(arm=arm, kind=kind, verdict=verdict, **known | more)
 
 
 def check(ok: bool = False, opens: tuple[str, ...] = ESTIMATES, name: str = "load generator", **more: Any) -> Check:
@@ -365,9 +356,9 @@ def comparison(**more: Any) -> Comparison:
         **{"arm": "compiled", "control": "eager", "metric": "e2e", "quantile": 0.99, "margin": 0.1, "alpha": 0.05},
         **{"ratio": 1.0, "blocks": 20, "groups": 8, "trials": 1, "requests": 1000},
     }
-    return Comparison(**known | more)  # type: ignore[arg-type]
+    return Comparison(**known | more)
 
 
 def share(missed: int, requests: int, verdict: str = "INCONCLUSIVE", **more: Any) -> ShareResult:
     known = {"allowed": 0.01, "low": 0.004, "high": 0.07, "design_effect": 1.0}
-    return ShareResult(missed=missed, requests=requests, verdict=verdict, **known | more)  # type: ignore[arg-type]
+    return ShareResult(missed=missed, requests=requests, verdict=verdict, **known | more)

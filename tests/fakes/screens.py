@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -55,7 +54,6 @@ class Browser:
             pass_fds=(from_us, to_us),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,
         )
         os.close(from_us)
         os.close(to_us)
@@ -73,19 +71,17 @@ class Browser:
         self._reader.join(timeout=5)
         os.close(self._to)
 
-    def kill(self) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-    def open(self, url: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> Tab:
+    def open(self, url: str, *, width: int = 1280, dark: bool = False) -> Tab:
         """Open a page in a window of its own, and wait until it has loaded."""
         target = self.send("Target.createTarget", url="about:blank", newWindow=True)["targetId"]
         session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         tab = self._tabs[session] = Tab(self, session)
         for domain in ("Runtime", "Log", "Page"):
             tab.send(f"{domain}.enable")
-        tab.resize(width, height)
-        tab.prefer(dark=dark)
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        tab.send("Emulation.setDeviceMetricsOverride", **size)
+        feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        tab.send("Emulation.setEmulatedMedia", features=[feature])
         tab.send("Page.navigate", url=url)
         tab.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'")
         return tab
@@ -103,8 +99,7 @@ class Browser:
             raise BrowserError(f"no answer to {method}") from None
         if "error" in answer:
             raise BrowserError(f"{method}: {answer['error']['message']}")
-        result: dict[str, Any] = answer["result"]
-        return result
+        return answer["result"]
 
     def _read(self) -> None:
         waiting = b""
@@ -157,8 +152,8 @@ class Tab:
         text = f"(document.querySelector({json.dumps(selector)})?.textContent ?? '')"
         self.wait_for(f"{text}.replace(/\\s+/g, ' ').includes({json.dumps(words)})")
 
-    def wait_for(self, expression: str, *, within_s: float = PATIENCE_S) -> None:
-        deadline = time.monotonic() + within_s
+    def wait_for(self, expression: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 if self.evaluate(f"!!({expression})"):
@@ -166,12 +161,5 @@ class Tab:
             except BrowserError:  # in the middle of a navigation
                 pass
             if time.monotonic() > deadline:
-                raise BrowserError(f"not within {within_s:g} s: {expression}; complaints: {self.complaints}")
+                raise BrowserError(f"not within {PATIENCE_S:g} s: {expression}; complaints: {self.complaints}")
             time.sleep(0.05)
-
-    def resize(self, width: int, height: int) -> None:
-        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-
-    def prefer(self, *, dark: bool) -> None:
-        feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.send("Emulation.setEmulatedMedia", features=[feature])

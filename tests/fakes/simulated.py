@@ -34,7 +34,6 @@ class GreedyServer:
     path = "/v1"
     server: Server
     token: str = ""
-    empty: bool = False
     bodies: list[dict[str, Any]] = field(default_factory=list)
     _times: Counter[int] = field(default_factory=Counter)
 
@@ -51,7 +50,7 @@ class GreedyServer:
         prompt = zlib.crc32(json.dumps(body.get("prompt") or body.get("messages")).encode())
         self._times[prompt] += 1
         made = self.server.answer(0, prompt, self._times[prompt])
-        count = 0 if self.empty else min(int(body["max_tokens"]), made.asked)
+        count = min(int(body["max_tokens"]), made.asked)
         words = [f" {word}" for word in made.text.split()[:count]]
         events = [event({"choices": [{"index": 0, "text": word, "finish_reason": None}]}) for word in words]
         events.append(event({"choices": [{"index": 0, "text": "", "finish_reason": "length"}]}))

@@ -28,7 +28,7 @@ def main() -> None:
     import grpc
     from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-    class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    class Server(service_pb2_grpc.GRPCInferenceServiceServicer):
         def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: N802
             return service_pb2.ServerReadyResponse(ready=True)
 

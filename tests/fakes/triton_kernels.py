@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def increment(values, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+@triton.jit
+def increment(values, count, BLOCK: tl.constexpr):  # noqa: N803
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(values + place, tl.load(values + place, mask=place < count) + 1, mask=place < count)
 

@@ -104,26 +104,20 @@ def ended(*processes: subprocess.Popen[str]) -> Iterator[None]:
 
 def last_line(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     """Return the JSON that a command prints."""
-    line: dict[str, Any] = json.loads(done.stdout)
-    return line
+    return json.loads(done.stdout)
 
 
 def trial_facts(run_dir: Path, number: int = 1) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads((run_dir / f"trial-{number:02d}" / "trial.json").read_text())
-    return facts
+    return json.loads((run_dir / f"trial-{number:02d}" / "trial.json").read_text())
 
 
 def summary_of(run_dir: Path) -> dict[str, Any]:
-    summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
-    return summary
+    return json.loads((run_dir / "summary.json").read_text())
 
 
 def requests(run_dir: Path, trial: str = "trial-*") -> list[dict[str, Any]]:
     """Return the rows of all trials, or of one."""
-    rows: list[dict[str, Any]] = []
-    for path in sorted(run_dir.glob(f"{trial}/requests*.arrow")):
-        rows += read_table(path, REQUESTS)[0].to_pylist()
-    return rows
+    return [row for folder in sorted(run_dir.glob(trial)) for row in records(folder)]
 
 
 def children_of_this_process() -> set[str]:
@@ -134,16 +128,11 @@ def children_of_this_process() -> set[str]:
     return found
 
 
-def locust_command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "locust", "--only-summary", *arguments]
-
-
 def start_locust(*arguments: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        locust_command(*arguments),
+        [sys.executable, "-m", "locust", "--only-summary", *arguments],
         cwd=ROOT,
-        env=environment,
+        env=environment(),
         text=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -1,18 +1,16 @@
 """A day of traffic in one run: `python -m tests.faults.day --requests 1000000`. What grows?
 
-Two paced arms, of which one compiles every `--compile-s`, get `--rate` requests/s each, and a reader follows the
-live page. Every process of the run is sampled each second. The exit status is 0 where the summary is
-complete, no process is left and nothing grew; stderr names the misses.
+Two paced arms, of which one compiles every `--compile-s`, get `--rate` requests/s each. Every process of the run is
+sampled each second. The exit status is 0 where the summary is complete, no process is left and nothing grew; stderr
+names the misses.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import http.client
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -28,24 +26,20 @@ import psutil
 
 from tests.fakes.whole_run import ROOT, tailgate
 
-LARGEST_REPORT = 6_000_000  # bytes
 WARM_SHARE = 0.1  # of the traffic, after which nothing is to grow
 MOST_GROWTH = 0.02
 # What may grow by more: the page's charts fill up to 900 samples, and an interim analysis holds all records.
 PAGE_BYTES = 6 << 20
 INTERIM_BYTES = 1000  # a request
 _GONE_S = 10.0
-_PAGE = re.compile(r"live page: (http://[!-~]+)")
 
 EXPERIMENT = """\
 name = "day"
 seed = 24
 [model]
-id = "random:tiny"
 dtype = "float32"
 device = "cpu"
 [engine]
-slots = 8
 max_prompt_tokens = 192
 max_new_tokens = 4
 [[arms]]
@@ -58,7 +52,6 @@ preset = "compiled-padded"
 [traffic]
 duration_s = {duration_s}
 rate = {rate}
-workload = "conversation"
 length_scale = 0.01
 timeout_s = 30
 workers = 2
@@ -134,17 +127,6 @@ def growth(samples: Sequence[Sample], figure: str, *, start_s: float, end_s: flo
     return (statistics.median(first), statistics.median(last)) if first and last else None
 
 
-def follow(url: str) -> None:
-    """Read the events of the page until the server ends."""
-    address = http.client.urlsplit(url)
-    with contextlib.suppress(OSError, http.client.HTTPException):
-        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
-        connection.request("GET", "/events")
-        answer = connection.getresponse()
-        while answer.read1(65536):
-            pass
-
-
 def run_day(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run the day in the folder and return what was seen of it."""
     duration_s = options.requests / 2 / options.rate
@@ -163,10 +145,6 @@ def run_day(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             text=True,
         )
         watch = Watch(process.pid)
-        while (page := _PAGE.search(log.read_text())) is None and process.poll() is None:
-            time.sleep(0.5)
-        if page is not None:
-            threading.Thread(target=follow, args=(page[1],), daemon=True).start()
         output = process.communicate()[0]
         left = watch.stop()
     if not output:
@@ -186,7 +164,6 @@ def run_day(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             name: {figure: growth(kept, figure, start_s=start_s, end_s=end_s) for figure in ("memory", "files")}
             for name, kept in watch.samples.items()
         },
-        "report_bytes": (run_dir / "report.html").stat().st_size,
     }
 
 
@@ -209,8 +186,6 @@ def misses(seen: Mapping[str, Any], *, memory: bool) -> list[str]:
             found.append(f"{name}: {files:g} files were open, and {files_last:g}")
     if seen["left"]:
         found.append(f"processes are left: {', '.join(seen['left'])}")
-    if seen["report_bytes"] > LARGEST_REPORT:
-        found.append(f"the report has {seen['report_bytes']} bytes, more than {LARGEST_REPORT}")
     return found
 
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from tests.fakes.whole_run import FAKE_ARM
+
 Kind = Literal["run", "until-decided", "ramp", "workers", "remote worker", "external"]
 Truth = Literal["good", "naive", "slow", "other answers", "dies"]
 Family = Literal["safety", "liveness", "none"]
 Live = Any  # tests.faults.campaign.LiveRun, which imports this module
 
-FAKES = Path(__file__).resolve().parents[1] / "fakes"
 CONTROL, CANDIDATE = "control", "candidate"
 ARMS = (CONTROL, CANDIDATE)
 # As a run shows them on stderr, in their order.
@@ -37,8 +38,8 @@ PHASES = (
 class Setup:
     """What a run is started with; `Fault.arrange` may change it.
 
-    `settings` are those of --set, `environment` is added to that of every process. `arm_command` starts an arm (empty:
-    tests/fakes/arm.py) with `arm_flags`. `disk` is a tests.faults.storage.Disk that holds the results. `closing` is
+    `settings` are those of --set, `environment` is added to that of every process. `arm_command` starts an arm
+    with `arm_flags`. `disk` is a tests.faults.storage.Disk that holds the results. `closing` is
     closed last.
     """
 
@@ -46,13 +47,9 @@ class Setup:
     settings: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     arm_flags: list[str] = field(default_factory=list)
-    arm_command: list[str] = field(default_factory=list)
+    arm_command: list[str] = field(default_factory=lambda: [sys.executable, str(FAKE_ARM)])
     disk: Any = None
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-
-
-def default_arm(setup: Setup) -> None:
-    setup.arm_command = setup.arm_command or [sys.executable, str(FAKES / "arm.py")]
 
 
 @dataclass(eq=False, kw_only=True)

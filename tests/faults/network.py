@@ -6,19 +6,8 @@ import random
 from contextlib import suppress
 from pathlib import Path
 
-from tests.faults.fault import (
-    ARMS,
-    CANDIDATE,
-    CONTROL,
-    Fault,
-    Kind,
-    Live,
-    Moment,
-    Setup,
-    Situation,
-    default_arm,
-    some_instant,
-)
+from tests.faults.fault import ARMS, CANDIDATE, CONTROL, Fault, Live, Moment, Setup, Situation, some_instant
+from tests.faults.processes import MANAGED
 from tests.faults.relay import FAIR, VARIABLE, Weather, order
 
 # None: one reset of all connections.
@@ -30,17 +19,7 @@ WEATHERS: dict[str, Weather | None] = {
     "a reset": None,
 }
 _SILENT_S = 60.0  # until health checks, telemetry and final snapshots of a silent arm are given up
-_KINDS: tuple[Kind, ...] = ("run", "until-decided", "ramp", "workers", "remote worker")
 _RELAYED = str(Path(__file__).with_name("relay.py"))
-
-
-def _reach_by_relay(setup: Setup) -> None:
-    """Put a relay in front of every arm; each writes the port of its orders to `relays/*.relay`."""
-    default_arm(setup)
-    if _RELAYED not in setup.arm_command:
-        setup.arm_command.insert(1, _RELAYED)
-    (setup.folder / "relays").mkdir(exist_ok=True)
-    setup.environment[VARIABLE] = str(setup.folder / "relays")
 
 
 class Network(Fault):
@@ -57,7 +36,11 @@ class Network(Fault):
         self._weather, self._where = weather, where
 
     def arrange(self, setup: Setup) -> None:
-        _reach_by_relay(setup)
+        """Put a relay in front of every arm; each writes the port of its orders to `relays/*.relay`."""
+        if _RELAYED not in setup.arm_command:
+            setup.arm_command.insert(1, _RELAYED)
+        (setup.folder / "relays").mkdir(exist_ok=True)
+        setup.environment[VARIABLE] = str(setup.folder / "relays")
 
     def inject(self, live: Live) -> str:
         return self._order(live, WEATHERS[self._weather])
@@ -78,7 +61,7 @@ class Network(Fault):
 
 def draw(rng: random.Random, situation: Situation) -> Moment | None:
     """Draw a weather once arms exist."""
-    if situation.kind not in _KINDS:
+    if situation.kind not in MANAGED:
         return None
     weather, where = rng.choice(list(WEATHERS)), rng.choice(ARMS)
     phase, after_s = some_instant(rng, situation, "starting arms", "stopping")

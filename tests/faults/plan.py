@@ -15,13 +15,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from tailgate.servers.clock import anchored_environment
 from tests.fakes.http_servers import CompilingServer, serving
 from tests.fakes.processes import free_port
 from tests.faults import machine, network, processes, storage
-from tests.faults.fault import CANDIDATE, FAKES, Draw, Family, Kind, Moment, Setup, Situation, Truth
+from tests.faults.fault import CANDIDATE, Draw, Family, Kind, Moment, Setup, Situation, Truth
 from tests.faults.processes import MARK
 
 # Where faults come from, by the name that the campaign's --families takes.
@@ -32,7 +31,6 @@ FAMILIES: dict[str, Draw] = {
     "machine": machine.draw,
     "lies": processes.draw_lie,
 }
-KINDS: tuple[Kind, ...] = get_args(Kind)
 # How often each kind is planned; those that take minutes are rare.
 _WEIGHTS: dict[Kind, int] = {
     "run": 8,
@@ -80,13 +78,10 @@ class Plan:
         return f"seed {self.seed}: {self.family}, {self.kind} of a candidate that is {self.truth!r}: {wrong}"
 
 
-def plan(
-    seed: int, *, quick: bool = False, families: Sequence[str] = tuple(FAMILIES), kind: Kind | None = None
-) -> Plan:
+def plan(seed: int, *, quick: bool = False, families: Sequence[str] = tuple(FAMILIES)) -> Plan:
     """Draw the plan of the seed; one in twelve has no fault. `quick`: no long stop."""
     rng = random.Random(seed)
-    drawn: Kind = rng.choices(KINDS, [_WEIGHTS[item] for item in KINDS])[0]
-    kind = kind or drawn
+    kind: Kind = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
     truth: Truth = rng.choice(("good",) if kind == "external" else _ALL_TRUTHS)
     family: Family = rng.choices(("safety", "liveness", "none"), (7, 4, 1))[0]
     duration_s = 14.0 if kind == "ramp" else 5.0
@@ -260,9 +255,8 @@ def companions(plan: Plan, mark: str, setup: Setup) -> Iterator[list[str]]:
 
 def command(setup: Setup, words: list[str]) -> list[str]:
     """Return the command line of the run, with fake arms in place of real ones."""
-    arm = setup.arm_command or [sys.executable, str(FAKES / "arm.py")]
     code = f"import sys; from tailgate.loadtests.commands.main import main; sys.exit(main({words!r}, arm_command="
-    return [sys.executable, "-c", f"{code}{[*arm, *setup.arm_flags]!r}))"]
+    return [sys.executable, "-c", f"{code}{[*setup.arm_command, *setup.arm_flags]!r}))"]
 
 
 def tailgate(*words: str) -> list[str]:

@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fakes.lying_arm import LIES, Lie
-from tests.faults import fault
+from tests.fakes.arm import LIES, Lie
 from tests.faults.fault import ARMS, CANDIDATE, CONTROL, Fault, Kind, Live, Moment, Setup, Situation, some_instant
 
 MARK = "TAILGATE_FAULTS_MARK"
@@ -160,8 +159,7 @@ def draw_signal(rng: random.Random, situation: Situation) -> Moment | None:
     return Moment(phase=phase, after_s=after_s, fault=Signal(number, role), lasts_s=lasts_s)
 
 
-# Without "compiles hidden", which only latencies show (docs/explanation/reliability.md).
-_COMPILES = tuple(lie for lie in LIES if lie.startswith("compiles") and lie != "compiles hidden")
+_COMPILES = tuple(lie for lie in LIES if lie.startswith("compiles"))
 _ANSWERS = tuple(lie for lie in LIES if not lie.startswith("compiles"))
 # With the others the candidate cannot be judged by what it reports, or does less work than the control.
 _MAY_PASS: tuple[Lie, ...] = (
@@ -172,7 +170,9 @@ _MAY_PASS: tuple[Lie, ...] = (
     "compiles from the future",
     "compiles of negative length",
 )
-_LIE_KINDS: tuple[Kind, ...] = ("run", "until-decided", "ramp", "workers", "remote worker")
+
+
+MANAGED: tuple[Kind, ...] = ("run", "until-decided", "ramp", "workers", "remote worker")  # every arm
 
 
 class Lying(Fault):
@@ -184,8 +184,6 @@ class Lying(Fault):
         self._flags = ["--lie", f"{names[arm]}-0={lie}"]
 
     def arrange(self, setup: Setup) -> None:
-        fault.default_arm(setup)
-        setup.arm_command[-1] = str(fault.FAKES / "lying_arm.py")
         setup.arm_flags += self._flags
 
     def inject(self, live: Live) -> str:
@@ -194,7 +192,7 @@ class Lying(Fault):
 
 def draw_lie(rng: random.Random, situation: Situation) -> Moment | None:
     """Draw a lie of one arm; only the candidate lies about compiles."""
-    if situation.kind not in _LIE_KINDS:
+    if situation.kind not in MANAGED:
         return None
     lie, arm = rng.choice(_ANSWERS + _COMPILES), rng.choice((CANDIDATE, CANDIDATE, CONTROL))
     if lie in _COMPILES:

@@ -136,8 +136,7 @@ def _files(folders: Iterable[Path]) -> Iterator[tuple[Path, bytes]]:
 
 def _summary(path: Path) -> Mapping[str, Any] | str:
     try:
-        content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return content
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         return f"{path.name}: {error}"
 

@@ -139,7 +139,6 @@ def order(port: int, weather: Weather | None = None) -> None:
 async def _arm(command: list[str]) -> int:
     words = launched([sys.executable, *command])  # it ends when this process is killed
     arm = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE)
-    assert arm.stdout is not None
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, lambda: arm.returncode is None and arm.terminate())
     if line := await arm.stdout.readline():

@@ -189,8 +189,6 @@ def test_the_wall_clock_of_a_process_steps_and_its_monotonic_clock_does_not(tmp_
     given = {**os.environ, **clocks(tmp_path)}
     command = [sys.executable, "-c", _TELL]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=given) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         for shift in (0, 3600, -3600, 0):
             step_clock(tmp_path, shift)
             process.stdin.write("\n")
@@ -262,7 +260,7 @@ def test_growth_of_memory_and_open_files_is_a_miss_of_its_process() -> None:
     figures = {figure: day.growth(samples, figure, start_s=0.0, end_s=100.0) for figure in ("memory", "files")}
     sent = {"eager": 10, "compiled": 10}
     seen: dict[str, Any] = {"exit_code": 3, "complete": True, "planned": sent, "requests": sent}
-    seen |= {"processes": {"envoy #7": figures}, "left": [], "report_bytes": 1000}
+    seen |= {"processes": {"envoy #7": figures}, "left": []}
     memory, files = day.misses(seen, memory=True)
     assert memory.startswith("envoy #7: memory grew by 2.")
     assert files.startswith("envoy #7: 30 files")

@@ -42,7 +42,6 @@ class Findings:
     taken: int = 0
     refused: int = 0
     largest_mib: float = 0.0
-    slowest_s: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
     faults: dict[str, str] = field(default_factory=dict)
 
@@ -85,7 +84,6 @@ def _try(
     must_take: bool = False,
 ) -> None:
     where = f"{reader.name}, {label}, {len(content)} bytes {content[:200]!r}"
-    before_s = _cpu_s()
     try:
         with _limits(), _peak() as peak:
             reader.read(folder, content, draws)
@@ -108,7 +106,6 @@ def _try(
         findings.largest_mib = max(findings.largest_mib, peak[0])
         if peak[0] > reader.most_mib:
             findings.add("too much memory", f"{where}: {peak[0]:.0f} MiB; the limit is {reader.most_mib}")
-    findings.slowest_s = max(findings.slowest_s, _cpu_s() - before_s)
 
 
 @contextlib.contextmanager
@@ -147,11 +144,6 @@ def _peak() -> Iterator[list[float]]:
 def _status(name: str) -> int:
     text = Path("/proc/self/status").read_text()
     return int(text[text.index(name) :].split(maxsplit=2)[1])
-
-
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 _LONGEST_INPUT = 1 << 17  # bytes of an input

@@ -108,26 +108,12 @@ def _read_checked(path: Path) -> None:
     assert problems or rows == _WHOLE, "rows changed and no problem was reported"
 
 
-def _with_rows(folder: Path, content: bytes, draws: random.Random) -> None:
-    """A file that checksums what it holds is damaged."""
-    path = folder / "written.arrow"
-    path.write_bytes(content)
-    _read_checked(path)
-
-
 def _parquet(folder: Path) -> list[bytes]:
     seeds = []
     for codec in ("snappy", "none", "zstd"):
         pa.parquet.write_table(table_of(_ROWS), folder / "seed", compression=codec, write_page_checksum=True)
         seeds.append((folder / "seed").read_bytes())
     return seeds
-
-
-def _parquet_with_rows(folder: Path, content: bytes, draws: random.Random) -> None:
-    path = folder / "requests.parquet"
-    pa.parquet.write_table(table_of(_ROWS), path, write_page_checksum=True)
-    path.write_bytes(content)
-    _read_requests(path)
 
 
 def _json_lines(folder: Path) -> list[bytes]:
@@ -219,9 +205,8 @@ FILES = (
         read=_file("trace", read_trace),
         refuses=(ConfigError,),
     ),
-    Reader(name="requests.arrow", seeds=_arrow, read=_file("requests.arrow", _read_requests), refuses=REFUSED),
-    Reader(name="checksums.arrow", seeds=_arrow, read=_with_rows, refuses=REFUSED),
-    Reader(name="requests.parquet", seeds=_parquet, read=_parquet_with_rows, refuses=REFUSED),
+    Reader(name="requests.arrow", seeds=_arrow, read=_file("requests.arrow", _read_checked), refuses=REFUSED),
+    Reader(name="requests.parquet", seeds=_parquet, read=_file("requests.parquet", _read_requests), refuses=REFUSED),
     Reader(name="requests.jsonl", seeds=_json_lines, read=_file("requests.jsonl", _read_requests), refuses=REFUSED),
     Reader(name="trial.json", seeds=_document_seeds, read=_file("trial.json", _document)),
     Reader(

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import gevent
 import gevent.socket
@@ -49,19 +49,14 @@ _TRAILERS = [("grpc-status", "0"), ("grpc-message", "all%20well"), ("tailgate-ar
 _ANSWER = [(":status", "200"), ("content-type", "application/grpc"), ("x-tailgate-arm", "eager")]
 
 
-def _blocks(folder: Path | None = None) -> list[bytes]:
+def _blocks(folder: Path) -> list[bytes]:
     """Return blocks in every form of HPACK: coded and plain, indexed and not, with changes of the table size."""
     blocks = [Encoder().encode(fields, huffman=coded) for fields in (_ANSWER, _TRAILERS) for coded in (True, False)]
     coder = Encoder()
     twice = coder.encode(_TRAILERS) + coder.encode(_TRAILERS)
     coder = Encoder()
     coder.header_table_size = 100
-    return [*blocks, twice, coder.encode(_ANSWER), b"".join(map(_plain, _TRAILERS)), b"\x00\x01a\x00" * 50]
-
-
-def _plain(field: tuple[str, str]) -> bytes:
-    name, value = field
-    return b"\x00" + bytes((len(name),)) + name.encode() + bytes((len(value),)) + value.encode()
+    return [*blocks, twice, coder.encode(_ANSWER), http2.literals(*_TRAILERS), b"\x00\x01a\x00" * 50]
 
 
 def _headers(folder: Path, content: bytes, draws: random.Random) -> None:
@@ -249,7 +244,7 @@ def _telemetry(folder: Path, content: bytes, draws: random.Random) -> None:
         status.replicas["eager-0"] = ReplicaState()
         collector = Collector(folder, trial=1, status=status)
         try:
-            collector._take(_Follower(arm="eager", replica="eager-0", channel=cast(Any, None)), event)
+            collector._take(_Follower(arm="eager", replica="eager-0", channel=None), event)
             collector._flush()
         finally:
             collector.stop()

@@ -99,14 +99,12 @@ RUNS = {
 
 def golden(name: str) -> dict[str, Any]:
     """The golden summary."""
-    summary: dict[str, Any] = json.loads((GOLDEN / name / "summary.json").read_text(encoding="utf-8"))
-    return summary
+    return json.loads((GOLDEN / name / "summary.json").read_text(encoding="utf-8"))
 
 
 def summary_of(name: str, folder: Path) -> dict[str, Any]:
     """What `analyze` says of the run, which is recorded in `folder`; numbers to six digits, those of every machine."""
-    summary: dict[str, Any] = _rounded(analyze(write_run(folder / f"20251121-080000-{name}", RUNS[name])))
-    return summary
+    return _rounded(analyze(write_run(folder / f"20251121-080000-{name}", RUNS[name])))
 
 
 def _rounded(value: Any) -> Any:
