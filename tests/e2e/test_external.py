@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,19 @@ from benchmarks.simulation.greedy import Server
 from tailgate.analysis.records.schemas import COMPILE_EVENTS
 from tailgate.analysis.records.tables import read_table
 from tailgate.analysis.records.weight_journal import BY_OTHERS, read_weights
+from tests.external.server_process import answers, running
 from tests.fakes.http_servers import CompilingServer, serving
+from tests.fakes.hub_model import make
 from tests.fakes.kubernetes import asked
 from tests.fakes.processes import free_port, wait_for
 from tests.fakes.production import Production
 from tests.fakes.simulated import GreedyServer
 from tests.fakes.whole_run import ended, last_line, requests, summary_of, with_fake_arms
 
+needs_server = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("fastapi", "uvicorn", "openai")),
+    reason="transformers serve: pip install fastapi uvicorn openai",
+)
 EXPERIMENT = """
 name = "external"
 seed = 5
@@ -53,6 +60,49 @@ def judged_run(folder: Path, *arms: str, tokens: int = 8, duration_s: int = 3, r
     line = last_line(done)
     assert line["complete"], done.stderr
     return folder / line["run_dir"], line["verdict"], done.stdout + done.stderr
+
+
+@pytest.fixture
+def transformers(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    model = make(tmp_path / "tiny")
+    port = free_port()
+    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(model), "--device", "cpu"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    health = f"http://127.0.0.1:{port}/health"
+    log = model / "serve.log"
+    offline = {"HF_HUB_OFFLINE": "1"}
+    with running(command, log=log, ready=lambda: answers(health), timeout_s=60, environment=offline):
+        yield f"http://127.0.0.1:{port}/v1", model
+
+
+@needs_server
+def test_a_run_judges_the_server_of_transformers(transformers: tuple[str, Path], tmp_path: Path) -> None:
+    address, model = transformers
+    completions = external("completions", address, f'[arms.openai]\ntokenizer = "{model}"', f"{model}")
+    chat = external("chat", address, f'[arms.openai]\nendpoint = "chat"\ntokenizer = "{model}"', f"{model}")
+    run_dir, verdict, output = judged_run(tmp_path, EAGER, completions, chat)
+    assert verdict == "INCONCLUSIVE", output
+    rows = requests(run_dir)
+    assert {row["status"] for row in rows} == {"OK"}
+    by_pair: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        by_pair.setdefault(row["pair_id"], {})[row["arm"]] = row
+    for pair in by_pair.values():
+        assert set(pair) == {"eager", "completions", "chat"}
+        # as the server counts, the chat template included
+        assert {row["prompt_tokens"] for row in pair.values()} == {pair["eager"]["prompt_tokens"]}
+        assert {row["output_tokens"] for row in pair.values()} == {pair["eager"]["max_tokens"]}
+        assert len(pair["chat"]["token_ns"]) == pair["chat"]["output_tokens"]
+
+    summary = summary_of(run_dir)
+    arms = {arm["name"]: arm for arm in summary["arms"]}
+    assert arms["eager"]["external"] is None
+    for name in ("completions", "chat"):
+        assert arms[name]["metrics"]["ttft"]["p99_ms"] > 0
+        assert arms[name]["compile"]["recompiles"] is None
+    unknown = {gate["verdict"] for gate in summary["gates"] if gate["kind"] == "recompile"}
+    assert unknown == {"INCONCLUSIVE"}
+    assert all(check["ok"] for check in summary["validity"] if check["check"] in ("equal work", "comparable"))
 
 
 def test_equal_weights_pass_parity_and_other_weights_fail_it(tmp_path: Path) -> None:

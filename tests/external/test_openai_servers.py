@@ -3,54 +3,30 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tailgate.analysis.checks.table import RULES
+from tests.external.server_process import (
+    answers,
+    assert_counted_alike,
+    free_port,
+    run_experiment,
+    running,
+    settings,
+)
 from tests.fakes.hub_model import make
-from tests.fakes.processes import free_port, wait_for
-from tests.fakes.whole_run import console_script, last_line, requests, summary_of
 
 VLLM = os.environ.get("TAILGATE_VLLM_PYTHON", "")
 CONTEXT = 512
 ENVIRONMENT = {
     **{"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CPU_KVCACHE_SPACE": "1"},
     # By default each vLLM binds its thread to the first processor, and the two would take turns there.
-    **{"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-SHORT = ["engine.max_prompt_tokens=256", "engine.max_new_tokens=64", "traffic.length_scale=0.1", "traffic.rate=2"]
-SHORT += ["traffic.duration_s=16", "traffic.block_s=2", "machines.reference_s=0"]
-# A run of seconds cannot pass the first ones; the others fail where two servers and their load share two processors.
-EXCUSED = {rule.name for rule in RULES if rule.fixed_by_length} | {"block autocorrelation"}
-EXCUSED |= {"other work", "interference", "load generator"}
-
-
-@contextmanager
-def running(command: list[str], *, log: Path, health: str) -> Iterator[None]:
-    """Run `command` until the block ends, which begins once a GET of `health` is answered."""
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, env={**os.environ, **ENVIRONMENT}, stdout=file, stderr=file)
-
-    def is_ready() -> bool:
-        assert process.poll() is None, log.read_text()[-5000:]
-        try:
-            urllib.request.urlopen(health, timeout=5).close()
-        except OSError:
-            return False
-        return True
-
-    try:
-        wait_for(is_ready, 500, every_s=0.1, otherwise=lambda: log.read_text()[-5000:])
-        yield
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -60,39 +36,24 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
         pytest.skip("TAILGATE_VLLM_PYTHON names no interpreter with vLLM: make test-external")
     folder = tmp_path_factory.mktemp("vllm")
     model = make(folder / "model", hidden=128, inner=256)  # vLLM's attention needs 32 or 64 dimensions a head
-    changes = list(SHORT)
+    changes = ["traffic.rate=2"]
     with ExitStack() as servers:
         for arm, options in (("eager", ["--enforce-eager"]), ("compiled", [])):
             port = free_port()
             command = [VLLM, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *options]
             command += ["--dtype", "float32", "--max-model-len", str(CONTEXT), "--max-num-seqs", "16"]
             command += ["--host", "127.0.0.1", "--port", str(port)]
-            health = f"http://127.0.0.1:{port}/health"
-            servers.enter_context(running(command, log=folder / f"{arm}.log", health=health))
+            ready, log = partial(answers, f"http://127.0.0.1:{port}/health"), folder / f"{arm}.log"
+            servers.enter_context(running(command, log=log, ready=ready, timeout_s=500, environment=ENVIRONMENT))
             changes += [f"arms.{arm}.address=http://127.0.0.1:{port}/v1", f"arms.{arm}.model_name={model}"]
             changes += [f"arms.{arm}.openai.tokenizer={model}"]
-        yield [word for change in changes for word in ("--set", change)]
+        yield settings(changes)
 
 
 @pytest.mark.timeout(1200)
 def test_a_run_judges_vllm_eager_against_compiled(vllm: list[str], tmp_path: Path) -> None:
-    done = console_script(["run", "vllm", *vllm, "--out", "out"], tmp_path)
-    line = last_line(done)
-    assert done.returncode in (0, 3), done.stderr
-    assert line["complete"], done.stderr
-    run_dir = tmp_path / line["run_dir"]
-    pairs: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in requests(run_dir):
-        assert row["status"] == "OK", row
-        pairs.setdefault(row["pair_id"], {})[row["arm"]] = row
-    assert len(pairs) > 10
-    # Both servers counted equal prompts, and as many tokens as were asked for, one in each chunk.
-    for pair in pairs.values():
-        assert len(pair) == 2
-        assert len({row["prompt_tokens"] for row in pair.values()}) == 1
-        assert all(row["output_tokens"] == row["max_tokens"] == len(row["token_ns"]) for row in pair.values())
-    summary = summary_of(run_dir)
-    assert [row for row in summary["validity"] if not row["ok"] and row["check"] not in EXCUSED] == []
+    summary, pairs, run_dir = run_experiment(["vllm", *vllm], tmp_path, (0, 3))
+    assert_counted_alike(pairs)
     assert not any("does not count its tokens" in note for arm in summary["arms"] for note in arm["external"]["notes"])
     # The weights are equal and float32: only near ties may differ by what a compiler rounds.
     [gate] = [gate for gate in summary["gates"] if gate["gate"] == "parity"]
