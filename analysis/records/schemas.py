@@ -6,7 +6,7 @@ from typing import Final
 
 import pyarrow as pa
 
-# The host that runs tailgate and the arms that it starts; load workers elsewhere have their own names.
+# The host that runs tailgate and the arms that it starts: the only one that is monitored.
 RUN_HOST = "run"
 
 # Name, type and meaning. The end of a name is its unit; times are ns since the epoch, on a clock that is monotonic
@@ -75,7 +75,7 @@ _STEPS: Final[Columns] = (
 # from some start: only differences mean anything.
 _MACHINES: Final[Columns] = (
     ("trial", pa.int32(), "Number of the trial."),
-    ("host", pa.string(), "`run`, or the name of the load worker on another host."),
+    ("host", pa.string(), "The monitored host: `run`, on which tailgate and its arms ran."),
     (
         "kind",
         pa.string(),
