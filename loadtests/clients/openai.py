@@ -95,8 +95,12 @@ class OpenAiClient:
         sock: Any = None
         kept = False
         try:
-            if self._idle:
+            while self._idle and sock is None:
                 sock = self._idle.pop()
+                if not _is_quiet(sock):
+                    _shut(sock)
+                    sock = None
+            if sock is not None:
                 try:
                     kept = exchange(call, sock, reused=True)
                 except _StaleConnectionError:
@@ -149,7 +153,8 @@ def exchange(call: OpenAiCall, sock: Any, reused: bool) -> bool:
         if (failed := error_of_answer(response)) is None:
             return _read_stream(call, sock, response) and sent
         call.finish(*failed, now_ns())
-        return sent and response.isclosed() and not response.will_close
+        # After an informational answer the one to this request would still come.
+        return sent and response.status >= 200 and response.isclosed() and not response.will_close
     except OSError as problem:
         at_ns = now_ns()
         if reused and response.headers is None and at_ns - call.sent_ns < _STALE_NS:
@@ -184,6 +189,19 @@ def _read_stream(call: OpenAiCall, sock: Any, response: HTTPResponse) -> bool:
             call.end_stream(at_ns)
             sock.settimeout(None)
             return call.status == "OK" and not response.will_close
+    return False
+
+
+def _is_quiet(sock: Any) -> bool:
+    """Return whether an idle connection is open, and holds nothing that would pass for the next answer. Never waits."""
+    try:
+        sock.setblocking(False)
+        sock.recv(1)
+    except (BlockingIOError, ssl.SSLWantReadError):
+        sock.settimeout(None)
+        return True
+    except OSError:
+        pass
     return False
 
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Final
 
 import grpc
@@ -133,11 +132,17 @@ def _requested(
         connection.close()
 
 
-def _streamed(reply: http.client.HTTPResponse, deadline: float) -> Answer:
-    answer, parts, ended, size, stream = Answer(), [], False, 0, openai_wire.EventStream()
-    for data in chain.from_iterable(map(stream.feed, iter(lambda: reply.read1(65_536), b""))):
-        if time.monotonic() > deadline:
+def _events(reply: http.client.HTTPResponse, deadline: float) -> Iterator[bytes]:
+    stream = openai_wire.EventStream()
+    while piece := reply.read1(65_536):
+        if time.monotonic() > deadline:  # here, as some servers send comments until they have an event
             raise TimeoutError
+        yield from stream.feed(piece)
+
+
+def _streamed(reply: http.client.HTTPResponse, deadline: float) -> Answer:
+    answer, parts, ended, size = Answer(), [], False, 0
+    for data in _events(reply, deadline):
         if data.strip() == openai_wire.DONE:
             ended = True
             break

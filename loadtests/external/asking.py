@@ -58,7 +58,7 @@ def prompt_source(config: ExternalArm, traffic: PromptSource) -> PromptSource:
     if traffic.text is not None:
         return traffic
     follows = tuple(f" {word}" for word in _COMMON_WORDS)
-    nothing = np.zeros(len(follows), dtype=np.int64)  # never sent
+    nothing = np.zeros(len(follows), dtype=np.int64)  # only its text is sent
     return PromptSource(text=PromptText(first=_COMMON_WORDS[0], first_id=0, follows=follows, follow_ids=nothing))
 
 

@@ -119,7 +119,7 @@ def _of_load(load: Load) -> Iterator[_Family]:
         (gauge, "records_waiting_bytes", "Records that wait for the disk.", ("records", "waiting_bytes"), 1.0),
         (counter, "cpu_seconds", "Processor time.", ("cpu_s",), 1.0),
         (counter, "busy_seconds", "Seconds in which a core was used up.", ("cpu", "busy_s"), 1.0),
-        (counter, "gc_seconds", "Time in the garbage collector.", ("gc_ms", "total"), 1e-3),
+        (counter, "gc_seconds", "Time in the garbage collector.", ("gc_ms",), 1e-3),
         (counter, "records_written", "Records written.", ("records", "written"), 1.0),
         (counter, "records_dropped", "Records lost.", ("records", "dropped"), 1.0),
     ):

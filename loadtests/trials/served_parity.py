@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -89,19 +88,26 @@ def ask(
 
 
 def in_threads(tasks: Sequence[Callable[[], T]], *, at_once: int, wait: Callable[[int], None]) -> list[T]:
-    """Return what each task returns, `at_once` of them under way at a time.
+    """Return what each task returns, `at_once` of them under way at a time. Raises what the first that fails raises.
 
     `wait` is called often with how many are done, and may raise to end it: no other task begins then. A task that hangs
     does not keep the process, as those of an executor would.
     """
     done: dict[int, T] = {}
+    failed: list[Exception] = []
     left = deque(range(len(tasks)))
 
     def work() -> None:
         while left:
-            with suppress(IndexError):  # another thread took the last one
+            try:
                 place = left.popleft()
+            except IndexError:
+                return  # another thread took the last one
+            try:
                 done[place] = tasks[place]()
+            except Exception as error:
+                failed.append(error)
+                left.clear()
 
     threads = [threading.Thread(target=work, daemon=True) for _ in range(at_once)]
     for thread in threads:
@@ -112,6 +118,8 @@ def in_threads(tasks: Sequence[Callable[[], T]], *, at_once: int, wait: Callable
             time.sleep(_POLL_S)
     finally:
         left.clear()
+    if failed:
+        raise failed[0]
     return [done[place] for place in range(len(tasks))]
 
 

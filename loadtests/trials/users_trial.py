@@ -142,9 +142,9 @@ class UsersTrial:
         self.context.keep_facts()
 
     def _observe(self) -> None:
-        """Record what the splitter has logged, twice a second."""
+        """Record what the splitter has logged, twice a second or, where that is much, in turn with all else."""
         self.context.check()
-        if time.monotonic() >= self._observe_at_s:
+        if self._observer.is_behind or time.monotonic() >= self._observe_at_s:
             self._observe_at_s = time.monotonic() + _OBSERVE_S
             self._observer.step(time.time_ns())
             self.context.status.load = read_load(self.context.folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 from tailgate.analysis.records.documents import write_document
@@ -21,6 +22,7 @@ _NAMES = {"recv_ns": "server_recv_ns", "end_ns": "server_end_ns"}
 # A line is in the file half a second after the event at the latest, and a disk may take its time.
 _LATE_NS = 2_000_000_000
 _NEVER_NS = 1 << 62
+MOST_LINES = 4_000  # in a step: some .2 s, in which no alarm is seen
 
 
 class UnderWay:
@@ -100,17 +102,23 @@ class Observer:
         self._counts = _Counts()
         self._under_way = UnderWay(longest_ns=int(timeout_s * 1e9))
         self._log: LogTail | None = None
+        self._reading: Iterator[str] = iter(())
+        self._read_ns = since_ns  # when all that was logged had been read
+        self.is_behind = False  # whether lines wait for the next step
         self._writer = RecordWriter(folder / _REQUESTS, REQUESTS)
         self._counted: int | None = None  # requests by the splitter's own count since the first reading
         self._counted_from = 0
         self._start_s = 0.0  # of the splitter
 
     def step(self, now_ns: int, *, complete: bool = False) -> None:
-        """Record what was logged until now, and write the account. Raises OSError."""
+        """Record what was logged until now, up to `MOST_LINES` unless `complete`, and write the account. Raises
+        OSError."""
         rows: list[RequestRecord] = []
         if not complete:
             self._count_at_the_source()  # before the lines are read, so that they hold what was counted
-        for line in self._lines():
+        read = 0
+        for line in islice(self._lines(), None if complete else MOST_LINES):
+            read += 1
             logged = parse_line(line)
             if logged is None:
                 continue
@@ -131,6 +139,9 @@ class Observer:
                     self._tallies[logged.arm].add(record)
         if rows:
             self._writer.append_batch(request_batch(rows))
+        self.is_behind = not complete and read == MOST_LINES
+        if not self.is_behind:
+            self._read_ns = now_ns
         self._write(now_ns, complete=complete)
 
     def end(self, at_ns: int) -> None:
@@ -139,7 +150,7 @@ class Observer:
 
     def settled(self, now_ns: int) -> bool:
         """Return whether all that came before the end has ended, or lasted for too long."""
-        return self._under_way.settled_ns(now_ns) >= self._until_ns
+        return self._under_way.settled_ns(min(now_ns, self._read_ns)) >= self._until_ns
 
     def close(self, now_ns: int) -> None:
         """Complete the records, as far as the log is complete."""
@@ -154,7 +165,12 @@ class Observer:
                 self._log = LogTail(self._path, at=self._log_at)
             except FileNotFoundError:
                 return  # the splitter has not begun it yet
-        yield from self._log.lines()
+        # No `yield from`, which would end what is read when a step stops before the last line.
+        for line in self._reading:
+            yield line
+        self._reading = self._log.lines()
+        for line in self._reading:
+            yield line
 
     def _record(self, logged: LoggedRequest) -> RequestRecord | None:
         counts = self._counts
@@ -187,14 +203,14 @@ class Observer:
 
     def _write(self, now_ns: int, *, complete: bool) -> None:
         counts = self._counts
-        late_ns = now_ns - int(self.timeout_s * 1e9)
+        late_ns = self._read_ns - int(self.timeout_s * 1e9)
         account = {
             "worker": 0,
             "planned": None,
             **asdict(counts),
             "records": {"written": counts.finished, "dropped": 0, "waiting_bytes": 0},
             "start_ns": self.since_ns,
-            "settled_ns": self._under_way.settled_ns(now_ns),
+            "settled_ns": self._under_way.settled_ns(self._read_ns),
             # what has lasted for too long to be waited for, and may be hurt
             "unfinished": {arm: self._under_way.at(arm, until_ns=late_ns) for arm in self.arms},
             "clock": {"same": True},

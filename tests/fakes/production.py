@@ -27,7 +27,7 @@ from tailgate.servers.metadata import SESSION_HEADER
 from tailgate.servers.rpc import inference_pb2, inference_pb2_grpc
 from tailgate.servers.splitter.admin import Admin, live_shares
 from tests.fakes.grpc_servers import spawned
-from tests.fakes.processes import free_port
+from tests.fakes.processes import free_port, wait_for
 from tests.fakes.whole_run import command, environment
 
 
@@ -72,6 +72,7 @@ class Production:
                 words += ["--arm", f"{arm}=127.0.0.1:{self.ports[arm]}", "--weight", f"{arm}={int(place == 0)}"]
             words += ["--port", "0", "--admin-port", str(self.ports["admin"])]
             _, self.ports["split"] = stack.enter_context(spawned("tailgate.loadtests.commands.main", *words))
+            wait_for(self._serves)  # the split tells its port before it listens there
             sender = threading.Thread(target=self._send, daemon=True)
             stack.callback(sender.join, 10)
             stack.callback(self._stopped.set)
@@ -85,6 +86,10 @@ class Production:
     @property
     def admin(self) -> Admin:
         return Admin(f"127.0.0.1:{self.ports['admin']}")
+
+    def _serves(self) -> bool:
+        healthy = self.admin.fetch("GET", "/clusters")[1].count("health_flags::healthy")
+        return healthy == len(self.arms) and self.admin.fetch("GET", "/ready")[0] == 200
 
     def weights(self) -> dict[str, int]:
         """Return what is in force."""

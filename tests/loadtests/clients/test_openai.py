@@ -232,6 +232,51 @@ def test_connection_that_the_server_closed_while_idle_costs_no_request() -> None
         assert len(peer.requests) == 4
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        plain("408 Request Timeout", b"", "Connection: close"),  # as proxies say to a connection that is idle
+        answer(said("of another request"), said("", finish="stop"), DONE),
+    ],
+)
+def test_what_comes_on_an_idle_connection_is_no_answer_to_the_next_request(more: bytes) -> None:
+    sent, idle = threading.Event(), threading.Event()
+
+    def script(request: Request) -> None:
+        request.send(GOOD)
+        if len(peer.requests) == 1:
+            idle.wait(PATIENCE_S)
+            request.send(more)
+            sent.set()
+
+    with HttpPeer(script) as peer, client_of(peer.address) as client:
+        assert ask(client).status == "OK"
+        idle.set()
+        assert sent.wait(PATIENCE_S)
+        call = ask(client)
+        assert (call.status, call.output_tokens) == ("OK", 2)
+
+
+def test_an_informational_answer_leaves_its_connection_to_no_other_request() -> None:
+    early, late = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n", threading.Event()
+
+    def script(request: Request) -> None:
+        if len(peer.requests) == 1:
+            request.send(early)
+            late.wait(PATIENCE_S)
+            with contextlib.suppress(OSError):
+                request.send(answer(said("of another request"), said("", finish="stop"), DONE))
+        else:
+            request.send(GOOD)
+
+    with HttpPeer(script) as peer, client_of(peer.address) as client:
+        assert ask(client).status == "UNKNOWN"
+        call = client.start(b"{}", timeout_s=10)
+        gevent.sleep(0.05)
+        late.set()
+        assert (finished(call).status, call.output_tokens) == ("OK", 2)
+
+
 def test_deadline_ends_the_call_on_time_and_hangs_up() -> None:
     gone = threading.Event()
     began = now_ns()

@@ -195,12 +195,14 @@ def test_what_goes_wrong_is_a_line_of_the_answer(reply: bytes, says: str) -> Non
     assert says in asked_for(leaving(reply)).error
 
 
-def test_time_is_over_even_while_a_server_sends_now_and_then() -> None:
-    def script(request: Request) -> None:
+@pytest.mark.parametrize("piece", [said(" a"), b": still busy\n\n"])
+def test_time_is_over_even_while_a_server_sends_now_and_then(piece: bytes) -> None:
+    def script(request: Request) -> bool:
         request.send(HEAD)
-        for _ in range(100):
-            request.send(said(" a"))
+        for _ in range(30):
+            request.send(piece)
             time.sleep(0.05)
+        return False
 
     assert asked_for(script, timeout_s=0.4).error == "no answer within 0.4 s"
 

@@ -10,6 +10,7 @@ from concurrent import futures
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -273,6 +274,13 @@ def test_every_question_is_answered_in_full_or_the_status_says_why_not() -> None
     with grpc.insecure_channel("127.0.0.1:1") as nowhere:
         answer = served_parity.ask(nowhere, asked, embeds=False, check=nothing, timeout_s=60.0)
     assert str(answer).startswith("UNAVAILABLE")
+
+
+def test_what_goes_wrong_in_a_thread_goes_wrong_for_who_waits() -> None:
+    for problem in (IndexError("of the task"), ValueError("of the task")):
+        tasks = [lambda: 1, Mock(side_effect=problem), lambda: 3]
+        with pytest.raises(type(problem), match="of the task"):
+            served_parity.in_threads(tasks, at_once=2, wait=lambda _: None)
 
 
 def test_each_replica_is_compared_with_the_first_of_the_control() -> None:

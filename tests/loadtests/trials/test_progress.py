@@ -119,6 +119,7 @@ def load(folder: Path, worker: int, answers: int, failed: int = 0) -> None:
         if number < answers + failed:
             log.ended(record(number, status="OK" if number < answers else "UNAVAILABLE"), "eager")
     log.lag.add(3 * MS)
+    log.garbage.spent_ms = 500.0
     log.write()
 
 
@@ -147,6 +148,7 @@ def test_metrics_are_those_of_the_status_and_of_all_load_processes(tmp_path: Pat
         ("load_time_to_first_token_seconds_count", {"arm": "eager"}, 4),
         ("load_e2e_request_latency_seconds_bucket", {"arm": "eager", "le": "+Inf"}, 4),
         ("load_schedule_lag_seconds", {"worker": "1", "quantile": "1"}, 0.003),
+        ("load_gc_seconds_total", {"worker": "1"}, 0.5),
         ("load_records_written_total", {"worker": "2"}, 0),
     ):
         assert value(samples, f"tailgate_{name}", **labels) == pytest.approx(expected), name

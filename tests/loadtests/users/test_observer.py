@@ -85,6 +85,26 @@ def test_a_request_becomes_a_record_with_what_its_server_measured(split: Split) 
     assert split.account("settled_ns") == [SINCE + 3 * S]
 
 
+def test_a_step_ends_however_much_is_logged_and_the_next_goes_on(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observers, "MOST_LINES", 3)
+    numbers = range(1, 6)
+    observer = split.observer(*(row for number in numbers for row in (begun(number, number), ended(number, number))))
+    finished = []
+    for at_s in (20, 21, 22):
+        observer.step(SINCE + at_s * S)
+        finished += split.account("finished")
+    assert (finished, observer.is_behind) == ([1, 3, 4], True)
+    assert split.account("settled_ns") == [SINCE - 2 * S], "what is not read has not ended"
+    observer.end(SINCE + 22 * S)
+    observer.step(SINCE + 23 * S)
+    assert (split.account("finished", "settled_ns"), observer.is_behind) == ([5, SINCE + 21 * S], False)
+    assert not observer.settled(SINCE + 60 * S), "the last lines may be logged still"
+    split.write(begun(6, 6), ended(6, 6), begun(7, 7), ended(7, 7))
+    observer.step(SINCE + 24 * S)
+    observer.close(SINCE + 25 * S)
+    assert split.rows("scheduled_ns") == [(SINCE + number * S,) for number in range(1, 8)]
+
+
 def test_after_the_end_what_came_before_is_waited_for_and_nothing_else_is_written_down(split: Split) -> None:
     observer = split.observer(begun(1, arm="compiled"), begun(2, arm="compiled"), ended(1))
     observer.step(SINCE + 5 * S)
