@@ -1,16 +1,14 @@
-"""Results as they come: a JSON line each on stderr, all of them in one JSON object at the end; medians and ratios."""
+"""Results as they come: a JSON line each on stderr, all of them in one JSON object at the end."""
 
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 Row = dict[str, Any]
 
@@ -59,14 +57,3 @@ def rounded(value: Any) -> Any:
 def spread(values: Sequence[float]) -> dict[str, Any]:
     """Return the size, extremes and median of a sample of at least one."""
     return {"n": len(values), "min": min(values), "median": float(np.median(values)), "max": max(values)}
-
-
-def paired_ratio(a: Sequence[float], b: Sequence[float]) -> dict[str, Any]:
-    """Return a ÷ b over consecutive pairs; low … high is the sign test's 95 % interval of the median.
-
-    Both are None below six pairs, of which even the extremes are no such interval.
-    """
-    ratios = [one / other for one, other in zip(a, b, strict=True)]
-    interval = stats.quantile_test(ratios, p=0.5).confidence_interval(0.95)
-    low, high = (None if math.isnan(limit) else float(limit) for limit in (interval.low, interval.high))
-    return {"pairs": len(ratios), "median": float(np.median(ratios)), "low": low, "high": high}
