@@ -1,7 +1,6 @@
 """Whether a run of the planned length decides as often as the plan promised.
 
-`python benchmarks/judging.py planning` prints the table: the default gates of runs that left something open, as the
-headline of such a run plans them.
+It plans the default gates that runs left open, as the headline of such a run does.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.simulation.kinds import KINDS, Kind
+from benchmarks.simulation.kinds import KINDS, Kind, pair, samples
 from benchmarks.simulation.promises import gated
-from benchmarks.simulation.scenario import Scenario, run, sample
 from benchmarks.simulation.table import Table
 from benchmarks.simulation.weather import BLOCK_S
 from tailgate.analysis.settings.gate_limits import GateLimits
@@ -24,9 +22,7 @@ PILOT_S = 600.0
 MIN_BLOCKS = 20
 
 
-def planned(
-    scenario: Scenario, seed: int, *, q: float, ratio: float, margin: float, power: float
-) -> tuple[bool, bool, float]:
+def planned(kind: Kind, seed: int, *, q: float, ratio: float, margin: float, power: float) -> tuple[bool, bool, float]:
     """Run a pilot of `PILOT_S`, plan from it for the true ratio, and run the planned length afresh.
 
     Returns (planned, decided, planned seconds).
@@ -34,8 +30,7 @@ def planned(
     rng = np.random.default_rng([11, seed])
 
     def compared(seconds: float) -> Comparison:
-        made = run(replace(scenario, duration_s=seconds), rng)
-        arms = sample(made.treatment, ratio=ratio), sample(made.control)
+        arms = samples(pair(replace(kind, duration_s=seconds), rng), "e2e_ms", ratio=ratio)
         return compare(*arms, qs=(q,), margin=margin, alpha=0.05)[0]
 
     seen = compared(PILOT_S)

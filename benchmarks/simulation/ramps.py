@@ -1,7 +1,7 @@
 """How ramps end on simulated servers: equal candidates, slow ones, and ones that stall.
 
-`python benchmarks/judging.py ramps` prints the table. Traffic goes to two servers by the ramp's weights; the candidate
-has fewer requests and an emptier queue until it has half of them.
+Traffic goes to two servers by the ramp's weights; the candidate has fewer requests and an emptier queue until it has
+half of them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.simulation.kinds import Kind, on_slots
+from benchmarks.simulation.engine import Served
+from benchmarks.simulation.kinds import Kind, on_slots, sample
 from benchmarks.simulation.promises import ALPHA, MARGIN
-from benchmarks.simulation.scenario import sample
-from benchmarks.simulation.server import Served
 from benchmarks.simulation.table import Table
 from benchmarks.simulation.weather import BLOCK_S, answers, arrivals, lasting_noise
 from tailgate.analysis.arrays import Floats
@@ -30,7 +29,7 @@ _QS, _STEP_QS = (0.99,), (0.5, 0.9)
 _METRICS = ("ttft_ms", "e2e_ms")
 
 # A server that holds all of the traffic: at 100 % it is as busy as "calm" is.
-SERVER = Kind(name="ramp", rate=16.0, slots=64, cox=0.1, shared=0.06, private=0.03, duration_s=LIMITS.longest_s)
+SERVER = Kind(rate=16.0, slots=64, cox=0.1, shared=0.06, private=0.03, duration_s=LIMITS.longest_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

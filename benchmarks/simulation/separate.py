@@ -1,7 +1,6 @@
 """Arms that ran separately, as result files of other load tools hold them: what their comparison promises.
 
-Nothing is shared: each run has its own traffic, its own hour and its own start. `python benchmarks/judging.py separate`
-prints the table.
+Nothing is shared: each run has its own traffic, its own hour and its own start.
 """
 
 from __future__ import annotations

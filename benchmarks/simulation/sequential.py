@@ -1,6 +1,6 @@
 """How often evidence that is analysed every minute errs on made-up servers, and how soon it decides.
 
-`python benchmarks/judging.py sequential` prints the table. A run that is not decided within 40 minutes is open.
+A run that is not decided within 40 minutes is open.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from benchmarks.simulation.kinds import Kind
 from benchmarks.simulation.planning import planned
-from benchmarks.simulation.scenario import Scenario
 from tailgate.analysis.judging.gates.latency import latency_gate
 from tailgate.analysis.run.slo import judge_share
 from tailgate.analysis.settings.gate_limits import GateLimits
@@ -106,7 +106,7 @@ def test_a_ratio_near_the_margin_is_planned_as_a_standard_error_away():
 
 def test_planned_runs_decide_about_as_often_as_was_asked():
     """Pilots of 600 s, and fresh runs of the length that each asked for. More cases: `judging.py planning`."""
-    servers = Scenario(cox=0.3, rate=2.0)
+    servers = Kind(cox=0.3, rate=2.0)
     runs = [planned(servers, seed, q=0.95, ratio=1.0, margin=0.05, power=0.8) for seed in range(20)]
     assert all(was_planned for was_planned, _, _ in runs)
     assert np.median([seconds for _, _, seconds in runs]) > 900, "the pilot alone decides nothing"

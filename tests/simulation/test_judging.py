@@ -16,18 +16,15 @@ from benchmarks.simulation.detection import (
     ONE_ADDRESS,
     QUIET,
     detect,
-    detect_in_fleet,
     opened,
-    own_time,
     passed,
-    real_time,
     share_seen,
 )
+from benchmarks.simulation.fleet import Fleet
 from benchmarks.simulation.kinds import KINDS
 from benchmarks.simulation.planning import replanned
 from benchmarks.simulation.promises import AT_MARGIN, METRICS, POWER, any_of_three, coverage, outcome, request_tests
 from benchmarks.simulation.promises import MARGIN as MARGIN_PROMISES
-from benchmarks.simulation.scenario import Scenario, run
 from benchmarks.simulation.table import Row, Table
 
 RUNS = 30
@@ -132,36 +129,29 @@ def test_stalls_of_the_arm_alone_open_the_gates_on_compiles(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["two replicas", "two replicas, chunked prefill", "two fast replicas"])
 def test_long_prompts_that_take_as_long_on_the_control_open_no_gate_on_compiles(name: str) -> None:
-    assert opened([detect_in_fleet(FLEETS[name], np.random.default_rng(seed)) for seed in range(SEEDS)]) == 0.0
+    assert opened([detect(FLEETS[name], np.random.default_rng(seed)) for seed in range(SEEDS)]) == 0.0
 
 
 @pytest.mark.parametrize("name", list(FLEETS))
 def test_an_arm_that_compiles_is_not_passed_for_one_that_does_not(name: str) -> None:
     made = replace(FLEETS[name], new_shapes=6, compile_s=3.0)
-    assert passed([detect_in_fleet(made, np.random.default_rng(seed)) for seed in range(SEEDS)]) == 0.0
+    assert passed([detect(made, np.random.default_rng(seed)) for seed in range(SEEDS)]) == 0.0
 
 
 @pytest.mark.parametrize("name", list(ONE_ADDRESS))
 @pytest.mark.parametrize("tokens", [True, False])
 def test_a_compile_of_one_replica_is_not_hidden_by_the_answers_of_another(name: str, tokens: bool) -> None:
     made = replace(ONE_ADDRESS[name], new_shapes=3, compile_s=3.0)
-    runs = [detect_in_fleet(made, np.random.default_rng(seed), tokens=tokens) for seed in range(SEEDS)]
+    runs = [detect(made, np.random.default_rng(seed), tokens=tokens) for seed in range(SEEDS)]
     assert passed(runs) == 0.0
 
 
-@pytest.mark.parametrize("name", list(FLEETS))
-def test_a_server_by_itself_has_no_partial_stall(name: str) -> None:
-    made = replace(FLEETS[name], new_shapes=3, compile_s=3.0)
-    assert [detect_in_fleet(made, np.random.default_rng(seed)).parts for seed in range(2)] == [0, 0]
-
-
-@pytest.mark.parametrize("name", ["burst", "mixed noise", "heavy load, 2 s"])
-def test_a_server_of_slots_has_no_partial_stall(name: str) -> None:
-    assert [detect(CASES[name], np.random.default_rng(seed)).parts for seed in range(2)] == [0, 0]
-
-
-def test_the_servers_own_time_and_real_time_are_inverse() -> None:
-    made = run(Scenario(host_stalls=3, duration_s=120.0), np.random.default_rng(4)).treatment
-    assert len(made.pauses) == 3
-    own = np.linspace(1.0, 90.0, 500)
-    assert np.allclose(own_time(made, real_time(made, own)), own)
+@pytest.mark.parametrize(
+    "made",
+    [
+        *(replace(made, new_shapes=3, compile_s=3.0) for made in FLEETS.values()),
+        *(CASES[name] for name in ("burst", "mixed noise", "heavy load, 2 s")),
+    ],
+)
+def test_a_server_by_itself_has_no_partial_stall(made: Fleet) -> None:
+    assert [detect(made, np.random.default_rng(seed)).parts for seed in range(2)] == [0, 0]
