@@ -130,12 +130,3 @@ def promises_table(table: Table) -> None:
     holm, plain = table.means(partial(any_of_three, KINDS["calm"]))
     table.add("any of three equal arms falsely FAILs, with Holm", holm, most=0.07)
     table.add("  the same without Holm", plain)
-
-    for rate in (8.0, 16.0):
-        uneven = replace(KINDS["split"], rate=rate, slots=int(4 * rate), kept=1.0 / 9.0)
-        for ratio, most in ((1.0 + MARGIN, 0.08), (0.8, None), (1.0, None)):
-            shares = table.means(partial(outcome, uneven, ratio=ratio))
-            for metric, passed in zip(METRICS, shares[:2], strict=True):
-                table.add(
-                    f"shares of 1 to 9, {rate:g}/s: PASS of p99 {metric} at a ratio of {ratio:g}", passed, most=most
-                )

@@ -89,17 +89,16 @@ def test_an_arm_that_is_half_as_slow_again_fails_under_jams() -> None:
     assert shares[4] == 0.0
 
 
-def test_a_run_that_left_a_gate_open_is_planned_longer_than_it_was() -> None:
+def test_planned_runs_are_longer_than_those_that_left_a_gate_open_and_decide_it() -> None:
     kind = KINDS["jams"]
-    found = [replanned(kind, seed) for seed in (5, 6)]  # the first has seen a ratio too near the margin
-    planned = [row for row in found if row[0]]
-    assert planned
+    planned = [row for row in (replanned(kind, seed) for seed in range(30)) if row[0]]
+    assert len(planned) >= 4
     assert all(row[2] > kind.duration_s for row in planned)
+    assert np.mean([decided for _, decided, _ in planned]) >= least(0.8, len(planned))
 
 
-@pytest.mark.parametrize("name", ["drift"])
-def test_intervals_of_separate_runs_hold_the_truth(name: str) -> None:
-    assert Table(FEW).means(partial(separate.coverage, separate.SEPARATE[name])).min() >= least(0.92, FEW)
+def test_intervals_of_separate_runs_hold_the_truth() -> None:
+    assert Table(FEW).means(partial(separate.coverage, separate.SEPARATE["drift"])).min() >= least(0.92, FEW)
 
 
 def test_separate_runs_at_the_margin_are_seldom_decided() -> None:
