@@ -473,8 +473,7 @@ the file that holds its traceback.
 def main() -> None:
     """Write all pages."""
     for name, text in pages().items():
-        path = DOCS / name
-        path.write_text(text, encoding="utf-8")
+        (DOCS / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

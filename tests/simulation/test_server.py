@@ -144,15 +144,10 @@ def runs() -> list[Judged]:
 
 
 def test_spikes_that_compiles_caused_are_put_down_to_them_and_no_others(runs: list[Judged]) -> None:
-    assert sum(run.caused for run in runs) >= 40
+    assert sum(run.spikes for run in runs) > sum(run.caused for run in runs) >= 40
     assert share(runs, "right", "caused") >= 0.94
     assert share(runs, "right", "blamed") >= 0.97
     assert share(runs, "met", "shown") >= 0.9, "no silence is taken for success"
-
-
-def test_spikes_of_other_causes_are_there_to_be_mistaken() -> None:
-    judged = judge(CASES["private stalls"], 0)
-    assert judged.spikes > judged.caused > 0
 
 
 def test_the_truth_is_a_delay_that_compiles_alone_made() -> None:
