@@ -183,9 +183,6 @@ def run(work: Work, *, folder: Path, splitter: bool = False) -> dict[str, float]
     return {**figures, "load_core": core, "server_p99_late_ms": float(np.quantile(sent.late, 0.99)) / 1e6}
 
 
-# --- What was seen of what was sent -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emitted:
     """The null server's account: when each tick was sent and how late, and each stream's first tick and tokens."""

@@ -26,9 +26,8 @@ import numpy as np
 if not __package__:  # as a script: the repository is importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.command import count, end_in_order, finish, parser_of
+from benchmarks.command import Ledger, Row, count, end_in_order, finish, parser_of, spread
 from benchmarks.contest import Work, run
-from benchmarks.ledger import Ledger, Row, spread
 from tailgate.loadtests.trials.environment import describe_environment
 
 SECTIONS: Final = {

@@ -122,11 +122,6 @@ def promises_table(table: Table) -> None:
             table.add(f"{name}: PASS of both gates at a ratio of {ratio:g}", shares[4], least=least)
             table.add(f"{name}: FAIL of any gate at a ratio of {ratio:g}", shares[5], most=most)
 
-    for name in ("calm", "split", "heavy"):
-        shares = table.means(partial(request_tests, KINDS[name]))
-        table.add(f"  {name}: Mann–Whitney over requests calls equal arms different", shares[0])
-        for q, share in zip(REQUEST_QUANTILES, shares[1:], strict=True):
-            table.add(f"  {name}: a plain bootstrap of requests does, p{100 * q:g}", share)
     holm, plain = table.means(partial(any_of_three, KINDS["calm"]))
     table.add("any of three equal arms falsely FAILs, with Holm", holm, most=0.07)
     table.add("  the same without Holm", plain)
