@@ -60,7 +60,7 @@ BENCH := --arm compiled-padded --batch 1,4 --prompt-tokens 16 --set engine.threa
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/engine.py $(or $(ARGS),$(BENCH))
 
-# The load generator beside its client alone, and what the splitter adds, about two minutes on two quiet processors; see
+# How late the load generator is, and what the splitter adds, about two minutes on two quiet processors; see
 # benchmarks/results/README.md. Numbers from one quick pass: exit code 1 when a goal was missed.
 bench-load: $(VENV)/installed
 	$(BIN)/python benchmarks/generator.py $(or $(ARGS),--repeats 1 --window 4)

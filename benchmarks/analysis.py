@@ -41,9 +41,6 @@ SECONDS = 3600  # of a trial
 MOST_OF_A_TRIAL = 10_000_000
 
 
-# --- The run ----------------------------------------------------------------------------------------------------------
-
-
 def write_run(directory: Path, *, requests: int, seed: int) -> int:
     """Write a run of `requests` rows, half of each arm, in trials of an hour; the bytes of its records."""
     trials = max(1, round(requests / MOST_OF_A_TRIAL))
@@ -121,9 +118,6 @@ def _batch(trial: int, first: int, scheduled: Ints, level: float, rng: np.random
     return pa.concat_tables(arms).combine_chunks().to_batches()[0]
 
 
-# --- The work --------------------------------------------------------------------------------------------------------
-
-
 def whole(directory: Path) -> dict[str, Any]:
     """Measure all of `tailgate analyze`, including the summary and the reports in the run directory."""
     before, began, worked = psutil.Process().memory_info().rss, time.perf_counter(), time.process_time()
@@ -151,9 +145,6 @@ def alone(directory: Path) -> dict[str, Any]:
     """Analyze in a fresh process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(whole, directory).result()
-
-
-# --- The command ------------------------------------------------------------------------------------------------------
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -148,37 +148,31 @@ class Work:
         ).write(path)
 
 
-def run(contestant: str, work: Work, *, folder: Path) -> dict[str, float]:
-    """Run it once in `folder`; returns how late the load process was, and how much of a core it took.
-
-    "bare" is tailgate's client alone, "envoy" the same behind the splitter, and "tailgate" a Locust process with
-    loadtests/chat.py.
-    """
+def run(work: Work, *, folder: Path, splitter: bool = False) -> dict[str, float]:
+    """Run it once in `folder`; return how late the load process was, and how much of a core it took."""
     folder.mkdir(parents=True)
     server_core, load_core = cores()
     with ExitStack() as stack:
         target = stack.enter_context(null_server(folder, work.tokens_per_s, core=server_core))
-        if contestant == "envoy":
+        if splitter:
             config = SplitterConfig(arms=(ArmTarget(name="null", backends=(target,)),))
             envoy = stack.enter_context(Envoy.start(config, log_path=folder / "envoy.log", work_dir=folder))
             envoy.wait_ready(_PATIENCE_S)
             target = envoy.target
         work.schedule(folder / "schedule.arrow")
         TrialConfig(targets={"*": target}, timeout_s=600.0).write(folder / "generator.json")
-        command = [sys.executable, "-m", "benchmarks.bare_client", str(folder)]
-        if contestant == "tailgate":
-            command = locust_command(folder, TrafficConfig(rate=1.0))
-        load = stack.enter_context(child(contestant, command, folder=folder, core=load_core))
+        command = locust_command(folder, TrafficConfig(rate=1.0))
+        load = stack.enter_context(child("locust", command, folder=folder, core=load_core))
         used = [(now_ns(), 0.0)]
         deadline = time.monotonic() + work.seconds + AHEAD_S + _PATIENCE_S
         while load.poll() is None:
             used.append((now_ns(), cpu_s(load.pid)))
             if time.monotonic() > deadline:
-                raise ContestError(f"{contestant} does not end: {load.log_tail()}")
+                raise ContestError(f"the load does not end: {load.log_tail()}")
             time.sleep(_SAMPLE_S)
         records = folder / "requests-0.arrow"
         if not records.exists():
-            raise ContestError(f"{contestant} left nothing: {load.log_tail()}")
+            raise ContestError(f"the load left no records: {load.log_tail()}")
     requests, sent = read_table(records, REQUESTS)[0], Emitted.read(folder / "server.npz")
     settled_s = work.seconds - work.window_s
     start_ns = int(integers(requests["sent_ns"], 0).min() + settled_s * 1e9)
@@ -187,9 +181,6 @@ def run(contestant: str, work: Work, *, folder: Path) -> dict[str, float]:
     times, seconds = np.array(used).T
     core = float(np.diff(np.interp(window, times, seconds))[0]) / work.window_s
     return {**figures, "load_core": core, "server_p99_late_ms": float(np.quantile(sent.late, 0.99)) / 1e6}
-
-
-# --- What was seen of what was sent -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

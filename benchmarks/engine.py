@@ -27,9 +27,8 @@ import numpy as np
 if not __package__:  # as a script: the repository is importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.command import count, end_in_order, finish, parser_of, several
+from benchmarks.command import Ledger, Row, count, end_in_order, finish, parser_of, several, spread
 from benchmarks.floor import StepBytes, measure_bandwidth, step_bytes
-from benchmarks.ledger import Ledger, Row, spread
 from tailgate.loadtests.commands.arm_flags import preset_arm
 from tailgate.loadtests.trials.environment import describe_environment
 from tailgate.servers.complaint import ConfigError

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import collections
 import json
 import os
 import random
@@ -25,11 +24,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Queue
+
+import grimp
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (
@@ -130,37 +131,21 @@ def drawn(root: Path, count: int, seed: int, packages: Sequence[str] = PACKAGES)
     return chosen
 
 
-def importers(root: Path, tests: Sequence[str]) -> dict[str, list[str]]:
-    """List for each product file the test files that import it, directly or not, the most direct first."""
-    folders = ("analysis", "benchmarks", "loadtests", "servers", "tests")
-    files = [path for folder in folders for path in (root / folder).rglob("*.py")]
-    modules = {".".join(path.relative_to(root).with_suffix("").parts): path for path in files}
-    by: dict[str, set[str]] = collections.defaultdict(set)
-    for name, path in modules.items():
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            named = []
-            if isinstance(node, ast.Import):
-                named = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                named = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            for target in named:
-                by[target if target in modules else f"{target}.__init__"].add(name)
-    wanted = tuple(f"{test}/" if (root / test).is_dir() else test for test in tests)
-    reached = {}
-    for name, path in modules.items():
-        distance = {name: 0}
-        queue = collections.deque([name])
-        while queue:
-            at = queue.popleft()
-            for other in by[at]:
-                if other not in distance:
-                    distance[other] = distance[at] + 1
-                    queue.append(other)
-        found = [(steps, modules[other].relative_to(root).as_posix()) for other, steps in distance.items()]
-        reached[path.relative_to(root).as_posix()] = [
-            file for _, file in sorted(found) if file.startswith(wanted) and Path(file).name.startswith("test_")
-        ]
-    return reached
+def importers(paths: Iterable[str], tests: Sequence[str]) -> dict[str, list[str]]:
+    """List for each source file the test files that import it, directly or not, the most direct first."""
+    graph = grimp.build_graph("tailgate", "benchmarks", "docs", "tests")
+    wanted = tuple(test.removesuffix(".py").replace("/", ".") for test in tests)
+    files = [name for name in graph.modules if name.startswith(wanted) and ".test_" in name]
+    found = {}
+    for path in paths:
+        chains = [(graph.find_shortest_chain(test, f"tailgate.{_module(path)}"), test) for test in files]
+        near = sorted((len(chain), test) for chain, test in chains if chain)
+        found[path] = [f"{test.replace('.', '/')}.py" for _, test in near]
+    return found
+
+
+def _module(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def run_mutant(
@@ -239,18 +224,18 @@ def copy_of(root: Path, folder: Path) -> Path:
 
 def run(options: argparse.Namespace) -> int:
     """Run all mutants and print a line for each package; exit code 0."""
-    root = Path(options.root).resolve()
-    mutants = drawn(root, options.count, options.seed, options.package or PACKAGES)
-    can_load = loadable(root, options.tests)
+    mutants = drawn(ROOT, options.count, options.seed, options.package or PACKAGES)
+    can_load = loadable(ROOT, options.tests)
     tests = {
-        path: [file for file in files if file in can_load] for path, files in importers(root, options.tests).items()
+        path: [file for file in files if file in can_load]
+        for path, files in importers({mutant.path for mutant in mutants}, options.tests).items()
     }
     left: set[str] = set()
     with tempfile.TemporaryDirectory() as folder, Path(options.out).open("a", encoding="utf-8") as out:
         trees: Queue[Path] = Queue()
         for number in range(options.jobs):
             (Path(folder) / str(number)).mkdir()
-            trees.put(copy_of(root, Path(folder) / str(number)))
+            trees.put(copy_of(ROOT, Path(folder) / str(number)))
 
         def one(place: int) -> dict[str, object]:
             tree = trees.get()
@@ -282,7 +267,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python benchmarks/mutants.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("action", choices=["list", "run"])
-    parser.add_argument("--root", default=str(ROOT), help="the tree (default: this one)")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--package", action="append", choices=PACKAGES)
@@ -293,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.action == "run":
         return run(options)
-    for mutant in drawn(Path(options.root).resolve(), options.count, options.seed, options.package or PACKAGES):
+    for mutant in drawn(ROOT, options.count, options.seed, options.package or PACKAGES):
         print(mutant.name)
     return 0
 

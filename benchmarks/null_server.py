@@ -59,8 +59,6 @@ class Pace:
         return tick
 
 
-# --- What is sent -----------------------------------------------------------------------------------------------------
-
 _FIXED64: Final = struct.Struct("<Q")
 
 
@@ -114,9 +112,6 @@ def _healthy(stream_id: int) -> bytes:
     message = b"\x00" + UINT32.pack(2) + b"\x08\x01"
     end = frame(HEADERS, END_HEADERS | END_STREAM, stream_id, _literal(b"grpc-status", b"0"))
     return frame(HEADERS, END_HEADERS, stream_id, _OPEN) + frame(DATA, 0, stream_id, message) + end
-
-
-# --- The server -------------------------------------------------------------------------------------------------------
 
 
 class _Peer:

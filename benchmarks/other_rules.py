@@ -99,9 +99,6 @@ class Opinion:
 Rule = Callable[[Answers, Answers], Opinion]
 
 
-# --- Rules: of a candidate and a control ------------------------------------------------------------------------------
-
-
 def _fails(fails: bool) -> Opinion:
     return Opinion(verdict=FAIL if fails else PASS)
 
@@ -226,9 +223,6 @@ def p99_interval(values: Floats, *, rng: np.random.Generator) -> tuple[float, fl
     lower, upper = (ordered[np.minimum((size * place).astype(np.int64), size - 1)] for place in (one, other))
     low, high = np.quantile(lower + (upper - lower) * (position - rank + 1), (ALPHA / 2, 1 - ALPHA / 2))
     return float(low), float(high)
-
-
-# --- Cases ------------------------------------------------------------------------------------------------------------
 
 
 def other_verdicts(cases: Mapping[str, tuple[Path, Mapping[str, Any]]]) -> list[dict[str, Any]]:

@@ -25,8 +25,7 @@ import numpy as np
 if not __package__:  # as a script: the repository is importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.command import count, end_in_order, finish, parser_of, several
-from benchmarks.ledger import Ledger, spread
+from benchmarks.command import Ledger, count, end_in_order, finish, parser_of, several, spread
 from tailgate.servers.presets import RANDOM_PRESETS
 
 PROMPT_TOKENS, NEW_TOKENS = 1536, 288  # limits of a request

@@ -21,7 +21,7 @@ LONGEST_S = 7 * 24 * 3600.0  # no plan is longer
 MOST_STARTS = 1000  # no advice names more trials
 TAIL_REQUESTS = 5  # beyond a quantile, to speak of it
 # A few slow stretches make a tail's spread, so it is known less well than from as many normal differences. In
-# simulation (`python -m benchmarks.simulation.planning`) spreads of pilots scatter as with this share of the degrees.
+# simulation (`python benchmarks/judging.py planning`) spreads of pilots scatter as with this share of the degrees.
 _KNOWN_SHARE = 1.0 / 3.0
 _LONGER = 1.5  # a run that left something open is not planned shorter than this times its length
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.simulation.engine import Engine, serve_behind_splitter
+from benchmarks.simulation.engine import Engine, Served, serve_behind_splitter
+from benchmarks.simulation.fleet import CONTROL, SLOTS
+from benchmarks.simulation.fleet import TREATMENT as ARM
 from benchmarks.simulation.records import NETWORK_S, request_table, to_ns
-from benchmarks.simulation.server import Served, serve
 from benchmarks.simulation.table import Table
 from benchmarks.simulation.weather import (
     Weather,
@@ -33,18 +34,15 @@ from tailgate.analysis.run.attribution import CAUSES, OTHER
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.spikes import Spike, excursions, find_spikes
 
-ARM, CONTROL = "compiled", "eager"
-TOKEN_S = 0.02
 MEAN_TOKENS = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A server, its traffic and its stalls. `load` is the share of slots that are taken on the average.
+    """A server, its traffic and its stalls. `load` is the share of rows that are taken on the average.
 
-    `close` puts the compiles within ten seconds. `reports`: whether the server reports batches and how long compiles
-    held requests up. Without an `engine`, requests take their slot for as long as their work says
-    (`benchmarks.simulation.server`).
+    `close` puts the compiles within ten seconds. `reports`: whether the server reports how long compiles delayed
+    requests.
     """
 
     load: float = 0.6
@@ -56,9 +54,8 @@ class Case:
     private_stalls: int = 0
     host_stalls: int = 0
     replicas: int = 1
-    slots: int = 16
     duration_s: float = 600.0
-    engine: Engine | None = None
+    engine: Engine = SLOTS.engine
     reports: bool = True
 
 
@@ -88,7 +85,6 @@ CASES = {
     "steps that grow, jams and stalls": Case(engine=SHARING, load=0.75, cox=0.3, private_stalls=4, collections_s=10.0),
     "prompts bound": Case(engine=PROMPTS, load=0.5),
     "shortest first": Case(engine=replace(STEPS, shortest_first=True), load=0.8),
-    "rows bound by memory": Case(engine=replace(STEPS, rows=64, memory=1600), load=0.25, collections_s=20.0),
     "static batches": Case(engine=STATIC, load=0.4),
     "static batches, load 60 %": Case(engine=STATIC, load=0.6),
     "two replicas": Case(engine=STEPS, replicas=2, load=0.6),
@@ -110,14 +106,10 @@ def live(case: Case, seed: int) -> Lived:
     """Serve the case twice on the same arrivals, work, noise and other stalls."""
     rng = np.random.default_rng([seed, 11])
     engine = case.engine
-    slots = engine.rows if engine else case.slots
-    work_s = MEAN_TOKENS * TOKEN_S
-    busy = case.load * slots
-    if engine is None:
-        rate = busy / work_s
-    elif engine.kind == "static":
+    busy = case.load * engine.rows
+    if engine.kind == "static":
         # A batch lasts as long as its longest answer, some 2.5 times the mean.
-        rate = busy / (2.5 * MEAN_TOKENS * engine.decode_s(slots) + engine.prompt_s)
+        rate = busy / (2.5 * MEAN_TOKENS * engine.decode_s(engine.rows) + engine.prompt_s)
     else:
         rate = busy / (MEAN_TOKENS * engine.decode_s(int(busy)) + busy * engine.prompt_s)
     weather = Weather(duration_s=case.duration_s, rate=rate * case.replicas, cox=case.cox)
@@ -125,7 +117,6 @@ def live(case: Case, seed: int) -> Lived:
     count = len(times)
     noise = lasting_noise(weather, 0.1, rng)
     tokens = 1 + rng.poisson(MEAN_TOKENS * np.exp(0.6 * rng.standard_normal(count) - 0.18))
-    jitter = np.exp(0.05 * rng.standard_normal(count))
     there, back = rng.exponential(NETWORK_S, (2, count))
     host = host_stalls(weather, case.host_stalls, rng)
     outside = []
@@ -136,30 +127,15 @@ def live(case: Case, seed: int) -> Lived:
     must = _first_of_new_shapes(case, times, rng)
 
     def served(compiles: Bools | None) -> Served:
-        if engine is not None:
-            return serve_behind_splitter(
-                times,
-                tokens,
-                engine=engine,
-                slower=np.exp(noise),
-                outside=outside,
-                compile_s=case.stall_s,
-                compiles=compiles,
-            )
-        made = serve(
+        return serve_behind_splitter(
             times,
-            tokens * TOKEN_S * np.exp(noise[times.astype(int)]) * jitter,
             tokens,
-            slots=slots,
-            outside=outside[0],
+            engine=engine,
+            slower=np.exp(noise),
+            outside=outside,
             compile_s=case.stall_s,
             compiles=compiles,
         )
-        # What comes during a pause begins at its end.
-        held = made.start_s < times - 1e-6
-        until = np.array([pause.start_s + pause.seconds for pause in made.pauses] or [0.0])
-        begin = np.where(held, until[np.minimum(np.searchsorted(until, times), len(until) - 1)], made.start_s)
-        return replace(made, start_s=np.maximum(begin, times), replica=np.zeros(count, dtype=np.int64))
 
     seen, without = served(must), served(None)
     direct = _overlap(seen, np.maximum(seen.end_s, seen.arrival_s))
@@ -168,7 +144,7 @@ def live(case: Case, seed: int) -> Lived:
         directory=Path("made-up"),
         experiment={
             "name": "made up",
-            "arms": [{"name": CONTROL, "control": True}, {"name": ARM, "engine": {"slots": slots}}],
+            "arms": [{"name": CONTROL, "control": True}, {"name": ARM, "engine": {"slots": engine.rows}}],
         },
         environment={},
         trials=(),

@@ -11,43 +11,35 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-import pyarrow as pa
 
-from benchmarks.simulation.engine import Engine
-from benchmarks.simulation.fleet import Fleet, fleet, replica_table
-from benchmarks.simulation.records import EPOCH_NS, NETWORK_S, request_table, to_ns, token_lists
-from benchmarks.simulation.scenario import Run, Scenario, run
-from benchmarks.simulation.server import Pause, Served
+from benchmarks.simulation.engine import Engine, Pause
+from benchmarks.simulation.fleet import SLOTS, TREATMENT, Fleet, recorded
+from benchmarks.simulation.records import EPOCH_NS
 from benchmarks.simulation.table import Table
-from tailgate.analysis.arrays import Floats
 from tailgate.analysis.judging.gates import PASS
 from tailgate.analysis.judging.gates.compiles import client_gates, may_compile
 from tailgate.analysis.records.request_columns import RequestColumns
-from tailgate.analysis.records.requests import Requests, requests_of
+from tailgate.analysis.records.requests import requests_of
 from tailgate.analysis.run.client_stalls import HOST, PART, ArmStalls, client_stalls
 from tailgate.analysis.settings.gate_limits import GateLimits
 
-TREATMENT, CONTROL = "compiled", "eager"
-TOKEN_S = 0.02  # the made-up server's time for a token
-
-
-NOISE = Scenario(step=64, cox=0.3, collections_s=20.0, host_stalls=2, private_stalls=1)
+NOISE = replace(SLOTS, cox=0.3, collections_s=20.0, host_stalls=2, private_stalls=1)
 CASES = {
-    "clean": Scenario(step=64),
-    "GC": Scenario(step=64, collections_s=5.0),
-    "burst": Scenario(step=64, cox=0.5),
-    "host stall": Scenario(step=64, host_stalls=4),
+    "clean": SLOTS,
+    "GC": replace(SLOTS, collections_s=5.0),
+    "burst": replace(SLOTS, cox=0.5),
+    "host stall": replace(SLOTS, host_stalls=4),
     # every length is a shape of its own, four in ten requests bring a new one, and none compiles
-    "dynamic shapes": Scenario(cox=0.3, collections_s=20.0, host_stalls=2),
-    "unrelated arm stalls": Scenario(step=64, private_stalls=4),
-    "unrelated arm stalls, dynamic shapes": Scenario(private_stalls=4),
-    "compiles of 2 s": Scenario(step=64, new_shapes=6, compile_s=2.0),
-    "compiles of 5 s": Scenario(step=64, new_shapes=6, compile_s=5.0),
+    "dynamic shapes": replace(SLOTS, step=1, cox=0.3, collections_s=20.0, host_stalls=2),
+    "unrelated arm stalls": replace(SLOTS, private_stalls=4),
+    "unrelated arm stalls, dynamic shapes": replace(SLOTS, step=1, private_stalls=4),
+    "compiles of 2 s": replace(SLOTS, new_shapes=6, compile_s=2.0),
+    "compiles of 5 s": replace(SLOTS, new_shapes=6, compile_s=5.0),
     "mixed noise": replace(NOISE, new_shapes=6, compile_s=2.0),
-    "one compile of 2 s": Scenario(step=64, new_shapes=1, compile_s=2.0),
-    "exact shapes, six of 2 s": Scenario(new_shapes=6, compile_s=2.0),
+    "one compile of 2 s": replace(SLOTS, new_shapes=1, compile_s=2.0),
+    "exact shapes, six of 2 s": replace(SLOTS, step=1, new_shapes=6, compile_s=2.0),
     "split, mixed noise": replace(NOISE, new_shapes=6, compile_s=2.0, design="split"),
-    "heavy load, 2 s": Scenario(step=64, rate=8.0, new_shapes=6, compile_s=2.0),
+    "heavy load, 2 s": replace(SLOTS, rate=8.0, new_shapes=6, compile_s=2.0),
 }
 _SLOW = Engine(token_s=2.5e-4)
 _TOGETHER = replace(_SLOW, together=8)
@@ -99,7 +91,7 @@ def detection_table(table: Table) -> None:
 
     def fleets(made: Fleet, *, compiles: int) -> list[Detected]:
         some = replace(made, new_shapes=compiles, compile_s=3.0)
-        return table.over_seeds(partial(_seeded, partial(detect_in_fleet, some)))
+        return table.over_seeds(partial(_seeded, partial(detect, some)))
 
     compiling = {name: runs(name) for name in CASES if name not in QUIET}
     errors = [error for found in compiling.values() for run in found for error in run.errors_s]
@@ -150,26 +142,10 @@ class Detected:
     suspected: bool  # a stall may be a compile
 
 
-def detect(scenario: Scenario, rng: np.random.Generator, *, tokens: bool = True) -> Detected:
-    """Find the stalls of the treatment of a run; its clients record token times with `tokens`."""
-    made = run(scenario, rng)
-    requests = records(made, rng, tokens=tokens, copies=scenario.design == "mirrored")
-    seen = client_stalls(requests, [TREATMENT])[TREATMENT]
-    pauses = [(f"{TREATMENT}-0", pause) for pause in made.treatment.compiled]
-    return _held_against(pauses, seen, requests=len(requests), minutes=scenario.duration_s / 60.0)
-
-
-def detect_in_fleet(made: Fleet, rng: np.random.Generator, *, tokens: bool = True) -> Detected:
-    """Find the stalls of the treatment of a run of two arms with replicas."""
-    treatment, control = fleet(made, rng)
-    arms = ((treatment, TREATMENT), (control, CONTROL))
-    tables = (
-        replica_table(replica, arm, rng, tokens=tokens, copies=made.design == "mirrored")
-        for replicas, arm in arms
-        for replica in replicas
-    )
-    requests = requests_of(RequestColumns.of(pa.concat_tables(tables)))
-    seen = client_stalls(requests, [TREATMENT])[TREATMENT]
+def detect(made: Fleet, rng: np.random.Generator, *, tokens: bool = True) -> Detected:
+    """Find the stalls of the treatment of a run of two arms; clients record token times with `tokens`."""
+    treatment, table = recorded(made, rng, tokens=tokens)
+    seen = client_stalls(requests_of(RequestColumns.of(table)), [TREATMENT])[TREATMENT]
     pauses = [(replica.name, pause) for replica in treatment for pause in replica.served.compiled]
     minutes = made.replicas * made.duration_s / 60.0
     return _held_against(pauses, seen, requests=sum(replica.pair.size for replica in treatment), minutes=minutes)
@@ -204,59 +180,3 @@ def _held_against(truth: Sequence[tuple[str, Pause]], seen: ArmStalls, *, reques
         passes=gates[0].verdict == PASS,
         suspected=any(may_compile(stall) for stall in seen.stalls),
     )
-
-
-def records(made: Run, rng: np.random.Generator, *, tokens: bool = True, copies: bool = True) -> Requests:
-    """Record the run as its clients do: ids, times, prompt lengths; token times with `tokens`.
-
-    With `copies`, request i of one arm is that of the other.
-    """
-    arms = ((made.treatment, TREATMENT), (made.control, CONTROL))
-    tables = (arm_table(served, arm, rng, tokens=tokens, copies=copies) for served, arm in arms)
-    return requests_of(RequestColumns.of(pa.concat_tables(tables)))
-
-
-def arm_table(served: Served, arm: str, rng: np.random.Generator, *, tokens: bool, copies: bool) -> pa.Table:
-    """Record one arm. Each request has its own network path, some 2 ms to the server and back."""
-    count = len(served.arrival_s)
-    there, back = rng.exponential(NETWORK_S, count), rng.exponential(NETWORK_S, count)
-    sent = to_ns(served.arrival_s - there)
-    own_first, own_end = own_time(served, served.first_token_s), own_time(served, served.end_s)
-    # A token for each 20 ms of work, so that times between tokens are the server's steps.
-    answers = np.maximum(1, np.rint((own_end - own_first) / TOKEN_S)).astype(np.int64) + 1
-    lists = None
-    if tokens:
-        total = int(answers.sum())
-        place = np.arange(total) - np.repeat(np.cumsum(answers) - answers, answers)
-        own = np.repeat(own_first, answers) + place * np.repeat((own_end - own_first) / (answers - 1), answers)
-        stamps = to_ns(real_time(served, own) + np.repeat(back, answers))
-        lists = token_lists(stamps - np.repeat(sent, answers), answers)
-    return request_table(
-        sent,
-        request_id=[f"{index}-{arm}" for index in range(count)],
-        pair_id=[str(index) for index in range(count)] if copies else None,
-        arm=arm,
-        replica=f"{arm}-0",
-        first_token_ns=to_ns(served.first_token_s + back),
-        end_ns=to_ns(served.end_s + back),
-        prompt_tokens=served.shape,
-        output_tokens=answers,
-        token_ns=lists,
-    )
-
-
-def own_time(served: Served, real: Floats) -> Floats:
-    """Return the server's own time at `real`: pauses do not count."""
-    stood = np.zeros(len(real))
-    for pause in served.pauses:
-        stood += np.clip(real - pause.start_s, 0.0, pause.seconds)
-    return np.asarray(real - stood)
-
-
-def real_time(served: Served, own: Floats) -> Floats:
-    """Return when the server's own time was `own`."""
-    starts = np.array([pause.start_s for pause in served.pauses])
-    seconds = np.array([pause.seconds for pause in served.pauses])
-    before = np.cumsum(seconds) - seconds
-    total = np.append(0.0, np.cumsum(seconds))
-    return np.asarray(own + total[np.searchsorted(starts - before, own, side="left")])

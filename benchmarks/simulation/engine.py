@@ -1,8 +1,8 @@
 """A made-up server that works in steps, so that what it does for one request holds up the others.
 
-A step is a prefill, which takes longer for longer prompts, or gives every row in the batch one more token. What a
-server of slots (`server.py`) lacks is here: long prompts stall the decoding of others, batches wait for their longest
-member, and how long a request waits depends on what it meets.
+A step is a prefill, which takes longer for longer prompts, or gives every row in the batch one more token. Long prompts
+stall the decoding of others, batches wait for their longest member, and a pause (a compile, a garbage collection, a
+stalled host) stops everything.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.simulation.server import Pause, Served
 from benchmarks.simulation.weather import Stalls
 from tailgate.analysis.arrays import Bools, Floats, Ints
 
@@ -28,9 +27,8 @@ class Engine:
     `kind`: "blocking" runs a prompt as one step, before anything else; "alternating" runs one between two decode steps;
     "chunked" runs `chunk` tokens of one with each decode step; "static" takes up what waits when its batch is empty,
     and nothing more until the last row has ended. A prefill of up to `together` prompts takes `prompt_s` and `token_s`
-    for each of their tokens. `curve_tokens`: length at which attention doubles a prefill; 0 for none. `memory`: answer
-    tokens that all rows may come to together; 0 for any. `shortest_first` takes the shortest answer of the queue, else
-    the oldest; both are for "alternating".
+    for each of their tokens. `curve_tokens`: length at which attention doubles a prefill; 0 for none. `shortest_first`:
+    "alternating" takes the shortest answer of the queue, else the oldest.
     """
 
     kind: Literal["blocking", "alternating", "chunked", "static"] = "blocking"
@@ -42,7 +40,6 @@ class Engine:
     step_s: float = 0.02
     row_s: float = 0.0005
     chunk: int = 512
-    memory: int = 0
     shortest_first: bool = False
 
     def prefill_s(self, prompts: Sequence[int]) -> float:
@@ -53,6 +50,48 @@ class Engine:
     def decode_s(self, rows: int) -> float:
         """Return how long a step takes that gives so many rows a token."""
         return self.step_s + self.row_s * rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """A replica stalled from `start_s` for `seconds`. `request`: the one whose shape had to be compiled, or -1."""
+
+    start_s: float
+    seconds: float
+    request: int = -1
+    replica: int = 0
+
+
+def _none() -> Ints:
+    return np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Served:
+    """How n requests ended, in seconds from the start of the trial; all of shape (n,).
+
+    `start_s`: when work on a request began. `replica` is empty where there is one.
+    """
+
+    arrival_s: Floats
+    start_s: Floats
+    first_token_s: Floats
+    end_s: Floats
+    pauses: tuple[Pause, ...] = ()
+    replica: Ints = field(default_factory=_none)
+
+    @property
+    def compiled(self) -> list[Pause]:
+        """The pauses in which a shape was compiled."""
+        return [pause for pause in self.pauses if pause.request >= 0]
+
+    @property
+    def e2e_ms(self) -> Floats:
+        return (self.end_s - self.arrival_s) * 1e3
+
+    @property
+    def ttft_ms(self) -> Floats:
+        return (self.first_token_s - self.arrival_s) * 1e3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -154,9 +193,7 @@ class Replica:
         if engine.kind != "alternating":
             return [self._queue[place] for place in range(min(free, engine.together, len(self._queue)))]
         request = min(self._queue, key=self._answers.__getitem__) if engine.shortest_first else self._queue[0]
-        held = sum(self._answers[row] for _, row in self._running)
-        fits = not (engine.memory and held) or held + self._answers[request] <= engine.memory
-        return [request] if fits else []
+        return [request]
 
     def _chunk(self, taken: Sequence[int], factor: float) -> None:
         """Run a decode step together with a part of the first prompt."""

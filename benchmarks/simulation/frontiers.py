@@ -1,8 +1,4 @@
-"""What a frontier promises on servers whose knees are known, searched under a budget: errors of all statements, and
-how often the right policy is named.
-
-`python benchmarks/judging.py frontiers` prints the table.
-"""
+"""What a frontier promises on servers whose knees are known: its errors, and how often it names the best arm."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How often greedy parity of servers that others wrote errs, on made-up servers whose truth is known.
 
-`python benchmarks/judging.py greedy` prints the table. A server is a table of logits for each text so far: the best two
-lie 2 nats apart on average and within 0.1 in one token of twenty, which is more ties than real models have.
+A server is a table of logits for each text so far: the best two lie 2 nats apart on average and within 0.1 in one token
+of twenty, which is more ties than real models have.
 """
 
 from __future__ import annotations

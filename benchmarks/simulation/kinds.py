@@ -6,14 +6,14 @@ latencies, which no real server has.
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.simulation.scenario import joined, sample
-from benchmarks.simulation.server import Served, serve
+from benchmarks.simulation.engine import Served
 from benchmarks.simulation.weather import BLOCK_S, Weather, answers, arrivals, lasting_noise
 from tailgate.analysis.arrays import Floats
 from tailgate.analysis.statistics.compare import Sample
@@ -31,7 +31,6 @@ class Kind(Weather):
     rate for `burst_s`. `trials` of `duration_s` each. `kept`: the share of the treatment's requests that it gets.
     """
 
-    name: str
     duration_s: float = 1200.0
     trials: int = 1
     slots: int = 16
@@ -49,17 +48,14 @@ class Kind(Weather):
 
 
 KINDS: Mapping[str, Kind] = {
-    kind.name: kind
-    for kind in (
-        Kind(name="calm"),
-        Kind(name="jams", bursts_s=240.0),
-        Kind(name="drift", wander=0.03, wander_s=180.0),
-        Kind(name="static", batching="static", work_s=0.6),
-        Kind(name="replicas", replicas=2, cox=0.2),
-        Kind(name="restarts", trials=3, duration_s=400.0, start_spread=0.03),
-        Kind(name="heavy", rate=8.0, cox=0.2),
-        Kind(name="split", design="split", cox=0.2),
-    )
+    "calm": Kind(),
+    "jams": Kind(bursts_s=240.0),
+    "drift": Kind(wander=0.03, wander_s=180.0),
+    "static": Kind(batching="static", work_s=0.6),
+    "replicas": Kind(replicas=2, cox=0.2),
+    "restarts": Kind(trials=3, duration_s=400.0, start_spread=0.03),
+    "heavy": Kind(rate=8.0, cox=0.2),
+    "split": Kind(design="split", cox=0.2),
 }
 
 
@@ -124,8 +120,14 @@ def _arm(kind: Kind, times: Floats, work: Floats, shared: Floats, factor: float,
 
 
 def on_slots(times: Floats, work: Floats, slots: int) -> Served:
-    """Serve requests that need no compile, each in a slot."""
-    return serve(times, work, np.zeros(len(times), dtype=np.int64), slots=slots, prefill_share=PREFILL_SHARE)
+    """Serve requests in the order of their arrival, each in a slot that its work takes."""
+    start = np.empty(len(times))
+    busy: list[float] = []  # when each taken slot is free
+    for index, arrival in enumerate(times.tolist()):
+        begin = arrival if len(busy) < slots else max(arrival, heapq.heappop(busy))
+        start[index] = begin
+        heapq.heappush(busy, begin + float(work[index]))
+    return Served(arrival_s=times, start_s=start, first_token_s=start + work * PREFILL_SHARE, end_s=start + work)
 
 
 def _static(times: Floats, work: Floats, slots: int) -> Served:
@@ -139,3 +141,22 @@ def _static(times: Floats, work: Floats, slots: int) -> Served:
         free = begin + float(work[index:last].max())
         index = last
     return Served(arrival_s=times, start_s=start, first_token_s=start + work * PREFILL_SHARE, end_s=start + work)
+
+
+def sample(
+    served: Served, *, metric: str = "e2e_ms", ratio: float = 1.0, trial: int = 1, block_s: float = BLOCK_S
+) -> Sample:
+    """Return the latencies times `ratio`, by block of the arrival."""
+    values = getattr(served, metric) * ratio
+    block = (served.arrival_s / block_s).astype(np.int64) + trial * 10_000
+    return Sample(values=values, block=block, trial=np.full(len(values), trial))
+
+
+def joined(samples: Iterable[Sample]) -> Sample:
+    """Join the trials into one sample."""
+    parts = list(samples)
+    return Sample(
+        values=np.concatenate([part.values for part in parts]),
+        block=np.concatenate([part.block for part in parts]),
+        trial=np.concatenate([part.trial for part in parts]),
+    )

@@ -1,7 +1,5 @@
 """How often trials on a few machines decide wrongly where the ratio differs by machine.
 
-`python benchmarks/judging.py machines` prints the table.
-
 Each machine has its own speed, and an effect of its own on the log ratio of the two arms. A trial is 240 s of four
 requests a second to each arm, whose blocks share a drift and whose starts differ. The p99 of a typical block
 is judged at a margin of 10 %, as joined runs are, and as if all trials had run on one machine.

@@ -1,7 +1,6 @@
 """Whether a run of the planned length decides as often as the plan promised.
 
-`python benchmarks/judging.py planning` prints the table: the default gates of runs that left something open, as the
-headline of such a run plans them.
+It plans the default gates that runs left open, as the headline of such a run does.
 """
 
 from __future__ import annotations
@@ -13,40 +12,12 @@ import numpy as np
 
 from benchmarks.simulation.kinds import KINDS, Kind
 from benchmarks.simulation.promises import gated
-from benchmarks.simulation.scenario import Scenario, run, sample
 from benchmarks.simulation.table import Table
 from benchmarks.simulation.weather import BLOCK_S
 from tailgate.analysis.settings.gate_limits import GateLimits
-from tailgate.analysis.statistics.compare import Comparison, compare
 from tailgate.analysis.statistics.planning import comparison_needed, power_of_each
 
-PILOT_S = 600.0
 MIN_BLOCKS = 20
-
-
-def planned(
-    scenario: Scenario, seed: int, *, q: float, ratio: float, margin: float, power: float
-) -> tuple[bool, bool, float]:
-    """Run a pilot of `PILOT_S`, plan from it for the true ratio, and run the planned length afresh.
-
-    Returns (planned, decided, planned seconds).
-    """
-    rng = np.random.default_rng([11, seed])
-
-    def compared(seconds: float) -> Comparison:
-        made = run(replace(scenario, duration_s=seconds), rng)
-        arms = sample(made.treatment, ratio=ratio), sample(made.control)
-        return compare(*arms, qs=(q,), margin=margin, alpha=0.05)[0]
-
-    seen = compared(PILOT_S)
-    needed, _ = comparison_needed(seen, block_s=BLOCK_S, min_blocks=MIN_BLOCKS, power=power, ratio=ratio)
-    if needed is None:
-        return False, False, 0.0
-    longer = compared(needed)
-    p_value = longer.p_noninferior if ratio < 1.0 + margin else longer.p_inferior
-    return True, p_value is not None and p_value <= longer.alpha, needed
-
-
 LONGEST_SIMULATED_S = 4 * 3600.0
 
 

@@ -1,7 +1,7 @@
 """How ramps end on simulated servers: equal candidates, slow ones, and ones that stall.
 
-`python benchmarks/judging.py ramps` prints the table. Traffic goes to two servers by the ramp's weights; the candidate
-has fewer requests and an emptier queue until it has half of them.
+Traffic goes to two servers by the ramp's weights; the candidate has fewer requests and an emptier queue until it has
+half of them.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.simulation.kinds import Kind, on_slots
+from benchmarks.simulation.engine import Served
+from benchmarks.simulation.kinds import Kind, on_slots, sample
 from benchmarks.simulation.promises import ALPHA, MARGIN
-from benchmarks.simulation.scenario import sample
-from benchmarks.simulation.server import Served
 from benchmarks.simulation.table import Table
 from benchmarks.simulation.weather import BLOCK_S, answers, arrivals, lasting_noise
 from tailgate.analysis.arrays import Floats
 from tailgate.analysis.judging.ramp import Standing, decide
 from tailgate.analysis.settings.ramp_limits import RampLimits
-from tailgate.analysis.statistics.compare import Sample
-from tailgate.analysis.statistics.sequential import Evidence, groups_for
+from tailgate.analysis.statistics.sequential import groups_for
 
 LIMITS = RampLimits()
 _INTERIM_S = 60.0
@@ -30,7 +28,7 @@ _QS, _STEP_QS = (0.99,), (0.5, 0.9)
 _METRICS = ("ttft_ms", "e2e_ms")
 
 # A server that holds all of the traffic: at 100 % it is as busy as "calm" is.
-SERVER = Kind(name="ramp", rate=16.0, slots=64, cox=0.1, shared=0.06, private=0.03, duration_s=LIMITS.longest_s)
+SERVER = Kind(rate=16.0, slots=64, cox=0.1, shared=0.06, private=0.03, duration_s=LIMITS.longest_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,19 +95,16 @@ def _times(arms: list[Served]) -> tuple[float, float, float]:
     failed: list[float] = []
     times: dict[bool, list[float]] = {True: [], False: []}
     for metric in _METRICS:
-        samples = [sample(served, metric=metric) for served in arms]
+        samples = sample(arms[0], metric=metric), sample(arms[1], metric=metric)
         for q in (*_QS, *_STEP_QS):
-            evidence = _evidence(samples, q, MARGIN if q in _QS else LIMITS.step_margin)
+            margin = MARGIN if q in _QS else LIMITS.step_margin
+            evidence = groups_for(*samples, q=q, blocks=2, exchange="requests").evidence(margin)
             decision = evidence.decision(alpha=ALPHA, gates=gates)
             at = math.inf if decision is None else (evidence.last_block[decision[1]] % 10_000 + 1.0) * BLOCK_S
             passes = decision is not None and decision[0] == "PASS"
             times[q in _QS].append(at if passes else math.inf)
             failed.append(math.inf if passes else at)
     return min(failed), max(times[False]), max(times[True])
-
-
-def _evidence(samples: list[Sample], q: float, margin: float) -> Evidence:
-    return groups_for(samples[0], samples[1], q=q, blocks=2, exchange="requests").evidence(margin)
 
 
 def outcomes(seed: int, *, ratio: float = 1.0, stall_every_s: float = 0.0) -> Floats:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from tailgate.analysis.arrays import Ints
 from tailgate.analysis.records.schemas import REQUESTS
-from tailgate.analysis.records.tables import RecordWriter
 
 EPOCH_NS = 1_700_000_000_000_000_000
 NETWORK_S = 0.002  # the mean way through the network, to the server and back
@@ -45,10 +42,3 @@ def token_lists(offsets_ns: Ints, counts: Ints) -> pa.Array:
     return pa.ListArray.from_arrays(
         pa.array(np.append(0, np.cumsum(counts)), pa.int32()), pa.array(offsets_ns, pa.int64())
     )
-
-
-def write_requests(path: Path, table: pa.Table) -> None:
-    """Write the requests to `path`, a new file."""
-    with RecordWriter(path, REQUESTS) as writer:
-        for batch in table.to_batches():
-            writer.append_batch(batch)

@@ -1,7 +1,6 @@
 """Arms that ran separately, as result files of other load tools hold them: what their comparison promises.
 
-Nothing is shared: each run has its own traffic, its own hour and its own start. `python benchmarks/judging.py separate`
-prints the table.
+Nothing is shared: each run has its own traffic, its own hour and its own start.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from benchmarks.simulation.promises import ALPHA, MARGIN, METRICS, covers
 from benchmarks.simulation.table import Table
 from tailgate.analysis.arrays import Floats
 from tailgate.analysis.settings.gate_limits import DAY_SPREAD, RESTART_SPREAD
-from tailgate.analysis.statistics.compare import Comparison, Sample, decide
+from tailgate.analysis.statistics.compare import Comparison, decide
 from tailgate.analysis.statistics.unpaired import compare_separate
 from tailgate.analysis.wording import counted
 
@@ -26,22 +25,16 @@ _NAMES = ("calm", "jams", "drift", "static", "heavy")
 SEPARATE = {name: replace(KINDS[name], start_spread=RESTART_SPREAD) for name in _NAMES}
 
 
-def runs(kind: Kind, rng: np.random.Generator, metric: str, *, ratio: float) -> tuple[Sample, Sample]:
-    """Return the treatment's latencies times `ratio` and the control's, from `kind.trials` runs of each arm."""
-    return (
-        samples(pair(kind, rng), metric, ratio=ratio)[0],
-        samples(pair(kind, rng), metric)[1],
-    )
-
-
 def compared(kind: Kind, seed: int, *, ratio: float = 1.0, alpha: float = ALPHA) -> list[Comparison]:
     """Decide the p50 and the p99 of TTFT, then of E2E."""
     rng = np.random.default_rng([seed, 6])
     items: list[Comparison] = []
     for metric in METRICS:
-        both = runs(kind, rng, f"{metric}_ms", ratio=ratio)
+        treatment, _ = samples(pair(kind, rng), f"{metric}_ms", ratio=ratio)
+        _, control = samples(pair(kind, rng), f"{metric}_ms")
         items += compare_separate(
-            *both,
+            treatment,
+            control,
             qs=QUANTILES,
             margin=MARGIN,
             alpha=alpha,

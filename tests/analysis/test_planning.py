@@ -9,8 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks.simulation.planning import planned
-from benchmarks.simulation.scenario import Scenario
 from tailgate.analysis.judging.gates.latency import latency_gate
 from tailgate.analysis.run.slo import judge_share
 from tailgate.analysis.settings.gate_limits import GateLimits
@@ -88,15 +86,6 @@ def test_a_ratio_near_the_margin_is_planned_as_a_standard_error_away():
     away = needed(replace(SEEN, ratio=1.1 * math.exp(-SEEN.spread)))
     assert at_margin == near == away
     assert needed(SEEN, ratio=1.1) is None, "a ratio that was asked for is planned as it is"
-
-
-def test_planned_runs_decide_about_as_often_as_was_asked():
-    """Pilots of 600 s, and fresh runs of the length that each asked for. More cases: `judging.py planning`."""
-    servers = Scenario(cox=0.3, rate=2.0)
-    runs = [planned(servers, seed, q=0.95, ratio=1.0, margin=0.05, power=0.8) for seed in range(20)]
-    assert all(was_planned for was_planned, _, _ in runs)
-    assert np.median([seconds for _, _, seconds in runs]) > 900, "the pilot alone decides nothing"
-    assert 0.65 <= np.mean([decided for _, decided, _ in runs]) < 1.0
 
 
 def share_needed(result, rate=1.0):

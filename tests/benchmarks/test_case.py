@@ -17,7 +17,6 @@ from scipy import stats
 from benchmarks.case import (
     EXPERIMENTS,
     OTHERS,
-    archive_of,
     archives,
     deviations,
     judged_cases,
@@ -29,7 +28,6 @@ from benchmarks.case import (
 from benchmarks.gallery import GALLERY, HEIGHT, PAGES, WIDTH, alone, kept, pictures, summary_of
 from benchmarks.kept import pack, unpack
 from benchmarks.other_rules import (
-    CANNOT_SAY,
     FAIL,
     PASS,
     RULES,
@@ -59,20 +57,6 @@ def test_a_kept_case_is_judged_as_before(archive: Path) -> None:
         assert gate["value"] == (None if before["value"] is None else pytest.approx(before["value"], rel=1e-6))
         assert {**gate, "value": None} == {**before, "value": None}
     assert {**verdict, "gates": None} == {**kept, "gates": None}
-
-
-@pytest.mark.parametrize(
-    ("staged", "seen", "unseen"),
-    [
-        ("staged-foreign-work-and-busy-host", {"other work"}, {"throttling"}),
-        ("staged-heavy-neighbour", {"other work", "throttling", "machine speed"}, set()),
-    ],
-)
-def test_a_trouble_that_was_staged_on_a_card_is_named(staged: str, seen: set[str], unseen: set[str]) -> None:
-    kept = json.loads(verdict_file(archive_of(staged)).read_text(encoding="utf-8"))
-    checks = {check["check"] for check in kept["failed_checks"]}
-    assert seen <= checks
-    assert not unseen & checks
 
 
 def test_runs_of_a_case_are_judged_together(tmp_path: Path) -> None:
@@ -255,23 +239,22 @@ def test_a_threshold_fails_an_arm_by_chance_alone() -> None:
     assert sum(item.verdict == FAIL for item in few) > 20
 
 
-def test_kayenta_fails_a_shift_of_any_size_that_is_known_well() -> None:
-    base = np.linspace(100.0, 101.0, 2000)
-    assert kayenta(of(base + 0.5), of(base)).verdict == FAIL
+BASE = np.linspace(100.0, 101.0, 2000)
 
 
-def test_kayenta_calls_a_faster_arm_low() -> None:
-    assert str(kayenta(made(5, slower=0.5), made(6))) == "PASS (Low)"
-
-
-def test_kayenta_fails_three_points_that_lie_above_three_others_whatever_its_confidence() -> None:
-    """The chance of that among equals is one in twenty; the interval of 98 % ends at the least difference."""
-    assert kayenta(of(np.array([210.0, 220.0, 230.0])), of(np.array([100.0, 101.0, 102.0]))).verdict == FAIL
-
-
-def test_kayenta_cannot_compare_two_constants_and_passes_what_is_identical() -> None:
-    assert kayenta(of(np.full(5, 2.0)), of(np.full(5, 1.0))).verdict == CANNOT_SAY
-    assert kayenta(of(np.full(5, 1.0)), of(np.full(5, 1.0))).verdict == PASS
+@pytest.mark.parametrize(
+    ("values", "others", "said"),
+    [
+        (BASE + 0.5, BASE, "FAIL"),  # a shift of any size that is known well
+        (0.5 * BASE, BASE, "PASS (Low)"),
+        # Among equals that happens one time in twenty; the interval of 98 % ends at the least difference.
+        (np.array([210.0, 220.0, 230.0]), np.array([100.0, 101.0, 102.0]), "FAIL (3 points)"),
+        (np.full(5, 2.0), np.full(5, 1.0), "cannot say (5 points)"),
+        (np.full(5, 1.0), np.full(5, 1.0), "PASS (5 points)"),
+    ],
+)
+def test_kayenta_classifies_as_its_judge_does(values: Floats, others: Floats, said: str) -> None:
+    assert str(kayenta(of(values), of(others))) == said
 
 
 def test_a_minute_in_which_nothing_ended_is_no_point() -> None:
@@ -348,13 +331,3 @@ def test_rules_see_neither_the_requests_that_failed_nor_why() -> None:
         assert (row["sent"], row["seen"], row["overall"]) == (251, 179, "FAIL")
         # nothing ended in the other two minutes
         assert row["rules"]["Kayenta, p99 a minute"] == "PASS (Low, 1 point)"
-
-
-def test_the_rules_compare_with_the_verdict_on_the_arm_and_not_on_the_run() -> None:
-    verdicts = {row["arm"]: row["overall"] for row in rows("planted-decode-h200")}
-    assert verdicts == {"decode-plus-5": "INCONCLUSIVE", "decode-plus-10": "INCONCLUSIVE", "decode-plus-20": "FAIL"}
-
-
-def test_trials_in_a_cold_start_leave_nothing_to_compare() -> None:
-    for row in rows("staged-heavy-neighbour"):
-        assert set(row["rules"].values()) == {"cannot say"}

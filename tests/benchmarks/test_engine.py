@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks.engine import MeasurementError, main, steady_decode
 from benchmarks.floor import StepBytes, measure_bandwidth, step_bytes
-from benchmarks.ledger import paired_ratio
 from tailgate.servers.config import ModelConfig
 from tailgate.servers.engine.messages import StepOutput
 from tailgate.servers.engine.model import load_model
@@ -136,13 +135,3 @@ def test_positions_are_those_a_step_attends_to() -> None:
 def test_an_output_without_a_step_does_not_stop_the_clock() -> None:
     outputs = [step(0, "decode", "a"), StepOutput(emit_ns=3 * MS), step(5, "decode", "a")]
     assert steady_decode(outputs, {"a": 1}, batch=1).step_ms == pytest.approx(5.0)
-
-
-@pytest.mark.parametrize(
-    ("n", "interval"),
-    # Hollander & Wolfe's table for 95 %
-    [(1, (None, None)), (5, (None, None)), (6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (20, (6, 15))],
-)
-def test_the_interval_of_a_median_is_the_sign_tests(n: int, interval: tuple[int | None, int | None]) -> None:
-    found = paired_ratio(list(range(n, 0, -1)), [1.0] * n)
-    assert (found["low"], found["high"]) == interval

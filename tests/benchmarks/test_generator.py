@@ -26,10 +26,10 @@ from tailgate.servers.rpc import inference_pb2_grpc
 from tailgate.servers.rpc.inference_pb2 import GenerateRequest
 
 
-@pytest.mark.parametrize("contestant", ["bare", "tailgate", "envoy"])
-def test_a_contestant_sees_the_tokens_of_a_few_streams(contestant: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("splitter", [False, True])
+def test_the_load_process_sees_the_tokens_of_a_few_streams(splitter: bool, tmp_path: Path) -> None:
     work = Work(streams=5, ramp_s=0.2, tokens_per_s=20.0, window_s=0.5, settle_s=0.3)
-    figures = run(contestant, work, folder=tmp_path / "run")
+    figures = run(work, folder=tmp_path / "run", splitter=splitter)
     assert 30 < figures["sent"] <= 70
     assert figures["delivered"] > 0.5
     assert 0 <= figures["p50_lag_ms"] < 1000
@@ -107,7 +107,7 @@ def test_a_grpc_client_gets_paced_tokens_with_their_send_times(tmp_path: Path) -
     assert Emitted.read(tmp_path / "server.npz").of("one").tolist() == emits
 
 
-SCRIPTS = ("analysis.py", "generator.py", "judging.py")
+SCRIPTS = ("analysis.py", "case.py", "gallery.py", "generator.py", "judging.py", "mutants.py", "peer.py")
 
 
 def test_every_script_starts_from_anywhere_by_its_path(tmp_path: Path) -> None:

@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.simulation.detection import CONTROL, TREATMENT, arm_table
+from benchmarks.simulation.fleet import CONTROL, TREATMENT, Fleet, recorded
 from benchmarks.simulation.greedy import Server
-from benchmarks.simulation.records import write_requests
-from benchmarks.simulation.scenario import Run
-from tailgate.analysis.records.schemas import COMPILE_EVENTS
+from tailgate.analysis.records.schemas import COMPILE_EVENTS, REQUESTS
 from tailgate.analysis.records.tables import RecordWriter
 from tests.fakes.http_servers import DONE, Request, answer, event, plain, serving, usage
 
@@ -61,17 +59,21 @@ def _error(status: str, message: str) -> bytes:
     return plain(status, json.dumps({"error": {"message": message}}).encode())
 
 
-def write_external(folder: Path, made: Run, rng: np.random.Generator, *, gates: Mapping[str, float]) -> Path:
-    """Write the run with the treatment as an external arm, without telemetry."""
+def write_external(folder: Path, made: Fleet, *, gates: Mapping[str, Any], seed: int = 1) -> Path:
+    """Write a run with the treatment as an external arm, without telemetry."""
     pieces = [f'[[arms]]\nname = "{CONTROL}"\ncontrol = true\n']
     pieces.append(f'[[arms]]\nname = "{TREATMENT}"\nkind = "openai"\n')
     pieces.append("[gates]\n" + "".join(f"{key} = {value}\n" for key, value in gates.items()))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "experiment.toml").write_text("compare_models = true\n" + "\n".join(pieces))
-    arms = ((made.treatment, TREATMENT), (made.control, CONTROL))
-    tables = [arm_table(served, arm, rng, tokens=True, copies=True) for served, arm in arms]
-    write_requests(folder / "requests.arrow", pa.concat_tables(tables))
+    write_requests(folder / "requests.arrow", recorded(made, np.random.default_rng(seed))[1])
     return folder
+
+
+def write_requests(path: Path, table: pa.Table) -> None:
+    with RecordWriter(path, REQUESTS) as writer:
+        for batch in table.to_batches():
+            writer.append_batch(batch)
 
 
 def write_logged(folder: Path, events: Sequence[Mapping[str, Any]], *, blind_spots: Sequence[str] = ()) -> Path:

@@ -15,8 +15,8 @@ from scipy import stats
 
 from benchmarks.simulation import kinds
 from benchmarks.simulation.frontiers import BUDGET, EQUAL, FIFTHS, KINDS, inside, promise, search
-from benchmarks.simulation.greedy import BF16, TOKENS, Server
-from benchmarks.simulation.machines import BLOCKS, REQUESTS, samples, verdicts
+from benchmarks.simulation.greedy import Server
+from benchmarks.simulation.machines import verdicts
 from benchmarks.simulation.promises import outcome
 from benchmarks.simulation.sequential import limit_missed_by, objective_errors
 from benchmarks.simulation.table import Table
@@ -189,39 +189,10 @@ def test_equal_arms_on_machines_of_three_speeds_pass_and_slower_ones_fail():
     assert {verdicts(3, 2, seed, between=0.0, ratio=1.4)[0] for seed in range(3)} == {"FAIL"}
 
 
-def test_each_trial_has_its_blocks_and_each_request_its_copy():
-    arm, control = samples(2, 3, between=0.0, ratio=1.1, seed=1)
-    assert len(arm) == len(control) == 6 * REQUESTS
-    assert len(np.unique(arm.block)) == 6 * BLOCKS
-    assert (np.diff(arm.block) >= 0).all()
-    assert abs(np.log(arm.values / control.values).mean() - np.log(1.1)) < 0.03
-
-
 def test_equal_noisy_servers_hardly_ever_fail() -> None:
     noisy = Server(batch=0.15)
     verdicts = [judged_answers(noisy, noisy, seed=seed).verdict for seed in range(20)]
     assert verdicts.count("FAIL") <= 2  # of 20 at a level of 1 in 40, more than 2 come once in 80 such tests
-
-
-def test_server_repeats_itself_unless_its_batches_round_or_it_samples() -> None:
-    for server, repeats in ((BF16, True), (Server(batch=0.5), False), (Server(samples=True), False)):
-        first, second = server.twice(3, 12)
-        assert (first == second) is repeats
-        assert {len(answer.text.split()) for answer in first} == {TOKENS}
-
-
-def test_servers_of_one_model_agree_but_for_rounding_and_a_fault_shows_from_its_token_on() -> None:
-    one, other = Server(), Server(name="other")
-    assert one.twice(1, 8)[0] == other.twice(1, 8)[0]
-    assert one.twice(1, 8)[0] != Server(weights="two").twice(1, 8)[0]
-    faulty = [replace(one, faulty=1.0).answer(1, prompt, 0).text.split() for prompt in range(20)]
-    right = [one.answer(1, prompt, 0).text.split() for prompt in range(20)]
-    parts = [
-        next((at for at, pair in enumerate(zip(*both, strict=True)) if len(set(pair)) > 1), TOKENS)
-        for both in zip(faulty, right, strict=True)
-    ]
-    assert len(set(parts)) > 5
-    assert sum(part < TOKENS for part in parts) > 15
 
 
 ARM = FakeArm(name="compiled", ratio=0.8)

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.simulation.scenario import Scenario, run
-from benchmarks.simulation.server import Served
+from benchmarks.simulation.fleet import SLOTS, Fleet, fleet
 from tailgate.analysis.arrays import Floats
 from tailgate.analysis.checks import overload
 from tailgate.analysis.checks.check import Check
@@ -58,36 +57,34 @@ def test_interference_adds_up_over_trials(tmp_path: Path) -> None:
 
 
 SEEDS = range(4)
-# A server of the simulation has 16 slots and takes 1.6 s a request: it serves 10 requests/s.
 FINE = {
-    "calm": Scenario(),
-    "calm for 90 s": Scenario(duration_s=90.0),
-    "a rate that wanders": Scenario(cox=0.2),
-    "busy for 80 % of the time": Scenario(rate=8.0, cox=0.2),
-    "jams": Scenario(rate=6.0, cox=0.6),
-    "stalls of the host": Scenario(host_stalls=6),
-    "compiles": Scenario(compile_s=8.0, new_shapes=6),
-    "compiles in 90 s": Scenario(duration_s=90.0, compile_s=8.0, new_shapes=3),
-    "stalls of its own": Scenario(private_stalls=8),
+    "calm": SLOTS,
+    "calm for 90 s": replace(SLOTS, duration_s=90.0),
+    "a rate that wanders": replace(SLOTS, cox=0.2),
+    "busy for 80 % of the time": replace(SLOTS, rate=8.0, cox=0.2),
+    "jams": replace(SLOTS, rate=6.0, cox=0.6),
+    "stalls of the host": replace(SLOTS, host_stalls=6),
+    "compiles": replace(SLOTS, compile_s=8.0, new_shapes=6),
+    "compiles in 90 s": replace(SLOTS, duration_s=90.0, compile_s=8.0, new_shapes=3),
+    "stalls of its own": replace(SLOTS, private_stalls=8),
 }
 OVERLOADED = {
-    "a fifth too much": Scenario(rate=12.0),
-    "a fifth too much for 20 minutes": Scenario(rate=12.0, duration_s=1200.0),
-    "half too much": Scenario(rate=15.0),
-    "half too much for 90 s": Scenario(rate=15.0, duration_s=90.0),
-    "three times too much": Scenario(rate=30.0, duration_s=300.0),
-    "a fifth too much, with compiles": Scenario(rate=12.0, compile_s=8.0, new_shapes=6),
+    "a fifth too much": replace(SLOTS, rate=12.0),
+    "a fifth too much for 20 minutes": replace(SLOTS, rate=12.0, duration_s=1200.0),
+    "half too much": replace(SLOTS, rate=15.0),
+    "half too much for 90 s": replace(SLOTS, rate=15.0, duration_s=90.0),
+    "three times too much": replace(SLOTS, rate=30.0, duration_s=300.0),
+    "a fifth too much, with compiles": replace(SLOTS, rate=12.0, compile_s=8.0, new_shapes=6),
 }
 
 
-def load(served: Served, seconds: float) -> Load | None:
-    answered = np.ones(len(served.end_s), dtype=np.bool_)
-    return load_of(served.arrival_s, served.end_s, answered, ~answered, seconds=seconds)
-
-
-def loads(scenario: Scenario, seed: int) -> list[Load | None]:
-    made = run(scenario, np.random.default_rng(seed))
-    return [load(served, scenario.duration_s) for served in (made.treatment, made.control)]
+def loads(made: Fleet, seed: int) -> list[Load | None]:
+    found = []
+    for (replica,) in fleet(made, np.random.default_rng(seed)):
+        served = replica.served
+        answered = np.ones(len(served.end_s), dtype=np.bool_)
+        found.append(load_of(served.arrival_s, served.end_s, answered, ~answered, seconds=made.duration_s))
+    return found
 
 
 @pytest.mark.parametrize("name", FINE)
@@ -99,12 +96,12 @@ def test_passing_jams_are_no_overload(name: str) -> None:
 
 @pytest.mark.parametrize("name", OVERLOADED)
 def test_more_than_a_server_can_serve_is_overload(name: str) -> None:
-    scenario = OVERLOADED[name]
+    made = OVERLOADED[name]
     for seed in SEEDS:
-        for one in loads(scenario, seed):
+        for one in loads(made, seed):
             assert one is not None
             assert one.overloaded
-            assert one.offered_rps == pytest.approx(scenario.rate, rel=0.15)
+            assert one.offered_rps == pytest.approx(made.rate, rel=0.15)
             assert one.answered_rps == pytest.approx(10.0, rel=0.2)
 
 

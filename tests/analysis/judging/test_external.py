@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.simulation.detection import CONTROL, TREATMENT
+from benchmarks.simulation.fleet import CONTROL, SLOTS, TREATMENT, Fleet
 from benchmarks.simulation.greedy import BF16, EXACT, Server
-from benchmarks.simulation.scenario import Scenario, run
 from tailgate.analysis.judging.gates.compiles import client_gates
 from tailgate.analysis.judging.gates.greedy import (
     GreedyParity,
@@ -35,14 +34,13 @@ from tests.fakes.simulated import write_external, write_logged
 
 SECOND = 10**9
 ONCE = "vLLM warns once for each kernel"
-QUIET = Scenario(step=64, duration_s=300.0)
-STALLING = Scenario(step=64, duration_s=300.0, private_stalls=3)
-THIN = Scenario(step=64, duration_s=60.0, rate=0.15)
+QUIET = replace(SLOTS, duration_s=300.0)
+STALLING = replace(QUIET, private_stalls=3)
+THIN = replace(SLOTS, duration_s=60.0, rate=0.15)
 
 
-def written(folder: Path, scenario: Scenario, seed: int = 1) -> Path:
-    rng = np.random.default_rng(seed)
-    return write_external(folder, run(scenario, rng), rng, gates={"min_blocks": 2})
+def written(folder: Path, made: Fleet, seed: int = 1) -> Path:
+    return write_external(folder, made, gates={"min_blocks": 2}, seed=seed)
 
 
 def gates_of(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -53,14 +51,14 @@ def row_of(summary: dict[str, Any]) -> dict[str, Any]:
     return next(row for row in summary["arms"] if row["name"] == TREATMENT)
 
 
-def judged(folder: Path, scenario: Scenario, seed: int = 1) -> tuple[dict[str, Any], dict[str, Any]]:
+def judged(folder: Path, made: Fleet, seed: int = 1) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the recompile gates of the external arm by name, and its row."""
-    summary = analyze(written(folder, scenario, seed))
+    summary = analyze(written(folder, made, seed))
     return gates_of(summary), row_of(summary)
 
 
 def test_an_arm_that_compiles_while_serving_never_passes_without_reporting_it(tmp_path: Path) -> None:
-    gates, row = judged(tmp_path, Scenario(step=64, duration_s=400.0, new_shapes=6, compile_s=3.0), seed=2)
+    gates, row = judged(tmp_path, replace(SLOTS, duration_s=400.0, new_shapes=6, compile_s=3.0), seed=2)
     assert {gate["verdict"] for gate in gates.values()} == {"INCONCLUSIVE"}
     assert row["client_stalls"]["unknown"] >= 5
     longest = row["client_stalls"]["stalls"][0]
@@ -69,7 +67,7 @@ def test_an_arm_that_compiles_while_serving_never_passes_without_reporting_it(tm
 
 
 def test_an_arm_that_never_stalls_passes_with_the_shortest_stall_that_would_show(tmp_path: Path) -> None:
-    gates, row = judged(tmp_path, Scenario(step=64, duration_s=300.0, host_stalls=2))
+    gates, row = judged(tmp_path, replace(QUIET, host_stalls=2))
     assert {gate["verdict"] for gate in gates.values()} == {"PASS"}
     assert gates["recompiles"]["value"] == 0.0
     assert set(row["padding"].values()) == {None}, "what has no telemetry is unknown and not zero"

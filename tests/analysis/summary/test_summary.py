@@ -11,10 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from jsonschema import Draft202012Validator
 
-from benchmarks.simulation.detection import TREATMENT
-from benchmarks.simulation.records import write_requests
-from benchmarks.simulation.scenario import Scenario
-from benchmarks.simulation.scenario import run as simulated
+from benchmarks.simulation.fleet import SLOTS, TREATMENT
 from tailgate.analysis.judging.judgement import judge
 from tailgate.analysis.records.documents import write_document
 from tailgate.analysis.records.run_records import read_run
@@ -28,7 +25,7 @@ from tailgate.analysis.summary.model import SCHEMA, Summary, json_schema
 from tailgate.analysis.summary.summary import analyze, exit_code
 from tests.fakes.machines import FakeMachines, Trouble, tell
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
-from tests.fakes.simulated import write_external
+from tests.fakes.simulated import write_external, write_requests
 from tests.golden.recorded import RUNS, golden
 
 FOLDER = Path(__file__).resolve().parents[3] / "docs" / "schema"
@@ -270,10 +267,8 @@ def test_a_closed_loop_and_lengths_over_the_limits_are_reported(tmp_path):
 
 
 def test_an_external_count_below_the_chunks_leaves_tpot_and_itl_unmeasured(tmp_path):
-    rng = np.random.default_rng(1)
-    made = simulated(Scenario(step=64, duration_s=120.0), rng)
-    gates = {"min_blocks": 2, "metrics": ["tpot"]}
-    folder = write_external(tmp_path, made, rng, gates=gates)
+    made = replace(SLOTS, duration_s=120.0)
+    folder = write_external(tmp_path, made, gates={"min_blocks": 2, "metrics": ["tpot"]})
     rows = read_table(folder / "requests.arrow", REQUESTS)[0].to_pylist()
     own = [row for row in rows if row["arm"] == TREATMENT and row["output_tokens"] > 1]
     for row in own[:9]:
