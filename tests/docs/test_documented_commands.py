@@ -149,7 +149,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     for name in ("traffic.csv", "AzureLLMInferenceTrace_conv.csv"):
         (folder / name).write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}", encoding="utf-8")
-    (folder / "texts.jsonl").write_text('{"text": "one and two"}\n' * 8, encoding="utf-8")
+    (folder / "texts.jsonl").write_text("[1, 15043, 3186]\n" * 8, encoding="utf-8")
     (folder / "token").write_text("secret-of-thirty-two-characters-0", encoding="utf-8")
     certificates = make_certificates(folder)
     for name in ("arm", "splitter"):
