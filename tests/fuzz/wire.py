@@ -244,7 +244,7 @@ def _telemetry(folder: Path, content: bytes, draws: random.Random) -> None:
         status.replicas["eager-0"] = ReplicaState()
         collector = Collector(folder, trial=1, status=status)
         try:
-            collector._take(_Follower(arm="eager", replica="eager-0", channel=None), event)
+            collector._take(_Follower(arm="eager", replica="eager-0", channel=None, state=ReplicaState()), event)
             collector._flush()
         finally:
             collector.stop()
