@@ -95,8 +95,8 @@ def test_a_start_with_an_artifact_compiles_no_graph(shipped: Path, tmp_path: Pat
 @pytest.mark.timeout(600)
 def test_an_artifact_of_another_policy_is_refused_before_the_arm_serves(shipped: Path) -> None:
     setting = f"compile.artifact={shipped}"
-    *_, line = tailgate("serve", "--preset", "compiled-padded", "--port", "0", "--set", setting, code=1).splitlines()
-    assert "is for engine.slots 1 and here it is 8: make them equal" in line
+    said = tailgate("serve", "--preset", "compiled-padded", "--port", "0", "--set", setting, code=1)
+    assert "is for engine.slots 1 and here it is 8: make them equal" in said
 
 
 def second_length(folder: Path) -> tuple[str, list[bool]]:

@@ -148,7 +148,7 @@ def test_a_run_listens_on_loopback_and_its_admin_interface_is_for_its_user(tmp_p
             time.sleep(0.05)
     *_, last = (tmp_path / "run.output").read_text().splitlines()
     assert run.returncode == 3, last
-    assert json.loads(last)["needed_s"] > 2
+    assert json.loads(last)["verdict"] == "INCONCLUSIVE"
     rows = {"an arm": 2, "the live page": 1, "the splitter": 1, "Envoy's admin interface": 1}
     check(found, {**rows, "Locust's master of a run": 1})
     assert modes == {(0o700, 0o600)}
