@@ -108,15 +108,16 @@ def read_pair(baseline: Path, candidate: Path, *, arm: str = "", gates: Mapping[
 
 
 def chosen_arms(text: str, baseline: RecordedRun, candidate: RecordedRun) -> tuple[str, str]:
-    """Return the arm of each run that `text` names; by default the only shared one that is no control.
+    """Return the arm of each run that `text` names; by default the only shared one that is no control, or the only one.
 
     Raises RecordError if that is not one arm, or a run has no such arm.
     """
     known = [_arms(documents) for documents in (baseline, candidate)]
     name, mapped, other = text.partition("=")
     if not text:
-        shared = [arm for arm in known[0] if arm in known[1]]
-        judged = [arm for arm in shared if not (known[0][arm] or known[1][arm])] or shared
+        # A run of one arm has no other than its control.
+        alone = max(map(len, known)) == 1
+        judged = [arm for arm in known[0] if arm in known[1] and (alone or not (known[0][arm] or known[1][arm]))]
         if len(judged) != 1:
             raise RecordError(
                 f"the baseline has {', '.join(known[0])}, the candidate {', '.join(known[1])}: choose an arm with "

@@ -211,6 +211,7 @@ def test_the_arm_is_the_one_that_both_runs_have_or_the_named_one(
             ("buckets",),
             "the baseline has padded, the candidate buckets: choose an arm",
         ),
+        ("", ("eager", "padded"), ("eager", "buckets"), "the candidate eager, buckets: choose an arm"),
         ("", ("eager", "a", "b"), ("eager", "a", "b"), "the candidate eager, a, b: choose an arm with --arm NAME"),
         ("dark", ("eager", "padded"), ("eager", "padded"), 'the baseline has no arm "dark": use eager, padded'),
         ("padded=dark", ("eager", "padded"), ("eager", "padded"), 'the candidate has no arm "dark"'),
