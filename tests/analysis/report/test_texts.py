@@ -165,7 +165,13 @@ def columns(line: str) -> int:
 
 def test_the_verdict_and_failed_gates_stand_before_what_is_folded(demo: Summary, rollout: Summary) -> None:
     report = markdown_report(demo)
-    parts = ("❌ FAIL · demo", "Next, in the run's folder: `tailgate", "❌ `compiled-naive` **recompiles**", "What to do", "Every gate")
+    parts = (
+        "❌ FAIL · demo",
+        "Next, in the run's folder: `tailgate",
+        "❌ `compiled-naive` **recompiles**",
+        "What to do",
+        "Every gate",
+    )
     places = [report.index(part) for part in parts]
     assert places == sorted(places)
     assert demo["advice"]["text"] in report
