@@ -194,7 +194,8 @@ def _words(
     )
     yield ""
     if all(item.decidable for item in gates):
-        yield "This run can PASS or FAIL. Where arms are nearly equal it may end INCONCLUSIVE and say what it lacks."
+        yield "This run can PASS or FAIL where `tailgate doctor` finds the machine steady."
+        yield "Where arms are nearly equal it may end INCONCLUSIVE and say what it lacks."
         return
     yield "This run can FAIL or end INCONCLUSIVE, and not PASS."
     rate = requests_of_an_arm(experiment, schedule) / schedule.duration_s
