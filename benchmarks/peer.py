@@ -26,13 +26,12 @@ if not __package__:  # as a script: the repository is importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.command import Ledger, count, end_in_order, finish, parser_of, several, spread
+from tailgate.loadtests.traffic.lengths import FITS
 from tailgate.servers.presets import RANDOM_PRESETS
 
 PROMPT_TOKENS, NEW_TOKENS = 1536, 288  # limits of a request
 FIRST_TOKEN_ID = 3
 FEW, MANY = 32, 288  # tokens of the two runs whose difference is decode alone
-# Mean and standard deviation of the log of prompt and answer lengths in the Azure 2023 conversation trace.
-CONVERSATION = ((6.633, 0.985), (5.019, 0.859))
 
 Request = tuple[list[int], int]  # token ids of the prompt, tokens to generate
 
@@ -137,17 +136,19 @@ class Bench:
         return drawn
 
     def _conversation(self) -> Request:
-        prompt, tokens = (int(self.rng.lognormal(mu, sigma)) for mu, sigma in CONVERSATION)
+        prompt, tokens = (int(self.rng.lognormal(mu, sigma)) for mu, sigma, _ in FITS["conversation"])
         return self._prompt(min(max(prompt, 1), PROMPT_TOKENS)), min(max(tokens, 1), 256)
 
     def decode(self, batch: int) -> None:
         """Measure tokens per second while `batch` rows decode together."""
 
-        def seconds(tokens: int) -> float:
-            return answer(self.peer, [(self._prompt(128), tokens) for _ in range(batch)], batch)
-
-        rates = [batch * (MANY - FEW) / -(seconds(FEW) - seconds(MANY)) for _ in range(1 + self.repeats)][1:]
-        self.ledger.add("decode", batch=batch, tokens_s=spread(rates))
+        rates = []
+        for _ in range(1 + self.repeats):
+            few, many = (
+                answer(self.peer, [(self._prompt(128), tokens) for _ in range(batch)], batch) for tokens in (FEW, MANY)
+            )
+            rates.append(batch * (MANY - FEW) / (many - few))
+        self.ledger.add("decode", batch=batch, tokens_s=spread(rates[1:]))
 
     def mixed(self) -> None:
         """Measure 96 prompts at once, 128 tokens each, lengths lognormal around 245 tokens."""
