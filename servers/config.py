@@ -42,8 +42,7 @@ _UNUSED: Mapping[Task, Mapping[str, str]] = {
     },
     "embed": {
         "model.quantisation": "encoders are served in their own weights alone",
-        "engine.prefill_batch": "a step takes up to engine.slots texts",
-        "engine.prefill_chunk": "an encoder reads each text whole",
+        "engine.step_tokens": "a step takes up to engine.slots texts",
         "shapes.context_ladder": "an encoder has no cache and so no context",
         "compile.join_projections": "encoders multiply with biases, which are not joined",
     },
@@ -160,10 +159,9 @@ class EngineConfig(Settings):
     it, also for external arms."""
     max_new_tokens: int = Field(default=128, ge=1, le=1_000_000)
     """Longest answer in tokens, also for external arms."""
-    prefill_batch: int = Field(default=1, ge=1)
-    """Prompts in one prefill step, at most `engine.slots`."""
-    prefill_chunk: int = Field(default=0, ge=0, le=1_000_000)
-    """Tokens of one prompt that a prefill step takes at most. 0 takes whole prompts."""
+    step_tokens: int = Field(default=0, ge=0, le=1_000_000)
+    """Tokens of one step at most: one for each running answer, the rest for prompts, which are cut where they do not
+    fit. 0 is `max_prompt_tokens` + `slots`: any prompt fits whole."""
     max_wait_ms: float = Field(default=0.0, ge=0, le=60_000)
     """Longest time in ms that a batch of texts waits for more texts. Encoders only."""
     drain_grace_s: float = Field(default=30.0, ge=0, le=3600)
@@ -172,9 +170,12 @@ class EngineConfig(Settings):
     """CPU threads of each arm process. 0 leaves the default of torch."""
 
     @model_validator(mode="after")
-    def _batch_fits(self) -> Self:
-        if self.prefill_batch > self.slots:
-            raise ValueError(f"prefill_batch is {self.prefill_batch}: give at most engine.slots, {self.slots}")
+    def _prompts_fit(self) -> Self:
+        if 0 < self.step_tokens <= self.slots:
+            raise ValueError(
+                f"step_tokens is {self.step_tokens}: give more than engine.slots, {self.slots}, so that prompts go on "
+                "while every slot answers"
+            )
         return self
 
     @property
@@ -182,13 +183,14 @@ class EngineConfig(Settings):
         return self.max_prompt_tokens + self.max_new_tokens
 
     @property
+    def longest_step(self) -> int:
+        """Tokens of the largest step that reads prompts."""
+        return min(self.step_tokens or self.max_prompt_tokens + self.slots, self.max_prompt_tokens * self.slots)
+
+    @property
     def longest_context(self) -> int:
         """Positions that a decode step attends to at most, 2 or more: the last token of an answer is never fed back."""
         return max(2, self.max_length - 1)
-
-    @property
-    def prefill_tokens(self) -> int:
-        return min(self.prefill_chunk or self.max_prompt_tokens, self.max_prompt_tokens)
 
 
 class ShapeConfig(Settings):
@@ -201,8 +203,8 @@ class ShapeConfig(Settings):
     """Buckets for the rows of a batch, rising to at least `engine.slots`. With `buckets` only. Default: 1, 2, 4 …
     `engine.slots`."""
     length_ladder: Ladder = ()
-    """Buckets for the tokens of a prompt or chunk, rising to at least the longest. With `buckets` only. Default: 32, 64
-    … the longest."""
+    """Buckets for the tokens of a step that reads prompts, rising to at least `engine.step_tokens`; of an encoder, for
+    the tokens of a text. With `buckets` only. Default: 32, 64 … the most."""
     context_ladder: Ladder = ()
     """Buckets for the positions that a step attends to, rising to at least `engine.max_prompt_tokens` +
     `engine.max_new_tokens`. With `buckets` only. Default: one bucket."""
@@ -322,7 +324,7 @@ class ArmConfig(Settings):
             )
         for key, limit, limited_by in (
             ("batch_ladder", engine.slots, "engine.slots"),
-            ("length_ladder", engine.prefill_tokens, "min(max_prompt_tokens, prefill_chunk)"),
+            ("length_ladder", self.longest_step, "the longest step"),
             ("context_ladder", engine.max_length, "max_prompt_tokens + max_new_tokens"),
         ):
             ladder = getattr(shapes, key)
@@ -332,6 +334,12 @@ class ArmConfig(Settings):
                     f"{limited_by}"
                 )
         return self
+
+    @property
+    def longest_step(self) -> int:
+        """Tokens of the largest step that reads prompts; of an encoder, of the longest text."""
+        engine = self.engine
+        return engine.max_prompt_tokens if self.model.embeds else engine.longest_step
 
     @classmethod
     def from_preset(
@@ -376,24 +384,13 @@ def default_lengths(longest: int) -> tuple[int, ...]:
     return doubling(_SHORTEST_BUCKET, longest)
 
 
-def prefill_lengths(shapes: ShapeConfig, engine: EngineConfig) -> tuple[int, ...]:
-    """Return the lengths to which a step pads a prompt, or a chunk of it; empty where shapes are exact."""
-    if shapes.kind == "exact":
+def prefill_lengths(arm: ArmConfig) -> tuple[int, ...]:
+    """Return the lengths to which a step that reads prompts or texts is padded; empty where shapes are exact."""
+    if arm.shapes.kind == "exact":
         return ()
-    if shapes.kind == "pad":
-        return (engine.prefill_tokens,)
-    return shapes.length_ladder or default_lengths(engine.prefill_tokens)
-
-
-def prompt_contexts(shapes: ShapeConfig, engine: EngineConfig) -> tuple[int, ...]:
-    """Return the positions to which the end of a prompt's later chunks is rounded; empty where nothing is cut or
-    rounded."""
-    lengths = prefill_lengths(shapes, engine)
-    if not lengths or engine.prefill_tokens >= engine.max_prompt_tokens:
-        return ()
-    if shapes.kind == "pad":
-        return (engine.max_prompt_tokens,)
-    return doubling(2 * lengths[-1], engine.max_prompt_tokens)
+    if arm.shapes.kind == "pad":
+        return (arm.longest_step,)
+    return arm.shapes.length_ladder or default_lengths(arm.longest_step)
 
 
 # Size 1 is padded to 2: the compiler specialises sizes 0 and 1, so a dynamic dimension must start at 2.

@@ -71,7 +71,7 @@ def _check(shape: StepShape, arm: ArmConfig) -> None:
     if arm.model.embeds != (shape.kind == "encode"):
         steps = "encode steps alone" if arm.model.embeds else "no encode steps"
         raise ConfigError(f'--shapes "{shape}" is not run: model.task is "{arm.model.task}", which has {steps}')
-    key = "prefill_batch" if shape.kind in ("prefill", "extend") else "slots"
+    key = "prefill_batch" if shape.kind in ("prefill",) else "slots"
     context = engine.longest_context if shape.kind == "decode" else engine.max_prompt_tokens
     shortest = 1 if shape.kind in _WHOLE else shape.length + 1
     for value, low, high, what, limit in (
@@ -195,7 +195,7 @@ def _visit(
     from tailgate.servers.compiler.policy import UnforeseenShapeError
     from tailgate.servers.engine.step_runner import filling_step
 
-    step = filling_step(shape, runner.vocab_size, torch.Generator().manual_seed(0))
+    step = filling_step(shape, runner.arm, runner.vocab_size, torch.Generator().manual_seed(0))
     padded, before = runner.shape_of(step), len(events)
     seconds: list[float] = []
     compiled, failed = True, None

@@ -1,14 +1,14 @@
 """Attention for grouped heads that does not copy the cache: what the arms run when `model.attention` is `sdpa`.
 
 transformers' own `sdpa` repeats keys and values to the number of query heads whenever a mask is given (in 5.17 always,
-in 5.23 except in eager decode), which reads and writes the cache several times a step. Here
+in 5.23 except in eager decode), which reads and writes the cache several times a step, and takes rows of one length.
+Here
 
+- a prefill step attends to the cache in place, piece by piece of its prompts, whatever their lengths: on a GPU by a
+  kernel of our own (prefill_kernel.py), elsewhere by `scaled_dot_product_attention`;
 - decode on a GPU runs one kernel that writes the new token, splits each row's positions over the processors and skips
   those that the row does not hold (decode_kernel.py);
 - decode elsewhere puts the query heads that share a key head into the query-length dimension: one pass over the cache;
-- whole prompts on a GPU run as causal attention without a mask, where no layer has a window of its own;
-- later chunks of prompts on a GPU, under the same condition and in half precision, run as flash attention over rows of
-  unequal length, which reads each row's keys where they lie and no further than the chunk reaches;
 - anything else is transformers' `sdpa`.
 
 The rule depends on device, dtype and shape alone, never on the compile policy: all arms take the same path.
@@ -30,9 +30,6 @@ from tailgate.servers.engine.kv_cache import Window
 NAME = "tailgate_sdpa"
 ENCODER_NAME = "tailgate_encoder_sdpa"
 
-_HALF = (torch.bfloat16, torch.float16)
-_FLASH_HEAD = 256  # elements, the largest head that flash attention takes; a multiple of 8
-
 
 def grouped_attention(
     module: nn.Module,
@@ -48,26 +45,17 @@ def grouped_attention(
     `window` is what the cache knows of the step; it travels through the model's keyword arguments.
     """
     groups = query.shape[1] // key.shape[1]
-    scale = kwargs.get("scaling")
+    scale, sliding = kwargs.get("scaling"), kwargs.get("sliding_window")
     if window is not None and window.memory is not None:
-        if window.in_place:
-            return _extend_in_place(query, window, scale), None
-        return _decode_in_kernel(query, key, value, attention_mask, window, scale), None
+        if window.parts is not None:
+            return _attend_to_parts(query, window, scale, sliding), None
+        return _decode_in_kernel(query, key, value, window, scale, sliding), None
     is_plain = kwargs.get("position_bias") is None and kwargs.get("softcap") is None
     if is_plain and query.shape[2] == 1 and groups > 1 and attention_mask is not None and attention_mask.shape[1] == 1:
         batch, heads, _, head_dim = query.shape
         packed = query.reshape(batch, key.shape[1], groups, head_dim)
         attended = nn.functional.scaled_dot_product_attention(packed, key, value, attn_mask=attention_mask, scale=scale)
         return attended.reshape(batch, 1, heads, value.shape[-1]), None
-    is_fresh = window is not None and window.is_causal and window.reads == "fresh"
-    if is_plain and is_fresh and query.is_cuda:
-        if groups > 1 and query.dtype not in _HALF:
-            # the memory-efficient kernel, which float32 falls back to, takes no grouped heads
-            key, value = (item.repeat_interleave(groups, dim=1) for item in (key, value))
-        attended = nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scale, enable_gqa=key.shape[1] != query.shape[1]
-        )
-        return attended.transpose(1, 2).contiguous(), None
     output: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     return output
 
@@ -76,9 +64,9 @@ def _decode_in_kernel(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
     window: Window,
     scale: float | None,
+    sliding: int | None,
 ) -> torch.Tensor:
     from tailgate.servers.engine import decode_kernel
 
@@ -86,72 +74,100 @@ def _decode_in_kernel(
     assert window.positions is not None
     keys, values = window.memory
     window.memory = None
-    mask = None if window.is_causal else attention_mask
     # an operator of its own for the compiler; without one, the way there would cost more than the kernel
     attend = decode_kernel.decode_attention if torch.compiler.is_compiling() else decode_kernel.launch
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
     output: torch.Tensor = attend(
-        query, key, value, keys, values, window.positions, mask, window.padding, window.context, scale
+        query,
+        key,
+        value,
+        keys,
+        values,
+        window.positions,
+        window.padding,
+        sliding or window.padding,
+        window.context,
+        scale,
     )
     return output
 
 
-def segments(
-    positions: torch.Tensor, rows: torch.Tensor, padding: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the query and key offsets of a chunk and the number of keys it sees, as `Window.segments`.
-
-    positions: [B, T], which rise by one in a row, except padding. rows: [B]. Flash attention aligns the last query with
-    the last key, so a chunk that is padded to T queries sees as many keys as if they were all real; the real ones then
-    see exactly what precedes them. A padding row sees the first T keys of its row, and is not to be used.
-    """
-    batch, length = positions.shape
-    first = torch.where(positions[:, 0] < padding, positions[:, 0], 0)
-    queries = torch.arange(batch + 1, device=rows.device) * length
-    keys = torch.cat([rows, rows[:1]]) * (padding + 1)  # only the first B count: the lengths are given
-    return queries.int(), keys.int(), (first + length).int()
-
-
-def _extend_in_place(query: torch.Tensor, window: Window, scale: float | None) -> torch.Tensor:
+def _attend_to_parts(query: torch.Tensor, window: Window, scale: float | None, sliding: int | None) -> torch.Tensor:
     assert window.memory is not None
-    assert window.segments is not None
-    (keys, values), (query_starts, key_starts, seen) = window.memory, window.segments
+    assert window.parts is not None
+    (keys, values), parts = window.memory, window.parts
     window.memory = None
-    batch, heads, length, head_dim = query.shape
-    flat = query.transpose(1, 2).reshape(batch * length, heads, head_dim)
-    output: torch.Tensor = flash(
-        flat,
-        keys,
-        values,
-        query_starts,
-        key_starts,
-        length,
-        window.context + length,
-        0.0,
-        True,
-        False,
-        scale=scale,
-        seqused_k=seen,
-    )[0]
-    return output.view(batch, length, heads, head_dim)
-
-
-# torch 2.11's public varlen_attn takes no key lengths, without which keys would have to lie densely
-flash: Any = torch.ops.aten._flash_attention_forward
-
-
-def reads_in_place(model: Any) -> bool:
-    """Return whether flash attention can run the later chunks of the model's prompts."""
-    weight = next(model.parameters())
-    config = model.config.get_text_config()
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return (
-        is_ours(model)
-        and weight.is_cuda
-        and weight.dtype in _HALF
-        and head_dim <= _FLASH_HEAD
-        and head_dim % 8 == 0
-        and not getattr(config, "attn_logit_softcapping", None)
+    if scale is None:
+        scale = query.shape[-1] ** -0.5
+    reach = sliding or window.padding
+    attended: torch.Tensor = prefill_attention(
+        query, keys, values, parts.tiles, parts.decoding, window.padding, reach, scale
     )
+    return attended
+
+
+def attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tiles: torch.Tensor,
+    decoding: torch.Tensor,
+    padding: int,
+    reach: int,
+    scale: float,
+) -> torch.Tensor:
+    """Return attention [1, N, heads, head_dim] of query [1, heads, N, head_dim] over what each token's row holds.
+
+    keys, values: [slots · (padding + 1), kv_heads, head_dim], the new tokens included. tiles, decoding: `Parts`. A
+    token sees itself and the `reach` - 1 positions before it. What padding attends to is not defined.
+    """
+    output = query.new_zeros((1, query.shape[2], query.shape[1], values.shape[-1]))
+    own = [(row, 1, position, row) for row, position in enumerate(decoding.tolist()) if position >= 0]
+    for token, count, position, row in [*own, *tiles.tolist()]:
+        if not count:
+            continue
+        end = position + count
+        start = max(0, position - reach + 1)
+        at = row * (padding + 1)
+        seen = [memory[at + start : at + end].transpose(0, 1)[None] for memory in (keys, values)]
+        distance = torch.arange(position, end)[:, None] - torch.arange(start, end)
+        output[:, token : token + count] = nn.functional.scaled_dot_product_attention(
+            query[:, :, token : token + count],
+            *seen,
+            attn_mask=(distance >= 0) & (distance < reach),
+            scale=scale,
+            enable_gqa=True,
+        ).transpose(1, 2)
+    return output
+
+
+def attend_in_kernels(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tiles: torch.Tensor,
+    decoding: torch.Tensor,
+    padding: int,
+    reach: int,
+    scale: float,
+) -> torch.Tensor:
+    """As `attend`, on a GPU."""
+    from tailgate.servers.engine import prefill_kernel
+
+    return prefill_kernel.launch(query, keys, values, tiles, decoding, padding, reach, scale)
+
+
+# An operator of its own, opaque to a compiled graph: its CPU form reads the parts.
+_NAME = "tailgate::prefill_attention"
+torch.library.define(_NAME, torch.library.infer_schema(attend, mutates_args=()))
+torch.library.impl(_NAME, "cpu", attend)
+torch.library.impl(_NAME, "cuda", attend_in_kernels)
+prefill_attention = torch.ops.tailgate.prefill_attention.default
+
+
+@torch.library.register_fake(_NAME)  # type: ignore[untyped-decorator]
+def _(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *rest: object) -> torch.Tensor:
+    return query.new_empty((1, query.shape[2], query.shape[1], values.shape[-1]))
 
 
 def is_ours(model: Any) -> bool:

@@ -28,12 +28,12 @@ def _decode(  # type: ignore[no-untyped-def]
     keys,
     values,
     positions,
-    mask,
     output,
     partial,
     arrived,
     scale,
     padding,
+    reach,
     query_row,
     query_head,
     key_row,
@@ -41,7 +41,6 @@ def _decode(  # type: ignore[no-untyped-def]
     value_row,
     value_head,
     position_row,
-    mask_row,
     KV_HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -50,20 +49,23 @@ def _decode(  # type: ignore[no-untyped-def]
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    MASK: tl.constexpr,
+    WRITES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     row = tl.program_id(0) // KV_HEADS
     head = tl.program_id(0) % KV_HEADS
     split = tl.program_id(1)
     newest = tl.load(positions + row * position_row)
+    if newest < 0:  # a row without a token in this step
+        return
     length = tl.where(newest < padding, newest + 1, 1)
-    blocks = tl.cdiv(length, BLOCK_N)
+    begin = tl.maximum(length - reach, 0) // BLOCK_N
+    blocks = tl.cdiv(length, BLOCK_N) - begin
     parts = tl.minimum(blocks, SPLITS)  # a short row needs fewer programs: the others leave
     if split >= parts:
         return
-    first = (blocks * split) // parts
-    last = (blocks * (split + 1)) // parts
+    first = begin + (blocks * split) // parts
+    last = begin + (blocks * (split + 1)) // parts
 
     g = tl.arange(0, BLOCK_G)
     d = tl.arange(0, BLOCK_D)
@@ -78,20 +80,21 @@ def _decode(  # type: ignore[no-untyped-def]
     first_token = row.to(tl.int64) * (padding + 1)
     own_keys = keys + (first_token * KV_HEADS + head) * HEAD_DIM
     own_values = values + (first_token * KV_HEADS + head) * VALUE_DIM
-    k_new = tl.load(new_key + row * key_row + head * key_head + d, mask=in_key, other=0.0)
-    v_new = tl.load(new_value + row * value_row + head * value_head + d, mask=in_value, other=0.0)
-    if split == parts - 1:
-        # the block that holds the new position is this program's alone
-        tl.store(own_keys + newest * KV_HEADS * HEAD_DIM + d, k_new, mask=in_key)
-        tl.store(own_values + newest * KV_HEADS * VALUE_DIM + d, v_new, mask=in_value)
+    if WRITES:
+        k_new = tl.load(new_key + row * key_row + head * key_head + d, mask=in_key, other=0.0)
+        v_new = tl.load(new_value + row * value_row + head * value_head + d, mask=in_value, other=0.0)
+        if split == parts - 1:
+            # the block that holds the new position is this program's alone
+            tl.store(own_keys + newest * KV_HEADS * HEAD_DIM + d, k_new, mask=in_key)
+            tl.store(own_values + newest * KV_HEADS * VALUE_DIM + d, v_new, mask=in_value)
 
     highest = tl.full([BLOCK_G], -1.0e30, tl.float32)
     total = tl.zeros([BLOCK_G], tl.float32)
     sums = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
     for block in range(first, last):
         position = block * BLOCK_N + n
-        held = position < length
-        old = held & (position != newest)
+        held = (position < length) & (position >= length - reach)
+        old = held & (position != newest) if WRITES else held
         k = tl.load(
             own_keys + position[:, None] * (KV_HEADS * HEAD_DIM) + d[None, :],
             mask=old[:, None] & in_key[None, :],
@@ -102,12 +105,10 @@ def _decode(  # type: ignore[no-untyped-def]
             mask=old[:, None] & in_value[None, :],
             other=0.0,
         )
-        k = tl.where((position == newest)[:, None], k_new[None, :], k)
-        v = tl.where((position == newest)[:, None], v_new[None, :], v)
+        if WRITES:
+            k = tl.where((position == newest)[:, None], k_new[None, :], k)
+            v = tl.where((position == newest)[:, None], v_new[None, :], v)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        if MASK:
-            seen = tl.load(mask + row * mask_row + position, mask=held, other=0) != 0
-            held = held & seen
         score = tl.where(held[None, :], score, -1.0e30)
         raised = tl.maximum(highest, tl.max(score, 1))
         weight = tl.where(held[None, :], tl.exp(score - raised[:, None]), 0.0)
@@ -193,24 +194,58 @@ def launch(
     keys: torch.Tensor,
     values: torch.Tensor,
     positions: torch.Tensor,
-    mask: torch.Tensor | None,
     padding: int,
+    reach: int,
     context: int,
-    scale: float | None,
+    scale: float,
 ) -> torch.Tensor:
     """Return attention [B, 1, heads, head_dim] of query [B, heads, 1, head_dim] over rows 0 … B-1 of keys, values, and
     store the new token there.
 
     new_key, new_value: [B, kv_heads, 1, head_dim]. keys, values: [slots · (padding + 1), kv_heads, head_dim],
-    contiguous. positions: [B, 1] int64, where the new token stands; the row sees 0 … position, and a row at `padding`
-    sees one position and is not to be used. mask: [B, 1, 1, L] bool, true where a position may be seen at all, or None.
-    context: an upper bound of the positions. The last dimension of every tensor must be contiguous.
+    contiguous. positions: [B, 1] int64, where the new token stands; the row sees it and the `reach` - 1 before it, and
+    a row at `padding` sees one position and is not to be used. context: an upper bound of the positions. The last
+    dimension of every tensor must be contiguous.
     """
+    output = query.new_empty((query.shape[0], 1, query.shape[1], values.shape[2]))
+    _launch(query, (new_key, new_value), keys, values, positions, padding, reach, context, scale, output)
+    return output
+
+
+def attend_rows(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    decoding: torch.Tensor,
+    padding: int,
+    reach: int,
+    scale: float,
+    output: torch.Tensor,
+) -> None:
+    """Write the attention of the tokens 0 … R-1 of query [1, heads, N, head_dim] over their rows to output [1, N,
+    heads, head_dim]; nothing for a row whose position in `decoding` [slots] is -1. The cache holds the new tokens."""
+    rows = query.transpose(0, 2)[: decoding.shape[0]]
+    positions = decoding[: rows.shape[0], None]
+    _launch(rows, None, keys, values, positions, padding, reach, padding, scale, output)
+
+
+def _launch(
+    query: torch.Tensor,
+    new: tuple[torch.Tensor, torch.Tensor] | None,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    positions: torch.Tensor,
+    padding: int,
+    reach: int,
+    context: int,
+    scale: float,
+    output: torch.Tensor,
+) -> None:
     batch, heads, _, head_dim = query.shape
-    kv_heads, value_dim = new_key.shape[1], new_value.shape[3]
+    kv_heads, value_dim = keys.shape[1], values.shape[2]
+    new_key, new_value = new or (query, query)
     groups = heads // kv_heads
     device = query.device
-    output = torch.empty((batch, 1, heads, value_dim), dtype=query.dtype, device=device)
     programs = batch * kv_heads
     block_g = max(16, triton.next_power_of_2(groups))
     block_d = triton.next_power_of_2(max(head_dim, value_dim))
@@ -224,17 +259,16 @@ def launch(
         keys,
         values,
         positions,
-        positions if mask is None else mask,
         output,
         output if splits == 1 else partials(device),
         arrivals(device),
-        head_dim**-0.5 if scale is None else scale,
+        scale,
         padding,
+        reach,
         *query.stride()[:2],
         *new_key.stride()[:2],
         *new_value.stride()[:2],
         positions.stride(0),
-        0 if mask is None else mask.stride(0),
         KV_HEADS=kv_heads,
         GROUPS=groups,
         SPLITS=splits,
@@ -243,12 +277,11 @@ def launch(
         BLOCK_G=block_g,
         BLOCK_D=block_d,
         BLOCK_N=block_n,
-        MASK=mask is not None,
+        WRITES=new is not None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=4,
         num_stages=stages,
     )
-    return output
 
 
 # An operator of its own, opaque to a compiled graph. `torch.library.custom_op` would do as well, but it

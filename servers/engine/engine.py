@@ -18,6 +18,7 @@ from tailgate.servers.complaint import named
 from tailgate.servers.config import STALLING_KINDS
 from tailgate.servers.engine.messages import Cancel, Finished, Shutdown, StepOutput, Submit
 from tailgate.servers.engine.scheduler import Batcher, Job, LaunchedStep, Move, Scheduler, Step
+from tailgate.servers.engine.shapes import Kind
 from tailgate.servers.rpc.telemetry_pb2 import CompileEvent, StepRecord
 
 log = logging.getLogger("tailgate.engine")
@@ -153,8 +154,8 @@ class Engine:
             launched = self.runner.launch(step, step_id)
         except Exception as error:
             return error
-        if step.kind in ("prefill", "encode"):
-            for job in step.jobs:
+        for job, (start, _) in zip(step.prompts, step.chunks, strict=True):
+            if start == 0:
                 job.admitted_ns = launched.start_ns
                 job.timing.batch_id, job.timing.batch_size = step_id, len(step.jobs)
                 job.timing.padded_batch, job.timing.padded_length = launched.shape.batch, launched.shape.length
@@ -171,11 +172,10 @@ class Engine:
         # this step waited while the one before it was running
         start_ns = max(launched.start_ns, self._last_end_ns)
         self._last_end_ns = end_ns
-        for job in jobs:
-            if kind == "decode":
-                job.timing.decode_ns += end_ns - start_ns
-            else:
-                job.timing.prefill_ns += end_ns - start_ns
+        for job in launched.step.decoding:
+            job.timing.decode_ns += end_ns - start_ns
+        for job in launched.step.prompts:
+            job.timing.prefill_ns += end_ns - start_ns
         finished, emitted = [], []
         for job, result, answers in zip(jobs, results, launched.answers, strict=True):
             if not answers or self.scheduler.find(job.request_id) is not job:
@@ -257,6 +257,8 @@ def _unfinished(step: Step | None) -> Step | None:
     """Return `step` without the requests that finished since it was planned; None if no request is left."""
     if step is None:
         return None
-    held = [index for index, job in enumerate(step.jobs) if job.row >= 0]
-    chunks = tuple(step.chunks[index] for index in held) if step.chunks else ()
-    return replace(step, jobs=tuple(step.jobs[index] for index in held), chunks=chunks) if held else None
+    decoding = tuple(job for job in step.decoding if job.row >= 0)
+    held = [index for index, job in enumerate(step.prompts) if job.row >= 0]
+    prompts, chunks = (tuple(items[index] for index in held) for items in (step.prompts, step.chunks))
+    kind: Kind = "decode" if step.kind == "prefill" and not prompts else step.kind
+    return Step(kind, decoding, prompts, chunks) if decoding or prompts else None

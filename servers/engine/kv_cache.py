@@ -6,7 +6,7 @@ transformers' static cache advances all rows together.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, StaticLayer
@@ -15,53 +15,58 @@ from tailgate.servers.compiler.policy import fix_address
 from tailgate.servers.compiler.recorder import EagerCanary
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the tokens of a prefill step attend to: each sees its own row up to its position. int64 on the device.
+
+    tiles: [K, 4], the prompts in pieces of up to `TILE` tokens: (index of the first token in the step, tokens, position
+    of the first, cache row); pieces without tokens are padding.
+    decoding: [slots], where row r decodes its position, else -1; its token has the index r in the step.
+    """
+
+    tiles: torch.Tensor
+    decoding: torch.Tensor
+
+
+TILE = 128
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Window:
     """Where the current step writes and what it reads; set by the step before the model runs.
 
     index: [B · T] int64, where each new token is written, as row · (max_length + 1) + position.
-    positions: [B, T] int64. rows: [B] int64, the cache row of each batch row; read when `reads` is "rows".
-    padding: the position at which padding tokens are written, past every one that is ever attended to.
-    context: positions attended to, unless `reads` is "fresh".
-    last: [B] int64, the index of the token that each row answers for, of several.
-    reads: what attention sees. "fresh": the new tokens alone (whole prompts). "rows": the cache rows named by `rows`
-    (later chunks of prompts). "slice": the first B cache rows (decode).
-    is_causal: the mask hides later positions and nothing else, in every layer.
+    positions: [B, T] int64. padding: the position at which padding tokens are written, past every one that is ever
+    attended to.
+    context: positions that a decode step attends to at most.
+    last: [R] int64, the index of the token that each cache row answers for, in a prefill step.
+    parts: what a prefill step attends to; None in a decode step, whose B rows are the first of the cache.
     in_kernel: attention writes the new tokens itself.
-    in_place: attention reads the rows where they lie, from the `segments` of the step.
-    memory: keys and values of the layer at hand, in both of these cases.
+    memory: keys and values of the layer at hand, where attention reads them in place.
     canary: counts the layers that write new tokens as plain Python.
-    segments: int32: where each batch row's queries begin, [B + 1]; where its keys begin in the flat memory, [B + 1];
-    how many it sees, [B].
     """
 
     index: torch.Tensor | None = None
     positions: torch.Tensor | None = None
-    rows: torch.Tensor | None = None
     last: torch.Tensor | None = None
+    parts: Parts | None = None
     memory: tuple[torch.Tensor, torch.Tensor] | None = None
-    segments: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     context: int = 0
     padding: int = 0
-    reads: Literal["fresh", "rows", "slice"] = "fresh"
-    is_causal: bool = False
     in_kernel: bool = False
-    in_place: bool = False
     canary: EagerCanary = field(default_factory=EagerCanary)
 
 
 class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
-    """One layer's keys and values: [slots · (max_length + 1) + spare, kv_heads, head_dim] each.
+    """One layer's keys and values: [slots · (max_length + 1), kv_heads, head_dim] each.
 
     The extra position of each row holds what padding writes and attention never sees. The tensors are flat because the
-    compiler writes in place only what it was given, not a view of it. `spare` positions follow the last row: the
-    padding of a chunk of so many tokens reaches beyond its row's end.
+    compiler writes in place only what it was given, not a view of it.
     """
 
-    def __init__(self, *, slots: int, max_length: int, window: Window, spare: int, static_address: bool) -> None:
+    def __init__(self, *, slots: int, max_length: int, window: Window, static_address: bool) -> None:
         super().__init__(max_cache_len=max_length + 1)
         self.slots = slots
-        self.spare = spare
         self.window = window
         self.static_address = static_address
 
@@ -72,7 +77,7 @@ class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
         self.is_initialized = True
 
     def _allocate(self, states: torch.Tensor) -> torch.Tensor:
-        shape = (self.slots * self.max_cache_len + self.spare, states.shape[1], states.shape[3])
+        shape = (self.slots * self.max_cache_len, states.shape[1], states.shape[3])
         memory = torch.zeros(shape, dtype=states.dtype, device=states.device)
         if self.static_address:
             # CUDA-graph trees refuse a graph that changes memory without one; it also ties a graph to its layer
@@ -91,24 +96,20 @@ class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
         keys, values, index = self.keys, self.values, window.index
         assert keys is not None
         assert values is not None
-        if window.in_kernel or window.in_place:
+        if window.in_kernel or window.parts is not None:
             window.memory = (keys, values)
         if window.in_kernel:
             return key_states, value_states
         assert index is not None
         keys.index_copy_(0, index, key_states.transpose(1, 2).flatten(0, 1))
         values.index_copy_(0, index, value_states.transpose(1, 2).flatten(0, 1))
-        if window.in_place or window.reads == "fresh":
+        if window.parts is not None:
             return key_states, value_states
-        return self._read(keys, key_states.shape[0]), self._read(values, key_states.shape[0])
+        return self._first(keys, key_states.shape[0]), self._first(values, key_states.shape[0])
 
-    def _read(self, memory: torch.Tensor, batch: int) -> torch.Tensor:
-        rows = memory[: self.slots * self.max_cache_len]
-        by_row = rows.view(self.slots, self.max_cache_len, *memory.shape[1:])
-        if self.window.reads == "rows":
-            chosen = self.window.rows
-            assert chosen is not None
-            return by_row[chosen, : self.window.context].transpose(1, 2)
+    def _first(self, memory: torch.Tensor, batch: int) -> torch.Tensor:
+        """Return [batch, kv_heads, context, head_dim] of the first rows."""
+        by_row = memory.view(self.slots, self.max_cache_len, *memory.shape[1:])
         return by_row[:batch, : self.window.context].transpose(1, 2)
 
     def get_seq_length(self) -> int:
@@ -132,12 +133,10 @@ class LayerView:
 class SlotCache(Cache):  # type: ignore[misc]
     """The KV memory of one arm replica: `slots` rows of `max_length` positions in every layer."""
 
-    def __init__(
-        self, *, layers: int, slots: int, max_length: int, spare: int = 0, static_address: bool = False
-    ) -> None:
+    def __init__(self, *, layers: int, slots: int, max_length: int, static_address: bool = False) -> None:
         self.window = Window(padding=max_length)
         self.max_length = max_length
-        sizes: dict[str, Any] = {"slots": slots, "max_length": max_length, "spare": spare}
+        sizes: dict[str, Any] = {"slots": slots, "max_length": max_length}
         made: list[Any] = [SlotLayer(**sizes, window=self.window, static_address=static_address) for _ in range(layers)]
         super().__init__(layers=made)
 

@@ -1,4 +1,4 @@
-"""ModelRunner: prefill, extend and decode steps of a causal language model over the slot cache."""
+"""ModelRunner: prefill and decode steps of a causal language model over the slot cache."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tailgate.servers.compiler.recorder import CompileRecorder, Trigger
 from tailgate.servers.config import GRAPH_TREE_MODES, ArmConfig
 from tailgate.servers.engine import attention
 from tailgate.servers.engine.encoder import EncoderRunner
-from tailgate.servers.engine.kv_cache import SlotCache
+from tailgate.servers.engine.kv_cache import TILE, SlotCache
 from tailgate.servers.engine.model import eos_ids
-from tailgate.servers.engine.scheduler import Job, Move, Step
+from tailgate.servers.engine.scheduler import MOST_PROMPTS, Job, Move, Step
 from tailgate.servers.engine.shapes import Kind, StepShape
 from tailgate.servers.engine.step_runner import StepRunner, Tensors, filling_step
-from tailgate.servers.engine.steps import DecodeStep, ExtendStep, PrefillStep, gather_last
+from tailgate.servers.engine.steps import DecodeStep, PrefillStep, gather_last
 
 # The next tokens [B] from logits [B, vocab], their argmax [B], the jobs, and the row of each job. Parity feeds its own.
 Choose = Callable[[torch.Tensor, torch.Tensor, Sequence[Job], Sequence[int]], torch.Tensor]
@@ -31,16 +31,12 @@ class ModelRunner(StepRunner):
     @torch.no_grad()
     def _make_steps(self) -> Mapping[str, Callable[..., Tensors]]:
         policy, engine = self.arm.compile, self.arm.engine
-        planned = list(self.shapes.planned())
         self.eos_ids = eos_ids(self.model)
         attention.prepare(self.device)
-        # what a later chunk of a prompt may be padded to
-        extends = [shape.length for shape in planned if shape.kind == "extend"]
         self.cache = SlotCache(
             layers=self.model.config.get_text_config().num_hidden_layers,
             slots=self.cache_rows,
             max_length=engine.max_length,
-            spare=max(engine.prefill_tokens, *extends) if extends else 0,
             static_address=policy.enabled and policy.mode in GRAPH_TREE_MODES,
         )
         self._canary = self.cache.window.canary
@@ -49,17 +45,11 @@ class ModelRunner(StepRunner):
         self._context = torch.arange(engine.max_length, device=self.device)
         # the newest token of each row: what the next decode step reads, without a way over the host
         self._newest = torch.randint(self.vocab_size, (self.cache_rows,), device=self.device)
-        # a bucket may be longer than any prompt
-        widest = max(engine.max_length, *(shape.length for shape in planned))
-        prefill = PrefillStep(self.model, self.cache, widest)
+        prefill = PrefillStep(self.model, self.cache)
         # One eager token lets every layer allocate its own cache with the sizes that the model really uses.
         one = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
-        prefill(one, one, one[0], one[0])
-        return {
-            "prefill": prefill,
-            "extend": ExtendStep(self.model, self.cache, widest),
-            "decode": DecodeStep(self.model, self.cache, widest),
-        }
+        prefill(one, one, one[0], one[0], one.expand(1, 4), one[0] - 1)
+        return {"prefill": prefill, "decode": DecodeStep(self.model, self.cache)}
 
     @property
     def cache_rows(self) -> int:
@@ -78,7 +68,7 @@ class ModelRunner(StepRunner):
         with self._timed("decode kernels"):
             for context in contexts:
                 shape = self.shapes.decode(1, context)
-                varying, fixed = self._inputs(filling_step(shape, self.vocab_size), shape)
+                varying, fixed = self._inputs(filling_step(shape, self.arm, self.vocab_size), shape)
                 with torch.compiler.set_stance("force_eager"):  # type: ignore[no-untyped-call]
                     self._steps["decode"](*varying, *fixed)
         self._ran_compiled()
@@ -90,7 +80,7 @@ class ModelRunner(StepRunner):
             self._newest[: shape.batch].copy_(tokens)
         else:
             rows = self._tensor([job.row for job in step.jobs])
-            self._newest.index_copy_(0, rows, tokens[: len(step.jobs)])
+            self._newest.index_copy_(0, rows, tokens[rows])
         return tokens
 
     def _results(self, results: torch.Tensor, places: Sequence[int]) -> list[int]:
@@ -109,38 +99,46 @@ class ModelRunner(StepRunner):
                 positions[job.row] = [job.context - 2]  # launched counts this step's token, which has no place yet
             varying = [self._newest[: shape.batch, None], self._tensor(positions)]
             return varying, (self._rows[: shape.batch], self._context[: shape.context])
-        ids, places, rows, last = [], [], [], []
-        for job, (start, stop) in zip(step.jobs, step.chunks, strict=True):
-            rest = shape.length - (stop - start)
-            ids.append(job.prompt[start:stop] + [0] * rest)
-            places.append([*range(start, stop), *[padding] * rest])
-            rows.append(job.row)
-            last.append(stop - start - 1)
-        for _ in range(shape.batch - len(step.jobs)):
-            # a padding row writes nowhere but the padding position, so any row may lend its place
-            ids.append([0] * shape.length)
-            places.append([padding] * shape.length)
-            rows.append(rows[0])
-            last.append(0)
-        varying = [self._tensor(item) for item in (ids, places, rows, last)]
-        return varying, () if step.kind == "prefill" else (self._context[: shape.context],)
+        shared = step.decoding_rows  # tokens 0 … shared - 1 are those of the cache rows
+        ids, places, rows = [0] * shared, [padding] * shared, list(range(shared))
+        last, decoding, tiles = [0] * self.cache_rows, [-1] * self.cache_rows, []
+        for job in step.decoding:
+            places[job.row] = decoding[job.row] = job.context - 2
+            last[job.row] = job.row
+        for job, (start, stop) in zip(step.prompts, step.chunks, strict=True):
+            tiles += [
+                (len(ids) + begun - start, min(TILE, stop - begun), begun, job.row)
+                for begun in range(start, stop, TILE)
+            ]
+            ids += job.prompt[start:stop]
+            places += range(start, stop)
+            rows += [job.row] * (stop - start)
+            last[job.row] = len(ids) - 1
+        rest = shape.length - len(ids)
+        tiles += [(0, 0, 0, 0)] * (-(-self.arm.longest_step // TILE) + MOST_PROMPTS - len(tiles))
+        tokens = self._tensor(ids + [0] * rest)
+        tokens[:shared] = self._newest[:shared]
+        varying = [
+            tokens[None],
+            self._tensor([places + [padding] * rest]),
+            *(self._tensor(item) for item in (rows + [0] * rest, last, tiles, decoding)),
+        ]
+        return varying, ()
 
     def _varying(
         self, kind: Kind, varying: list[torch.Tensor], fixed: Tensors
     ) -> Iterable[tuple[torch.Tensor, int, tuple[int, int]]]:
-        engine, low = self.arm.engine, max(2, self.arm.shapes.min_size)
-        rows = self.cache_rows if kind == "decode" else engine.prefill_batch
-        for tensor in varying if kind != "decode" else (*varying, fixed[0]):
-            yield tensor, 0, (low, rows)
-        if kind != "decode":
-            for tensor in varying[:2]:
-                yield tensor, 1, (low, engine.prefill_tokens)
-        if kind != "prefill":
-            longest = engine.max_prompt_tokens
-            if kind == "decode":
-                # The whole cache is a separate size: a mask that is not cut compiles separately from one that is.
-                longest = engine.longest_context if self.arm.shapes.kind == "exact" else engine.max_length
-            yield fixed[-1], 0, (low, longest)
+        low = max(2, self.arm.shapes.min_size)
+        if kind == "prefill":
+            tokens, positions, rows, *_ = varying
+            for tensor, dimension in ((tokens, 1), (positions, 1), (rows, 0)):
+                yield tensor, dimension, (low, self.arm.longest_step)
+            return
+        for tensor in (*varying, fixed[0]):
+            yield tensor, 0, (low, self.cache_rows)
+        # The whole cache is a separate size: a mask that is not cut compiles separately from one that is.
+        engine = self.arm.engine
+        yield fixed[1], 0, (low, engine.longest_context if self.arm.shapes.kind == "exact" else engine.max_length)
 
 
 def runner_for(arm: ArmConfig, recorder: CompileRecorder) -> ModelRunner | EncoderRunner:

@@ -17,6 +17,8 @@ from tailgate.servers.config import ArmConfig, EngineConfig
 from tailgate.servers.engine.messages import Submit, Timing
 from tailgate.servers.engine.shapes import Kind, StepShape
 
+MOST_PROMPTS = 32  # of one step: its attention is planned for so many
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Job(Submit):
@@ -50,12 +52,22 @@ Outcome = Literal["length", "stop", "embedded"]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to run next: beginnings of prompts (prefill), later chunks of prompts (extend), one token for every job that
-    can decode, in row order, or whole texts (encode)."""
+    """What to run next: parts of prompts after one token for every job that can decode (prefill), these tokens alone
+    (decode), or whole texts (encode)."""
 
     kind: Kind
-    jobs: tuple[Job, ...]
-    chunks: tuple[tuple[int, int], ...] = ()  # (start, stop) in each job's prompt; empty for decode
+    decoding: tuple[Job, ...] = ()
+    prompts: tuple[Job, ...] = ()  # or texts
+    chunks: tuple[tuple[int, int], ...] = ()  # (start, stop) in each prompt
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        return self.decoding + self.prompts
+
+    @property
+    def decoding_rows(self) -> int:
+        """The first cache rows, as far as one decodes."""
+        return max((job.row + 1 for job in self.decoding), default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,15 +113,14 @@ class _Held:
 
 
 class Scheduler(_Held):
-    """Queue, rows and the order of steps. While prompts wait, prefill and decode steps alternate, so a running request
-    waits for one prefill step at most between two of its tokens."""
+    """Queue, rows and the next step. Every step carries one token of every running answer; prompts take what is left of
+    `engine.longest_step`, begun ones first."""
 
     def __init__(self, limits: EngineConfig) -> None:
         super().__init__()
         self._limits = limits
         self._queue: deque[Job] = deque()
         self._active: list[Job] = []
-        self._decode_is_due = False
 
     def submit(self, job: Job) -> None:
         self._jobs[job.request_id] = job
@@ -117,39 +128,35 @@ class Scheduler(_Held):
 
     def next_step(self, at_ns: int = 0) -> Step | None:
         """Plan the next step and count it as launched, or None. Admits queued jobs into rows."""
-        decodable = tuple(job for job in self._active if job.can_decode)
-        if not (decodable and self._decode_is_due):
-            prefill = self._next_prefill()
-            if prefill is not None:
-                self._decode_is_due = True
-                return prefill
-        self._decode_is_due = False
-        for job in decodable:
+        decoding = tuple(job for job in self._active if job.can_decode)
+        for job in decoding:
             job.launched += 1
-        return Step("decode", decodable) if decodable else None
+        step = Step("decode", decoding)
+        prompts, chunks = self._prompts(self._limits.longest_step - step.decoding_rows)
+        if prompts:
+            return Step("prefill", decoding, tuple(prompts), tuple(chunks))
+        return step if decoding else None
 
-    def _next_prefill(self) -> Step | None:
-        """Plan later chunks of prompts already begun, or else admit queued jobs and plan their first chunks."""
-        begun = [job for job in self._active if job.prefilled < len(job.prompt)][: self._limits.prefill_batch]
-        if begun:
-            return self._chunks("extend", begun)
-        free = min(self._limits.slots - len(self._active), self._limits.prefill_batch, len(self._queue))
-        if free <= 0:
-            return None
-        admitted = [self._queue.popleft() for _ in range(free)]
-        for job in admitted:
-            job.row = len(self._active)
-            self._active.append(job)
-        return self._chunks("prefill", admitted)
-
-    def _chunks(self, kind: Kind, jobs: list[Job]) -> Step:
-        chunks = []
-        for job in jobs:
-            start, rest = job.prefilled, len(job.prompt) - job.prefilled
-            job.prefilled = start + (min(rest, self._limits.prefill_chunk or rest))
-            job.launched += job.prefilled == len(job.prompt)  # the last chunk answers the first token
+    def _prompts(self, room: int) -> tuple[list[Job], list[tuple[int, int]]]:
+        """Return the prompts to go on with or to begin, and their parts: `room` tokens together at most."""
+        prompts: list[Job] = []
+        chunks: list[tuple[int, int]] = []
+        begun = [job for job in self._active if job.prefilled < len(job.prompt)]
+        while room > 0 and len(prompts) < MOST_PROMPTS:
+            if len(prompts) < len(begun):
+                job = begun[len(prompts)]
+            elif self._queue and len(self._active) < self._limits.slots:
+                job = self._queue.popleft()
+                job.row = len(self._active)
+                self._active.append(job)
+            else:
+                break
+            start, job.prefilled = job.prefilled, min(len(job.prompt), job.prefilled + room)
+            job.launched += job.prefilled == len(job.prompt)  # the last part answers the first token
+            prompts.append(job)
             chunks.append((start, job.prefilled))
-        return Step(kind, tuple(jobs), tuple(chunks))
+            room -= job.prefilled - start
+        return prompts, chunks
 
     def rest_ns(self, at_ns: int) -> int | None:
         """Return 0 while there is something to do, else None: no step waits for a moment."""
@@ -201,7 +208,7 @@ class Batcher(_Held):
         for row, job in enumerate(jobs):
             del self._waiting[job.request_id]
             job.row, job.prefilled, job.launched = row, len(job.prompt), 1
-        return Step("encode", jobs, tuple((0, len(job.prompt)) for job in jobs))
+        return Step("encode", prompts=jobs, chunks=tuple((0, len(job.prompt)) for job in jobs))
 
     def rest_ns(self, at_ns: int) -> int | None:
         """Return how long until the next batch leaves if nothing else comes: 0 when it is due, None without texts."""

@@ -9,10 +9,10 @@ from itertools import product
 from typing import Literal
 
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.config import ArmConfig, EngineConfig, ShapeConfig, doubling, prefill_lengths, prompt_contexts
+from tailgate.servers.config import ArmConfig, EngineConfig, ShapeConfig, doubling, prefill_lengths
 
-# Beginnings of prompts, later chunks of prompts, or one token a row; whole texts for an encoder.
-Kind = Literal["prefill", "extend", "decode", "encode"]
+# Parts of prompts, with one token of each running answer; one token of each running answer alone; whole texts.
+Kind = Literal["prefill", "decode", "encode"]
 
 # Each shape runs this often in a warm-up: under CUDA graphs the first call compiles, the second warms the memory
 # pool, the third records.
@@ -21,7 +21,10 @@ WARMUP_CALLS = 3
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The size of one engine step: `batch` rows × `length` new tokens a row, attending to `context` positions."""
+    """The size of one engine step: `batch` rows × `length` new tokens a row, attending to `context` positions.
+
+    A prefill step is one row: the tokens of its prompts and answers, one after another, attend to what each holds.
+    """
 
     kind: Kind
     batch: int
@@ -34,10 +37,10 @@ class StepShape:
 
     @property
     def size(self) -> str:
-        """ROWSxTOKENS of prompts and texts, ROWSxTOKENS@CONTEXT of later chunks, ROWS@CONTEXT of decode steps."""
+        """ROWSxTOKENS of texts, TOKENS of a prefill step, ROWS@CONTEXT of a decode step."""
         if self.kind == "decode":
             return f"{self.batch}@{self.context}"
-        return f"{self.batch}x{self.length}" + (f"@{self.context}" if self.kind == "extend" else "")
+        return f"{self.length}" if self.kind == "prefill" else f"{self.batch}x{self.length}"
 
     @property
     def tokens(self) -> int:
@@ -46,22 +49,21 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactShape:
-    """Shapes as they come, but no smaller than `min_size`. `first` is the kind of the steps that read whole prompts or
-    texts."""
+    """Shapes as they come, but no smaller than `min_size`. longest: tokens of the largest step that reads prompts, or
+    of the longest text."""
 
     engine: EngineConfig
+    longest: int
     min_size: int = 1
-    first: Kind = "prefill"
+    embeds: bool = False
 
-    def prefill(self, batch: int, length: int) -> StepShape:
-        rows = batch if self.first == "prefill" and self.engine.prefill_batch == 1 else max(batch, self.min_size)
-        padded = max(length, self.min_size)
-        return StepShape(self.first, rows, padded, padded)
+    def prefill(self, length: int) -> StepShape:
+        """Return the shape for `length` tokens of prompts and answers."""
+        return _prefill(max(length, self.min_size))
 
-    def extend(self, batch: int, length: int, context: int) -> StepShape:
-        """Return the shape for later chunks of prompts, of `length` tokens at most, that end at `context`."""
-        shape = self.prefill(batch, length)
-        return StepShape("extend", shape.batch, shape.length, max(context, self.min_size))
+    def encode(self, batch: int, length: int) -> StepShape:
+        """Return the shape for texts of `length` tokens at most."""
+        return _encode(max(batch, self.min_size), max(length, self.min_size))
 
     def decode(self, batch: int, context: int) -> StepShape:
         """Return the shape for one token a row, of which the longest holds `context` positions, the new included."""
@@ -79,21 +81,12 @@ class ExactShape:
         """
         engine = self.engine
         batches = sorted({self.min_size, min(3, engine.slots), engine.slots}, reverse=True)
-        lengths, rows = spread(engine.prefill_tokens), min(engine.prefill_batch, 2)
-        if self.first == "encode":
-            shapes = [self.prefill(batch, lengths[place % len(lengths)]) for place, batch in enumerate(batches)]
-            yield from dict.fromkeys([*shapes, *(self.prefill(batches[0], length) for length in lengths[1:])])
+        lengths = spread(self.longest)
+        if self.embeds:
+            shapes = [self.encode(batch, lengths[place % len(lengths)]) for place, batch in enumerate(batches)]
+            yield from dict.fromkeys([*shapes, *(self.encode(batches[0], length) for length in lengths[1:])])
             return
-        for length in lengths:
-            yield self.prefill(rows, length)
-        if engine.prefill_batch > 2:
-            yield self.prefill(engine.prefill_batch, lengths[0])
-        if engine.prefill_tokens < engine.max_prompt_tokens:
-            ends = spread(engine.max_prompt_tokens)
-            for length, end in zip(lengths, ends, strict=False):
-                yield self.extend(rows, length, max(end, length + 2))
-            if engine.prefill_batch > 2:
-                yield self.extend(engine.prefill_batch, lengths[0], ends[0])
+        yield from (self.prefill(length) for length in lengths)
         contexts = spread(engine.max_length)
         for place, batch in enumerate(batches):
             yield self.decode(batch, contexts[place % len(contexts)])
@@ -101,24 +94,21 @@ class ExactShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buckets:
-    """Each dimension is rounded up to the next step of its ladder; one-step ladders are a single padded shape."""
+    """Each dimension is rounded up to the next step of its ladder; one-step ladders are a single padded shape.
 
-    prefill_batches: tuple[int, ...]
+    contexts: of decode steps; empty for an encoder.
+    """
+
     lengths: tuple[int, ...]
-    batches: tuple[int, ...] = ()  # of decode steps; empty for an encoder, as the next two
+    batches: tuple[int, ...]
     contexts: tuple[int, ...] = ()
-    prompt_contexts: tuple[int, ...] = ()  # where later chunks may end; empty where prompts are never cut
-    first: Kind = "prefill"
 
-    def prefill(self, batch: int, length: int) -> StepShape:
-        padded = round_up(length, self.lengths, "prompt", "tokens")
-        rows = round_up(batch, self.prefill_batches, f"{self.first} batch", "rows")
-        return StepShape(self.first, rows, padded, padded)
+    def prefill(self, length: int) -> StepShape:
+        return _prefill(round_up(length, self.lengths, "step", "tokens"))
 
-    def extend(self, batch: int, length: int, context: int) -> StepShape:
-        """Return the shape padded to buckets and to a full chunk."""
-        rows = self.prefill(batch, length).batch
-        return StepShape("extend", rows, self.lengths[-1], round_up(context, self.prompt_contexts, "prompt", "tokens"))
+    def encode(self, batch: int, length: int) -> StepShape:
+        rows = round_up(batch, self.batches, "batch", "rows")
+        return _encode(rows, round_up(length, self.lengths, "text", "tokens"))
 
     def decode(self, batch: int, context: int) -> StepShape:
         rows = round_up(batch, self.batches, "batch", "rows")
@@ -128,10 +118,10 @@ class Buckets:
         return True
 
     def planned(self) -> Iterator[StepShape]:
-        for length, batch in product(self.lengths, self.prefill_batches):
-            yield StepShape(self.first, batch, length, length)
-        for context, batch in product(self.prompt_contexts, self.prefill_batches):
-            yield StepShape("extend", batch, self.lengths[-1], context)
+        if not self.contexts:
+            yield from (_encode(batch, length) for length, batch in product(self.lengths, self.batches))
+            return
+        yield from (_prefill(length) for length in self.lengths)
         for context, batch in product(self.contexts, self.batches):
             yield StepShape("decode", batch, 1, context)
 
@@ -139,25 +129,25 @@ class Buckets:
 ShapePolicy = ExactShape | Buckets
 
 
+def _prefill(length: int) -> StepShape:
+    return StepShape("prefill", 1, length, length)
+
+
+def _encode(batch: int, length: int) -> StepShape:
+    return StepShape("encode", batch, length, length)
+
+
 def policy_of(arm: ArmConfig) -> ShapePolicy:
     """Return the policy that the arm asks for, with empty ladders filled from the engine's limits."""
     shapes, engine, embeds = arm.shapes, arm.engine, arm.model.embeds
-    first: Kind = "encode" if embeds else "prefill"
     if shapes.kind == "exact":
-        return ExactShape(engine=engine, min_size=shapes.min_size, first=first)
-    is_padded = shapes.kind == "pad"
-    batches = (engine.slots,) if is_padded else shapes.batch_ladder or doubling(1, engine.slots)
-    lengths = prefill_lengths(shapes, engine)
-    if embeds:
-        return Buckets(prefill_batches=batches, lengths=lengths, first=first)
+        return ExactShape(engine=engine, longest=arm.longest_step, min_size=shapes.min_size, embeds=embeds)
     # one step: decode attention skips the positions that a row does not hold, so padding costs it next to nothing
     contexts = {min(step, engine.max_length) for step in shapes.context_ladder or (engine.max_length,)}
     return Buckets(
-        prefill_batches=(engine.prefill_batch,) if is_padded else doubling(1, engine.prefill_batch),
-        lengths=lengths,
-        batches=batches,
-        contexts=tuple(sorted(contexts)),
-        prompt_contexts=prompt_contexts(shapes, engine),
+        lengths=prefill_lengths(arm),
+        batches=(engine.slots,) if shapes.kind == "pad" else shapes.batch_ladder or doubling(1, engine.slots),
+        contexts=() if embeds else tuple(sorted(contexts)),
     )
 
 
@@ -199,7 +189,7 @@ def first_prompt(arm: ArmConfig) -> int:
     planned = 5
     if arm.compile.warmup == "shapes":
         planned = min(shape.length for shape in policy_of(arm).planned() if shape.kind in ("prefill", "encode"))
-    return min(planned, arm.engine.prefill_tokens)
+    return min(planned, arm.engine.max_prompt_tokens)
 
 
 def _lengths(longest: int) -> list[int]:
@@ -210,12 +200,12 @@ def _lengths(longest: int) -> list[int]:
 def _alone(arm: ArmConfig, length: int) -> Iterator[StepShape]:
     """Yield the steps of a request that has the replica to itself: its prompt, chunk by chunk, and its first new token;
     or its text."""
-    shapes, chunk = policy_of(arm), arm.engine.prefill_tokens
-    yield shapes.prefill(1, min(length, chunk))
+    shapes, most = policy_of(arm), arm.longest_step
     if arm.model.embeds:
+        yield shapes.encode(1, length)
         return
-    for begun in range(chunk, length, chunk):
-        yield shapes.extend(1, min(chunk, length - begun), min(begun + chunk, length))
+    for begun in range(0, length, most):
+        yield shapes.prefill(min(most, length - begun))
     yield shapes.decode(1, length + 1)
 
 
@@ -225,9 +215,8 @@ def prompt_borders(arm: ArmConfig) -> frozenset[int]:
     Borders are one token, the longest prompt, the buckets, the smallest size that is not padded up, and the first
     length that is cut. A prompt of n tokens is decoded from context n + 1 on.
     """
-    shapes, engine, longest = arm.shapes, arm.engine, arm.engine.max_prompt_tokens
-    buckets = {min(step, engine.prefill_tokens) for step in prefill_lengths(shapes, engine)}
-    ends = {1, engine.prefill_tokens, longest, *buckets, *prompt_contexts(shapes, engine), *_small_sizes(shapes)}
+    shapes, longest = arm.shapes, arm.engine.max_prompt_tokens
+    ends = {1, arm.longest_step, longest, *prefill_lengths(arm), *_small_sizes(shapes)}
     return _both_sides(ends | {end - 1 for end in shapes.context_ladder}, longest)
 
 

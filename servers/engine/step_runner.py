@@ -195,7 +195,7 @@ class StepRunner(ABC):
 
     def _warm(self, shape: StepShape) -> None:
         self.recorder.trigger = Trigger(shape=str(shape))
-        step = filling_step(shape, self.vocab_size)
+        step = filling_step(shape, self.arm, self.vocab_size)
         for _ in range(WARMUP_CALLS):
             try:
                 self.run(step, shape)
@@ -216,7 +216,7 @@ class StepRunner(ABC):
             return
         started_ns = now_ns()
         with self._timed(f"capture {shape}"):
-            varying, fixed = self._inputs(filling_step(shape, self.vocab_size), shape)
+            varying, fixed = self._inputs(filling_step(shape, self.arm, self.vocab_size), shape)
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             self._graphs[shape] = CapturedStep(self._steps[shape.kind], varying, fixed, self._pool)
             self._graphs[shape].compiled = self._ran_compiled()
@@ -225,11 +225,11 @@ class StepRunner(ABC):
     def shape_of(self, step: Step) -> StepShape:
         """Return the padded shape that `step` runs at."""
         if step.kind == "decode":
-            return self.shapes.decode(max(job.row for job in step.jobs) + 1, max(job.context for job in step.jobs) - 1)
-        length = max(stop - start for start, stop in step.chunks)
-        if step.kind == "extend":
-            return self.shapes.extend(len(step.jobs), length, max(stop for _, stop in step.chunks))
-        return self.shapes.prefill(len(step.jobs), length)
+            return self.shapes.decode(step.decoding_rows, max(job.context for job in step.decoding) - 1)
+        tokens = [stop - start for start, stop in step.chunks]
+        if step.kind == "encode":
+            return self.shapes.encode(len(tokens), max(tokens))
+        return self.shapes.prefill(step.decoding_rows + sum(tokens))
 
     def is_ready(self, step: Step) -> bool:
         """Return whether `step` cannot start the compiler, and may be launched while finished tokens wait."""
@@ -244,19 +244,18 @@ class StepRunner(ABC):
         shape = self.shape_of(step)
         self.recorder.trigger = Trigger(batch_id=batch_id, shape=str(shape), phase="serving")
         started_ns = now_ns()
-        jobs, chunks = step.jobs, step.chunks
-        places = range(len(jobs)) if chunks else [job.row for job in jobs]
+        places = range(len(step.jobs)) if step.kind == "encode" else [job.row for job in step.jobs]
         try:
             host, done = self._to_host(self._answer(step, shape, places))
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             raise
-        answers = tuple(stop == len(job.prompt) for job, (_, stop) in zip(jobs, chunks, strict=False))
+        ends = (stop == len(job.prompt) for job, (_, stop) in zip(step.prompts, step.chunks, strict=True))
         return DeviceStep(
             step=step,
-            answers=answers or (True,) * len(jobs),
+            answers=(*(True for _ in step.decoding), *ends),
             shape=shape,
-            real_tokens=sum(stop - start for start, stop in chunks) or len(jobs),
+            real_tokens=len(step.decoding) + sum(stop - start for start, stop in step.chunks),
             batch_id=batch_id,
             start_ns=started_ns,
             compiled=self._note_canary(shape, started_ns, now_ns()),
@@ -359,10 +358,13 @@ class StepRunner(ABC):
         self.startup_ns[item] = now_ns() - started_ns
 
 
-def filling_step(shape: StepShape, vocab_size: int, rng: torch.Generator | None = None) -> Step:
+def filling_step(shape: StepShape, arm: ArmConfig, vocab_size: int, rng: torch.Generator | None = None) -> Step:
     """Return a step of random prompts that fills `shape`."""
-    # a decode step feeds the first output at the position after the prompt
-    size = shape.context - 1 if shape.kind == "decode" else shape.context
+    most = arm.engine.max_prompt_tokens
+    if shape.kind == "prefill":
+        sizes = [min(most, shape.length - begun) for begun in range(0, shape.length, most)]
+    else:  # a decode step feeds the first output at the position after the prompt
+        sizes = [shape.context - (shape.kind == "decode")] * shape.batch
     jobs = tuple(
         Job(
             request_id=f"{row}",
@@ -372,7 +374,6 @@ def filling_step(shape: StepShape, vocab_size: int, rng: torch.Generator | None 
             row=row,
             launched=2,  # the token that a decode step feeds and the one that it answers
         )
-        for row in range(shape.batch)
+        for row, size in enumerate(sizes)
     )
-    chunks = () if shape.kind == "decode" else ((max(0, shape.context - shape.length), shape.context),) * shape.batch
-    return Step(shape.kind, jobs, chunks)
+    return Step("decode", jobs) if shape.kind == "decode" else Step(shape.kind, (), jobs, tuple((0, n) for n in sizes))

@@ -1,4 +1,4 @@
-"""The model over the slot cache, as the three steps that are compiled: prefill, extend, decode."""
+"""The model over the slot cache, as the two steps that are compiled: prefill, decode."""
 
 from __future__ import annotations
 
@@ -7,84 +7,53 @@ from typing import Any
 import torch
 from torch import nn
 
-from tailgate.servers.engine import attention
-from tailgate.servers.engine.kv_cache import SlotCache, Window
+from tailgate.servers.engine.kv_cache import Parts, SlotCache, Window
 
-_ALIGNED = 8  # elements, 16 bytes of the smallest dtype
 _PARTS = 64
 
 Outputs = tuple[torch.Tensor, torch.Tensor]  # logits [B, vocab], their argmax [B]
 
 
 class _ModelStep(nn.Module):
-    """The model over the slot cache. Inputs are int64 on the device: input_ids, positions [B, T]; rows [B].
+    """The model over the slot cache. Inputs are int64 on the device."""
 
-    widest: no step attends to more positions.
-    """
-
-    def __init__(self, model: nn.Module, cache: SlotCache, widest: int) -> None:
+    def __init__(self, model: nn.Module, cache: SlotCache) -> None:
         super().__init__()
         self.model = model
         self.cache = cache
-        self.widest = widest
         config: Any = model.config
         self.layer_types = frozenset(getattr(config, "layer_types", None) or ())
         self.sliding_window = getattr(config, "sliding_window", None) or 0
-        self.takes_window = attention.is_ours(model)
-        self.reads_in_place = attention.reads_in_place(model)
         weight = next(model.parameters())
         self.shown, self.hidden = weight.new_zeros(()), weight.new_full((), torch.finfo(weight.dtype).min)
         # given where no attention reads a mask: without any, the model would make one of its own
         self.no_mask = weight.new_zeros((1, 1, 1, 1))
 
-    def answer(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        rows: torch.Tensor,
-        width: int,
-        last: torch.Tensor | None = None,
-    ) -> Outputs:
-        """Answer for each row's token at index `last` [B], of several; the cache holds the new tokens afterwards.
-
-        width: how many positions are attended to. `cache.window.reads` is set by the step.
-        """
+    def call(self, input_ids: torch.Tensor, positions: torch.Tensor, index: torch.Tensor, mask: Any) -> Outputs:
+        """Run the model on input_ids [B, T]; the cache holds the new tokens afterwards. index: `Window.index`."""
         window = self.cache.window
-        window.rows, window.positions, window.context, window.last = rows, positions, width, last
-        window.is_causal = not self.sliding_window
-        on_gpu = self.takes_window and input_ids.is_cuda
-        window.in_kernel = on_gpu and window.reads == "slice"
-        window.in_place = self.reads_in_place and window.is_causal and window.reads == "rows"
-        needs_mask = not (window.in_place or (on_gpu and window.is_causal and window.reads != "rows"))
-        if window.in_place:
-            window.segments = attention.segments(positions, rows, self.cache.max_length)
-        if not window.in_kernel:
-            window.index = (rows[:, None] * (self.cache.max_length + 1) + positions).flatten()
+        window.positions, window.index = positions, index
         output = self.model(
             input_ids=input_ids,
             position_ids=positions,
-            attention_mask=self._mask(positions, width) if needs_mask else self.no_mask,
+            attention_mask=mask,
             past_key_values=self.cache,
             use_cache=True,
-            **({"window": window} if self.takes_window else {}),
+            window=window,
         )
-        window.index = window.rows = window.positions = window.segments = window.last = None
-        window.context = 0
+        last = window.last
+        window.index = window.positions = window.last = window.parts = None
         logits: torch.Tensor = output.logits
-        if last is not None and logits.shape[1] > 1:  # the output matrix was not called as `gather_last` expects
-            logits = _at(logits, last)
-        newest = logits[:, -1]
+        if last is not None:  # the output matrix was not called as `gather_last` expects
+            logits = logits[:, last]
+        newest = logits.flatten(0, 1)
         return newest, largest(newest)
 
-    def _mask(self, positions: torch.Tensor, width: int) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Return [B, 1, T, width]: the cache positions that each token sees; one for each layer type if layers differ.
-
-        It is boolean for the decode kernel, otherwise the term to add to the scores. A GPU's attention needs the rows
-        of that term aligned; cut from rows of one aligned length, they need no copy in every layer, and a dynamic width
-        leaves the compiler no question about their layout.
-        """
-        reach = -(-self.widest // _ALIGNED) * _ALIGNED
-        distance = positions[:, None, :, None] - torch.arange(reach, device=positions.device)
+    def mask(self, positions: torch.Tensor, width: int) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Return [B, 1, 1, width], the term to add to the scores of each cache position; one for each layer type if
+        layers differ. With a dynamic width, cut from rows of one length, it leaves the compiler no question about its
+        layout."""
+        distance = positions[:, None, :, None] - torch.arange(self.cache.max_length, device=positions.device)
         causal = distance >= 0
         if not self.sliding_window:
             return self._shown(causal, width)
@@ -95,9 +64,7 @@ class _ModelStep(nn.Module):
         return {kind: sliding if kind == "sliding_attention" else full for kind in sorted(self.layer_types)}
 
     def _shown(self, seen: torch.Tensor, width: int) -> torch.Tensor:
-        if not self.cache.window.in_kernel:
-            seen = torch.where(seen, self.shown, self.hidden)
-        return seen[..., :width]
+        return torch.where(seen, self.shown, self.hidden)[..., :width]
 
 
 def largest(logits: torch.Tensor) -> torch.Tensor:
@@ -117,8 +84,7 @@ def largest(logits: torch.Tensor) -> torch.Tensor:
 def gather_last(model: Any, window: Window) -> None:
     """Have the model's output matrix compute logits for `window.last` alone, where a step sets it.
 
-    `logits_to_keep` takes one list of positions for all rows, which makes B × B positions of B rows. The model scales
-    and caps its logits afterwards as it always does.
+    The model scales and caps its logits afterwards as it always does.
     """
     head = model.get_output_embeddings()
     if head is None:
@@ -127,30 +93,19 @@ def gather_last(model: Any, window: Window) -> None:
 
     def forward(hidden: torch.Tensor) -> torch.Tensor:
         if window.last is not None and hidden.dim() == 3:
-            hidden, window.last = _at(hidden, window.last), None
+            hidden, window.last = hidden[:, window.last], None
         logits: torch.Tensor = project(hidden)
         return logits
 
     head.forward = forward
 
 
-def _at(values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Return [B, 1, n] of values [B, T, n]: each row's at its own index [B]."""
-    return values.gather(1, index[:, None, None].expand(-1, 1, values.shape[-1]))
-
-
 class PrefillStep(_ModelStep):
-    """Prompts, or their first chunks, into their rows; answers for each row's token at index `last` [B]."""
+    """Tokens of prompts and of running answers, one after another; answers for each cache row, as far as one ends here.
 
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, last: torch.Tensor
-    ) -> Outputs:
-        self.cache.window.reads = "fresh"
-        return self.answer(input_ids, positions, rows, input_ids.shape[1], last)
-
-
-class ExtendStep(_ModelStep):
-    """Later chunks of prompts: attend to what their rows hold already; answers as PrefillStep. context: [L]."""
+    input_ids, positions: [1, N]. rows: [N], the cache row of each token. last: [R], the index of the token that each
+    cache row answers for. tiles, decoding: `Parts`.
+    """
 
     def forward(
         self,
@@ -158,17 +113,24 @@ class ExtendStep(_ModelStep):
         positions: torch.Tensor,
         rows: torch.Tensor,
         last: torch.Tensor,
-        context: torch.Tensor,
+        tiles: torch.Tensor,
+        decoding: torch.Tensor,
     ) -> Outputs:
-        self.cache.window.reads = "rows"
-        return self.answer(input_ids, positions, rows, context.shape[0], last)
+        window = self.cache.window
+        window.last, window.parts, window.in_kernel = last, Parts(tiles, decoding), False
+        index = rows * (self.cache.max_length + 1) + positions[0]
+        return self.call(input_ids, positions, index, self.no_mask)
 
 
 class DecodeStep(_ModelStep):
-    """One token on the first B rows; answers for each. rows: [B] = 0 … B-1. context: [L]."""
+    """One token on the first B rows; answers for each. input_ids, positions: [B, 1]. rows: [B] = 0 … B-1. context:
+    [L]."""
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context: torch.Tensor
     ) -> Outputs:
-        self.cache.window.reads = "slice"
-        return self.answer(input_ids, positions, rows, context.shape[0])
+        window = self.cache.window
+        window.context, window.in_kernel = context.shape[0], input_ids.is_cuda
+        index = (rows[:, None] * (self.cache.max_length + 1) + positions).flatten()
+        mask = self.no_mask if window.in_kernel else self.mask(positions, context.shape[0])
+        return self.call(input_ids, positions, index, mask)
