@@ -103,8 +103,6 @@ class ModelConfig(Settings):
     """Number format of weights and activations. `auto` is `bfloat16` on a GPU and `float32` on a CPU."""
     device: Annotated[str, matching(r"auto|cpu|cuda(:[0-9]{1,3})?", "use auto, cpu, cuda or cuda:N")] = "auto"
     """`cpu`, `cuda` or `cuda:N`. `auto` takes a GPU if there is one."""
-    attention: Literal["sdpa", "eager"] = "sdpa"
-    """`sdpa` groups heads and chooses a kernel by device and shape; `eager` is the implementation of transformers."""
     seed: int = 0
     """Seed of random weights."""
     task: Task = "generate"

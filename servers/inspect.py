@@ -39,13 +39,11 @@ if TYPE_CHECKING:
     from tailgate.servers.engine.runner import ModelRunner
 
 EXIT_COMPILES = 99
-NOTATION = (
-    "write prefill ROWSxTOKENS, extend ROWSxTOKENS@CONTEXT or decode ROWS@CONTEXT; of an encoder encode ROWSxTOKENS"
-)
+NOTATION = "write prefill TOKENS or decode ROWS@CONTEXT; of an encoder encode ROWSxTOKENS"
+_SIZE = r"[0-9]{1,18}"
 _LISTED = re.compile(
-    r"(prefill|extend|decode|encode)\s+([0-9]{1,18})(?:\s*[x×]\s*([0-9]{1,18}))?(?:\s*@\s*([0-9]{1,18}))?"
+    rf"(?P<kind>prefill|decode|encode)\s+(?:(?P<rows>{_SIZE})\s*(?:[x×]|(?P<at>@))\s*)?(?P<size>{_SIZE})"
 )
-_WHOLE = ("prefill", "encode")  # read from the beginning, so that the context is the length
 
 # With any other outcome a request waits, runs slowly unnoticed, or fails.
 READY, AS_CONFIGURED = "ready", "eager as asked"
@@ -56,11 +54,11 @@ def parse_shapes(text: str, arm: ArmConfig) -> list[StepShape]:
     shapes = []
     for item in text.split(","):
         match = _LISTED.fullmatch(item.strip())
-        kind = match[1] if match else ""
-        if match is None or (match[3] is None) != (kind == "decode") or (match[4] is None) != (kind in _WHOLE):
+        kind = match["kind"] if match else ""
+        if match is None or (match["rows"] is None) != (kind == "prefill") or bool(match["at"]) != (kind == "decode"):
             raise ConfigError(f'--shapes "{item.strip()}" is not a shape: {NOTATION}')
-        batch, length = int(match[2]), int(match[3] or 1)
-        shape = StepShape(kind, batch, length, int(match[4] or length))  # type: ignore[arg-type]
+        size = int(match["size"])
+        shape = StepShape(kind, int(match["rows"] or 1), 1 if kind == "decode" else size, size)  # type: ignore[arg-type]
         _check(shape, arm)
         shapes.append(shape)
     return shapes
@@ -71,14 +69,12 @@ def _check(shape: StepShape, arm: ArmConfig) -> None:
     if arm.model.embeds != (shape.kind == "encode"):
         steps = "encode steps alone" if arm.model.embeds else "no encode steps"
         raise ConfigError(f'--shapes "{shape}" is not run: model.task is "{arm.model.task}", which has {steps}')
-    key = "prefill_batch" if shape.kind in ("prefill",) else "slots"
-    context = engine.longest_context if shape.kind == "decode" else engine.max_prompt_tokens
-    shortest = 1 if shape.kind in _WHOLE else shape.length + 1
+    longest = "engine.max_prompt_tokens" if arm.model.embeds else "engine.step_tokens"
     for value, low, high, what, limit in (
-        (shape.batch, 1, getattr(engine, key), "rows", f"engine.{key}"),
-        (shape.length, 1, engine.prefill_tokens, "tokens", "min(max_prompt_tokens, prefill_chunk)"),
-        (shape.context, shortest, context, "positions", "the engine's limits"),
-    ):
+        (shape.batch, 1, engine.slots, "rows", "engine.slots"),
+        (shape.length, 1, arm.longest_step, "tokens", longest),
+        (shape.context, 2, engine.longest_context, "positions", "the engine's limits"),
+    )[: 3 if shape.kind == "decode" else 2]:
         if not low <= value <= high:
             raise ConfigError(
                 f'--shapes "{shape}" has {value} {what}; {limit} allows {low} to {high}: list another shape or change '
@@ -88,16 +84,12 @@ def _check(shape: StepShape, arm: ArmConfig) -> None:
 
 def unplanned_shapes(arm: ArmConfig) -> Iterator[StepShape]:
     """Yield a few sizes that traffic brings and no ladder names, from small to the limits."""
-    engine, embeds = arm.engine, arm.model.embeds
-    tokens, longest = engine.prefill_tokens, engine.longest_context
-    third = max(1, tokens // 3)
-    for batch in (1, engine.slots if embeds else engine.prefill_batch):
-        for length in (1, third, tokens):
-            yield StepShape("encode" if embeds else "prefill", batch, length, length)
-    if embeds:
+    engine, longest = arm.engine, arm.engine.longest_context
+    lengths = (1, max(1, arm.longest_step // 3), arm.longest_step)
+    if arm.model.embeds:
+        yield from (StepShape("encode", batch, length, length) for batch in (1, engine.slots) for length in lengths)
         return
-    if tokens < engine.max_prompt_tokens:
-        yield StepShape("extend", 1, third, engine.max_prompt_tokens)
+    yield from (StepShape("prefill", 1, length, length) for length in lengths)
     for batch in (1, engine.slots):
         for context in (max(2, longest // 3), longest):
             yield StepShape("decode", batch, 1, context)

@@ -366,7 +366,7 @@ def run_reference(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
     """Write logits.npy, or vectors.npy, of the float64 reference for the control `arm` to `folder`: its weights before
     they are quantised, and attention as plain products."""
     _report("loading")
-    model: Any = load_model(arm.model.replace(attention="eager", quantisation="none"))
+    model: Any = load_model(arm.model.replace(quantisation="none"), plain=True)
     say(Loaded(facts={"weights": checksum(model)}))
     if arm.model.embeds:
         texts = read_plan(task["plan"]).prompts

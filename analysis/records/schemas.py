@@ -61,7 +61,7 @@ _STEPS: Final[Columns] = (
     ("arm", pa.string(), "The arm."),
     ("replica", pa.string(), "The server process."),
     ("step_id", pa.int64(), "Number of the step in its process."),
-    ("kind", pa.string(), "`prefill`, `extend`, `decode` or `encode`."),
+    ("kind", pa.string(), "`prefill`, `decode` or `encode`."),
     ("start_ns", pa.int64(), "When it began."),
     ("end_ns", pa.int64(), "When it ended."),
     ("batch", pa.int32(), "Rows of the batch."),

@@ -14,7 +14,7 @@ from tailgate.servers.complaint import ConfigError
 EXAMPLES = """\
   tailgate inspect demo --arm compiled-naive
   tailgate inspect --arm compiled-bucketed --set model.id=random:llama-3.2-1b --set engine.max_prompt_tokens=2048
-  tailgate inspect --arm compiled-dynamic --shapes "prefill 1x128, prefill 1x129, decode 8@200"
+  tailgate inspect --arm compiled-dynamic --shapes "prefill 128, prefill 129, decode 8@200"
   tailgate inspect canary.toml --arm buckets --set arms.buckets.compile.mode=max-autotune
   tailgate inspect --trace conv.csv --max-prompt-tokens 8192"""
 
@@ -43,8 +43,8 @@ def command(
     Loads the arm, warms it up as it would be served, then runs each shape as a step of the engine and reports what it
     met: a ready graph, a compile, a recompile and why, or a fall-back to eager. --json adds graph breaks and times.
 
-    A shape is a step before padding: `prefill ROWSxTOKENS`, `decode ROWS@CONTEXT`, or for later chunks of prompts
-    `extend ROWSxTOKENS@CONTEXT`. Without --shapes it runs every planned shape and a few that are not.
+    A shape is a step before padding: `prefill TOKENS`, `decode ROWS@CONTEXT`, or for an encoder `encode ROWSxTOKENS`.
+    Without --shapes it runs every planned shape and a few that are not.
 
     With --trace it loads no arm: it says how many lengths the prompts of the trace have, how much buckets pad them, and
     which buckets pad them least.

@@ -1,4 +1,4 @@
-"""Attention for grouped heads that does not copy the cache: what the arms run when `model.attention` is `sdpa`.
+"""Attention for grouped heads that does not copy the cache: what every arm runs.
 
 transformers' own `sdpa` repeats keys and values to the number of query heads whenever a mask is given (in 5.17 always,
 in 5.23 except in eager decode), which reads and writes the cache several times a step, and takes rows of one length.
@@ -170,11 +170,6 @@ def _(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *rest: obje
     return query.new_empty((1, query.shape[2], query.shape[1], values.shape[-1]))
 
 
-def is_ours(model: Any) -> bool:
-    """Return whether the model runs this attention, which takes a `window`."""
-    return bool(getattr(model.config, "_attn_implementation", "") == NAME)
-
-
 def prepare(device: torch.device) -> None:
     """Allocate what the kernels keep between calls, so that no graph capture allocates it."""
     if device.type == "cuda":
@@ -184,9 +179,9 @@ def prepare(device: torch.device) -> None:
         partials(device)
 
 
-def contexts_to_warm(model: Any, device: torch.device, limit: int) -> list[int]:
+def contexts_to_warm(device: torch.device, limit: int) -> list[int]:
     """Return contexts up to `limit` that warm-up must decode, so that serving compiles no kernel of ours."""
-    if device.type != "cuda" or not is_ours(model):
+    if device.type != "cuda":
         return []
     from tailgate.servers.engine.decode_kernel import contexts_of_variants
 

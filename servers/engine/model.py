@@ -46,9 +46,10 @@ def check_task(model: ModelConfig, config: Any) -> None:
         raise ConfigError(f'{what}, which embeds: set model.task = "embed", or give a model that generates')
 
 
-def load_model(model: ModelConfig) -> nn.Module:
-    """Load the model in evaluation mode. Random weights depend on `model.seed`, the device and the torch version alone.
-    On cuda:N, N is this thread's current device afterwards."""
+def load_model(model: ModelConfig, *, plain: bool = False) -> nn.Module:
+    """Load the model in evaluation mode, with the arms' attention, or transformers' own if `plain`. Random weights
+    depend on `model.seed`, the device and the torch version alone. On cuda:N, N is this thread's current device
+    afterwards."""
     device = resolve_device(model.device)
     if device.type == "cuda" and device.index is not None:
         # Kernels are launched and graphs captured on this thread's current device, wherever their tensors are.
@@ -57,9 +58,7 @@ def load_model(model: ModelConfig) -> nn.Module:
     config = model_config(model)
     check_task(model, config)
     architecture: Any = AutoModel if model.embeds else AutoModelForCausalLM
-    implementation = str(model.attention)
-    if implementation == "sdpa":
-        implementation = attention.ENCODER_NAME if model.embeds else attention.NAME
+    implementation = "eager" if plain else attention.ENCODER_NAME if model.embeds else attention.NAME
     # an encoder's own weights may lack those of a head that it does not use, which are then drawn
     torch.manual_seed(model.seed)
     if model.id.startswith("random:"):

@@ -61,7 +61,7 @@ class ModelRunner(StepRunner):
         """Compile the decode kernel in every variant that exact shapes may need."""
         if self.shapes.is_closed():
             return  # planned shapes have theirs
-        contexts = attention.contexts_to_warm(self.model, self.device, self.arm.engine.max_length)
+        contexts = attention.contexts_to_warm(self.device, self.arm.engine.max_length)
         if not contexts:
             return
         self.recorder.trigger = Trigger(shape="decode kernels")

@@ -21,7 +21,7 @@ from tailgate.servers.compiler.recorder import CompileRecorder, Trigger
 from tailgate.servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from tailgate.servers.engine import attention
 from tailgate.servers.engine.device import read_memory
-from tailgate.servers.engine.kv_cache import Window
+from tailgate.servers.engine.kv_cache import TILE
 from tailgate.servers.engine.model import join_weights
 from tailgate.servers.engine.quantisation import is_quantised, stored_bytes
 from tailgate.servers.engine.runner import ModelRunner
@@ -158,14 +158,14 @@ def test_windowed_and_chunked_prompts_are_right_on_a_gpu(
     config = AutoConfig.for_model("mistral", **{**SMALL, "sliding_window": 9})
     AutoModelForCausalLM.from_config(config).save_pretrained(str(tmp_path))
     model = ModelConfig(id=str(tmp_path), device="cuda", dtype="float32")
-    runner = runner_for(ArmConfig.from_preset(preset, model=model, engine=ENGINE.replace(prefill_chunk=16)), recorder)
+    runner = runner_for(ArmConfig.from_preset(preset, model=model, engine=ENGINE.replace(step_tokens=16)), recorder)
     assert_quiet_and_greedy(runner, recorder, seed=2)
 
 
 @pytest.mark.parametrize("preset", ["compiled-padded", "compiled-bucketed", "compiled-dynamic"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_long_contexts_are_split_and_stay_quiet(preset: str, dtype: str, recorder: CompileRecorder) -> None:
-    engine = EngineConfig(slots=3, max_prompt_tokens=700, max_new_tokens=12, prefill_chunk=256)
+    engine = EngineConfig(slots=3, max_prompt_tokens=700, max_new_tokens=12, step_tokens=256)
     model = ModelConfig(device="cuda", dtype=dtype)
     runner = runner_for(ArmConfig.from_preset(preset, model=model, engine=engine), recorder)
     jobs, events = serve_long_prompts(runner, recorder)
@@ -176,7 +176,10 @@ def test_long_contexts_are_split_and_stay_quiet(preset: str, dtype: str, recorde
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 5, 8, 16, 17, 31, 32, 64])
 @pytest.mark.parametrize(("kv_heads", "groups", "head_dim"), [(8, 4, 128), (2, 7, 96), (4, 1, 256)])
-def test_the_decode_kernel_agrees_with_float64(batch: int, kv_heads: int, groups: int, head_dim: int) -> None:
+@pytest.mark.parametrize("reach", [700, 130])
+def test_the_decode_kernel_agrees_with_float64(
+    batch: int, kv_heads: int, groups: int, head_dim: int, reach: int
+) -> None:
     from tailgate.servers.engine import decode_kernel
 
     limit = 700
@@ -186,13 +189,12 @@ def test_the_decode_kernel_agrees_with_float64(batch: int, kv_heads: int, groups
     new_key, new_value = (random(batch, 1, kv_heads, head_dim).transpose(1, 2) for _ in range(2))
     keys, values = (random((batch + 1) * (limit + 1), kv_heads, head_dim) for _ in range(2))
     positions = torch.randint(0, limit, (batch,), generator=generator, device="cuda")
-    mask = torch.rand(batch, limit, generator=generator, device="cuda") > 0.3
-    mask[torch.arange(batch), positions] = True
     rows = torch.arange(batch, device="cuda")
     expected_keys, expected_values = keys.clone(), values.clone()
     expected_keys[rows * (limit + 1) + positions] = new_key[:, :, 0]
     expected_values[rows * (limit + 1) + positions] = new_value[:, :, 0]
-    seen = (torch.arange(limit, device="cuda")[None] <= positions[:, None]) & mask
+    distance = positions[:, None] - torch.arange(limit, device="cuda")
+    seen = (distance >= 0) & (distance < reach)
     whole = [
         item.unflatten(0, (batch + 1, limit + 1))[:batch, :limit].transpose(1, 2).double().repeat_interleave(groups, 1)
         for item in (expected_keys, expected_values)
@@ -200,7 +202,7 @@ def test_the_decode_kernel_agrees_with_float64(batch: int, kv_heads: int, groups
     expected = torch.nn.functional.scaled_dot_product_attention(query.double(), *whole, attn_mask=seen[:, None, None])
     for _ in range(3):  # the counters between programs must be ready again after each call
         output = decode_kernel.launch(
-            query, new_key, new_value, keys, values, positions[:, None], mask[:, None, None], limit, limit, None
+            query, new_key, new_value, keys, values, positions[:, None], limit, reach, limit, head_dim**-0.5
         )
         error = (output[:, 0].double() - expected[:, :, 0]).norm() / expected.norm()
         assert error < 5e-3
@@ -208,32 +210,38 @@ def test_the_decode_kernel_agrees_with_float64(batch: int, kv_heads: int, groups
     assert torch.equal(values, expected_values)
 
 
-@pytest.mark.parametrize(("batch", "length"), [(1, 1), (1, 256), (2, 77), (3, 16)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("kv_heads", "groups", "head_dim"), [(8, 4, 128), (2, 7, 96), (4, 1, 256)])
-def test_chunks_read_in_place_agree_with_float64(
-    batch: int, length: int, kv_heads: int, groups: int, head_dim: int
+@pytest.mark.parametrize("reach", [700, 130])
+def test_parts_of_prompts_and_decoding_rows_agree_with_float64(
+    kv_heads: int, groups: int, head_dim: int, reach: int, dtype: torch.dtype
 ) -> None:
-    limit = 700
-    generator = torch.Generator("cuda").manual_seed(length)
-    random = partial(random_values, generator=generator)
-    query = random(batch, kv_heads * groups, length, head_dim)
-    keys, values = (random(4 * (limit + 1) + length, kv_heads, head_dim) for _ in range(2))
-    rows = torch.randperm(4, generator=torch.Generator().manual_seed(length))[:batch].cuda()
-    starts = torch.randint(0, limit - length, (batch,), generator=generator, device="cuda")
-    positions = starts[:, None] + torch.arange(length, device="cuda")
-    window = Window(padding=limit)
-    window.in_place, window.context, window.memory = True, limit, (keys, values)
-    window.segments = attention.segments(positions, rows, limit)
-    output, _ = attention.grouped_attention(torch.nn.Module(), query, query, query, None, window)
-    for row, (start, place) in enumerate(zip(starts.tolist(), (rows * (limit + 1)).tolist(), strict=True)):
-        count = start + length
-        k, v = (
-            item[place : place + count].transpose(0, 1).double().repeat_interleave(groups, 0) for item in (keys, values)
+    limit, slots = 700, 9
+    decoding = [0, -1, limit - 1, *[-1] * (slots - 3)]
+    tiles, tokens = [], 3
+    for row, start, count in ((3, 0, 1), (4, 0, 129), (5, 100, 300), (6, 555, 128), (7, 0, 65), (8, 640, 59)):
+        tiles += [
+            (tokens + at - start, min(TILE, start + count - at), at, row) for at in range(start, start + count, TILE)
+        ]
+        tokens += count
+    generator = torch.Generator("cuda").manual_seed(1)
+    query = torch.randn((1, tokens + 7, kv_heads * groups, head_dim), generator=generator, device="cuda").to(dtype)
+    keys, values = (
+        torch.randn((slots * (limit + 1), kv_heads, head_dim), generator=generator, device="cuda").to(dtype)
+        for _ in range(2)
+    )
+    parts = torch.tensor([*tiles, (0, 0, 0, 0)]), torch.tensor(decoding)
+    attention.prepare(keys.device)
+    output, expected = (
+        attention.prefill_attention(*tensors, limit, reach, head_dim**-0.5)
+        for tensors in (
+            (query.transpose(1, 2), keys, values, *(part.cuda() for part in parts)),
+            (query.transpose(1, 2).double().cpu(), keys.double().cpu(), values.double().cpu(), *parts),
         )
-        mask = torch.ones(length, count, dtype=torch.bool, device="cuda").tril(start)
-        expected = torch.nn.functional.scaled_dot_product_attention(query[row].double(), k, v, attn_mask=mask)
-        error = (output[row].transpose(0, 1).double() - expected).norm() / expected.norm()
-        assert error < 5e-3
+    )
+    real = [0, 2, *range(3, tokens)]
+    error = (output.double().cpu() - expected)[:, real].norm() / expected[:, real].norm()
+    assert error < (5e-3 if dtype == torch.bfloat16 else 1e-6)
 
 
 def test_two_measurements_of_a_card_agree() -> None:
@@ -353,7 +361,7 @@ def test_a_tuning_is_one_event_for_each_key(recorder: CompileRecorder) -> None:
 def test_a_decode_kernel_that_no_warm_up_compiled_is_an_event_under_traffic(recorder: CompileRecorder) -> None:
     from tailgate.servers.engine import decode_kernel
 
-    engine = EngineConfig(slots=3, max_prompt_tokens=700, max_new_tokens=12, prefill_chunk=256)
+    engine = EngineConfig(slots=3, max_prompt_tokens=700, max_new_tokens=12, step_tokens=256)
     arm = ArmConfig.from_preset("eager", model=ModelConfig(device="cuda", dtype="bfloat16"), engine=engine)
     minimal = arm.replace(compile=arm.compile.replace(warmup="minimal"))
     decode_kernel._decode.device_caches.clear()  # other tests of this process may have made these variants

@@ -27,7 +27,7 @@ QUIET = ("eager", "eager-padded", "compiled-padded", "compiled-bucketed", "compi
 @torch.no_grad()
 def assert_as_plain(runner: EncoderRunner, every: Sequence[Sequence[Job]], least: float) -> None:
     """Assert that the vectors are those of the Hugging Face model alone, in float32."""
-    model: nn.Module = load_model(runner.arm.model.replace(attention="eager"))
+    model: nn.Module = load_model(runner.arm.model, plain=True)
     model.float()
     for texts in every:
         for text, vector in zip(texts, vectors_of(runner, texts), strict=True):
@@ -78,7 +78,7 @@ def test_an_unpadded_batch_waits_for_nothing_on_the_device(recorder: CompileReco
 
 def step_of(lengths: Sequence[int]) -> Step:
     jobs = tuple(job(length, seed=row) for row, length in enumerate(lengths))
-    return Step("encode", jobs, tuple((0, len(item.prompt)) for item in jobs))
+    return Step("encode", prompts=jobs, chunks=tuple((0, len(item.prompt)) for item in jobs))
 
 
 @pytest.mark.parametrize("preset", ["eager", "compiled-bucketed", "compiled-dynamic"])

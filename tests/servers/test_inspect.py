@@ -36,9 +36,8 @@ def inspection_of(arm: ArmConfig, shapes: str = "") -> Inspection:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("prefill 1x7", [StepShape("prefill", 1, 7, 7)]),
-        ("extend 1×4@12", [StepShape("extend", 1, 4, 12)]),
-        ("encode 4x40", [StepShape("encode", 4, 40, 40)]),
+        ("prefill 7", [StepShape("prefill", 1, 7, 7)]),
+        ("encode 4×40", [StepShape("encode", 4, 40, 40)]),
         ("decode 3 @ 50 , decode 1@2", [StepShape("decode", 3, 1, 50), StepShape("decode", 1, 1, 2)]),
     ],
 )
@@ -51,16 +50,15 @@ def test_shapes_are_read_as_they_are_written(text: str, expected: list[StepShape
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("prefill 3", ("prefill 3", "ROWSxTOKENS")),
+        ("prefill 1x3", ("prefill 1x3", "TOKENS")),
         ("decode 3x2", ("decode 3x2", "ROWS@CONTEXT")),
-        ("prefill 2x5", ("2 rows", "engine.prefill_batch", "1")),
-        ("prefill 1x41", ("41 tokens", "40")),
+        ("prefill 45", ("45 tokens", "engine.step_tokens", "44")),
         ("decode 5@9", ("5 rows", "engine.slots", "4")),
         ("decode 1@52", ("52 positions", "51")),
         ("decode 1@1", ("1 positions", "2 to 51")),
         ("encode 1x5", ('"generate"', "encode")),
-        ("prefill " + "9" * 5000 + "x1", ("is not a shape",)),
-        ("prefill ٣x1", ("is not a shape",)),
+        ("prefill " + "9" * 5000, ("is not a shape",)),
+        ("prefill ٣", ("is not a shape",)),
     ],
 )
 def test_shapes_that_the_engine_can_never_run_are_refused_in_a_short_line(text: str, words: tuple[str, ...]) -> None:
@@ -71,7 +69,7 @@ def test_shapes_that_the_engine_can_never_run_are_refused_in_a_short_line(text: 
     "engine",
     [
         EngineConfig(slots=1, max_prompt_tokens=1, max_new_tokens=1),
-        EngineConfig(slots=3, max_prompt_tokens=100, max_new_tokens=5, prefill_batch=3, prefill_chunk=7),
+        EngineConfig(slots=3, max_prompt_tokens=100, max_new_tokens=5, step_tokens=7),
     ],
 )
 def test_unplanned_shapes_can_run(engine: EngineConfig) -> None:
@@ -85,7 +83,7 @@ def test_unplanned_shapes_can_run(engine: EngineConfig) -> None:
 def naive() -> Inspection:
     """Of five shapes, its one request warmed two."""
     policy = CompileConfig(enabled=True, backend="eager", warmup="minimal")
-    shapes = "prefill 1x5, decode 1@6, prefill 1x8, decode 1@17, prefill 1x9"
+    shapes = "prefill 5, decode 1@6, prefill 8, decode 1@17, prefill 9"
     return inspection_of(ArmConfig(name="naive", compile=policy, engine=ENGINE), shapes)
 
 
@@ -99,7 +97,7 @@ def test_an_arm_warmed_with_one_request_names_the_shapes_that_will_recompile_and
     assert [graph.compile_id for graph in naive.graphs] == ["1/0", "2/0", "1/1", "2/1"]
     assert [graph.phase for graph in naive.graphs] == ["warmup", "warmup", "serving", "serving"]
     assert [graph.dynamic for graph in naive.graphs] == [False, False, True, True]
-    assert naive.graphs[2].shape == "prefill 1x8"
+    assert naive.graphs[2].shape == "prefill 8"
     assert all("steps.py" in graph.frame for graph in naive.graphs[:2])
     text = text_of(naive)
     assert all(str(visit.shape) in text for visit in naive.visits)
@@ -116,7 +114,7 @@ def test_a_failing_step_is_an_error_and_the_next_one_runs(monkeypatch: pytest.Mo
         return launch(self, step, batch_id)
 
     monkeypatch.setattr(ModelRunner, "launch", failing)
-    inspection = inspection_of(ArmConfig(engine=ENGINE), "prefill 1x9, prefill 1x8")
+    inspection = inspection_of(ArmConfig(engine=ENGINE), "prefill 9, prefill 8")
     assert [(visit.outcome, visit.reason) for visit in inspection.visits] == [
         ("fails", "RuntimeError: constraint violated"),
         ("eager as asked", ""),
@@ -144,7 +142,7 @@ def test_a_kernel_that_an_eager_warm_up_did_not_run_is_reported(monkeypatch: pyt
 
 def test_an_inspection_says_what_it_cannot_see(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "_STREAM", "torch.other")
-    met = inspection_of(ArmConfig(engine=ENGINE), "prefill 1x5")
+    met = inspection_of(ArmConfig(engine=ENGINE), "prefill 5")
     (text,) = met.blind_spots
     assert met.to_dict()["blind_spots"] == (text,)
     assert "not seen: torch" in text_of(met)

@@ -76,12 +76,12 @@ def batches(arm: ArmConfig) -> list[list[Job]]:
 
 def vectors_of(runner: EncoderRunner, texts: Sequence[Job]) -> torch.Tensor:
     """The vectors [texts, width] of texts that run as one step."""
-    step = Step("encode", tuple(texts), tuple((0, len(text.prompt)) for text in texts))
+    step = Step("encode", prompts=tuple(texts), chunks=tuple((0, len(text.prompt)) for text in texts))
     return runner.run(step, runner.shape_of(step))[0][: len(texts)].clone()
 
 
 def assert_as_plain(runner: EncoderRunner) -> None:
-    reference = load_model(runner.arm.model.replace(attention="eager"))
+    reference = load_model(runner.arm.model, plain=True)
     for texts in batches(runner.arm):
         vectors = vectors_of(runner, texts)
         assert torch.allclose(vectors.norm(dim=1), torch.ones(len(texts)), atol=1e-5)

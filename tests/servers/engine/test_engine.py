@@ -56,7 +56,7 @@ class ScriptedRunner:
             shape=StepShape(step.kind, 4, 8 if step.kind == "prefill" else 1, 8),
             tokens=[9 + job.launched for job in step.jobs],
             answers=tuple(job.prefilled == len(job.prompt) for job in step.jobs),
-            real_tokens=sum(stop - start for start, stop in step.chunks) or len(step.jobs),
+            real_tokens=len(step.decoding) + sum(stop - start for start, stop in step.chunks),
             start_ns=0,
             compiled=True,
         )
@@ -73,8 +73,8 @@ class ScriptedRunner:
 class Scripted:
     """An engine, its runner, what arrives, and the compiles that the next step meets."""
 
-    def __init__(self, *, slots: int = 2, prefill_batch: int = 2, overlaps: bool = False, eos: int = -1) -> None:
-        limits = EngineConfig(slots=slots, prefill_batch=prefill_batch)
+    def __init__(self, *, slots: int = 2, overlaps: bool = False, eos: int = -1) -> None:
+        limits = EngineConfig(slots=slots)
         self.runner = ScriptedRunner(overlaps=overlaps, eos=eos)
         self.compiles: list[CompileEvent] = []
         self.engine = Engine(Scheduler(limits), self.runner, self.drain)
@@ -146,7 +146,7 @@ def test_tokens_and_endings_come_out_in_order() -> None:
 
 
 def test_a_compile_is_charged_to_its_batch_the_queue_and_later_arrivals() -> None:
-    scripted = Scripted(slots=1, prefill_batch=1)
+    scripted = Scripted(slots=1)
     scripted.submit("trigger", recv_ns=100)
     scripted.submit("queued", recv_ns=500)
 
@@ -205,7 +205,7 @@ def test_a_compile_is_not_charged_to_an_answer_that_ended_before_it() -> None:
 
 
 def test_a_cancel_during_a_step_drops_its_token_and_frees_the_slot() -> None:
-    scripted = Scripted(slots=1, prefill_batch=1)
+    scripted = Scripted(slots=1)
     scripted.submit("a", max_tokens=50)
     scripted.step()
     scripted.submit("b")
@@ -216,7 +216,7 @@ def test_a_cancel_during_a_step_drops_its_token_and_frees_the_slot() -> None:
 
 
 def test_an_expired_request_frees_its_slot_before_the_next_step() -> None:
-    scripted = Scripted(slots=1, prefill_batch=1)
+    scripted = Scripted(slots=1)
     scripted.submit("a", "queued", max_tokens=50, deadline_ns=1000)
     scripted.step()
     assert scripted.engine.expire(999) == []
@@ -241,7 +241,7 @@ def error(kind: str, message: str = "full") -> Exception:
 )
 @pytest.mark.parametrize("when", ["during", "collecting"])
 def test_a_failing_step_ends_its_requests_and_the_engine_continues(kind: str, status: str, when: str) -> None:
-    scripted = Scripted(slots=1, prefill_batch=1, overlaps=when == "collecting")
+    scripted = Scripted(slots=1, overlaps=when == "collecting")
     scripted.submit("a", "b")
     scripted.fail(error(kind, "first line\nmore"), when)
     assert scripted.endings() == [("a", status, f"{kind}: first line"), ("b", "OK", "length")]

@@ -6,8 +6,7 @@ import pytest
 import torch
 from transformers.integrations.sdpa_attention import repeat_kv
 
-from tailgate.servers.engine import attention
-from tailgate.servers.engine.attention import grouped_attention
+from tailgate.servers.engine.attention import grouped_attention, prefill_attention
 from tailgate.servers.engine.kv_cache import SlotCache
 
 
@@ -31,17 +30,26 @@ def test_packed_heads_give_what_repeated_keys_give(length: int, mask_heads: int)
         torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_padding_row_reads_nothing_beyond_the_memory() -> None:
-    positions = torch.full((2, 4), 20)
-    positions[0] = torch.arange(16, 20)
-    queries, keys, seen = attention.segments(positions, torch.tensor([2, 2]), 20)
-    assert (queries.tolist(), keys.tolist(), seen.tolist()) == ([0, 4, 8], [42, 42, 42], [20, 4])
+@pytest.mark.parametrize("reach", [5, 100])
+def test_the_parts_of_a_step_see_their_own_rows_up_to_themselves(reach: int) -> None:
+    generator = torch.Generator().manual_seed(reach)
+    padding, tokens = 20, 9
+    query = torch.randn(1, 4, tokens, 16, generator=generator)
+    keys, values = (torch.randn(3 * (padding + 1), 2, 16, generator=generator) for _ in range(2))
+    # row 1 decodes position 7, row 2 begins a prompt, row 0 goes on with one; the first and last token are padding
+    tiles = torch.tensor([(2, 3, 0, 2), (5, 3, 12, 0), (0, 0, 0, 0)])
+    output = prefill_attention(query, keys, values, tiles, torch.tensor([-1, 7, -1]), padding, reach, 0.25)
+    for token, row, position in ((1, 1, 7), (2, 2, 0), (3, 2, 1), (4, 2, 2), (5, 0, 12), (6, 0, 13), (7, 0, 14)):
+        seen = slice(row * (padding + 1) + max(0, position - reach + 1), row * (padding + 1) + position + 1)
+        k, v = (memory[seen].transpose(0, 1).repeat_interleave(2, 0) for memory in (keys, values))
+        expected = torch.nn.functional.scaled_dot_product_attention(query[0, :, token : token + 1], k, v, scale=0.25)
+        torch.testing.assert_close(output[0, token], expected[:, 0])
 
 
 def test_a_moved_row_is_copied_in_every_layer() -> None:
     cache = SlotCache(layers=2, slots=3, max_length=6)
     window = cache.window
-    window.rows, window.index, window.context, window.reads = torch.tensor([2]), torch.tensor([2 * 7 + 1]), 4, "rows"
+    window.index, window.context = torch.tensor([2 * 7 + 1]), 4
     states = torch.full((1, 2, 1, 5), 3.0)
     for view in cache.views():
         view.update(states, -states, 0)

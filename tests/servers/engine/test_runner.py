@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tailgate.servers.compiler.recorder import CompileRecorder
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
-from tailgate.servers.engine import attention, step_runner
+from tailgate.servers.engine import step_runner
 from tailgate.servers.engine.model import load_model
 from tailgate.servers.engine.quantisation import is_quantised, quantise
 from tailgate.servers.engine.runner import ModelRunner
@@ -23,7 +23,6 @@ from tailgate.servers.engine.scheduler import Job, Scheduler, Step
 from tailgate.servers.engine.shapes import StepShape
 from tailgate.servers.engine.step_runner import filling_step
 from tailgate.servers.front.service import first_request
-from tests.fakes.kernels import varlen_flash
 from tests.servers.compiler.test_recorder import reset_compiler
 from tests.servers.test_config import refusal
 
@@ -113,30 +112,17 @@ def compiling(**settings: Any) -> CompileConfig:
     return CompileConfig(enabled=True, dynamic=False, backend="eager", **settings)
 
 
-@pytest.mark.parametrize(
-    "engine",
-    [
-        {"prefill_batch": 1},
-        {"prefill_batch": 3},
-        {"prefill_chunk": 7, "prefill_batch": 2},
-        {"prefill_chunk": 16, "in_place": True},
-    ],
-)
+@pytest.mark.parametrize("step_tokens", [0, 16])
 @pytest.mark.parametrize("preset", ["eager", "eager-padded"])
-def test_eager_arms_decode_exactly_like_generate(
-    preset: str, engine: dict[str, int], recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = dict(engine)
-    if settings.pop("in_place", False):
-        monkeypatch.setattr(attention, "flash", varlen_flash)
-        monkeypatch.setattr(attention, "reads_in_place", lambda model: True)
-    assert_answers_like_generate(ArmConfig.from_preset(preset, engine=ENGINE.replace(**settings)), recorder, seed=7)
+def test_eager_arms_decode_exactly_like_generate(preset: str, step_tokens: int, recorder: CompileRecorder) -> None:
+    arm = ArmConfig.from_preset(preset, engine=ENGINE.replace(step_tokens=step_tokens))
+    assert_answers_like_generate(arm, recorder, seed=7)
     assert recorder.drain() == []
 
 
 def test_buckets_may_be_larger_than_anything_that_comes(recorder: CompileRecorder) -> None:
     shapes = ShapeConfig(kind="buckets", batch_ladder=(8,), length_ladder=(64,), context_ladder=(96,))
-    arm = ArmConfig(name="roomy", shapes=shapes, engine=ENGINE.replace(prefill_chunk=20))
+    arm = ArmConfig(name="roomy", shapes=shapes, engine=ENGINE.replace(step_tokens=20))
     assert_answers_like_generate(arm, recorder, seed=3, count=6)
 
 
@@ -183,8 +169,7 @@ def assert_answers_for_one_position_a_row(
         return model
 
     monkeypatch.setattr(step_runner, "load_model", watched)
-    engine = ENGINE.replace(prefill_batch=3, prefill_chunk=16)
-    arm = ArmConfig.from_preset(preset, engine=engine, model=ModelConfig(id=str(folder), dtype="float32"))
+    arm = ArmConfig.from_preset(preset, engine=ENGINE, model=ModelConfig(id=str(folder), dtype="float32"))
     others = {"backend": "eager", "mode": "default", "options": {}, "join_projections": False}
     policy = arm.compile.replace(**others) if arm.compile.enabled else arm.compile
     runner = runner_for(arm.replace(compile=policy), recorder)
@@ -192,9 +177,9 @@ def assert_answers_for_one_position_a_row(
     jobs = [job for job in jobs_for(runner.vocab_size, seed=5) if len(job.prompt) <= 16][:3]
     for row, job in enumerate(jobs):
         job.row = row
-    step = Step("prefill", tuple(jobs), tuple((0, len(job.prompt)) for job in jobs))
+    step = Step("prefill", (), tuple(jobs), tuple((0, len(job.prompt)) for job in jobs))
     logits, greedy = runner.run(step, runner.shape_of(step))
-    assert computed == ({1} if head == "found" else set())
+    assert computed == ({1, ENGINE.slots} if head == "found" else set())
     assert recorder.drain() == []
     expected = torch.stack([runner.model(torch.tensor([job.prompt])).logits[0, -1] for job in jobs])
     torch.testing.assert_close(logits[: len(jobs)], expected)
@@ -293,7 +278,7 @@ def test_a_step_whose_bounds_were_not_promised_may_compile_and_is_not_ready(reco
     policy = CompileConfig(enabled=True, mark_dynamic=True, warmup="shapes", backend="eager")
     runner = ModelRunner(ArmConfig(name="marked", model=PLAIN, engine=ENGINE, compile=policy), recorder)
     runner.load()
-    step = filling_step(StepShape("decode", 2, 1, 9), runner.vocab_size)
+    step = filling_step(StepShape("decode", 2, 1, 9), runner.arm, runner.vocab_size)
     assert runner.is_ready(step)
     runner._unpromised.add("decode")
     assert not runner.is_ready(step)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailgate.servers.config import EngineConfig
-from tailgate.servers.engine.scheduler import Batcher, Job, Scheduler
+from tailgate.servers.engine.scheduler import MOST_PROMPTS, Batcher, Job, Scheduler
 
 MS = 1_000_000
 
@@ -35,18 +35,23 @@ def run_step(scheduler: Scheduler) -> tuple[str, str]:
     return step.kind, "".join(item.request_id for item in step.jobs)
 
 
-def test_prefill_and_decode_alternate_while_prompts_wait() -> None:
-    jobs = [job(name, max_tokens=9) for name in "abc"]
-    scheduler = scheduler_with(*jobs, slots=4)
-    kinds = [run_step(scheduler) for _ in range(5)]
-    assert kinds == [("prefill", "a"), ("decode", "a"), ("prefill", "b"), ("decode", "ab"), ("prefill", "c")]
+def test_prompts_share_a_step_with_every_running_answer() -> None:
+    scheduler = scheduler_with(*(job(name, max_tokens=9) for name in "abcde"), slots=4, step_tokens=8)
+    steps = [run_step(scheduler) for _ in range(3)]
+    assert steps == [("prefill", "abc"), ("prefill", "abcd"), ("decode", "abcd")]
+    assert [item.request_id for item in scheduler if item.row < 0] == ["e"]
 
 
-def test_a_prefill_batch_takes_up_to_its_size_and_the_free_rows() -> None:
-    scheduler = scheduler_with(*(job(name, max_tokens=9) for name in "abcde"), slots=3, prefill_batch=2)
-    steps = [run_step(scheduler) for _ in range(5)]
-    assert steps == [("prefill", "ab"), ("decode", "ab"), ("prefill", "c"), ("decode", "abc"), ("decode", "abc")]
-    assert len([item for item in scheduler if item.row < 0]) == 2
+def test_a_step_holds_its_limit_of_tokens_and_of_prompts() -> None:
+    scheduler = scheduler_with(*(job(str(number), prompt=1, max_tokens=2) for number in range(90)), slots=90)
+    first, second = scheduler.next_step(), scheduler.next_step()
+    assert first is not None
+    assert second is not None
+    assert (len(first.prompts), len(second.prompts), len(second.decoding)) == (MOST_PROMPTS, MOST_PROMPTS, MOST_PROMPTS)
+    crowded = scheduler_with(*(job(name, prompt=9, max_tokens=9) for name in "abcd"), slots=4, step_tokens=5)
+    while (step := crowded.next_step()) is not None:
+        assert step.decoding_rows + sum(stop - start for start, stop in step.chunks) <= 5
+        assert {item.row for item in step.decoding} <= set(range(step.decoding_rows))
 
 
 def test_deadlines_cover_queued_and_active_requests() -> None:
@@ -59,32 +64,26 @@ def test_deadlines_cover_queued_and_active_requests() -> None:
 
 def test_chunks_of_a_prompt_come_before_the_next_prompt_and_no_token_beyond_its_length() -> None:
     long, short = job("long", prompt=10), job("short", prompt=2, max_tokens=2)
-    scheduler = scheduler_with(long, short, slots=3, prefill_chunk=4)
-    steps = [scheduler.next_step() for _ in range(4)]
-    assert [(step.kind, step.chunks) for step in steps if step] == [
-        ("prefill", ((0, 4),)),
-        ("extend", ((4, 8),)),
-        ("extend", ((8, 10),)),
-        ("decode", ()),
+    scheduler = scheduler_with(long, short, slots=3, step_tokens=4)
+    steps = [step for _ in range(5) if (step := scheduler.next_step())]
+    assert [(step.kind, [item.request_id for item in step.jobs], step.chunks) for step in steps] == [
+        ("prefill", ["long"], ((0, 4),)),
+        ("prefill", ["long"], ((4, 8),)),
+        ("prefill", ["long", "short"], ((8, 10), (0, 2))),  # before its tokens arrive
+        ("decode", ["long", "short"], ()),
+        ("decode", ["long"], ()),
     ]
-    scheduler.release("long")
-    # before its tokens arrive
-    assert [step.kind for _ in range(4) if (step := scheduler.next_step())] == ["prefill", "decode"]
     assert (short.launched, short.output) == (2, [])
 
 
 @settings(max_examples=60)
 @given(
     slots=st.integers(1, 5),
-    prefill_batch=st.integers(1, 3),
-    chunk=st.integers(0, 3),
+    most=st.integers(1, 5),
     actions=st.lists(st.one_of(st.integers(1, 6), st.just("step"), st.just("cancel")), max_size=60),
 )
-def test_rows_stay_dense_and_requests_get_their_tokens(
-    slots: int, prefill_batch: int, chunk: int, actions: list[object]
-) -> None:
-    batch = min(prefill_batch, slots)
-    scheduler = scheduler_with(slots=slots, max_queue=100, prefill_batch=batch, prefill_chunk=chunk)
+def test_rows_stay_dense_and_requests_get_their_tokens(slots: int, most: int, actions: list[object]) -> None:
+    scheduler = scheduler_with(slots=slots, max_queue=100, step_tokens=slots + most)
     requested: dict[str, int] = {}
     got: dict[str, int] = {}
     cache: dict[int, str] = {}
@@ -100,11 +99,11 @@ def test_rows_stay_dense_and_requests_get_their_tokens(
             return False
         assert [item.row for item in active(scheduler)] == list(range(len(active(scheduler))))
         for item in work.jobs:
-            if work.kind == "prefill":
+            if item in work.prompts:
                 cache[item.row] = item.request_id
             assert cache[item.row] == item.request_id
         for item in work.jobs:
-            if work.kind != "decode" and item.prefilled < len(item.prompt):
+            if item.prefilled < len(item.prompt):
                 continue
             got[item.request_id] = got.get(item.request_id, 0) + 1
             if scheduler.record(item, 1):

@@ -180,7 +180,7 @@ def embed_together(replica: Replica, texts: tuple[str, ...]) -> list[inference_p
 @torch.no_grad()
 def assert_as_plain(texts: tuple[str, ...], answers: list[inference_pb2.EmbedResponse]) -> None:
     """The vectors are those of the Hugging Face model alone."""
-    model = load_model(ENCODER.replace(attention="eager"))
+    model = load_model(ENCODER, plain=True)
     for text, answer in zip(texts, answers, strict=True):
         ids = encode_bytes(text)
         assert answer.tokens == len(ids)
