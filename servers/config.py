@@ -202,7 +202,7 @@ class ShapeConfig(Settings):
     `engine.slots`."""
     length_ladder: Ladder = ()
     """Buckets for the tokens of a step that reads prompts, rising to at least `engine.step_tokens`; of an encoder, for
-    the tokens of a text. With `buckets` only. Default: 32, 64 … the most."""
+    the tokens of a text. With `buckets` only. Default: 32, 64, 96, 128, 160 … the most, four in each doubling."""
     context_ladder: Ladder = ()
     """Buckets for the positions that a step attends to, rising to at least `engine.max_prompt_tokens` +
     `engine.max_new_tokens`. With `buckets` only. Default: one bucket."""
@@ -322,7 +322,11 @@ class ArmConfig(Settings):
             )
         for key, limit, limited_by in (
             ("batch_ladder", engine.slots, "engine.slots"),
-            ("length_ladder", self.longest_step, "the longest step"),
+            (
+                "length_ladder",
+                self.longest_step,
+                f"engine.{'max_prompt_tokens' if self.model.embeds else 'step_tokens'}",
+            ),
             ("context_ladder", engine.max_length, "max_prompt_tokens + max_new_tokens"),
         ):
             ladder = getattr(shapes, key)
@@ -378,8 +382,13 @@ def doubling(first: int, last: int) -> tuple[int, ...]:
 
 
 def default_lengths(longest: int) -> tuple[int, ...]:
-    """Return the length ladder of an arm that names none, for steps of up to `longest` tokens."""
-    return doubling(_SHORTEST_BUCKET, longest)
+    """Return the length ladder of an arm that names none, for steps of up to `longest` tokens: from 128 on there are
+    four buckets between two powers of two, so that at most a fifth of a step is padding."""
+    steps, step = [], _SHORTEST_BUCKET
+    while step < longest:
+        steps.append(step)
+        step += max(_SHORTEST_BUCKET, (1 << step.bit_length() - 1) // 4)
+    return (*steps, longest)
 
 
 def prefill_lengths(arm: ArmConfig) -> tuple[int, ...]:
@@ -408,14 +417,13 @@ PRESET_POLICIES: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] 
         {"kind": "pad"},
         {"enabled": True, "mode": "reduce-overhead", "dynamic": False, "fullgraph": True},
     ),
-    # One repeated block is compiled instead of the whole model: a ladder of shapes is a ladder of graphs, and a block's
-    # graph serves every layer.
+    # One repeated block is compiled instead of the whole model, for the largest bucket and once for all others: a ladder
+    # of shapes is a ladder of CUDA graphs, and not of compiles.
     "compiled-bucketed": (
         "Every size rounds up to a bucket, and each bucket has a CUDA graph. Never compiles under traffic.",
         {"kind": "buckets"},
         {
             "enabled": True,
-            "dynamic": False,
             "fullgraph": True,
             "regional": True,
             "capture": True,

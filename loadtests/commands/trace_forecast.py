@@ -19,7 +19,7 @@ BUCKETS = 8  # of the best ladder
 def forecast(trace: Trace, max_prompt_tokens: int = 0) -> dict[str, Any]:
     """Return the lengths of a trace, and how much ladders of buckets pad them, as plain values. Raises ConfigError.
 
-    Each prompt is a prefill of its own. Longer ones than `max_prompt_tokens` are left out (0: none is).
+    Each prompt is alone in its step. Longer ones than `max_prompt_tokens` are left out (0: none is).
     """
     lengths = trace.input_tokens.astype(np.int64)
     limit = max_prompt_tokens or int(lengths.max())
@@ -31,7 +31,7 @@ def forecast(trace: Trace, max_prompt_tokens: int = 0) -> dict[str, Any]:
         )
     p50, p90, p99 = np.quantile(kept, (0.5, 0.9, 0.99))
     best = best_ladder(kept, BUCKETS, limit)
-    ladders = {"one length": (limit,), "powers of two": default_lengths(limit), f"best {BUCKETS}": best}
+    ladders = {"one length": (limit,), "default": default_lengths(limit), f"best {BUCKETS}": best}
     return {
         "account": trace.account,
         "requests": len(kept),

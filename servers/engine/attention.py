@@ -129,11 +129,12 @@ def attend(
         end = position + count
         start = max(0, position - reach + 1)
         at = row * (padding + 1)
-        seen = [memory[at + start : at + end].transpose(0, 1)[None] for memory in (keys, values)]
+        key, value = (memory[at + start : at + end].transpose(0, 1)[None] for memory in (keys, values))
         distance = torch.arange(position, end)[:, None] - torch.arange(start, end)
         output[:, token : token + count] = nn.functional.scaled_dot_product_attention(
             query[:, :, token : token + count],
-            *seen,
+            key,
+            value,
             attn_mask=(distance >= 0) & (distance < reach),
             scale=scale,
             enable_gqa=True,

@@ -259,6 +259,7 @@ def _unfinished(step: Step | None) -> Step | None:
         return None
     decoding = tuple(job for job in step.decoding if job.row >= 0)
     held = [index for index, job in enumerate(step.prompts) if job.row >= 0]
-    prompts, chunks = (tuple(items[index] for index in held) for items in (step.prompts, step.chunks))
+    prompts = tuple(step.prompts[index] for index in held)
+    chunks = tuple(step.chunks[index] for index in held)
     kind: Kind = "decode" if step.kind == "prefill" and not prompts else step.kind
     return Step(kind, decoding, prompts, chunks) if decoding or prompts else None

@@ -118,11 +118,13 @@ class Buckets:
         return True
 
     def planned(self) -> Iterator[StepShape]:
+        # from large to small: the second size of a dimension makes a graph for all others, tuned for this size
+        lengths, batches = self.lengths[::-1], self.batches[::-1]
         if not self.contexts:
-            yield from (_encode(batch, length) for length, batch in product(self.lengths, self.batches))
+            yield from (_encode(batch, length) for length, batch in product(lengths, batches))
             return
-        yield from (_prefill(length) for length in self.lengths)
-        for context, batch in product(self.contexts, self.batches):
+        yield from (_prefill(length) for length in lengths)
+        for context, batch in product(self.contexts[::-1], batches):
             yield StepShape("decode", batch, 1, context)
 
 

@@ -30,7 +30,7 @@ def test_a_ladder_pads_each_prompt_to_its_bucket(trace: Trace) -> None:
     assert found["distinct"] == 6
     padded = {row["name"]: row["padded_over_true"] for row in found["ladders"]}
     assert padded["one length"] == pytest.approx(10 * 300 / sum(LENGTHS))
-    assert padded["best 8"] == 1.0 < padded["powers of two"]
+    assert padded["best 8"] == 1.0 < padded["default"]
 
 
 @pytest.mark.parametrize("buckets", [1, 2, 3, 9])

@@ -85,7 +85,7 @@ def test_each_kind_of_policy_pads_as_its_name_says() -> None:
     padded_texts = text_shapes(ShapeConfig(kind="pad"), TEXTS)
     assert list(padded_texts.planned()) == [StepShape("encode", 6, 100, 100)] == [padded_texts.encode(1, 1)]
     buckets = text_shapes(ShapeConfig(kind="buckets"), TEXTS)
-    sizes = {(batch, length) for batch in (1, 2, 4, 6) for length in (32, 64, 100)}
+    sizes = {(batch, length) for batch in (1, 2, 4, 6) for length in (32, 64, 96, 100)}
     assert sorted((shape.batch, shape.length) for shape in buckets.planned()) == sorted(sizes)
     assert buckets.encode(3, 33) == StepShape("encode", 4, 64, 64)
 
@@ -173,7 +173,9 @@ def test_the_first_request_of_a_replica_meets_shapes_that_were_warmed(preset: st
 
 
 def test_ladders_double_and_rise() -> None:
-    assert [doubling(32, 100), doubling(32, 8), doubling(1, 1)] == [(32, 64, 100), (8,), (1,)]
+    assert [doubling(1, 6), doubling(2, 1), doubling(1, 1)] == [(1, 2, 4, 6), (1,), (1,)]
+    assert default_lengths(300) == (32, 64, 96, 128, 160, 192, 224, 256, 300)
+    assert default_lengths(600)[-4:] == (384, 448, 512, 600)
     for longest in (2, 32, 100, 4096):
         arm = ArmConfig.from_preset("compiled-bucketed", engine=EngineConfig(max_prompt_tokens=longest))
         assert default_lengths(longest + 8) == prefill_lengths(arm)
