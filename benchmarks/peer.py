@@ -12,7 +12,6 @@ stdout is one JSON object.
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import tempfile
 import time
@@ -25,7 +24,7 @@ import numpy as np
 if not __package__:  # as a script: the repository is importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.command import Ledger, count, end_in_order, finish, parser_of, several, spread
+from benchmarks.command import Ledger, count, end_in_order, parser_of, several, spread
 from tailgate.loadtests.traffic.lengths import FITS
 from tailgate.servers.presets import RANDOM_PRESETS
 
@@ -187,9 +186,8 @@ def measure(bench: Bench, chats: Sequence[int]) -> None:
         bench.chat(concurrency)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
     parser = parser_of("peer.py", __doc__, repeats=3)
     parser.add_argument("--engine", choices=["tailgate", "vllm"], default="tailgate")
     parser.add_argument("--model", default="llama-3-8b", choices=RANDOM_PRESETS, help="shape (default %(default)s)")
@@ -207,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _measure_vllm(options, ledger, begin, Path(scratch))
         else:
             _measure_tailgate(options, ledger, begin, scratch)
-    return finish(ledger.result("peer", about={"command": shlex.join(["python", "benchmarks/peer.py", *arguments])}))
+    return ledger.finish("peer", arguments)
 
 
 def _measure_tailgate(options: Any, ledger: Ledger, begin: float, scratch: str) -> None:
@@ -256,4 +254,4 @@ def _measure_vllm(options: Any, ledger: Ledger, begin: float, scratch: Path) -> 
 
 if __name__ == "__main__":
     end_in_order()
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
