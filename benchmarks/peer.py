@@ -177,12 +177,14 @@ def write_model(folder: Path, name: str) -> int:
     return int(config["vocab_size"])
 
 
-def measure(bench: Bench, chats: Sequence[int]) -> None:
-    """Measure everything."""
+def measure(peer: Peer, ledger: Ledger, options: Any, *, begin: float, vocabulary: int) -> None:
+    """Measure everything of a peer that was started at `begin` and is ready now."""
+    ledger.add("start", seconds=time.monotonic() - begin)
+    bench = Bench(peer, ledger, repeats=options.repeats, seed=options.seed, vocabulary=vocabulary)
     for batch in (1, 32):
         bench.decode(batch)
     bench.mixed()
-    for concurrency in chats:
+    for concurrency in options.chat:
         bench.chat(concurrency)
 
 
@@ -224,10 +226,8 @@ def _measure_tailgate(options: Any, ledger: Ledger, begin: float, scratch: str) 
     from tailgate.servers.engine.in_process import warm_runner
 
     with warm_runner(arm, lambda *at: ledger.note("warm-up {} of {}: {}".format(*at))) as runner:
-        ledger.add("start", seconds=time.monotonic() - begin)
         vocabulary = int(RANDOM_PRESETS[options.model]["vocab_size"])
-        bench = Bench(Tailgate(runner), ledger, repeats=options.repeats, seed=options.seed, vocabulary=vocabulary)
-        measure(bench, options.chat)
+        measure(Tailgate(runner), ledger, options, begin=begin, vocabulary=vocabulary)
 
 
 def _measure_vllm(options: Any, ledger: Ledger, begin: float, scratch: Path) -> None:
@@ -247,9 +247,7 @@ def _measure_vllm(options: Any, ledger: Ledger, begin: float, scratch: Path) -> 
         enable_prefix_caching=False,
         disable_log_stats=True,
     )
-    ledger.add("start", seconds=time.monotonic() - begin)
-    bench = Bench(Vllm(llm.llm_engine), ledger, repeats=options.repeats, seed=options.seed, vocabulary=vocabulary)
-    measure(bench, options.chat)
+    measure(Vllm(llm.llm_engine), ledger, options, begin=begin, vocabulary=vocabulary)
 
 
 if __name__ == "__main__":

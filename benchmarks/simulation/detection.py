@@ -113,17 +113,17 @@ def detection_table(table: Table) -> None:
 
 def share_seen(runs: Sequence[Detected]) -> float:
     """Return the share of compiles that show as a stall of the arm."""
-    return sum(run.seen for run in runs) / max(1, sum(run.compiles for run in runs))
+    return sum(run.seen for run in runs) / sum(run.compiles for run in runs)
 
 
 def opened(runs: Sequence[Detected]) -> float:
     """Return the share of runs in which a stall leaves the gates on compiles open."""
-    return sum(run.suspected for run in runs) / max(1, len(runs))
+    return sum(run.suspected for run in runs) / len(runs)
 
 
 def passed(runs: Sequence[Detected]) -> float:
     """Return the share of runs that pass a limit of no compile at all."""
-    return sum(run.passes for run in runs) / max(1, len(runs))
+    return sum(run.passes for run in runs) / len(runs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
