@@ -66,16 +66,8 @@ def child(
     """Run a process on `core`, with this one's clock and packages, until the block ends."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": path, **anchored_environment()}
-    parse = json.loads if speaks else None
-    started = Child(
-        name,
-        command,
-        log_path=folder / f"{name}.log",
-        environment=environment,
-        folder=folder,
-        commands=speaks,
-        parse=parse,
-    )
+    common: dict[str, Any] = {"log_path": folder / f"{name}.log", "environment": environment, "folder": folder}
+    started = Child(name, command, commands=speaks, parse=json.loads if speaks else None, **common)
     try:
         if core is not None:
             os.sched_setaffinity(started.pid, {core})
