@@ -152,17 +152,16 @@ def _make_run(directory: Path, run: FakeRun) -> None:
 
 
 def _experiment(run: FakeRun) -> str:
-    lines = [f'name = "{run.name}"', f"seed = {run.seed}", f"compare_models = {str(run.compare_models).lower()}", ""]
-    for position, arm in enumerate(run.arms):
-        lines += ["[[arms]]", f'name = "{arm.name}"', f"control = {str(position == 0).lower()}", ""]
-        for part, settings in arm.config.items():
-            lines += [f"[arms.{part}]", tomli_w.dumps(settings)] if isinstance(settings, Mapping) else []
-    lines += ["[traffic]", f'design = "{run.design}"', "timeout_s = 60"]
-    lines += [f"ignore_eos = {str(run.ignore_eos).lower()}", ""]
-    tables: dict[str, Any] = {"model": {"task": run.task}} if run.task != "generate" else {}
-    tables |= {"trials": {"count": run.trials}, "gates": dict(run.gates), "slo": dict(run.slo)}
-    tables["parity"] = dict(run.parity)
-    return "\n".join(lines) + "\n" + tomli_w.dumps(tables)
+    arms = [
+        {"name": arm.name, "control": not position}
+        | {part: dict(settings) for part, settings in arm.config.items() if isinstance(settings, Mapping)}
+        for position, arm in enumerate(run.arms)
+    ]
+    table = {"name": run.name, "seed": run.seed, "compare_models": run.compare_models, "arms": arms}
+    table["traffic"] = {"design": run.design, "timeout_s": 60, "ignore_eos": run.ignore_eos}
+    table["model"] = {"task": run.task} if run.task != "generate" else {}
+    table |= {"trials": {"count": run.trials}, "gates": dict(run.gates), "slo": dict(run.slo)}
+    return tomli_w.dumps({**table, "parity": dict(run.parity)})
 
 
 def _correlated(rng: np.random.Generator, count: int, spread: float, rho: float) -> np.ndarray[Any, Any]:
