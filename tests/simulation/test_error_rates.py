@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 
 from benchmarks.simulation import kinds
-from benchmarks.simulation.frontiers import BUDGET, EQUAL, FIFTHS, KINDS, inside, promise, search
+from benchmarks.simulation.frontiers import BUDGET, EQUAL, FIFTHS, KINDS, inside, promise
 from benchmarks.simulation.greedy import Server
 from benchmarks.simulation.machines import verdicts
 from benchmarks.simulation.promises import outcome
@@ -233,10 +233,3 @@ def test_the_arm_that_holds_a_fifth_more_is_named(name: str) -> None:
     assert false <= most(0.08, RUNS)
     assert named >= least(0.8, RUNS)
     assert spent <= 1.0
-
-
-def test_time_goes_to_the_arms_that_the_answer_lies_between() -> None:
-    knees = {"eager": 4.0, "padded": 5.0, "dynamic": 20.0, "bucketed": 22.0}
-    outcome = search(knees, KINDS["steady"], 1, budget=replace(BUDGET, total_s=100 * 60.0))
-    assert outcome.starts["padded"] < min(outcome.starts["dynamic"], outcome.starts["bucketed"])
-    assert "padded" in {item.arm for item in outcome.left}
