@@ -18,7 +18,7 @@ _CONTROL = "eager"  # the control's name in every plan
 _MODULES = {
     "-m tailgate.loadtests.monitor": "watcher",
     "-m tailgate.loadtests.commands.main worker": "remote worker",
-    "tests.faults.plan": "server",
+    "tests.fakes.http_servers": "server",
 }
 
 
