@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,15 +29,6 @@ _RETRY_S = 0.5
 _LOST_S = 1.2  # longer than a retry: a connection may be lost without a death
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restart:
-    """A replica that served from `before_ns` on serves anew from `serving_ns` on: it is another process."""
-
-    replica: str
-    before_ns: int
-    serving_ns: int
-
-
 @dataclass(slots=True)
 class _Follower:
     """One replica's stream of telemetry, and what has been taken from it."""
@@ -52,7 +42,6 @@ class _Follower:
     last_step_ns: int = -1  # the end of it
     last_memory_ns: int = 0
     cut_short: UnderWay | None = None  # under way when the stream broke off
-    serving_ns: int = 0  # since when it serves, by its own word
     lost_s: float | None = None  # since when its telemetry is broken off, on the monotonic clock
 
 
@@ -76,8 +65,7 @@ class Collector:
         self._stopping = threading.Event()
         self._taken = 0
         self.failure: str | None = None
-        self.serving_ns: dict[str, int] = {}
-        self._restarts: queue.SimpleQueue[Restart] = queue.SimpleQueue()
+        self.served_since_ns: dict[str, list[int]] = {}  # of each replica, by its own word; a second one is a restart
         self.served_compiles: list[ServedCompile] = []  # while serving, in the order of their reports
         self._threads = [threading.Thread(target=self._flush_until_stopped, name="collector", daemon=True)]
         self._threads[0].start()
@@ -124,11 +112,6 @@ class Collector:
         before_s = time.monotonic() - _LOST_S
         followers = self._followers.items()
         return frozenset(name for name, item in followers if item.lost_s is not None and item.lost_s < before_s)
-
-    def new_restarts(self) -> Iterator[Restart]:
-        """Yield every restart since the last call."""
-        while not self._restarts.empty():
-            yield self._restarts.get()
 
     def settle(self, *, quiet_s: float = 0.5, timeout_s: float = 5.0) -> None:
         """Wait until nothing new came for `quiet_s`, or `timeout_s` have passed."""
@@ -219,12 +202,11 @@ class Collector:
             self._rows[table].append(row)
 
     def _take_progress(self, follower: _Follower, progress: telemetry_pb2.Progress) -> None:
-        state, at_ns, before_ns = follower.state, progress.at_ns, follower.serving_ns
+        state = follower.state
         if progress.stage == "serving":
-            self.serving_ns.setdefault(follower.replica, at_ns)
-            if 0 < before_ns < at_ns:
-                self._restarts.put(Restart(replica=follower.replica, before_ns=before_ns, serving_ns=at_ns))
-            follower.serving_ns = at_ns
+            since_ns = self.served_since_ns.setdefault(follower.replica, [])
+            if not since_ns or progress.at_ns > since_ns[-1]:
+                since_ns.append(progress.at_ns)
         if state.stage != "dead":
             state.stage, state.detail = progress.stage, progress.detail
             state.done, state.total = progress.done, progress.total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from tailgate.loadtests.external.client_security import bearer_token
 from tailgate.loadtests.trials.channels import check_alike, configuration, final_account, start_up
@@ -130,11 +131,11 @@ class UsersTrial:
             status.replicas[replica].stage = "ready"
             status.note(f"{replica} answers again")
         self._lost = lost
-        for restart in self.collector.new_restarts():
-            known = (row["at_ns"] for row in facts.deaths if row["replica"] == restart.replica)
-            if max(known, default=0) <= restart.before_ns:
-                self._record_death(restart.replica, restart.serving_ns)
-                status.note(f"{restart.replica} was restarted")
+        for replica, since_ns in list(self.collector.served_since_ns.items()):
+            for before_ns, anew_ns in pairwise(since_ns):
+                if not any(row["replica"] == replica and row["at_ns"] > before_ns for row in facts.deaths):
+                    self._record_death(replica, anew_ns)
+                    status.note(f"{replica} was restarted")
 
     def _record_death(self, replica: str, at_ns: int) -> None:
         death = {"arm": self._arms[replica], "replica": replica, "at_ns": at_ns, "exit_code": None}
