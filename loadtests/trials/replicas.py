@@ -187,12 +187,9 @@ class Replicas:
             if code is None or replica.dead:
                 continue
             replica.dead = True
-            at_ns = now_ns()
+            trial, child, at_ns = self._trial, replica.child, now_ns()
             death = {"arm": replica.arm.name, "replica": replica.name, "at_ns": at_ns, "exit_code": code}
-            trial, child = self._trial, replica.child
-            if (compiling := self._collector.last_compiling(replica.name)) is not None:
-                death["compiling"] = compiling.facts(at_ns)
-            trial.facts.deaths.append(death)
+            trial.facts.deaths.append(death | self._collector.unfinished(replica.name, at_ns))
             trial.write_facts()
             trial.status.replicas[replica.name].stage = "dead"
             trial.status.note(f"{replica.name} died ({describe_exit(code)}): {child.log_tail(1)}: see {child.log_path}")
@@ -220,9 +217,7 @@ class Replicas:
             if replica.child.poll() is not None or replica.channel is None or not is_serving(replica.channel):
                 continue
             if (snapshot := self._collector.snapshot(name, timeout_s=2.0)) is not None:
-                final[name] = final_account(snapshot)
-                if (compiling := self._collector.last_compiling(name)) is not None:
-                    final[name]["compiling"] = compiling.facts(now_ns())
+                final[name] = final_account(snapshot) | self._collector.unfinished(name, now_ns())
         return final
 
     def stop(self) -> None:

@@ -97,13 +97,18 @@ def harmed(trial: Steered) -> Mapping[str, str]:
     Cold starts with a budget of their own are left to the interim analyses, which know when they are over.
     """
     experiment, facts = trial.context.experiment, trial.context.facts
-    limits, found = experiment.gates, {}
+    found = {}
     for arm in experiment.arms:
         if arm.control or arm.name in facts.ended_arms:
             continue
         alarms = death_alarms(arm.name, facts.deaths, now_ns=now_ns())
-        events, most = trial.collector.served_compiles, limits.max_recompiles
-        alarms += compile_alarms(arm.name, events, stall_limit_s=math.inf, max_recompiles=most)
+        alarms += compile_alarms(
+            arm.name,
+            trial.collector.served_compiles,
+            now_ns=now_ns(),
+            stall_limit_s=math.inf,
+            max_recompiles=experiment.gates.max_recompiles,
+        )
         if alarms:
             found[arm.name] = min(alarms).why
     return found

@@ -18,7 +18,7 @@ from tailgate.analysis.judging.alarms import ServedCompile
 from tailgate.analysis.records.schemas import COMPILE_EVENTS, MACHINES, STEPS
 from tailgate.analysis.records.tables import RecordWriter
 from tailgate.loadtests.trials.channels import arm_channel
-from tailgate.loadtests.trials.status import ReplicaState, Status, UnderWay
+from tailgate.loadtests.trials.status import ReplicaState, Status
 from tailgate.servers.complaint import named, write_failure
 from tailgate.servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 
@@ -41,7 +41,7 @@ class _Follower:
     events_seen: set[tuple[str, int]] = field(default_factory=set)  # id and start: ids begin anew with the process
     last_step_ns: int = -1  # the end of it
     last_memory_ns: int = 0
-    cut_short: UnderWay | None = None  # under way when the stream broke off
+    cut_short: ServedCompile | None = None  # under way when the stream broke off
     lost_s: float | None = None  # since when its telemetry is broken off, on the monotonic clock
 
 
@@ -98,14 +98,19 @@ class Collector:
         return answer
 
     @property
-    def compiling(self) -> list[UnderWay]:
+    def compiling(self) -> list[ServedCompile]:
         """Return what replicas that serve compile now, the longest first."""
         states = [state.compiling for state in list(self._status.replicas.values())]
         return sorted(filter(None, states), key=lambda compile: compile.start_ns)
 
-    def last_compiling(self, replica: str) -> UnderWay | None:
-        """Return what the replica compiles, or compiled while serving when its telemetry broke off."""
-        return self._followers[replica].state.compiling or self._followers[replica].cut_short
+    def unfinished(self, replica: str, at_ns: int) -> dict[str, Any]:
+        """Return what trial.json states of a compile of the replica whose end was not seen until `at_ns`, be it that
+        its telemetry broke off: {"compiling": …}, or nothing."""
+        compiling = self._followers[replica].state.compiling or self._followers[replica].cut_short
+        if compiling is None:
+            return {}
+        seconds = compiling.seconds(at_ns)
+        return {"compiling": {"start_ns": compiling.start_ns, "seconds": seconds, "shape": compiling.shape}}
 
     def lost(self) -> frozenset[str]:
         """Return the replicas that cannot be reached: their telemetry broke off, and did not come back in time."""
@@ -171,8 +176,8 @@ class Collector:
             follower.state.compiles = len(follower.events_seen)
             row = _row(COMPILE_EVENTS, event.compile, self._trial, follower)
             if served:
-                columns = {name: row[name] for name in ("arm", "replica", "kind", "end_ns", "shape")}
-                self.served_compiles.append(ServedCompile(**columns, seconds=(row["end_ns"] - row["start_ns"]) / 1e9))
+                columns = {name: row[name] for name in ("arm", "replica", "kind", "start_ns", "end_ns", "shape")}
+                self.served_compiles.append(ServedCompile(**columns))
             identity = f"{self._trial}-{follower.replica}-{key[0]}"
             if self._since_ns:
                 identity = f"{identity}-{key[1]}"  # a replica that lived before and may start anew counts from there
@@ -193,7 +198,7 @@ class Collector:
         follower.cut_short = None
         is_served = compile.phase != "warmup" and not compile.end_ns
         columns = {name: getattr(compile, name) for name in ("kind", "start_ns", "shape")}
-        own = UnderWay(arm=follower.arm, replica=follower.replica, **columns) if is_served else None
+        own = ServedCompile(arm=follower.arm, replica=follower.replica, **columns) if is_served else None
         follower.state.compiling = own
 
     def _append(self, table: str, row: dict[str, Any]) -> None:

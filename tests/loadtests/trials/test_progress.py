@@ -10,21 +10,14 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
+from tailgate.analysis.judging.alarms import ServedCompile
 from tailgate.analysis.records.documents import content_of
 from tailgate.loadtests.generator.load_log import LoadLog
 from tailgate.loadtests.trials import live_page
 from tailgate.loadtests.trials.live_page import LivePage, page_port
 from tailgate.loadtests.trials.progress import displayed, parts_of
 from tailgate.loadtests.trials.run_metrics import RunCollector, exporting
-from tailgate.loadtests.trials.status import (
-    ArmLoad,
-    Load,
-    MetricsPage,
-    ReplicaState,
-    Status,
-    UnderWay,
-    read_load,
-)
+from tailgate.loadtests.trials.status import ArmLoad, Load, MetricsPage, ReplicaState, Status, read_load
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.front.metrics import FrontMetrics
@@ -52,7 +45,7 @@ def test_a_line_shows_requests_quantiles_and_replicas(monkeypatch: pytest.Monkey
     monkeypatch.setattr("tailgate.loadtests.trials.status.now_ns", lambda: 13 * 10**9)
     arms = {"eager": ArmLoad(finished=5, ttft_p50_ms=9.26, ttft_p99_ms=250.4, e2e_p99_ms=12_345.0)}
     status = Status(phase="traffic", detail="3 of 9 s", planned=40, load=Load(finished=5, failed=1, arms=arms))
-    compiling = UnderWay(arm="naive", replica="naive-0", kind="compile", start_ns=10**9, shape="2x64")
+    compiling = ServedCompile(arm="naive", replica="naive-0", kind="compile", start_ns=10**9, shape="2x64")
     status.replicas = {
         "naive-0": ReplicaState(stage="dead"),
         "naive-1": ReplicaState("warmup", 1, 4, "2x64"),

@@ -238,7 +238,7 @@ def test_a_run_ends_when_each_arm_is_decided(
     assert early_end(interim(**arms), ended=list(arms))[1] == {}
 
 
-COMPILE = ServedCompile(arm="new", replica="new-0", kind="recompile", seconds=0.1, end_ns=5, shape="2x64")
+COMPILE = ServedCompile(arm="new", replica="new-0", kind="recompile", start_ns=1, end_ns=5, shape="2x64")
 DEATH = {"arm": "new", "replica": "new-0", "at_ns": 5}
 
 

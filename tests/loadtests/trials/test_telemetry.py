@@ -13,11 +13,12 @@ from typing import Any
 import grpc
 import pytest
 
+from tailgate.analysis.judging.alarms import ServedCompile
 from tailgate.analysis.records.schemas import COMPILE_EVENTS, MACHINES, STEPS
 from tailgate.analysis.records.tables import read_table
 from tailgate.loadtests.trials import telemetry as collecting
 from tailgate.loadtests.trials.channels import check_alike, start_up
-from tailgate.loadtests.trials.status import Status, UnderWay
+from tailgate.loadtests.trials.status import Status
 from tailgate.loadtests.trials.telemetry import Collector
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.rpc import telemetry_pb2, telemetry_pb2_grpc
@@ -138,7 +139,7 @@ class LiveTelemetry(telemetry_pb2_grpc.TelemetryServicer):
         yield from iter(self.events.get, None)
 
 
-NOW = UnderWay(arm="naive", replica="naive-0", kind="compile", start_ns=5, shape="2x64")
+NOW = ServedCompile(arm="naive", replica="naive-0", kind="compile", start_ns=5, shape="2x64")
 
 
 @pytest.mark.parametrize("over", [{"end_ns": 9}, {"phase": "warmup"}], ids=["its end", "one of the warm-up"])
@@ -151,7 +152,7 @@ def test_a_compile_is_under_way_until_something_else_is_reported(over: dict[str,
         wait_for(lambda: collector.compiling == [])
         live.events.put(None)
     if "end_ns" in over:
-        assert collector.last_compiling("naive-0") is None
+        assert collector.unfinished("naive-0", 9) == {}
 
 
 def snapshot(
