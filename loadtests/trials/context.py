@@ -19,11 +19,7 @@ class RunError(RuntimeError):
 
 
 class StartError(RunError):
-    """A replica of `arm` did not become ready."""
-
-    def __init__(self, arm: str, message: str) -> None:
-        super().__init__(message)
-        self.arm = arm
+    """A replica did not become ready."""
 
 
 class StopRequestedError(Exception):
@@ -47,10 +43,10 @@ class TrialFacts:
     arms: list[dict[str, Any]]
     duration_s: float
     block_s: float
-    open_loop: bool
     load_processes: int
     devices: dict[str, str]
     weights: dict[str, int]
+    open_loop: bool = True
     steps: list[dict[str, Any]] = field(default_factory=list)
     settle_s: float | None = None
     prompts: dict[str, Any] = field(default_factory=dict)
@@ -82,7 +78,6 @@ class TrialFacts:
             arms=[_arm(arm) for arm in experiment.arms],
             duration_s=traffic.duration_s,
             block_s=experiment.gates.block_s,
-            open_loop=True,
             load_processes=traffic.load_processes,
             devices={arm.name: arm.model.device for arm in experiment.own_arms},
             weights={arm.name: arm.weight for arm in experiment.arms},

@@ -43,7 +43,6 @@ from tailgate.servers.complaint import ConfigError
 SCHEMA = 1
 # Until a start was seen, in seconds.
 _EAGER_START_S, _COMPILED_START_S, _AROUND_S = 10.0, 60.0, 12.0
-_LEAST_READY_S = 1.0
 
 
 class FrontierSearch(Orchestrator):
@@ -185,11 +184,13 @@ class FrontierSearch(Orchestrator):
         """Record one trial with a fresh start of the turn's arm, or drop the arm if it does not start."""
         self._check()
         number, arm = len(self._turns) + 1, turn.arm
-        part = self._part(in_trial(self.experiment, number), turn)
+        traffic = self.experiment.traffic
+        traffic = traffic.replace(duration_s=traffic.rampup_s + turn.steps * traffic.step_s)
+        part = in_trial(self.experiment, number).only([arm]).model_copy(update={"traffic": traffic})
         rates = self._next_rates(run_dir, [arm], turn.steps)
         schedule = replace(self.schedules, experiment=part).draw(number, rates)
         context = self._context(part, number, run_dir, schedule)
-        self.status.trial, self.status.duration_s = number, part.traffic.duration_s
+        self.status.trial, self.status.duration_s = number, traffic.duration_s
         self.status.trials = max(number, self.status.trials)
         self.status.note(f"trial {number}: {arm} at {', '.join(f'{rate:g}' for rate in rates)} requests/s")
         began_ns, began_s = now_ns(), self.spent_s
@@ -212,22 +213,11 @@ class FrontierSearch(Orchestrator):
                 start_s = (context.facts.ready[arm] - began_ns) / 1e9
                 self._starts_s.setdefault(arm, []).append(start_s)
                 if context.facts.complete:
-                    self._around_s.append(max(0.0, wall_s - start_s - part.traffic.duration_s))
+                    self._around_s.append(max(0.0, wall_s - start_s - traffic.duration_s))
             self._turns.append({"trial": number, "arms": [arm], "steps": turn.steps, "seconds": wall_s})
         if reason is not None:
             self._drop_arms([Left(arm=arm, reason=reason)])
         self._write(run_dir, "")
-
-    def _part(self, experiment: Experiment, turn: Turn) -> Experiment:
-        """Return the experiment with the turn's arm and steps alone; the arm may start as long as time is left."""
-        traffic = experiment.traffic
-        around_s = self._budget.around_s - traffic.rampup_s
-        ready_s = max(_LEAST_READY_S, self.left_s - around_s - FEWEST_STEPS * traffic.step_s)
-        changes = {
-            "traffic": traffic.replace(duration_s=traffic.rampup_s + turn.steps * traffic.step_s),
-            "trials": experiment.trials.replace(ready_timeout_s=min(experiment.trials.ready_timeout_s, ready_s)),
-        }
-        return experiment.only([turn.arm]).model_copy(update=changes)
 
     def _why_left(self, error: RunError, context: TrialContext) -> str | None:
         """Return why the trial's arm leaves the search; None where the run broke, or its control did."""

@@ -121,8 +121,7 @@ class Replicas:
                 f"{child.log_tail(2)}"
             )
         if failure:
-            name = replica.arm.name
-            raise StartError(name, f'arm "{name}": {replica.name} {failure}: see {child.log_path}')
+            raise StartError(f'arm "{replica.arm.name}": {replica.name} {failure}: see {child.log_path}')
         if replica.ready_ns:
             return
         if replica.channel is None:

@@ -68,12 +68,6 @@ class Load:
     accounts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
-    def streams(self) -> bool:
-        """Return whether answers have first tokens, as far as any answer shows: a vector has none."""
-        arms = self.arms.values()
-        return any(arm.ttft_p50_ms is not None for arm in arms) or all(arm.e2e_p50_ms is None for arm in arms)
-
-    @property
     def lag_ms(self) -> float | None:
         """Return the p99 of the schedule lag of the worst process; None before any has one."""
         return max(

@@ -151,7 +151,6 @@ class Trial:
             for steering in self._steering:
                 steering.poll(self)
             time.sleep(_POLL_S)
-        load.read()
 
     def end_load(self, at_ns: int | None) -> None:
         """Send nothing due at the instant or later, nor to an arm of `ended_arms` from its own on."""
