@@ -160,8 +160,7 @@ class Replicas:
         self._monitor.place_arms()
         self._trial.write_facts()
         if not experiment.compare_models:
-            control = self.snapshots.get(experiment.control.replica_names[0])
-            check_alike(self.snapshots, control or next(iter(self.snapshots.values())))
+            check_alike(self.snapshots, experiment.control.replica_names[0])
 
     @property
     def targets(self) -> dict[str, tuple[str, ...]]:

@@ -16,7 +16,7 @@ from tailgate.analysis.records.weight_journal import BY_HAND, BY_OTHERS, read_we
 from tailgate.loadtests.experiments.users import UsersConfig
 from tailgate.loadtests.trials import weights
 from tailgate.loadtests.trials.status import ReplicaState
-from tailgate.loadtests.trials.users_trial import UsersTrial
+from tailgate.loadtests.trials.users_ramp import UsersTrial
 from tailgate.loadtests.trials.weights import (
     EnvoySplitter,
     RouteSplitter,

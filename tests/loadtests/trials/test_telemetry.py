@@ -185,8 +185,8 @@ def test_an_arm_starts_as_its_slowest_replica_and_its_memory_and_blind_spots_add
     ],
 )
 def test_a_replica_unlike_the_control_is_named(other: dict[str, Any], words: tuple[str, ...]) -> None:
-    check_alike({"new-0": snapshot(device="cuda:1")}, snapshot())
-    said = refusal(ConfigError, check_alike, {"new-0": snapshot(**other)}, snapshot())
+    check_alike({"eager-0": snapshot(), "new-0": snapshot(device="cuda:1")}, "eager-0")
+    said = refusal(ConfigError, check_alike, {"new-0": snapshot(**other), "eager-0": snapshot()}, "eager-0")
     assert all(word in said for word in ("new-0", *words))
 
 
