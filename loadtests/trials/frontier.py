@@ -36,7 +36,7 @@ from tailgate.loadtests.trials.rate_search import recorded_steps
 from tailgate.loadtests.trials.run import ARM_COMMAND, Orchestrator
 from tailgate.loadtests.trials.served_parity import Answers
 from tailgate.loadtests.trials.status import Status
-from tailgate.loadtests.trials.trial_schedule import in_trial
+from tailgate.loadtests.trials.trial_schedule import draw, in_trial
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError
 
@@ -188,7 +188,7 @@ class FrontierSearch(Orchestrator):
         traffic = traffic.replace(duration_s=traffic.rampup_s + turn.steps * traffic.step_s)
         part = in_trial(self.experiment, number).only([arm]).model_copy(update={"traffic": traffic})
         rates = self._next_rates(run_dir, [arm], turn.steps)
-        schedule = replace(self.schedules, experiment=part).draw(number, rates)
+        schedule = draw(part, self.source, number, rates)
         context = self._context(part, number, run_dir, schedule)
         self.status.trial, self.status.duration_s = number, traffic.duration_s
         self.status.trials = max(number, self.status.trials)

@@ -16,6 +16,7 @@ from tailgate.analysis.records.documents import toml_with_checksum, write_docume
 from tailgate.loadtests.experiments.files import check_writable
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.experiments.reading import to_toml, write_schema
+from tailgate.loadtests.traffic.drawing import Source
 from tailgate.loadtests.traffic.schedule import Schedule
 from tailgate.loadtests.trials.context import RunError, StopRequestedError, TrialContext, TrialFacts
 from tailgate.loadtests.trials.environment import describe_environment, new_run_dir
@@ -25,7 +26,7 @@ from tailgate.loadtests.trials.served_parity import Answers
 from tailgate.loadtests.trials.status import Status
 from tailgate.loadtests.trials.steering import EarlyEnding, Judge, Steering, WeightWatch
 from tailgate.loadtests.trials.trial import Trial
-from tailgate.loadtests.trials.trial_schedule import TrialSchedules, in_trial
+from tailgate.loadtests.trials.trial_schedule import draw, in_trial, source_of
 from tailgate.servers.complaint import ConfigError, fault, write_failure
 from tailgate.servers.splitter.admin import SplitterError
 
@@ -79,7 +80,7 @@ class Orchestrator:
         self._shared_cache = out / "compile-cache"
         self._arm_command = tuple(arm_command)
         self._parity_command = parity_command
-        self._schedules: TrialSchedules | None = None
+        self._source: Source | None = None
         self._judge: Judge | None = None
         # A plain flag: the signal handler that sets it may interrupt any line of the main thread, where taking a lock
         # could deadlock.
@@ -91,18 +92,19 @@ class Orchestrator:
 
     def prepare(self) -> None:
         """Check machine and traffic; start and write nothing. Raises ConfigError."""
-        if self._schedules is None:
+        if self._source is None:
             check_experiment(self.experiment)
-            self._schedules = TrialSchedules.of(self.experiment)  # an impossible schedule is known now
-            if trace := self._schedules.source.trace:
+            self._source = source_of(self.experiment)
+            draw(self.experiment, self._source, 1)  # an impossible schedule is known now
+            if trace := self._source.trace:
                 self.status.note(trace.account)
             check_writable(self._out)
 
     @property
-    def schedules(self) -> TrialSchedules:
-        """Return what draws the schedules of the trials, once all is prepared."""
-        assert self._schedules is not None
-        return self._schedules
+    def source(self) -> Source:
+        """Return what schedules are drawn from, once all is prepared."""
+        assert self._source is not None
+        return self._source
 
     def run(self) -> RunOutcome:
         """Record all trials, or those until the run breaks or is interrupted, in a new run directory.
@@ -173,7 +175,7 @@ class Orchestrator:
                 arms = [arm.name for arm in self.experiment.arms]
                 rates = self._next_rates(run_dir, arms, self.experiment.traffic.saturation_steps)
                 self.status.note(f"trial {number} searches at {', '.join(f'{rate:g}' for rate in rates)} requests/s")
-            schedule = self.schedules.draw(number, rates)
+            schedule = draw(self.experiment, self.source, number, rates)
             context = self._context(in_trial(self.experiment, number), number, run_dir, schedule)
             self._run_trial(context, schedule)
             if context.facts.ended is not None:

@@ -20,7 +20,7 @@ from tailgate.loadtests.trials.context import TrialContext, TrialFacts
 from tailgate.loadtests.trials.live_page import LivePage
 from tailgate.loadtests.trials.run import Orchestrator, RunOutcome
 from tailgate.loadtests.trials.status import ReplicaState, Status
-from tailgate.loadtests.trials.trial_schedule import TrialSchedules
+from tailgate.loadtests.trials.trial_schedule import draw, source_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
@@ -168,7 +168,7 @@ def trial_context(
     folder.mkdir(parents=True, exist_ok=True)
     status = Status()
     status.replicas = {name: ReplicaState() for arm in table.arms for name in arm.replica_names}
-    facts = TrialFacts.of(table, 1, TrialSchedules.of(table).draw(1, ()))
+    facts = TrialFacts.of(table, 1, draw(table, source_of(table), 1))
     return TrialContext(experiment=table, number=1, folder=folder, facts=facts, status=status, check=check)
 
 
