@@ -263,5 +263,4 @@ def check_budget(experiment: Experiment, minutes: float) -> None:
 def in_rounds(turns: Sequence[Turn]) -> list[Turn]:
     """Return the turns with the starts of each arm spread out: the first of every arm, then the second of every arm."""
     arms = [turn.arm for turn in turns]
-    rounds = [arms[:place].count(arm) for place, arm in enumerate(arms)]
-    return [turn for _, turn in sorted(zip(rounds, turns, strict=True), key=lambda pair: pair[0])]
+    return [turns[place] for place in sorted(range(len(turns)), key=lambda place: arms[:place].count(arms[place]))]

@@ -68,7 +68,7 @@ class RampRun(Orchestrator):
 
     def _steering(self, context: TrialContext) -> list[Steering]:
         assert self._judge is not None
-        return [RampControl(context.folder.parent, self.experiment, judge=self._judge)]
+        return [RampControl(context.folder.parent, self.experiment, judge=self._judge).poll]
 
 
 class Candidate:

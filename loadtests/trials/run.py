@@ -24,9 +24,10 @@ from tailgate.loadtests.trials.live_page import LivePage
 from tailgate.loadtests.trials.preflight import check_experiment
 from tailgate.loadtests.trials.served_parity import Answers
 from tailgate.loadtests.trials.status import Status
-from tailgate.loadtests.trials.steering import EarlyEnding, Judge, Steering, WeightWatch
+from tailgate.loadtests.trials.steering import Judge, Steering, end_when_decided, watch_weights
 from tailgate.loadtests.trials.trial import Trial
 from tailgate.loadtests.trials.trial_schedule import draw, in_trial, source_of
+from tailgate.loadtests.trials.weights import WeightController
 from tailgate.servers.complaint import ConfigError, fault, write_failure
 from tailgate.servers.splitter.admin import SplitterError
 
@@ -221,8 +222,12 @@ class Orchestrator:
 
     def _steering(self, context: TrialContext) -> list[Steering]:
         """Return what may end a trial early, or watches or moves its weights."""
-        steering: list[Steering] = [WeightWatch(context)] if context.experiment.traffic.design == "split" else []
-        return [*steering, EarlyEnding(self._judge)] if self._judge is not None else steering
+        steering: list[Steering] = [] if self._judge is None else [partial(end_when_decided, self._judge)]
+        if context.experiment.traffic.design == "split":
+            given = {arm.name: arm.weight for arm in context.experiment.arms}
+            weights = WeightController(context.folder.parent, given, trial=context.number, configured=given)
+            steering.append(partial(watch_weights, weights))
+        return steering
 
     def _check(self) -> None:
         if self._interrupted:

@@ -149,7 +149,7 @@ class Trial:
             self._watch()
             self._turns.poll()
             for steering in self._steering:
-                steering.poll(self)
+                steering(self)
             time.sleep(_POLL_S)
 
     def end_load(self, at_ns: int | None) -> None:

@@ -143,8 +143,8 @@ class UsersRamp(Orchestrator):
         assert self._judge is not None
         experiment, run_dir = self.experiment, context.folder.parent
         if self._provider is not None:
-            return [PassiveRamp(run_dir, experiment=experiment, judge=self._judge, provider=self._provider)]
-        return [RampControl(run_dir, experiment, judge=self._judge, step=self._step)]
+            return [PassiveRamp(run_dir, experiment=experiment, judge=self._judge, provider=self._provider).poll]
+        return [RampControl(run_dir, experiment, judge=self._judge, step=self._step).poll]
 
 
 class UsersTrial:
@@ -207,7 +207,7 @@ class UsersTrial:
                 raise RunError(self.collector.failure)
             self._watch()
             for steering in self._steering:
-                steering.poll(self)
+                steering(self)
             time.sleep(_POLL_S)
         facts.duration_s = (now_ns() - facts.start_ns) / 1e9
 

@@ -17,7 +17,7 @@ from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.trials import ramp as ramping
 from tailgate.loadtests.trials import weights
 from tailgate.loadtests.trials.ramp import RampControl
-from tailgate.loadtests.trials.steering import EarlyEnding, Judge, early_end
+from tailgate.loadtests.trials.steering import Judge, early_end, end_when_decided
 from tailgate.loadtests.trials.users_ramp import step_of
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.splitter.admin import Shares, SplitterError
@@ -259,9 +259,8 @@ def test_an_arm_that_surely_fails_is_ended_once_before_any_interim_analysis(
     ramp.facts.deaths, ramp.facts.ended_arms = deaths, {}
     arms = [SimpleNamespace(name=name, control=name == "eager") for name in ("eager", "new", "other")]
     trial.context.number, trial.context.experiment = 1, SimpleNamespace(arms=arms, gates=limits)
-    ending = EarlyEnding(cast(Judge, SimpleNamespace(last=lambda: None)))
     for _ in range(2):
-        ending.poll(trial)
+        end_when_decided(cast(Judge, SimpleNamespace(last=lambda: None)), trial)
     assert ramp.ends == ([None] if why else [])
     ended: dict[str, Any] = ramp.facts.ended_arms
     assert list(ended) == (["new"] if why else [])
