@@ -20,7 +20,6 @@ from tailgate.loadtests.traffic.drawing import Source
 from tailgate.loadtests.traffic.schedule import Schedule
 from tailgate.loadtests.trials.context import RunError, StopRequestedError, TrialContext, TrialFacts
 from tailgate.loadtests.trials.environment import describe_environment, new_run_dir
-from tailgate.loadtests.trials.live_page import LivePage
 from tailgate.loadtests.trials.preflight import check_experiment
 from tailgate.loadtests.trials.served_parity import Answers
 from tailgate.loadtests.trials.status import Status
@@ -59,9 +58,8 @@ class RunOutcome:
 class Orchestrator:
     """Runs one experiment into a new directory under `out`. `status` says at any time what is going on.
 
-    `arm_command` is what starts an arm replica, in front of --config, --port, --replica and --cache-dir. A `page` is
-    opened with the run directory and stays until its owner closes it. With `metrics` replicas show their pages to
-    Prometheus, and `status` says where.
+    `arm_command` is what starts an arm replica, in front of --config, --port, --replica and --cache-dir. With `metrics`
+    replicas show their pages to Prometheus, and `status` says where.
     """
 
     def __init__(
@@ -76,7 +74,6 @@ class Orchestrator:
         self.experiment = experiment
         self.status = status or Status()
         self._out = out
-        self.page: LivePage | None = None
         self.metrics = False
         self._shared_cache = out / "compile-cache"
         self._arm_command = tuple(arm_command)
@@ -117,8 +114,6 @@ class Orchestrator:
         status.duration_s = experiment.traffic.duration_s
         self.prepare()
         status.run_dir = run_dir = self._directory()
-        if self.page is not None:
-            self.page.open(run_dir)
         ended = partial(RunOutcome, run_dir=run_dir, complete=False)
         try:
             if experiment.parity.full:

@@ -17,7 +17,6 @@ from tailgate.analysis.records.tables import read_table
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.experiments.reading import from_table
 from tailgate.loadtests.trials.context import TrialContext, TrialFacts
-from tailgate.loadtests.trials.live_page import LivePage
 from tailgate.loadtests.trials.run import Orchestrator, RunOutcome
 from tailgate.loadtests.trials.status import ReplicaState, Status
 from tailgate.loadtests.trials.trial_schedule import draw, source_of
@@ -48,7 +47,6 @@ def run(
     out: Path,
     *flags: str,
     status: Status | None = None,
-    page: LivePage | None = None,
     metrics: bool = False,
     **more: Any,
 ) -> tuple[RunOutcome, Status]:
@@ -56,7 +54,7 @@ def run(
     status = status or Status()
     command = [sys.executable, str(FAKE_ARM), *flags]
     orchestrator = Orchestrator(what, out=out, status=status, arm_command=command, **more)
-    orchestrator.page, orchestrator.metrics = page, metrics
+    orchestrator.metrics = metrics
     return orchestrator.run(), status
 
 
