@@ -38,7 +38,7 @@ class _Follower:
     channel: grpc.Channel
     state: ReplicaState
     call: Any = None
-    events_seen: set[tuple[str, int]] = field(default_factory=set)  # id and start: ids begin anew with the process
+    events_seen: set[str] = field(default_factory=set)
     last_step_ns: int = -1  # the end of it
     last_memory_ns: int = 0
     cut_short: ServedCompile | None = None  # under way when the stream broke off
@@ -166,21 +166,21 @@ class Collector:
         if kind == "progress":
             self._take_progress(follower, event.progress)
         elif kind == "under_way":
-            self._take_under_way(follower, event.under_way)
+            follower.cut_short, compiling = None, event.under_way
+            is_served = compiling.phase != "warmup" and not compiling.end_ns
+            follower.state.compiling = _served(follower, compiling, None) if is_served else None
         elif kind == "compile":
-            key = event.compile.event_id, event.compile.start_ns
-            served = event.compile.phase != "warmup"
-            if key in follower.events_seen or (served and event.compile.end_ns < self._since_ns):
-                return
-            follower.events_seen.add(key)
-            follower.state.compiles = len(follower.events_seen)
-            row = _row(COMPILE_EVENTS, event.compile, self._trial, follower)
-            if served:
-                columns = {name: row[name] for name in ("arm", "replica", "kind", "start_ns", "end_ns", "shape")}
-                self.served_compiles.append(ServedCompile(**columns))
-            identity = f"{self._trial}-{follower.replica}-{key[0]}"
+            compile, served = event.compile, event.compile.phase != "warmup"
+            identity = f"{self._trial}-{follower.replica}-{compile.event_id}"  # the check telemetry reads the number
             if self._since_ns:
-                identity = f"{identity}-{key[1]}"  # a replica that lived before and may start anew counts from there
+                identity = f"{identity}-{compile.start_ns}"  # a replica that may start anew counts anew
+            if identity in follower.events_seen or (served and compile.end_ns < self._since_ns):
+                return
+            follower.events_seen.add(identity)
+            follower.state.compiles = len(follower.events_seen)
+            if served:
+                self.served_compiles.append(_served(follower, compile, compile.end_ns))
+            row = _row(COMPILE_EVENTS, compile, self._trial, follower)
             self._append("compile_events", {**row, "event_id": identity})
         elif kind == "steps":
             for step in event.steps.records:
@@ -193,13 +193,6 @@ class Collector:
             place = {"trial": self._trial, "kind": "allocator", "name": follower.replica, "arm": follower.arm}
             known = {field.name: value for field, value in event.memory.ListFields()}
             self._append("machines-arms", {"host": "run", **place, **known})
-
-    def _take_under_way(self, follower: _Follower, compile: telemetry_pb2.CompileUnderWay) -> None:
-        follower.cut_short = None
-        is_served = compile.phase != "warmup" and not compile.end_ns
-        columns = {name: getattr(compile, name) for name in ("kind", "start_ns", "shape")}
-        own = ServedCompile(arm=follower.arm, replica=follower.replica, **columns) if is_served else None
-        follower.state.compiling = own
 
     def _append(self, table: str, row: dict[str, Any]) -> None:
         with self._lock:
@@ -234,6 +227,13 @@ class Collector:
             write()
         except OSError as error:
             self.failure = self.failure or f"telemetry cannot be written: {write_failure(error)} and run again"
+
+
+def _served(
+    by: _Follower, compile: telemetry_pb2.CompileEvent | telemetry_pb2.CompileUnderWay, end_ns: int | None
+) -> ServedCompile:
+    columns = {name: getattr(compile, name) for name in ("kind", "start_ns", "shape")}
+    return ServedCompile(arm=by.arm, replica=by.replica, end_ns=end_ns, **columns)
 
 
 def _row(schema: pa.Schema, message: Message, trial: int, follower: _Follower) -> dict[str, Any]:
