@@ -1,8 +1,7 @@
-"""What may end a trial early or move its weights: interim analyses, and counts that no analysis has to wait for."""
+"""What may end a trial early or move its weights, while its traffic flows."""
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tailgate.analysis.interim import JOURNAL
-from tailgate.analysis.judging.alarms import compile_alarms, death_alarms
 from tailgate.loadtests.page.tails import LinesTail
 from tailgate.loadtests.trials.context import TrialContext
 from tailgate.loadtests.trials.processes import child_environment
@@ -86,38 +84,12 @@ def early_end(interim: Mapping[str, Any], ended: Collection[str] = ()) -> tuple[
     return None, {arm: outlooks[arm]["reason"] for arm in failed}
 
 
-def harmed(trial: Steered) -> Mapping[str, str]:
-    """Return the arms whose counts are over their limits, each with the reason: no interim analysis has to confirm it.
-
-    Cold starts with a budget of their own are left to the interim analyses, which know when they are over.
-    """
-    experiment, facts = trial.context.experiment, trial.context.facts
-    found = {}
-    for arm in experiment.arms:
-        if arm.control or arm.name in facts.ended_arms:
-            continue
-        alarms = death_alarms(arm.name, facts.deaths, now_ns=now_ns())
-        alarms += compile_alarms(
-            arm.name,
-            trial.collector.served_compiles,
-            now_ns=now_ns(),
-            stall_limit_s=math.inf,
-            max_recompiles=experiment.gates.max_recompiles,
-        )
-        if alarms:
-            found[arm.name] = min(alarms).why
-    return found
-
-
 def end_when_decided(judge: Judge, trial: Steered) -> None:
-    """End the load, as a whole or for an arm, once an interim analysis or a count decides it. trial.json states why."""
+    """End the load, as a whole or for one arm, once an interim analysis decides it. trial.json states why."""
     facts, status, interim = trial.context.facts, trial.context.status, judge.last()
-    if facts.ended is not None or facts.start_ns is None:
+    if facts.ended is not None or interim is None or interim["trial"] != trial.context.number:
         return
-    why, arms = None, dict(harmed(trial))
-    if interim is not None and interim["trial"] == trial.context.number:
-        why, failed = early_end(interim, facts.ended_arms)
-        arms |= failed
+    why, arms = early_end(interim, facts.ended_arms)
     if why is None and not arms:
         return
     at_ns = now_ns() + END_DELAY_NS
