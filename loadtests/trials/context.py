@@ -53,14 +53,12 @@ class TrialFacts:
     planned: Mapping[str, int] = field(default_factory=dict)
     over_limit: dict[str, int] = field(default_factory=dict)
     start_ns: int | None = None
-    start_order: list[str] = field(default_factory=list)
     complete: bool = False
     deaths: list[dict[str, Any]] = field(default_factory=list)
-    ready: dict[str, int] = field(default_factory=dict)
+    ready_ns: int | None = None  # when every managed arm served
     startup: dict[str, dict[str, Any]] = field(default_factory=dict)
     monitor: dict[str, Any] | None = None  # the machines: devices, what ran there before, what cannot be read
     references: list[dict[str, Any]] = field(default_factory=list)  # speed of devices and host, before and after
-    processor_turns: dict[str, Any] | None = None  # the sets of processors that replicas had in turn, and how often
     final: dict[str, dict[str, Any]] | None = None
     answers: dict[str, Any] | None = None
     asked: list[str] | None = None  # external arms whose answers are in files of their own

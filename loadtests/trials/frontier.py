@@ -209,8 +209,8 @@ class FrontierSearch(Orchestrator):
             if context.facts.ended is not None:
                 context.keep_facts()
             wall_s = self.spent_s - began_s
-            if arm in context.facts.ready:
-                start_s = (context.facts.ready[arm] - began_ns) / 1e9
+            if context.facts.ready_ns is not None:
+                start_s = (context.facts.ready_ns - began_ns) / 1e9
                 self._starts_s.setdefault(arm, []).append(start_s)
                 if context.facts.complete:
                     self._around_s.append(max(0.0, wall_s - start_s - traffic.duration_s))

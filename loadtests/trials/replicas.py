@@ -43,7 +43,7 @@ class _Replica:
     deadline: float
     target: str = ""
     channel: grpc.Channel | None = None
-    ready_ns: int = 0  # when it was seen to be; 0 before
+    ready: bool = False
     dead: bool = False
 
 
@@ -66,23 +66,21 @@ class Replicas:
 
     def start(self) -> None:
         """Start every replica and wait until it is warm, in an order drawn from the seed: no arm always goes first."""
-        experiment, facts = self._trial.experiment, self._trial.facts
+        experiment = self._trial.experiment
         self._trial.status.phase = "starting arms"
         every = [(arm, name) for arm in experiment.own_arms for name in arm.replica_names]
         rng = np.random.default_rng([experiment.seed, self._trial.number])
         waiting = [every[index] for index in rng.permutation(len(every))]
-        facts.start_order = [name for _, name in waiting]
-        while waiting or not all(replica.ready_ns for replica in self._replicas.values()):
+        while waiting or not all(replica.ready for replica in self._replicas.values()):
             self._trial.check()
-            starting = sum(not replica.ready_ns for replica in self._replicas.values())
+            starting = sum(not replica.ready for replica in self._replicas.values())
             while waiting and starting < experiment.trials.starting_at_once:
                 self._launch(*waiting.pop(0))
                 starting += 1
             for replica in self._replicas.values():
                 self._advance(replica)
             time.sleep(_POLL_S)
-        ready_ns = {name: replica.ready_ns for name, replica in self._replicas.items()}
-        facts.ready |= {arm.name: max(ready_ns[name] for name in arm.replica_names) for arm in experiment.own_arms}
+        self._trial.facts.ready_ns = now_ns()
         self._trial.write_facts()
 
     def _launch(self, arm: OwnArm, name: str) -> None:
@@ -114,7 +112,7 @@ class Replicas:
             failure = f"failed: {state.detail}"
         elif ended is not None:
             failure = f"ended with {describe_exit(ended)} during start-up: {child.log_tail()}"
-        elif not replica.ready_ns and time.monotonic() > replica.deadline:
+        elif not replica.ready and time.monotonic() > replica.deadline:
             limit = self._trial.experiment.trials.ready_timeout_s
             failure = (
                 f"was not ready after {limit:g} s (it was at: {state.text()}): raise trials.ready_timeout_s: "
@@ -122,12 +120,12 @@ class Replicas:
             )
         if failure:
             raise StartError(f'arm "{replica.arm.name}": {replica.name} {failure}: see {child.log_path}')
-        if replica.ready_ns:
+        if replica.ready:
             return
         if replica.channel is None:
             self._find_port(replica)
         elif is_serving(replica.channel):
-            replica.ready_ns = now_ns()
+            replica.ready = True
             state.stage = "ready"
 
     def _find_port(self, replica: _Replica) -> None:

@@ -62,7 +62,7 @@ class Trial:
         self._replicas = Replicas(
             context, command=arm_command, cache=cache, collector=self.collector, monitor=self._monitor
         )
-        self._turns = ProcessorTurns(context)
+        self._turns = ProcessorTurns(context.experiment.machines.processor_turn_s)
         self._envoy: Envoy | None = None
         self.splitter: Splitter | None = None
         self._load: LoadGenerator | None = None

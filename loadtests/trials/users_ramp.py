@@ -236,7 +236,6 @@ class UsersTrial:
             row["replicas"] = names = list(self._observer.arms.get(row["name"], {}).values())
             if names:
                 facts.startup[row["name"]] = start_up([self._first[name] for name in names])
-                facts.ready[row["name"]] = self._observer.since_ns
                 row["config"] = configuration(self._first[names[0]])
         if not context.experiment.compare_models:
             check_alike(self._first, f"{facts.control}-0")

@@ -86,7 +86,7 @@ class MadeUpTrials(searching.FrontierSearch):
         self.time_s += start_s
         self._check()
         facts = context.facts
-        facts.ready = {arm: began_ns + int(start_s * SECOND) for arm in arms}
+        facts.ready_ns = began_ns + int(start_s * SECOND)
         # So far apart that the times of trials do not meet.
         facts.start_ns = began_ns + context.number * 10_000 * SECOND
         self._send(context, schedule, facts.start_ns)
