@@ -92,11 +92,12 @@ class Orchestrator:
         """Check machine and traffic; start and write nothing. Raises ConfigError."""
         if self._source is None:
             check_experiment(self.experiment)
-            self._source = source_of(self.experiment)
-            draw(self.experiment, self._source, 1)  # an impossible schedule is known now
-            if trace := self._source.trace:
-                self.status.note(trace.account)
+            source = source_of(self.experiment)
+            draw(self.experiment, source, 1)  # an impossible schedule is known now
+            if source.trace:
+                self.status.note(source.trace.account)
             check_writable(self._out)
+            self._source = source
 
     @property
     def source(self) -> Source:
