@@ -72,6 +72,7 @@ _EXPLAINED = {
     "splitter": "how-to/security.md#the-splitter",
     "parity": "explanation/parity.md",
     "machines": "how-to/gpus.md",
+    "pressure": "how-to/gpus.md#pressure",
     "security": "how-to/security.md",
 }
 

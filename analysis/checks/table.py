@@ -13,6 +13,7 @@ from tailgate.analysis.checks.data import autocorrelation, blocks, cut, heteroge
 from tailgate.analysis.checks.generator import generator
 from tailgate.analysis.checks.machines import foreign, host, settings, speed, throttled
 from tailgate.analysis.checks.overload import overload
+from tailgate.analysis.checks.pressure import pressure
 from tailgate.analysis.checks.telemetry import blind, compiled, telemetry, unknown_stalls
 from tailgate.analysis.checks.traffic import control_errors, interference, open_loop, pairs, sample_ratio, schedules
 from tailgate.analysis.judging.comparisons import Comparisons
@@ -29,6 +30,7 @@ RULES: tuple[Rule, ...] = (
     schedules,
     sample_ratio,
     control_errors,
+    pressure,
     generator,
     open_loop,
     interference,

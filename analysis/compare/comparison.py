@@ -39,7 +39,7 @@ _RESULT_ARM = "server"  # the arm of another tool's result file
 _MOST_LISTED = 12
 
 # Settings, or tables of them, that must be alike.
-_ALIKE = ("traffic", "slo", "trials.compile_cache", "loop", "arm.model", "arm.kind", "replicas")
+_ALIKE = ("traffic", "slo", "pressure", "trials.compile_cache", "loop", "arm.model", "arm.kind", "replicas")
 # Those that say nothing of what was measured: how the traffic is sent, of other arms, and of the run.
 _IGNORED = (
     *("traffic.workers", "traffic.remote_workers", "traffic.master_bind", "traffic.block_s"),

@@ -120,6 +120,8 @@ def _notes(summary: Summary) -> Iterable[tuple[str, str]]:
         differences = len(summary.joined.differences)
         accepted = f" · {counted(differences, 'difference', count)} accepted" if differences else ""
         yield "Judged together", head + accepted
+    if summary.design.pressure:
+        yield "Under pressure", summary.design.pressure
     if (ended := summary.interim) is not None:
         how = f"every {seconds(summary.design.block_s)}; the error rate is controlled across all of them"
         yield "Interim analyses", "; ".join(filter(None, (how, ended)))

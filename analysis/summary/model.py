@@ -101,6 +101,7 @@ class Design(Row):
     planned: Annotated[Count, Field(description="requests")] = None
     open_loop: bool
     concurrency: Annotated[Count, Field(description="requests under way to an arm, of a closed loop")] = None
+    pressure: Annotated[str, Field(description="what weighed on the machines on purpose, in words")] = ""
 
 
 # --- Arms -------------------------------------------------------------------------------------------------------------

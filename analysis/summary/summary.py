@@ -18,6 +18,7 @@ import numpy as np
 
 from tailgate.analysis.arrays import Bools, Floats, parts
 from tailgate.analysis.checks.check import Check
+from tailgate.analysis.checks.pressure import in_words
 from tailgate.analysis.frontier.summary_rows import summary_rows as frontier_rows
 from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from tailgate.analysis.judging.gates.latency import noninferiority_name
@@ -323,4 +324,5 @@ def _design(run: Run) -> dict[str, Any]:
         "planned": sum(planned.values()) if planned else None,
         "open_loop": bool(run.requests.scheduled.all()) if open_loop is None else open_loop,
         "concurrency": run.concurrency,
+        "pressure": in_words(run.records.experiment),
     }

@@ -43,6 +43,7 @@ def check_whole(experiment: Experiment) -> None:
         raise ConfigError(f'arm "{experiment.external_arms[0].name}" is external and {why}')
     _check_design(experiment)
     _check_security(experiment)
+    _check_pressure(experiment)
     traffic, targets = experiment.traffic, parse_slo(experiment.slo)
     if traffic.arrivals == "saturation" and not targets:
         raise ConfigError(
@@ -199,6 +200,16 @@ def _check_security(experiment: Experiment) -> None:
         )
 
 
+def _check_pressure(experiment: Experiment) -> None:
+    """Refuse pressure that does not weigh on every arm alike."""
+    on_cpu = [arm.name for arm in experiment.own_arms if not arm.model.device.startswith("cuda")]
+    if experiment.pressure.gpu_gib and on_cpu:
+        raise ConfigError(
+            f'pressure.gpu_gib is {experiment.pressure.gpu_gib:g} but arm "{on_cpu[0]}" is on no GPU that is named: '
+            "set model.device to cuda or cuda:N, or give pressure.processors"
+        )
+
+
 def _ruled_out(experiment: Experiment) -> Iterator[str]:
     """Yield the settings that an external arm rules out, or that have no effect on it."""
     parity, turn_s = experiment.parity, experiment.machines.processor_turn_s
@@ -213,6 +224,8 @@ def _ruled_out(experiment: Experiment) -> Iterator[str]:
         yield "[splitter] is set: all arms are dialled directly, so remove the table"
     if turn_s:
         yield f"machines.processor_turn_s is {turn_s:g}: its processes stay where they are, so set it to 0"
+    if experiment.pressure.weighs:
+        yield "[pressure] weighs on machines of this run: put the same pressure on all arms by hand"
     if parity.served and parity.prompts * parity.tokens > MOST_ASKED_TOKENS:
         yield (
             f"parity.prompts {parity.prompts} × parity.tokens {parity.tokens} are asked of it, and {MOST_ASKED_TOKENS} "

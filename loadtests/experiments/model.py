@@ -137,6 +137,20 @@ class MachinesConfig(Settings):
         return self
 
 
+class PressureConfig(Settings):
+    """A neighbour process that weighs on the machines of all arms alike while traffic flows."""
+
+    gpu_gib: float = Field(default=0.0, ge=0, le=1024)
+    """GiB that it holds on each GPU of an arm."""
+    processors: int = Field(default=0, ge=0, le=1024)
+    """Processors of this host that it keeps busy."""
+
+    @property
+    def weighs(self) -> bool:
+        """Whether anything is asked for."""
+        return bool(self.gpu_gib or self.processors)
+
+
 class Experiment(Settings):
     """Arms, traffic, trials and what is judged. Exactly one arm is the control."""
 
@@ -172,6 +186,8 @@ class Experiment(Settings):
     """Whether the arms compute the same, and how that is judged."""
     machines: MachinesConfig = MachinesConfig()
     """How the machines are watched."""
+    pressure: PressureConfig = PressureConfig()
+    """A neighbour process on the machines of all arms."""
     security: SecurityConfig = OPEN
     """TLS and token of the load."""
     _whole: Experiment | None = PrivateAttr(default=None)

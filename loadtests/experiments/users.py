@@ -68,4 +68,4 @@ def production_table(table: Mapping[str, Any]) -> dict[str, Any]:
         "parity": {"served": False},
         "machines": {"sample_s": 0.0, "reference_s": 0.0},
     }
-    return {**table, **left}
+    return {**{key: value for key, value in table.items() if key != "pressure"}, **left}

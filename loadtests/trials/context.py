@@ -59,6 +59,7 @@ class TrialFacts:
     startup: dict[str, dict[str, Any]] = field(default_factory=dict)
     monitor: dict[str, Any] | None = None  # the machines: devices, what ran there before, what cannot be read
     references: list[dict[str, Any]] = field(default_factory=list)  # speed of devices and host, before and after
+    pressure: dict[str, Any] | None = None  # what weighed on the machines, and from when to when
     final: dict[str, dict[str, Any]] | None = None
     answers: dict[str, Any] | None = None
     asked: list[str] | None = None  # external arms whose answers are in files of their own

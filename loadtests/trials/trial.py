@@ -16,6 +16,7 @@ from tailgate.loadtests.trials.external_answers import ExternalAnswers
 from tailgate.loadtests.trials.external_arms import find_external_arms, local_servers
 from tailgate.loadtests.trials.load import LoadGenerator
 from tailgate.loadtests.trials.machines import MonitorProcess, measure_references
+from tailgate.loadtests.trials.pressure import Pressure
 from tailgate.loadtests.trials.processes import ProcessorTurns
 from tailgate.loadtests.trials.replicas import Replicas
 from tailgate.loadtests.trials.served_parity import Answers, compared, questions
@@ -63,6 +64,7 @@ class Trial:
             context, command=arm_command, cache=cache, collector=self.collector, monitor=self._monitor
         )
         self._turns = ProcessorTurns(context.experiment.machines.processor_turn_s)
+        self._pressure = Pressure(context, self._monitor)
         self._envoy: Envoy | None = None
         self.splitter: Splitter | None = None
         self._load: LoadGenerator | None = None
@@ -137,6 +139,7 @@ class Trial:
                     raise
 
     def _send_traffic(self, targets: dict[str, str]) -> None:
+        self._pressure.start()
         self._turns.start(self._replicas.process_ids)
         self.context.status.phase = "starting the load"
         sizes = [snapshot.vocab_size for snapshot in self._replicas.snapshots.values()]
@@ -148,6 +151,7 @@ class Trial:
             load.show()
             self._watch()
             self._turns.poll()
+            self._pressure.poll()
             for steering in self._steering:
                 steering(self)
             time.sleep(_POLL_S)
@@ -186,6 +190,7 @@ class Trial:
         take_all(
             lambda: self._load.stop() if self._load is not None else None,
             self._turns.stop,
+            self._pressure.stop,
             lambda: self._receive_last(hurry=hurry),
             lambda: self._server_logs.stop(hurry=hurry),
             self.collector.stop,

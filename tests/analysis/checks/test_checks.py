@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tailgate.analysis.checks import arms, complete, data, traffic
+from tailgate.analysis.checks import arms, complete, data, pressure, traffic
 from tailgate.analysis.checks.applied import apply_checks
 from tailgate.analysis.checks.check import Rule
 from tailgate.analysis.checks.generator import dropped_faults, late_faults, lost_processes
@@ -25,7 +25,7 @@ from tailgate.analysis.records.run_records import read_run
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.work import TokenTimes, Work
 from tests.fakes.machines import tell
-from tests.fakes.runs import FakeRun, comparison, gate, write_run
+from tests.fakes.runs import SECOND, FakeRun, comparison, gate, write_run
 
 ARMS = ("eager", "compiled")
 WEIGHTS = {"a": 9.0, "b": 1.0}
@@ -62,6 +62,15 @@ def compared(
 def lived(*deaths: dict[str, Any], silent: tuple[str, ...] = ()) -> list[str]:
     account = SimpleNamespace(arm="a", external=None, deaths=deaths, silent=silent)
     return faults_of(complete.alive, arms=("a",), control="b", infos=[{"trial": 1}], account=lambda arm: account)
+
+
+def pressed(on_s: tuple[int, int] = (0, 100), **had: Any) -> list[str]:
+    """Ask for a neighbour on 2 processors in 100 s of traffic; it was there `on_s`."""
+    start_ns, end_ns = (SECOND * (1 + at_s) for at_s in on_s)
+    info = {"trial": 1, "start_ns": SECOND, "duration_s": 100, "complete": True}
+    info["pressure"] = {"gpu_gib": 0, "processors": 2, "start_ns": start_ns, "end_ns": end_ns, **had}
+    records = SimpleNamespace(experiment={"pressure": {"processors": 2}})
+    return faults_of(pressure.pressure, records=records, infos=[info])
 
 
 def late(**changes: Any) -> list[str]:
@@ -121,6 +130,12 @@ USERS: dict[str, Any] = {"splitter": {"count": 1000}, "passed": 990, "unplaced":
         (traffic.share_faults([({"a": 8700, "b": 1300}, WEIGHTS)]), "more than chance"),
         (traffic.share_faults([({"a": 900, "b": 100, "c": 3}, WEIGHTS | {"c": 0.0})]), "c got 3 of 1003 sessions"),
         (traffic.share_faults([({"a": 5}, WEIGHTS)]), None),
+        (pressed(), None),
+        (pressed((8, 100)), "from 8 to 100 s"),
+        (pressed((0, 90)), "from 0 to 90 s"),
+        (pressed(processors=1), "not what [pressure] asks for"),
+        (pressed(end_ns=None), "not recorded"),
+        (pressed(error="no memory"), "trial 1: no memory"),
         (late(), None),
         (late(loop_lag_ms={"p99": 60.0}), "60.0 ms, limit 50 ms"),
         (late(cpu={"busy_s": 31.0, "of_s": 600.0}), "31 of 600 s, limit 30 s"),

@@ -123,6 +123,11 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
         ({"gates": {"metrics": []}}, ("gates.metrics is []: give 1 or more",)),
         ({"trials": {"compile_cache": "hot"}}, ('trials.compile_cache is "hot": use "fresh" or "shared"',)),
         ({"machines": {"sample_s": 0.01}}, ("machines.sample_s is 0.01", "0.05")),
+        ({"pressure": {"gpu_gib": 1}}, ("pressure.gpu_gib is 1", "on no GPU")),
+        (
+            {"arms": [CONTROL, EXTERNAL], "compare_models": True, "pressure": {"processors": 1}},
+            ('arm "vllm" is external',),
+        ),
         ({"splitter": {"port": 80, "admin_port": 80}}, ("splitter.port", "admin_port", "80")),
         ({"traffic": {"remote_workers": 1}}, ('traffic.master_bind is ""', "give an IP address of this host")),
         ({"traffic": {"remote_workers": 1, "master_bind": "10.0.0.5"}}, ('traffic.master_bind is "10.0.0.5"',)),
