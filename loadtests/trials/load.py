@@ -66,7 +66,6 @@ class LoadGenerator:
             tail = self.child.log_tail(2)
             raise RunError(f"the load did not end within {self._limit_s:g} s: {tail}: see {self.child.log_path}")
         if code:
-            self.read()
             raise RunError(self._failure(code))
         return code == 0
 

@@ -16,8 +16,7 @@ from tailgate.analysis.records.weight_journal import BY_HAND, BY_OTHERS, read_we
 from tailgate.loadtests.experiments.users import UsersConfig
 from tailgate.loadtests.trials import weights
 from tailgate.loadtests.trials.status import ReplicaState
-from tailgate.loadtests.trials.telemetry import Restart
-from tailgate.loadtests.trials.users_trial import UsersTrial
+from tailgate.loadtests.trials.users_ramp import UsersTrial
 from tailgate.loadtests.trials.weights import (
     EnvoySplitter,
     RouteSplitter,
@@ -133,20 +132,20 @@ def test_weights_that_others_move_are_recorded_from_the_first_reading(split: Spl
 
 
 GONE, BACK = frozenset({"new-0"}), frozenset[str]()
-RESTART = Restart(replica="new-0", before_ns=10**17, serving_ns=10**18)
+SINCE_NS = [10**17, 10**18]  # it was restarted
 
 
 @pytest.mark.parametrize(
     ("seen", "reported"),
     [
-        ([(GONE, None), (GONE, None), (BACK, None), (GONE, None)], ["cannot be reached", "answers again", "cannot be"]),
-        ([(BACK, RESTART)], ["was restarted"]),
-        ([(GONE, None), (BACK, None), (BACK, RESTART)], ["cannot be reached", "answers again"]),
+        ([(GONE, 1), (GONE, 1), (BACK, 1), (GONE, 1)], ["cannot be reached", "answers again", "cannot be"]),
+        ([(BACK, 1), (BACK, 2), (BACK, 2)], ["was restarted"]),
+        ([(GONE, 1), (BACK, 1), (BACK, 2)], ["cannot be reached", "answers again"]),
     ],
     ids=["lost twice", "an unnoticed restart", "a restart after a death"],
 )
 def test_each_death_of_a_replica_is_recorded_once(
-    seen: list[tuple[frozenset[str], Restart | None]], reported: list[str], tmp_path: Path
+    seen: list[tuple[frozenset[str], int]], reported: list[str], tmp_path: Path
 ) -> None:
     notes: list[str] = []
     facts = SimpleNamespace(deaths=[])
@@ -155,9 +154,9 @@ def test_each_death_of_a_replica_is_recorded_once(
     observer = SimpleNamespace(arms={"new": {"h:1": "new-0"}}, since_ns=1)
     trial = UsersTrial(cast(Any, context), observer=cast(Any, observer), splitter=None, steering=())
     trial.collector.stop()
-    for lost, restart in seen:
-        restarts = [restart] if restart else []
-        trial.collector = cast(Any, SimpleNamespace(lost=lambda lost=lost: lost, new_restarts=lambda of=restarts: of))
+    for lost, starts in seen:
+        since_ns = {"new-0": SINCE_NS[:starts]}
+        trial.collector = cast(Any, SimpleNamespace(lost=lambda lost=lost: lost, served_since_ns=since_ns))
         trial._watch()
     assert len(notes) == len(reported)
     assert all(words in note for words, note in zip(reported, notes, strict=True))
