@@ -130,7 +130,6 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         ),
         (["check", "broken.toml"], "at the end of a table declaration (at line 2, column 9): correct it there"),
         (["run", "demo", "--set", "model.device=cuda"], "no GPU is visible: use cpu, or run where `tailgate doctor`"),
-        (["split", "--print-config", "envy"], "'--print-config': 'envy' is not one of 'envoy', 'kubernetes'"),
     ],
 )
 def test_bad_usage_is_one_line_with_exit_code_2(
@@ -169,14 +168,6 @@ def test_serve_flags_become_an_arm() -> None:
     assert arm.shapes.kind == "pad"
 
 
-def test_split_prints_configurations_that_parse(capsys: pytest.CaptureFixture[str]) -> None:
-    arms = ["--arm", "eager=10.0.0.1:50051", "--arm", "compiled=10.0.0.2:50051", "--weight", "compiled=3"]
-    assert main(["split", *arms, "--print-config", "envoy"]) == 0
-    assert "static_resources" in json.loads(capsys.readouterr().out)
-    assert main(["split", *arms, "--print-config", "kubernetes"]) == 0
-    assert json.loads(capsys.readouterr().out)["kind"] == "GRPCRoute"
-
-
 def test_a_fault_of_a_run_keeps_and_judges_what_was_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,7 +186,7 @@ def test_a_fault_of_a_run_keeps_and_judges_what_was_recorded(
 @pytest.mark.process
 @pytest.mark.parametrize("stream", ["/dev/full", "closed"])
 def test_a_stdout_that_takes_nothing_is_reported_in_one_line(stream: str) -> None:
-    arguments = ["split", "--arm", "eager=127.0.0.1:1", "--print-config", "envoy"]
+    arguments = ["split", "--arm", "eager=127.0.0.1:1", "--print-config"]
     command = [sys.executable, "-m", "tailgate.loadtests.commands.main", *arguments]
     redirect = ">&-" if stream == "closed" else f"> {stream}"
     done = subprocess.run(
