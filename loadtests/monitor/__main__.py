@@ -35,13 +35,13 @@ def main() -> int:
     messages: SimpleQueue[Watch | None] = SimpleQueue()  # None: the end
     signal.signal(signal.SIGTERM, lambda number, frame: messages.put(None))
     threading.Thread(target=_listen, args=(messages,), daemon=True).start()
-    readings = Readings(_HOST, say)
+    readings = Readings(say)
     processes = Processes(readings, root=os.getppid())
     host = Host()
     cards = find_cards(task.devices, readings)
     gpus = Gpus(cards, readings=readings, processes=processes, sees_all=sees_all_processes())
     machine = {"machine": machine_identity(card.uuid for card in shown_cards())}
-    say(Seen(machines={_HOST: machine}, devices=gpus.facts(), before=gpus.before(now_ns())))
+    say(Seen(machines={_HOST: machine}, devices=gpus.facts(), before=gpus.before()))
     # Only now: this takes longer than all of the above, for which the arms wait.
     from tailgate.analysis.records.schemas import MACHINES
     from tailgate.analysis.records.tables import RecordWriter

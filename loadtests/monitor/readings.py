@@ -41,7 +41,6 @@ class Seen:
 class Unreadable:
     """A value that cannot be read, and why. Each is said once."""
 
-    host: str
     name: str
     what: str
     why: str
@@ -57,14 +56,9 @@ class Watch:
 
 
 def start_monitor(task: Task, *, log_path: Path, environment: Mapping[str, str]) -> Child:
-    """Start the process, which says `Seen` and `Unreadable`, and takes `Watch` by `watch`."""
+    """Start the process, which says `Seen` and `Unreadable`, and takes each `Watch` as a line of JSON."""
     command, parse = [*_COMMAND, json.dumps(asdict(task))], messages_of(Seen, Unreadable)
     return Child("watcher", command, log_path=log_path, environment=environment, commands=True, parse=parse)
-
-
-def watch(monitor: Child, what: Watch) -> None:
-    """Have the monitor follow it."""
-    monitor.command(json.dumps(asdict(what)))
 
 
 # What is read: a column, or several that come together in their order, by a function that may raise anything.
@@ -72,10 +66,9 @@ Probes = Mapping[str | tuple[str, ...], Callable[[], Any]]
 
 
 class Readings:
-    """Reads probes of one host. `report` gets each thing that cannot be read, the first time."""
+    """Reads probes. `report` gets each thing that cannot be read, the first time."""
 
-    def __init__(self, host: str, report: Callable[[Unreadable], None]) -> None:
-        self.host = host
+    def __init__(self, report: Callable[[Unreadable], None]) -> None:
         self._report = report
         self._reported: set[tuple[str, str]] = set()
 
@@ -95,7 +88,7 @@ class Readings:
         """Report, once, that `what` of `name` cannot be read."""
         if (name, what) not in self._reported:
             self._reported.add((name, what))
-            self._report(Unreadable(host=self.host, name=name, what=what, why=why))
+            self._report(Unreadable(name=name, what=what, why=why))
 
 
 def reason(error: BaseException) -> str:
