@@ -97,7 +97,6 @@ class Handler(BaseHTTPRequestHandler):
     timeout = _IDLE_S
 
     def do_GET(self) -> None:
-        """Answer GET, and HEAD without the body."""
         raise NotImplementedError
 
     def do_HEAD(self) -> None:
