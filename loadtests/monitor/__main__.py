@@ -24,7 +24,6 @@ from tailgate.servers.clock import now_ns
 from tailgate.servers.processes import say
 
 _HOST = "run"
-_FLUSH_S = 0.9  # with a sample each second, each is flushed
 
 
 def main() -> int:
@@ -43,7 +42,6 @@ def main() -> int:
     from tailgate.analysis.records.schemas import MACHINES
     from tailgate.analysis.records.tables import RecordWriter
 
-    flushed_s = 0.0
     with RecordWriter(Path(task.out), MACHINES) as writer:
         for _ in _ticks(task.sample_s, processes):
             shared = {"trial": task.trial, "host": _HOST, "at_ns": now_ns()}
@@ -51,9 +49,7 @@ def main() -> int:
             host_row = {"kind": "host", "name": _HOST, **readings.of(_HOST, host.probes)}
             for row in (host_row, *gpu_rows, *processes.sample(held)):
                 writer.append({**shared, **row})
-            if time.monotonic() - flushed_s >= _FLUSH_S:
-                writer.flush()
-                flushed_s = time.monotonic()
+            writer.flush()
     return 0
 
 

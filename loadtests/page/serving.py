@@ -96,12 +96,6 @@ class Handler(BaseHTTPRequestHandler):
     sys_version = ""
     timeout = _IDLE_S
 
-    def do_GET(self) -> None:
-        raise NotImplementedError
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
     def begin(self, status: HTTPStatus, headers: Mapping[str, str]) -> None:
         """Send the head of an answer."""
         fixed = {
@@ -122,9 +116,8 @@ class Handler(BaseHTTPRequestHandler):
         content = body.encode() if isinstance(body, str) else body
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         self.begin(status, {"Content-Length": str(len(content)), **named})
-        if self.command != "HEAD":
-            with suppress(OSError):
-                self.wfile.write(content)
+        with suppress(OSError):
+            self.wfile.write(content)
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Log no request: an address may hold the token."""

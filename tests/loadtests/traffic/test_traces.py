@@ -80,7 +80,6 @@ BAD_AZURE: list[tuple[str, list[str]]] = [
     (f"{LATE},12,-5", ["row 4", "output length is -5"]),
     (f"{LATE},99999999999,5", ["Row #4", "99999999999"]),
     (f"{LATE},{'9' * 5000},5", ["Row #4", "..."]),
-    ("2123-11-17 00:00:01.0000000,12,5", ["row 4", "more than 10 years", "remove the row"]),
     ("2023-11-17 00:00:00.0000000,12,5", ["row 4", "time goes back by 100 ns", "sort the trace"]),
 ]
 BAD_MOONCAKE: list[tuple[str, list[str]]] = [
@@ -89,7 +88,6 @@ BAD_MOONCAKE: list[tuple[str, list[str]]] = [
     ('{"timestamp": "3", "input_length": 4, "output_length": 4}', ["row 2", "timestamp: ", "number"]),
     ('{"timestamp": NaN, "input_length": 4, "output_length": 4}', ["row 2", "timestamp: "]),
     (mooncake_line(10**400), ["row 2", "timestamp: "]),
-    (mooncake_line(10**12), ["row 2", "10 years"]),
     ("[" * 50_000, ["row 2", "Invalid JSON"]),
     (mooncake_line(3000, 4.5, 4), ["row 2", "input_length: ", "integer"]),
     (mooncake_line(3000, 2**70, 4), ["row 2", "input_length: ", "less than 2147483648"]),
