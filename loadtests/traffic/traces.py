@@ -1,6 +1,6 @@
 """Traces of LLM serving as columns: when each request came, its input and its output length, which prompts it shares.
 
-The content of a file, plain or gzip, decides its format; its name does not:
+The content of a file decides its format; its name does not:
 
 - CSV with the columns `TIMESTAMP,ContextTokens,GeneratedTokens`, as the Azure LLM inference traces of 2023 and 2024
   have them (github.com/Azure/AzurePublicDataset).
@@ -11,9 +11,7 @@ The content of a file, plain or gzip, decides its format; its name does not:
 from __future__ import annotations
 
 import codecs
-import gzip
 import re
-import zlib
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,22 +71,19 @@ def read_trace(path: str | Path, *, answers: bool = True, blocks: bool = True) -
     0; where `blocks` are of none, they are not read.
     """
     name = str(path)
-    what = f'trace "{name}"'
     try:
-        with Path(path).open("rb") as stored:
-            packed = stored.peek(2)[:2] == b"\x1f\x8b"
-            file: Any = gzip.GzipFile(fileobj=stored) if packed else stored
+        with Path(path).open("rb") as file:
             header = _first_line(file, name)
             if header.startswith("{"):
                 file.seek(0)
                 return _checked(name, "mooncake", _json_lines(file, name, blocks), answers)
             return _checked(name, "azure", _csv(file, name, header), answers)
-    except (EOFError, gzip.BadGzipFile, zlib.error):
-        raise ConfigError(f"{what} is damaged gzip data: copy it again") from None
     except OSError as error:
-        raise ConfigError(f"{what} cannot be read ({error.strerror}): give the path of a readable file") from None
+        raise ConfigError(
+            f'trace "{name}" cannot be read ({error.strerror}): give the path of a readable file'
+        ) from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{what} is not UTF-8 text ({error}): unpack or convert it") from None
+        raise ConfigError(f'trace "{name}" is not UTF-8 text ({error}): unpack or convert it') from None
 
 
 def _first_line(file: IO[bytes], name: str) -> str:

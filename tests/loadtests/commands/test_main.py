@@ -16,9 +16,11 @@ from typing import Any
 
 import grpc
 import pytest
+import typer
 
 from tailgate.loadtests.commands.arm_flags import preset_arm
 from tailgate.loadtests.commands.main import COMMANDS, main
+from tailgate.loadtests.commands.options import duration
 from tailgate.loadtests.external.grpc_channel import check_replica
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.rpc import telemetry_pb2, telemetry_pb2_grpc
@@ -147,6 +149,14 @@ def test_a_port_in_use_is_refused_before_anything_starts(capsys: pytest.CaptureF
         assert f"--port is {port}" in refused(capsys, "serve", "--preset", "eager", "--port", str(port))
         assert f"--port is {port}" in refused(capsys, "split", "--arm", "eager=127.0.0.1:9", "--port", str(port))
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_length_of_time_is_read_or_refused() -> None:
+    for text, seconds in (("90", 90.0), ("90s", 90.0), (" 1.5h ", 5400.0), ("5 m", 300.0), ("2min", 120.0)):
+        assert duration(text) == seconds
+    for other in ("", "0", "0s", "-5s", "5d", "nan", "1e3", "٣s", "5 m 3 s", "8d", "9" * 5000):
+        with pytest.raises(typer.BadParameter, match="is no length of time"):
+            duration(other)
 
 
 def test_serve_flags_become_an_arm() -> None:
