@@ -6,7 +6,6 @@ import math
 import re
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,12 +20,9 @@ from tailgate.loadtests.traffic.settings import TrafficConfig
 from tailgate.loadtests.trials.context import RunError, TrialContext
 from tailgate.loadtests.trials.processes import child_environment
 from tailgate.loadtests.trials.status import read_load
-from tailgate.loadtests.workers.channel import TOKEN_VARIABLE, channel_token
+from tailgate.loadtests.workers.channel import TOKEN_VARIABLE, channel_token, locust
 from tailgate.servers.processes import Child, describe_exit, log_tail
 
-# -P: a directory called `locust` where the user stands must not be imported instead.
-_LOCUST_COMMAND = (sys.executable, "-P", "-m", "locust")
-_LOCUSTFILE = Path(__file__).resolve().parents[1] / "chat.py"
 _AWAITED = re.compile(r"Waiting for workers to be ready, (\d+ of \d+) connected")  # as Locust (2.47) logs each second
 _GIVEN_UP = "Gave up waiting for workers to connect"  # at the end of that
 _OWN_ERROR = re.compile(r"/ERROR/tailgate: (.+)")
@@ -163,7 +159,7 @@ def locust_command(folder: Path, traffic: TrafficConfig, *, wait_s: float = 0.0)
     It waits up to `wait_s` for those of other hosts.
     """
     workers, remote = traffic.workers, traffic.remote_workers
-    command = [*_LOCUST_COMMAND, "-f", str(_LOCUSTFILE), "--headless", "--only-summary", "--exit-code-on-error", "0"]
+    command = [*locust(), "--headless", "--only-summary", "--exit-code-on-error", "0"]
     command += ["-u", str(workers + remote), "-r", str(workers + remote)]
     if remote or workers > 1:
         # Locust's usual port may be taken by another run.

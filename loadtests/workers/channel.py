@@ -1,6 +1,9 @@
-"""What goes over Locust's channel between master and workers, and the secret without which nothing does."""
+"""What starts Locust, what goes over its channel between master and workers, and the secret of that channel."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.security import secret_in
@@ -16,6 +19,13 @@ ACCOUNT, FILE, HAVE, CLOCK = (f"tailgate_{name}" for name in ("account", "file",
 PROTOCOL = 8  # of all these messages: raise it with any change that an older worker would misread
 
 TOKEN_VARIABLE = "TAILGATE_CHANNEL_TOKEN"
+
+
+def locust(locustfile: str = "chat") -> list[str]:
+    """Return the command line of Locust with one of tailgate's locustfiles, for its options to follow."""
+    path = Path(__file__).resolve().parents[1] / f"{locustfile}.py"
+    # -P: a directory called `locust` where the user stands must not be imported instead.
+    return [sys.executable, "-P", "-m", "locust", "-f", str(path)]
 
 
 def channel_token(what: str) -> str:

@@ -96,7 +96,7 @@ WORKS = """
 import sys
 from tailgate.loadtests.commands import main, worker
 code = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('stops in order', flush=True)))"
-worker._LOCUST = (sys.executable, "-c", code + "; print('load', flush=True); signal.pause()", "--")
+worker.locust = lambda: (sys.executable, "-c", code + "; print('load', flush=True); signal.pause()", "--")
 sys.exit(main.main(["worker", "--master", sys.argv[1], "--keep", sys.argv[2]]))
 """
 
