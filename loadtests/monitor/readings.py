@@ -5,17 +5,9 @@ Values are read one by one: one that cannot be read is null, and is reported onc
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
-
-from tailgate.servers.processes import Child, messages_of
-
-# -P: a directory called `loadtests` where the user stands must not be imported instead.
-_COMMAND = (sys.executable, "-P", "-m", "tailgate.loadtests.monitor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +45,6 @@ class Watch:
     name: str
     pid: int
     arm: str | None = None
-
-
-def start_monitor(task: Task, *, log_path: Path, environment: Mapping[str, str]) -> Child:
-    """Start the process, which says `Seen` and `Unreadable`, and takes each `Watch` as a line of JSON."""
-    command, parse = [*_COMMAND, json.dumps(asdict(task))], messages_of(Seen, Unreadable)
-    return Child("watcher", command, log_path=log_path, environment=environment, commands=True, parse=parse)
 
 
 # What is read: a column, or several that come together in their order, by a function that may raise anything.
