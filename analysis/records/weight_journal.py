@@ -40,6 +40,7 @@ class WeightChange:
     trial: int = 1
     cause_ns: Instant | None = None  # when the cause was seen
     done_ns: Instant | None = None  # when the splitter had taken it, or was seen to have; None if unknown
+    shadows: Mapping[str, float] = Field(default_factory=dict)  # percentages of requests that arms got copies of
 
 
 def append(directory: Path, change: WeightChange) -> None:

@@ -306,6 +306,7 @@ class WeightChange(Row):
     offset_s: Number
     action: str
     weights: dict[str, float]
+    shadows_pct: dict[str, float]
     reason: str
 
 

@@ -160,6 +160,7 @@ def _weights(run: Run) -> list[dict[str, Any]]:
             "offset_s": run.offset_s(change.trial, change.at_ns),
             "action": change.action,
             "weights": dict(change.weights),
+            "shadows_pct": dict(change.shadows),
             "reason": change.why,
         }
         for change in run.records.weights

@@ -1,4 +1,4 @@
-"""`tailgate split`: traffic split over arms with Envoy, and new weights for a running split."""
+"""`tailgate split`: traffic split over arms with Envoy, and new weights and shadows for a running split."""
 
 from __future__ import annotations
 
@@ -27,7 +27,14 @@ from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
 EXAMPLES = """\
   tailgate split --arm eager=127.0.0.1:50051 --arm compiled-padded=127.0.0.1:50052,127.0.0.1:50053 \\
                  --weight eager=90,compiled-padded=10 --port 8080 --admin-port 9901
-  tailgate split --admin 127.0.0.1:9901 --weight eager=50,compiled-padded=50"""
+  tailgate split --admin 127.0.0.1:9901 --weight eager=50,compiled-padded=50
+  tailgate split --arm eager=127.0.0.1:50051 --arm compiled-padded=127.0.0.1:50052 --shadow compiled-padded=25%"""
+
+
+_FORMS = {
+    "--weight": ("[0-9]{1,9}", "NAME=WEIGHT", "eager=90"),
+    "--shadow": (r"[0-9]{1,9}(\.[0-9]{1,9})?%", "NAME=PERCENT%", "compiled=25%"),
+}
 
 
 def command(
@@ -37,6 +44,10 @@ def command(
     ] = None,
     weight: Annotated[
         list[str] | None, typer.Option(metavar="NAME=N,...", help="Shares of arms; 1 by default. Repeatable.")
+    ] = None,
+    shadow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=P%,...", help="Copy P% of requests to an arm of weight 0. Repeatable."),
     ] = None,
     host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
     port: Port = 8080,
@@ -53,14 +64,17 @@ def command(
     ] = False,
     admin: Annotated[
         str,
-        typer.Option(metavar="HOST:PORT|PATH", help="Change and show weights of the split with this admin address."),
+        typer.Option(
+            metavar="HOST:PORT|PATH", help="Change and show weights and shadows of the split with this admin address."
+        ),
     ] = "",
     as_json: Json = False,
 ) -> int:
     """Split traffic over arms with Envoy, in the foreground.
 
     Weights decide the arm of each request, or of each session when a session header is sent; the header x-tailgate-arm
-    pins one. Weights change live: run the command again with --admin. Ctrl-C ends it once running streams are done.
+    pins one. A shadow receives copies of requests that another arm answers, and its answers are discarded. Weights and
+    shadows change live: run the command again with --admin. Ctrl-C ends it once running streams are done.
     """
     if admin:
         if arm or print_config:
@@ -68,11 +82,13 @@ def command(
         address = admin_address(
             admin, f'--admin "{admin}" is not HOST:PORT or PATH: give the admin address that the split printed'
         )
+        weights = {arm: int(share) for arm, share in _pairs(weight, "--weight").items()}
         try:
-            now = reweight(Admin(address), _weights(weight))
+            now = reweight(Admin(address), weights, _pairs(shadow, "--shadow"))
         except SplitterError as error:
             return complain(str(error), EXIT_BROKE)
-        stdout.write(f"weights: {_shares(now)}", {"weights": now}, as_json=as_json)
+        text = f"weights: {_shares(now.weights)}{_copies(now.shadows)}"
+        stdout.write(text, {"weights": now.weights, "shadows": now.shadows}, as_json=as_json)
         return 0
     config = split_config(context.params)
     if print_config:
@@ -98,7 +114,7 @@ def _split(config: SplitterConfig, *, as_json: bool) -> int:
                 admin = envoy.admin.address
                 stdout.write("", {"port": envoy.port, "target": envoy.target, "admin": admin}, as_json=as_json)
                 _note(
-                    f"splitting {_shares(config.weights)} on {envoy.target}; Ctrl-C ends; "
+                    f"splitting {_shares(config.weights)}{_copies(config.shadows)} on {envoy.target}; Ctrl-C ends; "
                     f"new weights: tailgate split --admin {admin} --weight {_shares(config.weights, ',')}"
                 )
                 shown = None
@@ -129,20 +145,28 @@ def _shares(weights: Mapping[str, int], separator: str = " ") -> str:
     return separator.join(f"{name}={weight}" for name, weight in weights.items())
 
 
+def _copies(shadows: Mapping[str, float]) -> str:
+    return "".join(f", copies of {percent:g} % to {name}" for name, percent in shadows.items())
+
+
 def split_config(options: Mapping[str, Any]) -> SplitterConfig:
     """Return the configuration that the options of `tailgate split` describe. Raises ConfigError."""
     if not options["arm"]:
         raise ConfigError("no arm is given: add --arm NAME=HOST:PORT at least once, or --admin of a running split")
-    weights, arms = _weights(options["weight"]), []
+    weights, shadows = _pairs(options["weight"], "--weight"), _pairs(options["shadow"], "--shadow")
+    arms = []
     for text in options["arm"]:
         name, equals, addresses = text.partition("=")
         if not equals or not name or not addresses:
             raise ConfigError(f'--arm "{text}" is not NAME=HOST:PORT,...: write for example eager=127.0.0.1:50051')
         backends = tuple(address.strip() for address in addresses.split(","))
-        arms.append(ArmTarget(name=name, backends=backends, weight=weights.get(name, 1)))
+        # A shadow, also one of 0 % for later, answers no request.
+        weight = int(weights.get(name, 0 if name in shadows else 1))
+        arms.append(ArmTarget(name=name, backends=backends, weight=weight, shadow_percent=shadows.get(name, 0.0)))
     known = [arm.name for arm in arms]
-    if unknown := next((name for name in weights if name not in known), None):
-        raise ConfigError(f'--weight names the arm "{unknown}", which no --arm gives: use one of {", ".join(known)}')
+    for flag, given in (("--weight", weights), ("--shadow", shadows)):
+        if unknown := next((name for name in given if name not in known), None):
+            raise ConfigError(f'{flag} names the arm "{unknown}", which no --arm gives: use one of {", ".join(known)}')
     tls = {f"--tls-{name}": options[f"tls_{name}"] for name in ("certificate", "key")}
     check_named(tls)
     return SplitterConfig(
@@ -156,12 +180,13 @@ def split_config(options: Mapping[str, Any]) -> SplitterConfig:
     )
 
 
-def _weights(texts: Sequence[str] | None) -> dict[str, int]:
-    """Return {"eager": 90, "compiled": 10} of ["eager=90,compiled=10"]. Raises ConfigError."""
-    weights = {}
+def _pairs(texts: Sequence[str] | None, flag: str) -> dict[str, float]:
+    """Return {"eager": 90.0, "compiled": 10.0} of ["eager=90,compiled=10"]. Raises ConfigError."""
+    number, form, example = _FORMS[flag]
+    pairs = {}
     for part in (part for text in texts or () for part in text.split(",")):
         name, _, value = (side.strip() for side in part.partition("="))
-        if not name or not re.fullmatch("[0-9]{1,9}", value):
-            raise ConfigError(f'--weight "{part}" is not NAME=WEIGHT: write for example eager=90')
-        weights[name] = int(value)
-    return weights
+        if not name or not re.fullmatch(number, value):
+            raise ConfigError(f'{flag} "{part}" is not {form}: write for example {example}')
+        pairs[name] = float(value.removesuffix("%"))
+    return pairs

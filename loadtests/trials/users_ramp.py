@@ -25,7 +25,14 @@ from tailgate.loadtests.trials.weights import UNANSWERED, Splitter, WeightContro
 from tailgate.loadtests.users.observer import Observer
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.splitter.admin import Admin, SplitterError, configured_weights, log_path, replica_addresses
+from tailgate.servers.splitter.admin import (
+    Admin,
+    SplitterError,
+    configured_shares,
+    live_shares,
+    log_path,
+    replica_addresses,
+)
 
 # The last interim analysis says nothing of now once it is older than four blocks, and a minute.
 _STALE_S: Final = 60.0
@@ -57,7 +64,7 @@ class UsersRamp(Orchestrator):
             self._log, self._arms = users.access_log, dict(users.replicas)
             if users.admin:
                 self._ask_envoy(Admin(users.admin))
-            weights = self._splitter.weights()
+            weights = self._splitter.shares().weights
         except SplitterError as error:
             raise ConfigError(str(error)) from None
         for name in names:
@@ -81,7 +88,12 @@ class UsersRamp(Orchestrator):
         candidate, users = self.experiment.ramp.candidate, self.experiment.users
         if users.route or users.provider:
             return  # this splitter's weights are not moved here
-        if share := configured_weights(admin).get(candidate, 0):
+        if percent := live_shares(admin).shadows.get(candidate):
+            raise ConfigError(
+                f"{candidate} gets copies of {percent:g} % of the requests: end them first, by tailgate split --admin "
+                f"{admin.address} --shadow {candidate}=0%"
+            )
+        if share := configured_shares(admin).weights.get(candidate, 0):
             # Envoy forgets live weights when it starts anew.
             raise ConfigError(
                 f"the split gives {candidate} weight {share} after a restart: start it with "

@@ -16,7 +16,7 @@ from tailgate.analysis.records.weight_journal import BY_HAND, BY_OTHERS, WeightC
 from tailgate.loadtests.experiments.users import UsersConfig
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.splitter.admin import Admin, SplitterError, live_weights, reweight
+from tailgate.servers.splitter.admin import Admin, Shares, SplitterError, live_shares, reweight
 from tailgate.servers.splitter.kubernetes import Gateway
 
 # No alarm is seen while a route is waited for, and a rollback is to take 2 s at most.
@@ -29,8 +29,8 @@ UNANSWERED: Final = (SplitterError, ConfigError)
 class Splitter(Protocol):
     """Weights that can be read and set. Each method raises one of UNANSWERED."""
 
-    def weights(self) -> Mapping[str, int]:
-        """Return the weights in force."""
+    def shares(self) -> Shares:
+        """Return the shares in force."""
 
     def reweight(self, weights: Mapping[str, int]) -> None:
         """Have new requests follow the weights; those under way are not touched."""
@@ -42,8 +42,8 @@ class EnvoySplitter:
 
     admin: Admin
 
-    def weights(self) -> Mapping[str, int]:
-        return live_weights(self.admin)
+    def shares(self) -> Shares:
+        return live_shares(self.admin)
 
     def reweight(self, weights: Mapping[str, int]) -> None:
         reweight(self.admin, weights)
@@ -55,8 +55,8 @@ class RouteSplitter:
 
     gateway: Gateway
 
-    def weights(self) -> Mapping[str, int]:
-        return self.gateway.state().weights
+    def shares(self) -> Shares:
+        return Shares(weights=self.gateway.state().weights, shadows={})
 
     def reweight(self, weights: Mapping[str, int]) -> None:
         """Return once the gateway says that it follows, or after 1 s: not every gateway says so."""
@@ -156,14 +156,16 @@ class WeightController:
     def _foreign_change(self, splitter: Splitter, own: Sequence[WeightChange]) -> WeightChange | None:
         """Read the weights, and return what others made of them; None where they are those of one of `own`."""
         before_ns, self._read_ns = self._read_ns, now_ns()
-        found, last = splitter.weights(), self.last
-        weights = {arm: found.get(arm, 0) for arm in self._arms}
-        if any(weights == dict(change.weights) for change in own):
+        found, last = splitter.shares(), self.last
+        weights = {arm: found.weights.get(arm, 0) for arm in self._arms}
+        shadows = {arm: percent for arm, percent in found.shadows.items() if arm in self._arms}
+        if any((weights, shadows) == (dict(change.weights), dict(change.shadows)) for change in own):
             return None
         return WeightChange(
             # No earlier than the change before it, which was made at its own instant.
             at_ns=self._read_ns if last is None else max(before_ns, (last.done_ns or last.at_ns) + 1),
             weights=weights,
+            shadows=shadows,
             why=f"another program changed {in_words(own[0])}, or the splitter was restarted" if own else "as found",
             action=BY_OTHERS if self._passive else BY_HAND,
             step=last.step if last is not None else 0 if self._passive else None,
@@ -179,5 +181,6 @@ class WeightController:
 
 
 def in_words(change: WeightChange) -> str:
-    """Return the weights of a change: "eager=90, compiled=10"."""
-    return ", ".join(f"{arm}={weight}" for arm, weight in change.weights.items())
+    """Return the shares of a change: "eager=90, compiled=10"."""
+    copies = [f"copies of {percent:g} % to {arm}" for arm, percent in change.shadows.items()]
+    return ", ".join([*(f"{arm}={weight}" for arm, weight in change.weights.items()), *copies])

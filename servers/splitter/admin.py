@@ -1,4 +1,4 @@
-"""A running split, through Envoy's admin interface: its replicas and log, what it counted, and its weights."""
+"""A running split, through Envoy's admin interface: its replicas and log, what it counted, and its shares."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from tailgate.servers.address import host_port, joined
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.splitter.bootstrap import LISTENER, WEIGHT_KEYS
-from tailgate.servers.splitter.envoy_config import check_weight
+from tailgate.servers.splitter.bootstrap import LISTENER, SHADOW_KEYS, WEIGHT_KEYS
+from tailgate.servers.splitter.envoy_config import check_shadow, check_weight, fraction
 
 # Envoy states its age in whole seconds: two readings of one start are closer than this.
 SAME_START_S: Final = 5.0
@@ -104,6 +104,14 @@ class _SocketConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """The weight of every arm, and the percentage of requests that each shadow gets copies of."""
+
+    weights: Mapping[str, int]
+    shadows: Mapping[str, float]
+
+
 def replica_addresses(admin: Admin) -> dict[str, tuple[str, ...]]:
     """Return {arm: "host:port" of each replica}, as Envoy has resolved them. Raises SplitterError."""
     with admin.reading("/clusters?format=json", "replicas") as document:
@@ -131,7 +139,7 @@ def log_path(admin: Admin) -> str:
 def ended_requests(admin: Admin) -> tuple[int, float]:
     """Return how many requests have ended since Envoy started, and when that was on the monotonic clock.
 
-    The number may be off by the requests of this instant. Raises SplitterError.
+    Copies to a shadow are not counted. The number may be off by the requests of this instant. Raises SplitterError.
     """
     names = f"http.{LISTENER}.downstream_rq_total", f"http.{LISTENER}.downstream_rq_active", "server.uptime"
     counted, read_s = admin.stats(*names), time.monotonic()
@@ -139,43 +147,59 @@ def ended_requests(admin: Admin) -> tuple[int, float]:
     return total - active, read_s - age
 
 
-def configured_weights(admin: Admin) -> dict[str, int]:
-    """Return the weights that the split has whenever it starts. Raises SplitterError."""
+def configured_shares(admin: Admin) -> Shares:
+    """Return the shares that the split has whenever it starts. Raises SplitterError."""
     with admin.reading("/config_dump", "configuration") as document:
         for table in _tables(document):
             if clusters := table.get("weighted_clusters", {}).get("clusters"):
-                return {row["name"]: int(row.get("weight", 0)) for row in clusters}
+                policies = table.get("request_mirror_policies", [])
+                return Shares(
+                    weights={row["name"]: int(row.get("weight", 0)) for row in clusters},
+                    shadows={row["cluster"]: _percent(row["runtime_fraction"]["default_value"]) for row in policies},
+                )
     raise SplitterError(f"{admin.address} is an Envoy but splits nothing by weight: give the admin port of a split")
 
 
-def live_weights(admin: Admin) -> dict[str, int]:
-    """Return the weights in force. Raises SplitterError."""
-    known = configured_weights(admin)
-    with admin.reading("/runtime", "weights of arms") as document:
+def live_shares(admin: Admin) -> Shares:
+    """Return the shares in force. Raises SplitterError."""
+    known = configured_shares(admin)
+    with admin.reading("/runtime", "shares of arms") as document:
         entries = document.get("entries", {})
-        live = {arm: entries.get(f"{WEIGHT_KEYS}.{arm}", {}).get("final_value") for arm in known}
-        return {arm: int(live[arm] or weight) for arm, weight in known.items()}
+        live = {key: entry["final_value"] for key, entry in entries.items() if entry.get("final_value")}
+        weights = {arm: int(live.get(f"{WEIGHT_KEYS}.{arm}", weight)) for arm, weight in known.weights.items()}
+        shadows = {arm: known.shadows.get(arm, 0.0) for arm in weights}
+        shadows |= {arm: _percent(json.loads(live[key])) for arm in weights if (key := f"{SHADOW_KEYS}.{arm}") in live}
+        return Shares(weights=weights, shadows={arm: percent for arm, percent in shadows.items() if percent})
 
 
-def reweight(admin: Admin, weights: Mapping[str, int]) -> dict[str, int]:
-    """Have new requests follow `weights`, all of which change in one step; streams in flight stay.
+def _percent(share: Mapping[str, Any] | float) -> float:
+    """Return the percentage of a share: tailgate's fraction of a million, or a whole percentage set by hand."""
+    return min(float(share), 100.0) if isinstance(share, (int, float)) else share.get("numerator", 0) / 10_000
 
-    Arms that are not named keep theirs. Fewest sessions change their arm at a constant sum of weights. Returns the
-    weights from now on. Raises ConfigError or SplitterError.
+
+def reweight(admin: Admin, weights: Mapping[str, int], shadows: Mapping[str, float] | None = None) -> Shares:
+    """Have new requests follow `weights`, and be copied to the arms of `shadows` (percentages; 0 ends the copies).
+
+    All of it changes in one step; streams in flight stay, and so do arms that are not named. Fewest sessions change
+    their arm at a constant sum of weights. Returns the shares from now on. Raises ConfigError or SplitterError.
     """
-    current = live_weights(admin)
-    new = {**current, **weights}
-    for name, weight in new.items():
-        if name not in current:
-            known = ", ".join(current)
+    current = live_shares(admin)
+    new = Shares(weights={**current.weights, **weights}, shadows={**current.shadows, **(shadows or {})})
+    for name in (*new.weights, *new.shadows):
+        if name not in current.weights:
+            known = ", ".join(current.weights)
             raise ConfigError(f'arm "{name}" is unknown to the split at {admin.address}: use one of {known}')
-        check_weight(name, weight)
-    if not any(new.values()):
+        check_weight(name, new.weights[name])
+        check_shadow(name, new.shadows.get(name, 0.0), new.weights[name])
+    if not any(new.weights.values()):
         raise ConfigError("every arm would have weight 0: give at least one arm a weight of 1 or more")
     # One request for all of them, so that no call is routed by half of the change.
-    changes = {f"{WEIGHT_KEYS}.{name}": weight for name, weight in new.items()}
+    changes = {f"{WEIGHT_KEYS}.{name}": str(weight) for name, weight in new.weights.items()}
+    for name, percent in new.shadows.items():
+        # Without spaces, which Envoy would read as "+".
+        changes[f"{SHADOW_KEYS}.{name}"] = json.dumps(fraction(percent), separators=(",", ":"))
     admin.post(f"/runtime_modify?{urllib.parse.urlencode(changes)}")
-    return new
+    return Shares(weights=new.weights, shadows={arm: percent for arm, percent in new.shadows.items() if percent})
 
 
 def _tables(document: Iterable[Any]) -> Iterator[dict[str, Any]]:

@@ -7,11 +7,13 @@ from typing import Any
 
 from tailgate.servers.metadata import ARM_HEADER, INFERENCE_SERVICE, SESSION_HEADER
 from tailgate.servers.security import ServerTls
-from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig, is_ip, split_address, stat_name
+from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig, fraction, is_ip, split_address, stat_name
 from tailgate.servers.splitter.request_log import log_format
 
 LISTENER = "tailgate"
-WEIGHT_KEYS = "tailgate.weight"  # runtime keys under which Envoy takes new weights while it runs, one for each arm
+# The runtime keys under which Envoy takes new weights and new shares of copies while it runs, one for each arm.
+WEIGHT_KEYS = "tailgate.weight"
+SHADOW_KEYS = "tailgate.shadow"
 # "No limit" where Envoy wants a number: the largest that fits its signed 32-bit fields.
 _UNLIMITED = 2**31 - 1
 _BUFFER_BYTES = 64 * 2**20
@@ -37,7 +39,7 @@ def bootstrap(config: SplitterConfig, *, admin_socket: str = "") -> dict[str, An
                     "name": "limits",
                     "static_layer": {"overload.premature_reset_total_stream_count": _UNLIMITED},
                 },
-                # Live weights: written through the admin interface, see admin.py.
+                # Live weights and shadows: written through the admin interface, see admin.py.
                 {"name": "weights", "admin_layer": {}},
             ]
         },
@@ -180,7 +182,7 @@ def _pinned_route(arm: ArmTarget) -> dict[str, Any]:
 
 
 def _weighted_route(config: SplitterConfig) -> dict[str, Any]:
-    action = {
+    action: dict[str, Any] = {
         "weighted_clusters": {
             "runtime_key_prefix": WEIGHT_KEYS,
             "clusters": [
@@ -193,6 +195,19 @@ def _weighted_route(config: SplitterConfig) -> dict[str, Any]:
         "hash_policy": [{"header": {"header_name": SESSION_HEADER}}],
         **_ROUTE,
     }
+    if len(config.arms) > 1:
+        # Every arm, also those that get no copies now: which arm is a shadow can change while Envoy runs.
+        action["request_mirror_policies"] = [
+            {
+                "cluster": arm.name,
+                "runtime_fraction": {
+                    "default_value": fraction(arm.shadow_percent),
+                    "runtime_key": f"{SHADOW_KEYS}.{arm.name}",
+                },
+                "disable_shadow_host_suffix_append": True,
+            }
+            for arm in config.arms
+        ]
     return {"name": "weighted", "match": {"prefix": "/"}, "route": action}
 
 

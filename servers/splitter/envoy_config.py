@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from typing import Any
 
 from tailgate.servers.address import host_port
 from tailgate.servers.complaint import ConfigError
@@ -15,11 +16,13 @@ MAX_WEIGHT = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmTarget:
-    """One arm: its replicas as "host:port", and its share of the traffic that is not pinned."""
+    """One arm: its replicas as "host:port", and its share of the traffic that is not pinned. A shadow has weight 0 and
+    gets copies of `shadow_percent` of those requests; its answers are thrown away."""
 
     name: str
     backends: tuple[str, ...]
     weight: int = 1
+    shadow_percent: float = 0.0
 
     def __post_init__(self) -> None:
         try:
@@ -33,6 +36,7 @@ class ArmTarget:
         for backend in self.backends:
             split_address(backend)
         check_weight(self.name, self.weight)
+        check_shadow(self.name, self.shadow_percent, self.weight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +72,32 @@ class SplitterConfig:
     def weights(self) -> dict[str, int]:
         return {arm.name: arm.weight for arm in self.arms}
 
+    @property
+    def shadows(self) -> dict[str, float]:
+        """The percentage of requests that each shadow gets copies of; arms without copies are left out."""
+        return {arm.name: arm.shadow_percent for arm in self.arms if arm.shadow_percent}
+
 
 def check_weight(name: str, weight: int) -> None:
     """Check that Envoy accepts the weight. Raises ConfigError."""
     if isinstance(weight, bool) or not isinstance(weight, int) or not 0 <= weight <= MAX_WEIGHT:
         raise ConfigError(f'weight of arm "{name}" is {weight!r}: give a whole number from 0 to {MAX_WEIGHT}')
+
+
+def check_shadow(name: str, percent: float, weight: int) -> None:
+    """Check that Envoy accepts the share and that an arm with copies has no weight. Raises ConfigError."""
+    if not (percent == 0 or 0.0001 <= percent <= 100):
+        raise ConfigError(f'shadow of arm "{name}" is {percent:g} %: give 0 %, or from 0.0001 % to 100 %')
+    if percent and weight:
+        # Its own share and the copies together would load it more than the arms it is compared with.
+        raise ConfigError(
+            f'arm "{name}" gets copies of {percent:g} % of the requests and has weight {weight}: set one of them to 0'
+        )
+
+
+def fraction(percent: float) -> dict[str, Any]:
+    """Return the share as Envoy's finest fraction, millionths."""
+    return {"numerator": round(percent * 10_000), "denominator": "MILLION"}
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -1,6 +1,7 @@
 """What Envoy writes of each request that it passes on: lines of JSON in the splitter's request log, read back.
 
-Envoy writes a line when a request comes and one when it ends. Both have its start and its connection.
+Envoy writes a line when a request comes and one when it ends, and none for copies to a shadow. Both lines of a request
+have its start and its connection.
 """
 
 from __future__ import annotations

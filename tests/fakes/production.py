@@ -25,7 +25,7 @@ import grpc
 from tailgate.loadtests.experiments.reading import load
 from tailgate.servers.metadata import SESSION_HEADER
 from tailgate.servers.rpc import inference_pb2, inference_pb2_grpc
-from tailgate.servers.splitter.admin import Admin, live_weights
+from tailgate.servers.splitter.admin import Admin, live_shares
 from tests.fakes.grpc_servers import spawned
 from tests.fakes.processes import free_port, wait_for
 from tests.fakes.whole_run import command, environment
@@ -93,7 +93,7 @@ class Production:
 
     def weights(self) -> dict[str, int]:
         """Return what is in force."""
-        return live_weights(self.admin)
+        return dict(live_shares(self.admin).weights)
 
     def kill(self, name: str) -> None:
         self.children[name].send_signal(signal.SIGKILL)

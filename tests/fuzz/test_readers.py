@@ -135,7 +135,9 @@ def _weights(folder: Path) -> list[bytes]:
     (folder / WEIGHTS).unlink(missing_ok=True)
     for at_ns in range(1, 6):
         weights = {"eager": 100 - at_ns, "compiled": at_ns}
-        append_weights(folder, WeightChange(at_ns=at_ns, weights=weights, why="a step", step=at_ns))
+        append_weights(
+            folder, WeightChange(at_ns=at_ns, weights=weights, why="a step", step=at_ns, shadows={"dark": 5.0})
+        )
     return [(folder / WEIGHTS).read_bytes()]
 
 

@@ -247,6 +247,7 @@ def test_what_was_written_is_read_and_a_torn_end_is_no_damage(tmp_path: Path) ->
         b'{"at_ns": 1e999, "weights": {"eager": 1}}\n',
         b'{"at_ns": 9223372036854775808, "weights": {"eager": 1}}\n',
         b'{"at_ns": 7, "weights": {"eager": Infinity}}\n',
+        b'{"at_ns": 7, "weights": {"eager": 1}, "shadows": {"dark": null}}\n',
     ],
 )
 def test_a_damaged_line_is_no_decision_and_is_reported(tmp_path: Path, line: bytes) -> None:

@@ -174,8 +174,8 @@ def test_every_ratio_is_a_cell_and_those_that_a_gate_rests_on_are_framed(demo: S
 
 
 def test_changes_of_weights_are_listed(demo: Summary, read_page: Reader) -> None:
-    row = {"offset_s": 1260.0, "action": "set by hand", "reason": "to see <more>"}
+    row = {"offset_s": 1260.0, "action": "set by hand", "reason": "to see <more>", "shadows_pct": {"new": 5.0}}
     demo["weights"] = [row | {"weights": {"eager": 90.0, "new": 10.0}}]
     text = read_page(html_report(demo)).text
-    assert "21 min set by hand eager 90, new 10 to see <more>" in text
+    assert "21 min set by hand eager 90, new 10; copies in % new 5 to see <more>" in text
     assert "Weights: set by hand after 21 min: eager 90, new 10" in text

@@ -73,7 +73,7 @@ BASE: dict[str, tuple[str, ...]] = {
     "inspect": ("--arm", "eager"),
     "serve": ("--preset", "eager", "--port", "0"),
     "precompile": ("--arm", "compiled-padded", "--out", "OUT"),
-    "split": ("--arm", "eager=127.0.0.1:50051", "--weight", "eager=5"),
+    "split": ("--arm", "eager=127.0.0.1:50051", "--arm", "dark=127.0.0.1:50052", "--shadow", "dark=5%"),
     "locust": ("chat",),
     "worker": ("--master", "127.0.0.1:5557", "--keep", "OUT"),
     "analyze": ("RUN",),

@@ -20,7 +20,7 @@ from tailgate.loadtests.trials.ramp import RampControl
 from tailgate.loadtests.trials.steering import EarlyEnding, Judge, early_end
 from tailgate.loadtests.trials.users_ramp import step_of
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.splitter.admin import SplitterError
+from tailgate.servers.splitter.admin import Shares, SplitterError
 from tests.fakes.processes import refusal
 
 START_NS = 10**18 + 10**12
@@ -36,9 +36,9 @@ class FakeSplitter:
         self.kept = dict(weights)
         self.deaf = False
 
-    def weights(self) -> dict[str, int]:
+    def shares(self) -> Shares:
         self._answer()
-        return dict(self.kept)
+        return Shares(weights=dict(self.kept), shadows={})
 
     def reweight(self, weights: Mapping[str, int]) -> None:
         self._answer()

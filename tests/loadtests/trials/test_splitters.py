@@ -106,12 +106,13 @@ def test_a_change_by_hand_is_recorded_once_with_the_weights_before(split: Split,
     assert controller.poll(splitter) is None
     start, written = read_weights(tmp_path)
     assert written == change
-    assert (start.weights, start.action) == (CONFIGURED, "start")
+    assert (start.weights, start.shadows, start.action) == (CONFIGURED, {}, "start")
     assert written.weights == {"eager": 9, "compiled": 9, "dark": 0}
     assert (written.action, written.step, written.trial) == (BY_HAND, None, 2)
     assert "compiled=1" in written.why
     assert start.at_ns < written.at_ns < (written.done_ns or 0)
-    assert in_words(written) == "eager=9, compiled=9, dark=0"
+    reweight(admin, {}, {"dark": 25})
+    assert in_words(controller.poll(splitter) or start) == "eager=9, compiled=9, dark=0, copies of 25 % to dark"
     split.envoy.stop(grace_s=0)
     with pytest.raises(SplitterError):
         controller.poll(splitter)

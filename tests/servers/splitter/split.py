@@ -18,10 +18,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from tailgate.servers.metadata import ARM_HEADER, INFERENCE_SERVICE, SESSION_HEADER
 from tailgate.servers.rpc import inference_pb2, inference_pb2_grpc
 from tailgate.servers.splitter.envoy import Envoy
-from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
+from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig, stat_name
 from tests.fakes.processes import PATIENCE_S, wait_for
 
 T = TypeVar("T")
+INTERNAL = grpc.StatusCode.INTERNAL
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -45,7 +46,8 @@ class Loop:
 class Replica(inference_pb2_grpc.InferenceServicer):
     """Answers `max_tokens` chunks. The prompt "hold" waits for `release` after the first, "mute" before it.
 
-    A prompt that is the name of a status code aborts with it, after its chunks where "late " stands before the name.
+    A prompt that is the name of a status code aborts with it, after its chunks where "late " stands before the name;
+    every prompt aborts with INTERNAL where the replica `fails`.
     """
 
     def __init__(self, arm: str, index: int) -> None:
@@ -53,6 +55,7 @@ class Replica(inference_pb2_grpc.InferenceServicer):
         self.name = f"{arm}-{index}"
         self.calls = 0
         self.active = 0
+        self.fails = False
         self.release = asyncio.Event()
         self.metadata: list[dict[str, str | bytes]] = []
         self.health = health.aio.HealthServicer()
@@ -71,7 +74,7 @@ class Replica(inference_pb2_grpc.InferenceServicer):
         )
         try:
             prompt = request.text.removeprefix("late ")
-            code = grpc.StatusCode.__members__.get(prompt)
+            code = INTERNAL if self.fails else grpc.StatusCode.__members__.get(prompt)
             if code is not None and prompt == request.text:
                 await context.abort(code, "the engine failed")
             if request.text == "mute":
@@ -156,7 +159,7 @@ class Split:
     def __init__(self, loop: Loop, work_dir: Path, replicas: dict[str, int], **settings: Any) -> None:
         self.loop = loop
         self.work_dir = work_dir
-        weights = settings.pop("weights", {})
+        weights, shadows = settings.pop("weights", {}), settings.pop("shadows", {})
         self.replicas = {arm: [Replica(arm, index) for index in range(count)] for arm, count in replicas.items()}
         for replica in self.all:
             loop.run(replica.start())
@@ -165,6 +168,7 @@ class Split:
                 name=arm,
                 backends=tuple(item.address for item in items),
                 weight=weights.get(arm, 1),
+                shadow_percent=shadows.get(arm, 0.0),
             )
             for arm, items in self.replicas.items()
         )
@@ -197,7 +201,19 @@ class Split:
         return held
 
     def _answering(self) -> int:
-        return sum(item.active for item in self.all)
+        """Streams that replicas answer to users, copies left out."""
+        shadows = self.config.shadows
+        return sum(item.active for arm, items in self.replicas.items() if arm not in shadows for item in items)
+
+    def copies(self, arm: str) -> int:
+        """How many copies the shadow `arm` ever got; returns when none is on its way."""
+        name = f"cluster.{stat_name(arm)}.upstream_rq_total"
+
+        def arrived() -> bool:
+            return self.envoy.admin.stats(name)[name] == sum(item.calls for item in self.replicas[arm])
+
+        wait_for(arrived)
+        return sum(item.calls for item in self.replicas[arm])
 
     def release(self) -> None:
         for replica in self.all:

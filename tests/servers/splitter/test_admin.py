@@ -17,10 +17,11 @@ from tailgate.servers.metadata import STATUS_NAMES
 from tailgate.servers.splitter.admin import (
     SAME_START_S,
     Admin,
+    Shares,
     SplitterError,
-    configured_weights,
+    configured_shares,
     ended_requests,
-    live_weights,
+    live_shares,
     log_path,
     replica_addresses,
     reweight,
@@ -47,7 +48,7 @@ def test_reweighting_drops_no_stream_and_new_requests_follow(build: Build) -> No
     held = split.hold(50)
     for eager, compiled in ((1, 0), (0, 1), (9, 1), (1, 1)):
         reweight(split.envoy.admin, {"eager": eager, "compiled": compiled})
-        assert live_weights(split.envoy.admin) == {"eager": eager, "compiled": compiled}
+        assert live_shares(split.envoy.admin).weights == {"eager": eager, "compiled": compiled}
         counts = Counter(answer.arm for answer in split.ask(*[{}] * 200))
         share = eager / (eager + compiled)
         assert counts.total() == 200
@@ -58,16 +59,41 @@ def test_reweighting_drops_no_stream_and_new_requests_follow(build: Build) -> No
 
 
 @pytest.mark.parametrize(
-    ("weights", "words"),
+    ("shares", "words"),
     [
-        ({"eagre": 1}, ('"eagre"', "eager, compiled-padded, idle.arm")),
-        ({"eager": -1}, ('"eager"', "-1", "1000000")),
-        ({"eager": 0, "compiled-padded": 0}, ("weight 0",)),
+        ({"weights": {"eagre": 1}}, ('"eagre"', "eager, compiled-padded, idle.arm")),
+        ({"weights": {"eager": -1}}, ('"eager"', "-1", "1000000")),
+        ({"weights": {"eager": 0, "compiled-padded": 0}}, ("weight 0",)),
+        ({"shadows": {"drak": 5.0}}, ('"drak"', "eager, compiled-padded, idle.arm")),
+        ({"shadows": {"idle.arm": 250.0}}, ('"idle.arm"', "250 %", "100 %")),
+        ({"shadows": {"eager": 5.0}}, ('"eager"', "5 %", "weight 3")),
     ],
 )
-def test_bad_weights_change_nothing(shared: Split, weights: dict[str, int], words: tuple[str, ...]) -> None:
-    refusal(reweight, shared.envoy.admin, weights, words=words)
-    assert live_weights(shared.envoy.admin) == {"eager": 3, "compiled-padded": 1, "idle.arm": 0}
+def test_bad_shares_change_nothing(shared: Split, shares: dict[str, Any], words: tuple[str, ...]) -> None:
+    refusal(reweight, shared.envoy.admin, shares.get("weights", {}), shares.get("shadows"), words=words)
+    expected = Shares(weights={"eager": 3, "compiled-padded": 1, "idle.arm": 0}, shadows={})
+    assert live_shares(shared.envoy.admin) == expected
+
+
+def test_a_shadow_gets_its_share_as_copies_and_becomes_an_arm_in_one_step(build: Build) -> None:
+    split = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 25})
+    admin = split.envoy.admin
+    assert live_shares(admin) == Shares(weights={"eager": 1, "dark": 0}, shadows={"dark": 25})
+    assert reweight(admin, {}, {"dark": 50}).shadows == live_shares(admin).shadows == {"dark": 50}
+    (eager,), (dark,) = split.replicas.values()
+    dark.fails = True  # of which no user knows
+    answers = split.ask(*[{"session": "one", "tokens": 3}] * 200)
+    assert {(answer.code, answer.tokens, answer.arm) for answer in answers} == {(grpc.StatusCode.OK, 3, "eager")}
+    assert abs(split.copies("dark") - 100) <= binomial_bound(200, 0.5)
+    added = ("x-envoy-internal", "x-forwarded-for")  # by which Envoy marks what it copies
+    assert {name: value for name, value in dark.metadata[0].items() if name not in added} == eager.metadata[0]
+    for by_hand, percent in (("40", 40.0), ("400", 100.0)):  # as Envoy reads it
+        admin.post(f"/runtime_modify?tailgate.shadow.dark={by_hand}")
+        assert live_shares(admin).shadows == {"dark": percent}
+    dark.fails = False
+    shares = reweight(admin, {"dark": 1, "eager": 0}, {"dark": 0, "eager": 100})
+    assert shares == live_shares(admin) == Shares(weights={"eager": 0, "dark": 1}, shadows={"eager": 100})
+    assert {answer.arm for answer in split.ask(*[{}] * 20)} == {"dark"}
 
 
 class Answering(Admin):
@@ -79,7 +105,7 @@ class Answering(Admin):
         return 200, self.body
 
 
-QUESTIONS = (live_weights, configured_weights, replica_addresses, log_path, ended_requests)
+QUESTIONS = (live_shares, configured_shares, replica_addresses, log_path, ended_requests)
 NO_TABLE = {
     "weighted_clusters": {"clusters": [{"name": "eager", "weight": float("inf")}]},
     "cluster_statuses": [5],
@@ -125,8 +151,9 @@ def test_a_request_has_a_line_when_it_begins_and_another_when_it_ends(build: Bui
     assert (whole.start_ns, whole.connection) == (begun.start_ns, begun.connection)
 
 
-def test_a_line_holds_times_figures_and_status_of_a_request(build: Build, tmp_path: Path) -> None:
-    split = build({"eager": 1}, request_log=str(tmp_path / "requests.jsonl"))
+def test_a_line_holds_times_figures_and_status_of_a_request_and_not_of_its_copy(build: Build, tmp_path: Path) -> None:
+    shadow: dict[str, Any] = {"weights": {"eager": 1, "dark": 0}, "shadows": {"dark": 100}}
+    split = build({"eager": 1, "dark": 1}, request_log=str(tmp_path / "requests.jsonl"), **shadow)
     before = time.time_ns()
     split.ask({"tokens": 3, "session": "s1"})
     (row,) = logged(split, 1)
@@ -184,8 +211,8 @@ def test_a_torn_line_or_one_with_impossible_times_is_none(text: str) -> None:
 
 
 def test_every_request_is_counted_once_however_it_ends(build: Build) -> None:
-    split = build({"eager": 1})
-    (replica,) = split.all
+    shadow: dict[str, Any] = {"weights": {"eager": 1, "dark": 0}, "shadows": {"dark": 100}}
+    split = build({"eager": 1, "dark": 1}, **shadow)
     first, start_s = ended_requests(split.envoy.admin)
     assert first == 0
 
@@ -203,17 +230,19 @@ def test_every_request_is_counted_once_however_it_ends(build: Build) -> None:
     async def cancel() -> None:
         async with dial(split.envoy.target) as channel:
             calls = [asyncio.create_task(ask(channel, prompt="hold", tokens=3)) for _ in range(4)]
-            while replica.active != 4:
+            while [replica.active for replica in split.all] != [4, 4]:
                 await asyncio.sleep(0.005)
             for call in calls:
                 call.cancel()
 
     split.loop.run(cancel())
     ended(38)
-    wait_for(lambda: replica.active == 0)
+    wait_for(lambda: [replica.active for replica in split.all] == [0, 4])  # copies go on
     # cut as the replica dies, with no connection, and without a healthy replica
     held = split.hold(7)
-    split.loop.run(replica.stop())
+    wait_for(lambda: [replica.active for replica in split.all] == [7, 11])
+    for replica in split.all:
+        split.loop.run(replica.stop())
     assert {answer.tokens for answer in held.result(PATIENCE_S)} == {1}
     split.ask(*[{}] * 5)
     wait_for(lambda: {healthy for healthy, _ in split.envoy.healthy().values()} == {0})

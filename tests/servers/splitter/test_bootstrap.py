@@ -52,6 +52,9 @@ def config(*backends: str, **settings: Any) -> SplitterConfig:
         (target, {"backends": ("h:1", "h:1")}, ('"eager"', "twice")),
         (target, {"backends": ("h",)}, ('"h"', "host:port")),
         (target, {"backends": ("https://arm.example:1",)}, ('"https://arm.example:1"', "plaintext")),
+        (target, {"weight": 0, "shadow_percent": 101}, ('"eager"', "101 %", "100 %")),
+        (target, {"weight": 0, "shadow_percent": 0.00001}, ('"eager"', "1e-05 %", "0.0001 %")),
+        (target, {"weight": 3, "shadow_percent": 25}, ('"eager"', "25 %", "weight 3")),
         (config, {"arms": ()}, ("no arm",)),
         (config, {"arms": (target(name="a.b"), target(name="a.b"))}, ('"a.b"',)),
         (config, {"host": "localhost"}, ('splitter.host is "localhost"',)),
@@ -87,8 +90,8 @@ def test_silent_streams_are_never_cut() -> None:
 
 
 def test_envoy_accepts_the_written_bootstrap(tmp_path: Path) -> None:
-    path, other = tmp_path / "envoy.json", target(name="Compiled_2.13", weight=0)
-    arms = (target(backends=("eager.tailgate.svc:50051", "[::1]:50051")), other)
+    path, shadow = tmp_path / "envoy.json", target(name="Compiled_2.13", weight=0, shadow_percent=0.5)
+    arms = (target(backends=("eager.tailgate.svc:50051", "[::1]:50051")), shadow)
     for settings in (
         {"arms": arms, "host": "0.0.0.0", "port": 8080, "request_log": "/dev/null"},
         {"host": "::1"},
