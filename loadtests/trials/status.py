@@ -138,12 +138,3 @@ def _merged(parts: Sequence[Mapping[str, Any]]) -> ArmLoad:
         inflight=sum(part["inflight"] for part in parts),
         **{key: worst(key) for key in ("ttft_p50_ms", "ttft_p99_ms", "e2e_p50_ms", "e2e_p99_ms")},
     )
-
-
-def read_workers(folder: Path) -> tuple[int, int] | None:
-    """Return (load processes connected, expected) while some are awaited, as `workers.json` says; else None."""
-    try:
-        account = json.loads((folder / "workers.json").read_text(encoding="utf-8"))
-    except OSError:
-        return None
-    return None if account.get("assigned") else (account["connected"], account["expected"])

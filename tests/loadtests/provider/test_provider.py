@@ -165,6 +165,11 @@ def test_flagger_sends_the_token_in_its_metadata_and_others_as_a_bearer(run: Wat
 def test_beyond_this_machine_it_takes_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     assert TOKEN_VARIABLE in refusal(ConfigError, ProviderServer, "0.0.0.0:0", note=print)
+    for token, why in (("short", "holds 5 characters"), ("a" * 16 + ";x", "letters, digits, -, _ and . alone")):
+        monkeypatch.setenv(TOKEN_VARIABLE, token)
+        assert why in (said := refusal(ConfigError, ProviderServer, "127.0.0.1:0", note=print))
+        assert token not in said
+    monkeypatch.setenv(TOKEN_VARIABLE, f" {TOKEN} ")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         assert f'"{address}", which cannot be used' in refusal(ConfigError, ProviderServer, address, note=print)

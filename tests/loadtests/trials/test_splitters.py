@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,9 +25,8 @@ from tailgate.loadtests.trials.weights import (
     splitter_of,
 )
 from tailgate.servers.splitter.admin import SplitterError, reweight
-from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
-from tailgate.servers.splitter.kubernetes import grpc_route_manifest, route_weights
-from tests.fakes.kubernetes import FakeCluster, served
+from tailgate.servers.splitter.kubernetes import route_weights
+from tests.fakes.kubernetes import FakeCluster, route_of, served
 from tests.fakes.processes import PATIENCE_S
 from tests.loadtests.trials.test_ramp import Ramp
 from tests.servers.splitter.split import Loop, Split
@@ -44,9 +42,7 @@ ROOT = Path(__file__).parents[3]
 @contextmanager
 def routed(namespace: str = "models") -> Iterator[tuple[FakeCluster, Splitter]]:
     """A cluster whose route gives everything to "eager", and its splitter; who asks has the rights of rbac.yaml."""
-    arms = tuple(ArmTarget(name=name, backends=("h:1",), weight=int(name == "eager")) for name in ("eager", "new"))
-    route = copy.deepcopy(grpc_route_manifest(SplitterConfig(arms=arms)))
-    cluster = FakeCluster(route, namespace=namespace, rules=ROLE["rules"])
+    cluster = FakeCluster(route_of({"eager": 1, "new": 0}), namespace=namespace, rules=ROLE["rules"])
     with served(cluster) as port:
         splitter = splitter_of(UsersConfig(route=f"{namespace}/tailgate", api=f"127.0.0.1:{port}"), ("eager", "new"))
         assert isinstance(splitter, RouteSplitter)
